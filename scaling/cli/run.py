@@ -190,7 +190,7 @@ def name_rest(failed: list[RunRecord], left_out: list[str], *, is_fault: bool) -
 
     Args:
         failed: records of runs.
-        left: a line for each reason why some stay planned.
+        left_out: a line for each reason why some stay planned.
         is_fault: that counts as well; not in a batch job, on whose success other jobs may wait.
     """
     from scaling.study.kinds import label_of

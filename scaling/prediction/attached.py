@@ -51,16 +51,16 @@ def baseline_of(records: Sequence[RunRecord], source: str) -> RunRecord:
     Raises:
         PredictionError: there is none, or its step exchanges something else than all gradients once.
     """
-    found = [record for record in records if record.cell["arm"] == "baseline" and record.state == "done"]
-    if not found:
+    baselines = [record for record in records if record.cell["arm"] == "baseline" and record.state == "done"]
+    if not baselines:
         raise PredictionError(f"{source}: the script's baseline was not measured")
-    updates = int(found[0].summary["signature"]["update"])
+    updates = int(baselines[0].summary["signature"]["update"])
     if updates != 1:
         raise PredictionError(
             f"{source}: a step of the script has {updates} steps of optimizers; how often it exchanges which "
             "gradients is not recorded, and nothing is predicted from it"
         )
-    return found[0]
+    return baselines[0]
 
 
 def cells_of_script(

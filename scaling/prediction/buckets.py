@@ -62,17 +62,20 @@ class ExchangeCurve:
         for size, seconds in samples:
             octaves.setdefault(int(np.floor(np.log2(max(size, 1)))), []).append((size, seconds))
         points = sorted(
-            (median(size for size, _ in one), median(seconds for _, seconds in one))
-            for one in octaves.values()
+            (
+                median(size for size, _ in samples_of_octave),
+                median(seconds for _, seconds in samples_of_octave),
+            )
+            for samples_of_octave in octaves.values()
         )
         rising = np.maximum.accumulate([seconds for _, seconds in points])
         return cls(tuple(size for size, _ in points), tuple(map(float, rising)))
 
     def at(self, num_bytes: Floats) -> Floats:
         """Seconds of exchanges of so many bytes; beyond the last point at its bytes a second."""
-        found: Floats = np.interp(num_bytes, self.num_bytes, self.seconds)
+        interpolated: Floats = np.interp(num_bytes, self.num_bytes, self.seconds)
         last = self.num_bytes[-1]
-        return np.where(num_bytes > last, self.seconds[-1] * num_bytes / last, found)
+        return np.where(num_bytes > last, self.seconds[-1] * num_bytes / last, interpolated)
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,9 @@ def _shortest(above: float, up_to: float) -> float:
     """A number of few digits that is above one and not above the other."""
     for digits in range(8):
         scale = 10.0**digits
-        found = math.floor(up_to * scale) / scale
-        if found > above:
-            return found
+        rounded = math.floor(up_to * scale) / scale
+        if rounded > above:
+            return rounded
     return up_to
 
 
@@ -172,14 +175,14 @@ def best_by_count(gradients: Gradients, curve: ExchangeCurve, most: int = MOST_B
     """The partition that ends first of those with 1, 2, ... `most` buckets."""
     costs, num = _costs(gradients, curve), len(gradients.num_bytes)
     ready = np.concatenate([[0.0], gradients.ready_s])
-    earliest, cuts, found = np.concatenate([[0.0], np.full(num, np.inf)]), [], []
+    earliest, cuts, partitions = np.concatenate([[0.0], np.full(num, np.inf)]), [], []
     for count in range(1, min(most, num) + 1):
         ends = np.maximum(earliest[:, None], ready[None, :]) + costs
         cuts.append(np.argmin(ends, axis=0))
         earliest = ends.min(axis=0)
         ends_of = _ends(lambda j, k: int(cuts[k - 1][j]), num, count)
-        found.append(Partition(ends_of, float(earliest[num])))
-    return found
+        partitions.append(Partition(ends_of, float(earliest[num])))
+    return partitions
 
 
 def _ends(cut, num: int, count: int) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
@@ -203,9 +206,9 @@ def of_two_sizes(gradients: Gradients, curve: ExchangeCurve) -> list[Partition]:
             ends = closed_by(sizes, gradients)
             if len(ends) in best and best[len(ends)].ends == ends:
                 continue
-            found = Partition(ends, end_s(ends, gradients, curve), sizes)
-            if len(ends) not in best or found.end_s < best[len(ends)].end_s:
-                best[len(ends)] = found
+            partition = Partition(ends, end_s(ends, gradients, curve), sizes)
+            if len(ends) not in best or partition.end_s < best[len(ends)].end_s:
+                best[len(ends)] = partition
     return [best[count] for count in sorted(best)]
 
 
@@ -225,24 +228,26 @@ def to_measure(
         count: of partitions, at most.
         takes_sizes: DDP takes the sizes of all buckets; else of the first and of the others.
     """
-    found = (
+    candidates = (
         [best_partition(gradients, curve), *best_by_count(gradients, curve)]
         if takes_sizes
         else of_two_sizes(gradients, curve)
     )
-    least_s = min(one.end_s for one in found)
+    least_s = min(partition.end_s for partition in candidates)
 
-    def order(one: Partition) -> tuple[bool, float]:
+    def order(partition: Partition) -> tuple[bool, float]:
         """Those that end as early as the best, the fewest buckets first; then the others."""
-        is_late = one.end_s > (1 + SAME_RATIO) * least_s
-        return is_late, one.end_s if is_late else len(one.ends)
+        is_late = partition.end_s > (1 + SAME_RATIO) * least_s
+        return is_late, partition.end_s if is_late else len(partition.ends)
 
     chosen: list[Partition] = []
-    for one in sorted(found, key=order):
+    for partition in sorted(candidates, key=order):
         numbers = [len(other.ends) for other in chosen]
-        near = any(max(len(one.ends), k) < SECOND_BEST_RATIO * min(len(one.ends), k) for k in numbers)
-        if len(chosen) < count and not near and one.ends != default.ends:
-            chosen.append(one)
+        near = any(
+            max(len(partition.ends), k) < SECOND_BEST_RATIO * min(len(partition.ends), k) for k in numbers
+        )
+        if len(chosen) < count and not near and partition.ends != default.ends:
+            chosen.append(partition)
     return chosen
 
 

@@ -19,11 +19,9 @@ world sizes. Of a library's all-reduce the left-over depends on its size (`nativ
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,16 +84,9 @@ NAMES = {
 }
 """Of kinds with a trend, for people."""
 
-LARGE_FLOW_S = 1e-3
-"""From which on an exchange tells what shared paths carry: smaller ones stay in the processor's cache."""
 
 PARTS = ("latency", "flow", "more ranks")
 
-SOFT_SDS = 2.0
-"""Errors beyond so many deviations count less and less in the fit."""
-
-MEDIAN_OF_CHI_SQUARE = 0.455
-"""Of one degree of freedom: what the median of squared errors is if they are as large as stated."""
 
 CURVE_SD = 0.12
 """Of a library's all-reduce by its curve over sizes on two ranks, for each doubling from there. Measured: 4
@@ -165,7 +156,7 @@ class Calibration:
     def seconds(self, term: Term) -> PredictedValue:
         """A term, calibrated."""
         scale = self._native_scale(term)
-        doublings = _doublings(term.num_ranks)
+        doublings = doublings_of(term.num_ranks)
         trend = self.factor(term.kind, 2) ** doublings
         values = {
             0: scale * term.latency_s * self.factor(term.kind, 0),
@@ -174,7 +165,7 @@ class Calibration:
         changes: dict[str, float] = {}
         for part, weight in ((0, values[0]), (1, values[1]), (2, doublings * values[1])):
             if (term.kind, part) not in self.names:
-                changes[f"{PARTS[part]} of {term.kind}"] = weight * _prior_sd(term.kind, part)
+                changes[f"{PARTS[part]} of {term.kind}"] = weight * prior_sd(term.kind, part)
                 continue
             row = self._roots[self.names.index((term.kind, part))]
             for index, root in enumerate(row.tolist()):
@@ -201,16 +192,16 @@ class Calibration:
             return None
         interval = f"{TREND_SD[term.kind]:.0%} a doubling in the interval"
         if not sizes:
-            known = f"not measured, as the machine file has it; {interval}"
+            basis = f"not measured, as the machine file has it; {interval}"
         elif len(sizes) == 1:
-            known = f"measured on {sizes[0]} ranks alone; {interval}"
+            basis = f"measured on {sizes[0]} ranks alone; {interval}"
         else:
             trend = self.factor(term.kind, 2) - 1
-            known = f"measured on {', '.join(map(str, sizes))} ranks; {trend:+.0%} for each doubling beyond"
+            basis = f"measured on {', '.join(map(str, sizes))} ranks; {trend:+.0%} for each doubling beyond"
         saturated = self._saturated(term, self.seconds(term).value)
         if saturated > 1.05:
-            known += f"; to {saturated:.1f} times as long, if shared paths carry no more bytes than was seen"
-        return f"{NAMES[term.kind]} on {term.num_ranks} ranks: {known}"
+            basis += f"; to {saturated:.1f} times as long, if shared paths carry no more bytes than was seen"
+        return f"{NAMES[term.kind]} on {term.num_ranks} ranks: {basis}"
 
     @cached_property
     def _roots(self) -> Floats:
@@ -235,176 +226,18 @@ class Calibration:
         if not seconds.value:
             return seconds, True
         source = f"left-over of {' '.join(key)}"
-        known = self.left_over.get(key)
-        if known is None:
+        measured = self.left_over.get(key)
+        if measured is None:
             return seconds.also(source, self.left_over_sd.get(key[-1], UNMEASURED_LEFT_OVER_SD)), False
-        log, sd, at = known
+        log, sd, at = measured
         further = LEFT_OVER_SD * abs(math.log2(world_size / at))
         return seconds.times(math.exp(log)).also(source, math.hypot(sd, further)), True
 
 
-def calibrate(observations: Iterable[Observation]) -> Calibration:
-    """The factors that fit best."""
-    from scipy.optimize import least_squares  # a fifth of a second, which a worker does not need
-
-    seen = [
-        observation
-        for observation in observations
-        if observation.seconds > 0 and any(t.latency_s + t.flow_s for t in observation.terms)
-    ]
-    if not seen:
-        return Calibration()
-    fit = _Fit.of(seen)
-    measured = np.log([observation.seconds for observation in seen])
-    sds = np.array([observation.sd for observation in seen])
-    prior_sds = np.array([_prior_sd(*name) for name in fit.names])
-
-    def errors(logs: Floats) -> Floats:
-        off: Floats = np.log(fit.parts(logs).sum(axis=1)) - measured
-        return np.concatenate([_soft(off / sds), logs / prior_sds])
-
-    fitted = least_squares(errors, np.zeros(len(fit.names))).x
-    off = measured - np.log(fit.parts(fitted).sum(axis=1))
-    covariance = _covariance(fit.shares(fitted), off, sds, prior_sds)
-    base = Calibration(fit.names, tuple(fitted.tolist()), covariance)
-    return _with_left_overs(replace(base, **_seen_of_kinds(seen)), seen, off)
-
-
-def _seen_of_kinds(seen: Sequence[Observation]) -> dict[str, Any]:
-    """`measured_ranks` and `shared_scale` of a calibration."""
-    ranks: dict[str, set[int]] = defaultdict(set)
-    scales: dict[str, list[float]] = defaultdict(lambda: [1.0])
-    for observation in seen:
-        for kind in {term.kind for term in observation.terms}:
-            ranks[kind].add(observation.world_size)
-            shared_s = sum(term.shared_s for term in observation.terms if term.kind == kind)
-            if shared_s > LARGE_FLOW_S:
-                scales[kind].append(observation.seconds / shared_s)
-    return {
-        "measured_ranks": {kind: sorted(sizes) for kind, sizes in ranks.items()},
-        "shared_scale": {kind: min(values) for kind, values in scales.items()},
-    }
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """What is fitted: `design` has each observation's seconds by parameter, none for trends."""
-
-    names: tuple[tuple[str, int], ...]
-    design: Floats
-    doublings: Floats
-
-    @classmethod
-    def of(cls, seen: Sequence[Observation]) -> _Fit:
-        terms = [(row, term) for row, observation in enumerate(seen) for term in observation.terms]
-        known = {(term.kind, part) for _, term in terms for part in (0, 1) if _part(term, part)}
-        names = sorted(known | {(kind, 2) for kind, part in known if part == 1 and kind in TREND_SD})
-        design = np.zeros((len(seen), len(names)))
-        for row, term in terms:
-            for part in (0, 1):
-                if _part(term, part):
-                    design[row, names.index((term.kind, part))] += _part(term, part)
-        return cls(
-            tuple(names), design, np.array([_doublings(observation.world_size) for observation in seen])
-        )
-
-    def parts(self, logs: Floats) -> Floats:
-        """Seconds by observation and parameter."""
-        parts: Floats = self.design * np.exp(logs)
-        for trend, flow in self._trends():
-            parts[:, flow] *= np.exp(logs[trend] * self.doublings)
-        return parts
-
-    def shares(self, logs: Floats) -> Floats:
-        """How an observation's logarithm changes with each parameter."""
-        parts = self.parts(logs)
-        shares: Floats = parts / parts.sum(axis=1, keepdims=True)
-        for trend, flow in self._trends():
-            shares[:, trend] = shares[:, flow] * self.doublings
-        return shares
-
-    def _trends(self) -> list[tuple[int, int]]:
-        kinds = [(index, kind) for index, (kind, part) in enumerate(self.names) if part == 2]
-        return [(index, self.names.index((kind, 1))) for index, kind in kinds]
-
-
-def _doublings(num_ranks: int) -> float:
+def doublings_of(num_ranks: int) -> float:
     """Of two ranks; -1 for a rank alone."""
     return math.log2(num_ranks / 2)
 
 
-def _soft(errors: Floats) -> Floats:
-    """A measurement that is far off (another program, a library's odd size) does not pull the rest."""
-    soft: Floats = np.sign(errors) * SOFT_SDS * np.sqrt(2 * (np.sqrt(1 + (errors / SOFT_SDS) ** 2) - 1))
-    return soft
-
-
-def _covariance(shares: Floats, off: Floats, sds: Floats, prior_sds: Floats) -> Floats:
-    """Of the logarithms: the inverse of the curvature, larger where errors are larger than they should be."""
-    scaled = shares / sds[:, None]
-    excess = max(1.0, float(np.median((off / sds) ** 2)) / MEDIAN_OF_CHI_SQUARE)
-    inverse = np.linalg.inv(scaled.T @ scaled / excess + np.diag(prior_sds**-2.0))
-    return np.asarray(inverse, dtype=np.float64)
-
-
-def _with_left_overs(base: Calibration, seen: Sequence[Observation], off: Floats) -> Calibration:
-    points: dict[str, list[tuple[float, float]]] = {}
-    for observation, log in zip(seen, off.tolist(), strict=True):
-        if observation.key is None and observation.terms[0].native_bytes:
-            points.setdefault(observation.terms[0].kind, []).append((observation.terms[0].native_bytes, log))
-    curves = {kind: _mean_by_size(values) for kind, values in points.items()}
-    sized = replace(base, native_left_over=curves)
-    raw: dict[tuple[str, ...], list[tuple[float, float, int]]] = {}
-    for observation in seen:
-        if observation.key is not None:
-            log = math.log(observation.seconds / sum(sized.seconds(term).value for term in observation.terms))
-            raw.setdefault(observation.key, []).append(
-                (
-                    log,
-                    math.hypot(observation.relative_sd, CLOCK_S / observation.seconds),
-                    observation.world_size,
-                )
-            )
-    largest = {key: max(at for _, _, at in values) for key, values in raw.items()}
-    means = {
-        key: _mean([(log, sd) for log, sd, at in values if at == largest[key]]) for key, values in raw.items()
-    }
-    spreads = {
-        transport: _spread([mean for key, mean in means.items() if key[-1] == transport])
-        for transport in {k[-1] for k in means}
-    }
-    left_over = {}
-    for key, (log, noise) in means.items():
-        # What is no more than the measurement's own noise is not the strategy's: it is shrunk by that share.
-        kept = spreads[key[-1]] ** 2 / (spreads[key[-1]] ** 2 + noise**2)
-        left_over[key] = (kept * log, math.sqrt(kept) * noise, largest[key])
-    unmeasured = {transport: max(UNMEASURED_LEFT_OVER_SD, spread) for transport, spread in spreads.items()}
-    return replace(sized, left_over=left_over, left_over_sd=unmeasured, num_observations=len(seen))
-
-
-def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Of logarithms with their deviations, and its deviation: the larger of theirs and their spread."""
-    logs = [log for log, _ in values]
-    spread = float(np.std(logs)) if len(logs) > 1 else 0.0
-    return float(np.mean(logs)), max(spread, *(sd for _, sd in values))
-
-
-def _spread(values: Sequence[tuple[float, float]]) -> float:
-    """Deviation of the strategies' left-overs themselves, without the noise of the measurements."""
-    if len(values) < 3:
-        return UNMEASURED_LEFT_OVER_SD
-    variance = float(np.mean([log**2 - sd**2 for log, sd in values]))
-    return math.sqrt(max(variance, MODEL_SD**2))
-
-
-def _mean_by_size(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    sizes = sorted({size for size, _ in points})
-    return [(size, float(np.mean([log for other, log in points if other == size]))) for size in sizes]
-
-
-def _part(term: Term, part: int) -> float:
-    return (term.latency_s, term.flow_s)[part]
-
-
-def _prior_sd(kind: str, part: int) -> float:
+def prior_sd(kind: str, part: int) -> float:
     return TREND_SD.get(kind, 0.0) if part == 2 else PRIOR_SD[kind][part]

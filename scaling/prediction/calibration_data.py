@@ -52,10 +52,12 @@ class MeasuredFolder:
             PredictionError: the runs are of an attached script, of which nothing can be predicted.
         """
         study = study_name(self._folder.require())
-        found = read_records(self._folder)
-        attached = [one for records in found.values() for one in records if one.cell["kind"] == ATTACHED]
+        by_cell = read_records(self._folder)
+        attached = [
+            record for records in by_cell.values() for record in records if record.cell["kind"] == ATTACHED
+        ]
         baseline = baseline_of(attached, str(self._folder.path)) if attached else None
-        for cell_id, records in found.items():
+        for cell_id, records in by_cell.items():
             is_timed = records[0].cell["kind"] == "iteration" or (
                 baseline is not None and is_usable(records, baseline)
             )
@@ -106,12 +108,12 @@ def transfers_from(samples: Iterable[ProbeSample]) -> list[MeasuredTransfer]:
             key = (sample.operation, tuple(sample.ranks), sample.launch, sample.captured, sample.num_bytes)
             grouped[key].append(sample.seconds)
     captured = {key[:3] for key in grouped if key[3]}
-    left = []
+    medians = []
     for (operation, ranks, launch, is_captured, num_bytes), seconds in grouped.items():
         if is_captured == ((operation, ranks, launch) in captured):
             median = statistics.median(seconds)
             spread = statistics.stdev(seconds) / median / len(seconds) ** 0.5 if len(seconds) > 2 else 0.05
-            left.append(
+            medians.append(
                 MeasuredTransfer(
                     operation,
                     len(ranks),
@@ -121,7 +123,7 @@ def transfers_from(samples: Iterable[ProbeSample]) -> list[MeasuredTransfer]:
                     max(LEAST_RELATIVE_SD, spread),
                 )
             )
-    return left
+    return medians
 
 
 def read_samples(path: Path) -> list[ProbeSample]:
@@ -142,18 +144,18 @@ def read_samples(path: Path) -> list[ProbeSample]:
 
 def libraries_of(folders: Sequence[ResultsFolder]) -> tuple[dict[str, str], list[str]]:
     """The MPI and the Horovod of the launches, with a note where there are several: the first one counts."""
-    seen: dict[str, dict[str, None]] = {"mpi": {}, "horovod": {}}
+    names_seen: dict[str, dict[str, None]] = {"mpi": {}, "horovod": {}}
     for folder in folders:
         for record in folder.runs():
-            for name, words in seen.items():
+            for name, words in names_seen.items():
                 if record.launch.get(name):
                     words[str(record.launch[name])] = None
     notes = [
         f"measured with several libraries: {', '.join(words)}; predictions take the first"
-        for words in seen.values()
+        for words in names_seen.values()
         if len(words) > 1
     ]
-    return {name: next(iter(words)) for name, words in seen.items() if words}, notes
+    return {name: next(iter(words)) for name, words in names_seen.items() if words}, notes
 
 
 def sources_of(

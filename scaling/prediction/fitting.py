@@ -8,7 +8,8 @@ from dataclasses import replace
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.simulate import simulate
 from scaling.errors import PredictionError, ScheduleError
-from scaling.prediction.calibration import Calibration, Observation, calibrate
+from scaling.prediction.calibration import Calibration, Observation
+from scaling.prediction.calibration_fit import calibrate
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.mpi import mpi_native
@@ -162,10 +163,10 @@ def machinery_for(
         measured_on: where.
         libraries: "mpi" and "horovod" -> name and version, as the measured launches recorded them.
     """
-    named = libraries or {}
+    names = libraries or {}
     return Machinery(
         topology,
         measured_host_sends(measured_on, transfers),
-        MpiLibrary.of(named.get("mpi", "")),
-        "over MPI" in named.get("horovod", ""),
+        MpiLibrary.of(names.get("mpi", "")),
+        "over MPI" in names.get("horovod", ""),
     )

@@ -85,7 +85,7 @@ def half_width(iteration: PredictedValue, changes: Mapping[str, float]) -> float
 def _of_compute(prediction: Prediction) -> NextMeasurement:
     iteration, cell = prediction.iteration, prediction.cell
     assert iteration is not None
-    left = {name: sd for name, sd in iteration.changes.items() if not name.startswith(OF_COMPUTE)}
+    without_compute = {name: sd for name, sd in iteration.changes.items() if not name.startswith(OF_COMPUTE)}
     alone = {
         "aggregator": "none",
         "aggregator_label": "none",
@@ -97,7 +97,9 @@ def _of_compute(prediction: Prediction) -> NextMeasurement:
         "wire": None,
         "peer_access": True if cell.get("device") == "cuda" else cell.get("peer_access"),
     }
-    return NextMeasurement(cell, alone, half_width(iteration, iteration.changes), half_width(iteration, left))
+    return NextMeasurement(
+        cell, alone, half_width(iteration, iteration.changes), half_width(iteration, without_compute)
+    )
 
 
 def _of_exchange(prediction: Prediction) -> NextMeasurement | None:
@@ -107,13 +109,13 @@ def _of_exchange(prediction: Prediction) -> NextMeasurement | None:
     if world_size < 2 or not prediction.exchange.value:
         return None
     fewer = max(2, world_size // 2)
-    kept = {
+    unchanged = {
         name: sd
         for name, sd in iteration.changes.items()
         if name.startswith(OF_COMPUTE) or name in OF_EVERY_STEP
     }
     further_sd = AFTER_SD * math.log2(world_size / fewer) * prediction.exposed_exchange.value
-    after = half_width(iteration, {**kept, "exchange": further_sd})
+    after = half_width(iteration, {**unchanged, "exchange": further_sd})
     changes = {"world_size": fewer, "scaling": "weak", "global_batch": int(cell["local_batch"]) * fewer}
     return NextMeasurement(cell, changes, half_width(iteration, iteration.changes), after)
 

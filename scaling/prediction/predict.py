@@ -149,9 +149,9 @@ class Predictor:
         alone = world_size == 1 and not by_host(strategy)
         buckets, after = ([], []) if alone else self._terms(strategy, world_size)
         exchanges = [self._sum(strategy, terms, world_size, notes) for terms in buckets]
-        left, hidden_s = total(exchanges), 0.0
+        exposed_part, hidden_s = total(exchanges), 0.0
         if cell["step"] == "overlapped" and buckets and computed is not None:
-            left, hidden_s = self._exposed(strategy, buckets, computed, notes)
+            exposed_part, hidden_s = self._exposed(strategy, buckets, computed, notes)
             if computed.without_ddp:
                 after = [*after, *ddp_terms(strategy, self._machinery)]
         elif cell["step"] == "overlapped" and buckets:
@@ -165,10 +165,12 @@ class Predictor:
         return Prediction(
             cell,
             self._machinery.topology.name,
-            without_saved_update(computed, strategy) + left + afterwards + copied if computed else None,
+            without_saved_update(computed, strategy) + exposed_part + afterwards + copied
+            if computed
+            else None,
             computed.step_s if computed else None,
             total(exchanges) + afterwards,
-            left + afterwards,
+            exposed_part + afterwards,
             tuple(self._merged(terms)),
             "none" if alone or not terms else transport_of(strategy, self._machinery, world_size),
             longest.busiest if longest else None,
@@ -192,11 +194,11 @@ class Predictor:
         by_gpu = [
             self._sum(strategy, [term for term in terms if term.by_gpu], world_size, []) for terms in buckets
         ]
-        left = exposed(moved, strategy.bucket_elements, computed.backward_s)
-        hidden_s = max(0.0, total(moved).value - left.value)
+        not_hidden = exposed(moved, strategy.bucket_elements, computed.backward_s)
+        hidden_s = max(0.0, total(moved).value - not_hidden.value)
         slowed = self._overlap.slowed(strategy.cell, hidden_s)
         further = self._overlap.left_over(strategy_key(strategy), world_size)
-        exposed_s = left + slowed + total(by_gpu) + further
+        exposed_s = not_hidden + slowed + total(by_gpu) + further
         return replace(exposed_s, value=max(0.0, exposed_s.value)), hidden_s
 
     def _terms(self, strategy: Strategy, world_size: int) -> tuple[list[list[Term]], list[Term]]:

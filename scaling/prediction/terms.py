@@ -26,7 +26,7 @@ from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.plan import Codec, Exchange, Stage, Update, simulate_plan
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.simulate import simulate
+from scaling.collectives.simulate import Simulation, simulate
 from scaling.prediction.estimate import NOTHING, PredictedValue
 from scaling.prediction.mpi import mpi_exchange
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
@@ -192,8 +192,8 @@ def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> s
     )
     if not peer or not all_reach:
         return "sends_host"
-    asked = dict(strategy.cell.get("aggregator_parameters") or {}).get("transport", "auto")
-    return "peer_memory" if on_one_node and asked in ("auto", "peer_memory", "one_kernel") else "sends"
+    transport = dict(strategy.cell.get("aggregator_parameters") or {}).get("transport", "auto")
+    return "peer_memory" if on_one_node and transport in ("auto", "peer_memory", "one_kernel") else "sends"
 
 
 def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: int) -> list[Term]:
@@ -269,66 +269,97 @@ def input_copy(strategy: Strategy, machinery: Machinery) -> PredictedValue:
 def _exchange_terms(
     stage: Exchange, strategy: Strategy, transport: str, machinery: Machinery, world_size: int
 ) -> list[Term]:
-    num_bytes = stage.num_elements * stage.bytes_per_element
-    peer = transport not in ("sends_host",)
-    name = stage.name or stage.schedule.name
     if stage.for_gpus and not machinery.has_gpus:
         return []
     if _by_mpi(stage, machinery):
         work = mpi_exchange(stage, *machinery.on("host"), world_size, machinery.mpi)
         time = work.time
-        sized = num_bytes if stage.native else None  # a probe tells what all-reduces take by size, no more
+        sized = _num_bytes(stage) if stage.native else None  # a probe tells no more than all-reduces by size
+        name = _name(stage)
         return [Term("mpi", name, time.latency_s, time.flow_s, time.busiest, time.choice, sized, work.note)]
+    has_peer_access = transport != "sends_host"
     if stage.native and machinery.has_gpus:
-        kind = "native" if peer else "native_host"
-        machine, bare = machinery.on(kind)
-        time = nccl_all_reduce(machine, bare, world_size, num_bytes, peer_access=peer)
-        native = Term(kind, name, time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes)
-        if not peer:
-            native = replace(native, shared_s=machinery.ring_through_host_s(world_size, num_bytes))
-        if stage.library != "horovod" or world_size == 1:
-            return [native]
-        return [native, Term("horovod", "negotiation", HOROVOD_CYCLE_S / 2, 0.0)]
+        return _nccl_terms(stage, machinery, world_size, has_peer_access)
     kind = "host" if stage.schedule.num_hosts else transport
+    return _schedule_terms(stage, strategy, kind, machinery, world_size, has_peer_access)
+
+
+def _num_bytes(stage: Exchange) -> float:
+    return stage.num_elements * stage.bytes_per_element
+
+
+def _name(stage: Exchange) -> str:
+    return stage.name or stage.schedule.name
+
+
+def _nccl_terms(stage: Exchange, machinery: Machinery, world_size: int, has_peer_access: bool) -> list[Term]:
+    """NCCL's all-reduce, and what Horovod adds to it."""
+    num_bytes = _num_bytes(stage)
+    kind = "native" if has_peer_access else "native_host"
     machine, bare = machinery.on(kind)
-    if stage.native:
-        flowing, whole = (
-            gloo_all_reduce(bare, world_size, num_bytes),
-            gloo_all_reduce(machine, world_size, num_bytes),
+    time = nccl_all_reduce(machine, bare, world_size, num_bytes, peer_access=has_peer_access)
+    native = Term(kind, _name(stage), time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes)
+    if not has_peer_access:
+        native = replace(native, shared_s=machinery.ring_through_host_s(world_size, num_bytes))
+    if stage.library != "horovod" or world_size == 1:
+        return [native]
+    return [native, Term("horovod", "negotiation", HOROVOD_CYCLE_S / 2, 0.0)]
+
+
+def _schedule_terms(
+    stage: Exchange,
+    strategy: Strategy,
+    kind: str,
+    machinery: Machinery,
+    world_size: int,
+    has_peer_access: bool,
+) -> list[Term]:
+    """A schedule, or Gloo's all-reduce, simulated with latencies and without."""
+    num_bytes, name = _num_bytes(stage), _name(stage)
+    machine, bare = machinery.on(kind)
+
+    def simulated(topology: Topology) -> Simulation:
+        if stage.native:
+            return gloo_all_reduce(topology, world_size, num_bytes)
+        return simulate(
+            stage.schedule, topology, num_bytes, peer_access=has_peer_access, num_messages=stage.num_messages
         )
-    else:
-        flowing = simulate(stage.schedule, bare, num_bytes, peer_access=peer, num_messages=stage.num_messages)
-        whole = simulate(
-            stage.schedule, machine, num_bytes, peer_access=peer, num_messages=stage.num_messages
-        )
-    latency_s, flow_s = max(0.0, whole.seconds - flowing.seconds), flowing.seconds
+
+    flowing = simulated(bare)
+    busiest = flowing.busiest_resource
+    latency_s, flow_s = max(0.0, simulated(machine).seconds - flowing.seconds), flowing.seconds
     if kind == "peer_memory":
         latency_s += KERNEL_S * _kernels(stage.schedule)
         # Ranks neither keep in step nor spread their turns evenly: the middle between both.
         turns = simulate(in_turns(stage.schedule), bare, num_bytes, num_messages=stage.num_messages)
         flow_s = (flow_s + turns.seconds) / 2
-    busiest = flowing.busiest_resource
-    if kind == "peer_memory" and strategy.cell.get("step") == "captured":
-        starts = Term("peer_memory_captured", name, latency_s, 0.0)
-        return [starts, Term(kind, name, 0.0, flow_s, busiest)]
-    shared_s = (
-        shared_paths_s(stage.schedule, machinery.on("host")[1], num_bytes)
-        if not peer or kind == "host"
-        else 0.0
-    )
+        if strategy.cell.get("step") == "captured":
+            starts = Term("peer_memory_captured", name, latency_s, 0.0)
+            return [starts, Term(kind, name, 0.0, flow_s, busiest)]
+    is_through_host = kind == "host" or not has_peer_access
+    shared_s = shared_paths_s(stage.schedule, machinery.on("host")[1], num_bytes) if is_through_host else 0.0
     if kind != "host":
         return [Term(kind, name, latency_s, flow_s, busiest, shared_s=shared_s)]
     copies_s = flowing.seconds - flowing.reduce_seconds
     copies = Term("host", name, latency_s + HOST_MEETING_S, copies_s, busiest, shared_s=shared_s)
+    return [copies, *_host_sums(stage, strategy, machine, world_size, flowing.reduce_seconds)]
+
+
+def _host_sums(
+    stage: Exchange, strategy: Strategy, topology: Topology, world_size: int, reduce_s: float
+) -> list[Term]:
+    """The processor's sums of an exchange with host memory, if it has any."""
     if not any(transfer.operation == "add" for transfer in stage.schedule.steps[0]):
-        return [copies]
-    num_rows = min(world_size, len(machine.machine.of_kind("gpu")) or world_size)
+        return []
+    name = f"{_name(stage)}: sums"
+    num_rows = min(world_size, len(topology.machine.of_kind("gpu")) or world_size)
     if stage.schedule.name == "host_serial":
         # The partial sum's block stays in the cache: 3 bytes move for the first sum, 2 for a further row.
-        sums_s = flowing.reduce_seconds * (2 * num_rows - 1) / max(3 * (num_rows - 1), 1)
-        return [copies, Term("host_work", f"{name}: sums", 0.0, sums_s)]
-    sums_s = _sums_by_threads_s(num_bytes, num_rows, int(strategy.cell.get("threads") or 1), machine)
-    return [copies, Term("host_threads", f"{name}: sums", 0.0, sums_s)]
+        return [Term("host_work", name, 0.0, reduce_s * (2 * num_rows - 1) / max(3 * (num_rows - 1), 1))]
+    threads = int(strategy.cell.get("threads") or 1)
+    return [
+        Term("host_threads", name, 0.0, _sums_by_threads_s(_num_bytes(stage), num_rows, threads, topology))
+    ]
 
 
 def _sums_by_threads_s(num_bytes: float, num_rows: int, threads: int, topology: Topology) -> float:

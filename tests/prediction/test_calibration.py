@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import optimize, special
 
-from scaling.prediction.calibration import PRIOR_SD, Calibration, Observation, calibrate
+from scaling.prediction.calibration import PRIOR_SD, Calibration, Observation
+from scaling.prediction.calibration_fit import calibrate
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.fitting import fitted, observations_of_cells, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
