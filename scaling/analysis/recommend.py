@@ -239,26 +239,19 @@ def _recommend(
     ]
     if state == "best" and rivals:  # they are larger, but not by so much that it matters
         state = "tie"
-    # One launch shows neither that it is below the bound, nor that it is slower.
-    before = [rival for rival in unsure if rival.why == "one_launch" or rival.candidate.value <= choice.value]
-    if before and state != "one_launch":
-        state = "one_launch" if any(rival.why == "one_launch" for rival in before) else "undecided"
-    excluded += [
-        Excluded(rival.candidate.name, rival.candidate.name, Finding("efficiency_perhaps_below"))
-        for rival in unsure
-        if rival.candidate not in candidates and rival not in before
-    ]
+    state, faster, slower = _with_unsure(state, choice, candidates, unsure)
+    rivals_and_unsure = [*rivals, *faster]
     return Recommendation(
         wanted.text,
         workload.given,
         _STATES.get(state, state),  # type: ignore[call-overload]
         choice,
         others[0] if others else None,
-        [*rivals, *before],
-        _more_repeats(choice, [*rivals, *before]),
+        rivals_and_unsure,
+        _more_repeats(choice, rivals_and_unsure),
         limit(choice.row),
         _cost_of_error(choice, others, differences, are_rivals=bool(rivals)),
-        excluded,
+        [*excluded, *slower],
         _decision(choice, others, scatters, lambda candidate: candidate.row["world_size"]),
         _decision(
             choice,
@@ -266,13 +259,32 @@ def _recommend(
             scatters,
             lambda candidate: candidate.row["aggregator"],
         ),
-        any(rival.is_noisy for rival in [*rivals, *before]),
+        any(rival.is_noisy for rival in rivals_and_unsure),
         {
             other.cell_id: difference.interval[1]
             for other, difference in zip(others, differences, strict=True)
             if difference.interval is not None
         },
     )
+
+
+def _with_unsure(
+    state: str, choice: Candidate, candidates: Sequence[Candidate], unsure: Sequence[Rival]
+) -> tuple[str, list[Rival], list[Excluded]]:
+    """The state with those of which it is not known whether they are efficient enough.
+
+    Also those of them that would be the choice or faster, and the others, which count as left out.
+    """
+    # One launch shows neither that it is below the bound, nor that it is slower.
+    faster = [rival for rival in unsure if rival.why == "one_launch" or rival.candidate.value <= choice.value]
+    if faster and state != "one_launch":
+        state = "one_launch" if any(rival.why == "one_launch" for rival in faster) else "undecided"
+    slower = [
+        Excluded(rival.candidate.name, rival.candidate.name, Finding("efficiency_perhaps_below"))
+        for rival in unsure
+        if rival.candidate not in candidates and rival not in faster
+    ]
+    return state, faster, slower
 
 
 def _decision(

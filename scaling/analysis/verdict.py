@@ -74,17 +74,8 @@ def verdict_of(
     assert choice is not None
     row, size = choice.row, choice.row["world_size"]
     others = [candidate for candidate in candidates if candidate.row["cell_id"] != row["cell_id"]]
-    rival_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals}
-    tie_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals if rival.why == "tie"}
-    # One that cannot be faster by more than a tie, and was measured slower by more, is no choice.
-    slower_ids = {
-        other.row["cell_id"]
-        for other in others
-        if other.row["cell_id"] in tie_ids and _ratio(other, choice) > 1 + TIE_RATIO
-    }
-    rivals = [other for other in others if other.row["cell_id"] in rival_ids - slower_ids]
+    rivals, ties = _rivals_and_ties(recommendation, choice, others)
     same_size = [rival for rival in rivals if rival.row["world_size"] == size]
-    ties = [other for other in same_size if other.row["cell_id"] in tie_ids]
     open_sizes = sorted({rival.row["world_size"] for rival in rivals} - {size})
     values = {
         "objective": recommendation.objective,
@@ -114,6 +105,24 @@ def verdict_of(
         "is_noisy": recommendation.is_noisy,
     }
     return Finding("verdict", tuple(other.row["cell_id"] for other in (choice, *ties)), values)
+
+
+def _rivals_and_ties(
+    recommendation: Recommendation, choice: Candidate, others: Sequence[Candidate]
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Those that may be as fast, and of them the ones with as many workers that are a tie."""
+    rival_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals}
+    tie_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals if rival.why == "tie"}
+    # One that cannot be faster by more than a tie, and was measured slower by more, is no choice.
+    slower_ids = {
+        other.row["cell_id"]
+        for other in others
+        if other.row["cell_id"] in tie_ids and _ratio(other, choice) > 1 + TIE_RATIO
+    }
+    rivals = [other for other in others if other.row["cell_id"] in rival_ids - slower_ids]
+    size = choice.row["world_size"]
+    ties = [rival for rival in rivals if rival.row["world_size"] == size and rival.row["cell_id"] in tie_ids]
+    return rivals, ties
 
 
 def _losses(choice: Candidate, others: Sequence[Candidate], limit: Finding | None) -> dict[str, Any] | None:

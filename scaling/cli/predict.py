@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scaling.cli.options import AsJson
 from scaling.errors import StudyError
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from scaling.study.schema import Study
     from topologies.model import Topology
 
-
+_StudyName = Annotated[
+    str, typer.Argument(help="A study file, the name of a shipped study, or the folder of `attach`.")
+]
 _Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`."),
@@ -79,9 +82,7 @@ MAX_UNNAMED_WORKERS = 128
 
 
 def predict(
-    study: Annotated[
-        str, typer.Argument(help="A study file, the name of a shipped study, or the folder of `attach`.")
-    ],
+    study: _StudyName,
     overrides: _Overrides = None,
     topology: _TopologyOption = "",
     world_sizes: _WorldSizes = None,
@@ -91,55 +92,95 @@ def predict(
     changes: _Changes = None,
     best_order: _BestOrder = False,
     measure_next: _MeasureNext = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict time, speedup and exposed communication of every cell; measures nothing."""
-    from scaling.prediction.attached import cells_of_script, is_of_script
     from scaling.prediction.calibration_data import sources_of
-    from scaling.prediction.rows import text_table
     from scaling.prediction.what_if import what_if
-    from scaling.store import ResultsFolder
-    from scaling.study.overrides import load_study
-    from scaling.study.predicting import NotPredicted, cells_on
     from topologies.schema import load
 
     if not topology:
         raise StudyError("name a machine: --topology NAME (see `scaling list topologies`), or a machine file")
     machine = what_if(load(topology), changes or [])
     sizes = parse_sizes(world_sizes) if world_sizes else None
-    script = ResultsFolder(Path(study)) if Path(study, "study.yaml").is_file() else None
-    if script is not None and is_of_script(script):
-        if overrides or measure_next:
-            raise StudyError(f"{study} is of an attached script: it takes no KEY=VALUE and no --measure-next")
-        results = [*(results or []), script.path]
-        of_script, shapes, no_place = cells_of_script(script, machine, sizes)
-        cells: list[Any] = list(of_script)
-        left_out = [NotPredicted({"world_size": size}, reason) for size, reason in no_place]
-        loaded = None
-    else:
-        loaded, shapes = load_study(study, overrides or []), ""
-        of_study, left_out = cells_on(loaded, machine, sizes)
-        cells = list(of_study)
+    asked = _asked(study, overrides or [], machine, sizes, has_next=measure_next is not None)
+    if asked.study is None:
+        results = [*(results or []), Path(study)]
     sources, notes = sources_of(results or [], samples or [], load(topology), source_topology)
     for note in notes:
         typer.echo(note, err=True)
-    largest = max((cell.world_size for cell in cells if loaded), default=0)
-    if sizes is None and largest > MAX_UNNAMED_WORKERS:
-        raise StudyError(
-            f"{largest} workers on {machine.name}: above {MAX_UNNAMED_WORKERS}, prediction can take minutes, "
-            "and is made only of sizes that you name; give --world-sizes, as in --world-sizes 1,8,64"
-        )
-    predictions, rows = predicted(cells, machine, sources, known=bool(results), tensor_shapes=shapes)
+    if sizes is None:
+        asked.require_named_sizes(machine)
+    predictions, rows = predicted(
+        asked.cells, machine, sources, known=bool(results), tensor_shapes=asked.tensor_shapes
+    )
     rows += [
         {"simulated": True, **refused.cell, "topology": machine.name, "reason": refused.reason}
-        for refused in left_out
+        for refused in asked.left_out
     ]
-    orders = _orders(cells, machine) if best_order and loaded else []
-    next_text = _next_measurement(predictions, cells, loaded, measure_next) if loaded else None
+    orders = _orders(asked.cells, machine) if best_order and asked.study else []
+    next_text = (
+        _next_measurement(predictions, asked.cells, asked.study, measure_next) if asked.study else None
+    )
     if as_json:
         typer.echo(json.dumps([*rows, *orders], indent=1))
-        _require_predictions(predictions, left_out, machine, topology)
-        return
+    else:
+        _print(rows, orders, next_text, machine)
+    _require_predictions(predictions, asked.left_out, machine, topology)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is predicted.
+
+    Attributes:
+        cells: of a study, or mappings of an attached script.
+        left_out: those that the machine has no place for.
+        study: None of a script.
+        tensor_shapes: of a script.
+    """
+
+    cells: list[Any]
+    left_out: list[NotPredicted]
+    study: Study | None
+    tensor_shapes: str = ""
+
+    def require_named_sizes(self, machine: Topology) -> None:
+        """Refuses a study with more workers than are predicted unasked."""
+        largest = max((cell.world_size for cell in self.cells if self.study), default=0)
+        if largest > MAX_UNNAMED_WORKERS:
+            raise StudyError(
+                f"{largest} workers on {machine.name}: above {MAX_UNNAMED_WORKERS}, prediction can take "
+                "minutes, and is made only of sizes that you name; give --world-sizes, as in "
+                "--world-sizes 1,8,64"
+            )
+
+
+def _asked(
+    study: str, overrides: list[str], machine: Topology, sizes: list[int] | None, *, has_next: bool
+) -> _Asked:
+    from scaling.prediction.attached import cells_of_script, is_of_script
+    from scaling.store import ResultsFolder
+    from scaling.study.overrides import load_study
+    from scaling.study.predicting import NotPredicted, cells_on
+
+    script = ResultsFolder(Path(study)) if Path(study, "study.yaml").is_file() else None
+    if script is None or not is_of_script(script):
+        loaded = load_study(study, overrides)
+        of_study, left_out = cells_on(loaded, machine, sizes)
+        return _Asked(list(of_study), list(left_out), loaded)
+    if overrides or has_next:
+        raise StudyError(f"{study} is of an attached script: it takes no KEY=VALUE and no --measure-next")
+    of_script, shapes, no_place = cells_of_script(script, machine, sizes)
+    refused = [NotPredicted({"world_size": size}, reason) for size, reason in no_place]
+    return _Asked(list(of_script), refused, None, shapes)
+
+
+def _print(
+    rows: list[dict[str, Any]], orders: list[dict[str, Any]], next_text: str | None, machine: Topology
+) -> None:
+    from scaling.prediction.rows import text_table
+
     typer.echo(
         f"simulated on {machine.name}, {machine.num_gpus or 'no'} GPUs: nothing here is measured; [95%]"
     )
@@ -148,7 +189,6 @@ def predict(
         typer.echo(order["text"])
     if next_text:
         typer.echo(f"narrows most: {next_text}")
-    _require_predictions(predictions, left_out, machine, topology)
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from launchers.zygote import Zygotes
     from scaling.report.write import Report
     from scaling.store import ResultsFolder, RunRecord
+    from scaling.study.cells import ResolvedStudy
+    from scaling.study.libraries import RunnableStudy
+    from scaling.study.schema import Study
     from scaling.study.scope import Scope
 
 
@@ -117,6 +121,56 @@ def measured(
         Its folder, its report (None where one world size alone was run), and a line for each reason why some
         cells stay planned.
     """
+    asked = _asked(study, overrides, out, scope, zygotes)
+
+    from scaling.study.launch_times import CommandTimes
+    from scaling.study.pre_launch_prediction import PreLaunchPrediction
+    from scaling.study.prepare import prepare
+    from scaling.study.progress import progress_for
+    from scaling.study.run import RunCommand, run_study
+    from scaling.study.run import retry_failed as reset_failed
+
+    folder, can_run, is_whole = asked.folder, asked.can_run, scope.world_size is None
+    with scope.lock(folder):
+        prepare(folder, asked.study, asked.resolved)
+        for line in can_run.record_missing_libraries(folder):
+            note(line)
+        if retry_failed:
+            note(f"{reset_failed(folder, scope)} failed runs are tried again")
+        times = CommandTimes(folder)
+        try:
+            with _stopping(folder, with_report=is_whole), progress_for(sys.stderr) as progress:
+                stall_timeout_s = max(part.stall_timeout for part in asked.study.parts)
+                command = RunCommand(study, asked.overrides, folder.path, stall_timeout_s)
+                predict = times.predicting(PreLaunchPrediction(folder, progress.say))
+                run_study(folder, can_run.study, command, progress, scope, predict, zygotes)
+        finally:
+            times.reporting()
+            times.write()
+        made = _reported(folder, times.write) if is_whole else None
+    return folder, made, [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be run.
+
+    Attributes:
+        folder: of the results.
+        study: with the batches of trials, if it has any.
+        overrides: with those too.
+        resolved: its cells.
+        can_run: those of which the libraries are installed.
+    """
+
+    folder: ResultsFolder
+    study: Study
+    overrides: list[str]
+    resolved: ResolvedStudy
+    can_run: RunnableStudy
+
+
+def _asked(study: str, overrides: list[str], out: Path | None, scope: Scope, zygotes: Zygotes) -> _Asked:
     from scaling.study.overrides import load_study
 
     loaded = load_study(study, overrides)
@@ -124,16 +178,10 @@ def measured(
 
     from scaling.store import ResultsFolder
     from scaling.study.cells import resolve
-    from scaling.study.launch_times import CommandTimes
     from scaling.study.libraries import runnable
-    from scaling.study.pre_launch_prediction import PreLaunchPrediction
-    from scaling.study.prepare import prepare, this_machine
-    from scaling.study.progress import progress_for
-    from scaling.study.run import RunCommand, run_study
-    from scaling.study.run import retry_failed as reset_failed
+    from scaling.study.prepare import this_machine
     from scaling.study.trial import trial_overrides
 
-    world_size = scope.world_size
     machine = this_machine(scope.launcher.num_nodes)
     folder = ResultsFolder(out or Path("results") / loaded.name)
     if sized := trial_overrides(loaded, machine, folder, note, zygotes):
@@ -141,27 +189,10 @@ def measured(
         loaded = load_study(study, overrides)
     resolved = resolve(loaded, machine)
     scope.require_cells(resolved)
-    can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=world_size)
+    can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=scope.world_size)
     for text in resolved.notes:
         note(text)
-    with scope.lock(folder):
-        prepare(folder, loaded, resolved)
-        for line in can_run.record_missing_libraries(folder):
-            note(line)
-        if retry_failed:
-            note(f"{reset_failed(folder, scope)} failed runs are tried again")
-        times = CommandTimes(folder)
-        try:
-            with _stopping(folder, with_report=world_size is None), progress_for(sys.stderr) as progress:
-                stall_timeout_s = max(part.stall_timeout for part in loaded.parts)
-                command = RunCommand(study, overrides, folder.path, stall_timeout_s)
-                predict = times.predicting(PreLaunchPrediction(folder, progress.say))
-                run_study(folder, can_run.study, command, progress, scope, predict, zygotes)
-        finally:
-            times.reporting()
-            times.write()
-        made = _reported(folder, times.write) if world_size is None else None
-    return folder, made, [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
+    return _Asked(folder, loaded, overrides, resolved, can_run)
 
 
 def _reported(folder: ResultsFolder, before_page: Callable[[], None]) -> Report:

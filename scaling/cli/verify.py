@@ -6,13 +6,18 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scaling.cli.options import AsJson, note
 from scaling.errors import StudyError
 from topologies.texts import folded
+
+if TYPE_CHECKING:
+    from scaling.conformance.fidelity.sheet import Sheet
+    from scaling.conformance.verify import SubjectResult
+    from scaling.store import ResultsFolder
 
 _Name = Annotated[
     str | None,
@@ -82,30 +87,41 @@ def verify(
     folder = ResultsFolder(save_to).require() if save_to else None
     sizes = parse_world_sizes(world_sizes or ("1-4,8-64" if everything else "1-64"))
     subjects = all_subjects(sizes) if name is None else subjects_of(name)
-    width, findings, sheets = max(len(subject.name) for subject in subjects), [], []
+    width = max(len(subject.name) for subject in subjects)
+    findings: list[SubjectResult] = []
+    sheets: list[Sheet | None] = []
     examples = examples or (NUM_EXAMPLES_OF_ALL if everything else NUM_EXAMPLES)
     results = examine_all(subjects, sizes, examples, seed) if everything else None
     for index, subject in enumerate(subjects, 1):
         with Console(stderr=True).status(f"{index}/{len(subjects)} {subject.name}") as status:
-            result = next(results) if results else examine(subject, sizes, status.update, examples, seed)
-            findings.append(result)
+            findings.append(
+                next(results) if results else examine(subject, sizes, status.update, examples, seed)
+            )
         wanted = not everything and subject.kind == "aggregator" and findings[-1].failure is None
         sheets.append(sheet_of(subject.name) if wanted else None)
         if not as_json:
-            typer.echo(findings[-1].line(width))
-            for line in sheets[-1].lines() if sheets[-1] else []:
-                typer.echo(folded("  ", line, indent=13))
+            _print(findings[-1], sheets[-1], width)
     if folder is not None:
-        if name is None or sheets[0] is None:
-            raise StudyError("--save-to needs the name of a lossy aggregator: others have no sheet")
-        folder.write_sheet(name, sheets[0].as_dict())
-        note(f"the sheet is in {folder.path}; `scaling report {folder.path}` shows it")
+        _save(sheets[0], name, folder)
     if as_json:
         both = zip(findings, sheets, strict=True)
         values = [{**finding.as_dict(), "sheet": sheet and sheet.as_dict()} for finding, sheet in both]
         typer.echo(json.dumps(values, indent=1))
     if any(finding.failure is not None for finding in findings):
         raise typer.Exit(1)
+
+
+def _print(result: SubjectResult, sheet: Sheet | None, width: int) -> None:
+    typer.echo(result.line(width))
+    for line in sheet.lines() if sheet else []:
+        typer.echo(folded("  ", line, indent=13))
+
+
+def _save(sheet: Sheet | None, name: str | None, folder: ResultsFolder) -> None:
+    if name is None or sheet is None:
+        raise StudyError("--save-to needs the name of a lossy aggregator: others have no sheet")
+    folder.write_sheet(name, sheet.as_dict())
+    note(f"the sheet is in {folder.path}; `scaling report {folder.path}` shows it")
 
 
 def _search_here() -> None:

@@ -49,14 +49,13 @@ def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_proces
     ]
     for index, (gradients, outcomes) in enumerate(zip(steps, ran, strict=True)):
         only_zeros = only_zeros and case.values[index] == "zeros"
+        integers = case.values[index] == "integers"
         try:
             _check_input(aggregator, layout, gradients, outcomes)
             _check_owned(aggregator, layout, outcomes)
             _check_results(layout, outcomes, case.dtype)
             if aggregator.exchanges:
-                _check_mean(
-                    aggregator, layout, outcomes, gradients, integers=case.values[index] == "integers"
-                )
+                _check_mean(aggregator, layout, outcomes, gradients, integers=integers)
                 residuals.check(outcomes, case.dtype, is_replica=aggregator.site(layout) == "replica")
             if only_zeros:
                 _check_zeros(layout, outcomes)

@@ -22,34 +22,14 @@ from scaling.workloads.augmentation import epoch_variations
 
 def time_cell(cell: Cell, context: RunContext) -> RankSummary:
     """Measures `cell` and hands out its samples. Collective."""
-    group, device, seconds = context.group, context.device, context.seconds
-    heartbeat = context.heartbeat
+    group, device, heartbeat = context.group, context.device, context.heartbeat
     heartbeat.phase("set-up")
     prepared = PreparedStep(cell, context)
-    step, feeder = prepared.step, _feeder(cell, prepared, context)
-
-    loss: Tensor | None = None
-    losses: Tensor | None = None
-
-    def iterate(marks: Marks) -> None:
-        nonlocal loss
-        group.meter.reset()
-        loss = step(*feeder.next(marks), marks)
-
-    def after_each() -> None:
-        nonlocal losses
-        heartbeat.step()
-        assert loss is not None
-        losses = add_up(losses, loss)
-
-    recorder = PhaseRecorder(clock_for(device))
-    offset_s, offset_uncertainty_s = group.host_clock_offset()
-    measurement = Measurement(
-        iterate, recorder, extent_of(cell), group, offset_s, after_each, seconds=seconds
-    )
+    step, timed = prepared.step, _TimedStep(cell, prepared, context)
+    measurement = timed.measurement
     heartbeat.phase("checked steps")
     prepared.check_first_steps()
-    seconds["setup"] = group.largest(context.elapsed_s())
+    context.seconds["setup"] = group.largest(context.elapsed_s())
     heartbeat.phase("warm-up")
     measurement.warm_up()
     gpu = power.open_device(device)
@@ -58,10 +38,10 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
     measurement.measure()
     after, host_after = gpu.reading() if gpu else None, host.reading()
     memory_peak_bytes = context.memory_peak_bytes()  # what marking takes besides is not the step's
-    bad_values = not_finite(losses, step.replica)
+    bad_values = not_finite(timed.losses, step.replica)
     heartbeat.phase("profiled iterations")
     step.check()
-    if step.prepare_split(recorder):
+    if step.prepare_split(timed.recorder):
         measurement.split(settle_each=step.settle_split)
     heartbeat.phase("checks of what was measured")
     step.check()
@@ -78,10 +58,45 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
         warmup_iterations=sum(row["warmup"] and not row["split"] for row in measurement.rows),
         warmup_end=measurement.warmup_end,
         stop_reason=measurement.stop_reason,
-        clock_uncertainty_s=recorder.uncertainty_s + offset_uncertainty_s,
+        clock_uncertainty_s=timed.clock_uncertainty_s,
         gpu=power.summary(before, after, num_samples) if before and after else None,
         host=host.summary(host_before, host_after),
     )
+
+
+class _TimedStep:
+    """The iterations of a cell: each takes a batch, makes a step and adds its loss up. Collective."""
+
+    def __init__(self, cell: Cell, prepared: PreparedStep, context: RunContext) -> None:
+        self._step, self._feeder = prepared.step, _feeder(cell, prepared, context)
+        self._group, self._heartbeat = context.group, context.heartbeat
+        self._loss: Tensor | None = None
+        self.losses: Tensor | None = None
+        self.recorder = PhaseRecorder(clock_for(context.device))
+        offset_s, self._offset_uncertainty_s = context.group.host_clock_offset()
+        self.measurement = Measurement(
+            self._iterate,
+            self.recorder,
+            extent_of(cell),
+            context.group,
+            offset_s,
+            self._after_each,
+            seconds=context.seconds,
+        )
+
+    @property
+    def clock_uncertainty_s(self) -> float:
+        """Of this rank's spans on the host's clock."""
+        return self.recorder.uncertainty_s + self._offset_uncertainty_s
+
+    def _iterate(self, marks: Marks) -> None:
+        self._group.meter.reset()
+        self._loss = self._step(*self._feeder.next(marks), marks)
+
+    def _after_each(self) -> None:
+        self._heartbeat.step()
+        assert self._loss is not None
+        self.losses = add_up(self.losses, self._loss)
 
 
 def _feeder(cell: Cell, prepared: PreparedStep, context: RunContext) -> Feeder:
