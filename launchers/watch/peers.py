@@ -146,23 +146,23 @@ class Peers:
             return []
         if descriptor not in self._channels:
             return []
-        channel, found = self._channels[descriptor], []
+        channel, messages = self._channels[descriptor], []
         heard = channel.hear()
         for message in heard or []:
             if channel.who:
-                found.append(message)
+                messages.append(message)
             elif message.get("token") == self._token:
                 channel.who = message
                 self.ranks.update(message["ranks"])
                 if self._verdict is not None:  # it has come late
                     channel.say(self._verdict)
         refused = bool(heard) and not channel.who
-        if heard is None or refused or any("bye" in message for message in found):
+        if heard is None or refused or any("bye" in message for message in messages):
             del self._channels[descriptor]
             if heard is None and channel.who:
-                found.append({GONE: channel.who["host"], "ranks": channel.who["ranks"]})
+                messages.append({GONE: channel.who["host"], "ranks": channel.who["ranks"]})
             self.decides = self.decides or not self._channels
-        return found
+        return messages
 
     def say(self, **message: Any) -> None:
         """To rank 0's watcher, or from it to all; a verdict also to those who come later."""

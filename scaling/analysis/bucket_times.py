@@ -52,7 +52,7 @@ def bucket_times(cell: CellResult, num_bytes: tuple[int, ...] | None = None) -> 
     steps = [step.ranks for launch in cell.launches for step in launch.profiled_steps]
     if not sizes or not steps:
         raise ScalingError(f"cell {cell.cell_id} has no profiled iterations of DDP's buckets")
-    ready, taken = [], []
+    ready, exchanged_s = [], []
     for ranks in steps:
         hooks = [_of_lane(rank, HOOK) for rank in ranks]
         exchanges = [_of_lane(rank, COMM) for rank in ranks]
@@ -61,9 +61,9 @@ def bucket_times(cell: CellResult, num_bytes: tuple[int, ...] | None = None) -> 
                 f"cell {cell.cell_id}: its profiled iterations are not of {len(sizes)} buckets"
             )
         ready.append(np.max([_without_waits(spans) for spans in hooks], axis=0))
-        taken.append(np.min([_lengths(spans, len(sizes)) for spans in exchanges], axis=0))
+        exchanged_s.append(np.min([_lengths(spans, len(sizes)) for spans in exchanges], axis=0))
     ready_s: Floats = np.maximum.accumulate(np.median(ready, axis=0))
-    return BucketTimes(sizes, tuple(map(float, ready_s)), tuple(map(float, np.median(taken, axis=0))))
+    return BucketTimes(sizes, tuple(map(float, ready_s)), tuple(map(float, np.median(exchanged_s, axis=0))))
 
 
 def _of_lane(rank: RankStep, lane: str) -> list[Span]:

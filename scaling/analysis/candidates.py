@@ -199,7 +199,7 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
     trained = objective == ACCURACY
     kind = "convergence" if trained else "iteration"
     by_id = {cell.cell_id: cell for cell in cells}
-    asked = [
+    eligible = [
         row
         for row in rows
         if row["kind"] == kind
@@ -207,7 +207,7 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
         and row["arm"] in (None, BASELINE_ARM)
         and (not trained or row["target_accuracy"] is not None)
     ]
-    families = by_key(asked, lambda row: _given(row, trained=trained))
+    families = by_key(eligible, lambda row: _given(row, trained=trained))
     make = _trained if trained else _timed
     return [make(objective, family, rows, by_id) for family in families.values()]
 
@@ -223,16 +223,16 @@ def _given(row: Row, *, trained: bool) -> Hashable:
 
 def _unusual(row: Row) -> Iterator[tuple[str, Any]]:
     """The workload's settings that are not the default; without model, data set, scaling, batch, device."""
-    for given in with_columns(Shared.WORKLOAD):
-        value = row[given.key]
-        if not given.role & Role.GIVEN and value not in (None, given.default_shown):
-            yield given.name, value
+    for axis in with_columns(Shared.WORKLOAD):
+        value = row[axis.key]
+        if not axis.role & Role.GIVEN and value not in (None, axis.default_shown):
+            yield axis.name, value
 
 
 def _timed(
     objective: str, family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]
 ) -> CandidateSet:
-    given = {**given_of(family[0]), "further": dict(_unusual(family[0]))}
+    workload = {**given_of(family[0]), "further": dict(_unusual(family[0]))}
     singles = _one_of_each_single(family)
     candidates, excluded = [], []
     for row in family:
@@ -251,7 +251,7 @@ def _timed(
             reason = None if candidate else Finding(f"{objective}_not_measured", (row["cell_id"],))
         candidates += [candidate] if candidate else []
         excluded += [_excluded(row, parts, reason)] if reason else []
-    return CandidateSet(given, sorted(candidates, key=lambda candidate: candidate.value), excluded)
+    return CandidateSet(workload, sorted(candidates, key=lambda candidate: candidate.value), excluded)
 
 
 def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
@@ -264,12 +264,12 @@ def _one_of_each_single(family: Sequence[Row]) -> set[str]:
 
     Of those that are the same in all other choices, `none` where it is, else the first in the table's order.
     """
-    kept: dict[Hashable, Row] = {}
+    first_of_each: dict[Hashable, Row] = {}
     for row in sorted(family, key=lambda row: aggregator_order(row["aggregator"])):
         if _is_single(row) and row["state"] != "failed":
             names = ("global_batch", *columns(role=Role.CHOSEN | Role.RECIPE | Role.REPETITION))
-            kept.setdefault(tuple(row[name] for name in names if name not in OF_PEERS), row)
-    return {row["cell_id"] for row in kept.values()}
+            first_of_each.setdefault(tuple(row[name] for name in names if name not in OF_PEERS), row)
+    return {row["cell_id"] for row in first_of_each.values()}
 
 
 def _is_single(row: Row) -> bool:
@@ -366,8 +366,8 @@ def _trained(
             candidates.append(Candidate(row, parts, middle, None, None, "training_s", ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
-    given = {name: first[name] for name in _TRAINED_FOR}
-    return CandidateSet(given, sorted(candidates, key=lambda candidate: candidate.value), excluded)
+    workload = {name: first[name] for name in _TRAINED_FOR}
+    return CandidateSet(workload, sorted(candidates, key=lambda candidate: candidate.value), excluded)
 
 
 def _recipe(row: Row, family: Sequence[Row]) -> list[str]:

@@ -157,8 +157,8 @@ def differences_of_launches(
     """
     family = [control, *(cell for cell in cells if control_arm(cell, cells) is control)]
     budgets = {cell.cell_id: _budgets(cell) for cell in family}
-    own, base = budgets[arm.cell_id], budgets[control.cell_id]
-    common = own.keys() & base.keys()
+    of_arm, base = budgets[arm.cell_id], budgets[control.cell_id]
+    common = of_arm.keys() & base.keys()
     if len(common) < 2:
         return {}
     iteration_s = float(np.mean([budget.profiled_iteration_s for budget in base.values()]))

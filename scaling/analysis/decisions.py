@@ -128,13 +128,13 @@ class Difference:
         return None if half is None else _exp(half)
 
 
-def with_variance(found: Difference, variance: float, degrees: float) -> Difference:
+def with_variance(difference: Difference, variance: float, degrees: float) -> Difference:
     """The same difference with a further variance component, which more launches do not reduce."""
-    if found.error is None or found.degrees is None:
-        return found
-    total = found.error**2 + variance
-    below = found.error**4 / found.degrees + variance**2 / degrees
-    return replace(found, error=math.sqrt(total), degrees=total**2 / below)
+    if difference.error is None or difference.degrees is None:
+        return difference
+    total = difference.error**2 + variance
+    below = difference.error**4 / difference.degrees + variance**2 / degrees
+    return replace(difference, error=math.sqrt(total), degrees=total**2 / below)
 
 
 def difference(
@@ -154,7 +154,7 @@ def difference(
     if min(degrees) <= 0:
         return Difference(logs[1] - logs[0], None, None)
     parts = [value / count for value, count in zip(variances, counts, strict=True)]
-    below = sum(part**2 / own for part, own in zip(parts, degrees, strict=True))
+    below = sum(part**2 / freedom for part, freedom in zip(parts, degrees, strict=True))
     total = sum(parts)
     return Difference(logs[1] - logs[0], math.sqrt(total), total**2 / below if below else min(degrees))
 
@@ -194,8 +194,12 @@ def state_of(differences: Sequence[Difference]) -> State:
     """The state of the smallest of many, from the differences of all others to it (step "best of many")."""
     if not differences:
         return "alone"
-    halves = [one.half_width() for one in differences]
-    known = [(one.log_ratio, half) for one, half in zip(differences, halves, strict=True) if half is not None]
+    halves = [difference.half_width() for difference in differences]
+    known = [
+        (difference.log_ratio, half)
+        for difference, half in zip(differences, halves, strict=True)
+        if half is not None
+    ]
     if len(known) < len(differences):
         return "one_launch"
     lowest = min(log_ratio - half for log_ratio, half in known)
@@ -225,11 +229,13 @@ class Campaigns:
         return self.ratios if self.relative is None else self.relative
 
 
-def goes_along(own: Difference, relative: Difference) -> bool:
+def goes_along(absolute: Difference, relative: Difference) -> bool:
     """Whether the cell itself changed, rather than all others in the opposite direction: a condition for a
     verdict.
     """
-    return own.log_ratio * relative.log_ratio > 0 and abs(own.log_ratio) > abs(relative.log_ratio) / 2
+    return (
+        absolute.log_ratio * relative.log_ratio > 0 and abs(absolute.log_ratio) > abs(relative.log_ratio) / 2
+    )
 
 
 @dataclass(frozen=True)
@@ -273,9 +279,9 @@ def campaigns(
     shift = _shift(log_ratios, shared, design)
     if len(a) < FEWEST_FOR_MEDIAN:
         if design.is_paired:
-            own = moderated(own_variances(b - a), smallest)
+            of_pairs = moderated(own_variances(b - a), smallest)
             pairs = np.maximum(np.isfinite(b - a).sum(axis=1), 1)
-            total = replace(own, values=own.values / pairs)
+            total = replace(of_pairs, values=of_pairs.values / pairs)
         else:
             total = _squared_errors([own_variances(side) for side in (a, b)], counts, smallest)
         return Campaigns(_differences(log_ratios, with_common(total, design.offset)), None, shift)
@@ -294,13 +300,13 @@ def _shared(a: FloatArray, b: FloatArray, design: Design) -> list[tuple[float, i
     freedom. Two launches may by chance agree in it: a further one that scatters as the cells do may make it
     larger, never smaller.
     """
-    found = []
+    components = []
     for side in (b - a,) if design.is_paired else (a, b):
         variance, degrees = common_variance(side)
         if len(side) >= FEWEST_FOR_MEDIAN:
             variance = max(variance, common_variance(side, variances_within_launches(side))[0])
-        found.append((variance / (degrees + 1), degrees))
-    return found
+        components.append((variance / (degrees + 1), degrees))
+    return components
 
 
 def _squared_errors(
@@ -319,9 +325,9 @@ def _squared_errors(
         pooled = Variances(squares / np.where(known, degrees, np.nan), degrees, first.num_launches)
         both = moderated(pooled, smallest)
         return replace(both, values=2 * both.values / counts[0])
-    each = [moderated(one, smallest) for one in variances]
-    parts = [one.values / np.maximum(count, 1) for one, count in zip(each, counts, strict=True)]
-    below = sum(part**2 / np.where(known, one.degrees, 1.0) for part, one in zip(parts, each, strict=True))
+    each = [moderated(side, smallest) for side in variances]
+    parts = [side.values / np.maximum(count, 1) for side, count in zip(each, counts, strict=True)]
+    below = sum(part**2 / np.where(known, side.degrees, 1.0) for part, side in zip(parts, each, strict=True))
     total = parts[0] + parts[1]
     degrees = np.where(known, total**2 / np.where(known, below, 1.0), 0.0)
     return Variances(total, degrees, min(first.num_launches, second.num_launches))

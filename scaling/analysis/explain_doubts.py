@@ -33,10 +33,10 @@ def target(view: View) -> Values | None:
 
 def disturbed_gpu(view: View) -> Values | None:
     """GPU clocks were limited, or other processes used the GPU."""
-    said = {"throttled": "throttled_gpu", "other_processes": "shared_gpu"}
+    rule_of = {"throttled": "throttled_gpu", "other_processes": "shared_gpu"}
     warnings = view.row["warnings"] or ()
     disturbed = [
-        warning for warning in warnings if warning.kind in said and said[warning.kind] not in view.fired
+        warning for warning in warnings if warning.kind in rule_of and rule_of[warning.kind] not in view.fired
     ]
     return {"share": 1.0, "warnings": disturbed} if disturbed else None
 

@@ -72,8 +72,8 @@ def launches(view: View) -> Values | None:
     free = {"step", "bucket_mb"}
     captured = view.fastest_with(free, step="captured")
     if captured is None:
-        found = _launches_in_computation(view) or _device_waits(view)
-        return found and {**found, "mfu": row["mfu"]}
+        limit = _launches_in_computation(view) or _device_waits(view)
+        return limit and {**limit, "mfu": row["mfu"]}
     busy = captured["iteration_s"] / row["iteration_s"]
     if busy >= BUSY_ENOUGH:
         return None
@@ -172,8 +172,8 @@ def open_time(view: View) -> Values | None:
 
 def _is_of_slow_rank(view: View, share: float, *phases: str) -> bool:
     """Whether most of `share` comes from the slow rank alone, which has a finding already."""
-    named = view.fired.get("slow_rank", {}).get("phases_s", {})
-    own_s = sum(float(named.get(phase, 0.0)) for phase in phases)
+    seconds = view.fired.get("slow_rank", {}).get("phases_s", {})
+    own_s = sum(float(seconds.get(phase, 0.0)) for phase in phases)
     return own_s > share * (view.step_s or 0.0) / 2
 
 

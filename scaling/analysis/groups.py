@@ -115,9 +115,9 @@ def group_rows(rows: Sequence[Row]) -> list[CellGroup]:
             continue
         further = _further(primary[0], rows)
         base = slug = _slug(primary[0], further)
-        taken = {group.slug for group in groups if group.kind == primary[0]["kind"]}
+        slugs = {group.slug for group in groups if group.kind == primary[0]["kind"]}
         number = 2
-        while slug in taken:
+        while slug in slugs:
             slug, number = f"{base}-{number}", number + 1
         replicates = [row for row in everyone if is_aa_replicate(row)]
         groups.append(CellGroup(primary[0]["kind"], _given(primary, further), slug, primary, replicates))

@@ -189,9 +189,9 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
         if relative is None
         else {"low": predicted_s * math.exp(-relative), "high": predicted_s * math.exp(relative)}
     )
-    named = {f"predicted_s_to_target_{end}": value for end, value in bounds.items()}
+    bounds_by_column = {f"predicted_s_to_target_{end}": value for end, value in bounds.items()}
     lacks = None if _augmentation(timed[0]) == _augmentation(family[0]) else "augmentation"
-    return {"predicted_s_to_target": predicted_s, **named, "prediction_lacks": lacks}
+    return {"predicted_s_to_target": predicted_s, **bounds_by_column, "prediction_lacks": lacks}
 
 
 def _timed(trained: CellResult, cells: Iterable[CellResult]) -> list[CellResult]:

@@ -35,19 +35,19 @@ def match_cells(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[Match], list[R
     """
     left, right = ([row for row in rows if _is_compared(row)] for rows in (a, b))
     partner: dict[str, Row] = {}
-    taken: set[str] = set()
+    partners: set[str] = set()
     for key in (_identity, _variables, _loose_variables):
-        ours = _unique([row for row in left if row["cell_id"] not in partner], key)
-        theirs = _unique([row for row in right if row["cell_id"] not in taken], key)
-        for name, row in ours.items():
-            if name in theirs:
-                partner[row["cell_id"]] = theirs[name]
-                taken.add(theirs[name]["cell_id"])
+        of_a = _unique([row for row in left if row["cell_id"] not in partner], key)
+        of_b = _unique([row for row in right if row["cell_id"] not in partners], key)
+        for name, row in of_a.items():
+            if name in of_b:
+                partner[row["cell_id"]] = of_b[name]
+                partners.add(of_b[name]["cell_id"])
     matches = [
         Match(row, other, _differing(row, other)) for row in left if (other := partner.get(row["cell_id"]))
     ]
     alone = [row for row in left if row["cell_id"] not in partner]
-    return matches, alone, [row for row in right if row["cell_id"] not in taken]
+    return matches, alone, [row for row in right if row["cell_id"] not in partners]
 
 
 def nearest_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:

@@ -135,8 +135,12 @@ def variances_within_launches(logs: FloatArray) -> Variances:
         alone = deviations - medians_of_others(deviations, weights)
         others = np.maximum((weights**2).sum() - weights**2, 1e-100)
         correction = 1 + MEDIAN_OF_OTHERS * np.minimum(1 / (num_cells - 1), weights**2 / others)
-    own = own_variances(alone)
-    return Variances(own.values / correction, own.degrees * (num_cells - 1) / num_cells, own.num_launches)
+    alone_variances = own_variances(alone)
+    return Variances(
+        alone_variances.values / correction,
+        alone_variances.degrees * (num_cells - 1) / num_cells,
+        alone_variances.num_launches,
+    )
 
 
 def steadiness(logs: FloatArray) -> FloatArray:
@@ -181,12 +185,14 @@ def medians_of_others(values: FloatArray, weights: FloatArray | None = None) -> 
     """
     result = np.full(values.shape, np.nan)
     weights = np.ones(len(values)) if weights is None else weights
-    for column, own in enumerate(values.T):
-        known = np.isfinite(own)
+    for column, column_values in enumerate(values.T):
+        known = np.isfinite(column_values)
         for cell in np.flatnonzero(known):
             others = known & (weights > 0)
             others[cell] = False
-            result[cell, column] = weighted_median(own[others], weights[others]) if others.any() else 0.0
+            result[cell, column] = (
+                weighted_median(column_values[others], weights[others]) if others.any() else 0.0
+            )
     return result
 
 
@@ -213,8 +219,8 @@ def moderated(variances: Variances, smallest: FloatArray | float = 0.0) -> Varia
     )
     total = np.minimum(prior.degrees + degrees, float(known.sum()) * degrees)
     is_outlier = known & ~others
-    own, all_degrees = np.where(is_outlier, values, result), np.where(is_outlier, degrees, total)
-    return replace(variances, values=own, degrees=all_degrees)
+    all_values, all_degrees = np.where(is_outlier, values, result), np.where(is_outlier, degrees, total)
+    return replace(variances, values=all_values, degrees=all_degrees)
 
 
 @dataclass(frozen=True)
@@ -239,12 +245,12 @@ def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | Non
         smallest: of each, variance that the timer cannot tell from zero, [cell].
     """
     floors = [np.zeros(len(logs)) for logs in families] if smallest is None else smallest
-    found: dict[int, Scatter] = {}
+    scatters: dict[int, Scatter] = {}
     few = [index for index, logs in enumerate(families) if len(logs) < FEWEST_FOR_MEDIAN]
     for index in sorted(set(range(len(families))) - set(few)):
         logs = families[index]
         within = moderated(variances_within_launches(logs), floors[index])
-        found[index] = Scatter(within, _with_own_common(within, common_variance(logs, within)))
+        scatters[index] = Scatter(within, _with_own_common(within, common_variance(logs, within)))
     if few:
         floor = np.concatenate([floors[index] for index in few])
         totals = moderated(_joined([own_variances(families[index]) for index in few]), floor)
@@ -252,9 +258,9 @@ def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | Non
         differences = moderated(_joined([variances_within_launches(families[index]) for index in few]), floor)
         ends = np.cumsum([len(families[index]) for index in few])
         for index, stop in zip(few, ends, strict=True):
-            own = slice(stop - len(families[index]), stop)
-            found[index] = Scatter(_part(differences, own), _part(totals, own))
-    return [found[index] for index in range(len(families))]
+            rows = slice(stop - len(families[index]), stop)
+            scatters[index] = Scatter(_part(differences, rows), _part(totals, rows))
+    return [scatters[index] for index in range(len(families))]
 
 
 def _with_shared(totals: Variances, families: Sequence[FloatArray]) -> Variances:
@@ -266,13 +272,13 @@ def _with_shared(totals: Variances, families: Sequence[FloatArray]) -> Variances
 
 def _joined(variances: Sequence[Variances]) -> Variances:
     values, degrees = (
-        np.concatenate([getattr(one, name) for one in variances]) for name in ("values", "degrees")
+        np.concatenate([getattr(part, name) for part in variances]) for name in ("values", "degrees")
     )
-    return Variances(values, degrees, int(np.median([one.num_launches for one in variances])))
+    return Variances(values, degrees, int(np.median([part.num_launches for part in variances])))
 
 
-def _part(variances: Variances, own: slice) -> Variances:
-    return replace(variances, values=variances.values[own], degrees=variances.degrees[own])
+def _part(variances: Variances, rows: slice) -> Variances:
+    return replace(variances, values=variances.values[rows], degrees=variances.degrees[rows])
 
 
 def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[float, int]:
@@ -288,13 +294,13 @@ def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[
     degrees = len(medians) - 1
     if degrees < 1:
         return 0.0, 0
-    found = float(medians.var(ddof=1))
+    variance = float(medians.var(ddof=1))
     if within is None or not (within.degrees > 0).any():
-        return found, degrees
+        return variance, degrees
     has_own = within.degrees > 0
     # Of cells of very unequal noise nearer to the steady ones: what all share is no more than these show.
     typical = weighted_median(within.values[has_own], within.values[has_own] ** -0.25)
-    return (degrees * found + LAUNCHES_ADDED * typical) / (degrees + LAUNCHES_ADDED), degrees
+    return (degrees * variance + LAUNCHES_ADDED * typical) / (degrees + LAUNCHES_ADDED), degrees
 
 
 def with_common(within: Variances, common: tuple[float, float]) -> Variances:
@@ -324,24 +330,24 @@ def _without_outliers(variances: Variances, known: NDArray[np.bool_]) -> tuple[N
     from scipy import special
 
     values, degrees = variances.values, variances.degrees
-    kept, num_cells = known.copy(), int(known.sum())
+    ordinary, num_cells = known.copy(), int(known.sum())
     for _ in range(min(num_cells // 4, MOST_OUTLIERS)):
-        largest = int(np.argmax(np.where(kept, values, -np.inf)))
-        others = kept.copy()
+        largest = int(np.argmax(np.where(ordinary, values, -np.inf)))
+        others = ordinary.copy()
         others[largest] = False
         prior = _prior(variances, others)
         probability = special.fdtrc(degrees[largest], prior.degrees, values[largest] / prior.value)
         if num_cells * probability >= OUTLIER_LEVEL:
             break
-        kept = others
-    return kept, _prior(variances, kept)
+        ordinary = others
+    return ordinary, _prior(variances, ordinary)
 
 
-def _prior(variances: Variances, kept: NDArray[np.bool_]) -> _Prior:
+def _prior(variances: Variances, chosen: NDArray[np.bool_]) -> _Prior:
     """The prior from some of the cells (step 2)."""
     from scipy import special
 
-    values, degrees = variances.values[kept], variances.degrees[kept]
+    values, degrees = variances.values[chosen], variances.degrees[chosen]
     half = degrees / 2
     expected = float(np.mean(special.polygamma(1, half)))
     shifted = np.log(values) - special.psi(half) + np.log(half)
@@ -365,14 +371,14 @@ def _inverse_trigamma(value: float) -> float:
         return 1 / math.sqrt(value)
     if value < 1e-6:
         return 1 / value
-    found = 0.5 + 1 / value
+    result = 0.5 + 1 / value
     for _ in range(50):
-        trigamma = float(special.polygamma(1, found))
-        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, found))
-        found += step
-        if -step / found < 1e-8:
+        trigamma = float(special.polygamma(1, result))
+        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, result))
+        result += step
+        if -step / result < 1e-8:
             break
-    return found
+    return result
 
 
 def means(logs: FloatArray) -> FloatArray:

@@ -99,8 +99,8 @@ def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
             continue
         chance = _chance(on_comb, count, places, len(slow)) * sum(periods)
         if chance < LEVEL and (clearest is None or chance < clearest[0]):
-            mine = slow[slow % period == offset]
-            own_s = float(np.median(times[mine])) - usual_s
+            at_offset = slow[slow % period == offset]
+            own_s = float(np.median(times[at_offset])) - usual_s
             clearest = chance, Comb(period, own_s, float(times.mean()), on_comb / places)
     return None if clearest is None else clearest[1]
 

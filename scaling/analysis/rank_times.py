@@ -107,17 +107,19 @@ def slow_rank(
     least_s = SLOW_SHARE * _step_s(profiled)
     if lost_s < least_s or by_launch[:, rank].min() < least_s / 2 or steps_ratio < USUAL_STEPS:
         return None
-    others = _usual_excess_s([own_times_s(one, phases).sum(axis=2) for one in again if one.profiled_steps])
+    others = _usual_excess_s(
+        [own_times_s(replicate, phases).sum(axis=2) for replicate in again if replicate.profiled_steps]
+    )
     if len(others) and others[:, rank].min() < least_s / 2:
         return None
     of_phases = np.median(_usual_excess_s(own_s)[:, rank], axis=0)
-    named = {
+    main_phases = {
         phases[at]: float(of_phases[at])
         for at in np.argsort(-of_phases)
         if of_phases[at] >= MAIN_PHASE_SHARE * total_s[rank]
     } or {phases[int(of_phases.argmax())]: float(of_phases.max())}
-    bucket, num_buckets = _bucket(profiled, rank) if next(iter(named)) == "backward" else (None, 0)
-    return SlowRank(rank, lost_s, named, bucket, num_buckets, late_s, steps_ratio)
+    bucket, num_buckets = _bucket(profiled, rank) if next(iter(main_phases)) == "backward" else (None, 0)
+    return SlowRank(rank, lost_s, main_phases, bucket, num_buckets, late_s, steps_ratio)
 
 
 def _step_s(launches: Sequence[IterationLaunch]) -> float:

@@ -168,8 +168,8 @@ class Recommendation:
             "cost": self.cost,
             "limit": self.limit,
         }
-        named = [self.choice, *(rival.candidate for rival in self.rivals)]
-        return Finding("recommendation", tuple(candidate.cell_id for candidate in named), values)
+        shown = [self.choice, *(rival.candidate for rival in self.rivals)]
+        return Finding("recommendation", tuple(candidate.cell_id for candidate in shown), values)
 
 
 def recommend(
@@ -194,29 +194,29 @@ def recommend(
     wanted, rows = parse_objective(objective), to_rows(table)
     study = Known.of(rows, cells, num_cores)
 
-    found = workloads(wanted.name, rows, cells)
+    sets = workloads(wanted.name, rows, cells)
     if max_memory_bytes is not None:
-        found = [_within_memory(one, max_memory_bytes) for one in found]
-    scatters, asked = scatters_of(wanted.name, found, cells)
+        sets = [_within_memory(candidates, max_memory_bytes) for candidates in sets]
+    scatters, chosen_from = scatters_of(wanted.name, sets, cells)
 
     def limit(row: Row) -> Finding | None:
         return limit_of(explain_cell(row, study))
 
-    return [_recommend(wanted, workload, study.cells, scatters, limit) for workload in asked]
+    return [_recommend(wanted, workload, study.cells, scatters, limit) for workload in chosen_from]
 
 
 def _within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:
     """The workload without the candidates that take more on a GPU, or of which that is not known."""
-    kept, excluded = [], list(workload.excluded)
-    for one in workload.candidates:
-        peak = one.row["memory_peak_bytes"]
+    within, excluded = [], list(workload.excluded)
+    for candidate in workload.candidates:
+        peak = candidate.row["memory_peak_bytes"]
         if peak is not None and peak <= most_bytes:
-            kept.append(one)
+            within.append(candidate)
             continue
         kind = "memory_not_measured" if peak is None else "memory_above"
         values = {"peak_bytes": peak, "most_bytes": most_bytes}
-        excluded.append(Excluded(one.name, one.name, Finding(kind, (one.cell_id,), values)))
-    return replace(workload, candidates=kept, excluded=excluded)
+        excluded.append(Excluded(candidate.name, candidate.name, Finding(kind, (candidate.cell_id,), values)))
+    return replace(workload, candidates=within, excluded=excluded)
 
 
 def _recommend(
@@ -356,7 +356,7 @@ def _efficient(
 
     One that keeps it, but not surely, is in both of the first lists.
     """
-    kept, unsure, excluded = [], [], []
+    reaching, unsure, excluded = [], [], []
     for candidate in candidates:
         efficiency = candidate.row["parallel_efficiency"]
         baseline = baseline_of(cells[candidate.cell_id], cells.values())
@@ -365,7 +365,7 @@ def _efficient(
             continue
         gap = math.log(efficiency / smallest)
         if efficiency >= smallest:
-            kept.append(candidate)
+            reaching.append(candidate)
         difference = scatters.of_times.difference(baseline.cell_id, candidate.cell_id)
         half = 0.0 if candidate.row["world_size"] == 1 else difference.half_width()
         if half is None or abs(gap) <= half:
@@ -382,4 +382,4 @@ def _efficient(
             reason = Finding("efficiency_below", (candidate.cell_id,), {"smallest_ratio": smallest})
             name = f"{candidate.name}: {efficiency:.2f}"
             excluded.append(Excluded(name, name, reason))
-    return kept, unsure, excluded
+    return reaching, unsure, excluded

@@ -116,8 +116,8 @@ class StudyScatter:
         first, second = (float(within.values[place.index]) for place in (base, other))
         if count > 2:
             # The prior's degrees are of both; each has its own besides, which count if both scatter alike.
-            own = (count - 1) * (len(logs) - 1) / len(logs)
-            degrees += own * 2 * first * second / (first**2 + second**2)
+            further = (count - 1) * (len(logs) - 1) / len(logs)
+            degrees += further * 2 * first * second / (first**2 + second**2)
         return Difference(mean, math.sqrt((first + second) / count), degrees)
 
     def _apart(self, base: _CellPlace, other: _CellPlace) -> Difference:
@@ -208,11 +208,11 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
     known = [pair for pair in pairs if pair.error is not None]
     if len(known) < FEWEST_PAIRS:
         return 0.0, 0.0
-    seen = float(np.mean([pair.log_ratio**2 for pair in known]))
-    excess = seen - float(np.mean([(pair.error or 0.0) ** 2 for pair in known]))
+    mean_square = float(np.mean([pair.log_ratio**2 for pair in known]))
+    excess = mean_square - float(np.mean([(pair.error or 0.0) ** 2 for pair in known]))
     if excess <= 0:
         return 0.0, 0.0
-    return excess / 2, len(known) * (excess / seen) ** 2
+    return excess / 2, len(known) * (excess / mean_square) ** 2
 
 
 def cell_times(cells: Sequence[CellResult]) -> dict[Hashable, CellTimes]:

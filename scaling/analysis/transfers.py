@@ -194,8 +194,8 @@ def transfers_csv(study: str, results: Iterable[TransferResult]) -> str:
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(COLUMNS)
     for row in transfer_rows(results):
-        named = {"study": study, **row}
-        writer.writerow([safe_cell(_field(named[name])) for name in COLUMNS])
+        values = {"study": study, **row}
+        writer.writerow([safe_cell(_field(values[name])) for name in COLUMNS])
     return text.getvalue()
 
 

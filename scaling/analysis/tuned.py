@@ -38,36 +38,40 @@ def tuned_buckets(
         A finding of kind `tuned_buckets`, whose first cell is the choice.
     """
     scatter = scatter_of(cells)
-    known = [one for one in candidates if scatter.num_launches(one)]
-    differences = {one: scatter.difference(default, one) for one in known}
-    p_values = adjusted([1.0 if (p := one.p_value) is None else p for one in differences.values()])
+    known = [cell_id for cell_id in candidates if scatter.num_launches(cell_id)]
+    differences = {cell_id: scatter.difference(default, cell_id) for cell_id in known}
+    p_values = adjusted(
+        [1.0 if (p := difference.p_value) is None else p for difference in differences.values()]
+    )
     faster = {
-        one: difference
-        for (one, difference), p_value in zip(differences.items(), p_values, strict=True)
+        cell_id: difference
+        for (cell_id, difference), p_value in zip(differences.items(), p_values, strict=True)
         if difference.log_ratio < 0 and p_value < 1 - CONFIDENCE
     }
-    choice = min(faster, key=lambda one: faster[one].log_ratio, default=default)
+    choice = min(faster, key=lambda cell_id: faster[cell_id].log_ratio, default=default)
     num_launches = scatter.num_launches(default)
     times = {cell.cell_id: cell for cell in cells}
-    left = None
+    exchange_ratio = None
     if control is not None and scatter.num_launches(control):
-        left = _ratio(scatter.difference(control, choice))
+        exchange_ratio = _ratio(scatter.difference(control, choice))
     values: dict[str, Any] = {
         "step_s": _median_s(times[choice]),
         "default_s": _median_s(times[default]),
         "gain": _ratio(differences[choice]) if choice != default else None,
-        "control_s": None if left is None or control is None else _median_s(times[control]),
-        "left": left,
+        "control_s": None if exchange_ratio is None or control is None else _median_s(times[control]),
+        "left": exchange_ratio,
         "num_launches": num_launches,
         "needed": None if faster else _launches_needed([*differences.values()], num_launches),
         "tried": [_ratio(difference) for difference in differences.values()],
     }
-    return Finding("tuned_buckets", (choice, *(one for one in (default, *known) if one != choice)), values)
+    return Finding(
+        "tuned_buckets", (choice, *(cell_id for cell_id in (default, *known) if cell_id != choice)), values
+    )
 
 
 def _launches_needed(differences: Sequence[Difference], num_launches: int) -> int | None:
     """How many would show the fastest to be faster, if it is; None where none seems to be."""
-    best = min(differences, key=lambda one: one.log_ratio, default=None)
+    best = min(differences, key=lambda difference: difference.log_ratio, default=None)
     if best is None or best.log_ratio >= 0 or best.error is None:
         return None
     level = (1 - CONFIDENCE) / len(differences)
