@@ -235,11 +235,11 @@ def _worst(exchange: BucketExchange, start: int, stop: int, expected: Tensor, al
         if low >= high or exchange.mean is None:
             continue
         chunk = slice(low - start, high - start)
-        given = exchange.mean[low:high].double()
-        ratios = (given - expected[chunk]).abs() / allowed[chunk]
-        ratios.masked_fill_(given == expected[chunk], 0.0)  # where nothing is allowed, and nothing is off
+        delivered = exchange.mean[low:high].double()
+        ratios = (delivered - expected[chunk]).abs() / allowed[chunk]
+        ratios.masked_fill_(delivered == expected[chunk], 0.0)  # where nothing is allowed, and nothing is off
         ratios.nan_to_num_(math.inf, math.inf)
         at = int(ratios.argmax())
         if float(ratios[at]) > worst.ratio:
-            worst = Deviation(float(ratios[at]), low + at, float(given[at]), float(expected[chunk][at]))
+            worst = Deviation(float(ratios[at]), low + at, float(delivered[at]), float(expected[chunk][at]))
     return worst

@@ -174,14 +174,14 @@ def repeatable_gradients(
     apart, device = [0.0] * len(like), like[0].device
     for _ in range(COMPUTATIONS):
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            found = compute()
-        computed = [filled(*pair) for pair in zip(found, like, strict=True)]
+            gradients = compute()
+        computed = [filled(*pair) for pair in zip(gradients, like, strict=True)]
         first = first or computed
         apart = [max(far, _apart(*pair)) for far, *pair in zip(apart, computed, first, strict=True)]
     scale = max(float(gradient.abs().max()) for gradient in first if gradient.numel())
     same = all(
-        far <= max(REPEATED_ROUNDING, _epsilon(one.dtype, autocast)) * scale
-        for far, one in zip(apart, like, strict=True)
+        far <= max(REPEATED_ROUNDING, _epsilon(parameter.dtype, autocast)) * scale
+        for far, parameter in zip(apart, like, strict=True)
     )
     return RepeatedGradients(first, apart) if largest(float(not same)) == 0 else None
 
@@ -193,7 +193,7 @@ def _apart(gradient: Tensor, other: Tensor) -> float:
 
 
 def _epsilon(dtype: torch.dtype, autocast: torch.dtype | None) -> float:
-    return max(torch.finfo(one).eps for one in (dtype, autocast) if one is not None)
+    return max(torch.finfo(of).eps for of in (dtype, autocast) if of is not None)
 
 
 def filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:

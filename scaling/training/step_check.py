@@ -373,4 +373,4 @@ def _zeros(saved: Any) -> Any:
     """The same names with tensors of zeros."""
     if isinstance(saved, Tensor):
         return torch.zeros_like(saved)
-    return {name: _zeros(one) for name, one in saved.items()}
+    return {name: _zeros(value) for name, value in saved.items()}
