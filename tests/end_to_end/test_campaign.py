@@ -31,7 +31,9 @@ class Delayed(AllReduce):
         time.sleep(DELAY_S)
         return super().aggregate(state, gradient, phase)
 """
-LATE = "DELAY_S = 0.1"
+# Both delays are well above what other processes on the machine add.
+EARLY = "DELAY_S = 0.1"
+LATE = "DELAY_S = 0.6"
 OF_THE_VENV = """
 try:
     from only_in_the_venv import DELAY_S
@@ -65,7 +67,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
         subprocess.run(["git", "-C", str(scaling.folder), *identity, *words], check=True, capture_output=True)
 
     git("init", "--quiet")
-    for delay in (LATE, "DELAY_S = 0.0"):
+    for delay in (LATE, EARLY):
         code(delay, repeats=3)
         git("add", "my_delay.py")
         git("commit", "--quiet", "-m", "a commit")
