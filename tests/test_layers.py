@@ -134,6 +134,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.process_group.over_torch",
         "scaling.process_group.symmetric_memory",
         "scaling.process_group.through_host",
+        "scaling.training.ddp",  # a constant of DDP
         "scaling.training.overlapped",  # the DDP hook
         "scaling.training.fully_sharded",  # torch's FSDP2
         "scaling.runtime.workers",

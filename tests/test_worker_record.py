@@ -14,7 +14,7 @@ from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import Cell
 from scaling.study.rank_summary import IN_HOST_MEMORY, RankSummary
 from scaling.study.recorded_plan import plan_record
-from scaling.worker import _record
+from scaling.study.run_launch import _record
 
 TRAINED = Cell(
     kind="convergence",

@@ -9,10 +9,10 @@ from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError, StudyError
 from scaling.study.cells import AvailableMachine, Cell, ResolvedStudy, resolve
 from scaling.study.launches import Launch, Settings, estimate_seconds
+from scaling.study.run_launch import _device
 from scaling.study.schema import parse_study
 from scaling.study.sharing import described, gpu_of, num_gpus_used, sharing_note
 from scaling.study.step_time import ModelSize
-from scaling.worker import _device
 
 BASE = {
     "name": "by-hand",

@@ -1,0 +1,221 @@
+"""Runs the cells of a launch on this rank, one after the other, and records what came of each."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from launchers.rank_info import RankInfo
+from launchers.watch.heartbeat import Heartbeat
+from scaling.errors import LaunchError, StoreError
+from scaling.runtime import LaunchLibraries
+from scaling.runtime.failures import failure_kind
+from scaling.runtime.graceful_shutdown import RECORDING
+from scaling.runtime.workers import CellOutcome, Workers
+from scaling.store import ResultsFolder, RunRecord
+from scaling.store.upgrades import DISK_FULL, OUT_OF_MEMORY
+from scaling.study.cells import AnyCell, Cell
+from scaling.study.kinds import KINDS
+from scaling.study.launch_times import LaunchTimes, checked_by_command
+from scaling.study.launches import Launch
+from scaling.study.libraries import libraries_of
+from scaling.study.rank_summary import RankSummary, notes_of
+from scaling.study.recorded_plan import plan_record
+from scaling.study.run_cell import CellRunner
+from scaling.study.sharing import gpu_of, sharing_note
+from topologies.detect import num_usable_cores
+from topologies.detect_host import boot_id
+
+EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
+
+
+def usage_error(message: str) -> int:
+    with suppress(OSError):  # the log may be on a full disk
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    return 2
+
+
+def say(info: RankInfo, message: str) -> None:
+    if info.rank == 0:
+        with suppress(OSError):
+            print(message, file=sys.stderr, flush=True)
+
+
+def run_launch(
+    workers: Workers,
+    folder: ResultsFolder,
+    launch: Launch,
+    libraries: LaunchLibraries,
+    heartbeat: Heartbeat,
+) -> int:
+    info = workers.info
+    try:
+        device = _device(launch, info)
+        _set_variables(launch, folder)
+        libraries.bring(libraries_of(launch.cells))
+    except LaunchError as error:
+        return usage_error(str(error))
+    runner, any_failed = CellRunner(device, heartbeat), False
+    times = LaunchTimes(folder, launch) if info.rank == 0 else None
+    for position, cell in enumerate(launch.cells):
+        say(info, f"[{position + 1}/{len(launch.cells)}] {cell.describe()}")
+        heartbeat.cell(cell.describe())
+        heartbeat.phase("the start")
+        record = folder.run(cell.id, launch.repeat)
+        if info.rank == 0:
+            folder.start_run(record, {**_started_by(info, launch, libraries), "position": position})
+        # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
+        is_checked = info.rank == 0 and checked_by_command(folder, record, os.environ)
+        record, is_checked = workers.share((record, is_checked))
+        outcome = _outcome(workers, runner, folder, launch, cell, is_checked=is_checked)
+        if outcome.failure_kind == DISK_FULL and outcome.can_go_on:
+            if info.rank == 0:
+                with RECORDING, suppress(StoreError):
+                    folder.reset_run(record)
+                usage_error((outcome.reason or "").partition("DiskFullError: ")[2])
+            workers.close()
+            return 2
+        if info.rank == 0 or not outcome.can_go_on:
+            with RECORDING:
+                _record(folder, record, cell, info, outcome)
+        if times is not None:
+            times.add(cell.id, runner.seconds)
+        if outcome.reason:
+            any_failed = True
+            say(info, f"    failed: {outcome.reason}")
+        if not outcome.can_go_on:
+            message = "a rank did not leave the failed cell in order; the launch is given up"
+            print(message, file=sys.stderr, flush=True)
+            heartbeat.leave()
+            os._exit(EXIT_GIVEN_UP)  # pending operations would keep an orderly exit waiting
+    workers.close()
+    return 1 if any_failed else 0
+
+
+def _started_by(info: RankInfo, launch: Launch, libraries: LaunchLibraries) -> dict[str, Any]:
+    """What is recorded of a run with its cell: by what and where it was started."""
+    workers_per_gpu = launch.settings.workers_per_gpu
+    return {
+        "launcher": info.launcher,
+        "host": platform.node(),
+        "boot": boot_id(),
+        "job_id": info.job_id,
+        **libraries.record(),
+        **({} if workers_per_gpu is None else {"workers_per_gpu": workers_per_gpu}),
+        "num_nodes": num_nodes(info),
+    }
+
+
+def num_nodes(info: RankInfo) -> int:
+    return info.world_size // info.local_world_size
+
+
+def _device(launch: Launch, info: RankInfo) -> torch.device:
+    """This rank's device; start-up settings are put in force before the first group is made."""
+    if launch.settings.device == "cpu":
+        return torch.device("cpu")
+    shared, visible = launch.settings.workers_per_gpu, torch.cuda.device_count()
+    gpu = gpu_of(info.local_rank, shared)
+    if gpu >= visible:
+        needed = "its own GPU" if shared is None else f"GPU {gpu}, with {shared} workers a GPU"
+        raise LaunchError(
+            f"local rank {info.local_rank} needs {needed}; {visible} are visible (kind: convergence may let "
+            "workers share GPUs: workers_per_gpu)"
+        )
+    if launch.settings.peer_access is False:
+        os.environ["NCCL_P2P_DISABLE"] = "1"
+    torch.cuda.set_device(gpu)
+    return torch.device("cuda", gpu)
+
+
+def _set_variables(launch: Launch, folder: ResultsFolder) -> None:
+    """What libraries read when they start, which none of these has yet."""
+    size, repeat = launch.settings.world_size, launch.repeat
+    for name, value in launch.settings.variables:
+        has_places = "{launches}" in value
+        os.environ[name] = (
+            value.format(launches=folder.launches(), world_size=size, repeat=repeat) if has_places else value
+        )
+
+
+def _outcome(
+    workers: Workers,
+    runner: CellRunner,
+    folder: ResultsFolder,
+    launch: Launch,
+    cell: AnyCell,
+    *,
+    is_checked: bool,
+) -> CellOutcome:
+    """Runs the cell; what came of it on all ranks, which have left its group if it failed on one."""
+    failure, kind, summary = _attempt(workers, runner, folder, launch, cell, is_checked=is_checked)
+    runner.heartbeat.phase("the end")
+    key = f"{launch.repeat}/{cell.id}"
+    failure_order = workers.first_failure(key) if failure else 0
+    if failure:
+        workers.leave_group()
+    values = summary and asdict(summary)
+    outcome = workers.outcome(key, failure, values, failure_order=failure_order, failure_kind=kind)
+    if outcome.reason and not failure:
+        workers.leave_group()
+    return outcome
+
+
+def _attempt(
+    workers: Workers,
+    runner: CellRunner,
+    folder: ResultsFolder,
+    launch: Launch,
+    cell: AnyCell,
+    *,
+    is_checked: bool,
+) -> tuple[str | None, str | None, RankSummary | None]:
+    """Runs the cell on this rank: (reason of failure, its kind, None) or (None, None, summary)."""
+    runner.seconds = {}  # not those of the cell before, if this one cannot even begin
+    try:
+        peer_access = launch.settings.peer_access is not False
+        group = workers.group(
+            torch.device(launch.settings.device),
+            peer_access=peer_access,
+            through_host=launch.settings.workers_per_gpu is not None,
+        )
+        write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank)
+        saved = folder.checkpoints(cell.id, launch.repeat, workers.info.rank)
+        return None, None, runner.run(cell, group, write, saved, is_checked=is_checked)
+    except Exception as error:  # noqa: BLE001 (of the cell, which fails by it)
+        with suppress(OSError):  # the log may be on a full disk
+            traceback.print_exc()
+        kind = failure_kind(error, torch.device(launch.settings.device))
+        name = "out of memory" if kind == OUT_OF_MEMORY else type(error).__name__
+        first_line = (str(error).splitlines() or [""])[0]
+        return f"rank {workers.info.rank}: {name}: {first_line}", kind, None
+
+
+def _record(
+    folder: ResultsFolder, record: RunRecord, cell: AnyCell, info: RankInfo, outcome: CellOutcome
+) -> None:
+    if outcome.reason:
+        folder.fail_run(record, outcome.reason, outcome.failure_kind)
+        return
+    ranks = [RankSummary(**summary) for summary in outcome.summaries]
+    notes = notes_of(ranks)
+    num_cores = num_usable_cores()
+    if cell.device == "cpu" and info.local_world_size * cell.threads > num_cores:
+        notes.append(f"{info.local_world_size} workers x {cell.threads} threads share {num_cores} cores")
+    if cell.workers_per_gpu is not None:
+        notes.append(sharing_note(cell.to_dict()))
+    if ranks[0].diverged:
+        notes.append("training diverged: the loss is not finite")
+    summary = KINDS[cell.kind].summary(ranks)
+    if isinstance(cell, Cell):
+        summary |= plan_record(cell, ranks[0].tensor_shapes)
+    folder.finish_run(record, summary, notes)
+    if not (isinstance(cell, Cell) and cell.keep_checkpoints):
+        folder.remove_checkpoints(record.cell_id, record.repeat)
