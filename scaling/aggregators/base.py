@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -25,7 +25,7 @@ from scaling.collectives.plan import Stage
 from scaling.errors import StudyError
 from scaling.process_group import Group
 
-DdpPath = Literal["hook", "own", "bare", "optimizer", "layered", "fully_sharded"]
+DdpPath = Literal["hook", "library_hook", "own", "bare", "optimizer", "layered", "fully_sharded"]
 
 UpdateSite = Literal["replica", "root", "owner", "host_serial", "host_parallel"]
 HOST_SITES: tuple[UpdateSite, ...] = ("host_serial", "host_parallel")
@@ -217,10 +217,13 @@ class Aggregator(ABC, Generic[S]):
         """
 
     def ddp_path(self) -> DdpPath:
-        """How the overlapped step runs it: "hook", as DDP's communication hook; "own", by DDP's own path (in
-        a group of one rank where nothing is exchanged); "bare", without DDP; "optimizer", likewise, by what
-        `wrap_optimizer` gives; "layered", without DDP, by `scaling.training.layered`; "fully_sharded",
-        by torch's fully_shard."""
+        """How the overlapped step runs it.
+
+        "hook": as DDP's communication hook; "library_hook": as torch's, which `library_hook` gives; "own":
+        by DDP's own path (in a group of one rank where nothing is exchanged); "bare": without DDP;
+        "optimizer": likewise, by what `wrap_optimizer` gives; "layered": without DDP, by
+        `scaling.training.layered`; "fully_sharded": by torch's fully_shard.
+        """
         return "hook"
 
     def wrap_optimizer(
@@ -236,6 +239,21 @@ class Aggregator(ABC, Generic[S]):
         the optimizer's own. For the path "optimizer" only.
         """
         raise NotImplementedError(f"{self.name} does not wrap an optimizer")
+
+    def library_hook(
+        self, process_group: Any, layouts: Mapping[int, BucketLayout], device: torch.device
+    ) -> Any:
+        """A communication hook of torch's with its state. Collective; for the path "library_hook" only.
+
+        Called with a bucket it gives the future mean. It has `next_bytes(index)`, which a rank sends for that
+        bucket, `residual(index, like)`, `state_dict()` and `load_state_dict(saved)`.
+
+        Args:
+            process_group: torch's.
+            layouts: of the buckets, by number.
+            device: of the gradients.
+        """
+        raise NotImplementedError(f"{self.name} is no hook of torch's")
 
     def site(self, layout: BucketLayout) -> UpdateSite:
         """The update site for those tensors: `update_site`, unless the aggregator goes by their sizes."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import final
 
 import torch
 from torch import Tensor
@@ -110,7 +109,6 @@ class PowerSgdState(AggregatorState):
         return None if self.num_compressed else torch.zeros_like(self.values)
 
 
-@final
 @dataclass(frozen=True)
 class PowerSgd(Aggregator[PowerSgdState]):
     """PowerSGD: gradient matrices as products of two thin ones, with error feedback.

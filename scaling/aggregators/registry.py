@@ -32,6 +32,7 @@ BUILT_IN = {
     "qsgd": "scaling.aggregators.qsgd:Qsgd",
     "top_k": "scaling.aggregators.top_k:TopK",
     "power_sgd": "scaling.aggregators.power_sgd:PowerSgd",
+    "power_sgd_hook": "scaling.aggregators.power_sgd_hook:PowerSgdHook",
     "fp16": "scaling.aggregators.summed:Fp16",
     "bf16": "scaling.aggregators.summed:Bf16",
     "mpi": "scaling.aggregators.over_mpi:Mpi",

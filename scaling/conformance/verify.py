@@ -38,6 +38,7 @@ SHEET_OF_CODEC = {
     "mpi_one_bit": "its codec is that of one_bit, so its sheet is that one: scaling verify one_bit",
     "horovod": _OF_HOROVOD,
     "horovod_optimizer": _OF_HOROVOD,
+    "power_sgd_hook": "its codec is that of power_sgd, so its sheet is that one: scaling verify power_sgd",
 }
 """Where to find the fidelity sheet of a lossy aggregator that takes processes."""
 
@@ -330,8 +331,9 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
             examination,
             aggregator.min_world_size,
         )
-    if aggregator.library is not None:
-        examination.checked.append(f"not the contract: {_needs_processes(aggregator.library)}")
+    library = "torch" if aggregator.ddp_path() == "library_hook" else aggregator.library
+    if library is not None:
+        examination.checked.append(f"not the contract: {_needs_processes(library)}")
         if aggregator.name in SHEET_OF_CODEC:
             examination.checked.append(SHEET_OF_CODEC[aggregator.name])
         return

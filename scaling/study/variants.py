@@ -77,7 +77,7 @@ def wires(part: TrainingPart, aggregator: Aggregator[Any]) -> list[str | None]:
 
 def wraps_in_ddp(step: str, aggregator: Aggregator[Any]) -> bool:
     """Whether the step is that of torch's DDP."""
-    return step == "overlapped" and aggregator.ddp_path() in ("hook", "own")
+    return step == "overlapped" and aggregator.ddp_path() in ("hook", "library_hook", "own")
 
 
 def _of_ddp(key: str, part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> Sequence[Any]:

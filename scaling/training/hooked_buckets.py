@@ -112,12 +112,16 @@ class HookedBuckets:
         state, buffer = self._states[bucket.index()], bucket.buffer()
         if not self._aggregator.exchanges:
             return _done(buffer)
+        self._require_same(bucket)
+        return self._side.run(lambda: self._mean(state, buffer, marks.on_lane("comm")), buffer)
+
+    def _require_same(self, bucket: GradBucket) -> None:
+        """Once for each bucket: it holds what its state was made for."""
         if bucket.index() in self._unseen:
             names = tuple(self._named[id(parameter)][0] for parameter in bucket.parameters())
-            assert names == state.layout.names, "DDP has rebuilt its buckets again: residuals are of others"
+            same = names == self._layouts[bucket.index()].names
+            assert same, "DDP has rebuilt its buckets again: residuals are of others"
             self._unseen.discard(bucket.index())
-
-        return self._side.run(lambda: self._mean(state, buffer, marks.on_lane("comm")), buffer)
 
     @torch.no_grad()
     def _mean(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker) -> Tensor:

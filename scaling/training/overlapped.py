@@ -7,6 +7,7 @@ as its communication hook, on a stream of its own (on a CPU: in a thread of its 
 - `all_reduce` is what users run: DDP's own path, without a hook;
 - `no_op` takes the path of the arm that it controls, and exchanges nothing: DDP's own path in a group of this
   rank alone, or a hook that returns the bucket;
+- `power_sgd_hook` is torch's own hook, called as DDP would call it;
 - `none` is not wrapped at all;
 - `horovod_optimizer` wraps the optimizer instead of the model: Horovod packs gradients in its own way, and
   what it has not hidden under the backward pass is `communicate`.
@@ -52,6 +53,7 @@ from scaling.training.exchanges import (
 )
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.hooked_buckets import HookedBuckets
+from scaling.training.library_hook import LibraryHookBuckets
 from scaling.training.optimizers import (
     OptimizerSettings,
     load_state,
@@ -117,7 +119,8 @@ class OverlappedStep:
         self._marks: Marks = UNMARKED
         self._record: Record | None = None
         self._forward: Callable[[Tensor], Tensor] = replica.module
-        self._buckets = HookedBuckets(
+        made = LibraryHookBuckets if self._path == "library_hook" else HookedBuckets
+        self._buckets = made(
             aggregator, group, self._device, replica.layout, replica.trainable, gradients.wire
         )
         self._hooked = False
@@ -151,7 +154,7 @@ class OverlappedStep:
         self._unused = self._parameters_without_gradient()
         self._wrap(bucket_mb, ddp)
         num_passes = PASSES_UNTIL_BUCKETS_STAY + int(ddp.static_graph)
-        if self._path == "hook":
+        if self._path in ("hook", "library_hook"):
             self._hook_in(num_passes)
         else:
             self._run_dry(num_passes)

@@ -76,7 +76,8 @@ class TestBuiltIns:
         lossy = {name for name in BUILT_IN if create(name).lossy}
         one_bit = {"one_bit", "one_bit_flat", "one_bit_momentum", "one_bit_adam", "mpi_one_bit", "cntk"}
         assert lossy == one_bit | {
-            "two_bit", "sign", "ef_sign", "qsgd", "top_k", "power_sgd", "fp16", "bf16"
+            "two_bit", "sign", "ef_sign", "qsgd", "top_k", "power_sgd", "power_sgd_hook", "fp16",
+            "bf16",
         }  # fmt: skip
 
 

@@ -85,7 +85,13 @@ class TestWhatHolds:
         assert out.startswith("mpi  aggregator  ok  not the contract: its messages are carried by mpi")
 
     @pytest.mark.parametrize(
-        ("name", "sheet"), [("mpi_one_bit", "one_bit"), ("horovod", "fp16"), ("horovod_optimizer", "fp16")]
+        ("name", "sheet"),
+        [
+            ("mpi_one_bit", "one_bit"),
+            ("horovod", "fp16"),
+            ("horovod_optimizer", "fp16"),
+            ("power_sgd_hook", "power_sgd"),
+        ],
     )
     def test_lossy_one_that_takes_processes_names_the_sheet_of_its_codec(self, verified, name, sheet):
         code, out, _ = verified(name, "--world-sizes", "2")
@@ -96,7 +102,7 @@ class TestWhatHolds:
     def test_all_lossy_ones_that_take_processes_name_a_sheet(self):
         lossy = {name for name in BUILT_IN if create(name).library and create(name).lossy}
         with_compression = {name for name in BUILT_IN if getattr(create(name), "compression", None)}
-        assert set(verification.SHEET_OF_CODEC) == lossy | with_compression
+        assert set(verification.SHEET_OF_CODEC) == lossy | with_compression | {"power_sgd_hook"}
 
     def test_json_has_all_of_it(self, verified):
         code, out, _ = verified("stripes", "--world-sizes", "1-8", "--json")
