@@ -136,6 +136,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.process_group.through_host",
         "scaling.training.ddp",  # a constant of DDP
         "scaling.training.overlapped",  # the DDP hook
+        "scaling.aggregators.power_sgd_hook",  # torch's PowerSGD hook
         "scaling.training.fully_sharded",  # torch's FSDP2
         "scaling.runtime.workers",
         "scaling.attach.inside.agent",  # inside the user's script, as the next two
