@@ -1,9 +1,11 @@
 """Whether other buckets are faster than DDP's own, and what the exchange still costs.
 
-1. Each candidate's difference from the default is taken launch by launch (`scaling.analysis.study_scatter`),
-   all together with Holm's correction. One is faster only if it is shown to be.
-2. The fastest of those that are shown to be faster is the choice; without any the default stays.
-3. What the choice takes beyond the control arm without exchange is what could still be gained.
+1. All are measured in a few launches, then the fastest candidate and the default in some more.
+2. Each candidate's difference from the default is taken launch by launch (`scaling.analysis.study_scatter`),
+   all together with Holm's correction, one-sidedly: one is faster only if it is shown to be, and the chance
+   that any is taken for faster that is not is 5% at most. Whether others are slower need not be shown.
+3. The fastest of those that are shown to be faster is the choice; without any the default stays.
+4. What the choice takes beyond the control arm without exchange is what could still be gained.
 """
 
 from __future__ import annotations
@@ -40,13 +42,11 @@ def tuned_buckets(
     scatter = scatter_of(cells)
     known = [cell_id for cell_id in candidates if scatter.num_launches(cell_id)]
     differences = {cell_id: scatter.difference(default, cell_id) for cell_id in known}
-    p_values = adjusted(
-        [1.0 if (p := difference.p_value) is None else p for difference in differences.values()]
-    )
+    p_values = adjusted([_p_of_not_faster(difference) for difference in differences.values()])
     faster = {
         cell_id: difference
         for (cell_id, difference), p_value in zip(differences.items(), p_values, strict=True)
-        if difference.log_ratio < 0 and p_value < 1 - CONFIDENCE
+        if p_value < 1 - CONFIDENCE
     }
     choice = min(faster, key=lambda cell_id: faster[cell_id].log_ratio, default=default)
     num_launches = scatter.num_launches(default)
@@ -69,12 +69,29 @@ def tuned_buckets(
     )
 
 
+def fastest(cells: Sequence[CellResult], num_launches: int) -> CellResult | None:
+    """The cell with the least geometric mean of times over the first launches, which all of them have."""
+    times_s = {
+        cell.cell_id: [launch.median_s for launch in cell.launches if launch.repeat < num_launches]
+        for cell in cells
+    }
+    timed = [cell for cell in cells if times_s[cell.cell_id]]
+    return min(timed, key=lambda cell: statistics.geometric_mean(times_s[cell.cell_id]), default=None)
+
+
+def _p_of_not_faster(difference: Difference) -> float:
+    """The p value of the one-sided test that the second is as slow as the first, or slower."""
+    if difference.p_value is None:
+        return 1.0
+    return difference.p_value / 2 if difference.log_ratio < 0 else 1 - difference.p_value / 2
+
+
 def _launches_needed(differences: Sequence[Difference], num_launches: int) -> int | None:
     """How many would show the fastest to be faster, if it is; None where none seems to be."""
     best = min(differences, key=lambda difference: difference.log_ratio, default=None)
     if best is None or best.log_ratio >= 0 or best.error is None:
         return None
-    level = (1 - CONFIDENCE) / len(differences)
+    level = 2 * (1 - CONFIDENCE) / len(differences)  # two-sided, as it is asked for
     return launches_needed(best.log_ratio, best.error * math.sqrt(num_launches), level)
 
 

@@ -35,18 +35,17 @@ def tune(
 ) -> None:
     """Find the best gradient buckets of a study's overlapped cells; keep DDP's own unless others are faster.
 
-    A probe of two cells shows when gradients are ready and what exchanges take; the best partitions by that
-    are measured with DDP's default and the step without exchange.
+    A probe of two cells shows when gradients are ready and what exchanges take. The best partitions by that
+    are measured with DDP's default and the step without exchange, then the fastest again with the default.
     """
     from launchers.local import LocalLauncher
     from launchers.zygote import Zygotes
-    from scaling.analysis.decisions import FEWEST
     from scaling.report.text import text_of
     from scaling.study.cells import resolve
     from scaling.study.overrides import load_study
     from scaling.study.prepare import this_machine
     from scaling.study.scope import scope_for
-    from scaling.study.tuning import cells_to_tune, measured_study, probe_study
+    from scaling.study.tuning import cells_to_tune, deciding_study, measured_study, probe_study
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 
     scope = scope_for("local", None, None, os.environ)
@@ -61,9 +60,12 @@ def tune(
         folder = _measured(probe, out / "probe", scope, zygotes)
         models = [_Model.of(probed) for probed in _cells_by_part(probe, folder)]
         sizes = [model.sizes_to_measure(count) for model in models]
-        deciding = measured_study(loaded, resolved, cells, sizes, FEWEST)
+        screening = measured_study(loaded, resolved, cells, sizes)
+        folder = _measured(screening, out / "buckets", scope, zygotes)
+        fastest = [_fastest(screened) for screened in _cells_by_part(screening, folder)]
+        deciding = deciding_study(screening, loaded, resolved, cells, fastest)
         folder = _measured(deciding, out / "buckets", scope, zygotes)
-    for cell, model, measured_cells in zip(cells, models, _cells_by_part(deciding, folder), strict=True):
+    for cell, model, measured_cells in zip(cells, models, _cells_by_part(screening, folder), strict=True):
         lines = text_of(model.finding(measured_cells)).split(" // ")
         typer.echo(
             "\n".join(
@@ -100,6 +102,22 @@ def _cells_by_part(study: Study, folder: ResultsFolder) -> list[list[CellResult]
     return [
         [known[cell_id] for cell_id in resolve(part_study, this_machine()).cells] for part_study in by_part
     ]
+
+
+def _fastest(screened: Sequence[CellResult]) -> tuple[float, ...] | None:
+    """The sizes of the candidate that was fastest in the launches that all have; None without candidates."""
+    from scaling.analysis.tuned import fastest
+    from scaling.bucket import DDP_BUCKETS_MB
+    from scaling.study.tuning import SCREENING_LAUNCHES
+
+    candidates = [one for one in screened if _sizes_of(one) not in ((), DDP_BUCKETS_MB)]
+    found = fastest(candidates, SCREENING_LAUNCHES)
+    return None if found is None else _sizes_of(found)
+
+
+def _sizes_of(cell: CellResult) -> tuple[float, ...]:
+    """Of its buckets; () of the control arm."""
+    return tuple(cell.cell["bucket_sizes_mb"] or ())
 
 
 @dataclass(frozen=True)

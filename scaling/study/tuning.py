@@ -3,7 +3,8 @@
 1. The probe has each gradient in a bucket of its own, and DDP's own buckets: their profiled iterations tell
    when gradients are ready and what exchanges take (`scaling.analysis.bucket_times`).
 2. `scaling.prediction.buckets` finds the best partitions by that; the second study measures the best few of
-   them, DDP's own buckets and the step without exchange, all in the same launches.
+   them, DDP's own buckets and the step without exchange, all in the same launches: two at first. Then it goes
+   on with the fastest of them and DDP's own buckets alone, which are compared over all their launches.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from scaling.study.variants import wraps_in_ddp
 
 PROBE_ITERATIONS = 10
 """Unprofiled ones of the probe, which are not used."""
+
+SCREENING_LAUNCHES, DECIDING_LAUNCHES = 2, 4
+"""Of all candidates, and of the default with the fastest of them, at least: as many runs as three of two
+candidates take, which decide less often (`benchmarks/tune_decisions.py`)."""
 
 CONTROL = "none"
 
@@ -65,24 +70,50 @@ def measured_study(
     resolved: ResolvedStudy,
     cells: Sequence[Cell],
     sizes_mb: Sequence[Sequence[Sequence[float]]],
-    repeats: int,
 ) -> Study:
-    """The study that decides: a part for each cell, with DDP's own buckets, others, and no exchange.
+    """The study that screens: a part for each cell, with DDP's own buckets, others, and no exchange.
 
     Args:
         study, resolved: what is tuned.
         cells: of it.
         sizes_mb: of each cell the candidates, each as the sizes of its buckets.
-        repeats: launches, at least.
     """
     parts = []
     for cell, candidates in zip(cells, sizes_mb, strict=True):
-        count = max(repeats, resolved.repeats[cell.id])
-        buckets = [list(sizes) for sizes in (DDP_BUCKETS_MB, *candidates)]
-        part = _part(study, resolved, cell, count, {"bucket_mb": buckets})
+        part = _of_sizes(study, resolved, cell, SCREENING_LAUNCHES, candidates)
         arms = [*part.model_dump()["aggregators"], CONTROL]
         parts.append(IterationPart.model_validate({**part.model_dump(), "aggregators": arms}))
     return study.model_copy(update={"name": f"{study.name}-buckets", "parts": tuple(parts)})
+
+
+def deciding_study(
+    screening: Study,
+    study: Study,
+    resolved: ResolvedStudy,
+    cells: Sequence[Cell],
+    fastest: Sequence[Sequence[float] | None],
+) -> Study:
+    """The screening study with more launches of DDP's own buckets and of the fastest others.
+
+    Args:
+        screening: as `measured_study` made it.
+        study, resolved, cells: as there.
+        fastest: of each cell the sizes of the buckets to decide on; None: there are none.
+    """
+    parts = [
+        _of_sizes(study, resolved, cell, max(DECIDING_LAUNCHES, resolved.repeats[cell.id]), [sizes])
+        for cell, sizes in zip(cells, fastest, strict=True)
+        if sizes is not None
+    ]
+    return screening.model_copy(update={"parts": (*screening.parts, *parts)})
+
+
+def _of_sizes(
+    study: Study, resolved: ResolvedStudy, cell: Cell, repeats: int, sizes_mb: Sequence[Sequence[float]]
+) -> IterationPart:
+    """A part of the cell with DDP's own buckets and with these."""
+    buckets = [list(sizes) for sizes in (DDP_BUCKETS_MB, *sizes_mb)]
+    return _part(study, resolved, cell, repeats, {"bucket_mb": buckets})
 
 
 def _part(

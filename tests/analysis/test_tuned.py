@@ -2,11 +2,13 @@
 
 import pytest
 
+from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import read_cells
-from scaling.analysis.tuned import tuned_buckets
+from scaling.analysis.tuned import fastest, tuned_buckets
 from scaling.report.text import text_of
 
 SCATTER = (1.0, 1.004, 0.996, 1.002, 0.998)
+NOISY = (1.0, 1.12, 0.93, 1.05, 0.9)
 DDP = {"step": "overlapped", "world_size": 2, "aggregator": "all_reduce"}
 
 
@@ -47,6 +49,22 @@ def test_the_default_stays_where_none_is_shown_to_be_faster(study, times_ms):
 def test_one_launch_shows_nothing(study):
     ids, finding = found(study, [10.0, 5.0], launches=(1.0,))
     assert finding.cells[0] == ids[0]
+
+
+def test_only_what_is_faster_has_to_be_shown(study):
+    """One of two candidates, at a two-sided p value that Holm's correction would double to above 5%."""
+    ids, finding = found(study, [10.0, 8.3, 10.5], launches=NOISY)
+    p_value = scatter_of(read_cells(study.folder)).difference(ids[0], ids[1]).p_value
+    assert 0.025 < p_value < 0.05
+    assert finding.cells[0] == ids[1]
+
+
+def test_the_fastest_is_that_of_the_launches_that_all_have(study):
+    first = study.add_steps([[s] * 3 for s in (1.0, 1.0, 0.1)], bucket_sizes_mb=[1.0], **DDP)
+    second = study.add_steps([[s] * 3 for s in (0.9, 1.0)], bucket_sizes_mb=[2.0], **DDP)
+    cells = read_cells(study.folder)
+    assert [fastest(cells, number).cell_id for number in (2, 3)] == [second, first]
+    assert fastest([], 2) is None
 
 
 def test_it_says_how_many_launches_would_show_a_difference(study):

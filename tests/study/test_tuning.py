@@ -7,7 +7,7 @@ from scaling.errors import StudyError
 from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study
 from scaling.study.schema import parse_study
-from scaling.study.tuning import cells_to_tune, measured_study, probe_study, text_of
+from scaling.study.tuning import cells_to_tune, deciding_study, measured_study, probe_study, text_of
 
 MACHINE = AvailableMachine(0, 4)
 BASE = {
@@ -57,27 +57,36 @@ def test_the_probe_has_each_gradient_alone_and_ddps_own_buckets():
 def test_the_candidates_are_measured_with_the_default_and_without_exchange_in_the_same_launches():
     study, resolved = made(momentum=0.5, precision=["float32", "bf16"])
     cells = cells_to_tune(study, resolved)[:2]
-    deciding = measured_study(study, resolved, cells, [[(0.5, 2.0), (4.0,)], []], 3)
+    deciding = measured_study(study, resolved, cells, [[(0.5, 2.0), (4.0,)], []])
     first, second = (
         resolve(deciding.model_copy(update={"parts": (part,)}), MACHINE) for part in deciding.parts
     )
     arms = [(cell.aggregator, cell.bucket_sizes_mb) for cell in first.trained]
     assert arms == [("all_reduce", sizes) for sizes in ((1.0, 25.0), (0.5, 2.0), (4.0,))] + [("none", None)]
     assert [cell.bucket_sizes_mb for cell in second.trained] == [(1.0, 25.0), None]
-    assert set(first.repeats.values()) == {3}
+    assert set(first.repeats.values()) == {2}
     assert {cell.precision for cell in first.trained} == {cells[0].precision}
     assert {cell.momentum for cell in first.trained} == {0.5}
 
 
-def test_a_study_that_is_repeated_more_often_stays_so():
-    study, resolved = made(repeats=5)
-    deciding = measured_study(study, resolved, cells_to_tune(study, resolved)[:1], [[]], 3)
-    assert set(resolve(deciding, MACHINE).repeats.values()) == {5}
+@pytest.mark.parametrize(("repeats", "decided_by"), [(1, 4), (9, 9)])
+def test_the_default_and_the_fastest_alone_have_the_launches_that_decide(repeats, decided_by):
+    study, resolved = made(repeats=repeats)
+    cells = cells_to_tune(study, resolved)[:2]
+    screening = measured_study(study, resolved, cells, [[(0.5, 2.0), (4.0,)], []])
+    deciding = resolve(deciding_study(screening, study, resolved, cells, [(4.0,), None]), MACHINE)
+    launches = {
+        (cell.aggregator, cell.bucket_sizes_mb): deciding.repeats[cell.id] for cell in deciding.trained
+    }
+    screened = [("all_reduce", (0.5, 2.0)), ("none", None), ("ring", (1.0, 25.0))]
+    decided = [("all_reduce", (1.0, 25.0)), ("all_reduce", (4.0,))]
+    assert launches == {**dict.fromkeys(screened, 2), **dict.fromkeys(decided, decided_by)}
+    assert {cell.id for cell in deciding.trained} == {cell.id for cell in cells_of(screening)}
 
 
 def test_they_are_files_that_can_be_run(tmp_path):
     study, resolved = made()
-    deciding = measured_study(study, resolved, cells_to_tune(study, resolved)[:1], [[(0.125, 3.0)]], 3)
+    deciding = measured_study(study, resolved, cells_to_tune(study, resolved)[:1], [[(0.125, 3.0)]])
     file = tmp_path / "buckets.yaml"
     file.write_text(text_of(deciding), encoding="utf-8")
     assert [cell.id for cell in cells_of(load_study(str(file)))] == [cell.id for cell in cells_of(deciding)]
