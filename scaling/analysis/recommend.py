@@ -250,7 +250,7 @@ def _recommend(
         rivals_and_unsure,
         _more_repeats(choice, rivals_and_unsure),
         limit(choice.row),
-        _cost_of_error(choice, others, differences, are_rivals=bool(rivals)),
+        _cost_of_error(others, differences, are_rivals=bool(rivals)),
         [*excluded, *slower],
         _decision(choice, others, scatters, lambda candidate: candidate.row["world_size"]),
         _decision(
@@ -321,7 +321,7 @@ def _rival(other: Candidate, difference: Difference, num_launches: int) -> Rival
 
 
 def _cost_of_error(
-    choice: Candidate, others: Sequence[Candidate], differences: Sequence[Difference], *, are_rivals: bool
+    others: Sequence[Candidate], differences: Sequence[Difference], *, are_rivals: bool
 ) -> Finding:
     """The largest loss if another candidate is the true best; if excluded, the cost of the runner-up."""
     if not others:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scaling.codecs.one_bit import Encoded, as_matrix, levels
+from scaling.codecs.one_bit import Encoded, levels
 from scaling.codecs.one_bit_stripes import TorchStripes
 
 MIN_ELEMENTS = 1 << 14
@@ -28,18 +28,10 @@ class PlaneStripes(TorchStripes):
 
     note = "one_bit in torch operations, by planes"
 
-    def encode(self, gradient: Tensor) -> None:
-        buffers, stripes = self.buffers, self.buffers.stripes
-        pairs = zip(stripes.layout.views(gradient), stripes.layout.views(buffers.residual), strict=True)
-        for number, (values, residual) in enumerate(pairs):
-            if not values.numel():
-                continue
-            matrix, left = as_matrix(values, stripes.view), as_matrix(residual, stripes.view)
-            if self._by_planes(left):
-                encoded = self._encode_planes(left, lambda _, rows, matrix=matrix: matrix[rows])  # type: ignore[misc]
-            else:
-                encoded = self._encode(left, matrix)
-            self._distribute(encoded, number)
+    def _encode_matrix(self, residual: Tensor, matrix: Tensor) -> Encoded:
+        if self._by_planes(residual):
+            return self._encode_planes(residual, lambda _, rows: matrix[rows])
+        return super()._encode_matrix(residual, matrix)
 
     def encode_sums(self) -> None:
         buffers, rank = self.buffers, self.buffers.rank

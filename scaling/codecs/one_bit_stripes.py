@@ -140,11 +140,13 @@ class TorchStripes(StripeCodec):
     def encode(self, gradient: Tensor) -> None:
         buffers, stripes = self.buffers, self.buffers.stripes
         pairs = zip(stripes.layout.views(gradient), stripes.layout.views(buffers.residual), strict=True)
-        for number, (values, residual) in enumerate(pairs):
-            if not values.numel():
-                continue
-            matrix, left = as_matrix(values, stripes.view), as_matrix(residual, stripes.view)
-            self._distribute(self._encode(left, matrix), number)
+        for number, pair in enumerate(pairs):
+            if pair[0].numel():
+                matrix, residual = (as_matrix(values, stripes.view) for values in pair)
+                self._distribute(self._encode_matrix(residual, matrix), number)
+
+    def _encode_matrix(self, residual: Tensor, matrix: Tensor) -> Encoded:
+        return self._encode(residual, matrix)
 
     def encode_sums(self) -> None:
         buffers = self.buffers

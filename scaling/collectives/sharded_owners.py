@@ -22,8 +22,10 @@ rank and the first tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from scaling.collectives.schedule import Schedule, Transfer
+from scaling.collectives.schedule import Schedule
+from scaling.collectives.shuffle import shuffle
 
 
 def assign_owners(tensor_elements: Sequence[int], world_size: int) -> list[int]:
@@ -45,14 +47,5 @@ def sharded_owners(world_size: int, tensor_elements: Sequence[int]) -> Schedule:
         tensor_elements: elements of each tensor, in the order in which they are stored in the buffer; at
         least one.
     """
-    owners = assign_owners(tensor_elements, world_size)
-    pairs = [
-        (rank, owner, tensor)
-        for tensor, owner in enumerate(owners)
-        for rank in range(world_size)
-        if rank != owner
-    ]
-    to_owner = tuple(Transfer(rank, owner, tensor, tensor + 1, "add") for rank, owner, tensor in pairs)
-    to_all = tuple(Transfer(owner, rank, tensor, tensor + 1, "copy") for rank, owner, tensor in pairs)
-    steps = (to_owner, to_all) if pairs else ()
-    return Schedule("sharded_owners", world_size, len(owners), steps, chunk_elements=tuple(tensor_elements))
+    schedule = shuffle(world_size, assign_owners(tensor_elements, world_size))
+    return replace(schedule, name="sharded_owners", chunk_elements=tuple(tensor_elements))
