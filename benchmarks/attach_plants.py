@@ -96,6 +96,8 @@ def main() -> None:
     loader = DataLoader(Data(), batch_size=None, num_workers=PLANT.get("workers", 0))
     every, metric = PLANT.get("accumulate", 1), torch.zeros(PLANT.get("metric", 1))
     for at, (x, y) in enumerate(loader):
+        is_last = at % every == every - 1
+        model.require_backward_grad_sync = is_last  # as no_sync() does
         out = model(x)
         if is_here("forward"):
             time.sleep(MS / 1e3)
@@ -103,7 +105,7 @@ def main() -> None:
             out = SlowBackward.apply(out)  # type: ignore[no-untyped-call]
         loss = (out - y).square().mean()
         loss.backward()
-        if at % every == every - 1:
+        if is_last:
             optimizer.step()
             optimizer.zero_grad()
         if FAULT == "item":

@@ -3,9 +3,11 @@
     python benchmarks/attach_quality.py --seed 1 --out FOLDER            # two ranks on a CPU, as root
     python benchmarks/attach_quality.py --seed 1 --out FOLDER --processes 8     # on 16 cores, two for each
 
-Twelve faults and six healthy scripts (`attach_plants.py`); rank, place and size are drawn by the seed. The
+Twelve faults and six healthy scripts (`attach_plants.py`); rank, place and size are drawn by the seed. A
+healthy script exchanges for less than 5% of its step by calculation (`exchange_ratio`). The
 fault of a slow network runs on two network namespaces (`launchers.two_hosts`), the second by `attach --join`.
-`cases.csv` in FOLDER has what was planted, what was named first, and all that was found.
+`cases.csv` in FOLDER has what was planted, what was named first, and all that was found; with the seconds of
+a case, its A/A spread, and how busy the machine was at its start (1-minute load).
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import queue
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -32,6 +36,9 @@ SCRIPT = Path(__file__).with_name("attach_plants.py")
 HEALTHY = 6
 CORES = 2
 """Of each case, which has as many ranks."""
+
+
+COLUMNS = ("case", "plant", "expected", "first", "values", "found", "seconds", "spread", "load", "right")
 
 
 @dataclass(frozen=True)
@@ -64,35 +71,35 @@ def cases(seed: int) -> list[Case]:
     """What the seed draws."""
     draw = random.Random(seed)
 
-    def ms(least: float, most: float) -> float:
+    def between(least: float, most: float) -> float:
         return round(draw.uniform(least, most), 1)
 
     def slow(fault: str, phase: str) -> Case:
         rank = draw.randrange(2)
-        plant: dict[str, Any] = {"fault": fault, "rank": rank, "ms": ms(8, 25)}
+        plant: dict[str, Any] = {"fault": fault, "rank": rank, "ms": between(8, 25)}
         return Case(fault, plant, "slow_rank", {"ranks": [rank], "phase": phase})
 
     faulty = [
         slow("forward", "forward"),
         slow("backward", "backward"),
         slow("input_rank", "input"),
-        Case("input", {"fault": "input", "ms": ms(8, 25)}, "input", {"waits": False}),
-        Case("storage", {"fault": "storage", "ms": ms(8, 25)}, "input", {"waits": True}),
+        Case("input", {"fault": "input", "ms": between(8, 25)}, "input", {"waits": False}),
+        Case("storage", {"fault": "storage", "ms": between(8, 25)}, "input", {"waits": True}),
         Case("item", {"fault": "item", "metric": draw.randrange(2_000_000, 6_000_000)}, "collectives"),
         Case("buckets", {"bucket_mb": 0.001, "width": 64, "depth": draw.randrange(80, 160)}, "buckets"),
         Case("exchange", {"depth": draw.randrange(4, 9)}, "exchange", rate="100mbit"),
         Case("threads", {"threads": draw.randrange(4, 9), "depth": 12}, "threads"),
         Case("evaluation", {"evaluate": 1, "batches": draw.randrange(2, 6)}, "evaluation"),
-        Case("uneven", {"fault": "uneven", "factor": round(draw.uniform(1.2, 2.0), 2)}, "uneven"),
-        Case("optimizer", {"fault": "optimizer", "ms": ms(15, 40)}, "optimizer"),
+        Case("uneven", {"fault": "uneven", "batch": 1024, "factor": between(1.2, 2)}, "uneven"),
+        Case("optimizer", {"fault": "optimizer", "ms": between(15, 40)}, "optimizer"),
     ]  # fmt: skip
     healthy: list[dict[str, Any]] = [
-        {"batch": 1024},
-        {"batch": 768, "workers": 1},
-        {"batch": 512, "accumulate": 4},
-        {"batch": 1024, "momentum": 0.9},
-        {"batch": 1024, "evaluate": 100, "batches": 1},
-        {"batch": 768, "depth": draw.randrange(8, 12)},
+        {"batch": 3072},
+        {"batch": 3072, "workers": 1},
+        {"batch": 1024, "accumulate": 4},
+        {"batch": 3072, "momentum": 0.9},
+        {"batch": 3072, "evaluate": 100, "batches": 1},
+        {"batch": 3072, "depth": draw.randrange(8, 12)},
     ]
     chosen = [Case(f"healthy-{at}", plant) for at, plant in enumerate(healthy[:HEALTHY])]
     order = [*faulty, *chosen]
@@ -100,9 +107,28 @@ def cases(seed: int) -> list[Case]:
     return order
 
 
+DECIDING = ("aa", "no_exchange", "cached_input", "threads", "buckets_2", "buckets_25")
+"""The arms that findings are made of: the others take half of the time."""
+
+FLOPS, BYTES_PER_S, BUCKET_S = 100e9, 1e9, 0.3e-3
+"""Of one core in float32 products, of Gloo between two processes of a host, and what each bucket takes."""
+
+
+def exchange_ratio(plant: dict[str, Any]) -> float:
+    """The part of a step that a script's exchange takes by calculation: 6 operations a parameter and sample.
+
+    Two ranks that reduce around a ring each send all gradients once.
+    """
+    parameters: float = plant.get("depth", 6) * plant.get("width", 256) ** 2
+    samples: float = plant["batch"] * plant.get("accumulate", 1)
+    buckets = 1 + math.ceil(4 * parameters / 2**20 / 25)
+    exchange_s = 4 * parameters / BYTES_PER_S + buckets * BUCKET_S
+    return exchange_s / (exchange_s + 6 * parameters * samples / FLOPS)
+
+
 def run(case: Case, out: Path, options: Sequence[str]) -> list[dict[str, Any]] | None:
     """Attaches to the case's script; what was found, None if it could not be measured."""
-    attach = [sys.executable, "-m", "scaling", "attach", *options]
+    attach = [sys.executable, "-m", "scaling", "attach", "--arms", ",".join(DECIDING), *options]
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
     script = [str(SCRIPT), json.dumps(case.plant)]
     with (out.parent / f"{out.name}.log").open("w") as log:
@@ -145,15 +171,19 @@ def shares_of_cores(count: int) -> list[list[int]]:
 
 def judged(case: Case, out: Path, options: Sequence[str]) -> tuple[Any, ...]:
     """The row of a case; it is run."""
-    started = time.monotonic()
+    started, load = time.monotonic(), os.getloadavg()[0]
     found = run(case, out / case.name, options)
     is_right = found is not None and case.is_named(found)
     first = "not measured" if found is None else found[0]["kind"] if found else "nothing"
     named = json.dumps(found[0]["values"]) if found else ""
     kinds = " ".join(f"{one['kind']}:{one['ratio']:.2f}" for one in found or [])
-    took = f"{time.monotonic() - started:.0f} s"
-    print(f"{case.name}: {'named' if is_right else 'MISSED'}: {first} {named} ({kinds}) {took}", flush=True)
-    return (case.name, json.dumps(case.plant), case.kind or "nothing", first, named, kinds, is_right)
+    took_s, answer = round(time.monotonic() - started), out / case.name / "answer.txt"
+    spread = re.search(r"A/A spread ([\d.]+%)", answer.read_text()) if answer.exists() else None
+    said = "named" if is_right else "MISSED"
+    print(f"{case.name}: {said}: {first} {named} ({kinds}) {took_s} s, load {load:.1f}", flush=True)
+    expected, share = case.kind or "nothing", spread[1] if spread else ""
+    plant = json.dumps(case.plant)
+    return (case.name, plant, expected, first, named, kinds, took_s, share, round(load, 1), is_right)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -188,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(row.result())
             with (chosen.out / "cases.csv").open("w", newline="") as file:
                 writer = csv.writer(file)
-                writer.writerow(("case", "plant", "expected", "first", "values", "found", "right"))
+                writer.writerow(COLUMNS)
                 writer.writerows(sorted(rows))
     faulty = [row for row in rows if row[2] != "nothing"]
     healthy = [row for row in rows if row[2] == "nothing"]

@@ -1,8 +1,6 @@
-"""What limits an attached script, in a few lines."""
+"""What limits an attached script in a few lines, from the differences of its runs."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -117,7 +115,7 @@ def _slow_text(measured: Measured, slow: SlowRank | None) -> str:
 
 
 def _exchange_text(measured: Measured) -> str:
-    saved = measured.saved("baseline", "no_exchange")
+    saved = measured.exchange
     if saved is None:
         return _missing(measured, "Without the exchange", "no_exchange")
     if measured.changed("no_exchange"):
@@ -131,8 +129,16 @@ def _exchange_text(measured: Measured) -> str:
         else "its hook costs less than the A/A spread"
     )
     if not saved.is_certain:
-        return f"Without the exchange: no gain above the A/A spread ({bound})."
-    return f"Without the exchange a step would be {saved.ratio:.0%} shorter ({bound})."
+        return f"Without the exchange: no gain above the A/A spread ({bound}){_turns_text(measured)}."
+    return f"Without the exchange a step would be {saved.ratio:.0%} shorter ({bound}){_turns_text(measured)}."
+
+
+def _turns_text(measured: Measured) -> str:
+    """How long a step waits for whichever rank is last in it; that is no exchange."""
+    ratios = [seconds / measured.step_s("baseline") for seconds in measured.uneven_s.values()]
+    if measured.spread_ratio is None or len(ratios) < 2 or min(ratios) <= measured.spread_ratio:
+        return ""
+    return f"; ranks take turns at being late, for {float(np.median(ratios)):.0%} of it"
 
 
 def _buckets_text(measured: Measured) -> str:
@@ -144,16 +150,20 @@ def _buckets_text(measured: Measured) -> str:
         same = any(arm in measured.steps_s for arm in BUCKETS)
         return "Other buckets: not measured, because DDP made the same ones." if same else ""
     count = len(measured.facts["baseline"][0].get("bucket_bytes") or [])
-    texts = ", ".join(f"{arm.partition('_')[2]} MB {-saved.ratio:+.0%}" for arm, saved in runs)
-    verdict = "" if best_buckets(measured) else ": no gain above the spread"
-    return f"Other buckets than its {count}, seen once: {texts} of a step's time{verdict}."
+    said = ", ".join(f"{arm.partition('_')[2]} MB {-saved.ratio:+.0%}" for arm, saved in runs)
+    best = best_buckets(measured)
+    if best is None:
+        return f"Other buckets than its {count}: no gain above the A/A spread ({said} of a step's time)."
+    arm, ratio = best
+    paired = f"; with {arm.partition('_')[2]} MB {-ratio:+.0%} against baselines next to it"
+    return f"Other buckets than its {count}: {said} of a step's time{paired}."
 
 
 def _input_text(measured: Measured) -> str:
     saved = saved_by_cached_input(measured)
     if saved is None:
         if "cached_input" in measured.steps_s:
-            return "With cached input: not measured, because the script's step became another one."
+            return "With cached input: not measured, because its steps or batches became others."
         return _missing(measured, "With cached input", "cached_input")
     if not saved.is_certain:
         return "With cached input: no gain above the A/A spread."
@@ -186,7 +196,7 @@ def _efficiency_text(measured: Measured) -> str:
             f"Efficiency: not measured, because with one worker the script makes {alone[0]} backward passes "
             f"and {alone[1]} batches a step instead of {usual[0]} and {usual[1]}."
         )
-    single, several = (_mean_elements(measured.facts[arm][0]) for arm in ("one_worker", "baseline"))
+    single, several = (measured.mean_elements(arm)[0] for arm in ("one_worker", "baseline"))
     if single and several and abs(single / several - 1) > 0.02:
         return (
             f"Efficiency: not measured, because with one worker the script's batch has "
@@ -194,11 +204,6 @@ def _efficiency_text(measured: Measured) -> str:
         )
     ratio = measured.step_s("one_worker") / measured.step_s("baseline")
     return f"Efficiency against one worker: {ratio:.0%} for the same batch on each (seen once, no verdict)."
-
-
-def _mean_elements(rank: dict[str, Any]) -> float:
-    sizes = [size for _, size in rank["batches"]]
-    return float(np.mean(sizes)) if sizes else 0.0
 
 
 def _trace_text(measured: Measured, traced: Traced | None) -> str:

@@ -6,17 +6,17 @@ import random
 import re
 from collections.abc import Sequence
 
-REPEATED = ("baseline", "aa", "clock", "no_exchange", "hook_control", "cached_input")
+REPEATED = ("baseline", "aa", "no_exchange", "hook_control", "cached_input")
 """Run in every launch, interleaved: what the answers compare."""
 
 BUCKETS = ("buckets_2", "buckets_25", "buckets_200")
 """With DDP's `bucket_cap_mb` replaced."""
 
-ONCE = ("marked", "threads", *BUCKETS, "one_worker", "trace")
-"""Run once: shown as seen once, without a verdict."""
+ONCE = ("clock", "marked", "threads", *BUCKETS, "one_worker", "trace")
+"""Run once: without a verdict."""
 
-COMPARED = ("threads", *BUCKETS)
-"""Of those, the ones whose step is compared with that of runs in which nothing was changed."""
+FIRST = ("baseline", "no_exchange")
+"""In the first launch: they say which other arms can tell anything."""
 
 _WORKERS = {
     "torchrun": (r"--nproc[-_]per[-_]node", r"--nnodes"),
@@ -41,9 +41,6 @@ def order(
 ) -> list[tuple[int, str]]:
     """(launch, arm) as they run: each launch has its arms in an order of its own, the others come last.
 
-    Once more a baseline and its repetition run next to those that are compared with them: the machine may
-    have become another one since the launches.
-
     Args:
         often: arms that run in every launch though they are not of `REPEATED`.
     """
@@ -52,13 +49,16 @@ def order(
     for launch in range(launches):
         repeated = [arm for arm in arms if arm in REPEATED or arm in often]
         draw.shuffle(repeated)
+        if not launch:
+            repeated.sort(key=lambda arm: FIRST.index(arm) if arm in FIRST else len(FIRST))
         runs += [(launch, arm) for arm in repeated]
-    once = [arm for arm in ONCE if arm in arms and arm not in often]
-    last = max((at for at, arm in enumerate(once) if arm in COMPARED), default=None)
-    single = [(0, arm) for arm in once]
-    if last is not None and "aa" in arms:
-        single[last:last] = [(launches, "baseline"), (launches, "aa")]
-    return runs + single
+    return runs + [(0, arm) for arm in ONCE if arm in arms and arm not in often]
+
+
+def confirming(launches: int, found: Sequence[str]) -> list[tuple[int, str]]:
+    """Two more launches, of arms that ran once and were faster, next to runs in which nothing is changed."""
+    first, second = ["baseline", *found, "aa"], [*reversed(found), "baseline", "aa"]
+    return [(launches + at, arm) for at, arms in enumerate((first, second)) for arm in arms if found]
 
 
 def bucket_mb(arm: str) -> float | None:

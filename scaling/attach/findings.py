@@ -1,4 +1,4 @@
-"""What an attached script could gain, from the differences of its runs: nothing below the A/A spread."""
+"""What takes a part of an attached script's step that need not be, the largest first."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ PHASES = (
 )
 """A phase and the word for it in a sentence."""
 
-LEAST = {
-    "slow_rank": 0.02, "uneven": 0.05, "input": 0.05, "exchange": 0.10, "buckets": 0.10, "threads": 0.10,
-    "optimizer": 0.30, "evaluation": 0.10, "collectives": 0.10, "rest": 0.30, "other_steps": 0.10,
-    "idle": 0.20,
-}  # fmt: skip
-"""Avoidable -> the least share of a step with which it is one."""
+LEAST = 0.10
+"""Of a step: less is no finding."""
+
+LEAST_UNPAIRED = {"optimizer": 0.30, "rest": 0.30, "idle": 0.20}
+"""Of what no arm takes away: every script has some of it, and only a part can be avoided."""
+
+LEAST_SLOWER = 0.02
+"""Of a step: a rank that is less slow is not named."""
+
+SAME_SIZE = 0.05
+"""Batches whose mean sizes differ by more are other work."""
 
 BLOCKED = 0.5
 """Making a batch that computes for less of its time waits: for storage, a network, a sleep."""
@@ -38,11 +43,11 @@ class Avoidable:
     """Something that takes a part of a step that need not be.
 
     Attributes:
-        kind: of `LEAST`.
+        kind: what it is, for programs.
         ratio: of a step, at most to be gained.
         advice: what to try.
         values: rank, phase and such, for programs.
-        is_once: seen in one run, or in phases alone: no verdict.
+        is_once: seen in phases alone: no verdict.
     """
 
     kind: str
@@ -88,9 +93,9 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
         *_trace_findings(measured, traced),
     ]
     claimed = [
-        finding for finding in candidates if finding.ratio >= LEAST[finding.kind] and finding.ratio > spread
+        one for one in candidates if one.ratio >= LEAST_UNPAIRED.get(one.kind, LEAST) and one.ratio > spread
     ]
-    return sorted(claimed, key=lambda finding: -finding.ratio)
+    return sorted(claimed, key=lambda one: -one.ratio)
 
 
 def shares(measured: Measured) -> list[dict[str, float]]:
@@ -126,7 +131,7 @@ def slow_rank(measured: Measured) -> SlowRank | None:
         (min(ranks[at] for at in group) - max(s for at, s in enumerate(ranks) if at not in group)) / base_s
         for ranks in launches.values()
     ]
-    if min(longer) <= max(spread, LEAST["slow_rank"]):
+    if min(longer) <= max(spread, LEAST_SLOWER):
         return None
     ratio = float(np.median(longer))
     return SlowRank(group, ratio, _slow_phase(measured, group, ratio * base_s), _batch_ratio(measured, group))
@@ -212,21 +217,17 @@ def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable
 
 
 def _exchange_findings(measured: Measured) -> list[Avoidable]:
-    saved = measured.saved("baseline", "no_exchange")
+    """What other buckets save, and what is left of the exchange then."""
+    saved = measured.exchange
     if saved is None or not saved.is_certain or measured.changed("no_exchange"):
         return []
-    uneven = float(np.median(list(measured.uneven_s.values()) or [0.0])) / measured.step_s("baseline")
-    sizes = batch_elements(measured)
-    if sizes is None or _unevenness(sizes) < 1.1:
-        uneven = 0.0
-    best = best_buckets(measured)
-    if best is not None and best[1] >= 0.4 * saved.ratio:
+    found, left = [], saved.ratio
+    if (best := best_buckets(measured)) is not None:
         arm, ratio = best
-        size = arm.partition("_")[2]
-        advice = f"bucket_cap_mb={size}; `--arms aa,{arm}` measures it in every launch first."
-        return [Avoidable("buckets", ratio, advice, {"arm": arm}, is_once=True)]
+        found.append(Avoidable("buckets", ratio, f"bucket_cap_mb={arm.partition('_')[2]}.", {"arm": arm}))
+        left -= ratio
     advice = "a larger batch on each rank, gradient accumulation or a bf16 hook: fewer bytes a sample."
-    return [Avoidable("exchange", saved.ratio - uneven, advice)]
+    return [*found, Avoidable("exchange", left, advice)]
 
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
@@ -241,24 +242,30 @@ def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
 
 
 def best_buckets(measured: Measured) -> tuple[str, float] | None:
-    """The arm with other buckets that saves most, if that is more than noise.
+    """The arm with other buckets that saves most, in every pair with a baseline more than the A/A spread."""
+    pairs = [(arm, measured.saved("baseline", arm)) for arm, _ in bucket_runs(measured)]
+    sure = [(arm, saved.ratio) for arm, saved in pairs if saved is not None and saved.is_certain]
+    return max(sure, key=lambda run: run[1], default=None)
 
-    Arms for which DDP made the same buckets repeat each other: all have to show it, and the least counts.
-    """
-    same: dict[tuple[int, ...], list[tuple[str, Saved]]] = {}
-    for arm, saved in bucket_runs(measured):
-        same.setdefault(tuple(measured.facts[arm][0].get("bucket_bytes") or ()), []).append((arm, saved))
-    runs = [
-        (arms[0][0], min(saved.ratio for _, saved in arms))
-        for arms in same.values()
-        if all(saved.is_certain for _, saved in arms)
-    ]
-    return max(runs, key=lambda run: run[1], default=None)
+
+def to_confirm(measured: Measured) -> list[str]:
+    """Arms that ran once and were so much faster that pairs with the baseline are worth their time."""
+    runs = bucket_runs(measured)
+    if (threads := measured.saved_once("threads")) is not None:
+        runs.append(("threads", threads))
+    runs = [(arm, saved) for arm, saved in runs if saved.ratio >= LEAST and len(measured.steps_s[arm]) == 1]
+    best = max((run for run in runs if run[0] != "threads"), key=lambda run: run[1].ratio, default=None)
+    return [arm for arm, _ in runs if arm == "threads" or (best is not None and arm == best[0])]
 
 
 def saved_by_cached_input(measured: Measured) -> Saved | None:
-    """None if not measured, or if the step became another one."""
-    return None if measured.changed("cached_input") else measured.saved("baseline", "cached_input")
+    """By the arm with cached input, where its batches are as large as the script's."""
+    if measured.changed("cached_input"):
+        return None
+    ours, cached = (measured.mean_elements(arm) for arm in ("baseline", "cached_input"))
+    if ours and any(abs(b / a - 1) > SAME_SIZE for a, b in zip(ours, cached, strict=True) if a):
+        return None
+    return measured.saved("baseline", "cached_input")
 
 
 def batch_making(measured: Measured) -> tuple[float, float] | None:
@@ -272,6 +279,9 @@ def batch_making(measured: Measured) -> tuple[float, float] | None:
 
 def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
     saved, made = saved_by_cached_input(measured), batch_making(measured)
+    if saved is None and "cached_input" in measured.steps_s:  # its batches are of several sizes
+        least = min((one["input"] / max(sum(one.values()), 1e-9) for one in shares(measured)), default=0.0)
+        saved = Saved(least, True)
     if saved is None or not saved.is_certain:
         return []
     if slow is not None and slow.phase == "input" and slow.longer_ratio > 0.5 * saved.ratio:
@@ -286,16 +296,15 @@ def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]
 
 
 def _threads_finding(measured: Measured) -> list[Avoidable]:
-    saved = measured.saved_once("threads")
+    saved = measured.saved("baseline", "threads")
     if saved is None or not saved.is_certain:
         return []
     base, fitted = measured.facts["baseline"][0], measured.facts["threads"][0]
     advice = (
         f"set OMP_NUM_THREADS or torch.set_num_threads to {fitted['threads']}: {base['threads']} threads "
-        f"a rank share {base['cores']} cores; with {fitted['threads']} a step was {saved.ratio:.0%} shorter, "
-        "seen once."
+        f"a rank share {base['cores']} cores; with {fitted['threads']} a step is {saved.ratio:.0%} shorter."
     )
-    return [Avoidable("threads", saved.ratio, advice, is_once=True)]
+    return [Avoidable("threads", saved.ratio, advice)]
 
 
 def _phase_findings(measured: Measured) -> list[Avoidable]:
@@ -345,7 +354,7 @@ def idle_ratio(measured: Measured, traced: Traced) -> float:
 def _trace_findings(measured: Measured, traced: Traced | None) -> list[Avoidable]:
     if traced is None:
         return []
-    if traced.syncs_a_step >= 1 and traced.sync_ratio >= LEAST["idle"]:
+    if traced.syncs_a_step >= 1 and traced.sync_ratio >= LEAST_UNPAIRED["idle"]:
         advice = (
             f"call .item(), .cpu() and print of tensors less often: the host waits for the GPU "
             f"{traced.syncs_a_step:.0f} times a step."

@@ -31,7 +31,9 @@ class Measured:
 
     Attributes:
         steps_s: arm -> launch -> median seconds of a step, by rank.
-        own_s: the same without the script's own collectives, in which a rank waits for others.
+        together_s: arm -> launch -> the median over steps of the slowest rank's: what a step takes where all
+            wait for the last rank in it.
+        own_s: the same as `steps_s` without the script's own collectives, in which a rank waits for others.
         means_s: arm -> launch -> the mean step of the slowest rank, steps of other kinds included.
         uneven_s: launch of the arm without exchange -> what the slowest rank of each step takes, on average,
             more than the rank that is slowest on average.
@@ -43,6 +45,7 @@ class Measured:
     """
 
     steps_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    together_s: dict[str, dict[int, float]] = field(default_factory=dict)
     own_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     means_s: dict[str, dict[int, float]] = field(default_factory=dict)
     uneven_s: dict[int, float] = field(default_factory=dict)
@@ -63,6 +66,8 @@ class Measured:
         self.signatures[run.arm], steps = steady(run.ranks)
         self.steps_s.setdefault(run.arm, {})[launch] = medians_s(steps)
         self.means_s.setdefault(run.arm, {})[launch] = mean_s(run.ranks)
+        every = np.array([[step.step_s for step in rank] for rank in steps])
+        self.together_s.setdefault(run.arm, {})[launch] = float(np.median(every.max(axis=0)))
         busy_s = [[step.step_s - step.waited_s for step in rank] for rank in steps]
         self.own_s.setdefault(run.arm, {})[launch] = [float(np.median(rank)) for rank in busy_s]
         if any(name != "evaluation" for rank in run.ranks for name, _, _ in rank["phases"]):
@@ -76,19 +81,21 @@ class Measured:
     def marks_ratio(self) -> tuple[float, float | None]:
         """What marks cost of a baseline's step: by their own clock, and against a clock alone if that shows.
 
-        A clock alone tells the mean step. The median over launches; it shows where it is
-        beyond every difference of A/A means in every launch.
+        A clock alone tells the mean step. It shows where it is shorter than that of every unchanged run, by
+        more than the differences of A/A means.
         """
         by_clock_s = max(
             rank.get("own_s", 0.0) / max(len(min(rank["step_s"], key=len)), 1)
             for rank in self.facts["baseline"]
         )
         means = self.means_s["baseline"]
-        pairs = _paired(means, self.means_s.get("clock", {}))
-        ratios = [(base - clock) / base for base, clock in pairs]
-        floor = max((abs(b - a) / a for a, b in _paired(means, self.means_s.get("aa", {}))), default=1.0)
-        shows = len(ratios) > 1 and min(ratios) > floor
-        return by_clock_s / self.step_s("baseline"), float(np.median(ratios)) if shows else None
+        again = self.means_s.get("aa", {})
+        unchanged = [*means.values(), *again.values()]
+        clock_s = float(np.median(list(self.means_s.get("clock", means).values())))
+        ratio = 1 - clock_s / float(np.median(unchanged))
+        floor = max((abs(b - a) / a for a, b in _paired(means, again)), default=1.0)
+        shows = clock_s < min(unchanged) and ratio > floor
+        return by_clock_s / self.step_s("baseline"), ratio if shows else None
 
     @property
     def device(self) -> str:
@@ -111,7 +118,14 @@ class Measured:
 
     def saved(self, reference: str, arm: str) -> Saved | None:
         """How much shorter a step is; None where either was not measured."""
-        pairs = _paired(self.slowest_s(reference), self.slowest_s(arm))
+        return self._saved(_paired(self.slowest_s(reference), self.slowest_s(arm)))
+
+    @property
+    def exchange(self) -> Saved | None:
+        """How much shorter a step is without exchange, where all still wait for the last rank in it."""
+        return self._saved(_paired(self.slowest_s("baseline"), self.together_s.get("no_exchange", {})))
+
+    def _saved(self, pairs: Sequence[tuple[float, float]]) -> Saved | None:
         if not pairs:
             return None
         ratios = [(before - after) / before for before, after in pairs]
@@ -121,15 +135,17 @@ class Measured:
     def saved_once(self, arm: str) -> Saved | None:
         """How much shorter a step is than the median of all unchanged runs; None where it was not measured.
 
-        What is seen once has no baseline of its own launch. It is certain where it is more than the A/A
-        spread and no unchanged run was as fast.
+        What is seen once has no baseline of its own launch: it is never certain.
         """
         if arm not in self.steps_s:
             return None
         every = [*self.slowest_s("baseline").values(), *self.slowest_s("aa").values()]
-        step_s, floor = self.step_s(arm), self.spread_ratio
-        ratio = 1 - step_s / float(np.median(every))
-        return Saved(ratio, floor is not None and ratio > floor and step_s < min(every))
+        return Saved(1 - self.step_s(arm) / float(np.median(every)), False)
+
+    def mean_elements(self, arm: str) -> list[float]:
+        """Of each rank, the mean elements of its batches; 0 where none was seen."""
+        drawn = [[size for _, size in rank["batches"]] for rank in self.facts[arm]]
+        return [float(np.mean(sizes)) if sizes else 0.0 for sizes in drawn]
 
     def changed(self, arm: str) -> bool:
         """Whether its step consists of something else than the baseline's."""

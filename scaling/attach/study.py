@@ -9,17 +9,17 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scaling.attach.answer import answer
-from scaling.attach.arms import BUCKETS, COMPARED, ONCE, REPEATED, order
-from scaling.attach.findings import findings
-from scaling.attach.launch import Run, run_arm, start_and_wait
+from scaling.attach.arms import BUCKETS, ONCE, REPEATED, confirming, order
+from scaling.attach.findings import LEAST, findings, shares, to_confirm
+from scaling.attach.launch import run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.records import AttachedFolder
 from scaling.attach.trace import Traced, read_traces
-from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import AttachError
 
 FINISHED = "finished"
@@ -104,13 +104,17 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
     finally:
         (out / "launches" / FINISHED).touch()
     lines = answer(measured, traced)
-    appeared = sorted(_files(cwd, out) - before)
+    after = _files(cwd, out)
+    appeared = sorted(after.keys() - before.keys())
+    changed = sorted(name for name, state in before.items() if after.get(name) != state)
     written = [path for path in _named(measured, "written") if Path(path).exists()]
     elsewhere = [path for path in written if not Path(path).is_relative_to(cwd)]
     if appeared or elsewhere:
         say(f"the script wrote {_some([*appeared, *elsewhere])}")
     if spared := _named(measured, "kept"):
         say(f"it would have deleted or written over {_some(spared)}: they are as they were")
+    if changed:
+        say(f"it has deleted or changed {_some(changed)}: a program or library in C did, past Python")
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
     gains = [asdict(finding) for finding in findings(measured, traced)]
@@ -121,54 +125,79 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
 def _run_all(
     plan: Plan, folder: AttachedFolder, measured: Measured, out: Path, say: Callable[[str], None]
 ) -> Traced | None:
-    runs = order(plan.launches, plan.seed, plan.arms, plan.often)
-    runs.remove((0, "baseline"))
-    runs.insert(0, (0, "baseline"))  # whether it can be attached to is known before anything else is run
-    deadline_s, traced, began_s = plan.deadline_s, None, time.time()
-    for position, (launch, arm) in enumerate(runs):
-        reason = _why_skipped(arm, measured)
-        if launch >= plan.launches and all(_why_skipped(compared, measured) for compared in COMPARED):
-            continue  # there is nothing to compare with it
-        log = out / "launches" / f"{position:03d}-{arm}"
-        if reason is None:
-            say(f"{position + 1}/{len(runs)} {arm}, launch {launch + 1}")
+    planned = order(plan.launches, plan.seed, plan.arms, plan.often)
+    deadline_s, traced, began_s, position = plan.deadline_s, None, time.time(), 0
+    failed, is_confirming = dict[str, str](), False
+    while planned:
+        launch, arm = planned.pop(0)
+        reason = failed.get(arm) or _why_skipped(arm, measured)
+        if reason is not None:  # what was left out is no failure
+            measured.reasons[arm] = reason
+        else:
+            say(f"{position + 1}: {arm}, launch {launch + 1}; at most {len(planned)} more")
+            log = out / "launches" / f"{position:03d}-{arm}"
             run = run_arm(
                 plan.command, arm, log, warmup=plan.warmup, steps=plan.steps, deadline_s=deadline_s,
                 cwd=Path.cwd(), device=measured.device, began_s=began_s,
             )  # fmt: skip
-        else:
-            run = Run(arm, reason=reason)
-        if not position and run.reason is None:
-            deadline_s = min(deadline_s, LONGEST_RATIO * run.took_s + LONGER_S)
-        if reason is None:  # what was left out is no failure
+            if run.reason is not None:
+                say(f"  not measured, because {run.reason}")
+                if not position:
+                    raise AttachError(f"the script cannot be measured: {run.reason}; its output is in {log}")
+            elif not position:
+                deadline_s = min(deadline_s, LONGEST_RATIO * run.took_s + LONGER_S)
+            elif arm == "trace":
+                paths = [log / f"trace-rank{rank}.json.gz" for rank in range(len(run.ranks))]
+                traced = read_traces([path for path in paths if path.exists()], TRACED_STEPS)
+            if arm not in measured.steps_s:
+                measured.reasons.pop(arm, None)  # it was left out of a launch before
+                if run.reason is not None:
+                    failed[arm] = run.reason
             folder.add(launch, position, run)
-        measured.add(launch, run)
-        if run.reason is not None and reason is None:
-            say(f"  not measured, because {run.reason}")
-            if position == 0:
-                raise AttachError(f"the script cannot be measured: {run.reason}; its output is in {log}")
-        elif arm == "trace" and run.reason is None:
-            paths = [log / f"trace-rank{rank}.json.gz" for rank in range(len(run.ranks))]
-            traced = read_traces([path for path in paths if path.exists()], TRACED_STEPS)
+            measured.add(launch, run)
+            position += 1
+        if not planned and "aa" in plan.arms and not is_confirming:
+            is_confirming, faster = True, [arm for arm in to_confirm(measured) if arm not in plan.often]
+            planned = confirming(plan.launches, faster)
     return traced
 
 
 def _why_skipped(arm: str, measured: Measured) -> str | None:
     """Why a run would tell nothing; None if it may."""
-    if arm in measured.reasons and arm not in measured.steps_s:
-        return measured.reasons[arm]
     ranks = measured.facts.get("baseline", [])
-    if not ranks:
+    if not ranks or arm in measured.steps_s:
         return None
     if arm == "trace" and measured.device != "cuda":
         return "there is no GPU"
-    if arm in BUCKETS and sum(ranks[0]["bucket_bytes"]) <= DDP_BUCKETS_MB[0] * 2**20:
-        return "all gradients fit in one bucket of 1 MiB"
+    if arm in BUCKETS:
+        return _why_no_buckets(arm, measured)
+    if arm == "cached_input":
+        return _why_no_input(measured)
     if arm == "threads":
         busiest = max(Counter(rank["host"] for rank in ranks).values())
         if ranks[0]["threads"] * busiest <= max(ranks[0]["cores"], busiest):
             return "the ranks' threads have cores of their own"
     return None
+
+
+def _why_no_buckets(arm: str, measured: Measured) -> str | None:
+    smaller = ["baseline", *BUCKETS[: BUCKETS.index(arm)]]
+    for one in smaller:
+        if one in measured.facts and len(measured.facts[one][0]["bucket_bytes"]) < 2:
+            return "all gradients are in one bucket"
+    saved = measured.exchange
+    if saved is not None and saved.ratio < LEAST:
+        return f"without any exchange a step is not {LEAST:.0%} shorter"
+    return None
+
+
+def _why_no_input(measured: Measured) -> str | None:
+    """Where drawing a batch takes nothing and no process makes the next one meanwhile."""
+    parts = [seconds["input"] / max(sum(seconds.values()), 1e-9) for seconds in shares(measured)]
+    workers = [rank.get("loader_workers", 0) for rank in measured.facts.get("no_exchange", [])]
+    if not parts or any(workers) or max(parts) > LEAST / 2:
+        return None
+    return f"drawing a batch takes {max(parts):.1%} of a step, and no loader worker makes others meanwhile"
 
 
 def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None:
@@ -215,14 +244,18 @@ def _some(paths: Sequence[str]) -> str:
     return f"{len(paths)} file{'s' * (len(paths) > 1)}: {', '.join(paths[:5])}{', ...' * (len(paths) > 5)}"
 
 
-def _files(root: Path, out: Path) -> set[str]:
-    """Files below a folder, without those of the results."""
-    paths: set[str] = set()
+def _files(root: Path, out: Path) -> dict[str, tuple[int, int]]:
+    """Files below a folder with their size and when each was changed, without those of the results."""
+    states: dict[str, tuple[int, int]] = {}
     for place, folders, files in os.walk(root):
         folders[:] = [
             name for name in folders if name != "__pycache__" and Path(place, name).resolve() != out.resolve()
         ]
-        paths.update(os.path.relpath(Path(place, name), root) for name in files)
-        if len(paths) > MOST_FILES:
+        for name in files:
+            path = Path(place, name)
+            with suppress(FileNotFoundError):  # gone meanwhile
+                state = path.lstat()
+                states[os.path.relpath(path, root)] = state.st_size, state.st_mtime_ns
+        if len(states) > MOST_FILES:
             break
-    return paths
+    return states

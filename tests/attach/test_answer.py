@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.attach.answer import answer
-from scaling.attach.findings import findings, slow_rank
+from scaling.attach.findings import findings, slow_rank, to_confirm
 from scaling.attach.launch import Run, _why_not
 from scaling.attach.marks import steady, steps_of
 from scaling.attach.measured import Measured
@@ -190,13 +190,44 @@ def test_a_step_without_a_backward_pass_is_refused() -> None:
     assert reason == "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
 
 
-def test_what_is_seen_once_is_faster_than_every_unchanged_run() -> None:
-    steps = {**EVEN, "no_exchange": (0.05, 0.05), "buckets_200": (0.07, 0.07)}
-    assert findings(_facts(_measured(steps), "buckets_200", bucket_bytes=[2**23]))[0].kind == "buckets"
-    later = _facts(_measured(steps), "buckets_200", bucket_bytes=[2**23])
-    for arm in ("baseline", "aa"):  # the machine has become faster
-        later.add(3, Run(arm, [_rank(at, [0.065] * 6) for at in range(2)]))
-    assert findings(later)[0].kind == "exchange"
+def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline() -> None:
+    steps = {**EVEN, "no_exchange": (0.05, 0.05)}
+    for again_s, kind in ((0.07, "buckets"), (0.099, "exchange")):
+        measured = _measured(steps)
+        other = [{**_rank(at, [0.07] * 6), "bucket_bytes": [2**23]} for at in range(2)]
+        measured.add(0, Run("buckets_200", other))
+        assert [found.kind for found in findings(measured)] == ["exchange"]
+        assert to_confirm(measured) == ["buckets_200"]
+        for launch in (3, 4):
+            measured.add(launch, Run("baseline", [_rank(at, [0.1] * 6) for at in range(2)]))
+            again = [{**_rank(at, [again_s] * 6), "bucket_bytes": [2**23]} for at in range(2)]
+            measured.add(launch, Run("buckets_200", again))
+        assert findings(measured)[0].kind == kind
+        assert to_confirm(measured) == []
+
+
+def test_waiting_for_the_last_rank_of_each_step_is_no_exchange() -> None:
+    measured, turns = Measured(), [(0.1, 0.04), (0.04, 0.1)] * 6
+    for launch in range(3):
+        for arm in ("baseline", "aa", "no_exchange"):
+            alone = arm == "no_exchange"
+            ranks = [_rank(at, [pair[at] if alone else 0.101 for pair in turns]) for at in range(2)]
+            for rank in ranks:
+                rank["batches"] = [
+                    (size, 8 * size) for size in (8, *(int(1e3 * p[rank["rank"]]) for p in turns))
+                ]
+            measured.add(launch, Run(arm, ranks))
+    assert measured.exchange is not None
+    assert round(measured.exchange.ratio, 2) == 0.01
+    (found,) = findings(measured)
+    assert (found.kind, round(found.ratio, 1)) == ("uneven", 0.3)
+    assert any("ranks take turns at being late, for 30% of it" in line for line in answer(measured))
+
+
+def test_cached_batches_of_another_size_do_not_show_what_input_takes() -> None:
+    measured = _measured({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)})
+    _facts(measured, "cached_input", batches=[(2, 16)] * 7)
+    assert "With cached input: not measured, because its steps or batches became others." in answer(measured)
 
 
 def test_what_marks_cost_is_said_with_what_runs_with_a_clock_alone_show() -> None:
@@ -214,17 +245,3 @@ def test_phases_below_the_spread_are_no_finding() -> None:
             for rank in launch:
                 rank.update(input=0.02, forward=0.02, backward=0.01, update=0.0)
         assert [found.kind for found in findings(measured)] == kinds
-
-
-def test_arms_with_the_same_buckets_all_have_to_show_a_gain() -> None:
-    steps = {**EVEN, "no_exchange": (0.06, 0.06), "buckets_2": (0.07, 0.07), "buckets_200": (0.08, 0.08)}
-    (found,) = [one for one in findings(_same_buckets(steps)) if one.kind != "idle"]
-    assert (found.kind, found.values, round(found.ratio, 2)) == ("buckets", {"arm": "buckets_2"}, 0.2)
-    assert findings(_same_buckets({**steps, "buckets_200": (0.101, 0.101)}))[0].kind == "exchange"
-
-
-def _same_buckets(steps: dict[str, tuple[float, float]]) -> Measured:
-    measured = _measured(steps)
-    for arm in ("buckets_2", "buckets_200"):
-        _facts(measured, arm, bucket_bytes=[2**23])
-    return measured

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scaling.attach.arms import ONCE, REPEATED, one_worker, order
+from scaling.attach.arms import ONCE, REPEATED, confirming, one_worker, order
 
 
 def test_every_launch_has_every_repeated_arm_once() -> None:
@@ -10,9 +10,16 @@ def test_every_launch_has_every_repeated_arm_once() -> None:
     for launch in range(3):
         assert sorted(arm for at, arm in runs[: 3 * len(REPEATED)] if at == launch) == sorted(REPEATED)
     once = runs[3 * len(REPEATED) :]
-    assert [arm for launch, arm in once if launch == 0] == list(ONCE)
-    # An A/A pair of its own, between those that are compared with it.
-    assert once.index((3, "aa")) == once.index((3, "baseline")) + 1 == once.index((0, "buckets_200")) - 1
+    assert once == [(0, arm) for arm in ONCE]
+    assert [arm for _, arm in runs[:2]] == ["baseline", "no_exchange"]  # they say what else is worth its time
+
+
+def test_what_was_faster_once_runs_next_to_two_more_pairs_of_the_same() -> None:
+    assert confirming(3, []) == []
+    assert confirming(3, ["threads", "buckets_2"]) == [
+        *((3, arm) for arm in ("baseline", "threads", "buckets_2", "aa")),
+        *((4, arm) for arm in ("buckets_2", "threads", "baseline", "aa")),
+    ]
 
 
 def test_the_launches_differ_in_their_order() -> None:

@@ -99,6 +99,50 @@ def test_what_was_there_before_is_neither_deleted_nor_written_over(tmp_path: Pat
     assert kept == {"last.pt", "old.pt", "folder", "links", "log.txt", "table.csv"}
 
 
+PAST_PYTHON = """
+import os, sqlite3, subprocess, sys, h5py
+torch.save({}, "initial.pt")
+file = os.open("low.txt", os.O_WRONLY | os.O_TRUNC)
+os.write(file, b"written over")
+os.close(file)
+os.truncate("cut.txt", 1)
+h5py.File("data.h5", "a").write(b"changed")
+base = sqlite3.connect("runs.db")
+base.execute("create table t (x)")
+base.commit()
+for environment in (None, {"PATH": os.environ["PATH"]}):
+    code = "import os; os.remove('child.txt'); open('child.txt', 'w').close()"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+"""
+
+H5PY = """
+import _io
+class File:
+    def __init__(self, name, mode="r"):
+        self.write = _io.FileIO(name, mode.replace("a", "r+")).write
+"""
+
+
+def test_what_is_written_past_pythons_open_is_guarded_too(tmp_path: Path) -> None:
+    work, names = tmp_path / "work", ("initial.pt", "low.txt", "cut.txt", "data.h5", "runs.db", "child.txt")
+    work.mkdir()
+    before = {name: "" if name == "runs.db" else f"mine: {name}" for name in names}
+    for name, text in before.items():
+        (work / name).write_text(text)
+    (tmp_path / "h5py.py").write_text(H5PY)
+    script = tmp_path / "writes.py"
+    whole = (SCRIPTS / "plain.py").read_text()
+    script.write_text(
+        whole.replace("dist.init_process_group", f"exec({PAST_PYTHON!r})\ndist.init_process_group")
+    )
+    run = run_arm(
+        [*TORCHRUN, str(script)], "baseline", tmp_path / "out", warmup=3, steps=5, deadline_s=60, cwd=work
+    )
+    assert run.reason is None, (tmp_path / "out" / "output.log").read_text()
+    assert {path.name: path.read_text() for path in work.iterdir()} == before
+    assert {Path(path).name for path in run.ranks[0]["kept"]} == set(names)
+
+
 def test_what_an_arm_before_wrote_is_not_the_users(tmp_path: Path) -> None:
     script = tmp_path / "metrics.py"
     writes = """

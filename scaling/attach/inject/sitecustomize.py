@@ -1,4 +1,4 @@
-"""Python runs this at start where its folder is first on PYTHONPATH; after torch it loads the agent.
+"""Python runs this at start where its folder is first on PYTHONPATH: it guards files; torch brings the agent.
 
 It imports nothing of this project, so the script's own packages are the ones that it finds without it.
 """
@@ -7,6 +7,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import types
+from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NAME = "_scaling_attach_inside"
@@ -20,7 +22,7 @@ def _run_existing() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _load_agent() -> None:
+def _load() -> types.ModuleType:
     place = os.path.join(os.path.dirname(HERE), "inside")
     spec = importlib.util.spec_from_file_location(
         NAME, os.path.join(place, "__init__.py"), submodule_search_locations=[place]
@@ -30,28 +32,45 @@ def _load_agent() -> None:
     inside = importlib.util.module_from_spec(spec)
     sys.modules[NAME] = inside
     spec.loader.exec_module(inside)
-    inside.start()
+    return inside
 
 
-class _TorchFinder:
-    """Finds torch once, as everybody else does, and loads the agent after it."""
+class _After:
+    """Finds modules once, as everybody else does, and makes a call with each after it is loaded."""
 
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != "torch":
+    def __init__(self, calls: dict[str, Any]) -> None:
+        self.calls = calls
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        call = self.calls.pop(name, None)
+        if call is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_load(module):  # type: ignore[no-untyped-def]
+            def execute_and_call(module: Any) -> None:
                 execute(module)
-                _load_agent()
+                call(module)
 
-            spec.loader.exec_module = execute_and_load  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
+
+
+def _begin() -> None:
+    inside = _load()
+    guard, order = inside.protect(), os.environ["SCALING_ATTACH"]
+    calls: dict[str, Any] = {
+        "torch": lambda _: inside.start(),
+        "subprocess": lambda module: inside.guard.after_subprocess(module, HERE, order),
+        "sqlite3": lambda module: inside.guard.after_sqlite3(module, guard),
+        "h5py": lambda module: inside.guard.after_h5py(module, guard),
+    }
+    for name in [name for name in calls if name in sys.modules]:
+        calls.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _After(calls))
 
 
 _run_existing()
 if os.environ.get("SCALING_ATTACH"):
-    sys.meta_path.insert(0, _TorchFinder())
+    _begin()

@@ -13,7 +13,17 @@ INJECTED = "_scaling_attach_inside"
 """This package's name where `inject/sitecustomize.py` has loaded it by file."""
 
 _agents: list[Any] = []
-"""The process's agent, once there is one."""
+_guards: list[Any] = []
+"""The process's agent and the guard of its files, once there is one."""
+
+
+def protect() -> Any:
+    """Guards the files from before the run, in this process; the guard."""
+    from .guard import Guard
+
+    if not _guards:
+        _guards.append(Guard(json.loads(os.environ["SCALING_ATTACH"])))
+    return _guards[0]
 
 
 def start() -> Any:
@@ -28,7 +38,7 @@ def start() -> Any:
         _agents.append(agent)
         change(agent)
         mark(agent)
-        save_nothing(agent)
+        save_nothing(agent, protect())
     return _agents[0]
 
 
