@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,10 @@ from scaling.store.contents import (
     read_study,
 )
 from scaling.store.files import (
-    MEND_SAMPLES,
-    append_whole,
     as_json,
     inside,
     is_held,
-    json_lines,
     locked,
-    rank_of,
     run_folders,
     sample_files,
     storable,
@@ -58,6 +53,7 @@ from scaling.store.records import (
     read_run,
     record_from,
 )
+from scaling.store.run_samples import appender, move_aside, read_samples
 from scaling.store.upgrades import FAILURE_KIND
 
 ROOM_BYTES = 65_536
@@ -186,14 +182,7 @@ class ResultsFolder:
 
     def start_run(self, record: RunRecord, launch: Mapping[str, Any]) -> None:
         """Marks a run as running; samples of an earlier attempt that was cut off are moved aside."""
-        folder = self._run_file_to_write(record.cell_id, record.repeat).parent
-        left_over = sample_files(folder)
-        if left_over:
-            attempt = next(path for n in count(1) if not (path := folder / f"attempt-{n}").exists())
-            with writing(attempt):
-                attempt.mkdir()
-                for path in left_over:
-                    path.rename(attempt / path.name)
+        move_aside(self._run_file_to_write(record.cell_id, record.repeat).parent)
         record.state, record.reason, record.notes, record.summary = "running", None, [], {}
         record.launch = {**launch, "started_at": now(), "code_changes": len(CODE_CHANGES)}
         self.write_run(record)
@@ -227,13 +216,7 @@ class ResultsFolder:
         self, cell_id: str, repeat: int, rank: int
     ) -> Callable[[Iterable[Mapping[str, Any]]], None]:
         """A function that appends one rank's samples as JSON lines; NaN and infinity become null."""
-        path = self._run_file_to_write(cell_id, repeat).parent / f"rank{rank}.jsonl"
-
-        def append(rows: Iterable[Mapping[str, Any]]) -> None:
-            lines = [json.dumps(storable(row), allow_nan=False) + "\n" for row in rows]
-            append_whole(path, "".join(lines).encode())
-
-        return append
+        return appender(self._run_file_to_write(cell_id, repeat).parent / f"rank{rank}.jsonl")
 
     def samples(self, cell_id: str, repeat: int, *, unfinished: bool = False) -> list[list[dict[str, Any]]]:
         """The samples of a run: [rank][line].
@@ -247,16 +230,7 @@ class ResultsFolder:
             StoreError: a file is missing or damaged.
         """
         folder = self._run_file(cell_id, repeat).parent
-        archive, files = self._archive(), sample_files(folder)
-        archived = archive.ranks(cell_id, repeat) if archive else []
-        ranks = [file.rank for file in archived] if archive else [rank_of(path) for path in files]
-        if ranks != list(range(len(ranks))):
-            raise StoreError(
-                f"{folder}: samples of ranks {ranks!s:.60} are there; some are missing; {MEND_SAMPLES}"
-            )
-        if archive:
-            return [archive.samples(file, unfinished=unfinished) for file in archived]
-        return [json_lines(path, unfinished=unfinished) for path in files]
+        return read_samples(folder, self._archive(), cell_id, repeat, unfinished=unfinished)
 
     # -- the archived form -----------------------------------------------------------------------------------
 

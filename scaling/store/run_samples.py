@@ -1,0 +1,63 @@
+"""The samples of one run: of each rank a file of JSON lines, or a part of the archive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from scaling.errors import StoreError
+from scaling.store.archive import Archive
+from scaling.store.files import (
+    MEND_SAMPLES,
+    append_whole,
+    json_lines,
+    rank_of,
+    sample_files,
+    storable,
+    writing,
+)
+
+
+def appender(path: Path) -> Callable[[Iterable[Mapping[str, Any]]], None]:
+    """A function that appends samples to a file; NaN and infinity become null."""
+
+    def append(rows: Iterable[Mapping[str, Any]]) -> None:
+        lines = [json.dumps(storable(row), allow_nan=False) + "\n" for row in rows]
+        append_whole(path, "".join(lines).encode())
+
+    return append
+
+
+def move_aside(folder: Path) -> None:
+    """Samples of an attempt that was cut off go to a folder of their own, attempt-1, attempt-2, ..."""
+    files = sample_files(folder)
+    if not files:
+        return
+    attempt = next(path for n in count(1) if not (path := folder / f"attempt-{n}").exists())
+    with writing(attempt):
+        attempt.mkdir()
+        for path in files:
+            path.rename(attempt / path.name)
+
+
+def read_samples(
+    folder: Path, archive: Archive | None, cell_id: str, repeat: int, *, unfinished: bool
+) -> list[list[dict[str, Any]]]:
+    """[rank][line], of files in the run's folder or of the archive that has taken them.
+
+    Raises:
+        StoreError: a file is missing or damaged.
+    """
+    files = sample_files(folder)
+    archived = archive.ranks(cell_id, repeat) if archive else []
+    ranks = [file.rank for file in archived] if archive else [rank_of(path) for path in files]
+    if ranks != list(range(len(ranks))):
+        raise StoreError(
+            f"{folder}: samples of ranks {ranks!s:.60} are there; some are missing; {MEND_SAMPLES}"
+        )
+    if archive:
+        return [archive.samples(file, unfinished=unfinished) for file in archived]
+    return [json_lines(path, unfinished=unfinished) for path in files]
