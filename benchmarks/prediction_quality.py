@@ -49,7 +49,7 @@ from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import cell_fields
 from scaling.prediction.sources import Sources
-from scaling.prediction.terms import Strategy
+from scaling.prediction.strategy import Strategy
 from scaling.prediction.what_if import what_if
 from scaling.store import ResultsFolder
 from scaling.study.predicting import strategy_of

@@ -66,15 +66,9 @@ def tune(
         deciding = deciding_study(screening, loaded, resolved, cells, fastest)
         folder = _measured(deciding, out / "buckets", scope, zygotes)
     for cell, model, measured_cells in zip(cells, models, _cells_by_part(screening, folder), strict=True):
+        setting = replace(cell, bucket_mb=None, bucket_sizes_mb=None).describe()
         lines = text_of(model.finding(measured_cells)).split(" // ")
-        typer.echo(
-            "\n".join(
-                [
-                    f"{replace(cell, bucket_mb=None, bucket_sizes_mb=None).describe()}:",
-                    *(folded("  ", line, indent=4) for line in lines),
-                ]
-            )
-        )
+        typer.echo("\n".join([f"{setting}:", *(folded("  ", line, indent=4) for line in lines)]))
     note(f"report: {folder.path / 'report.html'}; of the probe: {out / 'probe' / 'report.html'}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from topologies.texts import folded
 
 if TYPE_CHECKING:
     from scaling.conformance.fidelity.sheet import Sheet
-    from scaling.conformance.verify import SubjectResult
+    from scaling.conformance.verify import Subject, SubjectResult
     from scaling.store import ResultsFolder
 
 _Name = Annotated[
@@ -68,17 +69,9 @@ def verify(
     For a schedule it prints what the busiest rank sends; S is the size of the buffer. For a lossy aggregator
     it prints a fidelity sheet: error, bytes, speed, and the link speed below which compression pays.
     """
-    from rich.console import Console
-
     from scaling.conformance import NUM_EXAMPLES, NUM_EXAMPLES_OF_ALL
     from scaling.conformance.fidelity import sheet_of
-    from scaling.conformance.verify import (
-        all_subjects,
-        examine,
-        examine_all,
-        parse_world_sizes,
-        subjects_of,
-    )
+    from scaling.conformance.verify import all_subjects, parse_world_sizes, subjects_of
     from scaling.store import ResultsFolder
 
     if (name is None) != everything:
@@ -91,16 +84,12 @@ def verify(
     findings: list[SubjectResult] = []
     sheets: list[Sheet | None] = []
     examples = examples or (NUM_EXAMPLES_OF_ALL if everything else NUM_EXAMPLES)
-    results = examine_all(subjects, sizes, examples, seed) if everything else None
-    for index, subject in enumerate(subjects, 1):
-        with Console(stderr=True).status(f"{index}/{len(subjects)} {subject.name}") as status:
-            findings.append(
-                next(results) if results else examine(subject, sizes, status.update, examples, seed)
-            )
-        wanted = not everything and subject.kind == "aggregator" and findings[-1].failure is None
+    for subject, result in zip(subjects, _checked(subjects, sizes, examples, seed, everything), strict=True):
+        findings.append(result)
+        wanted = not everything and subject.kind == "aggregator" and result.failure is None
         sheets.append(sheet_of(subject.name) if wanted else None)
         if not as_json:
-            _print(findings[-1], sheets[-1], width)
+            _print(result, sheets[-1], width)
     if folder is not None:
         _save(sheets[0], name, folder)
     if as_json:
@@ -109,6 +98,21 @@ def verify(
         typer.echo(json.dumps(values, indent=1))
     if any(finding.failure is not None for finding in findings):
         raise typer.Exit(1)
+
+
+def _checked(
+    subjects: Sequence[Subject], sizes: Sequence[int], examples: int, seed: int, everything: bool
+) -> Iterator[SubjectResult]:
+    """The results in the order of the subjects; of everything on all cores."""
+    from rich.console import Console
+
+    from scaling.conformance.verify import examine, examine_all
+
+    results = examine_all(subjects, sizes, examples, seed) if everything else None
+    for index, subject in enumerate(subjects, 1):
+        with Console(stderr=True).status(f"{index}/{len(subjects)} {subject.name}") as status:
+            result = next(results) if results else examine(subject, sizes, status.update, examples, seed)
+        yield result
 
 
 def _print(result: SubjectResult, sheet: Sheet | None, width: int) -> None:

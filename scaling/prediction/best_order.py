@@ -22,7 +22,7 @@ from typing import Any
 from scaling.collectives.placement import Place
 from scaling.collectives.plan import Exchange, simulate_plan
 from scaling.prediction.rows import cell_fields
-from scaling.prediction.terms import Strategy
+from scaling.prediction.strategy import Strategy
 from topologies.errors import TopologyError
 from topologies.model import Topology
 

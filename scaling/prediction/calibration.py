@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.prediction.estimate import PredictedValue, sd_that_reaches
-from scaling.prediction.terms import Term
+from scaling.prediction.strategy import Term
 
 Floats = NDArray[np.float64]
 

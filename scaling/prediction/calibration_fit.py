@@ -21,7 +21,7 @@ from scaling.prediction.calibration import (
     doublings_of,
     prior_sd,
 )
-from scaling.prediction.terms import Term
+from scaling.prediction.strategy import Term
 
 LARGE_FLOW_S = 1e-3
 """From which on an exchange tells what shared paths carry: smaller ones stay in the processor's cache."""

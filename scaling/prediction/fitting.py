@@ -15,7 +15,8 @@ from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.mpi import mpi_native
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
 from scaling.prediction.predict import by_host, strategy_key, without_saved_update
-from scaling.prediction.terms import Machinery, Strategy, Term, divide_term, terms_of, update_terms
+from scaling.prediction.strategy import Machinery, Strategy, Term
+from scaling.prediction.terms import divide_term, terms_of, update_terms
 from scaling.prediction.transports import measured_host_sends, moves, shared_paths_s
 from topologies.errors import TopologyError
 from topologies.model import Topology

@@ -17,17 +17,8 @@ from scaling.prediction.estimate import NOTHING, PredictedValue, total
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.overlap_fit import OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
-from scaling.prediction.terms import (
-    Machinery,
-    Strategy,
-    Term,
-    ddp_terms,
-    divide_term,
-    input_copy,
-    terms_of,
-    transport_of,
-    update_terms,
-)
+from scaling.prediction.strategy import Machinery, Strategy, Term
+from scaling.prediction.terms import ddp_terms, divide_term, input_copy, terms_of, transport_of, update_terms
 from topologies.errors import TopologyError
 
 

@@ -12,7 +12,7 @@ from scaling.prediction.compute import ComputeModel
 from scaling.prediction.fitting import fitted, machinery_for
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.predict import Predictor
-from scaling.prediction.terms import Strategy
+from scaling.prediction.strategy import Strategy
 from topologies.errors import TopologyError
 from topologies.model import Topology
 

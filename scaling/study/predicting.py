@@ -20,7 +20,7 @@ from scaling.collectives.plan import Codec, Stage, Update
 from scaling.errors import ScalingError, ScheduleError, StudyError
 from scaling.prediction.overlapped import ddp_buckets
 from scaling.prediction.predict import Prediction, Predictor
-from scaling.prediction.terms import Strategy
+from scaling.prediction.strategy import Strategy
 from scaling.study.cells import AvailableMachine, Cell, resolve
 from scaling.study.parts import TrainingPart
 from scaling.study.places import sizes_of

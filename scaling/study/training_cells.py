@@ -94,19 +94,7 @@ def _combinations(
         *(workload.batches(device), shares, aggregators, part.step, peer_access, precisions(part, device)),
         *(part.seed, placements, part.batch_norm, formats),
     )
-    for (
-        batch,
-        size,
-        name_and_aggregator,
-        step,
-        peer,
-        precision,
-        seed,
-        placement,
-        batch_norm,
-        memory_format,
-    ) in axes:
-        name, aggregator = name_and_aggregator
+    for batch, size, (name, aggregator), step, peer, precision, seed, placement, norm, memory_format in axes:
         local, total = _batch_sizes(part, batch, size, where)
         workload.require_samples(total, where)
         if shares[size] and peer is not peer_access[0]:
@@ -129,7 +117,7 @@ def _combinations(
                 "peer_access": peer,
                 "seed": seed,
                 "input_placement": placement,
-                "batch_norm": batch_norm,
+                "batch_norm": norm,
                 "workers_per_gpu": shares[size],
                 "memory_format": memory_format,
                 **extents[placement],

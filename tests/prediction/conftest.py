@@ -5,7 +5,7 @@ from typing import Any
 from scaling.collectives.plan import Exchange, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.prediction.measured import MeasuredCell
-from scaling.prediction.terms import Strategy
+from scaling.prediction.strategy import Strategy
 from topologies.machine import Device, Link, Machine
 from topologies.model import Network, Topology
 

@@ -10,7 +10,8 @@ from scaling.prediction.compute import ComputeModel
 from scaling.prediction.fitting import fitted, observations_of_cells, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
 from scaling.prediction.predict import Predictor, strategy_key
-from scaling.prediction.terms import Machinery, Term, divide_term, terms_of
+from scaling.prediction.strategy import Machinery, Term
+from scaling.prediction.terms import divide_term, terms_of
 from tests.prediction.conftest import by_root, cell, machine, measured, strategy
 
 

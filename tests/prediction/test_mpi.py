@@ -11,7 +11,8 @@ from scaling.prediction.fitting import machinery_for, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
 from scaling.prediction.predict import Predictor, strategy_key
 from scaling.prediction.sources import Sources
-from scaling.prediction.terms import Machinery, terms_of, transport_of
+from scaling.prediction.strategy import Machinery
+from scaling.prediction.terms import terms_of, transport_of
 from scaling.study.predicting import strategy_of
 from tests.prediction.conftest import cell, machine, measured
 from topologies.schema import load

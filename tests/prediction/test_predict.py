@@ -6,7 +6,7 @@ from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.overlapped import ddp_buckets, exposed
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import reason_row, row_of, text_table
-from scaling.prediction.terms import Machinery, Strategy
+from scaling.prediction.strategy import Machinery, Strategy
 from scaling.prediction.what_if import what_if
 from tests.prediction.conftest import cell, machine, measured, strategy
 

@@ -7,7 +7,8 @@ import pytest
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Update
-from scaling.prediction.terms import Machinery, Strategy, input_copy, terms_of
+from scaling.prediction.strategy import Machinery, Strategy
+from scaling.prediction.terms import input_copy, terms_of
 from tests.prediction.conftest import cell, machine, strategy
 
 LAYOUT = BucketLayout.of([("weight", (1000, 10_000))])

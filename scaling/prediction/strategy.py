@@ -1,0 +1,121 @@
+"""What is priced, a strategy, on what, a machine's machinery; and the terms that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scaling.collectives.mpi_library import MpiLibrary
+from scaling.collectives.plan import Stage, Update
+from scaling.collectives.ring import ring
+from scaling.prediction.transports import HostSends, for_host_sends, shared_paths_s, without_latency
+from topologies.model import Topology
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of an aggregation.
+
+    Attributes:
+        kind: what calibrates it.
+        name: for people.
+        latency_s, flow_s: by the machine file.
+        busiest: the resource that bounds it; None where that is no link.
+        choice: a library's algorithm and protocol.
+        native_bytes: of a library's all-reduce, the buffer; else None.
+        note: what was assumed of it.
+        num_ranks: that take part.
+        shared_s: of what goes through host memory, on the busiest path that ranks share, by the machine file.
+    """
+
+    kind: str
+    name: str
+    latency_s: float
+    flow_s: float
+    busiest: str | None = None
+    choice: str = ""
+    native_bytes: float | None = None
+    note: str | None = None
+    num_ranks: int = 2
+    shared_s: float = 0.0
+
+    @property
+    def by_gpu(self) -> bool:
+        """Whether the GPU itself works on it, so that nothing that it computes hides it."""
+        return self.kind.startswith("codec") or self.kind == "gpu_work"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One aggregation as plans have it, for one cell.
+
+    Attributes:
+        cell: its independent variables.
+        buckets: stages of each bucket's aggregation, in the order in which gradients become ready; no update
+            where every replica takes it.
+        bucket_elements, bucket_tensors: of each bucket.
+        updates: the update, where it is not every replica's.
+        num_elements: of the whole gradient, as many as its bytes are in float32.
+        codes_by_tensor: its codec starts kernels for each tensor.
+        cast: the gradient is cast to 16 bits for the wire, and back.
+        sample_bytes: of a sample's input, where its data lies in host memory.
+    """
+
+    cell: Mapping[str, Any]
+    buckets: tuple[tuple[Stage, ...], ...]
+    bucket_elements: tuple[int, ...]
+    bucket_tensors: tuple[int, ...]
+    updates: tuple[Update, ...]
+    num_elements: int
+    codes_by_tensor: bool = False
+    cast: bool = False
+    sample_bytes: int = 0
+
+    @property
+    def gpu_update_share(self) -> float:
+        """Of the parameters, those that the busiest rank's own device updates, where replicas do not all."""
+        share, total = 0.0, sum(update.num_elements for update in self.updates)
+        for update in self.updates:
+            if update.site == "root" and total:
+                share += update.num_elements / total
+            elif update.site == "owner" and total:
+                share += max(update.owner_elements) / total
+        return share
+
+
+@dataclass
+class Machinery:
+    """A topology, and what prices on it: made once for many cells.
+
+    Attributes:
+        topology: the machine.
+        host_sends: what messages through its host memory reach; None: as the machine file has it.
+        mpi: the MPI library; None: a default, which predictions say.
+        horovod_by_mpi: whether Horovod's ranks without GPUs exchange by MPI, and not by Gloo.
+    """
+
+    topology: Topology
+    host_sends: HostSends | None = None
+    mpi: MpiLibrary | None = None
+    horovod_by_mpi: bool = False
+    _bare: dict[str, Topology] = field(default_factory=dict)
+
+    def on(self, transport: str) -> tuple[Topology, Topology]:
+        """The topology of a transport, and the same without latency."""
+        if transport not in self._bare:
+            topology = self.topology
+            if transport in ("sends_host", "native_host"):
+                topology = for_host_sends(self.topology, self.host_sends)
+            self._bare[transport], self._bare[f"{transport}, bare"] = topology, without_latency(topology)
+        return self._bare[transport], self._bare[f"{transport}, bare"]
+
+    def ring_through_host_s(self, world_size: int, num_bytes: float) -> float:
+        """A library's ring without access between GPUs, on the paths that the ranks of a node share."""
+        per_node = min(world_size, len(self.topology.machine.of_kind("gpu")))
+        return shared_paths_s(ring(per_node), self.on("host")[1], num_bytes) if per_node > 1 else 0.0
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether ranks are GPUs."""
+        return bool(self.topology.machine.of_kind("gpu"))
