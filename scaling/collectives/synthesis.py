@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -165,38 +166,19 @@ def _reaches_all(links: PairLinks, room: Floats) -> bool:
 
 def _gather_steps(links: PairLinks, per_rank: int, room: Floats, seed: int | None) -> list[Step]:
     """The all-gather: rank r begins with the chunks from r `per_rank` on."""
-    n = links.world_size
-    seconds = links.shared_seconds
-    distance = (links.target - links.source) % n
-    if seed is not None:
-        distance = np.random.default_rng(seed).permutation(len(distance))
-    order = np.lexsort((links.source, distance, -seconds.round(15)))
-    columns = links.uses.tocsc()
-    pairs = []
-    for pair in order.tolist():
-        begin, end = columns.indptr[pair], columns.indptr[pair + 1]
-        resources = columns.indices[begin:end].tolist()
-        uses = list(zip(resources, columns.data[begin:end].tolist(), strict=True))
-        nearer = _nearer(links, seconds, pair)
-        mask = sum(1 << resource for resource in resources)
-        pairs.append((int(links.source[pair]), int(links.target[pair]), uses, nearer, mask))
-    pairs = [pair for pair in pairs if all(weight <= room[resource] for resource, weight in pair[2])]
-    usable = {(source, target) for source, target, *_ in pairs}  # nobody waits for a link that is too slow
-    pairs = [
-        (source, target, uses, [near for near in nearer if (near, target) in usable], mask)
-        for source, target, uses, nearer, mask in pairs
-    ]
+    pairs = _usable_pairs(links, room, seed)
     least = dict[int, float]()  # of the weights with which a resource is used
     for pair in pairs:
-        for resource, weight in pair[2]:
+        for resource, weight in pair.uses:
             least[resource] = min(weight, least.get(resource, weight))
+    n = links.world_size
     everything = (1 << n * per_rank) - 1
     has = [((1 << per_rank) - 1) << rank * per_rank for rank in range(n)]
     holders = [1] * (n * per_rank)
     rarities = [0, everything, *[0] * n]  # masks of the chunks that so many ranks have
     steps: list[Step] = []
     while any(held != everything for held in has):
-        left, coming, moves, full = room.tolist(), list(has), list[Transfer](), 0
+        room_left, coming, moves, full = room.tolist(), list(has), list[Transfer](), 0
         active = pairs
         while active:
             still = []
@@ -207,12 +189,12 @@ def _gather_steps(links: PairLinks, per_rank: int, room: Floats, seed: int | Non
                 wanted = has[source] & ~coming[target]
                 for near in nearer:
                     wanted &= ~coming[near]
-                if not wanted or any(weight > left[resource] for resource, weight in uses):
+                if not wanted or any(weight > room_left[resource] for resource, weight in uses):
                     continue
                 chunk = _lowest(next(filter(None, (wanted & of_rarity for of_rarity in rarities))))
                 for resource, weight in uses:
-                    left[resource] -= weight
-                    full |= (left[resource] < least[resource]) << resource
+                    room_left[resource] -= weight
+                    full |= (room_left[resource] < least[resource]) << resource
                 coming[target] |= 1 << chunk
                 rarities[holders[chunk]] ^= 1 << chunk
                 holders[chunk] += 1
@@ -223,6 +205,38 @@ def _gather_steps(links: PairLinks, per_rank: int, room: Floats, seed: int | Non
         has = coming
         steps.append(tuple(moves))
     return steps
+
+
+class _Pair(NamedTuple):
+    """Two ranks with a link: what a chunk uses of each resource, and where the target gets it faster from."""
+
+    source: int
+    target: int
+    uses: list[tuple[int, float]]
+    nearer: list[int]
+    mask: int  # of the resources
+
+
+def _usable_pairs(links: PairLinks, room: Floats, seed: int | None) -> list[_Pair]:
+    """Those over which a chunk fits into a step, in the order in which they are tried."""
+    distance = (links.target - links.source) % links.world_size
+    if seed is not None:
+        distance = np.random.default_rng(seed).permutation(len(distance))
+    seconds, columns = links.shared_seconds, links.uses.tocsc()
+    pairs = []
+    for number in np.lexsort((links.source, distance, -seconds.round(15))).tolist():
+        begin, end = columns.indptr[number], columns.indptr[number + 1]
+        resources = columns.indices[begin:end].tolist()
+        uses = list(zip(resources, columns.data[begin:end].tolist(), strict=True))
+        if all(weight <= room[resource] for resource, weight in uses):
+            mask = sum(1 << resource for resource in resources)
+            ends = int(links.source[number]), int(links.target[number])
+            pairs.append(_Pair(*ends, uses, _nearer(links, seconds, number), mask))
+    usable = {(pair.source, pair.target) for pair in pairs}  # nobody waits for a link that is too slow
+    return [
+        pair._replace(nearer=[near for near in pair.nearer if (near, pair.target) in usable])
+        for pair in pairs
+    ]
 
 
 def _nearer(links: PairLinks, seconds: Floats, pair: int) -> list[int]:
