@@ -6,10 +6,10 @@ stands first on the page. Experiments of other packages have a plain table (`pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -59,32 +59,38 @@ def report_of(results: Results) -> DeviceReport:
     return REPORTS.get(results.experiment) or plain_report(results)
 
 
+T = TypeVar("T")
+
+
+def _of_all(
+    experiments: Sequence[Results], say: Callable[[DeviceReport, Results], Iterable[T]]
+) -> Iterator[T]:
+    """What the reports of all experiments have of something."""
+    for results in experiments:
+        with _fitting(results):
+            made = [*say(report_of(results), results)]
+        yield from made
+
+
 @figure(section=SECTION)
 def experiments(data: FigureInput) -> Iterator[Drawn]:
     """The figures of all experiments."""
-    for results in data.experiments:
-        with _fitting(results):
-            drawn = [*report_of(results).figures(results)]
-        yield from drawn
+    return _of_all(data.experiments, DeviceReport.figures)
 
 
 def device_tables(experiments: Sequence[Results]) -> list[Table]:
     """The page's tables of all experiments."""
-    tables: list[Table] = []
-    for results in experiments:
-        with _fitting(results):
-            tables += report_of(results).tables(results)
-    return [replace(table, section=SECTION) for table in tables]
+    return [replace(table, section=SECTION) for table in _of_all(experiments, DeviceReport.tables)]
 
 
 def device_sentences(experiments: Sequence[Results]) -> list[str]:
     """What was found, of all experiments: of each what is unfinished, its answer, then the rest."""
-    sentences = []
-    for results in experiments:
-        with _fitting(results):
-            *others, answer = [*report_of(results).sentences(results)] or [""]
-        sentences += [*_unfinished(results), *([answer] if answer else []), *others]
-    return sentences
+
+    def sentences(report: DeviceReport, results: Results) -> list[str]:
+        *others, answer = [*report.sentences(results)] or [""]
+        return [*_unfinished(results), *([answer] if answer else []), *others]
+
+    return [*_of_all(experiments, sentences)]
 
 
 def device_headline(experiments: Sequence[Results]) -> str:

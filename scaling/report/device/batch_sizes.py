@@ -64,18 +64,18 @@ def enough(cells: Sequence[DeviceResult]) -> Reached | None:
 
     These are the points of smaller batches, below one that is not enough: throughput is taken to rise there.
     """
-    found = reached([cell for cell in cells if cell.samples_per_s], "batch", 1 / ENOUGH)
-    if found is None:
+    need = reached([cell for cell in cells if cell.samples_per_s], "batch", 1 / ENOUGH)
+    if need is None:
         return None
-    smallest = found.possible.point["batch"]
+    smallest = need.possible.point["batch"]
     lowest = max((cell.point["batch"] for cell in cells if cell.point["batch"] < smallest), default=smallest)
-    return found if all(cell.is_over for cell in cells if cell.point["batch"] >= lowest) else None
+    return need if all(cell.is_over for cell in cells if cell.point["batch"] >= lowest) else None
 
 
-def is_largest(found: Reached, cells: Sequence[DeviceResult]) -> bool:
+def _is_largest(need: Reached, cells: Sequence[DeviceResult]) -> bool:
     """Whether no larger batch was measured: then a larger one may be needed."""
     largest = max(cell.point["batch"] for cell in cells if cell.estimate())
-    return bool(found.shown.point["batch"] == largest)
+    return bool(need.shown.point["batch"] == largest)
 
 
 def _headline(results: Results) -> str:
@@ -88,10 +88,10 @@ def _headline(results: Results) -> str:
             for arm in arms_of(results)
             if arm.device == device
         ]
-        each = [(found, is_largest(found, cells)) for cells in same if (found := enough(cells))]
+        each = [(need, _is_largest(need, cells)) for cells in same if (need := enough(cells))]
         if each:
             more = " or more" if any(is_bound for _, is_bound in each) else ""
-            clauses.append(f"{spread([found.shown.point['batch'] for found, _ in each])}{more} on the {name}")
+            clauses.append(f"{spread([need.shown.point['batch'] for need, _ in each])}{more} on the {name}")
     if not clauses:
         return ""
     ratios = [difference.ratio for difference in _cpu_over_gpu(results).values()]
@@ -120,7 +120,7 @@ def _cpu_over_gpu(results: Results) -> dict[str, Difference]:
     for name, cells in by_network(results).items():
         cpu = enough([cell for cell in cells if cell.device == "cpu"])
         gpus = [enough(arm.of(cells)) for arm in gpu_arms(results)]
-        best = [found.best for found in gpus if found]
+        best = [need.best for need in gpus if need]
         if cpu and best and len(best) == len(gpus):
             gpu = max(best, key=lambda cell: cell.samples_per_s or 0.0)
             if (difference := over_samples(gpu, cpu.best)) is not None:
@@ -133,11 +133,11 @@ def _known(results: Results) -> str:
     clauses, missing = [], []
     for arm in arms_of(results):
         same = {name: arm.of(cells) for name, cells in by_network(results).items()}
-        found = {name: known for name, cells in same.items() if (known := enough(cells))}
-        each = [f"{name} {_batch(found[name], same[name])}" for name in found]
+        need = {name: known for name, cells in same.items() if (known := enough(cells))}
+        each = [f"{name} {_batch(need[name], same[name])}" for name in need]
         clauses += [f"on the {arm.name}: {', '.join(each)}"] if each else []
         unfinished = [name for name, cells in same.items() if not all(cell.is_over for cell in cells)]
-        if without := [name for name in unfinished if name not in found]:
+        if without := [name for name in unfinished if name not in need]:
             which = "every network" if len(without) == len(same) else listed(without)
             missing.append(f"on the {arm.name} for {which}")
     before = "For 90% of the highest throughput measured (in brackets), "
@@ -145,10 +145,10 @@ def _known(results: Results) -> str:
     return " ".join([*finding(results, before, clauses), *unknown])
 
 
-def _batch(found: Reached, cells: Sequence[DeviceResult]) -> str:
+def _batch(need: Reached, cells: Sequence[DeviceResult]) -> str:
     """The largest that was measured is a lower bound: throughput may rise beyond."""
-    batch = found.text("batch", is_bound=is_largest(found, cells))
-    return f"{batch} ({number(found.best.samples_per_s)} samples/s)"
+    batch = need.text("batch", is_bound=_is_largest(need, cells))
+    return f"{batch} ({number(need.best.samples_per_s)} samples/s)"
 
 
 def _lines(name: str, caption: str, what: str, y: str) -> Lines:

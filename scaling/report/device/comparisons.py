@@ -181,17 +181,17 @@ def crossing(differences: Mapping[float, Difference | None]) -> Crossing | None:
     Args:
         differences: point -> the second device's time over that of the first, where both have one.
     """
-    known = {at: found for at, found in sorted(differences.items()) if found is not None}
+    known = {at: difference for at, difference in sorted(differences.items()) if difference is not None}
     if not known:
         return None
-    points, ratios = [*known], [found.log_ratio for found in known.values()]
+    points, ratios = [*known], [difference.log_ratio for difference in known.values()]
     at, wins = _solve(points, ratios)
-    halves = [half for found in known.values() if (half := found.half_width()) is not None]
-    if len(halves) < len(points):
+    half_widths = [half for difference in known.values() if (half := difference.half_width()) is not None]
+    if len(half_widths) < len(points):
         return Crossing(at, None, None, False, points[0], points[-1], wins)
     # The most favourable ratios cross first.
-    low, most = _solve(points, [ratio + half for ratio, half in zip(ratios, halves, strict=True)])
-    high, fewest = _solve(points, [ratio - half for ratio, half in zip(ratios, halves, strict=True)])
+    low, most = _solve(points, [ratio + half for ratio, half in zip(ratios, half_widths, strict=True)])
+    high, fewest = _solve(points, [ratio - half for ratio, half in zip(ratios, half_widths, strict=True)])
     return Crossing(at, low, high, True, points[0], points[-1], wins, wins == "from" or most == fewest)
 
 

@@ -123,9 +123,9 @@ def _gains(results: Results) -> dict[str, tuple[Reached, Difference]]:
     """Network -> the threads that are worth it, and the time with the fewest over that with these."""
     gains = {}
     for model, cells in networks(results).items():
-        found = worthwhile(cells)
-        if found and (gain := speedup(cells, found.shown)):
-            gains[model] = (found, gain)
+        worth = worthwhile(cells)
+        if worth and (gain := speedup(cells, worth.shown)):
+            gains[model] = (worth, gain)
     return gains
 
 
@@ -135,7 +135,7 @@ def _headline(results: Results) -> str:
     if not gains:
         return ""
     counts = [cell.threads for cell in results.cells]
-    enough = spread([found.shown.threads for found, _ in gains.values()])
+    enough = spread([worth.shown.threads for worth, _ in gains.values()])
     longer = spread([gain.ratio for _, gain in gains.values()])
     return (
         f"{enough} of {max(counts)}: a training step takes {longer} times as long with {min(counts)}"
@@ -150,15 +150,15 @@ def _answer(results: Results) -> str:
         return "Not answered: no network was measured with all of them."
     counts = [cell.threads for cell in results.cells]
     least, most = min(counts), max(counts)
-    alone = [model for model, (found, _) in gains.items() if found.shown.threads == least]
+    with_least = [model for model, (worth, _) in gains.items() if worth.shown.threads == least]
     groups: dict[tuple[int, str], list[str]] = {}
-    for model, (found, gain) in sorted(gains.items(), key=lambda item: -item[1][1].ratio):
-        if model not in alone:
-            key = (found.shown.threads, found.text("threads"))
+    for model, (worth, gain) in sorted(gains.items(), key=lambda item: -item[1][1].ratio):
+        if model not in with_least:
+            key = (worth.shown.threads, worth.text("threads"))
             groups.setdefault(key, []).append(f"{model} ({times_of([gain])})")
     clauses = [f"{text} for {listed(names)}" for (_, text), names in sorted(groups.items(), reverse=True)]
-    if alone:
-        clauses.append(f"{least} for {listed(alone)}, where more take no less")
+    if with_least:
+        clauses.append(f"{least} for {listed(with_least)}, where more take no less")
     rest = [model for model in networks(results) if model not in gains]
     before = (
         f"Of {least} to {most}, the fewest that take at most {TIE_RATIO:.0%} more than the least time (in "

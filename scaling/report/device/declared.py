@@ -6,7 +6,8 @@ of figures, the table of points without numbers, and the question before its ans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,7 +54,7 @@ class Lines:
         panels: what each shows, over which variable.
         y: the values' axis; RATE: samples a second, and not milliseconds.
         hues: the lines of a panel.
-        columns: panels side by side.
+        rows: of panels; without it as many as two columns need.
         row_height: of a row of panels, in inches.
         share: which axes the panels share, as `Figure.subplots` takes it.
     """
@@ -63,18 +64,20 @@ class Lines:
     title: Callable[[Results], str]
     panels: Callable[[Results], Sequence[Panel]]
     y: str = "ms a step"
-    hues: Callable[[Results], Sequence[Arm]] = arms_of
-    columns: Callable[[Sequence[Panel]], int] = lambda _: 2
+    hues: Callable[[Results], Iterable[Arm]] = arms_of
+    rows: int | None = None
     row_height: float = 2.5
     share: Mapping[str, bool | str] = field(default_factory=dict)
 
     def draw(self, results: Results, title: str) -> Figure | None:
         """The figure; None where no cell of its panels has a time."""
-        panels, arms = self.panels(results), self.hues(results)
-        if not any(cell.estimate(panel.phase) for panel in panels for cell in panel.cells):
+        panels = self.panels(results)
+        timed = [cell for panel in panels for cell in panel.cells if cell.estimate(panel.phase)]
+        arms = [arm for arm in self.hues(results) if arm.of(timed)]
+        if not arms:
             return None
-        columns = self.columns(panels)
-        rows = -(-len(panels) // columns)
+        rows = self.rows or math.ceil(len(panels) / 2)
+        columns = math.ceil(len(panels) / rows) if self.rows else 2
         figure, grid = new_figure(title, 0.9 + self.row_height * rows, rows, columns, **self.share)
         for axes, panel in zip(grid.flat, panels, strict=False):
             self._draw(axes, panel, arms)
@@ -88,7 +91,7 @@ class Lines:
         lines = [line for line in every if not line.is_empty]
         is_rate = self.y == RATE
         draw_lines(axes, map(as_rates, lines) if is_rate else lines, RATE if is_rate else "ms")
-        log_axes(axes, panel.label or panel.x, panel.y or self.y)
+        log_axes(axes, panel.label or panel.x, self.y)
         axes.tick_params(labelbottom=True)
         axes.set_title(panel.title, loc="left")
         if panel.doubles:

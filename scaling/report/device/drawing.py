@@ -54,7 +54,6 @@ class Panel:
         x: the axis: a variable, or a fact that is a number.
         label: of the axis; without it, `x`.
         title: of the panel.
-        y: label of the values' axis; without it, the figure's.
         phase: whose time is shown.
         doubles: whether the axis has a tick at every value, as far apart as they double.
     """
@@ -63,7 +62,6 @@ class Panel:
     x: str
     label: str = ""
     title: str = ""
-    y: str = ""
     phase: str = STEP
     doubles: bool = False
 

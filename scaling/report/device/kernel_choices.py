@@ -168,7 +168,7 @@ def _autotuned(results: Results, convolutions: Sequence[KernelCase]) -> Iterator
 
 def _advice(device: str, products: Sequence[KernelCase], convolutions: Sequence[KernelCase]) -> Iterator[str]:
     """For one device: how W is read, and each layer's algorithm of least time."""
-    own = [case for case in convolutions if case.device == device]
+    here = [case for case in convolutions if case.device == device]
     clauses = [
         f"{_reading(difference)} at batch {case.batch:,}"
         for case in products
@@ -177,15 +177,15 @@ def _advice(device: str, products: Sequence[KernelCase], convolutions: Sequence[
     if clauses:
         yield f"on the {DEVICES[device]} the product with W takes least {listed(clauses)}"
     layers: dict[str, list[str]] = {}
-    for case in own:
+    for case in here:
         if (best := case.fastest()) and not case.unmeasured():
             names = least_text(best, [CHOICES[cell.point["choice"]] for cell in best])
             layers.setdefault(names, []).append(case.name)
     if layers:
         each = [f"{names} for {listed(chosen)}" for names, chosen in layers.items()]
-        older = "".join(map(_saved_by_older, own))
+        older = "".join(map(_saved_by_older, here))
         yield f"on the {DEVICES[device]} the convolution takes least by {'; by '.join(each)}{older}"
-    if costs := [cost for case in own for cost in _limit_costs(case)]:
+    if costs := [cost for case in here for cost in _limit_costs(case)]:
         difference, name, cap = max(costs, key=lambda cost: cost[0].ratio)
         yield (
             f"on the {DEVICES[device]} a limit of a convolution's workspace makes its forward pass take up "
@@ -198,8 +198,8 @@ def _reading(difference: Difference) -> str:
     other = replace(difference, log_ratio=-difference.log_ratio)
     if is_longer(other):
         return f"transposed first (as it is stored {times_of([other])} as long)"
-    way = "as it is stored" if is_longer(difference) else "either way"
-    return f"{way} (transposed first {times_of([difference])} as long)"
+    reading = "as it is stored" if is_longer(difference) else "either way"
+    return f"{reading} (transposed first {times_of([difference])} as long)"
 
 
 def _capped(results: Results, convolutions: Sequence[KernelCase]) -> Iterator[str]:
@@ -239,8 +239,8 @@ def _limit_costs(case: KernelCase) -> Iterator[tuple[Difference, str, str]]:
 
 def _interfaces(results: Results, convolutions: Sequence[KernelCase]) -> Iterator[str]:
     """Whether choosing cuDNN's older interface did anything, as the times tell."""
-    found = [(case, case.find(CAPPED), case.find("autotuned")) for case in convolutions]
-    pairs = [(case, older, newer) for case, older, newer in found if older and newer]
+    both = [(case, case.find(CAPPED), case.find("autotuned")) for case in convolutions]
+    pairs = [(case, older, newer) for case, older, newer in both if older and newer]
     start = "cuDNN's older interface, asked for by TORCH_CUDNN_V8_API_DISABLED=1, both autotuned, "
     instead = [
         (
@@ -251,9 +251,9 @@ def _interfaces(results: Results, convolutions: Sequence[KernelCase]) -> Iterato
     ]
     if results.num_launches == 1:
         yield from finding(results, f"{start}took ", [text for text, _ in instead])
-    elif apart := [text for text, difference in instead if difference and difference.is_significant]:
+    elif other := [text for text, difference in instead if difference and difference.is_significant]:
         yield (
-            f"{start}took other times than its present one: {'; '.join(apart)}: the variable does something "
+            f"{start}took other times than its present one: {'; '.join(other)}: the variable does something "
             "in this version of torch, or autotuning does not choose the same twice."
         )
     elif pairs:

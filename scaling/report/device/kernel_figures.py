@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -53,30 +54,23 @@ WORKSPACE = (
 )
 
 
-def _bars_of(operation: str) -> Callable[[Results, str], Figure | None]:
-    def draw(results: Results, title: str) -> Figure | None:
-        measured = [case for case in cases(results, operation) if any(cell.estimate() for cell in case.cells)]
-        return _draw_bars(measured, title) if measured else None
-
-    return draw
+Weighed = tuple[DeviceResult, float, float]
+"""A cell, its workspace in MB and its forward pass in milliseconds."""
 
 
-def _workspace(results: Results, title: str) -> Figure | None:
-    weighed = [case for case in cases(results, CONVOLUTION) if len(_weighed(case)) > 1]
-    return _draw_workspace(weighed, title) if weighed else None
-
-
-def _draw_bars(shown: Sequence[KernelCase], title: str) -> Figure:
-    measured = {case.title: [cell for cell in case.cells if cell.estimate()] for case in shown}
+def _draw_bars(operation: str, results: Results, title: str) -> Figure | None:
+    """A panel for each case of an operation, a bar a choice."""
+    every = cases(results, operation)
+    measured = {case.title: timed for case in every if (timed := [c for c in case.cells if c.estimate()])}
+    if not measured:
+        return None
     figure, panels = stacked(title, {name: len(cells) for name, cells in measured.items()}, 0.19, 1.6)
     for axes, cells in zip(panels, measured.values(), strict=True):
         _bars(axes, cells)
     panels[-1].set_xlabel("ms")
     used = {cell.point["precision"] for cells in measured.values() for cell in cells}
-    names = [name for name in PRECISION_COLOURS if name in used]
-    legend_below(
-        figure, [Patch(facecolor=PRECISION_COLOURS[name], label=PRECISION_NAMES[name]) for name in names]
-    )
+    colours = {PRECISION_NAMES[name]: colour for name, colour in PRECISION_COLOURS.items() if name in used}
+    legend_below(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()])
     return figure
 
 
@@ -103,8 +97,8 @@ def _short_name(cell: DeviceResult) -> str:
     return f"{CHOICES[point['choice']]}{cap}"
 
 
-def _weighed(case: KernelCase) -> list[tuple[DeviceResult, float, float]]:
-    """Cells in float32 with their workspace in MB and their forward milliseconds."""
+def _weighed(case: KernelCase) -> list[Weighed]:
+    """Those of its cells in float32."""
     shown = []
     for cell in case.cells:
         workspace, forward = cell.fact("workspace_bytes"), cell.estimate("forward")
@@ -113,19 +107,22 @@ def _weighed(case: KernelCase) -> list[tuple[DeviceResult, float, float]]:
     return shown
 
 
-def _draw_workspace(shown: Sequence[KernelCase], title: str) -> Figure:
+def _draw_workspace(results: Results, title: str) -> Figure | None:
+    """A panel for each layer with several choices, a point a choice."""
+    every = [(case.name, _weighed(case)) for case in cases(results, CONVOLUTION)]
+    shown = [(name, weighed) for name, weighed in every if len(weighed) > 1]
+    if not shown:
+        return None
     figure, (panels,) = new_figure(title, 3.4, 1, len(shown))
-    for axes, case in zip(panels, shown, strict=True):
-        weighed = _weighed(case)
+    for axes, (name, weighed) in zip(panels, shown, strict=True):
         for cell, megabytes, milliseconds in weighed:
             colour, marker = CHOICE_LOOKS[cell.point["choice"]]
             # Points may cover each other: smaller above larger.
             size = 5 if cell.point["choice"] == CAPPED else 9
             axes.plot([megabytes], [milliseconds], color=colour, marker=marker, markersize=size, linestyle="")
-            add_tip(
-                axes, megabytes, milliseconds, f"{name_of(cell)}: {megabytes:.3g} MB, {milliseconds:.3g} ms"
-            )
-        _annotate_caps(axes, case)
+            tip = f"{name_of(cell)}: {megabytes:.3g} MB, {milliseconds:.3g} ms"
+            add_tip(axes, megabytes, milliseconds, tip)
+        _annotate_caps(axes, weighed)
         # 0 and, at least, 1 MB; the highest point is as far below the upper edge as its text needs.
         axes.set_xscale("symlog", linthresh=1.0)
         axes.set_xlim(-0.4, 3 * max(1.0, *(megabytes for _, megabytes, _ in weighed)))
@@ -134,20 +131,20 @@ def _draw_workspace(shown: Sequence[KernelCase], title: str) -> Figure:
         axes.set_xticks([0, *(10**power for power in powers)])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.set_title(case.name, loc="left")
+        axes.set_title(name, loc="left")
         axes.set_xlabel("workspace, MB")
     panels[0].set_ylabel("ms forward")
-    used = {cell.point["choice"] for case in shown for cell, _, _ in _weighed(case)}
+    used = {cell.point["choice"] for _, weighed in shown for cell, _, _ in weighed}
     looks = {CHOICES[name]: look for name, look in CHOICE_LOOKS.items() if name in used}
     points = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in looks.items()]
     legend_below(figure, points)
     return figure
 
 
-def _annotate_caps(axes: Axes, case: KernelCase) -> None:
+def _annotate_caps(axes: Axes, weighed: Sequence[Weighed]) -> None:
     """The limits of the workspace next to their points; those of one place, to a per cent, share a text."""
     places: list[tuple[float, float, list[str]]] = []
-    for cell, megabytes, milliseconds in _weighed(case):
+    for cell, megabytes, milliseconds in weighed:
         if cell.point["choice"] != CAPPED:
             continue
         cap = "no limit" if cell.point["workspace_cap"] == NO_CAP else str(cell.point["workspace_cap"])
@@ -163,9 +160,13 @@ def _annotate_caps(axes: Axes, case: KernelCase) -> None:
 
 
 PLOTS = (
-    Drawing("products", PRODUCTS, lambda _: "matrix products by choice and precision", _bars_of(MATMUL)),
     Drawing(
-        "convolutions", CONVOLUTIONS, lambda _: "convolutions by choice and precision", _bars_of(CONVOLUTION)
+        "products", PRODUCTS, lambda _: "matrix products by choice and precision",
+        partial(_draw_bars, MATMUL),
     ),
-    Drawing("workspace", WORKSPACE, lambda _: "workspace against speed, GPU, float32", _workspace),
-)
+    Drawing(
+        "convolutions", CONVOLUTIONS, lambda _: "convolutions by choice and precision",
+        partial(_draw_bars, CONVOLUTION),
+    ),
+    Drawing("workspace", WORKSPACE, lambda _: "workspace against speed, GPU, float32", _draw_workspace),
+)  # fmt: skip

@@ -207,8 +207,8 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
         axes.axvspan(100 * (middle - noise), 100 * (middle + noise), color="#e6e6e6", linewidth=0)
         axes.axvline(100 * middle, color=GREY, linewidth=0.8)
     for place, (name, cell) in enumerate(compared.cells.items()):
-        way = cell.point["implementation"]
-        look: dict[str, Any] = {"color": COLOURS[way], "marker": MARKERS[way]}
+        implementation = cell.point["implementation"]
+        look: dict[str, Any] = {"color": COLOURS[implementation], "marker": MARKERS[implementation]}
         seeds = 100 * compared.seeds(name)
         small: dict[str, Any] = {"markersize": 3, "linestyle": "", "markerfacecolor": "none"}
         axes.plot(seeds, [place] * len(seeds), **look, **small)

@@ -130,10 +130,10 @@ def _findings(results: Results) -> Iterator[str]:
 
 def _implementations(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
     clauses = []
-    for phase, name in PHASES.items():
-        ratios = [(way, _ratios(results, chosen, device, phase, implementation=way)) for way in OTHERS]
-        if each := [f"{ratio} by {OTHERS[way]}" for way, ratio in ratios if ratio]:
-            clauses.append(f"{name} {listed(each)}")
+    for phase, what in PHASES.items():
+        ratios = {name: _ratios(results, chosen, device, phase, implementation=name) for name in OTHERS}
+        if each := [f"{ratio} by {OTHERS[name]}" for name, ratio in ratios.items() if ratio]:
+            clauses.append(f"{what} {listed(each)}")
     before = f"{_where(chosen, device)}, float32, in multiples of the fused LSTM's time: "
     yield from finding(results, before, clauses)
 
@@ -185,7 +185,7 @@ REPORT = DeviceReport(
     plots=(
         Lines(
             "speed", SPEED, _title, _panels, y=RATE, hues=_arms,
-            columns=lambda panels: len(panels) // len(PHASES), row_height=1.8,
+            rows=len(PHASES), row_height=1.8,
             share={"sharex": True, "sharey": "row"},
         ),
         Drawing("accuracy", ACCURACY, accuracy_title, draw_accuracies),

@@ -60,10 +60,10 @@ def grid(results: Results) -> list[DeviceResult]:
 
 def sweep(results: Results, axis: str) -> list[DeviceResult]:
     """The cells that vary one axis, the others as at the base point."""
-    return results.all(network="mlp", equal_parameters=0, **base_point(results, axis))
+    return results.all(network="mlp", equal_parameters=0, **_base_point(results, axis))
 
 
-def base_point(results: Results, axis: str) -> dict[str, Any]:
+def _base_point(results: Results, axis: str) -> dict[str, Any]:
     """The variables of the base point, without the axis."""
     return {name: results.parameters[name] for name in ("inputs", "depth", "width", "batch") if name != axis}
 
@@ -73,12 +73,12 @@ def family(results: Results) -> list[DeviceResult]:
     return [cell for cell in results.cells if cell.point["equal_parameters"]]
 
 
-def base_text(results: Results) -> str:
+def _base_text(results: Results) -> str:
     """The variables that the grid of widths and batches keeps."""
     return f"{results.parameters['depth']} hidden layers and {results.parameters['inputs']} inputs"
 
 
-def fastest_threads(cells: Iterable[DeviceResult]) -> DeviceResult | None:
+def _fastest_threads(cells: Iterable[DeviceResult]) -> DeviceResult | None:
     """The CPU's fastest; None where it has none, or a number of threads is not measured yet."""
     on_cpu = [cell for cell in cells if cell.device == "cpu"]
     return fastest(on_cpu) if all(cell.is_over for cell in on_cpu) else None
@@ -87,7 +87,7 @@ def fastest_threads(cells: Iterable[DeviceResult]) -> DeviceResult | None:
 def cpu_over_gpu(cells: Iterable[DeviceResult], gpu: Arm, *names: str) -> dict[Any, Difference | None]:
     """Values of those variables -> time on the CPU over that on the GPU; None where one was not measured."""
     times = {
-        key: (fastest(gpu.of(same)), fastest_threads(same)) for key, same in grouped(cells, *names).items()
+        key: (fastest(gpu.of(same)), _fastest_threads(same)) for key, same in grouped(cells, *names).items()
     }
     return {key: fast.difference(slow) if fast and slow else None for key, (fast, slow) in times.items()}
 
@@ -132,7 +132,7 @@ FAMILIES = (
 )
 
 
-def is_swept(cells: list[DeviceResult], axis: str) -> bool:
+def _is_swept(cells: list[DeviceResult], axis: str) -> bool:
     """Whether they have several values of it."""
     return len(grouped(cells, axis)) > 1
 
@@ -145,12 +145,12 @@ def _grid_title(results: Results) -> str:
 
 def _sweep_title(results: Results) -> str:
     base = results.parameters
-    return f"width {base['width']}, batch {base['batch']}, else {base_text(results)}"
+    return f"width {base['width']}, batch {base['batch']}, else {_base_text(results)}"
 
 
 def _sweep_panels(results: Results) -> list[Panel]:
     cells = {axis: sweep(results, axis) for axis in SWEPT}
-    return [Panel(cells[x], x, SWEPT[x], doubles=x == "depth") for x in SWEPT if is_swept(cells[x], x)]
+    return [Panel(cells[x], x, SWEPT[x], doubles=x == "depth") for x in SWEPT if _is_swept(cells[x], x)]
 
 
 def _kind_panels(results: Results) -> list[Panel]:
@@ -168,7 +168,7 @@ def _draw_break_even(results: Results, title: str) -> Figure | None:
     for axes, arm, widths in zip(grids[:, 0], gpus, crossings, strict=True):
         _draw(axes, cpu_over_gpu(grid(results), arm, "batch", "width"), widths)
         axes.set_title(f"{arm.name} against the CPU threads of least time", loc="left")
-    has_interval = any(one and one.has_interval for widths in crossings for one in widths.values())
+    has_interval = any(c and c.has_interval for widths in crossings for c in widths.values())
     band = [Patch(color="#999999", alpha=0.35, label="its 95% interval")] if has_interval else []
     line = handle("break-even width", color="black", marker="D")
     gpu = Patch(color=GPU_WINS, label="CPU / GPU: less time on the GPU")
@@ -203,18 +203,19 @@ def _draw_ratio(axes: Axes, batch: int, width: int, ratio: float | None) -> None
 def _draw_line(axes: Axes, crossings: Crossings, widths: Sequence[int]) -> None:
     """The line through the batches that have a break-even width, and a band where it has an interval."""
     floor, ceiling = widths[0] / MARGIN, widths[-1] * MARGIN
-    known = {batch: (one.at, one) for batch, one in sorted(crossings.items()) if one and one.at is not None}
+    known = [(batch, c.at, c) for batch, c in sorted(crossings.items()) if c and c.at is not None]
     look: dict[str, Any] = {"color": "black", "zorder": 3}
-    axes.plot([*known], [at for at, _ in known.values()], marker="D", markersize=4, linewidth=1.2, **look)
-    for batch, (at, one) in known.items():
-        add_tip(axes, batch, at, f"batch {batch:,}: break-even width {rounded(at)}{one.bounds}")
-    banded = {
-        batch: (floor if one.low is None else one.low, ceiling if one.high is None else one.high)
-        for batch, (_, one) in known.items()
-        if one.has_interval
-    }
-    for batch, ends in banded.items():
-        axes.plot([batch, batch], ends, linewidth=0.9, **look)
+    batches, ats, _ = zip(*known, strict=True) if known else ((), (), ())
+    axes.plot(batches, ats, marker="D", markersize=4, linewidth=1.2, **look)
+    banded: dict[int, tuple[float, float]] = {}
+    for batch, at, width in known:
+        add_tip(axes, batch, at, f"batch {batch:,}: break-even width {rounded(at)}{width.bounds}")
+        if width.has_interval:
+            banded[batch] = (
+                floor if width.low is None else width.low,
+                ceiling if width.high is None else width.high,
+            )
+            axes.plot([batch, batch], banded[batch], linewidth=0.9, **look)
     low, high = ([ends[index] for ends in banded.values()] for index in (0, 1))
     axes.fill_between([*banded], low, high, color="#999999", alpha=0.35, linewidth=0)
 
@@ -228,7 +229,7 @@ PLOTS = (
         lambda results: panels_by(grid(results), "batch", "width"),
         row_height=2.1, share={"sharex": True},
     ),
-    Lines("sweeps", SWEEPS, _sweep_title, _sweep_panels, columns=len),
+    Lines("sweeps", SWEEPS, _sweep_title, _sweep_panels, rows=1),
     Lines(
         "recurrent", FAMILIES,
         lambda results: f"recurrent and feed-forward networks, batch {results.parameters['batch']}",
@@ -277,7 +278,7 @@ def _times_table(results: Results, title: str, cells: Sequence[DeviceResult]) ->
 
 
 def _cpu_over_gpu(cells: Cells) -> str:
-    cpu, gpu = fastest_threads(cells), fastest(cells, "cuda")
+    cpu, gpu = _fastest_threads(cells), fastest(cells, "cuda")
     difference = gpu.difference(cpu) if cpu and gpu else None
     return number(difference.ratio) if difference else MISSING
 
@@ -296,9 +297,9 @@ def _headline(results: Results) -> str:
     clauses = []
     for gpu in gpu_arms(results):
         every = [*width_crossings(results, gpu).values()]
-        if any(found is None or found.wins == "nowhere" or not found.is_decided for found in every):
+        if any(width is None or width.wins == "nowhere" or not width.is_decided for width in every):
             return ""
-        widths = [found.at for found in every if found and found.at is not None]
+        widths = [width.at for width in every if width and width.at is not None]
         where = f"from width {rounded(max(widths))} on" if widths else "at every measured width"
         clauses.append(f"with {gpu.step} steps {where}")
     return f"At every measured batch, {' and '.join(clauses)}." if clauses else ""
@@ -312,7 +313,7 @@ def _answer(results: Results) -> str:
     steps = " ".join(f"{arm.step.capitalize()}, {_ahead(results, arm)}." for arm in gpus)
     widths = grouped(grid(results), "width")
     return (
-        f"For perceptrons of {base_text(results)}, a training step on the GPU takes less time than one on "
+        f"For perceptrons of {_base_text(results)}, a training step on the GPU takes less time than one on "
         f"the CPU with the threads of least time from these widths on{seen(results)}. {steps} Between "
         f"measured widths ({', '.join(f'{width:,}' for width in widths)}) the break-even is interpolated."
     )
@@ -321,22 +322,22 @@ def _answer(results: Results) -> str:
 def _ahead(results: Results, gpu: Arm) -> str:
     """`at batch 1 from width 2,100 [1,900, 2,300] on; at batch 64 at every measured width (10 to 8,192)`."""
     groups: dict[str, list[str]] = {}
-    for batch, found in width_crossings(results, gpu).items():
-        groups.setdefault(crossing_text(found, "width"), []).append(f"{batch:,}")
+    for batch, width in width_crossings(results, gpu).items():
+        groups.setdefault(crossing_text(width, "width"), []).append(f"{batch:,}")
     return "; ".join(f"at batch {listed(batches)} {text}" for text, batches in groups.items())
 
 
 def _sweep_sentences(results: Results, gpus: Sequence[Arm]) -> Iterator[str]:
     for axis, label in SWEPT.items():
-        base, cells, clauses = base_point(results, axis), sweep(results, axis), []
-        if not is_swept(cells, axis):
+        base, cells, clauses = _base_point(results, axis), sweep(results, axis), []
+        if not _is_swept(cells, axis):
             continue
         for arm in gpus:
-            found = crossing(cpu_over_gpu(cells, arm, axis))
-            if found is not None and found.at is not None:
-                clauses.append(f"{arm.name} from {rounded(found.at)} {label}{found.bounds} on")
+            break_even = crossing(cpu_over_gpu(cells, arm, axis))
+            if break_even is not None and break_even.at is not None:
+                clauses.append(f"{arm.name} from {rounded(break_even.at)} {label}{break_even.bounds} on")
             else:
-                clauses.append(f"{arm.name} {crossing_text(found)}")
+                clauses.append(f"{arm.name} {crossing_text(break_even)}")
         where = ", ".join(f"{name} {value:,}" for name, value in base.items())
         yield from finding(results, f"At {where}, the GPU takes less time: ", clauses)
 

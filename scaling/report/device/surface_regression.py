@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
-
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from numpy.typing import NDArray
+from collections.abc import Iterator, Sequence
 
 from scaling.analysis.decisions import Difference
-from scaling.analysis.study_scatter import CellTimes, study_scatter
+from scaling.analysis.study_scatter import study_scatter
 from scaling.report.device.common import (
     NO_ROWS,
-    Arm,
     Cells,
     device_table,
     measured,
@@ -34,141 +25,20 @@ from scaling.report.device.comparisons import (
     rounded,
     times_of,
 )
-from scaling.report.device.declared import DeviceReport, Drawing, Lines
-from scaling.report.device.drawing import Panel, log_axes
+from scaling.report.device.declared import DeviceReport, Lines
+from scaling.report.device.drawing import Panel
 from scaling.report.device.results import DeviceResult, Results, grouped, paired
-from scaling.report.figures.parts import WIDTH, legend_below, set_title
-from scaling.report.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from scaling.report.device.surface_fit import FIT, FitTraining, activation, cells_by_arm, trainings
 from scaling.report.formats import listed, milliseconds, number
 from scaling.report.tables import Column, Table
 
-Grid = NDArray[np.float64]
 
-EXTENT = 3.0
-
-
-WAYS = (
-    Arm("cpu", "eager", None, BLUE, "o", ("data", "device"), "CPU eager"),
-    Arm("cpu", "compiled", None, SKY_BLUE, "P", ("data", "device"), "CPU compiled"),
-    Arm("cpu", "eager", None, GREEN, "v", ("data", "loader"), "CPU eager, DataLoader"),
-    Arm("cuda", "eager", None, ORANGE, "s", ("data", "device"), "GPU eager"),
-    Arm("cuda", "compiled", None, PURPLE, "X", ("data", "device"), "GPU compiled"),
-    Arm("cuda", "captured", None, VERMILLION, "D", ("data", "device"), "GPU captured"),
-    Arm("cuda", "eager", None, BLACK, "<", ("data", "host"), "GPU eager, data in host memory"),
-    Arm("cuda", "eager", None, GREY, "^", ("data", "loader"), "GPU eager, DataLoader"),
-)
-
-
-def activation(results: Results) -> str:
-    """The network's; folders of before it was a parameter had tanh."""
-    return str(results.parameters.get("activation", "tanh"))
-
-
-def ways_of(results: Results) -> dict[Arm, list[DeviceResult]]:
-    """Each that has a cell -> its cells by their number of points."""
-    cells = sorted(results.cells, key=lambda cell: cell.point["points"])
-    return {way: timed for way in WAYS if (timed := way.of(cells))}
-
-
-def way_named(results: Results, device: str, step: str, data: str = "device") -> list[DeviceResult]:
-    """The cells of that way; [] unless one has an epoch's time."""
-    for way, cells in ways_of(results).items():
-        if (way.device, way.step, way.part) == (device, step, ("data", data)):
+def _cells_of(results: Results, device: str, step: str, data: str = "device") -> list[DeviceResult]:
+    """The cells of that arm; [] unless one has an epoch's time."""
+    for arm, cells in cells_by_arm(results).items():
+        if (arm.device, arm.step, arm.part) == (device, step, ("data", data)):
             return cells if any(cell.estimate() for cell in cells) else []
     return []
-
-
-@dataclass(frozen=True)
-class FitTraining:
-    """A complete training.
-
-    Attributes:
-        way: how it was computed.
-        cell: what it is of.
-        seconds: of all epochs.
-        made_s: seconds of compiling or capturing, which come on top; None where nothing is made.
-        total_by_launch: repeat -> seconds of both.
-        losses: (epoch, mean squared error before its update).
-    """
-
-    way: Arm
-    cell: DeviceResult
-    seconds: float
-    made_s: float | None
-    total_by_launch: Mapping[Hashable, float]
-    losses: tuple[list[float], list[float]]
-
-    @property
-    def total_s(self) -> float:
-        """With compiling or capturing."""
-        return self.seconds + (self.made_s or 0.0)
-
-    @property
-    def epochs(self) -> int:
-        """How many."""
-        return int(self.cell.fact("epochs"))
-
-    @property
-    def rms_residual(self) -> float:
-        """Of the fit, at the points of the training."""
-        return float(self.cell.fact("rms_residual"))
-
-    @property
-    def fit(self) -> Grid | None:
-        """The network's values on a square grid; the first axis is x."""
-        rows = next((row["grid"] for row in self.cell.facts("fit") if "grid" in row), None)
-        return None if rows is None else np.asarray(rows, dtype=float)
-
-
-def trainings(results: Results) -> list[FitTraining]:
-    """All that were carried through, in the order of the ways."""
-    every = []
-    for way, cells in ways_of(results).items():
-        for cell in cells:
-            whole = cell.estimate("train")
-            if whole is None or cell.fact("rms_residual") is None:
-                continue
-            phase = "capture" if "capture" in cell.phases else "compile"
-            made, made_by_launch = cell.estimate(phase), cell.seconds(phase)
-            totals: dict[Hashable, float] = {
-                repeat: median(seconds) + median(made_by_launch.get(repeat, [0.0]))
-                for repeat, seconds in cell.seconds("train").items()
-            }
-            made_s = made.median if made else None
-            every.append(FitTraining(way, cell, whole.median, made_s, totals, _losses(cell)))
-    return every
-
-
-def total_difference(first: FitTraining, second: FitTraining, every: Sequence[FitTraining]) -> Difference:
-    """The second's whole time over the first's, with the scatter of all trainings."""
-    times: dict[Hashable, CellTimes] = {
-        one.cell.cell_id: CellTimes(one.way.device, one.total_by_launch) for one in every
-    }
-    return study_scatter(times).difference(first.cell.cell_id, second.cell.cell_id)
-
-
-def _losses(cell: DeviceResult) -> tuple[list[float], list[float]]:
-    return next(((row["x"], row["y"]) for row in cell.facts("loss") if "x" in row), ([], []))
-
-
-def surface(side: int) -> Grid:
-    """The surface on a grid of `side` x `side`, the first axis being x.
-
-    The formula is that of `scaling.experiments.surface`, which needs torch.
-    """
-    axis = np.linspace(-EXTENT, EXTENT, side)
-    x, y = np.meshgrid(axis, axis, indexing="ij")
-    return np.asarray(
-        3 * (1 - x) ** 2 * np.exp(-(x**2) - (y + 1) ** 2)
-        - 10 * (x / 5 - x**3 - y**5) * np.exp(-(x**2) - y**2)
-        - np.exp(-((x + 1) ** 2) - y**2) / 3
-    )
-
-
-def shown(every: Sequence[FitTraining]) -> FitTraining | None:
-    """The training whose fit is shown as a picture: that with the least total time that has one."""
-    with_fit = [training for training in every if training.fit is not None]
-    return min(with_fit, key=lambda training: training.total_s, default=None)
 
 
 EPOCHS = (
@@ -177,67 +47,17 @@ EPOCHS = (
     "line is flat as long as launching kernels, not computing, decides. A line is broken where a number of "
     "points has no time."
 )
-PICTURE = (
-    "The surface, what the network makes of it after the training, and the surface less that, over x (to the "
-    "right) and y (upwards); of the training with the least time (columns rms_residual, largest_residual). "
-    "Below, the mean squared error over the epochs, of every training; where ways compute the same, the "
-    "lines cover each other."
-)
-
-
-def _timed(results: Results) -> list[Arm]:
-    return [arm for arm, cells in ways_of(results).items() if any(cell.estimate() for cell in cells)]
-
-
-def _fit_title(results: Results) -> str:
-    best = shown(trainings(results))
-    how = f"{best.way.name}, {activation(results)}, {best.epochs:,} epochs" if best else "none"
-    return f"surface, fit and residual ({how})"
-
-
-def _fit(results: Results, title: str) -> Figure | None:
-    every = trainings(results)
-    best = shown(every)
-    if best is None or best.fit is None:
-        return None
-    truth = surface(len(best.fit))
-    residual = truth - best.fit
-    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
-    set_title(figure, title)
-    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.0, 1.15])[:, 0]
-    panels = above.subplots(1, 3, sharex=True, sharey=True)
-    height, largest = float(np.abs(truth).max()), float(np.abs(residual).max())
-    pictures = (("surface", truth, height), ("fit", best.fit, height), ("residual", residual, largest))
-    for axes, (name, values, limit) in zip(panels, pictures, strict=True):
-        _picture(axes, values, limit)
-        axes.set_title(name, loc="left")
-        axes.set_xlabel("x")
-    panels[0].set_ylabel("y")
-    axes = below.subplots()
-    for training in every:
-        axes.plot(*training.losses, color=training.way.colour, linewidth=1.2)
-    log_axes(axes, "epoch", "mean squared error")
-    ways = dict.fromkeys(training.way for training in every)
-    legend_below(below, [Line2D([], [], color=way.colour, label=way.name) for way in ways])
-    return figure
-
-
-def _picture(axes: Axes, values: Grid, limit: float) -> None:
-    extent = (-EXTENT, EXTENT, -EXTENT, EXTENT)
-    image = axes.imshow(values.T, origin="lower", extent=extent, cmap="RdBu_r", vmin=-limit, vmax=limit)
-    axes.grid(visible=False)
-    axes.figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=14)
 
 
 def _rows(results: Results) -> Iterator[Table]:
     """Epochs and trainings."""
-    names = {cell.cell_id: way.name for way, cells in ways_of(results).items() for cell in cells}
+    names = {cell.cell_id: arm.name for arm, cells in cells_by_arm(results).items() for cell in cells}
     on: Column[Cells] = Column("on", lambda cells: names[cells[0].cell_id])
     yield device_table(
         results,
         ": an epoch over the number of points",
         [on, variable("points"), *measured(step="ms an epoch", rate="points/s")],
-        [[cell] for cells in ways_of(results).values() for cell in cells],
+        [[cell] for cells in cells_by_arm(results).values() for cell in cells],
         remarks=remarks(results, NO_ROWS),
     )
     if trained := trainings(results):
@@ -247,7 +67,7 @@ def _rows(results: Results) -> Iterator[Table]:
 def _training_table(results: Results, trained: Sequence[FitTraining]) -> Table:
     height = next((value for training in trained if (value := training.cell.fact("rms_height"))), None)
     columns: list[Column[FitTraining]] = [
-        Column("on", lambda training: training.way.name),
+        Column("on", lambda training: training.arm.name),
         Column("points", lambda training: plain(training.cell.point["points"])),
         Column("epochs", lambda training: plain(training.epochs)),
         Column("compile or capture, s", lambda training: number(training.made_s)),
@@ -287,7 +107,7 @@ def _findings(results: Results) -> Iterator[str]:
 
 
 def _swing(trained: Sequence[FitTraining]) -> str:
-    """What the residual does in the last half of the epochs, whatever the way."""
+    """What the residual does in the last half of the epochs, whatever the arm."""
     late = [
         math.sqrt(loss)
         for training in trained
@@ -305,7 +125,7 @@ def _swing(trained: Sequence[FitTraining]) -> str:
 def _loader_sentences(results: Results) -> Iterator[str]:
     clauses = []
     for device, name in (("cpu", "CPU"), ("cuda", "GPU")):
-        near, loader = (way_named(results, device, "eager", place) for place in ("device", "loader"))
+        near, loader = (_cells_of(results, device, "eager", place) for place in ("device", "loader"))
         if both := paired(near, loader, "points"):
             ratios = [f"{times_of([difference])} at {at:,} points" for at, difference in both.items()]
             clauses.append(f"on the {name} {listed(ratios)}")
@@ -318,11 +138,11 @@ def _loader_sentences(results: Results) -> Iterator[str]:
 
 def _made_sentences(results: Results, trained: Sequence[FitTraining]) -> Iterator[str]:
     """After how many epochs compiling or capturing has paid for itself."""
-    eager = {training.way.device: training for training in trained if training.way.step == "eager"}
+    eager = {training.arm.device: training for training in trained if training.arm.step == "eager"}
     for training in trained:
-        base = eager.get(training.way.device)
+        base = eager.get(training.arm.device)
         if training.made_s is not None and base is not None:
-            where = f"{_verb(training)} on the {training.way.name.split()[0]}"
+            where = f"{_verb(training)} on the {training.arm.name.split()[0]}"
             yield from finding(
                 results, f"{where} takes {number(training.made_s)} s once; ", [_paid(training, base)]
             )
@@ -352,15 +172,17 @@ def _paid(training: FitTraining, base: FitTraining) -> str:
 def _headline(results: Results) -> str:
     """The shortest complete training of each device; "" where only one has any."""
     every = trainings(results)
-    shortest: dict[str, FitTraining] = {}
-    for training in sorted(every, key=lambda training: training.total_s):
-        shortest.setdefault(training.way.device, training)
+    shortest = [
+        min(same, key=lambda training: training.total_s)
+        for device in ("cuda", "cpu")
+        if (same := [training for training in every if training.arm.device == device])
+    ]
     if len(shortest) < 2:
         return ""
-    cpu, gpu = shortest["cpu"], shortest["cuda"]
-    difference = total_difference(gpu, cpu, every)
-    times = f"{number(gpu.total_s)} s on {gpu.way.name} and {number(cpu.total_s)} s on {cpu.way.name}"
-    return f"{_verdict(difference)}a complete training takes {times}."
+    gpu, cpu = (training.cell.cell_id for training in shortest)
+    scatter = study_scatter({training.cell.cell_id: training.times for training in every})
+    times = " and ".join(f"{number(training.total_s)} s on {training.arm.name}" for training in shortest)
+    return f"{_verdict(scatter.difference(gpu, cpu))}a complete training takes {times}."
 
 
 def _verdict(difference: Difference) -> str:
@@ -375,23 +197,23 @@ def _verdict(difference: Difference) -> str:
 def _answer(results: Results) -> str:
     """Whether the GPU is worth it."""
     whole = [
-        f"{number(training.total_s)} s on {training.way.name}"
+        f"{number(training.total_s)} s on {training.arm.name}"
         + (f" ({number(training.made_s)} s of it {_verb(training).lower()})" if training.made_s else "")
         for training in trainings(results)
     ]
     complete = [*finding(results, "A complete training takes ", [listed(whole)] if whole else [])]
     if "cuda" in results.missing or not results.all("cuda"):
         return " ".join(["That is not answered here.", no_gpu(results, NO_ROWS), *complete])
-    cpu, clauses = way_named(results, "cpu", "eager"), []
+    cpu, clauses = _cells_of(results, "cpu", "eager"), []
     for step in ("eager", "captured"):
-        if cpu and (gpu := way_named(results, "cuda", step)):
+        if cpu and (gpu := _cells_of(results, "cuda", step)):
             clauses.append(f"{step} {crossing_text(crossing(paired(gpu, cpu, 'points')))}")
     before = f"An epoch takes less time than on the CPU{_cores(cpu)}, in numbers of points: "
     return " ".join([*finding(results, before, clauses or ["not measured on both"]), *complete])
 
 
 def _verb(training: FitTraining) -> str:
-    return "Capturing" if training.way.step == "captured" else "Compiling"
+    return "Capturing" if training.arm.step == "captured" else "Compiling"
 
 
 def _cores(cpu: Sequence[DeviceResult]) -> str:
@@ -406,9 +228,9 @@ REPORT = DeviceReport(
         Lines(
             "epochs", EPOCHS, lambda _: "an epoch of the 2-20-5-1 network",
             lambda results: [Panel(results.cells, "points")],
-            y="ms an epoch", hues=_timed, columns=lambda _: 1, row_height=3.9,
+            y="ms an epoch", hues=cells_by_arm, rows=1, row_height=3.9,
         ),
-        Drawing("fit", PICTURE, _fit_title, _fit),
+        FIT,
     ),
     rows=_rows,
     named=("points", "step", "data"),

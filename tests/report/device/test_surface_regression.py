@@ -5,7 +5,8 @@ import pytest
 
 from scaling.experiments.surface import grid_points
 from scaling.report.device import device_tables
-from scaling.report.device.surface_regression import REPORT, surface, trainings
+from scaling.report.device.surface_fit import surface, trainings
+from scaling.report.device.surface_regression import REPORT
 from tests.report.device.conftest import sentences_of
 
 
