@@ -78,13 +78,13 @@ def blocks_of(
     for group, title in zip(ordered, titles, strict=True):
         members.setdefault(title[0], []).append((group, title))
     blocks = []
-    for name, own in members.items():
-        variants = [_variant(group, title, figures, tables, named) for group, title in own]
+    for name, same_workload in members.items():
+        variants = [_variant(group, title, figures, tables, named) for group, title in same_workload]
         trained = [variant for variant in variants if variant.name.startswith(TRAINING) and variant.figures]
         if trained and trained[0] is not variants[0]:  # time to accuracy is a part of the answer
             variants[0] = replace(variants[0], figures=[*variants[0].figures, *trained[0].figures])
-            variants = [replace(one, figures=[]) if one is trained[0] else one for one in variants]
-        answers = [one for one in verdicts if any(_holds(group, one) for group, _ in own)]
+            variants = [replace(v, figures=[]) if v is trained[0] else v for v in variants]
+        answers = [v for v in verdicts if any(_holds(group, v) for group, _ in same_workload)]
         blocks.append(Block(name, answers, variants))
     return blocks
 
@@ -104,17 +104,17 @@ def _variant(
     tables: Iterable[Table],
     named: Collection[str],
 ) -> Variant:
-    own_figures = [one for one in figures if one.group == group.key]
-    own_tables = [one for one in tables if one.group == group.key]
+    group_figures = [figure for figure in figures if figure.group == group.key]
+    group_tables = [table for table in tables if table.group == group.key]
     kind = TRAINING if group.kind == "convergence" else ""
     differs = ", ".join(title[1:])
-    answer = answer_table(group, named)
+    answer = _answer_table(group, named)
     return Variant(
         f"{kind}{differs or title[0]}",
         _summary(group),
-        [one for one in own_figures if one.section == ANSWER],
+        [figure for figure in group_figures if figure.section == ANSWER],
         [answer] if answer else [],
-        arrange([one for one in own_figures if one.section != ANSWER], own_tables),
+        arrange([figure for figure in group_figures if figure.section != ANSWER], group_tables),
     )
 
 
@@ -129,7 +129,7 @@ def _summary(group: CellGroup) -> str:
             f"{group.name(best)} on {workers_of(best)}: {best['seconds_to_target']:.4g} s to "
             f"{percent(best['target_accuracy'])}"
         )
-    best_row = best_of_group(group)
+    best_row = _best_of_group(group)
     if best_row is None:
         return ""
     speedup = "" if best_row["speedup"] is None else f", speedup {ratio(best_row['speedup'])}"
@@ -139,12 +139,12 @@ def _summary(group: CellGroup) -> str:
     )
 
 
-def best_of_group(group: CellGroup) -> Row | None:
+def _best_of_group(group: CellGroup) -> Row | None:
     """The row with the highest throughput that is a choice: no control arm of several workers."""
     return best_of_rows(group.rows)
 
 
-def answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
+def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     """Six columns of the settings on the best number of workers, the fastest first; None without any.
 
     Args:
@@ -153,7 +153,7 @@ def answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     """
     if group.kind == "convergence":
         return _training_table(group, named)
-    best = best_of_group(group)
+    best = _best_of_group(group)
     if best is None:
         return None
     size = best["world_size"] if best["world_size"] > 1 else max(group.world_sizes)

@@ -41,7 +41,7 @@ HEADINGS = {"iteration": "time of a step", "convergence": "time of a whole train
 COUNTED = {"iteration": "timed cells", "convergence": "trainings"}
 """What their cells are called."""
 
-MOST_ALONE = 4
+MOST_UNMATCHED = 4
 """Cells without a partner that are named; more are counted."""
 
 
@@ -142,7 +142,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     yield from _one_launch(comparison)
     yield from (f"Warning: {text_of(warning)}." for warning in comparison.warnings)
     yield from _differing(comparison)
-    yield from _alone(comparison)
+    yield from _unmatched(comparison)
 
 
 def _shift(shift: Shift) -> str:
@@ -202,11 +202,11 @@ def _differing(comparison: Comparison) -> Iterator[str]:
         yield f"In {count} cells {name} differs: {listed(list(pairs)[:3])}."
 
 
-def _alone(comparison: Comparison) -> Iterator[str]:
+def _unmatched(comparison: Comparison) -> Iterator[str]:
     for side, rows in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if rows:
-            names = [_named(row) for row in rows[:MOST_ALONE]]
-            more = [f"{len(rows) - MOST_ALONE} more"] if len(rows) > MOST_ALONE else []
+            names = [_named(row) for row in rows[:MOST_UNMATCHED]]
+            more = [f"{len(rows) - MOST_UNMATCHED} more"] if len(rows) > MOST_UNMATCHED else []
             yield f"Measured in {side} alone, or not done in the other: {listed([*names, *more])}."
     if comparison.num_left_out:
         yield (

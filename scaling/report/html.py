@@ -26,7 +26,7 @@ def render_page(content: Content) -> str:
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}
     return templates.get_template(TEMPLATE).render(
         content=content,
-        rest=[one for section in content.sections if (one := _of_no_group(section)) is not None],
+        rest=[rest for section in content.sections if (rest := _of_no_group(section)) is not None],
         names=names_of(content.verdicts),
         svgs={figure.name: for_page(texts[figure.name], figure.name, _label(figure)) for figure in figures},
         figure_styles=page_styles(texts.values()),
@@ -36,8 +36,8 @@ def render_page(content: Content) -> str:
 
 def _of_no_group(section: Section) -> Section | None:
     """A section without what belongs to a workload; None where nothing is left."""
-    figures = [one for one in section.figures if not one.group]
-    tables = [one for one in section.tables if not one.group]
+    figures = [figure for figure in section.figures if not figure.group]
+    tables = [table for table in section.tables if not table.group]
     if not (figures or tables):
         return None
     return Section(section.name, section.title, figures, tables)

@@ -16,6 +16,12 @@ from scaling.axes import Role, with_columns
 from scaling.store import ResultsFolder, RunRecord
 from topologies.texts import WIDTH, folded
 
+COLUMNS = (
+    *("cell_id", "kind", "model", "dataset", "aggregator", "step", "world_size", "global_batch"),
+    *("aa_replicate", "state", "reason"),
+)
+"""Of a summary's row, what a cell's state is shown with."""
+
 MOST_OF_STATES = 20
 """Characters of a cell's states side by side; what is longer is counted or folded."""
 
@@ -37,25 +43,12 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     folder.require()
     records = read_records(folder)
     cells = [CellResult(cell_id, of_cell[0].cell, of_cell, [], []) for cell_id, of_cell in records.items()]
-    kept = (
-        "cell_id",
-        "kind",
-        "model",
-        "dataset",
-        "aggregator",
-        "step",
-        "world_size",
-        "global_batch",
-        "aa_replicate",
-        "state",
-        "reason",
-    )
     rows = to_rows(build_table(study_name(folder), cells))
     lost = without_record(folder)
     states = {cell: [seen_state(record, folder) for record in of_cell] for cell, of_cell in records.items()}
     return [
         {
-            **{name: row[name] for name in kept},
+            **{name: row[name] for name in COLUMNS},
             "state": _state(row, states[row["cell_id"]]),
             "reason": row["reason"]
             or next((record.reason for record in _waiting(records[row["cell_id"]])), None),
@@ -64,7 +57,7 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
             "name": _name(row, rows) if row["model"] else without_model(records[row["cell_id"]][0].cell),
         }
         for row in rows
-    ] + [_lost_row(kept, cell_id, repeats) for cell_id, repeats in lost.items()]
+    ] + [_lost_row(cell_id, repeats) for cell_id, repeats in lost.items()]
 
 
 NO_RECORD = "no record"
@@ -88,10 +81,10 @@ def lost_text(cell_id: str, repeats: Sequence[int]) -> str:
     )
 
 
-def _lost_row(names: Sequence[str], cell_id: str, repeats: Sequence[int]) -> dict[str, Any]:
+def _lost_row(cell_id: str, repeats: Sequence[int]) -> dict[str, Any]:
     known = {"cell_id": cell_id, "state": NO_RECORD, "reason": lost_text(cell_id, repeats)}
     states = {"num_waiting": 0, "states": [NO_RECORD] * len(repeats), "name": cell_id}
-    return {**dict.fromkeys(names), **known, **states}
+    return {**dict.fromkeys(COLUMNS), **known, **states}
 
 
 def _state(row: Row, states: Sequence[str]) -> Any:

@@ -84,8 +84,8 @@ def _best_of_sizes(group: CellGroup, rows: Sequence[Row]) -> list[Row]:
     sizes = sorted({row["world_size"] for row in rows})
     by_size = [[row for row in rows if row["world_size"] == size] for size in sizes]
     if group.kind == "iteration":
-        return [best for own in by_size if (best := best_of_rows(own)) is not None]
-    return [min(own, key=lambda row: float(row["seconds_to_target"] or math.inf)) for own in by_size]
+        return [best for same in by_size if (best := best_of_rows(same)) is not None]
+    return [min(same, key=lambda row: float(row["seconds_to_target"] or math.inf)) for same in by_size]
 
 
 def _short_columns(group: CellGroup) -> list[Column[Row]]:
@@ -179,6 +179,6 @@ def _block(lines: Sequence[str], cells: Sequence[Sequence[str]], title: Text) ->
 
 def _folded(label: str) -> list[str]:
     """A cell's name in lines: parameters begin a new one, and a number stays with its unit."""
-    kept = label.replace(" MiB", "\N{NO-BREAK SPACE}MiB").replace("(", " (")
-    lines = textwrap.wrap(kept, BUDGET_COLUMN_WIDTH) or [""]
+    unbroken = label.replace(" MiB", "\N{NO-BREAK SPACE}MiB").replace("(", " (")
+    lines = textwrap.wrap(unbroken, BUDGET_COLUMN_WIDTH) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -115,13 +115,9 @@ def write_all(
 ) -> Report:
     """See `scaling.report.write_report`."""
     folder.require()
-    cells = read_cells(folder)
-    experiments = read_devices(folder)
+    cells, experiments = read_cells(folder), read_devices(folder)
     table = with_devices(build_table(study_name(folder), cells), experiments)
-    folder.write_text("summary.csv", table_csv(with_texts(table)))
-    folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
-    if any(cell.trainings or cell.begun for cell in cells):
-        folder.write_text("convergence.csv", table_csv(epoch_table(cells), digits=STEP_DIGITS))
+    _write_summary(folder, table, cells)
     by_id = {cell.cell_id: cell for cell in cells}
     links, remarks = _write_links(folder, to_rows(table), by_id)
     transfers, predicted = read_transfers(folder), read_predictions(folder, to_rows(table))
@@ -129,7 +125,8 @@ def write_all(
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = environment_of(folder)
     answers = verdicts(table, cells, num_cores(environment))
-    best = {row["aggregator"] for row in to_rows(table) for one in answers if row["cell_id"] == one.cells[0]}
+    named = {answer.cells[0] for answer in answers}
+    best = {row["aggregator"] for row in to_rows(table) if row["cell_id"] in named}
     data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments, best)
     figures, failures = draw_figures(folder, data, formats)
     groups = group_rows(to_rows(table))
@@ -163,6 +160,14 @@ def write_all(
     content = content_of(folder.study(), environment, table, figures, times, extras, folder.path.name)
     page = folder.write_text("report.html", render_page(content))
     return Report(page, table, transfers, times, content, experiments)
+
+
+def _write_summary(folder: ResultsFolder, table: pd.DataFrame, cells: Sequence[CellResult]) -> None:
+    """Writes summary.csv, budget.csv, and convergence.csv where something was trained."""
+    folder.write_text("summary.csv", table_csv(with_texts(table)))
+    folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
+    if any(cell.trainings or cell.begun for cell in cells):
+        folder.write_text("convergence.csv", table_csv(epoch_table(cells), digits=STEP_DIGITS))
 
 
 def _write_tables(

@@ -107,7 +107,6 @@ class TestSeeds:
         (line,) = training_lines(group, cells)
         assert line.test_accuracy == [0.5, 0.92]
         assert line.ranges["test_accuracy"] == ([0.5, 0.90], [0.5, 0.97])
-        assert line.num_trainings == 3
 
     def test_one_seed_has_a_mean_and_no_spread(self, study, epochs):
         add_seeds(study, epochs, [0.9])

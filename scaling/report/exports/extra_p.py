@@ -35,18 +35,18 @@ def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]
     """
     regions = _regions([cell for cell in cells if cell.launches and not cell.cell.get("aa_replicate")])
     sizes = _common_sizes(regions)
-    kept = {name: region for name, region in regions.items() if set(sizes) <= set(region)}
+    complete = {name: region for name, region in regions.items() if set(sizes) <= set(region)}
     if len(sizes) < 2:
         raise ScalingError(
             f"{folder.path}: no cell was timed at two world sizes; Extra-P needs five to fit a law"
         )
     yield f"# seconds; p is the number of workers; {len(sizes)} points of the five that Extra-P asks for"
     for name in regions:
-        if name not in kept:
+        if name not in complete:
             yield f"# left out, not measured at every point: {name}"
     yield "PARAMETER p"
     yield "POINTS " + " ".join(f"({size})" for size in sizes)
-    for name, region in kept.items():
+    for name, region in complete.items():
         yield f"REGION {name}"
         for metric, values in _metrics(region, sizes).items():
             yield f"METRIC {metric}"

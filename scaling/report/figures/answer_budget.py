@@ -47,7 +47,7 @@ def answer_budget(data: FigureInput) -> Iterator[Drawn]:
         name, bars = answer_bars(group, data.best)
         if bars:
             title = data.titled(f"Where the step goes: {name}", group)
-            drawing = draw_answer_budget(title, bars, group.unit)
+            drawing = _draw_answer_budget(title, bars, group.unit)
             yield Drawn(f"step-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
@@ -95,7 +95,7 @@ def _bar(row: Row) -> AnswerBar:
     return AnswerBar(row["world_size"], scaled, row["iteration_s"])
 
 
-def draw_answer_budget(title: str, bars: Sequence[AnswerBar], worker: str = "worker") -> Figure:
+def _draw_answer_budget(title: str, bars: Sequence[AnswerBar], worker: str = "worker") -> Figure:
     """Stacked bars, the fewest workers on top, each with its time at its end; `worker`: its name."""
     figure = Figure(figsize=(ANSWER_WIDTH, 1.4 + 0.55 * len(bars)), layout="constrained")
     axes = figure.add_subplot()

@@ -43,7 +43,7 @@ def late_ranks(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("iteration"):
         if panels := arrivals(group, data.cells):
             title = data.titled(f"Late arrivals, {workers(max(group.world_sizes), group.unit)}", group)
-            drawing = draw_arrivals(title, panels)
+            drawing = _draw_arrivals(title, panels)
             yield Drawn(f"arrivals-{group.slug}", title, CAPTION, drawing, "budget.csv", group)
 
 
@@ -58,13 +58,13 @@ class Arrivals:
 
 def arrivals(group: CellGroup, cells: Mapping[str, CellResult]) -> list[Arrivals]:
     """One an aggregator whose arrivals at the largest world size are known: those of its first launch."""
-    found = []
+    known = []
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
         for row in main_variant(group, label):
             if row["world_size"] == max(group.world_sizes) > 1:
                 launches = [_arrivals(group.name(row), launch) for launch in cells[row["cell_id"]].launches]
-                found += [own for own in launches if own is not None][:1]
-    return found
+                known += [first for first in launches if first is not None][:1]
+    return known
 
 
 def _arrivals(name: str, launch: IterationLaunch) -> Arrivals | None:
@@ -79,35 +79,35 @@ def _arrivals(name: str, launch: IterationLaunch) -> Arrivals | None:
     return Arrivals(name, [number for number, _ in known], late_ms)
 
 
-def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
+def _draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
     """One panel an aggregator: profiled steps over ranks, the colour says how late a rank was."""
-    panel = min(TALLEST_PANEL, 0.5 + 0.16 * max(len(one.late_ms) for one in panels))
-    figure = Figure(figsize=(WIDTH, 1.0 + panel * len(panels)), layout="constrained")
+    height = min(TALLEST_PANEL, 0.5 + 0.16 * max(len(panel.late_ms) for panel in panels))
+    figure = Figure(figsize=(WIDTH, 1.0 + height * len(panels)), layout="constrained")
     axes_list = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
-    everything = np.concatenate([one.late_ms.ravel() for one in panels])
+    everything = np.concatenate([panel.late_ms.ravel() for panel in panels])
     brightest = float(np.percentile(everything, BRIGHTEST_PERCENTILE)) or float(everything.max()) or 1.0
-    for axes, one in zip(axes_list, panels, strict=True):
-        num_steps = len(one.iterations)
+    for axes, panel in zip(axes_list, panels, strict=True):
+        num_steps = len(panel.iterations)
         # An image with one pixel a rank and step: as shapes, they would be most of the page's bytes.
         mesh = axes.imshow(
-            one.late_ms,
+            panel.late_ms,
             cmap=LATE_COLOURS,
             vmin=0.0,
             vmax=brightest,
             aspect="auto",
             interpolation="none",
-            extent=(0, num_steps, len(one.late_ms), 0),
+            extent=(0, num_steps, len(panel.late_ms), 0),
         )
-        _separate_ranks(axes, one)
-        num_ranks = len(one.late_ms)
-        skew_ms = float(np.median(one.late_ms.max(axis=0)))
-        axes.set_title(f"{one.aggregator}: the last comes {skew_ms:.3g} ms after the first", loc="left")
+        _separate_ranks(axes, panel)
+        num_ranks = len(panel.late_ms)
+        skew_ms = float(np.median(panel.late_ms.max(axis=0)))
+        axes.set_title(f"{panel.aggregator}: the last comes {skew_ms:.3g} ms after the first", loc="left")
         axes.set_ylim(num_ranks, 0)
         axes.set_yticks(*_rank_ticks(num_ranks))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("rank")
         axes.grid(visible=False)
-    axes_list[-1].set_xlim(0, max(len(one.iterations) for one in panels))
+    axes_list[-1].set_xlim(0, max(len(panel.iterations) for panel in panels))
     axes_list[-1].set_xlabel("profiled step")
     extend = "max" if everything.max() > brightest else "neither"
     figure.colorbar(mesh, ax=list(axes_list), label="ms after the first rank", extend=extend)
@@ -115,15 +115,15 @@ def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
     return figure
 
 
-def _separate_ranks(axes: Axes, one: Arrivals) -> None:
+def _separate_ranks(axes: Axes, panel: Arrivals) -> None:
     """White lines between ranks, and over each rank's row what it tells."""
-    num_steps = one.late_ms.shape[1]
-    for rank, late_ms in enumerate(one.late_ms):
+    num_steps = panel.late_ms.shape[1]
+    for rank, late_ms in enumerate(panel.late_ms):
         if rank:
             axes.axhline(rank, color="white", linewidth=1.0)
         text = (
-            f"{one.aggregator}, rank {rank}: median {np.median(late_ms):.3g} ms after the first rank, most "
-            f"{late_ms.max():.3g} ms in step {one.iterations[int(late_ms.argmax())]}"
+            f"{panel.aggregator}, rank {rank}: median {np.median(late_ms):.3g} ms after the first rank, most "
+            f"{late_ms.max():.3g} ms in step {panel.iterations[int(late_ms.argmax())]}"
         )
         axes.add_patch(with_tip(Rectangle((0, rank), num_steps, 1, facecolor="white", alpha=0), text))
 

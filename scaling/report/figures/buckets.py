@@ -28,7 +28,7 @@ def buckets(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("iteration"):
         if lines := bucket_responses(group):
             title = data.titled(f"Bucket size, {workers(max(group.world_sizes), group.unit)}", group)
-            drawing = draw_buckets(title, lines)
+            drawing = _draw_buckets(title, lines)
             yield Drawn(f"buckets-{group.slug}", title, CAPTION, drawing, group=group)
 
 
@@ -64,7 +64,7 @@ def bucket_responses(group: CellGroup) -> list[Response]:
     return responses
 
 
-def draw_buckets(title: str, lines: Sequence[Response]) -> Figure:
+def _draw_buckets(title: str, lines: Sequence[Response]) -> Figure:
     """A bar a bucket size from 0 on, so that equal times look equal; each aggregator's fastest stands out."""
     num_bars = sum(len(line.values) for line in lines)
     height = 1.1 + 0.24 * num_bars + 0.3 * len(lines)

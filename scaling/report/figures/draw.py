@@ -74,7 +74,7 @@ class Formats:
     titles: bool = False
 
 
-PAGE_ALONE = Formats()
+PAGE_ONLY = Formats()
 
 
 Placed = tuple[int, SavedFigure]
@@ -82,7 +82,7 @@ Placed = tuple[int, SavedFigure]
 
 
 def draw_figures(
-    folder: ResultsFolder, data: FigureInput, formats: Formats = PAGE_ALONE
+    folder: ResultsFolder, data: FigureInput, formats: Formats = PAGE_ONLY
 ) -> tuple[list[SavedFigure], list[str]]:
     """Draws and saves every figure that the results allow.
 
@@ -111,7 +111,7 @@ def draw_figures(
             failures.append(f"The figure {name!r} failed: {type(error).__name__}: {error}.")
     order = {name: place for place, name in enumerate(registry.targets())}
     ordered = sorted(saved.values(), key=lambda pair: (pair[0], order[pair[1].kind]))
-    return [one for _, one in ordered], failures
+    return [figure for _, figure in ordered], failures
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _drawn(registry: Registry, name: str, data: FigureInput) -> Iterator[tuple[s
 
 
 def save(
-    folder: ResultsFolder, drawn: Drawn, section: str, kind: str, formats: Formats = PAGE_ALONE
+    folder: ResultsFolder, drawn: Drawn, section: str, kind: str, formats: Formats = PAGE_ONLY
 ) -> SavedFigure:
     """Writes its files; within `SETTINGS`.
 

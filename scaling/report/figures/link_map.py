@@ -47,16 +47,16 @@ def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
     links, uses = busiest_links(cells), [{use.link: use for use in cell.uses} for cell in cells]
     figure = Figure(figsize=(WIDTH, 1.7 + 0.19 * len(links)), layout="constrained")
     axes = figure.add_subplot()
-    shares = np.array([[own[link].utilisation if link in own else 0.0 for own in uses] for link in links])
+    shares = np.array([[use[link].utilisation if link in use else 0.0 for use in uses] for link in links])
     extent = (0, len(cells), len(links), 0)
     image = axes.imshow(
         shares, cmap=LATE_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="none", extent=extent
     )
-    for column, (cell, own) in enumerate(zip(cells, uses, strict=True)):
+    for column, (cell, by_link) in enumerate(zip(cells, uses, strict=True)):
         for line, link in enumerate(links):
-            use = own.get(link)
+            use = by_link.get(link)
             box = Rectangle((column, line), 1, 1, facecolor="none", edgecolor="#ffffff", linewidth=0.8)
-            axes.add_patch(with_tip(box, f"{cell.name}, {link_name(link)}: {_told(use)} (simulated)"))
+            axes.add_patch(with_tip(box, f"{cell.name}, {link_name(link)}: {_use_text(use)} (simulated)"))
             if use is not None:
                 _write_use(axes, (column + 0.5, line + 0.5), use, use.utilisation > DARK)
     axes.set_xticks(
@@ -70,7 +70,7 @@ def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
     return figure
 
 
-def _told(use: LinkUse | None) -> str:
+def _use_text(use: LinkUse | None) -> str:
     if use is None:
         return "nothing"
     return (
@@ -102,8 +102,8 @@ def busiest_links(cells: Sequence[CellLinks]) -> list[str]:
     for cell in cells:
         for use in cell.uses:
             most[use.link] = max(most[use.link], use.utilisation)
-    kept = sorted(most, key=lambda link: -most[link])[:MOST_LINKS]
-    return [link for link in most if link in kept]
+    busiest = sorted(most, key=lambda link: -most[link])[:MOST_LINKS]
+    return [link for link in most if link in busiest]
 
 
 def link_name(link: str) -> str:

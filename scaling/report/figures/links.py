@@ -91,16 +91,16 @@ def links_of(
     Returns:
         Those that are known, and aggregator -> why it is left out.
     """
-    told, left_out = [], {}
+    known, left_out = [], {}
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
         for row in main_variant(group, label):
             if row["world_size"] != max(group.world_sizes) or row["world_size"] < 2 or is_control_arm(row):
                 continue
             try:
-                told.append(_links(group, row, cells[row["cell_id"]], topology))
+                known.append(_links(group, row, cells[row["cell_id"]], topology))
             except _CannotTellError as reason:
                 left_out[group.name(row)] = str(reason)
-    return told, left_out
+    return known, left_out
 
 
 class _CannotTellError(Exception):
@@ -141,20 +141,20 @@ def _local(resource: str) -> str:
 
 
 def link_remarks(
-    told: Mapping[str, Sequence[CellLinks]], left_out: Mapping[str, Mapping[str, str]]
+    known: Mapping[str, Sequence[CellLinks]], left_out: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
     """What a reader of the maps should know, in sentences.
 
     Args:
-        told: group's title -> its cells.
+        known: group's title -> its cells.
         left_out: group's title -> aggregator -> why it is not among them.
     """
     names: dict[str, dict[str, None]] = {}
     for reasons in left_out.values():
         for name, reason in reasons.items():
             names.setdefault(reason, {})[name] = None
-    remarks = [f"Left out: {', '.join(own)}: {reason}." for reason, own in names.items()]
-    cells = [cell for own in told.values() for cell in own]
+    remarks = [f"Left out: {', '.join(without)}: {reason}." for reason, without in names.items()]
+    cells = [cell for same in known.values() for cell in same]
     too_busy = dict.fromkeys(
         use.link.rstrip("<>") for cell in cells for use in cell.uses if use.utilisation > 1
     )

@@ -114,14 +114,16 @@ def label_ends(axes: Axes, labels: Sequence[EndLabel], gap: float = LABEL_GAP, s
         size: of the text, in points.
     """
     low, high = axes.transAxes.inverted(), axes.transData
-    heights = {one: float(low.transform(high.transform((axes.get_xlim()[1], one.y)))[1]) for one in labels}
-    ordered = sorted(labels, key=lambda one: heights[one])
-    places = spread([min(1.0, max(0.0, heights[one])) for one in ordered], gap)
-    for one, place in zip(ordered, places, strict=True):
+    heights = {
+        label: float(low.transform(high.transform((axes.get_xlim()[1], label.y)))[1]) for label in labels
+    }
+    ordered = sorted(labels, key=lambda label: heights[label])
+    places = spread([min(1.0, max(0.0, heights[label])) for label in ordered], gap)
+    for label, place in zip(ordered, places, strict=True):
         text = axes.text(
-            1.02, place, one.text, transform=axes.transAxes, color=one.colour, va="center", fontsize=size
+            1.02, place, label.text, transform=axes.transAxes, color=label.colour, va="center", fontsize=size
         )
-        with_tip(text, "", one.series)
+        with_tip(text, "", label.series)
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -39,7 +39,7 @@ def placements(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("iteration"):
         if bars := placed(group):
             title = data.titled(f"Input, {workers(max(group.world_sizes), group.unit)}", group)
-            yield Drawn(f"input-{group.slug}", title, CAPTION, draw_placements(title, bars), group=group)
+            yield Drawn(f"input-{group.slug}", title, CAPTION, _draw_placements(title, bars), group=group)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _placed(row: Row, *, several_workers: bool) -> Placed:
     )
 
 
-def draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
+def _draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
     """A bar for every input placement, aggregator by aggregator."""
     names = list(dict.fromkeys(bar.placement for bar in bars))
     colours = {name: _PLACEMENT_COLOURS[index % len(_PLACEMENT_COLOURS)] for index, name in enumerate(names)}
@@ -110,7 +110,7 @@ def _places(bars: Sequence[Placed]) -> tuple[list[float], dict[str, float]]:
     for index, bar in enumerate(bars):
         step = 1.0 if index and bar.aggregator == bars[index - 1].aggregator else 1.6
         places.append(places[-1] + step if places else 0.0)
-    own: dict[str, list[float]] = {}
+    at_label: dict[str, list[float]] = {}
     for place, bar in zip(places, bars, strict=True):
-        own.setdefault(bar.aggregator, []).append(place)
-    return places, {label: sum(at) / len(at) for label, at in own.items()}
+        at_label.setdefault(bar.aggregator, []).append(place)
+    return places, {label: sum(at) / len(at) for label, at in at_label.items()}

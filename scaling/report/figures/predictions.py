@@ -93,12 +93,14 @@ class PredictedPoint:
 
 def predicted_points(predicted: Iterable[PredictedCell]) -> list[PredictedPoint]:
     """Those that were measured since."""
-    return [_point(one, one.measured) for one in predicted if one.measured and one.error_ratio is not None]
+    return [
+        _point(cell, cell.measured) for cell in predicted if cell.measured and cell.error_ratio is not None
+    ]
 
 
-def _point(one: PredictedCell, measured: Row) -> PredictedPoint:
+def _point(cell: PredictedCell, measured: Row) -> PredictedPoint:
     low_s, high_s = measured.get("iteration_s_low"), measured.get("iteration_s_high")
-    values = one.predicted
+    values = cell.predicted
     return PredictedPoint(
         str(values["model"]),
         str(values["aggregator"]),
@@ -109,8 +111,8 @@ def _point(one: PredictedCell, measured: Row) -> PredictedPoint:
         1e3 * values["iteration_s_low"],
         1e3 * values["iteration_s_high"],
         values.get("peer_access") is False,
-        f"{one.name}: {1e3 * values['iteration_s']:.4g} ms predicted, "
-        f"{1e3 * measured['iteration_s']:.4g} measured, {one.error_ratio or 0.0:+.1%}",
+        f"{cell.name}: {1e3 * values['iteration_s']:.4g} ms predicted, "
+        f"{1e3 * measured['iteration_s']:.4g} measured, {cell.error_ratio or 0.0:+.1%}",
     )
 
 

@@ -143,7 +143,7 @@ def draw_scaling(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     winner = best_of(lines, best)
-    drawn = drawn_lines(lines)
+    drawn = _drawn_lines(lines)
     ideals = [] if ideal is None else [ideal * size for size in sizes]
     limits = _limits(drawn, ideals)
     axes.set_ylim(*limits)
@@ -170,7 +170,7 @@ def draw_scaling(
     return figure
 
 
-def drawn_lines(lines: Sequence[ScalingLine]) -> list[ScalingLine]:
+def _drawn_lines(lines: Sequence[ScalingLine]) -> list[ScalingLine]:
     """Those that are drawn: not far below the fastest, and no bound that has one worker alone."""
     fastest = max(line.values[-1] for line in lines)
     return [
@@ -183,7 +183,7 @@ def drawn_lines(lines: Sequence[ScalingLine]) -> list[ScalingLine]:
 
 def reading(lines: Sequence[ScalingLine], best: Collection[str]) -> str:
     """How to read what is drawn, and nothing that is not."""
-    drawn, winner = drawn_lines(lines), best_of(lines, best)
+    drawn, winner = _drawn_lines(lines), best_of(lines, best)
     lows = [low for line in drawn for low in line.low]
     is_known = [not math.isnan(low) for low in lows]
     parts = []
@@ -200,8 +200,8 @@ def _limits(lines: Sequence[ScalingLine], ideals: Sequence[float]) -> tuple[floa
     """Of the vertical axis: all values, and their intervals as far as these leave the values apart."""
     values = [value for line in lines for value in line.values]
     low, high = min([*ideals[:1], *values]), max([*values, *ideals])
-    lows = [one for line in lines for one in line.low if math.isfinite(one)]
-    highs = [one for line in lines for one in line.high if math.isfinite(one)]
+    lows = [low for line in lines for low in line.low if math.isfinite(low)]
+    highs = [high for line in lines for high in line.high if math.isfinite(high)]
     low = min(low, max([low / FURTHEST_INTERVAL, min([low, *lows])]))
     high = max(high, min(high * FURTHEST_INTERVAL, max([high, *highs])))
     return low / 1.25, 1.12 * high

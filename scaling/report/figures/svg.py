@@ -112,28 +112,29 @@ def _name_styles(root: ElementTree.Element) -> None:
     rules = {}
     for element in root.iter():
         # A reference stays in its element: ids are another figure's where two stand in one page.
-        if (own := element.get("style")) and "url(" not in own:
-            name = f"s{hashlib.sha256(own.encode()).hexdigest()[:6]}"
-            rules[name] = own
+        if (style_text := element.get("style")) and "url(" not in style_text:
+            name = f"s{hashlib.sha256(style_text.encode()).hexdigest()[:6]}"
+            rules[name] = style_text
             del element.attrib["style"]
             element.set("class", name)
-    style.text = FONT + "".join(f".{name}{{{own}}}" for name, own in sorted(rules.items()))
+    style.text = FONT + "".join(f".{name}{{{style_text}}}" for name, style_text in sorted(rules.items()))
 
 
 def _shorten(element: ElementTree.Element, used: set[str]) -> None:
     """Drops what is not needed of one element, and turns its tip into a title."""
-    own = element.attrib
+    attributes = element.attrib
     for name in _GEOMETRY:
-        if name in own:
-            own[name] = re.sub(r"\s*([A-Zz ])\s*", r"\1", _NUMBER.sub(_rounded, own[name])).strip()
-    if "style" in own:
-        kept = (part.strip() for part in own["style"].split(";"))
-        own["style"] = ";".join(
-            part.replace(": ", ":") for part in kept if part and not part.startswith("font-family")
+        if name in attributes:
+            short = _NUMBER.sub(_rounded, attributes[name])
+            attributes[name] = re.sub(r"\s*([A-Zz ])\s*", r"\1", short).strip()
+    if "style" in attributes:
+        parts = (part.strip() for part in attributes["style"].split(";"))
+        attributes["style"] = ";".join(
+            part.replace(": ", ":") for part in parts if part and not part.startswith("font-family")
         )
-    if own.get("transform", "").startswith("rotate(-0 "):
-        del own["transform"]
-    name = own.get("id", "")
+    if attributes.get("transform", "").startswith("rotate(-0 "):
+        del attributes["transform"]
+    name = attributes.get("id", "")
     if name.startswith(_TIP):
         tip, _, series = name.removeprefix(_TIP).partition(_SERIES)
         if tip:
@@ -141,9 +142,9 @@ def _shorten(element: ElementTree.Element, used: set[str]) -> None:
             title.text = tip
             element.insert(0, title)
         if series:
-            own["data-series"] = series
+            attributes["data-series"] = series
     if name not in used:
-        own.pop("id", None)
+        attributes.pop("id", None)
     if element.tag != f"{{{SVG}}}text" and not (element.text or "").strip():
         element.text = None
     element.tail = None
@@ -196,8 +197,8 @@ def page_styles(texts: Iterable[str]) -> Markup:
         texts: what `compact` made.
     """
     styles = [style for text in texts for style in re.findall(r"<style\b.*?</style>", text, flags=re.DOTALL)]
-    found = dict.fromkeys(rule for own in styles for rule in re.findall(r"\.s[0-9a-f]{6}\{[^}]*\}", own))
-    return Markup(_with_variables("".join(found)))  # noqa: S704 (our own style rules)
+    rules = dict.fromkeys(rule for style in styles for rule in re.findall(r"\.s[0-9a-f]{6}\{[^}]*\}", style))
+    return Markup(_with_variables("".join(rules)))  # noqa: S704 (our own style rules)
 
 
 def _with_variables(style: str) -> str:

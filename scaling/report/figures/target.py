@@ -44,7 +44,7 @@ def target(data: FigureInput) -> Iterator[Drawn]:
             goal = ", ".join(dict.fromkeys(percent(bar.target) for bar in bars))
             title = data.titled(f"Seconds to {goal}", group)
             yield Drawn(
-                f"target-{group.slug}", title_of(group.given), CAPTION, draw_target(title, bars), group=group
+                f"target-{group.slug}", title_of(group.given), CAPTION, _draw_target(title, bars), group=group
             )
 
 
@@ -92,7 +92,7 @@ def _seeds(row: Row) -> str:
     return f", {row['num_seeds']} seeds" if (row["num_seeds"] or 1) > 1 else ""
 
 
-def draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
+def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
     """One bar a combination, a diamond with an interval where it was predicted, words where it was missed."""
     figure = Figure(figsize=(ANSWER_WIDTH, 1.5 + 0.22 * len(bars)), layout="constrained")
     axes = figure.add_subplot()

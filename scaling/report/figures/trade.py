@@ -56,7 +56,8 @@ def trade(data: FigureInput) -> Iterator[Drawn]:
                 point for point in points if point.cost(against) > 0 and math.isfinite(point.cost(against))
             ]
             if len(known) > 1:
-                drawing = draw_trade(data.titled(f"Accuracy against {against}", group), known, against, label)
+                title = data.titled(f"Accuracy against {against}", group)
+                drawing = _draw_trade(title, known, against, label)
                 name = f"accuracy-{against}-{group.slug}"
                 yield Drawn(name, title_of(group.given), CAPTION, drawing, "convergence.csv", group)
 
@@ -125,7 +126,7 @@ def pareto_front(points: Sequence[TradePoint], against: str) -> list[TradePoint]
     return front
 
 
-def draw_trade(title: str, points: Sequence[TradePoint], against: str, label: str) -> Figure:
+def _draw_trade(title: str, points: Sequence[TradePoint], against: str, label: str) -> Figure:
     """Accuracy over the cost, or near 100% the error on a log scale; the front is a stair."""
     figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
     axes = figure.add_subplot()
@@ -133,7 +134,7 @@ def draw_trade(title: str, points: Sequence[TradePoint], against: str, label: st
     costs = [point.cost(against) for point in points]
     axes.set_xscale("log")
     axes.set_xlim(min(costs) / 1.25, max(costs) * 2.2)
-    ends = [end for one in points for end in (one.accuracy, one.low, one.high) if math.isfinite(end)]
+    ends = [end for point in points for end in (point.accuracy, point.low, point.high) if math.isfinite(end)]
     is_error = NEARLY_ALL <= max(ends) < 1
 
     def shown(accuracy: float) -> float:
@@ -180,7 +181,7 @@ def label_places(points: Sequence[tuple[float, float, str]]) -> list[tuple[float
         points: x and y as shares of the plot, and the label; the first ones choose first.
     """
     taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]
-    found: list[tuple[float, float] | None] = []
+    places: list[tuple[float, float] | None] = []
     for x, y, label in points:
         lines = label.split("\n")
         width, half = CHARACTER * max(map(len, lines)), LABEL_GAP * len(lines) / 2
@@ -188,10 +189,10 @@ def label_places(points: Sequence[tuple[float, float, str]]) -> list[tuple[float
         starts = [(x + 2 * DOT, row) for row in rows] + [(x - 2 * DOT - width, row) for row in rows]
         boxes = {(left, row): (left, row - half, left + width, row + half) for left, row in starts}
         free = [place for place, box in boxes.items() if _is_free(box, taken)]
-        found.append(free[0] if free else None)
+        places.append(free[0] if free else None)
         if free:
             taken.append(boxes[free[0]])
-    return found
+    return places
 
 
 Box = tuple[float, float, float, float]
@@ -202,7 +203,7 @@ def _is_free(box: Box, taken: Sequence[Box]) -> bool:
     left, bottom, right, top = box
     is_inside = left >= 0 and bottom >= 0 and right <= RIGHT_END and top <= 1
     return is_inside and not any(
-        left < one[2] and one[0] < right and bottom < one[3] and one[1] < top for one in taken
+        left < other[2] and other[0] < right and bottom < other[3] and other[1] < top for other in taken
     )
 
 

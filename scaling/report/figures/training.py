@@ -71,7 +71,7 @@ def training(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("convergence"):
         lines = training_lines(group, data.cells)
         for against, caption in TRAININGS.items():
-            if known := placed_lines(lines, against):
+            if known := _placed_lines(lines, against):
                 title = data.titled(f"Training over {against}", group)
                 drawing = draw_training(title, known, data.looks, against)
                 name = f"loss-{against}-{group.slug}"
@@ -95,7 +95,6 @@ class TrainingLine:
     test_accuracy: list[float]
     train_accuracy: list[float]
     train_j: list[float]
-    num_trainings: int = 1
     ranges: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
     is_over: bool = True
     worker: str = "worker"
@@ -111,11 +110,11 @@ def training_lines(group: CellGroup, cells: Mapping[str, CellResult]) -> list[Tr
         target = cells[row["cell_id"]].cell.get("target_accuracy")  # rows without results have none
         families.setdefault(family_key({**row, "target_accuracy": target}), []).append(row)
     lines = []
-    for own in families.values():
-        of_own = [cells[row["cell_id"]] for row in own]
-        done = [training for cell in of_own for training in cell.trainings]
-        if drawn := done or [training for cell in of_own for training in cell.begun]:
-            lines.append(_training_line(own[0], drawn, is_over=bool(done)))
+    for family in families.values():
+        seeds = [cells[row["cell_id"]] for row in family]
+        done = [training for cell in seeds for training in cell.trainings]
+        if drawn := done or [training for cell in seeds for training in cell.begun]:
+            lines.append(_training_line(family[0], drawn, is_over=bool(done)))
     return lines
 
 
@@ -142,14 +141,13 @@ def _training_line(row: Row, trainings: Sequence[TrainingSamples], *, is_over: b
         test_accuracy=medians("test_accuracy"),
         train_accuracy=medians("train_accuracy"),
         train_j=medians("train_j"),
-        num_trainings=len(trainings),
         ranges=ranges,
         is_over=is_over,
         worker=unit_of_workers(row),
     )
 
 
-def placed_lines(lines: Sequence[TrainingLine], against: Against) -> list[TrainingLine]:
+def _placed_lines(lines: Sequence[TrainingLine], against: Against) -> list[TrainingLine]:
     """Those whose place on that axis is known in the end."""
     return [line for line in lines if math.isfinite(getattr(line, _PLACES[against][0])[-1])]
 
@@ -169,7 +167,7 @@ def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, again
     """
     figure = Figure(figsize=(ANSWER_WIDTH, 5.2), layout="constrained")
     loss_axes, accuracy_axes = figure.subplots(2, 1, sharex=True)
-    chosen, is_error = standing_out(lines, looks), is_drawn_as_error(lines)
+    chosen, is_error = standing_out(lines, looks), _is_drawn_as_error(lines)
     panels = [_Panel(loss_axes, "train_loss"), _Panel(accuracy_axes, "test_accuracy", is_error)]
     for line in sorted(lines, key=lambda line: line in chosen):
         colour = looks[line.aggregator].colour if line in chosen else OTHER
@@ -207,7 +205,7 @@ class _Panel:
         return [(1 - value if value < 1 else math.nan) if self.is_error else value for value in values]
 
 
-def is_drawn_as_error(lines: Sequence[TrainingLine]) -> bool:
+def _is_drawn_as_error(lines: Sequence[TrainingLine]) -> bool:
     """Whether any ends at an accuracy so near 1 that lines would be the same."""
     ends = [line.test_accuracy[-1] for line in lines]
     return any(NEARLY_ALL <= end <= 1 for end in ends)
@@ -218,7 +216,7 @@ def _draw_line(
 ) -> None:
     places = getattr(line, _PLACES[against][0])
     series = _name(line, chosen) if line in chosen else OTHERS
-    style = line_styles(one.world_size for one in chosen)[line.world_size] if line in chosen else "-"
+    style = line_styles(other.world_size for other in chosen)[line.world_size] if line in chosen else "-"
     if panel.name in line.ranges and line in chosen:
         low, high = (panel.shown(ends) for ends in line.ranges[panel.name])
         band = panel.axes.fill_between(places, low, high, color=colour, alpha=BAND, linewidth=0)
@@ -240,7 +238,7 @@ def _draw_line(
 
 def _name(line: TrainingLine, chosen: Sequence[TrainingLine]) -> str:
     """The aggregator, with its workers where the lines have several numbers of them."""
-    is_same = len({one.world_size for one in chosen}) == 1
+    is_same = len({other.world_size for other in chosen}) == 1
     return line.aggregator if is_same else f"{line.aggregator}, {workers(line.world_size, line.worker)}"
 
 

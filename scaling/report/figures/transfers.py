@@ -50,7 +50,7 @@ DASHED: LineStyle = (0, (5, 2))
 def bandwidths(data: FigureInput) -> Iterator[Drawn]:
     """One a device and world size that has an operation of several sizes."""
     for group in transfer_groups(data.transfers):
-        if (drawing := draw_bandwidths(group)) is not None:
+        if (drawing := _draw_bandwidths(group)) is not None:
             yield Drawn(f"bandwidth-{group.slug}", title_of(group), CAPTION, drawing, "transfers.csv")
 
 
@@ -76,11 +76,11 @@ class BandwidthLine:
 
 def bandwidth_lines(group: TransferGroup, operations: Sequence[str]) -> list[BandwidthLine]:
     """One line for each of these operations that has several sizes."""
-    found: dict[tuple[What, bool, str], list[TransferLine]] = {}
+    series: dict[tuple[What, bool, str], list[TransferLine]] = {}
     for line in lines_of(group):
         if line.what.operation in operations:
-            found.setdefault((line.what, line.host_only, line.who), []).append(line)
-    return [_line(own) for own in found.values() if len(own) > 1]
+            series.setdefault((line.what, line.host_only, line.who), []).append(line)
+    return [_line(same) for same in series.values() if len(same) > 1]
 
 
 def _line(lines: Sequence[TransferLine]) -> BandwidthLine:
@@ -104,7 +104,7 @@ def _line(lines: Sequence[TransferLine]) -> BandwidthLine:
     )
 
 
-def panels_of(group: TransferGroup) -> list[tuple[str, list[BandwidthLine]]]:
+def _panels_of(group: TransferGroup) -> list[tuple[str, list[BandwidthLine]]]:
     """What is drawn: title and lines of each panel that has any."""
     peers = bandwidth_lines(group, TO_PEER)
     # Copies between host and device do not depend on access between GPUs: one setting of it is enough.
@@ -113,7 +113,7 @@ def panels_of(group: TransferGroup) -> list[tuple[str, list[BandwidthLine]]]:
         ("host to device and back", [line for line in host if not line.host_only] or host),
         (
             "between GPUs" if group.device == "cuda" else "between ranks",
-            [one for one in peers if not one.host_only],
+            [line for line in peers if not line.host_only],
         ),
         (f"between GPUs{HOST_ONLY}", [line for line in peers if line.host_only]),
         ("collectives", bandwidth_lines(group, TOGETHER)),
@@ -129,9 +129,9 @@ def standing_out(lines: Sequence[BandwidthLine]) -> list[BandwidthLine]:
     return list(fastest.values())[:MOST_COLOURED]
 
 
-def draw_bandwidths(group: TransferGroup) -> Figure | None:
+def _draw_bandwidths(group: TransferGroup) -> Figure | None:
     """A panel for each kind of operation; None where no operation has several sizes."""
-    panels = panels_of(group)
+    panels = _panels_of(group)
     if not panels:
         return None
     figure = Figure(figsize=(WIDTH, 0.5 + PANEL_HEIGHT * len(panels)), layout="constrained")
@@ -142,13 +142,13 @@ def draw_bandwidths(group: TransferGroup) -> Figure | None:
     ):
         _label_axes(axes, title, lines)
         coloured = standing_out(lines)
-        own = colours.setdefault(title.removesuffix(HOST_ONLY), {})
+        by_operation = colours.setdefault(title.removesuffix(HOST_ONLY), {})
         for line in coloured:  # an operation has one colour, with access between GPUs and without
-            own.setdefault(line.what, COLOURS[len(own) % len(COLOURS)])
+            by_operation.setdefault(line.what, COLOURS[len(by_operation) % len(COLOURS)])
         labels = []
         for line in sorted(lines, key=lambda line: line in coloured):
             is_grey = line not in coloured
-            colour = OTHER if is_grey else own[line.what]
+            colour = OTHER if is_grey else by_operation[line.what]
             _draw(axes, line, colour, OTHERS if is_grey else line.label)
             if not is_grey:
                 name = line.label.replace(HOST_ONLY, "") if title.endswith(HOST_ONLY) else line.label
