@@ -153,6 +153,20 @@ def test_an_evaluation_is_a_part_of_its_own() -> None:
     assert spans == {"evaluation": 0.4, "input": 0.1, "forward": 0.2, "backward": 0.1, "update": 0.1}
 
 
+def test_what_is_marked_between_is_no_part_of_forward_and_update() -> None:
+    rank = _rank(0, [1.0])
+    rank["phases"] = [
+        ("input", 0.0, 0.1),
+        ("collective", 0.2, 0.3),
+        ("backward", 0.5, 0.7),
+        ("optimizer", 0.8, 0.9),
+    ]
+    (step,) = steps_of(rank)
+    spans = [(name, round(start, 6), round(stop, 6)) for name, start, stop in step.spans]
+    assert [span for span in spans if span[0] == "forward"] == [("forward", 0.1, 0.2), ("forward", 0.3, 0.5)]
+    assert [span for span in spans if span[0] == "update"] == [("update", 0.7, 0.8), ("update", 0.9, 1.0)]
+
+
 def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
     measured = _measured(EVEN)
     for launch in range(3):
