@@ -133,8 +133,8 @@ def check_ids(file: MachineFile, source: str, derived: DerivedFile | None = None
     Raises:
         TopologyError: naming the key that is wrong.
     """
-    mine = derived or file
-    first_device, first_link = len(file.devices) - len(mine.devices), len(file.links) - len(mine.links)
+    entries = derived or file
+    first_device, first_link = len(file.devices) - len(entries.devices), len(file.links) - len(entries.links)
     ids = [device.id for device in file.devices]
     links = [_link_id(link) for link in file.links]
     for key, names, first in (("devices", ids, first_device), ("links", links, first_link)):

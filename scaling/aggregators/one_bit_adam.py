@@ -93,8 +93,8 @@ class OneBitAdamState(AggregatorState):
 
     def state_dict(self) -> dict[str, Tensor]:
         """See the base."""
-        own = {name: values.clone() for name, values in self.checkpoint_tensors().items()}
-        return self.stripes.state_dict() | own
+        moments = {name: values.clone() for name, values in self.checkpoint_tensors().items()}
+        return self.stripes.state_dict() | moments
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """See the base."""

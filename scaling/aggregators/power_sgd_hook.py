@@ -158,8 +158,8 @@ class PowerSgdHookState:
         """[num_elements] what a bucket has withheld so far, a copy; None without feedback."""
         if not self._aggregator.error_feedback:
             return None
-        found = self.state.error_dict.get(index)
-        return torch.zeros_like(like) if found is None else found.detach().clone()
+        withheld = self.state.error_dict.get(index)
+        return torch.zeros_like(like) if withheld is None else withheld.detach().clone()
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Residual, P and Q of every bucket that has them, by its number; the step and the random state."""

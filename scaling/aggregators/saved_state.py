@@ -59,8 +59,8 @@ def layout_digest(layout: BucketLayout) -> dict[str, Tensor]:
 
 def require_same_layout(layout: BucketLayout, saved: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError where what was saved of a bucket as a whole is not of this one."""
-    ours = layout_digest(layout)[BUCKET]
-    if not torch.equal(saved_tensor(saved, BUCKET, ours.shape).cpu(), ours):
+    digest = layout_digest(layout)[BUCKET]
+    if not torch.equal(saved_tensor(saved, BUCKET, digest.shape).cpu(), digest):
         raise CheckpointError(
             "the saved state of the aggregator belongs to a bucket of other parameters, or in another order, "
             f"than {', '.join(layout.names):.200}; continue with what it was saved with, or begin anew"

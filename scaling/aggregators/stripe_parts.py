@@ -98,11 +98,11 @@ class StripeParts:
 
     def _found_borders(self, saved: Mapping[str, Tensor], number: int) -> list[int]:
         """Where the parts of a parameter began."""
-        name, ours = f"{BORDERS}/{self.layout.names[number]}", self.borders[number]
-        borders: list[int] = saved_tensor(saved, name, [len(ours)]).tolist()
-        if borders[0] != 0 or borders[-1] != ours[-1] or any(a > b for a, b in pairwise(borders)):
+        name, current = f"{BORDERS}/{self.layout.names[number]}", self.borders[number]
+        borders: list[int] = saved_tensor(saved, name, [len(current)]).tolist()
+        if borders[0] != 0 or borders[-1] != current[-1] or any(a > b for a, b in pairwise(borders)):
             raise CheckpointError(
-                f"the saved state of the aggregator has {name!r} {borders}, for a parameter of {ours[-1]} "
+                f"the saved state of the aggregator has {name!r} {borders}, for a parameter of {current[-1]} "
                 "elements: it is of another model; continue with that, or begin anew"
             )
         return borders

@@ -150,13 +150,13 @@ def _buckets_text(measured: Measured) -> str:
         same = any(arm in measured.steps_s for arm in BUCKETS)
         return "Other buckets: not measured, because DDP made the same ones." if same else ""
     count = len(measured.facts["baseline"][0].get("bucket_bytes") or [])
-    said = ", ".join(f"{arm.partition('_')[2]} MB {-saved.ratio:+.0%}" for arm, saved in runs)
+    changes = ", ".join(f"{arm.partition('_')[2]} MB {-saved.ratio:+.0%}" for arm, saved in runs)
     best = best_buckets(measured)
     if best is None:
-        return f"Other buckets than its {count}: no gain above the A/A spread ({said} of a step's time)."
+        return f"Other buckets than its {count}: no gain above the A/A spread ({changes} of a step's time)."
     arm, ratio = best
     paired = f"; with {arm.partition('_')[2]} MB {-ratio:+.0%} against baselines next to it"
-    return f"Other buckets than its {count}: {said} of a step's time{paired}."
+    return f"Other buckets than its {count}: {changes} of a step's time{paired}."
 
 
 def _input_text(measured: Measured) -> str:

@@ -93,9 +93,11 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
         *_trace_findings(measured, traced),
     ]
     claimed = [
-        one for one in candidates if one.ratio >= LEAST_UNPAIRED.get(one.kind, LEAST) and one.ratio > spread
+        finding
+        for finding in candidates
+        if finding.ratio >= LEAST_UNPAIRED.get(finding.kind, LEAST) and finding.ratio > spread
     ]
-    return sorted(claimed, key=lambda one: -one.ratio)
+    return sorted(claimed, key=lambda finding: -finding.ratio)
 
 
 def shares(measured: Measured) -> list[dict[str, float]]:
@@ -221,13 +223,13 @@ def _exchange_findings(measured: Measured) -> list[Avoidable]:
     saved = measured.exchange
     if saved is None or not saved.is_certain or measured.changed("no_exchange"):
         return []
-    found, left = [], saved.ratio
+    gains, rest_ratio = [], saved.ratio
     if (best := best_buckets(measured)) is not None:
         arm, ratio = best
-        found.append(Avoidable("buckets", ratio, f"bucket_cap_mb={arm.partition('_')[2]}.", {"arm": arm}))
-        left -= ratio
+        gains.append(Avoidable("buckets", ratio, f"bucket_cap_mb={arm.partition('_')[2]}.", {"arm": arm}))
+        rest_ratio -= ratio
     advice = "a larger batch on each rank, gradient accumulation or a bf16 hook: fewer bytes a sample."
-    return [*found, Avoidable("exchange", left, advice)]
+    return [*gains, Avoidable("exchange", rest_ratio, advice)]
 
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
@@ -262,8 +264,8 @@ def saved_by_cached_input(measured: Measured) -> Saved | None:
     """By the arm with cached input, where its batches are as large as the script's."""
     if measured.changed("cached_input"):
         return None
-    ours, cached = (measured.mean_elements(arm) for arm in ("baseline", "cached_input"))
-    if ours and any(abs(b / a - 1) > SAME_SIZE for a, b in zip(ours, cached, strict=True) if a):
+    usual, cached = (measured.mean_elements(arm) for arm in ("baseline", "cached_input"))
+    if usual and any(abs(b / a - 1) > SAME_SIZE for a, b in zip(usual, cached, strict=True) if a):
         return None
     return measured.saved("baseline", "cached_input")
 
@@ -280,7 +282,9 @@ def batch_making(measured: Measured) -> tuple[float, float] | None:
 def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
     saved, made = saved_by_cached_input(measured), batch_making(measured)
     if saved is None and "cached_input" in measured.steps_s:  # its batches are of several sizes
-        least = min((one["input"] / max(sum(one.values()), 1e-9) for one in shares(measured)), default=0.0)
+        least = min(
+            (seconds["input"] / max(sum(seconds.values()), 1e-9) for seconds in shares(measured)), default=0.0
+        )
         saved = Saved(least, True)
     if saved is None or not saved.is_certain:
         return []

@@ -182,8 +182,8 @@ def _why_skipped(arm: str, measured: Measured) -> str | None:
 
 def _why_no_buckets(arm: str, measured: Measured) -> str | None:
     smaller = ["baseline", *BUCKETS[: BUCKETS.index(arm)]]
-    for one in smaller:
-        if one in measured.facts and len(measured.facts[one][0]["bucket_bytes"]) < 2:
+    for earlier_arm in smaller:
+        if earlier_arm in measured.facts and len(measured.facts[earlier_arm][0]["bucket_bytes"]) < 2:
             return "all gradients are in one bucket"
     saved = measured.exchange
     if saved is not None and saved.ratio < LEAST:

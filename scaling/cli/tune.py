@@ -104,9 +104,9 @@ def _fastest(screened: Sequence[CellResult]) -> tuple[float, ...] | None:
     from scaling.bucket import DDP_BUCKETS_MB
     from scaling.study.tuning import SCREENING_LAUNCHES
 
-    candidates = [one for one in screened if _sizes_of(one) not in ((), DDP_BUCKETS_MB)]
-    found = fastest(candidates, SCREENING_LAUNCHES)
-    return None if found is None else _sizes_of(found)
+    candidates = [cell for cell in screened if _sizes_of(cell) not in ((), DDP_BUCKETS_MB)]
+    best = fastest(candidates, SCREENING_LAUNCHES)
+    return None if best is None else _sizes_of(best)
 
 
 def _sizes_of(cell: CellResult) -> tuple[float, ...]:

@@ -52,8 +52,8 @@ def matrix_views(flat: Tensor, layout: BucketLayout, groups: Sequence[MatrixGrou
 def batches_of(thin: Sequence[Tensor], layout: BucketLayout, groups: Sequence[MatrixGroup]) -> list[Tensor]:
     """Those of a [matrices, length, r] tensor a group that belong to each of `matrix_views`."""
     return [
-        one[first : first + count]
-        for one, group in zip(thin, groups, strict=True)
+        tensor[first : first + count]
+        for tensor, group in zip(thin, groups, strict=True)
         for first, count, _, _ in strided_batches(layout, group)
     ]
 

@@ -88,11 +88,11 @@ class FusedExecution:
 
     def _addresses(self, memory: PeerMemory) -> torch.Tensor:
         """Of the buffers of all ranks, as this one has mapped them: [world_size] int64."""
-        found = [
+        addresses = [
             (memory.local if rank == self._group.rank else memory.of(rank)).data_ptr()
             for rank in range(self._group.world_size)
         ]
-        return torch.tensor(found, dtype=torch.int64, device=memory.local.device)
+        return torch.tensor(addresses, dtype=torch.int64, device=memory.local.device)
 
     def run(self) -> None:
         """The whole schedule on the group's buffers, in place."""

@@ -210,8 +210,8 @@ class HostExecution:
         start, stop = self._spans[run.num_back]
         ticket = run.first + run.num_back
         run.num_back += 1
-        kept = self.sums is not None
-        source = self.sums[start:stop] if kept else self._slots[ticket % NUM_SLOTS, -1, : stop - start]  # type: ignore[index]
+        in_sums = self.sums is not None
+        source = self.sums[start:stop] if in_sums else self._slots[ticket % NUM_SLOTS, -1, : stop - start]  # type: ignore[index]
         with torch.cuda.stream(self._back):
             run.result[start:stop].copy_(source, non_blocking=True)
             self._fetching.append((ticket, _event().query if self._back is not None else lambda: True))
@@ -237,8 +237,8 @@ def _event() -> torch.cuda.Event:
 
 def _dealt(pieces: list[Span], num_summing: int, rank: int) -> list[Span]:
     """Every `num_summing`th piece, from the rank's own on; empty ones left out."""
-    mine = pieces[rank::num_summing] if rank < num_summing else []
-    return [(start, stop) for start, stop in mine if start < stop]
+    dealt = pieces[rank::num_summing] if rank < num_summing else []
+    return [(start, stop) for start, stop in dealt if start < stop]
 
 
 def _chunks(schedule: Schedule, num_elements: int) -> list[list[Span]]:

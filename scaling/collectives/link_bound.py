@@ -136,7 +136,7 @@ def all_reduce_bound(links: PairLinks) -> Bound:
     while True:
         sets = [phase.rows(2 * num_pairs, at * num_pairs) for at, phase in enumerate(cuts)]
         rows: Any = vstack([passed, *sets])  # linprog takes sparse ones, its annotation does not
-        found = linprog(
+        solution = linprog(
             cost,
             A_ub=rows,
             b_ub=np.zeros(rows.shape[0]),
@@ -145,10 +145,10 @@ def all_reduce_bound(links: PairLinks) -> Bound:
             bounds=(0, None),
             method="highs",
         )
-        if found.x is None:
-            raise ScheduleError(f"the bound of {n} ranks cannot be computed: {found.message}")
-        roots, s_per_byte = found.x[2 * num_pairs : -1], float(found.x[-1]) / unit
-        flows = (found.x[:num_pairs], found.x[num_pairs : 2 * num_pairs])
+        if solution.x is None:
+            raise ScheduleError(f"the bound of {n} ranks cannot be computed: {solution.message}")
+        roots, s_per_byte = solution.x[2 * num_pairs : -1], float(solution.x[-1]) / unit
+        flows = (solution.x[:num_pairs], solution.x[num_pairs : 2 * num_pairs])
         added = [
             phase.add(members)
             for phase, flow in zip(cuts, flows, strict=True)
@@ -200,13 +200,13 @@ def clusters(links: PairLinks) -> list[NDArray[np.bool_]]:
     seconds = np.full((links.world_size, links.world_size), np.inf)
     seconds[links.source, links.target] = links.pair_seconds
     seconds = np.maximum(seconds, seconds.T)
-    found: dict[bytes, NDArray[np.bool_]] = {}
+    masks: dict[bytes, NDArray[np.bool_]] = {}
     for limit in np.unique(seconds[np.isfinite(seconds)].round(15)):
         near = (seconds <= limit * (1 + 1e-6)) | np.eye(links.world_size, dtype=bool)
         for _ in range(links.world_size.bit_length()):
             near = near @ near
-        found |= {row.tobytes(): row for row in near}
-    return list(found.values())
+        masks |= {row.tobytes(): row for row in near}
+    return list(masks.values())
 
 
 def _broken(links: PairLinks, flow: Floats, roots: Floats) -> Iterator[NDArray[np.bool_]]:

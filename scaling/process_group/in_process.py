@@ -92,7 +92,7 @@ class InProcessGroup(Group):
         tensor.copy_(self._gathered(tensor.clone())[source])
 
     def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None:
-        first, *rest = (one.view(self.world_size, -1)[self.rank] for one in self._gathered(tensor.clone()))
+        first, *rest = (sent.view(self.world_size, -1)[self.rank] for sent in self._gathered(tensor.clone()))
         total = first.clone()
         for other in rest:
             total.add_(other)
@@ -143,8 +143,8 @@ class InProcessGroup(Group):
 
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
         """Plain memory of the process: `register` changes nothing."""
-        mine = torch.zeros(num_bytes, dtype=torch.uint8) if self.rank == 0 else None
-        buffer = self._gathered(mine)[0]
+        made = torch.zeros(num_bytes, dtype=torch.uint8) if self.rank == 0 else None
+        buffer = self._gathered(made)[0]
         assert buffer is not None
         return buffer
 

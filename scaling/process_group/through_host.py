@@ -125,9 +125,9 @@ class ThroughHostGroup(TorchGroup):
         if place.tensor is tensor:
             super()._all_gather(tensor, shard)
             return
-        own = place.tensor.view(self.world_size, -1)[self.rank]
-        own.copy_(shard)
-        super()._all_gather(place.tensor, own)
+        place_of_rank = place.tensor.view(self.world_size, -1)[self.rank]
+        place_of_rank.copy_(shard)
+        super()._all_gather(place.tensor, place_of_rank)
         tensor.copy_(place.tensor)
 
     def _on_host(self, messages: Sequence[Message], room: HostRoom) -> list[Message]:

@@ -72,11 +72,13 @@ class Guard:
 
     def _age(self, path: Any, dir_fd: int | None = None) -> str:
         try:
-            found = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+            status = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
         except (OSError, ValueError, TypeError):
             return "missing"
-        is_ours = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode) or stat.S_ISDIR(found.st_mode)
-        return "older" if is_ours and found.st_ctime < self._began_s else "newer"
+        is_guarded = (
+            stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        )
+        return "older" if is_guarded and status.st_ctime < self._began_s else "newer"
 
     def _keep(self, path: Any, dir_fd: int | None = None) -> None:
         name = os.path.abspath(_absolute(path, dir_fd))
@@ -143,15 +145,15 @@ class Guard:
 
         return rename
 
-    def _tree(self, path: Any, *arguments: Any, **named: Any) -> None:
+    def _tree(self, path: Any, *arguments: Any, **options: Any) -> None:
         walked = os.walk(path)
         inside = [
             os.path.join(place, name) for place, folders, files in walked for name in (*folders, *files)
         ]
-        if any(self._age(one) == "older" for one in inside or [path]):
+        if any(self._age(name) == "older" for name in inside or [path]):
             self._keep(path)
         elif os.path.lexists(path):
-            self._remove_tree(path, *arguments, **named)
+            self._remove_tree(path, *arguments, **options)
 
 
 def _absolute(path: Any, dir_fd: int | None) -> str:

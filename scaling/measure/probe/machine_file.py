@@ -100,8 +100,14 @@ def result_of(
     lines = table(Series(samples))
     remarks = [*(f"not found: {what}" for what in facts["missing"]), *notes]
     remarks += [f"not in the model: {what}" for what in misfits]
-    said = [line for note in remarks for line in textwrap.wrap(note, WIDTH, subsequent_indent="    ")]
-    head = [f"{file['name']}, {measurement.stamp}", "", *said, *([""] if said else []), *lines]
+    remark_lines = [line for note in remarks for line in textwrap.wrap(note, WIDTH, subsequent_indent="    ")]
+    head = [
+        f"{file['name']}, {measurement.stamp}",
+        "",
+        *remark_lines,
+        *([""] if remark_lines else []),
+        *lines,
+    ]
     text = as_yaml(file, head)
     validated(text, "the probe's machine file")
     return ProbeResult(text, lines, remarks)
