@@ -71,7 +71,8 @@ def verify(
     """
     from scaling.conformance import NUM_EXAMPLES, NUM_EXAMPLES_OF_ALL
     from scaling.conformance.fidelity import sheet_of
-    from scaling.conformance.verify import all_subjects, parse_world_sizes, subjects_of
+    from scaling.conformance.verify import all_subjects, subjects_of
+    from scaling.conformance.world_sizes import parse_world_sizes
     from scaling.store import ResultsFolder
 
     if (name is None) != everything:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import multiprocessing
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from scaling.aggregators.scheduled import Scheduled
 from scaling.collectives.listing import COLLECTIVES
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.verify import Verification, verify
+from scaling.conformance.world_sizes import spelled
 from scaling.errors import ScheduleError, StudyError
 from scaling.registry import Registry, trust
 from topologies.detect import num_usable_cores
@@ -166,7 +166,7 @@ def all_subjects(world_sizes: Sequence[int]) -> list[Subject]:
         StudyError: no aggregator can be checked at these world sizes.
     """
     if not set(world_sizes) & set(conformance.WORLD_SIZES):
-        allowed = _spelled(conformance.WORLD_SIZES)
+        allowed = spelled(conformance.WORLD_SIZES)
         raise StudyError(f"--all: aggregators are checked at {allowed}; name one in --world-sizes")
     return [*map(_collective, COLLECTIVES), *map(_registered, REGISTRY.targets())]
 
@@ -263,41 +263,6 @@ def _examine_taken(index: int) -> SubjectResult:
     return _taken[0].examined(index)
 
 
-MAX_WORLD_SIZE = 1024
-"""At this size a ring is checked in a second; transfers grow with the square of it."""
-
-
-def parse_world_sizes(text: str) -> list[int]:
-    """Numbers and ranges, `1-8,16`, as an ascending list.
-
-    Raises:
-        StudyError: it is something else, or has a number below 1.
-    """
-    sizes: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= first <= last <= MAX_WORLD_SIZE:
-            raise StudyError(
-                f"--world-sizes {text!r:.60}: allowed are numbers from 1 to {MAX_WORLD_SIZE} and ranges, as "
-                "in 1-8,16"
-            )
-        sizes.update(range(first, last + 1))
-    return sorted(sizes)
-
-
-def _spelled(sizes: Sequence[int]) -> str:
-    """`1-8, 16 ranks`."""
-    runs: list[list[int]] = []
-    for size in sizes:
-        if runs and runs[-1][-1] == size - 1:
-            runs[-1].append(size)
-        else:
-            runs.append([size])
-    texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"{', '.join(texts)} rank{'s' if list(sizes) != [1] else ''}"
-
-
 def _collective(name: str) -> Subject:
     make = COLLECTIVES[name].schedule
     return Subject(name, "collective", lambda examination: _schedules(lambda n: verify(make(n)), examination))
@@ -311,7 +276,7 @@ def _schedules(
         return
     sample_size = SAMPLE_WORLD_SIZE if SAMPLE_WORLD_SIZE in sizes else sizes[-1]
     for size in sizes:
-        examination.at(f"at {_spelled([size])}")
+        examination.at(f"at {spelled([size])}")
         verification = proved(size)
         if size == sample_size:
             examination.sample = SentSample(
@@ -320,7 +285,7 @@ def _schedules(
                 max(verification.messages_per_rank),
                 float(max(verification.sent_ratio_per_rank)),
             )
-    examination.checked.append(f"schedule at {_spelled(sizes)} ({examination.sample})")
+    examination.checked.append(f"schedule at {spelled(sizes)} ({examination.sample})")
 
 
 def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
@@ -342,7 +307,7 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
     if sizes:
         _contract(aggregator, sizes, examination)
         return
-    unchecked = f"the contract, which is checked at {_spelled(allowed)}"
+    unchecked = f"the contract, which is checked at {spelled(allowed)}"
     if not examination.checked:
         raise StudyError(f"{examination.name}: nothing but {unchecked}; name one of these in --world-sizes")
     examination.checked.append(f"not {unchecked}")
@@ -357,13 +322,13 @@ def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Ex
     has_residuals = False
     for variant, path in _variants(aggregator):
         for size in sizes:
-            examination.at(f"at {_spelled([size])}{path}")
+            examination.at(f"at {spelled([size])}{path}")
             drawn = f"--world-sizes {size} --examples {num_examples} --seed {seed}"
             examination.again = f"scaling verify {examination.name} {drawn}"
             has_residuals |= conformance.check_drawn(variant, size, num_examples, seed).has_residuals
     examination.again = ""
     examination.checked.append(
-        f"contract at {_spelled(sizes)} x {num_examples} drawn cases and the fixed ones (seed {seed})"
+        f"contract at {spelled(sizes)} x {num_examples} drawn cases and the fixed ones (seed {seed})"
     )
     examination.checked += ["saved state", *(["residuals"] if has_residuals else [])]
     left_out = [str(dtype) for dtype in conformance.DTYPES if dtype not in aggregator.dtypes]

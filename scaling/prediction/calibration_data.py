@@ -159,11 +159,11 @@ def libraries_of(folders: Sequence[ResultsFolder]) -> tuple[dict[str, str], list
 
 
 def sources_of(
-    folders: Sequence[Path], samples: Sequence[Path], topology: Topology, measured_on: str | None
+    folders: Sequence[Path], samples: Sequence[Path], topology: Topology, source_topology: str | None
 ) -> tuple[Sources, list[str]]:
     """All that was measured, the machine it was measured on, and what to tell about that.
 
-    The machine is, in this order: `measured_on`; a folder's probed.yaml, if it has as many GPUs as were
+    The machine is, in this order: `source_topology`; a folder's probed.yaml, if it has as many GPUs as were
     measured; `topology`, where the folders' GPUs are the same product; a folder's topology.yaml.
 
     Raises:
@@ -175,7 +175,7 @@ def sources_of(
     transfers = [transfer for folder in measured_folders for transfer in folder.transfers()]
     transfers += transfers_from(sample for path in samples for sample in read_samples(path))
     largest = max((cell.world_size for cell in cells), default=1)
-    machine, note = _machine(opened, topology, measured_on, largest)
+    machine, note = _machine(opened, topology, source_topology, largest)
     notes = [note] if note else []
     if largest > max(machine.num_gpus, 1) and machine.num_gpus:
         notes.append(f"{machine.name} has {machine.num_gpus} GPUs: measured cells of more calibrate nothing")
@@ -212,10 +212,10 @@ def differences_between(folders: Sequence[ResultsFolder]) -> list[str]:
 
 
 def _machine(
-    folders: Sequence[ResultsFolder], topology: Topology, measured_on: str | None, largest: int
+    folders: Sequence[ResultsFolder], topology: Topology, source_topology: str | None, largest: int
 ) -> tuple[Topology, str | None]:
-    if measured_on is not None:
-        return load(measured_on), None
+    if source_topology is not None:
+        return load(source_topology), None
     probed = [folder.path / "probed.yaml" for folder in folders if (folder.path / "probed.yaml").is_file()]
     names = {name for folder in folders for name in _gpus(folder)}
     is_same = not folders or names == gpu_names(topology)

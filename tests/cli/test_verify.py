@@ -13,6 +13,7 @@ from scaling.aggregators.registry import BUILT_IN, create
 from scaling.collectives.listing import COLLECTIVES
 from scaling.conformance import verify as verification
 from scaling.conformance.fidelity import has_sheet
+from scaling.conformance.world_sizes import parse_world_sizes
 from scaling.errors import StudyError
 
 EXAMPLES = Path(__file__).with_name("verify_examples.py")
@@ -265,7 +266,7 @@ class TestWorldSizes:
         [("4", [4]), ("1-3", [1, 2, 3]), ("8, 1-2,2", [1, 2, 8]), ("5-5", [5]), ("1 - 3", [1, 2, 3])],
     )
     def test_numbers_and_ranges_are_taken_together(self, text, sizes):
-        assert verification.parse_world_sizes(text) == sizes
+        assert parse_world_sizes(text) == sizes
 
     @pytest.mark.parametrize(
         "text", ["", "0", "0-3", "3-1", "1-", "-1", "two", "1,,2", "1.5", "1-1025", "9" * 5000]
@@ -274,4 +275,4 @@ class TestWorldSizes:
         with pytest.raises(
             StudyError, match=r"--world-sizes .*: allowed are numbers from 1 to 1024 and ranges"
         ):
-            verification.parse_world_sizes(text)
+            parse_world_sizes(text)
