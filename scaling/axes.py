@@ -250,7 +250,7 @@ AXES: list[Axis] = [
     Axis("checkpoint_activations", "boolean", default=False, since=4, shared=_ALL & ~Shared.WORKLOAD,
          role=_SET, label="activation checkpointing {}"),
     Axis("accumulate", "Int64", least=1, most=LARGEST_WORLD, default=1, since=4,
-         shared=_ALL & ~Shared.WORKLOAD, role=_SET, label="{} micro-batches"),
+         shared=_ALL & ~Shared.WORKLOAD, role=_SET, label="micro-batches {}"),
     Axis("first_bucket_mb", "Float64", least=BYTE_MB, since=4, shared=_OF_DDP, role=Role.CHOSEN,
          label="first bucket of {:g} MiB"),
     Axis("bucket_sizes_mb", holds="numbers", since=4, shared=_OF_DDP, role=_SET, show=_sizes,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling.analysis.columns import Row
+from scaling.analysis.columns import Row, unit_of_workers
 from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup, group_key
@@ -110,7 +110,8 @@ def noise_finding(group: CellGroup, groups: Sequence[CellGroup]) -> Finding | No
         everyone = [row for other in groups for row in _measured(other.replicates)]
         replicates = [row for row in everyone if _family(row) == family]
     names = ("aggregator", "world_size")
-    pairs = [{name: replicate[name] for name in names} for replicate in replicates]
+    unit = {"unit": unit_of_workers(group.rows[0])}
+    pairs = [{name: replicate[name] for name in names} | unit for replicate in replicates]
     cells = tuple(replicate["cell_id"] for replicate in replicates)
     return Finding("noise_floor", cells, {"floor": floor, "pairs": pairs, "of_another": is_of_another})
 

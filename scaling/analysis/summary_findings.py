@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.columns import SEPARATOR, Row, aggregator_name, is_control_arm, to_rows
+from scaling.analysis.columns import SEPARATOR, Row, aggregator_name, is_control_arm, to_rows, unit_of_workers
 from scaling.analysis.decisions import TIE_RATIO, Difference, state_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_rows
@@ -116,7 +116,8 @@ def _compared(best: _Throughput, others: Sequence[_Throughput]) -> dict[str, Any
 
 
 def _setting(throughput: _Throughput) -> dict[str, Any]:
-    return {"name": throughput.name, "world_size": throughput.row["world_size"]}
+    row = throughput.row
+    return {"name": throughput.name, "world_size": row["world_size"], "unit": unit_of_workers(row)}
 
 
 def _gain(best: _Throughput, single: _Throughput | None) -> str:

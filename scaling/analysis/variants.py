@@ -10,10 +10,11 @@ from scaling.analysis.groups import CellGroup
 
 
 def main_variant(group: CellGroup, label: str) -> list[Row]:
-    """The rows of one aggregator with one bucket size and input placement: one row per world size.
+    """The rows of one aggregator with one bucket size, wire format and input placement: one
+    row per world size.
 
-    Of several placements the first that it has (`device` if there), then of several bucket sizes the one that
-    is fastest at the largest world size.
+    Of several placements the first that it has (`device` if there), then of several bucket sizes and
+    wire formats the one that is fastest at the largest world size.
     """
     rows = [row for row in group.rows if row["aggregator"] == label]
     placements = dict.fromkeys(map(_placement, rows))
@@ -24,7 +25,7 @@ def main_variant(group: CellGroup, label: str) -> list[Row]:
         (row for row in rows if row["world_size"] == largest),
         key=lambda row: math.inf if row["iteration_s"] is None else row["iteration_s"],
     )
-    names = ("bucket_mb", "bucket_sizes_mb")
+    names = ("bucket_mb", "bucket_sizes_mb", "wire")
     return [row for row in rows if all(row[name] == fastest[name] for name in names)]
 
 

@@ -86,7 +86,7 @@ def verdict_of(
         "open_world_sizes": open_sizes,
         "untrained": _untrained(candidates, excluded),
         **_measured(choice, candidates),
-        "setting": _setting(choice, choice),
+        "setting": _choice_setting(choice, ties),
         "shared": _shared(choice, ties),
         "ties": [_setting(tie, choice) for tie in ties],
         "tie_ratio": TIE_RATIO,
@@ -210,6 +210,16 @@ def _setting(candidate: Candidate, choice: Candidate) -> dict[str, Any]:
     return {
         "name": _aggregator(candidate),
         "further": [part for part in candidate.parts[1:] if part not in choice.parts],
+    }
+
+
+def _choice_setting(choice: Candidate, ties: Sequence[Candidate]) -> dict[str, Any]:
+    """The choice, with what distinguishes it from ties of the same aggregator."""
+    same = [tie for tie in ties if _aggregator(tie) == _aggregator(choice)]
+    further = [part for part in choice.parts[1:] if part != NO_EXCHANGE]
+    return {
+        "name": _aggregator(choice),
+        "further": [part for part in further if any(part not in tie.parts for tie in same)],
     }
 
 

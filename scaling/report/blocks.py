@@ -207,7 +207,7 @@ def _marked(table: Table, rows: Sequence[Row], group: CellGroup, named: Collecti
         group=group.key,
         cells=[[row["cell_id"]] for row in rows],
         bounds=[place for place, row in enumerate(rows) if row["world_size"] > 1 and is_control_arm(row)],
-        best=[place for place, row in enumerate(rows) if row["cell_id"] in named],
+        best=[place for place, row in enumerate(rows) if row["cell_id"] in named and not is_control_arm(row)],
     )
 
 

@@ -29,6 +29,11 @@ def milliseconds(seconds: float | None, width_s: float | None = None) -> str:
     return f"{1000 * seconds:.{min(decimals, 4)}f}"
 
 
+def two_digits(seconds: float) -> str:
+    """`0.31`: milliseconds, without the unit, as exactly as a part of a step is known."""
+    return f"{1000 * seconds:.{min(_decimals(1000 * seconds, 2), 4)}f}"
+
+
 def like(seconds: float | None, largest_s: float) -> str:
     """Milliseconds with the decimals that show four digits of `largest_s`: a column to be added up."""
     return MISSING if seconds is None else f"{1000 * seconds:.{min(_decimals(1000 * largest_s, 4), 4)}f}"

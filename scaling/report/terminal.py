@@ -129,7 +129,7 @@ def _render_budgets(group: CellGroup) -> Iterator[RenderableType]:
     lines = table.headings[FIXED:]
     for size in sorted({row["world_size"] for row in rows}):
         cells = [row for row in table.rows if row[1] == str(size)]
-        title = Text(f"where a step's time goes on {workers(size)}, ms")
+        title = Text(f"where a step's time goes on {workers(size, group.unit)}, ms")
         for block in _blocks(lines, cells):
             yield Text()
             yield _block(lines, block, title)

@@ -77,7 +77,7 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     shown = ("duration", "interval", "like", "megabytes", "milliseconds", "number", "on_gpus", "percent")
-    templates.filters |= {name: getattr(formats, name) for name in (*shown, "rate", "ratio")}
+    templates.filters |= {name: getattr(formats, name) for name in (*shown, "rate", "ratio", "two_digits")}
     templates.filters |= {
         "listed": _listed,
         "setting": _setting,
@@ -123,7 +123,7 @@ def _listed(words: Iterable[Any], last: str = "and") -> str:
 
 def _setting(setting: Mapping[str, Any]) -> str:
     """`ring on 4 workers`."""
-    return f"{setting['name']} on {workers(setting['world_size'])}"
+    return f"{setting['name']} on {workers(setting['world_size'], setting.get('unit', 'worker'))}"
 
 
 def _setting_name(setting: Mapping[str, Any]) -> str:

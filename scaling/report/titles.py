@@ -40,7 +40,7 @@ def title_parts(given: Mapping[str, Any]) -> list[str]:
     if "target_accuracy" in given:
         return [f"{first} to an accuracy of {percent(given['target_accuracy'])}", given["device"]]
     is_weak = given["scaling"] == "weak"
-    batch = f"{given['batch']} a worker" if is_weak else f"global batch {given['batch']}"
+    batch = f"local batch {given['batch']}" if is_weak else f"global batch {given['batch']}"
     further = [axis(name).text(value) for name, value in given["further"].items()]
     return [first, f"{given['scaling']} scaling", batch, given["device"], *further]
 

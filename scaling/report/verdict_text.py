@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -82,20 +83,36 @@ def command_of(verdict: Finding, folder: ResultsFolder) -> str:
     path = folder.path.resolve()
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
-    values, limit = verdict.values, verdict.values["limit"]
-    if values["confidence"] == "one_launch":
-        words, ending = [f"repeats={FEWEST}"], "-again" if folder.is_archived() else ""
-    elif values["confidence"] != "sure" and values["more_repeats"] and not values["is_noisy"]:
-        number = values["num_launches"] + values["more_repeats"]
-        words, ending = [f"repeats={number}"], "-again" if folder.is_archived() else ""
-    elif limit is not None and {run.cell["kind"] for run in folder.runs()} == {"iteration"}:
-        words = _STEPS.get(_step_to_try(limit), [])
-        ending = f"-{_step_to_try(limit)}"
-    else:
-        words = []
-    if not words:
+    changed = _changes(verdict, folder)
+    if changed is None:
         return ""
+    words, ending = changed
     return shlex.join(["scaling", "run", f"{path}/study.yaml", "--out", f"{path}{ending}", *words])
+
+
+def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] | None:
+    """What the next run changes, and the ending of its folder; None: no command."""
+    values, limit = verdict.values, verdict.values["limit"]
+    is_open = values["confidence"] != "sure"
+    repeats = (
+        FEWEST
+        if values["confidence"] == "one_launch"
+        else values["num_launches"] + (values["more_repeats"] or 0)
+    )
+    if is_open and values["is_noisy"] and values["confidence"] != "one_launch":
+        return [], "-again"
+    if is_open and repeats > values["num_launches"]:
+        return [f"repeats={repeats}"], "-again" if folder.is_archived() else ""
+    runs = list(folder.runs())
+    if {run.cell["kind"] for run in runs} != {"iteration"}:
+        return None
+    if limit is not None and (step := _step_to_try(limit)):
+        return _STEPS[step], f"-{step}"
+    if batch := _batch_to_try(verdict):
+        cell = next(run.cell for run in runs if run.cell_id == verdict.cells[0])
+        workload = {name: {"name": cell[name], **cell[f"{name}_parameters"]} for name in ("model", "dataset")}
+        return [f"workloads={json.dumps([{**workload, 'global_batch': batch}])}"], f"-batch-{batch}"
+    return None
 
 
 _STEPS = {
@@ -113,6 +130,23 @@ def _step_to_try(limit: Finding) -> str:
     is_unmeasured = limit.kind == "launches" and "captured_iteration_s" not in values
     is_possible = limit.kind == "computation" and values["lacks_captured"]
     return "captured" if is_unmeasured or is_possible else ""
+
+
+LARGER_BATCH = 4
+"""So much larger is the global batch to try: where the exchange limits, its share falls as much."""
+
+
+def _batch_to_try(verdict: Finding) -> int | None:
+    """The global batch that an answer's experiment names; None where it names none."""
+    values, limit, losses = verdict.values, verdict.values["limit"], verdict.values["losses"]
+    if values["untrained"] or values["workload"].get("scaling") != "strong":
+        return None
+    if limit is not None and limit.kind == "small_batch" and values["world_size"] > 1:
+        return int(limit.values["larger_batch"] * values["world_size"])
+    is_too_small = losses is not None and (
+        values["world_size"] == 1 or (losses["rest_s"] or 0.0) >= losses["exchange_s"]
+    )
+    return LARGER_BATCH * int(values["workload"]["batch"]) if is_too_small else None
 
 
 def _all_of(verdict: Finding, command: str) -> Iterator[str]:

@@ -125,8 +125,7 @@ def write_all(
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = environment_of(folder)
     answers = verdicts(table, cells, num_cores(environment))
-    named = {answer.cells[0] for answer in answers}
-    best = {row["aggregator"] for row in to_rows(table) if row["cell_id"] in named}
+    best = {answer.cells[0] for answer in answers}
     data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments, best)
     figures, failures = draw_figures(folder, data, formats)
     groups = group_rows(to_rows(table))

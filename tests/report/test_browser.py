@@ -21,7 +21,16 @@ PHONE = {"width": 360, "height": 740}
 WIDE = {"width": 1280, "height": 900}
 
 
-def fill(study: StudyFolder) -> None:
+QUICKSTART = "quickstart on a CPU"
+QUICKSTART_CELL = {
+    "model_label": "mlp(hidden=[512, 512])",
+    "dataset_label": "synthetic(input_shape=[784], num_classes=10)",
+    "global_batch": 256,
+}
+"""The names that quickstart gives its cells, the longest of any shipped study."""
+
+
+def fill(study: StudyFolder, **cell: object) -> None:
     """Several aggregators and world sizes, split steps with arrivals, trainings, a failed cell."""
     for index, label in enumerate(AGGREGATORS):
         for size in (1, 2, 4):
@@ -41,7 +50,7 @@ def fill(study: StudyFolder) -> None:
                 for rank in range(size)
             ]
             name = label.partition("(")[0]
-            study.add_split(unprofiled, ranks, aggregator=name, aggregator_label=label)
+            study.add_split(unprofiled, ranks, aggregator=name, aggregator_label=label, **cell)
     for label, accuracy in (("all_reduce", 0.96), ("ring", 0.97)):
         lines = [epoch(1, 1.0, 0.5, 0.9), epoch(2, 2.0, 0.02, accuracy)]
         study.add([[lines]], kind="convergence", aggregator=label, target_accuracy=0.95)
@@ -297,14 +306,18 @@ def test_cell_ids_are_hidden_until_they_are_asked_for(open_page):
 
 
 FOLDERS = (
+    QUICKSTART,
     "fcn-r-4xh200",
     "converge-resnet-4xh200",
+    "budget-4xh200",
+    "buckets-2xh200",
     "gpt-2xh200",
     "transfer-2xh200",
     "device-batch-sizes-h200",
     "device-cpu-threads-h200",
 )
-"""Committed ones: of one workload, with trainings, with failed cells, of transfers, of device studies."""
+"""Made by hand as a quickstart, and committed ones: of one workload, with trainings, of several
+workloads, with bucket sizes, with failed cells, of transfers, of device studies."""
 
 CLIPPED = """() => {
   const wide = document.documentElement.clientWidth, found = [];
@@ -316,6 +329,9 @@ CLIPPED = """() => {
   for (const box of document.querySelectorAll(".box")) {
     const isMain = box.checkVisibility() && !box.closest(".more");
     if (isMain && box.scrollWidth > box.clientWidth + 1) { found.push("table " + box.ariaLabel); }
+    for (const cell of isMain ? box.querySelectorAll("th, td") : []) {
+      if (cell.scrollWidth > cell.clientWidth + 1) { found.push("cell " + cell.textContent); }
+    }
   }
   for (const svg of document.querySelectorAll(".card svg")) {
     const frame = svg.getBoundingClientRect();
@@ -331,8 +347,12 @@ CLIPPED = """() => {
 
 @pytest.fixture(scope="module", params=FOLDERS)
 def committed(request, tmp_path_factory):
-    """The page of a committed folder, made anew."""
+    """The page of a folder, made once for all tests."""
     path = tmp_path_factory.mktemp("committed") / request.param
+    if request.param == QUICKSTART:
+        study = StudyFolder(path)
+        fill(study, **QUICKSTART_CELL)
+        return write_report(study.folder).page
     shutil.copytree(Path(__file__).parents[2] / "results" / "reference" / request.param, path)
     return write_report(ResultsFolder(path)).page
 

@@ -44,9 +44,10 @@ SMALLEST_SHARE = 0.002
 def answer_budget(data: FigureInput) -> Iterator[Drawn]:
     """One a group whose best aggregator has profiled steps."""
     for group in data.groups_of("iteration"):
-        name, bars = answer_bars(group, data.best)
+        name, bars = answer_bars(group, data.best_of(group))
         if bars:
-            title = data.titled(f"Where the step goes: {name}", group)
+            is_exchanging = any(bar.world_size > 1 for bar in bars)
+            title = data.titled(f"Where the step goes{f': {name}' if is_exchanging else ''}", group)
             drawing = _draw_answer_budget(title, bars, group.unit)
             yield Drawn(f"step-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 

@@ -36,7 +36,7 @@ class FigureInput:
         transfers: cells without a model that time copies and messages.
         predicted: cells that were predicted before they were measured.
         experiments: device cells, an experiment each.
-        best: the labels of the aggregators that the study's answers name.
+        best: ids of the cells that the study's answers choose.
     """
 
     rows: Sequence[Row]
@@ -62,6 +62,10 @@ class FigureInput:
         labels = [row["aggregator"] for row in self.rows if not has_no_model(row)]
         trained = {row["aggregator"] for row in self.rows if row["kind"] == "convergence"}
         return aggregator_looks(labels, trained)
+
+    def best_of(self, group: CellGroup) -> set[str]:
+        """The labels of the aggregators that the study's answers choose in this group."""
+        return {row["aggregator"] for row in group.rows if row["cell_id"] in self.best}
 
     def titled(self, what: str, group: CellGroup) -> str:
         """`what`, and what distinguishes the group from the report's others of its kind."""

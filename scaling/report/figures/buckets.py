@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from scaling.analysis.columns import is_control_arm
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.variants import main_variant, measured_at_most_workers
 from scaling.axes import workers
@@ -18,7 +19,7 @@ from scaling.report.figures.svg import with_tip
 
 CAPTION = (
     "Time of a step on the most workers (columns bucket_mb, iteration_s), with its 95% interval, cut off "
-    "at the plot's edge. Green: each aggregator's fastest bucket size."
+    "at the plot's edge. Green: each aggregator's fastest bucket size; a control arm has none."
 )
 
 
@@ -92,7 +93,8 @@ def _draw_bar(axes: Axes, place: float, line: Response, index: int) -> None:
     """With its interval, cut off at the axis, and its time."""
     time_ms, low, high = line.iteration_ms[index], line.low_ms[index], line.high_ms[index]
     end_ms = axes.get_xlim()[1]
-    colour = BEST if time_ms == min(line.iteration_ms) else OTHER
+    is_best = time_ms == min(line.iteration_ms) and not is_control_arm({"aggregator": line.aggregator})
+    colour = BEST if is_best else OTHER
     (bar,) = axes.barh(place, time_ms, height=0.66, color=colour)
     has_interval = low is not None and high is not None
     interval = f", 95% interval {low:.4g} to {high:.4g} ms" if has_interval else ""

@@ -119,6 +119,8 @@ def label_ends(axes: Axes, labels: Sequence[EndLabel], gap: float = LABEL_GAP, s
     }
     ordered = sorted(labels, key=lambda label: heights[label])
     places = spread([min(1.0, max(0.0, heights[label])) for label in ordered], gap)
+    # None is above the plot: it would be in the next one's place.
+    places = [min(place, 1.0 - gap * (len(places) - 1 - index)) for index, place in enumerate(places)]
     for label, place in zip(ordered, places, strict=True):
         text = axes.text(
             1.02, place, label.text, transform=axes.transAxes, color=label.colour, va="center", fontsize=size

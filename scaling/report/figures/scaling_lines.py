@@ -156,7 +156,8 @@ def draw_scaling(
     for line in sorted(drawn, key=lambda line: line.aggregator in _STANDS_OUT or line.aggregator == winner):
         how = _how(line, winner)
         _draw_line(axes, line, how, limits)
-        if how["series"] != OTHERS and line.world_sizes[-1] == sizes[-1]:
+        ends_here = line.world_sizes[-1] == sizes[-1] or line.aggregator == winner
+        if how["series"] != OTHERS and ends_here:
             name = "no exchange" if line.is_bound else line.name
             text = f"{name} {_short(line.values[-1])}"
             labels.append(EndLabel(line.values[-1], text, how["color"], how["series"]))

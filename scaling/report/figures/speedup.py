@@ -21,8 +21,8 @@ def speedup(data: FigureInput) -> Iterator[Drawn]:
         lines = speedup_lines(group)
         if len({size for line in lines for size in line.world_sizes}) > 1:
             title = data.titled(f"Speedup over one {group.unit}", group)
-            drawing = draw_scaling(title, "speedup", lines, data.best, 1.0, group.unit)
-            caption = f"{CAPTION.format(group.unit)} {reading(lines, data.best)}"
+            drawing = draw_scaling(title, "speedup", lines, data.best_of(group), 1.0, group.unit)
+            caption = f"{CAPTION.format(group.unit)} {reading(lines, data.best_of(group))}"
             yield Drawn(f"speedup-{group.slug}", title_of(group.given), caption, drawing, group=group)
 
 

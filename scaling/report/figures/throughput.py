@@ -25,10 +25,10 @@ def throughput(data: FigureInput) -> Iterator[Drawn]:
             title = data.titled("Throughput", group)
             column, unit = group.throughput
             ideal = _of_one_worker(group)
-            drawing = draw_scaling(title, unit, lines, data.best, ideal, group.unit)
+            drawing = draw_scaling(title, unit, lines, data.best_of(group), ideal, group.unit)
             what = unit.removesuffix("/s").capitalize()
             caption = CAPTION.format(what=what, worker=group.unit, column=column)
-            caption = f"{caption} {reading(lines, data.best)}"
+            caption = f"{caption} {reading(lines, data.best_of(group))}"
             yield Drawn(f"rate-{group.slug}", title_of(group.given), caption, drawing, group=group)
 
 
