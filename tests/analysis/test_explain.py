@@ -87,7 +87,7 @@ def test_small_batch_leaves_the_gpu_idle(make_study):
     )
     found = first(study, small)
     assert found.kind == "small_batch"
-    assert "batch 32 per worker underuses the GPU" in text_of(found)
+    assert "a batch of 32 underuses a GPU" in text_of(found)
     # As fast per sample as with 128 it would take 10 / 4 of the 9.5 ms.
     assert found.values["share"] == pytest.approx((9.5 - 10 / 4) / 9.5)
 
@@ -134,8 +134,8 @@ def test_peer_access_that_was_measured_is_named_with_its_time(make_study):
     [
         (8, 3, "use ring: 8.00 ms"),
         (8, 1, "try ring: 8.00 ms in one launch"),
-        (9.9, 3, "try a larger batch per worker: the exchange does not grow with it"),
-        (9.9, 1, "try a larger batch per worker: the exchange does not grow with it"),
+        (9.9, 3, "try a larger local batch: the exchange does not grow with it"),
+        (9.9, 1, "try a larger local batch: the exchange does not grow with it"),
     ],
 )
 def test_a_better_aggregator_is_used_if_launches_show_it_and_tried_if_one_launch_had_it(
@@ -154,7 +154,7 @@ def test_a_better_aggregator_within_the_scatter_of_launches_is_not_named(make_st
     pair = {"world_size": 2, "step": "overlapped", "spans": spans(("forward", 2), ("communicate", 8))}
     cell = study.add([[one * MS] * 20 for one in (8, 10, 12)], aggregator="tree", **pair)
     study.add([[one * MS] * 20 for one in (11, 8, 9)], aggregator="ring", **pair)
-    assert next_experiment(first(study, cell)).startswith("try a larger batch")
+    assert next_experiment(first(study, cell)).startswith("try a larger local batch")
 
 
 def test_control_arms_and_codecs_are_never_the_next_experiment(make_study):
@@ -164,7 +164,7 @@ def test_control_arms_and_codecs_are_never_the_next_experiment(make_study):
     study.add(steps(2), spans=spans(("forward", 2)), aggregator="no_op", **gpu)
     study.add(steps(3), spans=spans(("forward", 2), ("encode", 1)), aggregator="one_bit", **gpu)
     assert next_experiment(first(study, cell)) == (
-        "try a larger batch per worker: the exchange does not grow with it"
+        "try a larger local batch: the exchange does not grow with it"
     )
 
 
@@ -295,7 +295,7 @@ def test_document_has_every_rule_with_its_threshold_and_columns():
 
 @pytest.mark.parametrize(
     ("reason", "then"),
-    [("rank 0: out of memory: 2 GiB", "try a smaller batch per worker"), ("no tree", "fix the cause, then")],
+    [("rank 0: out of memory: 2 GiB", "try a smaller local batch"), ("no tree", "fix the cause, then")],
 )
 def test_a_failed_cell_has_its_reason_and_what_its_kind_of_failure_asks_for(make_study, reason, then):
     study = make_study()

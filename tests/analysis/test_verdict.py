@@ -1,6 +1,8 @@
 """The answer of a study: two questions, answered each by itself, in at most five lines."""
 
+import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +46,7 @@ def test_number_of_workers_is_answered_where_the_aggregator_is_a_tie(tied):
     assert one.values["confidence"] == "sure"
     text = "\n".join(verdict_lines([one]))
     assert text.startswith("Use 2 workers: 1.82 times as fast as one. 550")
-    assert "Aggregator: all_reduce or ring (either within 3%; next tree, 45% slower)." in text
+    assert "Aggregator: all_reduce or ring (within 3%; next tree, 45% slower)." in text
     assert "samples/s, 91% efficiency" in text
     assert "Sure: 3 launches" in text
 
@@ -116,8 +118,12 @@ def test_limit_names_the_largest_loss_first(study, split_line):
         study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name)
     (one,) = answers(study)
     lines = verdict_lines([one])
-    assert "Limit: a smaller batch per worker, 79.7 ms of the 600 ms step; the exchange, 20.0 ms" in lines[2]
+    assert "Limit: a smaller batch per worker, 80 ms of the 600 ms step; the exchange, 20 ms" in lines[2]
     assert any(line.startswith("Next: try a larger global batch") for line in lines)
+    words = shlex.split(command_of(one, study.folder))
+    assert words[4] == f"{study.folder.path}-batch-256"
+    (workload,) = json.loads(words[5].removeprefix("workloads="))
+    assert (workload["model"]["name"], workload["global_batch"]) == ("mlp", 256)
 
 
 def test_limit_claims_no_more_than_its_two_measurements_agree_on(study, split_line):
@@ -133,7 +139,7 @@ def test_limit_claims_no_more_than_its_two_measurements_agree_on(study, split_li
     add(study, "tree", 2, 0.9)
     (one,) = answers(study)
     limit = next(line for line in verdict_lines([one]) if line.startswith("Limit"))
-    assert limit == "Limit: the exchange, 100.0 to 300 ms of the 600 ms step (not resolved)."
+    assert limit == "Limit: the exchange, 100 to 300 ms of the 600 ms step (not resolved)."
 
 
 @pytest.mark.parametrize("number", [1, 2, 7])
@@ -165,6 +171,24 @@ def test_next_command_is_one_that_the_study_takes():
         study = load_study(words[2], words[5:])
         assert resolve(study, AvailableMachine(8, 16, 1)).cells
     assert commands >= 5
+
+
+def test_noisy_study_is_measured_again_in_another_folder(study):
+    add(study, "none", 1, 1.0)
+    add(study, "all_reduce", 2, 0.6)
+    (found,) = answers(study)
+    one = replace(found, values={**found.values, "confidence": "workers_open", "is_noisy": True})
+    path = study.folder.path
+    assert command_of(one, study.folder) == f"scaling run {path}/study.yaml --out {path}-again"
+
+
+def test_ties_of_one_aggregator_are_named_by_what_differs(study):
+    add(study, "none", 1, 1.0)
+    for step, step_s in (("eager", 0.55), ("overlapped", 0.5501)):
+        add(study, "all_reduce", 2, step_s, step=step)
+    (one,) = answers(study)
+    text = "\n".join(verdict_lines([one]))
+    assert "Aggregator: all_reduce (eager step) or all_reduce (overlapped step) (within 3%)" in text
 
 
 def test_more_repeats_go_on_in_the_folder(study):

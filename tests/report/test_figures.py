@@ -221,7 +221,7 @@ def test_groups_part_where_more_than_aggregator_and_world_size_differs(study):
     assert [title_of(group.given) for group in groups] == [
         "mlp on synthetic, strong scaling, global batch 64, cpu, seed 0",
         "mlp on synthetic, strong scaling, global batch 64, cpu, seed 1",
-        "mlp on synthetic, weak scaling, 64 a worker, cpu, seed 0",
+        "mlp on synthetic, weak scaling, local batch 64, cpu, seed 0",
     ]
     assert len({group.slug for group in groups}) == 3
 

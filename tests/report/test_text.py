@@ -41,7 +41,7 @@ def test_a_value_that_is_missing_is_an_error():
 def test_line_breaks_of_a_template_are_no_part_of_the_text():
     finding = Finding("no_speedup", ("a",), {"world_size": 2, "speedup": 0.8})
     assert text_of(finding) == "2 workers process fewer samples per second than one: speedup 0.80"
-    assert next_experiment(finding) == "fewer workers, or a larger batch per worker"
+    assert next_experiment(finding) == "fewer workers, or a larger local batch"
 
 
 def test_a_finding_without_a_next_experiment_has_none():

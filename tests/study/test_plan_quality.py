@@ -17,7 +17,7 @@ def plan_quality():
 
 
 @pytest.mark.parametrize(
-    "name", ["budget-4xh200", "converge-alexnet-2xh200", "gpt-1xh200", "converge-gpt-cpu"]
+    "name", ["budget-4xh200", "converge-alexnet-2xh200", "gpt-1xh200", "gpt-2xh200", "converge-gpt-cpu"]
 )
 def test_estimate_is_within_a_factor_of_one_and_a_half(plan_quality, name):
     runs, measured_s, estimated_s = plan_quality.seconds_of(plan_quality.REFERENCE / name)

@@ -46,8 +46,8 @@ def answer_budget(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("iteration"):
         name, bars = answer_bars(group, data.best_of(group))
         if bars:
-            is_exchanging = any(bar.world_size > 1 for bar in bars)
-            title = data.titled(f"Where the step goes{f': {name}' if is_exchanging else ''}", group)
+            of_whom = "" if aggregator_name(name) == "none" else f": {name}"
+            title = data.titled(f"Where the step goes{of_whom}", group)
             drawing = _draw_answer_budget(title, bars, group.unit)
             yield Drawn(f"step-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scaling.store.upgrades import DATA_IN_HOST_MEMORY
 from scaling.study.kinds.base import AvailableMachine, Kind
 from scaling.study.parts import TrainingPart
-from scaling.study.step_time import ModelSize, set_up_seconds, step_seconds
+from scaling.study.step_time import ModelSize, check_seconds, set_up_seconds, step_seconds
 
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator
@@ -79,7 +79,8 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
     def seconds(self, cell: Cell, num_cores: int, size: ModelSize | None) -> float:
         """Of its steps, at assumed rates, and its set-up."""
         assert size is not None
-        return self.steps_s(cell, step_seconds(cell, size, num_cores)) + set_up_seconds(cell, size)
+        steps_s = self.steps_s(cell, step_seconds(cell, size, num_cores))
+        return set_up_seconds(cell, size) + check_seconds(cell, size) + steps_s
 
     def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:
         """What `run.json` says of the network, the exchange and the data."""
