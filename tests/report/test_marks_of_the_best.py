@@ -5,10 +5,11 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from scaling.analysis.columns import to_rows
+from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
-from scaling.report.blocks import answer_table
+from scaling.report.blocks import blocks_of
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.buckets import buckets
 from scaling.report.figures.parts import EndLabel, label_ends
@@ -42,5 +43,7 @@ def test_no_control_arm_is_marked_as_the_best(study):
 def test_one_worker_without_exchange_is_no_best_aggregator(study):
     study.add_steps([[1.0]] * 2)
     (group,) = groups_of(study)
-    table = answer_table(group, {row["cell_id"] for row in group.rows})
+    answer = Finding("verdict", tuple(row["cell_id"] for row in group.rows), {})
+    (block,) = blocks_of([group], [], [], [answer])
+    (table,) = block.variants[0].tables
     assert (table.best, table.bounds) == ([], [])
