@@ -35,7 +35,7 @@ def test_no_control_arm_is_marked_as_the_best(study):
                 [[bucket_mb]] * 2, aggregator=name, world_size=2, step="overlapped", bucket_mb=bucket_mb
             )
     rows = to_rows(build_table("by-hand", read_cells(study.folder)))
-    (drawn,) = buckets.draw(FigureInput(rows))
+    (drawn,) = buckets.draw(FigureInput(rows, {}))
     (axes,) = drawn.figure.axes
     assert [bar.get_facecolor() == to_rgba(BEST) for bar in axes.patches].count(True) == 1
 
