@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from scaling.errors import LaunchError, StudyError
+from scaling.errors import CheckpointError, LaunchError, StudyError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.activations import checkpointed_layers
@@ -196,13 +196,36 @@ class FullyShardedStep:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Step`; of a step that has begun, or before any."""
-        for name, values in self.replica.module.state_dict().items():
-            _local(values.detach()).copy_(state["module"][name])
-        for name, values in self._state().items():
-            saved = state["update"].get(name)
-            values.zero_() if saved is None else values.copy_(saved)
+        """See `Step`.
+
+        Raises:
+            CheckpointError: its shards are of another world size, or of another model; nothing is changed.
+        """
+        module = {name: _local(values.detach()) for name, values in self.replica.module.state_dict().items()}
+        for name, values in module.items():
+            saved = state["module"].get(name)
+            if saved is None or saved.shape != values.shape:
+                raise CheckpointError(
+                    f"the saved shards of fsdp2 are of another world size or model: {name!r} has shape "
+                    f"{list(values.shape)} here and {saved if saved is None else list(saved.shape)} there; "
+                    "continue with what it was saved with, or begin anew"
+                )
+        for name, values in module.items():
+            values.copy_(state["module"][name])
+        for number, shard in enumerate(self.replica.shards):
+            for name in self._state_names:
+                self._load_update(shard, name, state["update"].get(f"{name}/{number}"))
         self.treatment.load_state_dict(state.get("scale", {}))
+
+    def _load_update(self, shard: Tensor, name: str, saved: Tensor | None) -> None:
+        """One tensor of the optimizer's state; one that is not there before the first step is made."""
+        values = self._optimizer.state.get(shard, {}).get(name)
+        if values is None and saved is not None:
+            is_shard = saved.shape == _local(shard.detach()).shape
+            values = torch.zeros_like(shard) if is_shard else torch.zeros_like(saved, device=shard.device)
+            self._optimizer.state[shard][name] = values
+        if values is not None:
+            _local(values).zero_() if saved is None else _local(values).copy_(saved)
 
     def check(self) -> None:
         """See `Step`."""

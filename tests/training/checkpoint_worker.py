@@ -50,6 +50,15 @@ BASE = Cell(
     schedule="cosine",
     augmentation="standard",
 )
+OVERLAPPED = replace(BASE, step="overlapped", bucket_mb=0.01)
+ADAMW = {
+    "optimizer": "adamw",
+    "learning_rate": 0.002,
+    "momentum": 0.0,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "epsilon": 1e-8,
+}
 CELLS = {
     "all_reduce": BASE,
     "one_bit": replace(BASE, aggregator="one_bit"),
@@ -58,7 +67,14 @@ CELLS = {
     "one_bit, overlapped": replace(BASE, step="overlapped", aggregator="one_bit", bucket_mb=0.01),
     "all_reduce, sync": replace(BASE, batch_norm="sync"),
     "qsgd": replace(BASE, aggregator="qsgd"),
-    "one_bit_flat, overlapped": replace(BASE, step="overlapped", aggregator="one_bit_flat", bucket_mb=0.01),
+    "one_bit_flat, overlapped": replace(OVERLAPPED, aggregator="one_bit_flat"),
+    "zero1": replace(BASE, aggregator="zero1", **ADAMW),
+    "zero2, overlapped": replace(OVERLAPPED, aggregator="zero2", **ADAMW),
+    "zero_redundancy_optimizer": replace(OVERLAPPED, aggregator="zero_redundancy_optimizer", **ADAMW),
+    "power_sgd_hook": replace(OVERLAPPED, aggregator="power_sgd_hook"),
+    "one_bit_adam": replace(
+        BASE, aggregator="one_bit_adam", aggregator_parameters={"warmup_steps": 12}, momentum=0.0
+    ),
 }
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from scaling.aggregators.registry import create
-from scaling.process_group import TorchGroup
+from scaling.errors import CheckpointError
+from scaling.process_group import Group, InProcessGroup, TorchGroup, run_in_process
 from scaling.runtime.workers import Workers
 from scaling.training.compute import Compute
 from scaling.training.fully_sharded import FullyShardedStep, ShardedReplica
@@ -48,7 +49,7 @@ class Net(nn.Module):
         return self.last(hidden) + self.first(inputs)[:, :7]
 
 
-def batches(group: TorchGroup) -> list[tuple[Tensor, Tensor]]:
+def batches(group: Group) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(3)
     share = slice(group.rank, None, group.world_size)
     drawn = [
@@ -72,8 +73,8 @@ def made(arm: str, optimizer: str, treatment: str, group: TorchGroup, accumulate
     return FullyShardedStep(sharded, SETTINGS[optimizer], group, gradients)
 
 
-def trained(step: Step, group: TorchGroup) -> dict[str, Any]:
-    for batch in batches(group):
+def trained(step: Step, group: Group, which: slice = slice(None)) -> dict[str, Any]:
+    for batch in batches(group)[which]:
         group.meter.reset()
         step(*batch)
     sent = group.meter.bytes_sent
@@ -83,6 +84,33 @@ def trained(step: Step, group: TorchGroup) -> dict[str, Any]:
         "state_bytes": step.optimizer_state_bytes,
         "sent": sent,
     }
+
+
+def one_worker(optimizer: str, treatment: str) -> list[float]:
+    """The parameters that one worker has behind the same global batches."""
+
+    def work(group: InProcessGroup) -> list[float]:
+        flat = FlatReplica(Net())
+        step = EagerStep(flat, create("all_reduce"), SETTINGS[optimizer], group, TREATMENTS[treatment])
+        return trained(step, group)["parameters"]
+
+    return run_in_process(1, work)[0]
+
+
+def resumed(arm: str, optimizer: str, group: TorchGroup) -> dict[str, Any]:
+    """The training, of which a new step takes over the end; and what is said of shards of another size."""
+    first, second = made(arm, optimizer, "", group), made(arm, optimizer, "", group)
+    trained(first, group, slice(0, 2))
+    state = first.state_dict()
+    refusal = ""
+    if arm.startswith("fsdp2"):
+        others = {name: torch.cat([shard, shard]) for name, shard in state["module"].items()}
+        try:
+            second.load_state_dict({**state, "module": others})
+        except CheckpointError as error:
+            refusal = str(error)
+    second.load_state_dict(state)
+    return {**trained(second, group, slice(2, None)), "refusal": refusal}
 
 
 def checked(arm: str, optimizer: str, group: TorchGroup) -> dict[str, Any]:
@@ -101,10 +129,12 @@ def seen_by(workers: Workers) -> dict[str, Any]:
         flat = FlatReplica(Net())
         step = EagerStep(flat, create("all_reduce"), SETTINGS[optimizer], group, TREATMENTS[treatment])
         seen[f"exact {optimizer} {treatment}"] = trained(step, group)
+        seen[f"one worker {optimizer} {treatment}"] = {"parameters": one_worker(optimizer, treatment)}
         for arm in ARMS:
             seen[f"{arm} {optimizer} {treatment}"] = trained(made(arm, optimizer, treatment, group), group)
     for arm in ARMS:
         seen[f"{arm} micro-batches"] = trained(made(arm, "sgd", "", group, accumulate=2), group)
+        seen |= {f"{arm} {optimizer} resumed": resumed(arm, optimizer, group) for optimizer in SETTINGS}
         seen[f"{arm} checked"] = checked(arm, "adamw", group)
     workers.leave_group()
     workers.outcome("left", None, None)

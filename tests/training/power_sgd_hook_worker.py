@@ -1,10 +1,6 @@
 """One rank of test_power_sgd_hook.py: torch's PowerSGD hook as an arm, and by hand; writes JSON."""
 
-import json
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -13,7 +9,6 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.errors import CheckpointError, StudyError
 from scaling.process_group import TorchGroup
@@ -22,6 +17,7 @@ from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import PASSES_UNTIL_BUCKETS_STAY, OverlappedStep
 from scaling.training.replica import Replica
 from scaling.training.step_check import StepCheck
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 NAME = "power_sgd_hook"
@@ -212,16 +208,11 @@ def refused(group: TorchGroup) -> dict[str, str]:
     return seen
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(CPU)
     scenarios = (agreement, metering, kept, resumed, checked, refused)
-    seen = {scenario.__name__: scenario(group) for scenario in scenarios}
-    workers.close()
-    out.write_text(json.dumps(seen))
+    return {scenario.__name__: scenario(group) for scenario in scenarios}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -1,4 +1,6 @@
-"""torch's own sharded optimizers in two processes: the same training, checked, with a share of the state."""
+"""torch's own sharded optimizers on 2 and 4 ranks: one worker's training, checked, with a share of the state."""
+
+import math
 
 import pytest
 
@@ -7,9 +9,9 @@ ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept")
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(scope="module")
-def ranks(on_ranks):
-    return on_ranks("library_sharded_worker.py", 2)
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, on_ranks):
+    return on_ranks("library_sharded_worker.py", request.param)
 
 
 def assert_same(ranks, arm, exact):
@@ -20,8 +22,18 @@ def assert_same(ranks, arm, exact):
 @pytest.mark.parametrize("treatment", ["", "clipped"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("arm", ARMS)
-def test_training_is_that_of_whole_replicas(ranks, arm, optimizer, treatment):
+def test_training_is_that_of_whole_replicas_and_of_one_worker(ranks, arm, optimizer, treatment):
     assert_same(ranks, f"{arm} {optimizer} {treatment}", f"exact {optimizer} {treatment}")
+    assert_same(ranks, f"{arm} {optimizer} {treatment}", f"one worker {optimizer} {treatment}")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_step_that_takes_over_the_state_goes_on_with_the_same_bits(ranks, arm, optimizer):
+    for rank in ranks:
+        again = rank[f"{arm} {optimizer} resumed"]
+        assert again["parameters"] == rank[f"{arm} {optimizer} "]["parameters"]
+        assert ("the saved shards of fsdp2 are of another world size" in again["refusal"]) == ("fsdp2" in arm)
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -45,16 +57,21 @@ def test_a_rank_keeps_a_share_of_the_optimizers_state(ranks, arm):
 
 
 def test_what_is_sent_is_metered(ranks):
-    """Of 4 (12 15 + 15 + 2 (15 21 + 21 + 21 15 + 15) + 15 7 + 7) = 6,556 bytes; shards are of whole rows."""
+    """Of S = 4 (12 15 + 15 + 2 (15 21 + 21 + 21 15 + 15) + 15 7 + 7) bytes; shards are of whole rows."""
+    size, n = 6556, len(ranks)
     exact = ranks[0]["exact sgd "]["sent"]
-    assert exact == 6556
+    assert exact == size * 2 * (n - 1) // n
     broadcast = [rank["zero_redundancy_optimizer sgd "]["sent"] - exact for rank in ranks]
-    assert sum(broadcast) == 6556
-    rows = [8 * 12, 8, *[11 * 15, 11, 8 * 21, 8] * 2, 4 * 15, 4]
-    in_blocks = 2 * (11 * 15 + 11 + 8 * 21 + 8)
+    assert sum(broadcast) == (n - 1) * size
+    block = [(21, 15), (21, 1), (15, 21), (15, 1)]
+
+    def shards(shapes):
+        return sum(math.ceil(rows / n) * columns for rows, columns in shapes)
+
+    whole = shards([(15, 12), (15, 1), *block, *block, (7, 15), (7, 1)])
     for rank in ranks:
-        assert rank["fsdp2 kept sgd "]["sent"] == 4 * 2 * sum(rows)
-        assert rank["fsdp2 sgd "]["sent"] == 4 * (2 * sum(rows) + in_blocks)
+        assert rank["fsdp2 kept sgd "]["sent"] == 4 * (n - 1) * 2 * whole
+        assert rank["fsdp2 sgd "]["sent"] == 4 * (n - 1) * (2 * whole + 2 * shards(block))
 
 
 def test_a_group_that_was_made_anew_has_shards_of_its_own(ranks):
