@@ -164,18 +164,18 @@ class Scatters:
 
 
 def scatters_of(
-    objective: str, asked: Sequence[CandidateSet], cells: Sequence[CellResult]
+    objective: str, sets: Sequence[CandidateSet], cells: Sequence[CellResult]
 ) -> tuple[Scatters, list[CandidateSet]]:
     """The scatter of all workloads' candidates, and the workloads with intervals from that scatter."""
     of_times = scatter_of(cells)
     if objective not in (ACCURACY, ENERGY, MEMORY):
-        return Scatters(of_times, None), list(asked)
+        return Scatters(of_times, None), list(sets)
     of_values = study_scatter(
-        {candidate.cell_id: candidate.times for workload in asked for candidate in workload.candidates}
+        {candidate.cell_id: candidate.times for workload in sets for candidate in workload.candidates}
     )
     with_intervals = [
         replace(workload, candidates=[_with_interval(each, of_values) for each in workload.candidates])
-        for workload in asked
+        for workload in sets
     ]
     return Scatters(of_times, of_values), with_intervals
 

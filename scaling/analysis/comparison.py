@@ -210,7 +210,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """The whole comparison for JSON."""
-        kept = ("kind", "model", "aggregator", "step", "world_size", "state", "reason", "cell_id")
+        shown = ("kind", "model", "aggregator", "step", "world_size", "state", "reason", "cell_id")
         return {
             "method": METHOD,
             "family_wise_level": self.level,
@@ -226,8 +226,8 @@ class Comparison:
                 }
                 for cell in self.cells
             ],
-            "only_in_a": [{name: row[name] for name in kept} for row in self.only_in_a],
-            "only_in_b": [{name: row[name] for name in kept} for row in self.only_in_b],
+            "only_in_a": [{name: row[name] for name in shown} for row in self.only_in_a],
+            "only_in_b": [{name: row[name] for name in shown} for row in self.only_in_b],
             "num_left_out": self.num_left_out,
             "launches_took_turns": self.is_paired,
             "offset_ratio": self.offset_ratio,

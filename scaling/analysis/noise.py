@@ -79,13 +79,13 @@ def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
     if not pairs or (scatter := scatter_of(cells)).offset_degrees:
         return []
-    known = {cell.cell_id: cell for cell in cells}
+    by_id = {cell.cell_id: cell for cell in cells}
     warnings = []
     for pair in pairs:
         if all(scatter.num_launches(cell_id) for cell_id in pair):
             difference = scatter.difference(*pair)
             if difference.is_significant:
-                first = known[pair[0]]
+                first = by_id[pair[0]]
                 values = {"name": first.label("aggregator"), "world_size": first.cell["world_size"]}
                 warnings.append(
                     Finding("aa_pair_differs", pair, {**values, "ratio": abs(difference.log_ratio)})

@@ -87,15 +87,15 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
     ]
     running = [run for state, run in begun if state != KILLED]
     since_s = {_key(record): seconds for record, seconds in running}
-    left = [record for record in records if record.state not in OVER]
+    unfinished = [record for record in records if record.state not in OVER]
     failed = [record for record in ended if record.state == "failed"]
     last_end = _times(ended[-1])[1] if ended else None
     return Progress(
         counts=counts,
         running=running,
         runs_per_hour=_runs_per_hour(ended),
-        left_s=_left_s(left, ended, since_s, _start_up_s(folder.launch_times())),
-        idle_s=None if running or not left or last_end is None else (now - last_end).total_seconds(),
+        left_s=_left_s(unfinished, ended, since_s, _start_up_s(folder.launch_times())),
+        idle_s=None if running or not unfinished or last_end is None else (now - last_end).total_seconds(),
         last_error=failed[-1] if failed else None,
         killed=[run for state, run in begun if state == KILLED],
         without_record=len(folder.without_record()),
@@ -138,22 +138,26 @@ def _runs_per_hour(ended: Sequence[RunRecord]) -> float | None:
 
 
 def _left_s(
-    left: Sequence[RunRecord],
+    unfinished: Sequence[RunRecord],
     ended: Sequence[RunRecord],
     since_s: Mapping[tuple[str, int], float],
     start_up_s: float,
 ) -> float | None:
-    if not left:
+    if not unfinished:
         return 0.0
     if not ended:
         return None
     by_size = by_key(ended, lambda record: record.cell["world_size"])
     seconds = 0.0
-    for record in left:
+    for record in unfinished:
         expected = mean(map(_length_s, by_size.get(record.cell["world_size"], ended)))
         seconds += max(0.0, expected - since_s.get(_key(record), 0.0))
-    launches = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "planned"}
-    under_way = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "running"}
+    launches = {
+        (record.repeat, record.cell["world_size"]) for record in unfinished if record.state == "planned"
+    }
+    under_way = {
+        (record.repeat, record.cell["world_size"]) for record in unfinished if record.state == "running"
+    }
     return seconds + start_up_s * len(launches - under_way)
 
 

@@ -51,10 +51,8 @@ def verdicts(table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | 
     """
     verdicts = []
     for objective in OBJECTIVES:
-        asked = workloads(objective, to_rows(table), cells)
-        for workload, recommendation in zip(
-            asked, recommend(table, cells, objective, num_cores), strict=True
-        ):
+        sets = workloads(objective, to_rows(table), cells)
+        for workload, recommendation in zip(sets, recommend(table, cells, objective, num_cores), strict=True):
             if recommendation.choice is not None:
                 verdicts.append(verdict_of(recommendation, workload.candidates, workload.excluded))
     return verdicts

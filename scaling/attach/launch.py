@@ -200,12 +200,12 @@ def _why_not(
     if arm == "cached_input" and not any(rank.get("has_cached_input") for rank in ranks):
         return "the script draws its batches from no torch DataLoader"
     if arm not in ("trace", "clock"):
-        signature, kept = steady(ranks)
+        signature, usual = steady(ranks)
         if not signature[0]:
             return "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
         all_steps = min(min(map(len, rank["step_s"])) - int(rank["warmup"]) for rank in ranks)
-        if 2 * len(kept[0]) < all_steps or len(kept[0]) < LEAST_STEPS:
-            return f"its steps are not of one kind: the most frequent one is {len(kept[0])} of {all_steps}"
+        if 2 * len(usual[0]) < all_steps or len(usual[0]) < LEAST_STEPS:
+            return f"its steps are not of one kind: the most frequent one is {len(usual[0])} of {all_steps}"
     return None
 
 

@@ -97,13 +97,13 @@ def _run(
     from scaling.study.scope import scope_for
 
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
-    folder, made, left = measured(study, overrides, out, scope, zygotes, retry_failed=retry_failed)
+    folder, made, left_out = measured(study, overrides, out, scope, zygotes, retry_failed=retry_failed)
     if made is None:
         note(f"world size {world_size} is over; `scaling report {folder.path}` when the others are")
     else:
         _show(made)
     failed = [record for record in scope.records(folder) if record.state == "failed"]
-    name_rest(failed, left, is_fault=not scope.launcher.leaves_the_rest)
+    name_rest(failed, left_out, is_fault=not scope.launcher.leaves_the_rest)
 
 
 def measured(

@@ -91,10 +91,10 @@ def _cells_by_part(study: Study, folder: ResultsFolder) -> list[list[CellResult]
     from scaling.study.cells import resolve
     from scaling.study.prepare import this_machine
 
-    known = {cell.cell_id: cell for cell in read_cells(folder)}
+    by_id = {cell.cell_id: cell for cell in read_cells(folder)}
     by_part = [study.model_copy(update={"parts": (part,)}) for part in study.parts]
     return [
-        [known[cell_id] for cell_id in resolve(part_study, this_machine()).cells] for part_study in by_part
+        [by_id[cell_id] for cell_id in resolve(part_study, this_machine()).cells] for part_study in by_part
     ]
 
 

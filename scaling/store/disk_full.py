@@ -51,8 +51,8 @@ def _room(path: Path, num_bytes: int | None) -> str:
             if no_files
             else f"{_size(status.f_bavail * status.f_frsize)} free"
         )
-    known = ", ".join(filter(None, [needed, free]))
-    return f" ({known})" if known else ""
+    figures = ", ".join(filter(None, [needed, free]))
+    return f" ({figures})" if figures else ""
 
 
 def _size(num_bytes: int) -> str:

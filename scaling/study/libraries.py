@@ -38,17 +38,17 @@ class RunnableStudy:
 
     def record_missing_libraries(self, folder: ResultsFolder) -> list[str]:
         """Writes to the runs that stay planned why they do; returns a line for each library."""
-        left: dict[str, list[str]] = {}
+        left_out: dict[str, list[str]] = {}
         for record in folder.runs():
             library = self.lacking.get(record.cell_id)
             if library is None or record.state != "planned":
                 continue
-            left.setdefault(library, []).append(record.cell["aggregator"])
+            left_out.setdefault(library, []).append(record.cell["aggregator"])
             reason = f"the launch lacks {library}: {HOW_TO_BRING[library]}"
             if record.reason != reason:
                 record.reason = reason
                 folder.write_run(record)
-        return [_line(library, names) for library, names in left.items()]
+        return [_line(library, names) for library, names in left_out.items()]
 
 
 def _line(library: str, aggregators: list[str]) -> str:

@@ -40,13 +40,13 @@ class PreLaunchPrediction:
 
     def predict(self, launch: Launch) -> int:
         """Adds predictions of the launch's cells to predictions.json; returns how many."""
-        known = {row["cell_id"]: row for row in self._folder.predictions()}
+        predicted = {row["cell_id"]: row for row in self._folder.predictions()}
         done = {record.cell_id: record for record in self._folder.runs() if record.state == "done"}
         cells = [
             cell
             for cell in launch.cells
             if isinstance(cell, Cell) and cell.kind == "iteration" and not cell.aa_replicate
-            if cell.world_size > 1 and cell.id not in known and cell.id not in done
+            if cell.world_size > 1 and cell.id not in predicted and cell.id not in done
         ]
         if not cells or not any(record.cell.get("world_size") == 1 for record in done.values()):
             return 0
@@ -65,5 +65,5 @@ class PreLaunchPrediction:
             row_of(made, compute, ids[id(made.cell)]) for made in predictions if made.iteration is not None
         ]
         if rows:
-            self._folder.write_predictions([*known.values(), *rows])
+            self._folder.write_predictions([*predicted.values(), *rows])
         return len(rows)

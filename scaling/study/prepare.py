@@ -49,12 +49,12 @@ def _prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> No
         **study.model_dump(mode="json"),
         "notes": resolved.notes,
     }
-    known: set[str] = set()
+    recorded: set[str] = set()
     # Which cell of a study has a second one, to make an A/A pair, changes when the study grows.
     cells = {key for key, cell in resolved.cells.items() if not cell.to_dict().get("aa_replicate")}
     if folder.exists():
-        known = {record.cell_id for record in folder.runs() if not record.cell.get("aa_replicate")}
-        if not known <= cells and not cells <= known:
+        recorded = {record.cell_id for record in folder.runs() if not record.cell.get("aa_replicate")}
+        if not recorded <= cells and not cells <= recorded:
             raise StoreError(_other_study(folder, description))
         require_same(folder.environment(), environment, folder.path)
         if _runs_left(folder, resolved):
@@ -65,7 +65,7 @@ def _prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> No
     if not folder.exists():
         folder.write_environment(environment)
         folder.write_topology(detect())
-    if not folder.exists() or cells >= known:
+    if not folder.exists() or cells >= recorded:
         folder.write_study(description)
     for cell_id, cell in resolved.cells.items():
         for repeat in range(resolved.repeats[cell_id]):

@@ -27,8 +27,8 @@ class LineProgress:
         if now - self._last < LINE_EVERY_S:
             return
         self._last = now
-        left = remaining_s(now - self._started, num_over - self._num_over_at_start, num_runs - num_over)
-        self.say(f"{num_over}/{num_runs} runs, {current}, {_minutes(left)} left")
+        remaining = remaining_s(now - self._started, num_over - self._num_over_at_start, num_runs - num_over)
+        self.say(f"{num_over}/{num_runs} runs, {current}, {_minutes(remaining)} left")
 
     def say(self, message: str) -> None:
         """Prints a line."""
@@ -74,9 +74,13 @@ class _BarProgress:
         if self._num_over_at_start is None:
             self._num_over_at_start = num_over
         elapsed = time.monotonic() - self._started
-        left = remaining_s(elapsed, num_over - self._num_over_at_start, num_runs - num_over)
+        remaining = remaining_s(elapsed, num_over - self._num_over_at_start, num_runs - num_over)
         self._bar.update(
-            self._task, completed=num_over, total=num_runs, description=current, left=f"{_minutes(left)} left"
+            self._task,
+            completed=num_over,
+            total=num_runs,
+            description=current,
+            left=f"{_minutes(remaining)} left",
         )
 
     def say(self, message: str) -> None:

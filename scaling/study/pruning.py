@@ -93,14 +93,14 @@ def judge(
         budget_s: for measuring; None: no limit.
         skip_dominated: False judges by the time alone.
     """
-    known = {row["cell_id"]: row for row in rows if row.get("iteration_s")}
-    verdicts = [_domination(cell, cells, known, repeats) for cell in cells]
+    predicted = {row["cell_id"]: row for row in rows if row.get("iteration_s")}
+    verdicts = [_domination(cell, cells, predicted, repeats) for cell in cells]
     if not skip_dominated:
         verdicts = [
             verdict if verdict.keep else replace(verdict, keep=True, reason="can still win")
             for verdict in verdicts
         ]
-    return verdicts if budget_s is None else _within(verdicts, known, repeats, budget_s)
+    return verdicts if budget_s is None else _within(verdicts, predicted, repeats, budget_s)
 
 
 def _domination(

@@ -103,7 +103,7 @@ class _Part(NamedTuple):
 
 
 class EagerStep:
-    """A step on part rank. Collective to make and to call.
+    """A step on one rank. Collective to make and to call.
 
     Args:
         replica: this rank's model.
