@@ -45,7 +45,7 @@ _Examples = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Random cases per aggregator and number of ranks (default: 25; 3 with --all).",
+        help="Random cases per aggregator and number of ranks (default: 25; 2 with --all).",
     ),
 ]
 _Seed = Annotated[int, typer.Option(min=0, metavar="SEED", help="Seed of the random cases.")]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -52,7 +53,13 @@ def link_trees(links: Sequence[Sequence[float]], method: Method = "kernighan_lin
         raise ScheduleError(f"mxnet_tree: links of shape {matrix.shape}; a symmetric square matrix is needed")
     if method not in ("kernighan_lin", "backtracking"):
         raise ScheduleError(f"mxnet_tree: method {method!r}; allowed are kernighan_lin and backtracking")
-    weights = usable_weights(matrix)
+    return [list(leaves) for leaves in _found(tuple(map(tuple, matrix.tolist())), method)]
+
+
+@lru_cache(maxsize=64)
+def _found(links: tuple[tuple[float, ...], ...], method: Method) -> tuple[tuple[int, ...], ...]:
+    """The trees, searched once: schedules of some and of all of them are made again and again."""
+    weights = usable_weights(np.array(links))
     generator = random.Random(1)
     trees = []
     for root in range(len(weights)):
@@ -62,8 +69,8 @@ def link_trees(links: Sequence[Sequence[float]], method: Method = "kernighan_lin
             raise ScheduleError(f"mxnet_tree: the links allow no binary tree from rank {root}")
         for parent, child, _ in tree_edges(leaves):
             weights[parent, child] = weights[child, parent] = weights[parent, child] * LINK_USAGE_PENALTY
-        trees.append(leaves)
-    return trees
+        trees.append(tuple(leaves))
+    return tuple(trees)
 
 
 def tree_edges(leaves: Sequence[int]) -> Iterator[tuple[int, int, int]]:

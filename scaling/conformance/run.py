@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -56,9 +57,14 @@ class Outcome:
 
 
 def parameters_of(layout: BucketLayout, dtype: torch.dtype, step: int) -> Tensor:
-    """The parameters that owners are to bring to all ranks after a step."""
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(layout.num_elements, generator=generator).to(dtype)
+    """The parameters that owners are to bring to all ranks after a step; not to be written to."""
+    return _parameters(layout.num_elements, dtype, step)
+
+
+@lru_cache(maxsize=32)
+def _parameters(num_elements: int, dtype: torch.dtype, step: int) -> Tensor:
+    """Of one step on all ranks, in the runs that are compared too."""
+    return torch.randn(num_elements, generator=torch.Generator().manual_seed(step)).to(dtype)
 
 
 def run_steps(

@@ -131,7 +131,7 @@ class TestAll:
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
         code, out, _ = verified("--all", "--world-sizes", "1-2")
         assert code == 0
-        assert "contract at 1, 2 ranks x 3 drawn cases" in " ".join(out.split())
+        assert "contract at 1, 2 ranks x 2 drawn cases" in " ".join(out.split())
         assert [tuple(line.split()[:3]) for line in out.splitlines()] == [
             *((name, "collective", "ok") for name in COLLECTIVES), ("none", "aggregator", "ok")
         ]  # fmt: skip
