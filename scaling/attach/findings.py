@@ -219,17 +219,20 @@ def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable
 
 
 def _exchange_findings(measured: Measured) -> list[Avoidable]:
-    """What other buckets save, and what is left of the exchange then."""
-    saved = measured.exchange
-    if saved is None or not saved.is_certain or measured.changed("no_exchange"):
-        return []
-    gains, rest_ratio = [], saved.ratio
-    if (best := best_buckets(measured)) is not None:
-        arm, ratio = best
-        gains.append(Avoidable("buckets", ratio, f"bucket_cap_mb={arm.partition('_')[2]}.", {"arm": arm}))
-        rest_ratio -= ratio
-    advice = "a larger batch on each rank, gradient accumulation or a bf16 hook: fewer bytes a sample."
-    return [*gains, Avoidable("exchange", rest_ratio, advice)]
+    """What other buckets save, and what is left of the exchange then.
+
+    The hook that leaves the exchange out is called for each bucket too: it hides what tiny ones cost.
+    """
+    best, saved = best_buckets(measured), measured.exchange
+    found, in_buckets = [], 0.0
+    if best is not None:
+        arm, in_buckets = best
+        advice = f"bucket_cap_mb={arm.partition('_')[2]}."
+        found.append(Avoidable("buckets", in_buckets, advice, {"arm": arm}))
+    if saved is not None and saved.is_certain and not measured.changed("no_exchange"):
+        advice = "a larger batch on each rank, gradient accumulation or a bf16 hook: fewer bytes a sample."
+        found.append(Avoidable("exchange", saved.ratio - in_buckets, advice))
+    return found
 
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:

@@ -220,6 +220,12 @@ def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline() -> No
         assert to_confirm(measured) == []
 
 
+def test_other_buckets_count_where_the_exchange_itself_is_not_certain() -> None:
+    steps = {**EVEN, "no_exchange": (0.09, 0.09), "buckets_200": (0.06, 0.06)}
+    measured = _facts(_measured(steps, drift=0.3), "buckets_200", bucket_bytes=[2**23])
+    assert [found.kind for found in findings(measured)] == ["buckets"]
+
+
 def test_waiting_for_the_last_rank_of_each_step_is_no_exchange() -> None:
     measured, turns = Measured(), [(0.1, 0.04), (0.04, 0.1)] * 6
     for launch in range(3):

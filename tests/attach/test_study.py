@@ -54,6 +54,13 @@ def test_other_buckets_that_were_faster_once_are_measured_next_to_baselines(
     assert lines[-1] == "Next: bucket_cap_mb=200."
 
 
+def test_tiny_buckets_are_tried_whatever_the_exchange_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, _ = _runs(tmp_path, monkeypatch, {"no_exchange": 0.098}, bucket_bytes=[2**10] * 9)
+    assert ran["buckets_2"] == 1
+
+
 def test_files_that_a_program_has_changed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     said: list[str] = []
