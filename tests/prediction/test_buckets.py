@@ -79,7 +79,8 @@ def test_ddp_makes_of_the_sizes_that_it_is_given_the_buckets_that_were_meant():
     gradients, curve = drawn(3, 12)
     for found in best_by_count(gradients, curve):
         assert closed_by(found.sizes_for_ddp(gradients), gradients) == found.ends
-    assert closed_by([1.0, 25.0], Gradients((0.0,) * 4, (MB, 20 * MB, 6 * MB, MB))) == (1, 3, 4)
+    sizes = [mebibytes * 2**20 for mebibytes in (1, 20, 6, 1)]  # in the unit of torch
+    assert closed_by([1.0, 25.0], Gradients((0.0,) * 4, tuple(sizes))) == (1, 3, 4)
 
 
 def test_the_curve_has_the_median_of_each_octave_and_goes_on_at_its_last_rate():

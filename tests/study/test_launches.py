@@ -8,6 +8,7 @@ import pytest
 
 from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.kinds import KINDS
 from scaling.study.launches import (
     Launch,
     Settings,
@@ -165,6 +166,11 @@ class TestEstimate:
         most = overhead + 1.5 * 5  # split iterations may take half as long again
         assert self.seconds(folder, [bounded]) <= most
         assert self.seconds(folder, [slow]) > most
+
+    @pytest.mark.parametrize(("profiled", "steps"), [(None, 110), (0, 110), (5, 115)])
+    def test_steps_are_those_of_warm_up_timing_and_profiling(self, profiled, steps):
+        cell = replace(CELL, warmup=10, iterations=100, precision_goal=None, profiled_iterations=profiled)
+        assert KINDS["iteration"].steps_s(cell, 0.01) == pytest.approx(0.01 * steps)
 
     def test_more_workers_than_cores_are_no_faster(self, folder):
         many = replace(CELL, world_size=8, threads=8)
