@@ -275,6 +275,17 @@ def test_gpu_hours_count_the_workers(make_study):
     assert found.choice.value == pytest.approx(0.010 * 2 / 64 / 3600 * 1e9, rel=0.01)
 
 
+def test_least_memory_is_that_of_the_fullest_gpu_and_of_the_launch_that_took_most(make_study):
+    study = make_study()
+    sharded = study.add(
+        launches(0.009), aggregator="zero1", world_size=2, summary={"memory_peak_bytes": [3e9, 4e9]}
+    )
+    study.add(launches(0.006), aggregator="ring", world_size=2, summary={"memory_peak_bytes": [2e9, 5e9]})
+    study.add(launches(0.001), aggregator="tree", world_size=2, summary={"memory_peak_bytes": [None, None]})
+    choice = only(study, "memory").choice
+    assert (choice.row["cell_id"], choice.value) == (sharded, 4.0)
+
+
 def test_energy_is_of_the_gpus_and_uncertain_by_the_counters_steps(make_study):
     study = make_study()
 

@@ -1,12 +1,16 @@
 """The agent in this process, without a script."""
 
 import gc
+from collections import OrderedDict, namedtuple
 from pathlib import Path
 
 import pytest
 import torch
 
 from scaling.attach.inside import agent as inside
+from scaling.attach.inside import changes
+
+Pair = namedtuple("Pair", ["inputs", "targets"])
 
 
 class _Event:
@@ -59,3 +63,17 @@ def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wr
 def test_nothing_is_said_of_a_script_that_uses_nothing_known() -> None:
     gc.collect()
     assert inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)) is None
+
+
+@pytest.mark.parametrize("made", [dict, OrderedDict, lambda items: Pair(*(value for _, value in items)),
+                                  lambda items: [value for _, value in items],
+                                  lambda items: tuple(value for _, value in items)])  # fmt: skip
+def test_a_cached_batch_is_a_copy_of_its_tensors_whatever_holds_them(made) -> None:
+    batch = made([("inputs", torch.zeros(2)), ("targets", [torch.zeros(2)])])
+    copied = changes._copy(batch)
+    assert type(copied) is type(batch)
+    inputs, targets = copied.values() if isinstance(copied, dict) else copied
+    inputs += 1
+    targets[0] += 1
+    first, second = batch.values() if isinstance(batch, dict) else batch
+    assert (first.sum(), second[0].sum()) == (0, 0)
