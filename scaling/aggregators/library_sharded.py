@@ -1,4 +1,4 @@
-"""Sharded data parallelism as torch has it, beside `zero1` and `zero2`: what users run.
+"""Sharded data parallelism as torch has it: what users run; `zero1` and `zero2` are this project's.
 
 `zero_redundancy_optimizer`: DDP, and torch's ZeroRedundancyOptimizer. Each tensor's optimizer state is on
 one rank, which steps it and broadcasts the parameters; the tensors go by size, the largest first, to the rank

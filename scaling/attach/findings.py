@@ -236,7 +236,7 @@ def _exchange_findings(measured: Measured) -> list[Avoidable]:
 
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
-    """Arms whose buckets are others than the baseline's, with what each saves."""
+    """Arms with other buckets than the baseline's, and what each saves."""
     usual = measured.facts["baseline"][0].get("bucket_bytes")
     runs = []
     for arm in BUCKETS:

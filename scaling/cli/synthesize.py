@@ -41,7 +41,7 @@ def synthesize(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a schedule for a machine's links: spanning trees, proven, priced beside the built-in ones.
+    """Make a schedule for a machine's links: spanning trees, proven, and priced with the built-in ones.
 
     It says how far the schedule is from the bound: the least time in which the machine's links let any trees
     sum the buffer and spread it. If no packing of trees is faster than a built-in schedule, as for small

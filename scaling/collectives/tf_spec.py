@@ -46,7 +46,7 @@ class Tier(NamedTuple):
 
     @property
     def inside_shards(self) -> int:
-        """Shards of that; those of `a/b` are of b, between nodes."""
+        """Shards inside it; those of `a/b` belong to b, between nodes."""
         return 1 if "/" in self.algorithm else self.shards
 
 

@@ -38,7 +38,7 @@ class TierTensors:
 
 
 def tensors_of_tiers(tiers: list[Tier], layout: BucketLayout) -> list[TierTensors]:
-    """Every tier with its tensors; tensors without elements are of no tier."""
+    """Every tier with its tensors; tensors without elements belong to no tier."""
     spans: list[list[Span]] = [[] for _ in tiers]
     for offset, shape in zip(layout.offsets, layout.shapes, strict=True):
         if math.prod(shape):

@@ -14,7 +14,7 @@ TF32_CAPABILITY = (8, 0)
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """What tensors are of; TF32 is a way to multiply float32."""
+    """The tensors' type; TF32 is a way to multiply float32."""
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 

@@ -126,13 +126,13 @@ def _network(point: Mapping[str, Any]) -> nn.Module:
 
 
 def lstm_width(parameters: int) -> int:
-    """The width whose recurrent network has about that many: 4 w (inputs + w + 2) + (w + 1) classes."""
+    """The width at which a recurrent network has about that many: 4 w (inputs + w + 2) + (w + 1) classes."""
     linear = 4 * (SEQUENCE_INPUTS + 2) + NUM_CLASSES
     return max(1, round(_positive_root(4.0, linear, NUM_CLASSES - parameters)))
 
 
 def mlp_width(parameters: int, inputs: int, depth: int) -> int:
-    """The width w whose perceptron has about that many.
+    """The width w at which a perceptron has about that many.
 
     They are (depth - 1) w (w + 1) + (inputs + 1) w + (w + 1) classes.
     """

@@ -178,7 +178,7 @@ class SurfaceTraining:
 
 
 def curve_epochs(num_epochs: int) -> list[int]:
-    """Epochs whose losses are kept, from the first to the last."""
+    """Epochs with losses that are kept, from the first to the last."""
     exponents = [place / (CURVE_POINTS - 1) for place in range(CURVE_POINTS)]
     return sorted({round(num_epochs**exponent) for exponent in exponents})
 

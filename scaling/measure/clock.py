@@ -21,7 +21,7 @@ ANCHOR_TRIES = 5
 
 
 class Anchor(NamedTuple):
-    """A mark whose time on the host's monotonic clock is known.
+    """A mark with a known time on the host's monotonic clock.
 
     Attributes:
         mark: of the clock.

@@ -17,7 +17,7 @@ ARMS = ("baseline", "no_exchange", "one_worker")
 
 
 def is_of_script(folder: ResultsFolder) -> bool:
-    """Whether a results folder is of an attached script."""
+    """Whether a results folder was made by `scaling attach`."""
     return any(part.get("kind") == ATTACHED for part in folder.require().study().get("parts", []))
 
 

@@ -19,7 +19,7 @@ NORMAL_95 = 1.959964
 
 
 def sd_that_reaches(ratio: float) -> float:
-    """The relative deviation whose 95% interval ends at that ratio of the value."""
+    """The relative deviation of a 95% interval that ends at that ratio of the value."""
     return math.sqrt(math.expm1((math.log(ratio) / NORMAL_95) ** 2))
 
 

@@ -1,4 +1,4 @@
-"""A group whose ranks are threads of one process: for tests and for authors of aggregators."""
+"""A group of ranks that are threads of one process: for tests and for authors of aggregators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _World:
 
 
 class InProcessGroup(Group):
-    """A group whose ranks are threads of this process; sums are taken in rank order."""
+    """A group of ranks that are threads of this process; sums are taken in rank order."""
 
     def __init__(self, rank: int, world_size: int, world: _World) -> None:
         super().__init__(rank, world_size)

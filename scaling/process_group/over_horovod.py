@@ -1,4 +1,4 @@
-"""A group whose all-reduces Horovod carries."""
+"""A group that delegates its all-reduces to Horovod."""
 
 from __future__ import annotations
 

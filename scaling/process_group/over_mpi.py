@@ -1,4 +1,4 @@
-"""A group whose messages MPI carries, from and to host memory."""
+"""A group that sends its messages through MPI, from and to host memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MpiGroup(DelegatedGroup):
         return delegated
 
     def require_summed(self, dtype: torch.dtype) -> None:
-        """Refuses a type whose values MPI cannot add.
+        """Refuses a type that MPI cannot add.
 
         Raises:
             LaunchError: naming the type and the allowed ones.

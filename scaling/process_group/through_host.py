@@ -1,4 +1,4 @@
-"""A group whose ranks share GPUs: what is on a GPU goes from rank to rank through host memory, over Gloo.
+"""A group of ranks that share GPUs: what is on a GPU goes from rank to rank through host memory, over Gloo.
 
 NCCL refuses two ranks on one GPU, and Gloo sends and receives host memory alone. So
 
@@ -54,7 +54,7 @@ class HostRoom:
 
 
 class ThroughHostGroup(TorchGroup):
-    """A group whose messages of one kind of device are carried through host memory.
+    """A group that sends messages of one kind of device through host memory.
 
     Args:
         data: a Gloo group of the ranks, for tensors.

@@ -106,7 +106,7 @@ def duration(seconds: float) -> str:
 
 
 def on_gpus(cell: Mapping[str, Any]) -> str:
-    """`4 workers on 2 GPUs`: of a cell, or a row of it, whose workers shared GPUs."""
+    """`4 workers on 2 GPUs`: for a cell, or a row of it, with workers that share GPUs."""
     num_gpus = -(-cell["world_size"] // cell["workers_per_gpu"])
     return f"{workers(cell['world_size'])} on {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
 

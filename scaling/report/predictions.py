@@ -60,7 +60,7 @@ class PredictedCell:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the measured time lies in the predicted interval."""
+        """Whether the measured time is inside the predicted interval."""
         measured_s = self.measured["iteration_s"] if self.measured else None
         if not measured_s:
             return None

@@ -1,4 +1,4 @@
-"""Refuses, before any worker starts, models whose parameters an aggregator of the study cannot take."""
+"""Refuses, before any worker starts, models with parameters that an aggregator of the study cannot take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a study's cells a launch can run: those whose aggregators need no library, or one that it has."""
+"""Which cells of a study a launch can run: their aggregators need no library, or one that it has."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def run_study(
     before_launch: Callable[[Launch], None] = lambda _: None,
     zygotes: Zygotes | None = None,
 ) -> None:
-    """Runs what is left of a study whose folder is prepared; calls `before_launch` before each launch.
+    """Runs what is left of a study in its prepared folder; calls `before_launch` before each launch.
 
     Args:
         zygotes: fork the workers, if the launcher forks; None: those of this call.

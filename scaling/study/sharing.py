@@ -44,7 +44,7 @@ def gpu_of(local_rank: int, workers: int | None) -> int:
 
 
 def described(cell: Mapping[str, Any]) -> str:
-    """`4 workers on 2 GPUs`, of a cell whose workers share GPUs."""
+    """`4 workers on 2 GPUs`, for a cell with workers that share GPUs."""
     size = cell["world_size"]
     return f"{size} workers on {_gpus(num_gpus_used(size, cell['workers_per_gpu']))}"
 

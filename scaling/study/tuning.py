@@ -35,7 +35,7 @@ CONTROL = "none"
 
 
 def cells_to_tune(study: Study, resolved: ResolvedStudy) -> list[Cell]:
-    """One cell for each setting of the study whose gradients DDP exchanges in buckets, whatever their size.
+    """One cell for each setting with gradients that DDP exchanges in buckets, whatever their size.
 
     Raises:
         StudyError: it has none.

@@ -74,7 +74,7 @@ class Step(Protocol):
         """Takes over, in place, what `state_dict` gave on this rank, maybe in another process. Collective."""
 
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
-        """Gets ready for steps whose phases are marked; there is no way back. Collective.
+        """Gets ready for steps with marked phases; there is no way back. Collective.
 
         Args:
             recorder: the one that gives such steps their marks.

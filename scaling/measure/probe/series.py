@@ -38,7 +38,7 @@ class Observed:
     num_bytes: int | None = None
 
     def times(self, factor: float) -> Observed:
-        """The same in another unit, or of several alike together."""
+        """The same in another unit, or of several equal operations together."""
         return replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor)
 
     def called(self, what: str) -> Observed:

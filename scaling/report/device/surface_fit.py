@@ -108,7 +108,7 @@ class FitTraining:
 
 
 def trainings(results: Results) -> list[FitTraining]:
-    """All that were carried through, in the order of the arms."""
+    """All that were finished, in the order of the arms."""
     return [
         FitTraining(arm, cell)
         for arm, cells in cells_by_arm(results).items()

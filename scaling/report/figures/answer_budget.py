@@ -42,7 +42,7 @@ SMALLEST_SHARE = 0.002
 
 @figure(section="answer")
 def answer_budget(data: FigureInput) -> Iterator[Drawn]:
-    """One a group whose best aggregator has profiled steps."""
+    """One for each group in which the best aggregator has profiled steps."""
     for group in data.groups_of("iteration"):
         name, bars = answer_bars(group, data.best_of(group))
         if bars:

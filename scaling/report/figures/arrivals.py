@@ -39,7 +39,7 @@ MOST_STEPS = 100
 
 @figure(section="budget")
 def late_ranks(data: FigureInput) -> Iterator[Drawn]:
-    """One a group whose arrivals on the most workers are known."""
+    """One for each group with known arrivals on the most workers."""
     for group in data.groups_of("iteration"):
         if panels := arrivals(group, data.cells):
             title = data.titled(f"Late arrivals, {workers(max(group.world_sizes), group.unit)}", group)
@@ -57,7 +57,7 @@ class Arrivals:
 
 
 def arrivals(group: CellGroup, cells: Mapping[str, CellResult]) -> list[Arrivals]:
-    """One an aggregator whose arrivals at the largest world size are known: those of its first launch."""
+    """One for each aggregator with known arrivals at the largest world size: those of its first launch."""
     known = []
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
         for row in main_variant(group, label):

@@ -25,7 +25,7 @@ CAPTION = (
 
 @figure(section="choices")
 def buckets(data: FigureInput) -> Iterator[Drawn]:
-    """One a group with several bucket sizes, on the most workers."""
+    """One for each group with several bucket sizes, on the most workers."""
     for group in data.groups_of("iteration"):
         if lines := bucket_responses(group):
             title = data.titled(f"Bucket size, {workers(max(group.world_sizes), group.unit)}", group)
