@@ -163,7 +163,11 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
         table_of(
             f"All settings on {workers(size, group.unit)}, fastest first",
             "Step time ± half of its 95% interval."
-            + (" No exchange is an upper bound, not a choice." if size > 1 and any(map(is_control_arm, rows)) else "")
+            + (
+                " No exchange is an upper bound, not a choice."
+                if size > 1 and any(map(is_control_arm, rows))
+                else ""
+            )
             + " Exchange: what it adds to the step, by profiled steps.",
             answer_columns(group),
             rows,
