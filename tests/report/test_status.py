@@ -67,3 +67,11 @@ def test_long_names_reasons_and_states_are_folded_to_80_columns():
     assert reason.strip() in words
     assert "8 done, 2 planned" in words
     assert text.splitlines()[1].startswith(" " * 18 + "64, older-interface")
+
+
+def test_many_kinds_of_states_are_folded_beside_a_long_name():
+    name = "kernel-choices, convolution, AlexNet 11x11, 64, older-interface, float32, 64 MiB, cuda"
+    states = [*["done"] * 8, "planned", "planned", "running", "failed"]
+    first, second, *_ = describe_status([row(1, *states, aggregator=name)]).splitlines()
+    assert (len(first), first[-20:]) == (80, "8 done, 2 planned, 1")
+    assert second.endswith("64   running, 1 failed")
