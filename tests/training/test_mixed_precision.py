@@ -12,7 +12,7 @@ import functools
 import pytest
 import torch
 
-from scaling.aggregators.registry import create
+from scaling.aggregators.registry import BUILT_IN, create
 from scaling.process_group import run_in_process
 from scaling.training.captured import CapturedStep
 from scaling.training.compute import AUTOCAST, Compute
@@ -25,6 +25,12 @@ from scaling.training.update_check import Delivered, Moments, worst_update
 from tests.training.decoder import BATCH, aggregator_in_threads, batches, network
 
 EXACT = ["all_reduce", "ring", "tree", "caffe", "mxnet_device", "host_serial", "host_parallel"]
+OTHER_EXACT = [
+    name
+    for name in BUILT_IN
+    if (one := create(name)).exchanges and not one.lossy and one.library is None and name not in EXACT
+    if not (one.overlapped_only or one.releases_gradients)
+]
 ON_REPLICAS = ["all_reduce", "ring", "tree"]
 EPSILONS = {"float32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11}
 ROUNDING = 32.0
@@ -123,6 +129,11 @@ def one_worker(optimizer, precision, device):
 @pytest.mark.parametrize("name", EXACT)
 def test_each_step_agrees_with_one_worker_from_the_same_state(name, precision, optimizer, accumulate):
     check_each_step(name, optimizer, precision, accumulate)
+
+
+@pytest.mark.parametrize("name", OTHER_EXACT)
+def test_each_step_of_every_other_exact_aggregator_agrees_too(name):
+    check_each_step(name, "adamw", "bf16", 2)
 
 
 @pytest.mark.parametrize("name", ON_REPLICAS)
