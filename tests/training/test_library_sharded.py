@@ -1,4 +1,4 @@
-"""torch's own sharded optimizers on 2 and 4 ranks train as one worker does, each with a share of the state."""
+"""torch's own sharded optimizers on 2 and 4 ranks train as one worker does, with a share of the state."""
 
 import math
 
