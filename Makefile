@@ -28,9 +28,11 @@ lint: $(VENV)/.installed-test
 
 install: $(VENV)/.installed
 
-# The README's table and figures, from the raw samples of the committed studies.
+# The README's table and figures, from the raw samples of the committed studies, and the picture of synthesised trees.
 figures: $(VENV)/.installed
 	$(BIN)/python benchmarks/readme_figures.py
+	mkdir -p build
+	$(BIN)/scaling synthesize --topology dual-k80 --out build/dual-k80-trees.yaml --picture docs/background/pictures/dual-k80-trees.svg
 
 # docs/reference from the code: keys of studies, columns, commands.
 reference: $(VENV)/.installed
