@@ -70,7 +70,7 @@ def ratios(cells: Sequence[CellResult], baseline: CellResult) -> Iterator[str]:
         label = f"  {cell.cell['step']:11}{cell.cell['aggregator_label']:.60}"
         label += f", {cell.cell['bucket_mb']:g} MiB" if cell.cell["bucket_mb"] else ""
         if not cell.launches:
-            yield f"{label}: {cell.records[0].state}, {cell.records[0].error or ''}"
+            yield f"{label}: {cell.records[0].state}, {cell.records[0].reason or ''}"
             continue
         median_ms = 1e3 * sorted(launch.median_s for launch in cell.launches)[len(cell.launches) // 2]
         if not scatter.num_launches(baseline.cell_id):
@@ -78,7 +78,8 @@ def ratios(cells: Sequence[CellResult], baseline: CellResult) -> Iterator[str]:
             continue
         found = scatter.difference(baseline.cell_id, cell.cell_id)
         low, high = found.interval or (float("nan"), float("nan"))
-        yield f"{label}: {median_ms:.3f} ms, {found.ratio:.3f} [{low:.3f}, {high:.3f}], n={len(cell.launches)}"
+        shown = f"{median_ms:.3f} ms, {found.ratio:.3f} [{low:.3f}, {high:.3f}]"
+        yield f"{label}: {shown}, n={len(cell.launches)}"
 
 
 def of_study(folder: Path) -> Iterator[str]:
@@ -118,7 +119,7 @@ def main() -> None:
 
         def output_of(*words: object) -> str:
             command = [sys.executable, "-m", *map(str, words)]
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+            done = subprocess.run(command, check=False, env=environment, stdout=subprocess.PIPE, text=True)
             return done.stdout + (f"\nexit code {done.returncode}" if done.returncode else "")
 
         two = ("torch.distributed.run", "--nproc-per-node=2")
