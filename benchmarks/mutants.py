@@ -60,8 +60,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
     "qsgd-clamp": ("scaling/aggregators/qsgd.py", "levels.clamp_(max=self.num_levels)", "levels"),
     "goes-along": (
         "scaling/analysis/decisions.py",
-        "own.log_ratio * relative.log_ratio > 0 and abs(own",
-        "abs(own",
+        "absolute.log_ratio * relative.log_ratio > 0 and abs(absolute",
+        "abs(absolute",
     ),
     "tie-half": (
         "scaling/analysis/decisions.py",
@@ -73,8 +73,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "self.level / max(1, self.num_tests)",
         "self.level",
     ),
-    "no-shrinkage": ("scaling/prediction/calibration.py", "(kept * log, math.sqrt", "(log, math.sqrt"),
-    "plain-loss": ("scaling/prediction/calibration.py", "_soft(off / sds)", "off / sds"),
+    "no-shrinkage": ("scaling/prediction/calibration_fit.py", "(share * log, math.sqrt", "(log, math.sqrt"),
+    "plain-loss": ("scaling/prediction/calibration_fit.py", "_soft(off / sds)", "off / sds"),
     "no-requeue": ("launchers/slurm.py", '        "--requeue",\n', ""),
     "no-kill": (
         "launchers/processes.py",
