@@ -43,7 +43,7 @@ def results(world_size: int, aggregator, reload_at: int | None = None) -> torch.
     return torch.stack(run_in_process(world_size, work))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_it_is_adam_until_the_warm_up_ends(world_size):
     parameter = torch.nn.Parameter(torch.zeros(LAYOUT.num_elements))
     adam = torch.optim.Adam([parameter], lr=RATE, betas=(0.9, 0.999), eps=1e-8)
@@ -55,7 +55,7 @@ def test_it_is_adam_until_the_warm_up_ends(world_size):
             torch.testing.assert_close(before - RATE * result, parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_have_the_same_bits_and_feedback_loses_nothing(world_size):
     aggregator, given = made(), gradients(world_size)
 
