@@ -18,7 +18,9 @@
    one's (`HOST_STEP_SD`). Other steps differ by `MACHINE_SD`.
 6. Layer by layer the update runs under the backward pass. Where only the captured step that updates after it
    was measured, half of its update is taken as hidden, and the 95% interval holds none and all of it.
-7. Where a step was not measured with that input, the one with data on the device or another augmentation
+7. Of a captured step that exchanges, its profiled forward and backward pass and update are a point where no
+   step without exchange has that batch (`PROFILED_SD`).
+8. Where a step was not measured with that input, the one with data on the device or another augmentation
    stands for it, with `OTHER_INPUT_SD`; copies to the GPU come on top (`scaling.prediction.predict`).
 """
 
@@ -27,12 +29,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, geometric_mean, stdev
 from typing import Any
 
 from scaling.axes import Shared, key_of, with_columns
 from scaling.errors import PredictionError
+from scaling.prediction.curves import Point, around, line, phase, rising
 from scaling.prediction.estimate import PredictedValue, sd_that_reaches
 from scaling.prediction.measured import MeasuredCell
 
@@ -40,7 +43,8 @@ EXTRAPOLATION_SD = 0.10
 """Relative deviation that each factor of two beyond the measured local batches adds. An assumption."""
 
 BORROWED_SD = 0.10
-"""The same where a step's dependence on the batch is that of the eager step. An assumption."""
+"""The same where a step's dependence on the batch is that of the eager step; where it is that of a step of
+the same kernels, half of what the two differ by where both were measured, if that is less. Assumptions."""
 
 HOST_BOUND = 1.5
 """A step launched by the host that takes so many times the captured one waits for the processor. Measured:
@@ -64,18 +68,13 @@ of the processor, which nothing here tells. Assumptions."""
 SLOWEST_SD = 0.01
 """Of a step of several ranks, whose slowest counts: GPUs of one type differ by about that. An assumption."""
 
+PROFILED = ("forward_s", "backward_s", "clip_s", "update_s")
+PROFILED_SD = 0.02
+"""Of the sum of these phases as a captured step's computation. Measured: within 1% of the whole step of 15
+of 16 captured `none` cells (FCN-R, fcn-s4, ResNet-56, GPT-2), 9% short of AlexNet-R's 0.7 ms."""
+
 BACKWARD_SHARE = 2 / 3
 """Of forward and backward together, where the backward pass was not measured: it has twice the products."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """One local batch: the step, and the phases that were measured, in seconds."""
-
-    local_batch: int
-    step_s: float
-    relative_sd: float
-    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,16 +102,18 @@ class ComputeModel:
     """Measured steps without exchange.
 
     Args:
-        cells: measured ones; those that exchange are left aside.
+        cells: measured ones; of those that exchange, captured ones alone tell something.
     """
 
-    def __init__(self, cells: Iterable[MeasuredCell]) -> None:
+    def __init__(self, cells: Sequence[MeasuredCell]) -> None:
         grouped: dict[tuple[Any, ...], dict[int, list[MeasuredCell]]] = defaultdict(lambda: defaultdict(list))
         for cell in cells:
             # Processes on a CPU share its cores and caches: only one alone tells what it computes.
             alone = cell.world_size == 1 or cell.cell.get("device") == "cuda"
             if cell.exchanges_nothing and alone:
                 grouped[_key(cell.cell)][int(cell.cell["local_batch"])].append(cell)
+        for (key, local_batch), profiled in _profiled(cells).items():
+            grouped[key].setdefault(local_batch, profiled)
         self._curves = {key: _curve_of(by_batch) for key, by_batch in grouped.items()}
         floors = {key: self._with_floor(by_batch) for key, by_batch in grouped.items()}
         self._curves = {key: _curve_of(by_batch) for key, by_batch in floors.items()}
@@ -142,9 +143,8 @@ class ComputeModel:
         elif batches[0] <= local_batch <= batches[-1] or (donor := self._donor(cell, curve)) is None:
             value, notes = _along(curve, local_batch)
         else:
-            by_host = cell["step"] != "captured"
             nearest = curve[0] if local_batch < batches[0] else curve[-1]
-            value, notes = _borrowed(nearest, donor, local_batch, launched_by_host=by_host)
+            value, notes = _borrowed(nearest, donor[0], local_batch, is_alike=donor[1])
         name = f"compute of {cell['model_label']}, {cell['step']}"
         step = PredictedValue.of(value.value, name, value.relative_sd)
         if captured is not None and step.value > HOST_BOUND * _along(captured, local_batch)[0].value:
@@ -159,7 +159,7 @@ class ComputeModel:
         if int(cell["world_size"]) > 1:
             step = step.also("the slowest of several ranks", SLOWEST_SD)
         phases = eager or curve
-        update_s = min(_phase(curve, "update_s", local_batch) or 0.0, 0.9 * step.value)
+        update_s = min(phase(curve, "update_s", local_batch) or 0.0, 0.9 * step.value)
         if _is_layered(cell) and _key(cell) not in self._curves:
             share = update_s / 2 / step.value
             reach = (1 - share) / (1 - 2 * share)  # from half of it hidden to all; to none is less
@@ -168,24 +168,28 @@ class ComputeModel:
                 *notes,
                 f"measured without layers: half of its update of {update_s * 1e3:.3g} ms is hidden",
             ]
-        backward_s = _phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
+        backward_s = phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
         without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
         return Computed(step, update_s, min(backward_s, step.value - update_s), tuple(notes), without_ddp)
 
     def _with_other_input(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
         """The same cell with an input that was measured: data on the device, or another augmentation."""
-        others: list[dict[str, Any]] = [{"input_placement": "device"}]
-        others += [{"augmentation": name} for name in ("none", "standard")]
-        others += [{**others[0], **other} for other in others[1:]]
-        return next(({**cell, **other} for other in others if self._curve({**cell, **other})), None)
+        return next((other for other in _other_inputs(cell) if self._curve(other)), None)
 
-    def _donor(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> list[Point] | None:
-        """A curve over more batches, which the cell's own follows beyond what it has of them."""
-        keys = [_key({**cell, "step": "eager"}, exchanges=False)] if len(curve) == 1 else []
-        if cell["step"] == "overlapped":
-            keys.insert(0, _key(cell, exchanges=False))
-        curves = [self._curves.get(key, []) for key in keys]
-        return next((other for other in curves if len(other) > max(1, len(curve))), None)
+    def _donor(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> tuple[list[Point], bool] | None:
+        """A curve over more batches, which the cell's own follows beyond what it has of them.
+
+        Also whether it is of the same kernels: of the same step, or of another that the host launches too.
+        """
+        captured = cell["step"] == "captured"
+        keys = [(_key(cell, exchanges=False), True)] if cell["step"] == "overlapped" else []
+        if _is_layered(cell):
+            keys.append((_key({**cell, "bucket_mb": None}), True))
+        if len(curve) == 1:
+            keys += [(_key(other), True) for other in _other_inputs(cell)]
+            keys.append((_key({**cell, "step": "eager"}, exchanges=False), not captured))
+        curves = [(self._curves.get(key, []), is_alike) for key, is_alike in keys]
+        return next(((other, alike) for other, alike in curves if len(other) > max(1, len(curve))), None)
 
     def _with_floor(self, by_batch: Mapping[int, list[MeasuredCell]]) -> dict[int, list[MeasuredCell]]:
         """What the processor bounds takes as long at any batch: all cells that it bounds tell one time."""
@@ -244,6 +248,31 @@ def _of_other_input(cell: Mapping[str, Any], computed: Computed, other: Mapping[
     )
 
 
+def _profiled(
+    cells: Iterable[MeasuredCell],
+) -> dict[tuple[tuple[Any, ...], int], list[MeasuredCell]]:
+    """Captured steps that exchange, as their profiled computation, by their curve and batch."""
+    profiled: dict[tuple[tuple[Any, ...], int], list[MeasuredCell]] = defaultdict(list)
+    for cell in cells:
+        plain = cell.cell["step"] == "captured" and not _is_layered(cell.cell)
+        plain &= cell.cell.get("input_placement", "device") == "device"
+        plain &= cell.cell.get("augmentation") in (None, "none")
+        if cell.exchanges_nothing or not plain or "backward_s" not in cell.phases:
+            continue
+        seconds = sum(cell.phases.get(name, 0.0) for name in PROFILED)
+        key = _key(cell.cell), int(cell.cell["local_batch"])
+        profiled[key].append(replace(cell, iteration_s=seconds, relative_sd=PROFILED_SD))
+    return profiled
+
+
+def _other_inputs(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The cell with data on the device, with another augmentation, and with both."""
+    others: list[dict[str, Any]] = [{"input_placement": "device"}]
+    others += [{"augmentation": name} for name in ("none", "standard")]
+    others += [{**others[0], **other} for other in others[1:]]
+    return [{**cell, **other} for other in others]
+
+
 def _is_host_bound(curve: Sequence[Point], captured: Sequence[Point] | None, local_batch: int) -> bool:
     """Whether the processor bounds the step at that batch, as the captured one tells."""
     if captured is None:
@@ -257,7 +286,7 @@ def slowest_of(num_ranks: int) -> float:
 
 
 def _curve_of(by_batch: Mapping[int, Sequence[MeasuredCell]]) -> list[Point]:
-    return _rising([_point(batch, cells) for batch, cells in sorted(by_batch.items())])
+    return rising([_point(batch, cells) for batch, cells in sorted(by_batch.items())])
 
 
 def _point(local_batch: int, cells: Sequence[MeasuredCell]) -> Point:
@@ -267,33 +296,16 @@ def _point(local_batch: int, cells: Sequence[MeasuredCell]) -> Point:
     phases = {
         name: fmean(cell.phases[name] for cell in cells if name in cell.phases) for name in sorted(names)
     }
-    return Point(local_batch, step_s, max(spread, *(cell.relative_sd for cell in cells)), phases)
-
-
-def _rising(points: Sequence[Point]) -> list[Point]:
-    """Neighbours of which the larger batch takes less time get their mean, with their spread."""
-    blocks: list[list[Point]] = []
-    for point in points:
-        blocks.append([point])
-        while len(blocks) > 1 and fmean(p.step_s for p in blocks[-1]) < fmean(p.step_s for p in blocks[-2]):
-            blocks[-2:] = [[*blocks[-2], *blocks[-1]]]
-    return [pooled for block in blocks for pooled in _pooled(block)]
-
-
-def _pooled(block: Sequence[Point]) -> list[Point]:
-    if len(block) == 1:
-        return list(block)
-    step_s = fmean(point.step_s for point in block)
-    spread = stdev(point.step_s for point in block) / step_s
-    return [replace(point, step_s=step_s, relative_sd=max(spread, point.relative_sd)) for point in block]
+    noise = math.hypot(*(cell.relative_sd for cell in cells)) / len(cells)
+    return Point(local_batch, step_s, max(spread, noise), phases)
 
 
 def _along(curve: Sequence[Point], local_batch: int) -> tuple[PredictedValue, list[str]]:
     batches = [point.local_batch for point in curve]
-    relative_sd = max(point.relative_sd for point in curve)
     if len(curve) == 1:
         return _between_bounds(curve[0], local_batch)
-    value = _line(curve, [point.step_s for point in curve], local_batch)
+    value = line(curve, [point.step_s for point in curve], local_batch)
+    relative_sd = max(point.relative_sd for point in around(curve, local_batch))
     if batches[0] <= local_batch <= batches[-1]:
         return PredictedValue.of(value, "compute", relative_sd), []
     nearest = curve[0] if local_batch < batches[0] else curve[-1]
@@ -321,18 +333,19 @@ def _between_bounds(point: Point, local_batch: int) -> tuple[PredictedValue, lis
 
 
 def _borrowed(
-    point: Point, eager: Sequence[Point], local_batch: int, *, launched_by_host: bool
+    point: Point, donor: Sequence[Point], local_batch: int, *, is_alike: bool
 ) -> tuple[PredictedValue, list[str]]:
-    """The eager step's change on top of the one batch; `launched_by_host`: kernel by kernel, as there."""
-    there, notes = _along(eager, local_batch)
-    here, _ = _along(eager, point.local_batch)
+    """The donor's change on top of the one batch; `is_alike`: of the same kernels, launched likewise."""
+    there, notes = _along(donor, local_batch)
+    here, _ = _along(donor, point.local_batch)
     value = max(point.step_s + there.value - here.value, 0.1 * point.step_s)
-    spread = math.sqrt(point.relative_sd**2 + there.relative_sd**2 + BORROWED_SD**2)
+    apart = min(BORROWED_SD, abs(point.step_s - here.value) / 2 / value) if is_alike else BORROWED_SD
+    spread = math.hypot(point.relative_sd, there.relative_sd, apart)
     note = (
         f"compute measured up to local batch {point.local_batch}; its change to {local_batch} is that of "
-        "the step without DDP, or the eager one"
+        "the step without DDP or layers, with another input, or the eager one"
     )
-    if launched_by_host:
+    if is_alike:
         return PredictedValue.of(value, "compute", spread), [note, *notes]
     in_proportion = point.step_s * local_batch / point.local_batch
     low, high = sorted((in_proportion, point.step_s))
@@ -344,23 +357,3 @@ def _borrowed(
     note += f", and the interval reaches to proportion, {in_proportion * 1e3:.4g} ms"
     spread = max(spread, sd_that_reaches(value / in_proportion))
     return PredictedValue.of(value, "compute", spread), [note, *notes]
-
-
-def _line(curve: Sequence[Point], values: Sequence[float], local_batch: int) -> float:
-    """On the line through the two points around, or the two nearest; never below a tenth of the least."""
-    if local_batch in [point.local_batch for point in curve]:
-        return values[[point.local_batch for point in curve].index(local_batch)]
-    above = next((i for i, point in enumerate(curve) if point.local_batch > local_batch), len(curve) - 1)
-    right = max(above, 1)
-    a, b = curve[right - 1].local_batch, curve[right].local_batch
-    value = values[right - 1] + (values[right] - values[right - 1]) * (local_batch - a) / (b - a)
-    return max(value, 0.1 * min(values))
-
-
-def _phase(curve: Sequence[Point], name: str, local_batch: int) -> float | None:
-    known = [point for point in curve if name in point.phases]
-    if not known:
-        return None
-    if len(known) == 1:
-        return known[0].phases[name]
-    return _line(known, [point.phases[name] for point in known], local_batch)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.simulate import simulate
 from scaling.errors import PredictionError, ScheduleError
-from scaling.prediction.calibration import Calibration, Observation
+from scaling.prediction.calibration import MODEL_SD, Calibration, Observation
 from scaling.prediction.calibration_fit import calibrate
-from scaling.prediction.compute import ComputeModel
+from scaling.prediction.compute import HOST_SD, ComputeModel
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.mpi import mpi_native
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
@@ -22,9 +23,8 @@ from topologies.errors import TopologyError
 from topologies.model import Topology
 
 LEAST_TRANSFER_BYTES = 1 << 16
-
-LEAST_KNOWN = 0.2
-"""Deviation of a computation, as a share of what the exchange added to it, up to which that is taken."""
+LEAST_S = 1e-9
+"""Of an exchange, so that what took no time is uncertain without end."""
 
 
 def observations_of_cells(
@@ -55,17 +55,23 @@ def observations_of_cells(
             continue  # the machine file has fewer ranks than were measured, or not what this needs
         if updates:
             exchange_s += cell.phases.get("update_s", 0.0)
-        added_s = _added_s(cell, strategy, compute)
-        exchange_s = exchange_s if added_s is None else added_s
+        noise_s = cell.relative_sd * cell.iteration_s  # of the step, and so of whatever is a part of it
+        added_s, sd_s = _added(cell, strategy, compute) or (exchange_s, 0.0)
+        relative_sd = math.hypot(noise_s, sd_s) / max(added_s, LEAST_S)
+        if strategy.codes_by_tensor:
+            relative_sd = math.hypot(relative_sd, HOST_SD)
         key = strategy_key(strategy)
-        observations.append(
-            Observation(key, [*terms, *updates], exchange_s, cell.relative_sd, cell.world_size)
-        )
+        observations.append(Observation(key, [*terms, *updates], added_s, relative_sd, cell.world_size))
     return observations
 
 
-def _added_s(cell: MeasuredCell, strategy: Strategy, compute: ComputeModel | None) -> float | None:
-    """The step less its computation; None where that is not known to a fifth of the difference."""
+def _added(
+    cell: MeasuredCell, strategy: Strategy, compute: ComputeModel | None
+) -> tuple[float, float] | None:
+    """The step less its computation, and the latter's deviation.
+
+    None where that is more than the model deviates by: then spans tell more.
+    """
     if compute is None or cell.cell.get("device") != "cuda" or cell.world_size < 2:
         return None
     try:
@@ -73,7 +79,7 @@ def _added_s(cell: MeasuredCell, strategy: Strategy, compute: ComputeModel | Non
     except PredictionError:
         return None
     added_s = cell.iteration_s - computed.value
-    return added_s if 0 < computed.sd < LEAST_KNOWN * added_s else None
+    return (added_s, computed.sd) if 0 < computed.sd < MODEL_SD * added_s else None
 
 
 def observations_of_transfers(

@@ -15,11 +15,14 @@ from scaling.prediction.calibration import Calibration
 from scaling.prediction.compute import Computed, ComputeModel
 from scaling.prediction.estimate import NOTHING, PredictedValue, total
 from scaling.prediction.measured import MeasuredCell
-from scaling.prediction.overlap_fit import OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
+from scaling.prediction.overlap_fit import HOOK_S, OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
 from scaling.prediction.strategy import Machinery, Strategy, Term
 from scaling.prediction.terms import ddp_terms, divide_term, input_copy, terms_of, transport_of, update_terms
 from topologies.errors import TopologyError
+
+BY_LIBRARY = ("native", "native_host", "gpu_work")
+"""Kinds of terms of a library's own all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Predictor:
             yield OverlappedCell(
                 strategy_key(strategy),
                 cell.cell.get("peer_access") is not False,
-                all(term.kind in ("native", "native_host", "gpu_work") for term in predicted.terms),
+                all(term.kind in BY_LIBRARY for term in predicted.terms),
                 cell.world_size,
                 cell.iteration_s,
                 predicted.iteration.value,
@@ -188,7 +191,9 @@ class Predictor:
         not_hidden = exposed(moved, strategy.bucket_elements, computed.backward_s)
         hidden_s = max(0.0, total(moved).value - not_hidden.value)
         slowed = self._overlap.slowed(strategy.cell, hidden_s)
-        further = self._overlap.left_over(strategy_key(strategy), world_size)
+        further = self._overlap.left_over(
+            strategy_key(strategy), world_size, _held_up_s(buckets, computed.backward_s)
+        )
         exposed_s = not_hidden + slowed + total(by_gpu) + further
         return replace(exposed_s, value=max(0.0, exposed_s.value)), hidden_s
 
@@ -248,6 +253,12 @@ class Predictor:
             key = (term.name, term.kind, term.choice)
             merged[key] = merged.get(key, 0.0) + self._calibration.seconds(term).value
         return (PredictedTerm(name, kind, seconds, how) for (name, kind, how), seconds in merged.items())
+
+
+def _held_up_s(buckets: Sequence[Sequence[Term]], backward_s: float) -> float:
+    """What the host may take in hooks of our own kernels beyond the backward pass."""
+    own = sum(any(term.kind not in BY_LIBRARY for term in terms) for terms in buckets)
+    return max(0.0, own * HOOK_S - backward_s)
 
 
 def _other_device(cell: Mapping[str, Any], topology: str) -> str:

@@ -327,6 +327,17 @@ def test_an_exchange_is_what_it_adds_to_a_step_whose_computation_is_known():
     assert [o.seconds for o in observations_of_cells(known, machinery, noisy)] == [2e-3]
 
 
+def test_noise_of_a_step_is_absolute_whatever_part_of_it_the_exchange_is():
+    quiet = ComputeModel([measured(cell(1, "none"), 4e-3)])
+    seen = measured(cell(2, "ring", local_batch=4096), 8e-3, exchange_s=2e-3, relative_sd=0.05)
+    known = [(seen, strategy(dict(seen.cell)))]
+    (by_spans,) = observations_of_cells(known, Machinery(machine(2)))
+    assert by_spans.relative_sd == pytest.approx(0.05 * 8 / 2)
+    (added,) = observations_of_cells(known, Machinery(machine(2)), quiet)
+    computed_s = quiet.step(seen.cell, 4096).step_s.sd
+    assert added.relative_sd == pytest.approx(math.hypot(0.05 * 8e-3, computed_s) / 4e-3)
+
+
 def test_time_of_almost_nothing_is_uncertain_and_no_overflow():
     observed = Observation(None, [Term("sends", "sends", 0.0, 1e-2)], 1e-300, 0.01, 2)
     assert 1e5 < observed.sd < 1e7

@@ -210,3 +210,20 @@ class TestLayerByLayer:
         assert low <= 1.4e-3 < 2e-3 <= high
         assert any("half of its update of 0.6 ms" in note for note in computed.notes)
         assert ComputeModel([plain]).step(cell(2, step="captured"), 64).notes == ()
+
+
+def test_captured_step_that_exchanges_tells_its_profiled_computation():
+    phases = {"forward_s": 1.6e-3, "backward_s": 4.7e-3, "update_s": 0.1e-3}
+    exchanging = replace(measured(cell(2, step="captured", local_batch=64), 9e-3), phases=phases)
+    model = ComputeModel([alone(128, 9.4e-3, step="captured"), exchanging])
+    assert model.step(cell(4, step="captured"), 64).step_s.value == pytest.approx(6.4e-3)
+    own = alone(64, 6.0e-3, step="captured")
+    again = ComputeModel([alone(128, 9.4e-3, step="captured"), own, exchanging])
+    assert again.step(cell(4, step="captured"), 64).step_s.value == pytest.approx(6.0e-3)
+
+
+def test_a_noisy_point_makes_its_own_batch_uncertain_alone():
+    noisy = replace(alone(256, 1.0e-3), relative_sd=0.3)
+    model = ComputeModel([noisy, alone(1024, 2.0e-3), alone(2048, 4.0e-3)])
+    assert model.step(cell(2), 256).step_s.relative_sd > 0.25
+    assert model.step(cell(2), 1024).step_s.relative_sd < 0.05

@@ -47,3 +47,21 @@ def test_left_over_of_a_step_whose_computation_is_uncertain_is_noise():
     host_bound = OverlappedCell(KEY, True, True, 2, 14.0, 10.0, 2.0, compute_sd_s=4.0)
     assert fit_left_overs([host_bound], OverlapFit()).left_over(KEY, 2).value == 0.0
     assert fit_left_overs([step(14.0)], OverlapFit()).left_over(KEY, 2).value > 3.5
+
+
+def hook(access, measured_s, predicted_s):
+    key = ("net", "one_bit", access)
+    return OverlappedCell(key, access == "peer access", False, 2, measured_s, predicted_s, 0.0)
+
+
+def test_hooks_that_are_no_slower_without_access_tell_one_time():
+    fit = fit_left_overs([hook("peer access", 8.7, 3.1), hook("host-only", 6.7, 4.6)], OverlapFit())
+    near, far = (fit.left_over(("net", "one_bit", access), 2) for access in ("peer access", "host-only"))
+    assert 3.1 + near.value == pytest.approx(4.6 + far.value, rel=0.1)
+    slower = fit_left_overs([hook("peer access", 6.7, 3.1), hook("host-only", 8.7, 4.6)], OverlapFit())
+    assert slower.left_over(("net", "one_bit", "peer access"), 2).value == pytest.approx(3.6, rel=0.02)
+
+
+def test_a_hook_that_was_not_measured_is_as_uncertain_as_the_host_may_hold_it_up():
+    assert OverlapFit().left_over(KEY, 2, held_up_s=2.0).sd == 2.0
+    assert OverlapFit().left_over(KEY, 2, held_up_s=2.0).value == 0.0
