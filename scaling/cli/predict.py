@@ -215,13 +215,20 @@ def predicted(
     """The predictions, and each cell as a row: predicted, or with the reason why not.
 
     Cells of an attached script are mappings, and have `tensor_shapes`.
+
+    Raises:
+        StudyError: steps are to be predicted, and all of them are another device's than the machine's.
     """
+    from scaling.prediction.predict import of_other_device
     from scaling.prediction.rows import reason_row, row_of
     from scaling.study.predicting import predict_cells, strategy_of
 
     predictor, compute = sources.predictor(machine, strategy_of, lambda note: typer.echo(note, err=True))
     used = predictor if known else predictor.exchange_only()
     predictions, failed = predict_cells(cells, used, tensor_shapes)
+    refusals = [of_other_device(prediction.cell, machine) for prediction in predictions]
+    if known and refusals and all(refusals):
+        raise StudyError(f"nothing was predicted: {refusals[0]}")
     ids = {json.dumps(cell.to_dict(), sort_keys=True): cell.id for cell in cells if not tensor_shapes}
 
     def identity(cell: Any) -> str | None:

@@ -20,6 +20,7 @@ from scaling.prediction.overlapped import exposed
 from scaling.prediction.strategy import Machinery, Strategy, Term
 from scaling.prediction.terms import ddp_terms, divide_term, input_copy, terms_of, transport_of, update_terms
 from topologies.errors import TopologyError
+from topologies.model import Topology
 
 BY_LIBRARY = ("native", "native_host", "gpu_work")
 """Kinds of terms of a library's own all-reduce."""
@@ -208,8 +209,8 @@ class Predictor:
     def _computed(self, cell: Mapping[str, Any], notes: list[str]) -> Computed | None:
         if self._compute is None:
             return None
-        if (cell.get("device") == "cpu") == self._machinery.has_gpus:
-            notes.append(_other_device(cell, self._machinery.topology.name))
+        if (refusal := of_other_device(cell, self._machinery.topology)) is not None:
+            notes.append(refusal)
             return None
         try:
             computed = self._compute.step(cell, int(cell["local_batch"]))
@@ -261,13 +262,17 @@ def _held_up_s(buckets: Sequence[Sequence[Term]], backward_s: float) -> float:
     return max(0.0, own * HOOK_S - backward_s)
 
 
-def _other_device(cell: Mapping[str, Any], topology: str) -> str:
-    if cell.get("device") == "cpu":
+def of_other_device(cell: Mapping[str, Any], topology: Topology) -> str | None:
+    """Why the cell's computation is none of that machine's ranks; None where it is."""
+    has_gpus, by_processor = bool(topology.machine.of_kind("gpu")), cell.get("device") == "cpu"
+    if by_processor != has_gpus:
+        return None
+    if by_processor:
         return (
-            f"a step computed by the processor tells nothing of the GPUs of {topology}: say device=cuda, and "
-            "name results of GPUs by --from"
+            f"a step computed by the processor tells nothing of the GPUs of {topology.name}: say device=cuda, "
+            "and name results of GPUs by --from"
         )
-    return f"{topology} has no GPUs: say device=cpu, and name results of processors by --from"
+    return f"{topology.name} has no GPUs: say device=cpu, and name results of processors by --from"
 
 
 def without_saved_update(computed: Computed, strategy: Strategy) -> PredictedValue:

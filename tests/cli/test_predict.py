@@ -62,13 +62,13 @@ def test_json_is_an_array_with_one_simulated_object_a_cell(call, study, results)
     assert any("middle between" in note for note in ring[4]["notes"])
 
 
-def test_processors_steps_price_no_gpu(call, study, results):
-    on_cpu = ("device=cpu", "aggregators=[all_reduce]")
-    rows = predicted(
-        call, study, *on_cpu, "--topology", "hgx-h200-4", "--world-sizes", "4", "--from", results
-    )
-    assert [row["iteration_s"] for row in rows] == [None]
-    assert "say device=cuda" in " ".join(rows[0]["notes"])
+@pytest.mark.parametrize("more", [["--what-if", "nvlink4.bandwidth=2x"], ["--json"]])
+def test_processors_steps_price_no_gpu(call, study, results, more):
+    on = ("device=cpu", "--topology", "hgx-h200-4", "--from", results)
+    code, _, err = call("predict", study, *on, "--world-sizes", "4", *more)
+    assert code == 2 and "nothing was predicted" in err and "say device=cuda" in err
+    code, _, err = call("plan", study, *on, "--skip-dominated")
+    assert code == 2 and "say device=cuda" in err
 
 
 def test_more_workers_than_the_machine_has_exit_with_2_and_an_offer(call, study):
