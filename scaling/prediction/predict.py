@@ -269,8 +269,8 @@ def of_other_device(cell: Mapping[str, Any], topology: Topology) -> str | None:
         return None
     if by_processor:
         return (
-            f"a step computed by the processor tells nothing of the GPUs of {topology.name}: say device=cuda, "
-            "and name results of GPUs by --from"
+            f"a step computed by the processor tells nothing of the GPUs of {topology.name}: say "
+            "device=cuda, and name results of GPUs by --from"
         )
     return f"{topology.name} has no GPUs: say device=cpu, and name results of processors by --from"
 
