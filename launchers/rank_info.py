@@ -54,6 +54,9 @@ LAUNCHER_VARIABLE = "SCALING_LAUNCHER"
 RANK_VARIABLES = "SCALING_RANK_VARIABLES"
 """Set by a launcher that none of the tables fits: the variables of FIELDS, in their order, with commas."""
 
+MAX_NUMBER = 2**31 - 1
+"""Of a rank or a number of ranks: what torch takes."""
+
 
 class RankError(ValueError):
     """The environment does not say which rank this process is."""
@@ -181,4 +184,6 @@ def _number(environ: Mapping[str, str], variable: str) -> int:
         raise RankError(f"{variable} is {environ[variable]!r}; it must be a number") from None
     if value < 0:
         raise RankError(f"{variable} is {value}; it must not be negative")
+    if value > MAX_NUMBER:
+        raise RankError(f"{variable} is {value}; it must be at most {MAX_NUMBER}")
     return value

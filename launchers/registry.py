@@ -43,7 +43,9 @@ def launcher_class(name: str) -> type[Launcher]:
         raise ValueError(f"no launcher {name!r}; allowed: {', '.join(known)}, or module:Class of your own")
     try:
         launcher = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the module is the user's, and may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the module is the user's, and may raise anything; SystemExit too
         raise ValueError(f"launcher {name!r}: cannot load {target}: {error}") from error
     if not (isinstance(launcher, type) and issubclass(launcher, Launcher)) or inspect.isabstract(launcher):
         raise ValueError(

@@ -83,7 +83,9 @@ class Registry:
             return getattr(importlib.import_module(module_name), attribute)
         except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: ":a", ".a:b"
             raise StudyError(f"{self.kind} {name!r}: cannot load {target}: {error}") from error
-        except Exception as error:  # a package may raise anything when it is imported
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a package may raise anything when it is imported; SystemExit too
             reason = f"{type(error).__name__}: {error}"
             raise StudyError(
                 f"{self.kind} {name!r}: cannot load {target}: {reason}; "

@@ -15,6 +15,11 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from scaling.start_up import missing_named, open_standard_streams
+
+with missing_named():
+    import torch  # noqa: F401 (all below needs it)
+
 from launchers.mpi import started_by_mpi
 from launchers.processes import die_with_parent, end_this
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
@@ -210,4 +215,5 @@ def _require_same_nodes(folder: ResultsFolder, launch: Launch, num_nodes: int) -
 
 
 if __name__ == "__main__":
+    open_standard_streams()
     end_this(main())

@@ -21,7 +21,7 @@ from tests.read_imports import (
 ROOT = Path(__file__).parents[1]
 
 # Units of the project, from the ground up; each may import those named here and its own modules.
-VERSION_AND_ERRORS = frozenset({"scaling", "scaling.errors"})
+VERSION_AND_ERRORS = frozenset({"scaling", "scaling.errors", "scaling.start_up"})
 AND_AXES = VERSION_AND_ERRORS | {"scaling.axes"}
 GROUND = VERSION_AND_ERRORS | {"scaling.process_group", "scaling.bucket", "scaling.registry", "topologies"}
 ALGORITHMS = GROUND | {"scaling.collectives", "scaling.codecs"}
@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling": frozenset(),
     "scaling.errors": frozenset(),
     "scaling.axes": frozenset(),
+    "scaling.start_up": frozenset(),
     "launchers": frozenset(),
     "topologies": frozenset(),
     "scaling.bucket": VERSION_AND_ERRORS,

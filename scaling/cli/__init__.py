@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import io
-import shlex
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,8 @@ from scaling.cli.topology import topology
 from scaling.cli.tune import tune
 from scaling.cli.verify import verify
 from scaling.cli.watch import watch
-from scaling.errors import ScalingError
+from scaling.errors import LaunchError, ScalingError
+from scaling.start_up import installed_by, open_standard_streams
 from topologies.errors import TopologyError
 from topologies.texts import clean
 
@@ -115,65 +116,49 @@ def _with_new_names(words: list[str]) -> list[str]:
     return renamed
 
 
-PACKAGES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
-"""Module -> the package that has it, where their names differ."""
-
-
-OWN = ("", "scaling", "launchers", "topologies")
-"""Packages that no command installs by themselves."""
-
-
-def installed_by(error: ImportError | OSError) -> str | None:
-    """What is missing or broken, and the command that installs it; None where no package failed to load."""
-    is_missing = isinstance(error, ModuleNotFoundError)
-    module = _named(error) if is_missing else _loaded_in_vain(error)
-    if module in OWN:
-        return None
-    package = PACKAGES.get(module, module)
-    if is_missing:
-        command = shlex.join([sys.executable, "-m", "pip", "install", package])
-        return f"{module} is needed, and this Python has no module of that name; `{command}` installs it"
-    command = shlex.join([sys.executable, "-m", "pip", "install", "--force-reinstall", package])
-    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return f"{module} is installed and cannot be loaded: {reason:.200}; `{command}` installs it anew"
-
-
-def _loaded_in_vain(error: ImportError | OSError) -> str:
-    """The package that our code imports where the error comes from there; empty where it does not."""
-    imported, frame = "", error.__traceback__
-    while frame is not None:
-        package = str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package in OWN:
-            imported = ""
-        elif not imported and frame.tb_frame.f_code.co_name == "<module>":
-            imported = package
-        frame = frame.tb_next
-    return imported or _named(error)
-
-
-def _named(error: ImportError | OSError) -> str:
-    return str(getattr(error, "name", None) or "").partition(".")[0]
-
-
 def main() -> None:
     """The entry point: errors of the user's are one message and exit code 2, never a traceback."""
+    open_standard_streams()
     gc.set_threshold(50_000)  # most of what is imported and read stays; looking through it costs a tenth
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # of a terminal that has not all characters
     try:
+        if not _is_somewhere():
+            raise LaunchError("the current folder was removed; go to another one, as with `cd`")
         app(_with_new_names(sys.argv[1:]))
     except (ScalingError, TopologyError) as error:
         note(f"error: {clean(str(error))}")
         sys.exit(2)
-    except (ImportError, OSError) as error:
-        from scaling.store.disk_full import disk_full
-
-        full = disk_full(Path(error.filename or "."), error) if isinstance(error, OSError) else None
-        if (problem := full or installed_by(error)) is None:
-            raise
-        note(f"error: {clean(str(problem))}")
+    except MemoryError:
+        note("error: there is no memory left; free some, or raise the limit (`ulimit -v`, or the job's)")
         sys.exit(2)
+    except (ImportError, OSError) as error:
+        if (problem := installed_by(error) or _not_done(error)) is None:
+            raise
+        note(f"error: {clean(problem)}")
+        sys.exit(2)
+
+
+def _is_somewhere() -> bool:
+    """Whether there is a current folder: libraries end the process without one."""
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
+
+
+def _not_done(error: ImportError | OSError) -> str | None:
+    """What the system refused, in one line; None where it was no call of the system's."""
+    from scaling.store.disk_full import disk_full
+
+    if not isinstance(error, OSError) or error.strerror is None:
+        return None
+    if error.filename is None:
+        return f"stdout, or another file that is open, cannot be read or written: {error.strerror}"
+    path = Path(os.fsdecode(error.filename))
+    full = disk_full(path, error)
+    return str(full) if full else f"{path}: cannot be read or written: {error.strerror}"
 
 
 if __name__ == "__main__":

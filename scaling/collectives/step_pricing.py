@@ -102,6 +102,8 @@ class StepWork:
 
 MAX_HOST_SUMS = 400_000
 """Sums into host memory of one step that are priced: those of a piece wait for one another."""
+MAX_MESSAGES = 400_000
+"""Of one step that are priced: more take ten seconds."""
 
 
 class StepReader:
@@ -126,6 +128,11 @@ class StepReader:
             )
         elements = self._elements_before[stops] - self._elements_before[starts]
         pairs, message = np.unique(sources * self._schedule.num_nodes + targets, return_inverse=True)
+        if len(pairs) > MAX_MESSAGES:
+            raise ScheduleError(
+                f"{self._schedule.name} of {self._schedule.world_size} ranks: {len(pairs)} messages in one "
+                f"step; up to {MAX_MESSAGES} are priced: ask for fewer"
+            )
         messages = Moves(
             pairs // self._schedule.num_nodes,
             pairs % self._schedule.num_nodes,

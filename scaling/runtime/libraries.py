@@ -12,7 +12,7 @@ from scaling.process_group import Group
 from scaling.runtime.address import Share, over_horovodrun
 from scaling.runtime.horovod import Horovod, forget_network
 from scaling.runtime.mpi import Mpi
-from scaling.runtime.workers import JOIN_TIMEOUT_S, Workers
+from scaling.runtime.workers import Workers, join_limit_s
 
 
 class LaunchLibraries:
@@ -37,7 +37,7 @@ class LaunchLibraries:
         if self._mpi is not None:
             return self._mpi.share
         if self._info.table == "horovodrun":
-            return over_horovodrun(self._info, self._environ, JOIN_TIMEOUT_S)
+            return over_horovodrun(self._info, self._environ, join_limit_s())
         return None
 
     def offer(self, workers: Workers) -> None:

@@ -85,6 +85,11 @@ class Waiting:
         while not _answers(host, port) and time.monotonic() < self._until_s:
             self._look(None)
             time.sleep(RETRY_S)
+        if time.monotonic() >= self._until_s:  # torch's own error would come after as long, with its stack
+            raise RuntimeError(
+                f"nobody answered at {host}, port {port} (MASTER_ADDR, MASTER_PORT) within "
+                f"{self._limit_s:g} s (SCALING_JOIN_TIMEOUT_S)"
+            )
         limit = timedelta(seconds=self._limit_s)
         return TCPStore(host, port, self._info.world_size, False, timeout=limit, wait_for_workers=False)
 

@@ -33,7 +33,6 @@ from scaling.store.upgrades import DEVICE_LOST
 
 T = TypeVar("T")
 
-JOIN_TIMEOUT_S = join_timeout_s(os.environ)
 MAX_PORT = 65535
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A rank may wait this long for another inside a cell, as at the end of a control arm's iterations."""
@@ -93,8 +92,9 @@ class Workers:
         self.on_leave: Callable[[], None] = lambda: None
         self.closed = False
         try:
-            waiting = Waiting(info, JOIN_TIMEOUT_S)
-            store = _meet(info, share, address, waiting)
+            limit_s = join_limit_s()
+            waiting = Waiting(info, limit_s)
+            store = _meet(info, share, address, waiting, limit_s)
             places = waiting.meet(store, watch.place(info) if watch else RankPlace(here(), os.getpid(), -1))
             if watch:
                 watch.begin(places, info.rank)
@@ -258,7 +258,21 @@ class Workers:
         self.closed = True
 
 
-def _meet(info: RankInfo, share: Callable[[str], str] | None, address: str, waiting: Waiting) -> Any:
+def join_limit_s() -> float:
+    """How long this rank waits for the others.
+
+    Raises:
+        LaunchError: SCALING_JOIN_TIMEOUT_S is no such number.
+    """
+    try:
+        return join_timeout_s(os.environ)
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
+
+
+def _meet(
+    info: RankInfo, share: Callable[[str], str] | None, address: str, waiting: Waiting, limit_s: float
+) -> Any:
     """The store at which the ranks meet. Rank 0 has it on a free port, unless MASTER_PORT names one or the
     launcher has it.
     """
@@ -266,10 +280,10 @@ def _meet(info: RankInfo, share: Callable[[str], str] | None, address: str, wait
         host, port = os.environ["MASTER_ADDR"], _master_port(os.environ)
         if info.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return waiting.connect(host, port)
-        return _store(info, port)
+        return _store(info, port, limit_s)
     port, store = _master_port(os.environ), None
     if info.rank == 0:
-        store = _store(info, port)
+        store = _store(info, port, limit_s)
         address = f"{address}:{store.port}"
     host, _, port_text = share(address).rpartition(":")
     return store or waiting.connect(host, int(port_text))
@@ -287,7 +301,7 @@ def _master_port(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _store(info: RankInfo, port: int) -> Any:
+def _store(info: RankInfo, port: int, limit_s: float) -> Any:
     """Rank 0's; does not wait for the other ranks, who do not know the port yet."""
-    limit = timedelta(seconds=JOIN_TIMEOUT_S)
+    limit = timedelta(seconds=limit_s)
     return TCPStore("127.0.0.1", port, info.world_size, True, timeout=limit, wait_for_workers=False)

@@ -248,9 +248,9 @@ def _sample(line: str) -> dict[str, Any] | None:
     """What a line says; None where its text does not follow from that, or a key is a column's own."""
     try:
         sample = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(sample, dict) or not sample or json.dumps(sample) + "\n" != line:
+        if not isinstance(sample, dict) or not sample or json.dumps(sample) + "\n" != line:
+            return None
+    except (ValueError, RecursionError):  # of deep nesting
         return None
     return sample if all(key.isprintable() and key not in OWN_COLUMNS for key in sample) else None
 

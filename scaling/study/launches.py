@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from scaling.aggregators.registry import create as create_aggregator
+from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
 from scaling.study.cells import AnyCell, Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
@@ -102,11 +103,18 @@ def hand_over(launch: Launch, stall_timeout_s: float) -> dict[str, str]:
 
 
 def handed_over(environ: Mapping[str, str]) -> tuple[Launch, float] | None:
-    """The launch and its stall_timeout, as `hand_over` wrote them; None where nothing was."""
+    """The launch and its stall_timeout, as `hand_over` wrote them; None where nothing was.
+
+    Raises:
+        LaunchError: the variable holds something else.
+    """
     if (text := environ.get(HANDED_OVER)) is None:
         return None
     # From the command that started this process: whoever sets its variables chooses its program too.
-    launch, stall_timeout_s = pickle.loads(zlib.decompress(base64.b64decode(text)))  # noqa: S301
+    try:
+        launch, stall_timeout_s = pickle.loads(zlib.decompress(base64.b64decode(text)))  # noqa: S301
+    except (ValueError, zlib.error, pickle.UnpicklingError) as error:
+        raise LaunchError(f"{HANDED_OVER}, which `scaling run` sets, is damaged: {error}; unset it") from None
     return launch, stall_timeout_s
 
 

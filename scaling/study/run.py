@@ -68,7 +68,7 @@ class RunCommand:
 
     def arguments(self) -> list[str]:
         """The worker's command line."""
-        return [self.study, *self.overrides, "--out", str(self.out)]
+        return [self.study, *self.overrides, "--out", os.path.join(".", self.out)]  # it may begin with a dash
 
 
 @dataclass

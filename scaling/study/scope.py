@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from launchers.base import Launcher, LaunchSpec
+from launchers.joining import join_timeout_s
 from launchers.local import LocalLauncher
 from launchers.registry import launcher_class
 from scaling.errors import LaunchError
@@ -116,6 +117,7 @@ def scope_for(
         LaunchError: there is no such launcher, or this is not the place for it.
     """
     try:
+        join_timeout_s(environ)
         rank_info = launcher_class(launcher).from_environment(environ, workers_per_node)
     except ValueError as error:
         raise LaunchError(str(error)) from error

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from scaling.aggregators.stripe_parts import BORDERS, PART
@@ -30,6 +31,9 @@ MAGIC = b"scaling checkpoint 4\n"
 DIGEST_BYTES = 32
 CONTENT = ("rows", "step", "random_states", "hosts", "saved_together")
 """Of a checkpoint, besides its progress."""
+
+WRONG_CONTENT = (CheckpointError, RuntimeError, LookupError, TypeError, ValueError, AttributeError)
+"""What is raised where a checkpoint that can be read holds something else than its training has."""
 
 STATE_DIGEST_BYTES = 6
 """Travels as a float64, which holds 53 bits."""
@@ -143,11 +147,15 @@ class Checkpoint:
         try:
             values = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
             target.require(values["made_for"])
-            contents = (values[name] for name in CONTENT)
-            return cls(TrainingProgress(**values["progress"]), *contents)
+            read = _Content.model_validate({name: values[name] for name in ("progress", *CONTENT)})
+            return cls(read.progress, *(getattr(read, name) for name in CONTENT))
         except CheckpointError:
             raise
-        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise CheckpointError(f"its {where} is not what it should be: {first['msg']}") from None
+        except (*WRONG_CONTENT, EOFError, pickle.UnpicklingError) as error:
             raise CheckpointError(f"it cannot be read: {error!r:.100}") from error
 
     def parameter_digest(self, names: Sequence[str]) -> float:
@@ -174,6 +182,19 @@ class Checkpoint:
         moved = {name for name in differing if f"{BORDERS}/" in name}
         moved |= {name.replace(f"{BORDERS}/", f"{PART}/") for name in moved}
         return next((name for name in differing if name not in moved), None)
+
+
+class _Content(BaseModel):
+    """What a file holds, as `Checkpoint` has it."""
+
+    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+    progress: TrainingProgress
+    rows: list[dict[str, Any]]
+    step: dict[str, Any]
+    random_states: list[Tensor] = Field(min_length=1)
+    hosts: list[str]
+    saved_together: str
 
 
 def _tensors(state: Any, name: str = "") -> dict[str, Tensor]:

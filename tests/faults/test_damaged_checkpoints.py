@@ -1,5 +1,6 @@
 """A training of two workers that is killed, and its checkpoints are damaged: the same command goes on."""
 
+import hashlib
 import io
 import os
 import shutil
@@ -141,3 +142,71 @@ def test_training_of_which_no_checkpoint_is_good(tmp_path, draw, killed, other, 
     assert "no checkpoint is good on all ranks: the training began anew" in notes
     assert not any("went on from there" in note for note in notes)
     found("no checkpoint is good on all ranks: the training began anew", "the epochs before the kill")
+
+
+def without_parameters(saved):
+    del saved["step"]["module"]
+
+
+def other_residuals(saved):
+    saved["step"]["aggregator"] = {name: torch.zeros(3) for name in saved["step"]["aggregator"]}
+
+
+def no_random_states(saved):
+    saved["random_states"] = [torch.zeros(3, dtype=torch.uint8)]
+
+
+def rows_of_nothing(saved):
+    saved["rows"] = 3
+
+
+def epoch_of_text(saved):
+    saved["progress"]["epoch"] = "last"
+
+
+def rewritten(path, change):
+    """Another content with a digest that fits: as a bug of an older version would have written it."""
+    saved = torch.load(io.BytesIO(path.read_bytes()[len(MAGIC) + DIGEST_BYTES :]), weights_only=True)
+    change(saved)
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    content = buffer.getvalue()
+    path.write_bytes(MAGIC + hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() + content)
+
+
+NOT_USED = {
+    without_parameters: "KeyError('module')",
+    rows_of_nothing: "its rows is not what",
+    epoch_of_text: "its ",
+}
+REFUSED = [other_residuals, no_random_states]
+
+
+@pytest.mark.parametrize("change", NOT_USED, ids=lambda change: change.__name__)
+def test_training_whose_checkpoints_hold_something_else_begins_anew(tmp_path, draw, killed, change):
+    command = killed(tmp_path / "killed")
+    for path in files_of(command.out, f"checkpoint-rank{draw.randrange(2)}*.pt"):
+        rewritten(path, change)
+    notes = notes_after(command)
+    assert any(NOT_USED[change] in note for note in notes if "is not used: " in note), notes
+    assert "no checkpoint is good on all ranks: the training began anew" in notes
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_training_that_fails_of_its_checkpoint_begins_anew_with_retry_failed(
+    tmp_path, draw, killed, change, found
+):
+    command = killed(tmp_path / "killed")
+    for path in files_of(command.out, f"checkpoint-rank{draw.randrange(2)}*.pt"):
+        rewritten(path, change)
+    first = command.run()
+    assert (first.returncode, "Traceback" in first.stderr) == (1, False)
+    (record,) = ResultsFolder(command.out).runs()
+    assert "a checkpoint cannot be restored: " in record.reason
+    assert "it is removed, and `scaling run --retry-failed` begins this training anew" in record.reason
+    assert not any("went on" in note for note in notes_after(command, "--retry-failed"))
+    found(
+        "a checkpoint cannot be restored: what differs; it is removed, and `scaling run --retry-failed` "
+        "begins this training anew",
+        "the epochs before the kill",
+    )

@@ -47,6 +47,7 @@ def test_grid_that_is_large_and_allowed_is_planned_at_once(tmp_path):
     [
         ("host_parallel", 256, None),
         ("host_parallel", 1024, "sums into host memory in one step; up to 400000 are priced"),
+        ("one_bit", 1024, "1047552 messages in one step; up to 400000 are priced"),
         ("mxnet_tree", 1024, "the trees of up to 256 are searched"),
     ],
 )

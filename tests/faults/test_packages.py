@@ -3,11 +3,13 @@
 import os
 import shlex
 import sys
+from subprocess import CompletedProcess
 
 import pytest
 import yaml
 
-from tests.faults.commands import command_in, line_with, study_of
+from tests.end_to_end.conftest import SECONDS
+from tests.faults.commands import command_in, free_port, line_with, study_of, worker
 
 pytestmark = pytest.mark.processes
 
@@ -66,6 +68,14 @@ def said_of(package, how, outcome):
 def test_torch_that_is_missing_or_broken(without, how, found):
     line = said_of("torch", how, without("torch", how).run())
     found(line.replace(sys.executable, "python"), "nothing: nothing has begun")
+
+
+@pytest.mark.parametrize("how", ["missing", *BROKEN])
+def test_torch_that_is_missing_or_broken_for_a_worker_that_is_started_by_hand(without, how):
+    one = worker(without("torch", how), "0", free_port(), WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+    said = one.communicate(timeout=SECONDS)[1]
+    assert said.count("\n") == 1
+    said_of("torch", how, CompletedProcess(one.args, one.returncode, "", said))
 
 
 @pytest.mark.parametrize("how", ["missing", *BROKEN])

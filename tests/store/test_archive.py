@@ -120,6 +120,16 @@ def test_columns_follow_the_order_of_the_keys():
     assert archiving.columns_of([("a", "c"), ("a", "b", "c"), ("c", "d"), ("d", "a")]) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("line", ['{"step_s": ' + "[" * 100_000 + "\n", "\ud800[" * 9, "{}", "null\n"])
+def test_line_that_is_no_sample_is_archived_and_restored_as_it_is(folder, line):
+    path = folder.path / "runs" / A / "0" / "rank0.jsonl"
+    content = path.read_bytes() + line.encode(errors="surrogatepass")
+    path.write_bytes(content)
+    folder.archive()
+    folder.unarchive()
+    assert path.read_bytes() == content
+
+
 def test_compressed_samples_are_archived_as_what_they_are(folder):
     before = read(folder)
     for path in [*folder.path.glob("runs/*/*/rank*.jsonl"), *folder.path.glob("runs/*/*/*/rank*.jsonl")]:

@@ -2,3 +2,7 @@
 
 `base` has what such a file needs, `draw` finds and saves them all, and `parts`, `style` and `svg` are shared.
 """
+
+import os
+
+os.environ["MPLBACKEND"] = "agg"  # files alone are drawn; a name that matplotlib does not know would end it

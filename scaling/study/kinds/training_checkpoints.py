@@ -22,7 +22,7 @@ from scaling.process_group import TorchGroup
 from scaling.study.cells import Cell
 from scaling.study.prepared_step import PreparedStep
 from scaling.study.run_context import RunContext, SavedCheckpoints
-from scaling.training.checkpoint import Checkpoint, Target
+from scaling.training.checkpoint import WRONG_CONTENT, Checkpoint, Target
 from scaling.training.step import Step
 
 
@@ -87,7 +87,7 @@ class TrainingCheckpoints:
         """
         try:
             checkpoint.restore(step, device)
-        except (CheckpointError, RuntimeError, LookupError, TypeError) as error:
+        except WRONG_CONTENT as error:
             self._refuse(error)
         wrong = checkpoint.not_restored(step)
         own_problems = [] if wrong is None else [f"{wrong} of rank {self._group.rank} is not as it was saved"]
@@ -101,13 +101,17 @@ class TrainingCheckpoints:
         other = next((rank for rank, saved in enumerate(together) if saved != together[0]), None)
         if other is not None:
             return f"that of rank {other} was not saved together with that of rank 0"
-        digests = {"parameters": checkpoint.parameter_digest(self._parameters)}
-        if self._same_update:
-            digests["optimizers' states"] = checkpoint.update_digest()
-        for name, digest in digests.items():
+        for name, digest in self._digests(checkpoint).items():
             if group.largest(digest) != -group.largest(-digest):
                 return f"the ranks' {name} differ"
         return None
+
+    def _digests(self, checkpoint: Checkpoint) -> dict[str, float]:
+        """Of what is equal on all ranks."""
+        digests = {"parameters": checkpoint.parameter_digest(self._parameters)}
+        if self._same_update:
+            digests["optimizers' states"] = checkpoint.update_digest()
+        return digests
 
     def _refuse(self, error: Exception) -> NoReturn:
         self._files.clear()
@@ -124,9 +128,11 @@ class TrainingCheckpoints:
                 if content is None:
                     raise CheckpointError("it cannot be read")
                 read = Checkpoint.from_bytes(content, self._target)
+                self._digests(read)  # which it has not without its tensors
                 by_epoch.setdefault(read.progress.epoch, read)
-            except CheckpointError as error:
-                notes.append(f"checkpoint {path} is not used: {error}")
+            except WRONG_CONTENT as error:
+                why = error if isinstance(error, CheckpointError) else f"it cannot be read: {error!r:.100}"
+                notes.append(f"checkpoint {path} is not used: {why}")
         return by_epoch, notes
 
     def _of_all_ranks(self, notes: list[str]) -> list[str]:

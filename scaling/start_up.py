@@ -1,0 +1,72 @@
+"""What a program sees to as it starts: packages that are missing, streams that are closed. Standard library
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PACKAGES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
+"""Module -> the package that has it, where their names differ."""
+
+
+OWN = ("", "__main__", "scaling", "launchers", "topologies")
+"""Packages that no command installs by themselves."""
+
+
+def installed_by(error: ImportError | OSError) -> str | None:
+    """What is missing or broken, and the command that installs it; None where no package failed to load."""
+    is_missing = isinstance(error, ModuleNotFoundError)
+    module = _named(error) if is_missing else _loaded_in_vain(error)
+    if module in OWN:
+        return None
+    package = PACKAGES.get(module, module)
+    if is_missing:
+        command = shlex.join([sys.executable, "-m", "pip", "install", package])
+        return f"{module} is needed, and this Python has no module of that name; `{command}` installs it"
+    command = shlex.join([sys.executable, "-m", "pip", "install", "--force-reinstall", package])
+    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return f"{module} is installed and cannot be loaded: {reason:.200}; `{command}` installs it anew"
+
+
+def _loaded_in_vain(error: ImportError | OSError) -> str:
+    """The package that our code imports where the error comes from there; empty where it does not."""
+    imported, frame = "", error.__traceback__
+    while frame is not None:
+        package = str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in OWN:
+            imported = ""
+        elif not imported and frame.tb_frame.f_code.co_name == "<module>":
+            imported = package
+        frame = frame.tb_next
+    return imported or _named(error)
+
+
+def _named(error: ImportError | OSError) -> str:
+    return str(getattr(error, "name", None) or "").partition(".")[0]
+
+
+@contextmanager
+def missing_named() -> Iterator[None]:
+    """Ends this process with one message where what is imported within it is missing or broken."""
+    try:
+        yield
+    except (ImportError, OSError) as error:
+        if (problem := installed_by(error)) is None:
+            raise
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
+
+
+def open_standard_streams() -> None:
+    """Opens /dev/null for those that are closed: the next file would get what is printed."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as this)
