@@ -5,6 +5,7 @@ alone.
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import sys
 from collections.abc import Iterator
@@ -62,11 +63,26 @@ def missing_named() -> Iterator[None]:
         sys.exit(2)
 
 
+FEWEST_OPEN_FILES = 64
+"""With fewer, workers of a launch wait for what cannot be opened."""
+
+
+def allow_open_files() -> str | None:
+    """Lets this process have as many open files as it may; what is wrong where those are too few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= FEWEST_OPEN_FILES:
+        return None
+    if hard == resource.RLIM_INFINITY or hard >= FEWEST_OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_OPEN_FILES if hard < 0 else hard, hard))
+        return None
+    return f"at most {hard} files may be open (`ulimit -n`); at least {FEWEST_OPEN_FILES} are needed"
+
+
 def open_standard_streams() -> None:
     """Opens /dev/null for those that are closed: the next file would get what is printed."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    for name in ("stdout", "stderr"):
+    for number, name in enumerate(("stdout", "stderr"), start=1):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as this)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))

@@ -15,7 +15,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from scaling.start_up import missing_named, open_standard_streams
+from scaling.start_up import allow_open_files, missing_named, open_standard_streams
 
 with missing_named():
     import torch  # noqa: F401 (all below needs it)
@@ -45,6 +45,8 @@ from scaling.study.schema import Study
 def main(arguments: list[str] | None = None) -> int:
     """Runs this process's part of a study; returns the exit code."""
     options = _parse(arguments)
+    if too_few := allow_open_files():
+        return usage_error(too_few)
     gc.freeze()  # what was imported is not searched after each cell
     try:
         info = RankInfo.from_env(os.environ)

@@ -39,7 +39,7 @@ from scaling.cli.tune import tune
 from scaling.cli.verify import verify
 from scaling.cli.watch import watch
 from scaling.errors import LaunchError, ScalingError
-from scaling.start_up import installed_by, open_standard_streams
+from scaling.start_up import allow_open_files, installed_by, open_standard_streams
 from topologies.errors import TopologyError
 from topologies.texts import clean
 
@@ -126,6 +126,9 @@ def main() -> None:
     try:
         if not _is_somewhere():
             raise LaunchError("the current folder was removed; go to another one, as with `cd`")
+        if problem := allow_open_files():
+            raise LaunchError(problem)
+        _require_text(sys.argv[1:])
         app(_with_new_names(sys.argv[1:]))
     except (ScalingError, TopologyError) as error:
         note(f"error: {clean(str(error))}")
@@ -134,10 +137,20 @@ def main() -> None:
         note("error: there is no memory left; free some, or raise the limit (`ulimit -v`, or the job's)")
         sys.exit(2)
     except (ImportError, OSError) as error:
-        if (problem := installed_by(error) or _not_done(error)) is None:
+        if (reason := installed_by(error) or _not_done(error)) is None:
             raise
-        note(f"error: {clean(problem)}")
+        note(f"error: {clean(reason)}")
         sys.exit(2)
+
+
+def _require_text(words: list[str]) -> None:
+    """A name with other bytes cannot be written into a record or a page."""
+    for word in words:
+        if not word.isascii() and word.encode(errors="replace").decode() != word:
+            raise LaunchError(
+                f"{word.encode(errors='backslashreplace').decode()!r} is no text here: its bytes are no "
+                f"{sys.getfilesystemencoding()}; use another name, or a locale with UTF-8 (LC_ALL=C.UTF-8)"
+            )
 
 
 def _is_somewhere() -> bool:

@@ -105,6 +105,10 @@ def by_processes(
     return ProcessPrice(latency_s, flow_s, busiest)
 
 
+MAX_TRANSFERS = 100_000
+"""Of one step that are priced, one by one: a million take half a minute."""
+
+
 class _StepPricer:
     """Prices one step after the other: (latency, flow, what bounds the flow)."""
 
@@ -117,6 +121,10 @@ class _StepPricer:
         self._bytes_before = np.cumsum([0.0, *sizes]) * (num_bytes / max(sum(sizes), 1))
 
     def price(self, step: Step) -> tuple[float, float, str | None]:
+        if len(step) > MAX_TRANSFERS:
+            raise ScheduleError(
+                f"{len(step)} messages of MPI in one step; up to {MAX_TRANSFERS} are priced: fewer ranks"
+            )
         moved: dict[int, float] = defaultdict(float)  # by each rank's core
         added: dict[int, float] = defaultdict(float)
         crossing: dict[str, float] = defaultdict(float)

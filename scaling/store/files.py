@@ -179,7 +179,13 @@ def fitting(where: object, mend: str) -> Iterator[None]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Those of runs that have files of their own, `runs/<cell>/<repeat>`, by cell and repeat."""
+    """Those of runs that have files of their own, `runs/<cell>/<repeat>`, by cell and repeat.
+
+    Raises:
+        StoreError: what should hold them is no folder.
+    """
+    if os.path.lexists(folder / "runs") and not os.path.isdir(folder / "runs"):
+        raise StoreError(f"{folder / 'runs'} is no folder; put it back, or remove what stands in its place")
     folders = [path for cell in listed(folder / "runs") for path in listed(cell)]
     runs = [path for path in folders if path.name.isascii() and path.name.isdecimal()]
     return sorted(runs, key=lambda path: (path.parts[-2], int(path.name)))

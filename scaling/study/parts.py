@@ -216,7 +216,7 @@ class AnyPart(Strict):
     The text below a field of this class or a subclass is what docs/reference/study-keys.md says of the key.
     """
 
-    stall_timeout: Number = Field(DEFAULT_STALL_TIMEOUT_S, ge=0)
+    stall_timeout: Number = Field(DEFAULT_STALL_TIMEOUT_S, ge=0, le=10**6)
     """Seconds without progress after which a launch is ended; 0: no limit. No part of a cell."""
 
     if TYPE_CHECKING:

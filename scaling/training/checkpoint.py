@@ -148,7 +148,8 @@ class Checkpoint:
             values = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
             target.require(values["made_for"])
             read = _Content.model_validate({name: values[name] for name in ("progress", *CONTENT)})
-            return cls(read.progress, *(getattr(read, name) for name in CONTENT))
+            progress = TrainingProgress(**read.progress.model_dump())
+            return cls(progress, *(getattr(read, name) for name in CONTENT))
         except CheckpointError:
             raise
         except ValidationError as error:
@@ -184,12 +185,22 @@ class Checkpoint:
         return next((name for name in differing if name not in moved), None)
 
 
+class _Progress(BaseModel):
+    """As `TrainingProgress` has it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    epoch: int = Field(ge=1)
+    train_s: float
+    train_j: float | None
+
+
 class _Content(BaseModel):
     """What a file holds, as `Checkpoint` has it."""
 
     model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
-    progress: TrainingProgress
+    progress: _Progress
     rows: list[dict[str, Any]]
     step: dict[str, Any]
     random_states: list[Tensor] = Field(min_length=1)

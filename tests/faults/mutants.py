@@ -82,11 +82,11 @@ def run(words: Sequence[object]) -> Ended:
     except BaseException:
         code, found = -1, traceback.format_exc()
     finally:
-        # On a machine that does other things too a command waits: what it used itself is its own.
-        seconds = min(time.monotonic() - start, _used_s() - used_s)
         for (number, timer, _), handler in zip(limits, before, strict=True):
             signal.setitimer(timer, 0)
             signal.signal(number, handler)
+        # On a machine that does other things too a command waits: what it used itself is its own.
+        seconds = min(time.monotonic() - start, _used_s() - used_s)
         sys.argv = argv
     return Ended(code, out.getvalue(), err.getvalue(), seconds, found)
 

@@ -19,6 +19,7 @@ MANY = list(range(100_000))
         ({"seed": 10**26}, f"seed.0 is {10**26}: "),
         ({"seed": MANY}, "cells; at most 20000 are planned"),
         ({"world_sizes": [2, 10**9]}, "world_sizes.1 is 1000000000: "),
+        ({"stall_timeout": 1e300}, "stall_timeout is 1e+300: "),
         ({"world_sizes": ["auto", 10**9]}, "world_sizes"),
         ({"iterations": 10**30}, "iterations is "),
     ],
@@ -48,6 +49,7 @@ def test_grid_that_is_large_and_allowed_is_planned_at_once(tmp_path):
         ("host_parallel", 256, None),
         ("host_parallel", 1024, "sums into host memory in one step; up to 400000 are priced"),
         ("one_bit", 1024, "1047552 messages in one step; up to 400000 are priced"),
+        ("mpi_one_bit", 1024, "messages of MPI in one step; up to 100000 are priced"),
         ("mxnet_tree", 1024, "the trees of up to 256 are searched"),
     ],
 )

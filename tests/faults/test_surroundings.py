@@ -11,6 +11,7 @@ from tests.end_to_end.conftest import SECONDS
 from tests.faults.commands import command_in, free_port, study_of, worker
 from tests.faults.mutants import complaint, run
 from tests.faults.valid_inputs import PREDICTED
+from tests.store.test_archive import make
 
 pytestmark = pytest.mark.processes
 
@@ -130,6 +131,42 @@ def test_folder_that_was_removed_while_a_command_is_in_it(command, found):
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: the current folder was removed; go to another one, as with `cd`\n"
     found(ended.stderr.strip(), "nothing: nothing has begun")
+
+
+def test_limit_of_open_files_that_is_too_low(command, found):
+    words = [sys.executable, "-m", "scaling", "run", str(command.study), "--out", str(command.out)]
+    few = ["sh", "-c", 'ulimit -n 12 && exec "$@"', "sh", *words]
+    ended = subprocess.run(few, env=command.environment, capture_output=True, text=True, timeout=SECONDS)
+    assert ended.returncode == 2
+    assert ended.stderr == "error: at most 12 files may be open (`ulimit -n`); at least 64 are needed\n"
+    found(ended.stderr.strip().replace("12", "N"), "nothing: nothing has begun")
+
+
+@pytest.mark.parametrize("place", ["a file", "a link to nothing", "a link to itself"])
+def test_folder_of_runs_whose_place_something_else_takes(tmp_path, place, found):
+    folder = make(tmp_path / "results")
+    runs = folder.path / "runs"
+    runs.rename(tmp_path / "runs")
+    runs.touch() if place == "a file" else runs.symlink_to("nothing" if "nothing" in place else "runs")
+    for words in [("status", folder.path), ("export", folder.path, "--archive"), ("report", folder.path)]:
+        ended = run(words)
+        assert (ended.code, complaint(words, ended, tmp_path)) == (2, None)
+        assert f"{runs} is no folder" in ended.err
+    found(
+        "error: PATH/runs is no folder; put it back, or remove what stands in its place",
+        "nothing: nothing is written",
+    )
+
+
+@pytest.mark.parametrize("verb", ["run", "status", "plan"])
+def test_name_whose_bytes_are_no_text(verb, found):
+    ended = run((verb, os.fsdecode(b"out\xff\xc3")))
+    assert ended.code == 2
+    assert ended.err.startswith("error: 'out\\\\udcff\\\\udcc3' is no text here: its bytes are no utf-8; ")
+    found(
+        "error: NAME is no text here: its bytes are no utf-8; use another name, or a locale with UTF-8",
+        "nothing: nothing has begun",
+    )
 
 
 @pytest.mark.parametrize("verb", ["status", "report", "plan"])
