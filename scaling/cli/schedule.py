@@ -36,7 +36,7 @@ def export(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A collective that `scaling verify` knows, or all_reduce.")
     ],
-    world_size: Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")],
+    world_size: Annotated[int, typer.Option("--world-size", min=1, max=1024, help="Number of ranks.")],
     out: Annotated[
         Path,
         typer.Option(

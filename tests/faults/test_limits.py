@@ -63,3 +63,10 @@ def test_prediction_of_many_ranks_is_made_or_refused_at_once(tmp_path, aggregato
     assert ended.code == (2 if said else 0), ended.err
     if said:
         assert said in " ".join(ended.out.split())
+
+
+@pytest.mark.parametrize("world_size", [1025, 10**6, 10**26])
+def test_schedule_of_more_ranks_than_are_proven_is_not_exported(tmp_path, world_size):
+    ended = run(("schedule", "export", "ring", "--world-size", world_size, "--out", tmp_path / "x.xml"))
+    assert ended.code == 2
+    assert "less than or equal to 1024" in " ".join(ended.err.replace("│", " ").split())
