@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cells import AvailableMachine, Cell, resolve
 from scaling.study.kinds import KINDS
 from scaling.study.overrides import load_study
 from scaling.study.planning import model_sizes
@@ -49,7 +49,7 @@ def seconds_of(path: Path) -> tuple[int, float, float]:
         measured_s += (end - start).total_seconds()
         size = sizes.get(cell.id)
         estimated_s += KINDS[cell.kind].seconds(cell, num_cores, size)
-        if size is not None and not run.summary.get("checks"):
+        if isinstance(cell, Cell) and size is not None and not run.summary.get("checks"):
             estimated_s -= check_seconds(cell, size)
     return number, measured_s, estimated_s
 

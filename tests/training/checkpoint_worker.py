@@ -51,7 +51,7 @@ BASE = Cell(
     augmentation="standard",
 )
 OVERLAPPED = replace(BASE, step="overlapped", bucket_mb=0.01)
-ADAMW = {
+ADAMW: dict[str, Any] = {
     "optimizer": "adamw",
     "learning_rate": 0.002,
     "momentum": 0.0,

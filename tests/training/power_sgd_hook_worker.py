@@ -73,8 +73,8 @@ def by_hand(label: str, group: TorchGroup) -> torch.Tensor:
     ddp = DistributedDataParallel(module, process_group=group.data, bucket_cap_mb=BUCKET_MB.get(label, 0.001))
     settled = False
 
-    def hook(_, bucket):  # type: ignore[no-untyped-def]
-        future = torch.futures.Future()
+    def hook(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         if settled:  # one bucket after the other: Gloo's threads would mix their messages
             future.set_result(powerSGD_hook.powerSGD_hook(state, bucket).wait())
         else:
@@ -118,7 +118,8 @@ def metering(group: TorchGroup) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     all_reduce = dist.all_reduce
     for label in ("usual", "later, rank 2"):
-        step, made = arm(label, group), []
+        step = arm(label, group)
+        made: list[int] = []
 
         def noted(tensor: torch.Tensor, *args: Any, made: list[int] = made, **keywords: Any) -> Any:
             made.append(tensor.nbytes * 2 * (group.world_size - 1) // group.world_size)
