@@ -59,8 +59,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-# What the tests of MPI and Horovod start, and the frameworks of users' scripts. MPICH has a prefix of its own: its mpiexec has the name of Open MPI's. What
-# cannot be had here is said now, and its tests say that they are skipped.
+# What the tests of MPI and Horovod start, and the frameworks of users' scripts. MPICH has a prefix of its own: its
+# mpiexec has the name of Open MPI's. What cannot be had here is said now, and its tests say that they are skipped.
 $(VENV)/.installed-launchers: $(VENV)/.installed-test launchers/build_horovod.sh launchers/horovod_toolchain.cmake
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --ignore-installed --prefix $(abspath $(VENV))/mpich mpich \
 	  || echo "MPICH cannot be installed: its tests will be skipped" >&2
