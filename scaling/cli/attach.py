@@ -16,11 +16,15 @@ def attach(
     ],
     out: Annotated[Path, typer.Option("--out", help="New results folder.")] = Path("results/attach"),
     arms: Annotated[str | None, typer.Option("--arms", help="Run only these arms: no_exchange,aa")] = None,
-    steps: Annotated[int, typer.Option("--steps", min=5, help="Measured steps of a run.")] = 30,
-    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Warm-up steps before them.")] = 10,
-    launches: Annotated[int, typer.Option("--launches", min=1, help="Launches of each repeated arm.")] = 3,
+    steps: Annotated[int, typer.Option("--steps", min=5, max=100_000, help="Measured steps of a run.")] = 30,
+    warmup: Annotated[
+        int, typer.Option("--warmup", min=1, max=100_000, help="Warm-up steps before them.")
+    ] = 10,
+    launches: Annotated[
+        int, typer.Option("--launches", min=1, max=1000, help="Launches of each repeated arm.")
+    ] = 3,
     deadline: Annotated[
-        float, typer.Option("--deadline", min=1, help="Seconds that a run may take.")
+        float, typer.Option("--deadline", min=1, max=1_000_000, help="Seconds that a run may take.")
     ] = 120.0,
     join_folder: Annotated[
         Path | None,

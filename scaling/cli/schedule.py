@@ -49,12 +49,12 @@ def export(
         str, typer.Option("--format", help="msccl-xml, or chakra (for ASTRA-sim).")
     ] = "msccl-xml",
     num_bytes: Annotated[
-        int, typer.Option("--bytes", min=4, help="Size of the float32 buffer in Chakra traces.")
+        int, typer.Option("--bytes", min=4, max=2**50, help="Size of the float32 buffer in Chakra traces.")
     ] = 64 << 20,
     compute_s: Annotated[
         float,
         typer.Option(
-            "--compute-seconds", min=0.0, help="Computation before the collective in Chakra traces."
+            "--compute-seconds", min=0.0, max=1e9, help="Computation before the collective in Chakra traces."
         ),
     ] = 0.0,
 ) -> None:

@@ -35,16 +35,20 @@ Partition = Annotated[str | None, typer.Option(help="Slurm's partition (default:
 Account = Annotated[str | None, typer.Option(help="Slurm's account (default: Slurm's).")]
 TimeLimit = Annotated[str, typer.Option(help="Time limit in Slurm's format.")]
 Nodes = Annotated[
-    int | None, typer.Option(min=1, help="Number of nodes (default: enough for the largest world size).")
+    int | None,
+    typer.Option(min=1, max=65536, help="Number of nodes (default: enough for the largest world size)."),
 ]
 GpusPerNode = Annotated[
     int | None,
-    typer.Option(min=0, help="GPUs and workers per node (default: what the largest world size needs)."),
+    typer.Option(
+        min=0, max=1024, help="GPUs and workers per node (default: what the largest world size needs)."
+    ),
 ]
 CpusPerTask = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=4096,
         help=f"CPUs per worker (srun) or per node (torchrun); default: {CPUS_PER_WORKER} per worker.",
     ),
 ]
@@ -65,13 +69,19 @@ Sbatch = Annotated[
 SignalSeconds = Annotated[
     int,
     typer.Option(
-        "--signal", min=1, help="Seconds before the time limit at which the job stops and requeues."
+        "--signal",
+        min=1,
+        max=65535,
+        help="Seconds before the time limit at which the job stops and requeues.",
     ),
 ]
 JoinTimeoutSeconds = Annotated[
     int,
     typer.Option(
-        "--join-timeout", min=1, help="Seconds that workers wait for each other at the start of a launch."
+        "--join-timeout",
+        min=1,
+        max=1_000_000,
+        help="Seconds that workers wait for each other at the start of a launch.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")]

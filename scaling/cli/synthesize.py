@@ -27,7 +27,8 @@ def synthesize(
             "--world-size", min=2, max=128, help="Number of ranks (default: all GPUs, at most 128)."
         ),
     ] = None,
-    num_bytes: Annotated[int, typer.Option("--bytes", min=4, help="Size of the buffer.")] = 64 << 20,
+    num_bytes: Annotated[int, typer.Option("--bytes", min=4, max=2**50, help="Size of the buffer.")] = 64
+    << 20,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -90,7 +90,12 @@ _Samples = Annotated[
 ]
 _WorldSize = Annotated[
     int | None,
-    typer.Option("--world-size", help="Number of workers (default: one per GPU; without GPUs up to 4)."),
+    typer.Option(
+        "--world-size",
+        min=1,
+        max=65536,
+        help="Number of workers (default: one per GPU; without GPUs up to 4).",
+    ),
 ]
 _NoPeerAccess = Annotated[
     bool,
@@ -99,7 +104,10 @@ _NoPeerAccess = Annotated[
     ),
 ]
 _Seconds = Annotated[
-    float, typer.Option("--seconds", help="Time for measuring, without the start of the workers.")
+    float,
+    typer.Option(
+        "--seconds", min=0, max=86_400, help="Time for measuring, without the start of the workers."
+    ),
 ]
 _Launcher = Annotated[
     str,

@@ -30,7 +30,7 @@ def tune(
     overrides: Overrides = None,
     out: Out = None,
     count: Annotated[
-        int, typer.Option("--count", min=1, help="Most partitions that are measured for a cell.")
+        int, typer.Option("--count", min=1, max=1000, help="Most partitions that are measured for a cell.")
     ] = 3,
 ) -> None:
     """Find the best gradient buckets of a study's overlapped cells; keep DDP's own unless others are faster.

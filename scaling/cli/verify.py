@@ -44,6 +44,7 @@ _Examples = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=10_000,
         metavar="N",
         help="Random cases per aggregator and number of ranks (default: 25; 2 with --all).",
     ),

@@ -21,7 +21,8 @@ EVERY_S = 2.0
 def watch(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
     every: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two reads of the folder.")
+        float,
+        typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Seconds between two reads of the folder."),
     ] = EVERY_S,
     once: Annotated[bool, typer.Option("--once", help="Print the state once and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON at each change.")] = False,

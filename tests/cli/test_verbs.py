@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from scaling.cli import app
 
@@ -33,6 +35,24 @@ def commands():
                 yield [*words, name], own
 
     return list(walk([], typer.main.get_command(app)))
+
+
+def numbers():
+    """(words, flag, option) of every option that takes a number; any number is a seed."""
+    for words, command in COMMANDS:
+        for name, hint in get_type_hints(command.callback or int, include_extras=True).items():
+            if get_origin(hint) is not Annotated or not {int, float} & {*types_of(hint)}:
+                continue
+            option = get_args(hint)[1]
+            declared = (option.default, *(option.param_decls or ()), f"--{name.replace('_', '-')}")
+            flag = next(word for word in declared if str(word).startswith("--"))
+            if flag != "--seed":
+                yield pytest.param(words, flag, option, id=" ".join([*words, flag]))
+
+
+def types_of(hint):
+    of_the_option = get_args(hint)[0]
+    return get_args(of_the_option) or (of_the_option,)
 
 
 COMMANDS = commands()
@@ -229,3 +249,13 @@ def test_renamed_options_work_one_version_more_with_a_warning(call, words):
     assert code == 2
     assert err.startswith("warning: --into is now called --save-to")
     assert "no results folder nowhere" in err
+
+
+@pytest.mark.parametrize(("words", "flag", "option"), list(numbers()))
+def test_number_that_no_machine_has_is_refused(words, flag, option):
+    if flag == "--level":
+        pytest.skip("compare says itself that it is below 1")
+    assert option.max is not None
+    ended = CliRunner().invoke(app, [*words, flag, str(10**26)])
+    assert ended.exit_code == 2
+    assert f"Invalid value for '{flag}'" in ended.output
