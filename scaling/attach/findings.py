@@ -284,7 +284,8 @@ def batch_making(measured: Measured) -> tuple[float, float] | None:
 
 def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
     saved, made = saved_by_cached_input(measured), batch_making(measured)
-    if saved is None and "cached_input" in measured.steps_s:  # its batches are of several sizes
+    by_phases = saved is None and "cached_input" in measured.steps_s  # its steps or batches became others
+    if by_phases:
         least = min(
             (seconds["input"] / max(sum(seconds.values()), 1e-9) for seconds in shares(measured)), default=0.0
         )
@@ -299,7 +300,7 @@ def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]
         if is_blocked
         else "more loader workers, or data that need less work for each batch."
     )
-    return [Avoidable("input", saved.ratio, advice, {"waits": is_blocked})]
+    return [Avoidable("input", saved.ratio, advice, {"waits": is_blocked}, by_phases)]
 
 
 def _threads_finding(measured: Measured) -> list[Avoidable]:

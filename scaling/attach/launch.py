@@ -167,7 +167,8 @@ def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float)
     reason = _why_not(arm, out, ranks, code, wanted, deadline_s)
     if reason is not None:
         return Run(arm, reason=reason)
-    kept = sorted({name for path in out.glob("kept-*") for name in path.read_text().splitlines()})
+    lists = [path.read_bytes().decode(errors="replace") for path in out.glob("kept-*")]
+    kept = sorted({name for names in lists for name in names.split("\n") if name})
     return Run(arm, [{**rank, "fetches": _fetches(out, int(rank["pid"])), "kept": kept} for rank in ranks])
 
 

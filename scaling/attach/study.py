@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scaling.attach.answer import answer
-from scaling.attach.arms import BUCKETS, ONCE, REPEATED, confirming, order
+from scaling.attach.arms import BUCKETS, ONCE, REPEATED, bucket_mb, confirming, order
 from scaling.attach.findings import LEAST, findings, shares, to_confirm
 from scaling.attach.launch import run_arm, start_and_wait
 from scaling.attach.measured import Measured
@@ -33,7 +33,12 @@ QUIET_S = 600.0
 """A node that joins gives up after so long without a run."""
 
 MOST_FILES = 20_000
-"""Files of the working folder that are compared before and after; more are not searched."""
+"""Files of the working folder that are compared before and after; of a folder with more, none is."""
+
+_State = tuple[int, int, int]
+"""A file's inode, bytes and when it was changed."""
+
+_States = dict[str, _State]
 
 
 @dataclass(frozen=True)
@@ -104,17 +109,7 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
     finally:
         (out / "launches" / FINISHED).touch()
     lines = answer(measured, traced)
-    after = _files(cwd, out)
-    appeared = sorted(after.keys() - before.keys())
-    changed = sorted(name for name, state in before.items() if after.get(name) != state)
-    written = [path for path in _named(measured, "written") if Path(path).exists()]
-    elsewhere = [path for path in written if not Path(path).is_relative_to(cwd)]
-    if appeared or elsewhere:
-        say(f"the script wrote {_some([*appeared, *elsewhere])}")
-    if spared := _named(measured, "kept"):
-        say(f"it would have deleted or written over {_some(spared)}: they are as they were")
-    if changed:
-        say(f"it has deleted or changed {_some(changed)}: a program or library in C did, past Python")
+    _say_files(measured, cwd, before, _files(cwd, out), say)
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
     gains = [asdict(finding) for finding in findings(measured, traced)]
@@ -181,11 +176,11 @@ def _why_skipped(arm: str, measured: Measured) -> str | None:
 
 
 def _why_no_buckets(arm: str, measured: Measured) -> str | None:
-    smaller = ["baseline", *BUCKETS[: BUCKETS.index(arm)]]
-    for earlier_arm in smaller:
-        if earlier_arm in measured.facts and len(measured.facts[earlier_arm][0]["bucket_bytes"]) < 2:
-            return "all gradients are in one bucket"
     sizes, saved = measured.facts["baseline"][0]["bucket_bytes"], measured.exchange
+    is_one = len(sizes) < 2 and sum(sizes) <= (bucket_mb(arm) or 0.0) * 2**20  # with this arm's size too
+    smaller = [measured.facts[name] for name in BUCKETS[: BUCKETS.index(arm)] if name in measured.facts]
+    if is_one or any(len(ranks[0]["bucket_bytes"]) < 2 for ranks in smaller):
+        return "all gradients are in one bucket"
     # Of tiny buckets it does not show all: the hook that leaves the exchange out is called for each.
     if saved is not None and saved.ratio < LEAST and sum(sizes) >= len(sizes) * 2**20:
         return f"without any exchange a step is not {LEAST:.0%} shorter"
@@ -234,6 +229,31 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
         time.sleep(0.1)
 
 
+def _say_files(
+    measured: Measured, cwd: Path, before: _States | None, after: _States | None, say: Callable[[str], None]
+) -> None:
+    """Which files appeared, were spared or changed during the runs."""
+    written = [path for path in _named(measured, "written") if Path(path).exists()]
+    appeared, changed = list[str](), list[str]()
+    if before is not None and after is not None:
+        written = [path for path in written if not Path(path).is_relative_to(cwd)]
+        appeared = sorted(after.keys() - before.keys())
+        changed = sorted(name for name, state in before.items() if not _only_grew(state, after.get(name)))
+    if appeared or written:
+        say(f"the script wrote {_some([*appeared, *written])}")
+    if spared := _named(measured, "kept"):
+        say(f"it would have deleted or written over {_some(spared)}: they are as they were")
+    if changed:
+        say(f"changed meanwhile: {_some(changed)}; by something other than the script's Python")
+    if before is None or after is None:
+        say(f"more than {MOST_FILES:,} files are here: which others appeared or changed is not known")
+
+
+def _only_grew(before: _State, after: _State | None) -> bool:
+    """Whether a file is as it was, or longer, as a log of this command is."""
+    return after is not None and (after == before or (after[0] == before[0] and after[1] > before[1]))
+
+
 def _named(measured: Measured, fact: str) -> list[str]:
     """Paths that the ranks of any run have recorded under that name."""
     ranks = [rank for ranks in measured.facts.values() for rank in ranks]
@@ -245,18 +265,22 @@ def _some(paths: Sequence[str]) -> str:
     return f"{len(paths)} file{'s' * (len(paths) > 1)}: {', '.join(paths[:5])}{', ...' * (len(paths) > 5)}"
 
 
-def _files(root: Path, out: Path) -> dict[str, tuple[int, int]]:
-    """Files below a folder with their size and when each was changed, without those of the results."""
-    states: dict[str, tuple[int, int]] = {}
+def _files(root: Path, out: Path) -> _States | None:
+    """Files below a folder, without those of the results and this process's own output; None if too many."""
+    states, own = _States(), set[tuple[int, int]]()
+    for stream in (1, 2):
+        with suppress(OSError):  # closed
+            own.add((os.fstat(stream).st_dev, os.fstat(stream).st_ino))
     for place, folders, files in os.walk(root):
         folders[:] = [
             name for name in folders if name != "__pycache__" and Path(place, name).resolve() != out.resolve()
         ]
         for name in files:
             path = Path(place, name)
-            with suppress(FileNotFoundError):  # gone meanwhile
+            with suppress(OSError):  # gone meanwhile
                 state = path.lstat()
-                states[os.path.relpath(path, root)] = state.st_size, state.st_mtime_ns
+                if (state.st_dev, state.st_ino) not in own:
+                    states[os.path.relpath(path, root)] = state.st_ino, state.st_size, state.st_mtime_ns
         if len(states) > MOST_FILES:
-            break
+            return None
     return states

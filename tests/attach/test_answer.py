@@ -248,6 +248,10 @@ def test_cached_batches_of_another_size_do_not_show_what_input_takes() -> None:
     measured = _measured({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)})
     _facts(measured, "cached_input", batches=[(2, 16)] * 7)
     assert "With cached input: not measured, because its steps or batches became others." in answer(measured)
+    (found,) = [one for one in findings(measured) if one.kind == "input"]
+    assert found.is_once  # phases alone say so
+    pairs = findings(_measured({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)}))
+    assert [one.is_once for one in pairs if one.kind == "input"] == [False]
 
 
 def test_what_marks_cost_is_said_with_what_runs_with_a_clock_alone_show() -> None:

@@ -1,6 +1,11 @@
 """The agent in this process, without a script."""
 
 import gc
+import importlib
+import importlib.util
+import json
+import runpy
+import sys
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 
@@ -9,6 +14,8 @@ import torch
 
 from scaling.attach.inside import agent as inside
 from scaling.attach.inside import changes
+from scaling.attach.launch import INJECT, _read
+from tests.attach.test_answer import _rank
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
 
@@ -77,3 +84,28 @@ def test_a_cached_batch_is_a_copy_of_its_tensors_whatever_holds_them(made) -> No
     targets[0] += 1
     first, second = batch.values() if isinstance(batch, dict) else batch
     assert (first.sum(), second[0].sum()) == (0, 0)
+
+
+def test_a_module_that_was_looked_up_before_is_still_noticed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("SCALING_ATTACH", raising=False)
+    noticed: list[object] = []
+    after = runpy.run_path(str(INJECT / "sitecustomize.py"))["_After"]({"looked_up": noticed.append})
+    (tmp_path / "looked_up.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [after, *sys.meta_path])
+    assert importlib.util.find_spec("looked_up") is not None
+    assert importlib.util.find_spec("looked_up") is not None
+    assert noticed == []
+    module = importlib.import_module("looked_up")
+    assert noticed == [module]
+    importlib.reload(module)
+    del sys.modules["looked_up"]
+    assert noticed == [module]
+
+
+def test_a_spared_file_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
+    record = {**_rank(0, [0.1] * 6), "world_size": 1, "pid": 1}
+    (tmp_path / "rank0.json").write_text(json.dumps(record))
+    (tmp_path / "kept-1").write_bytes(b"/mine/\xff.pt\n/mine/last.pt\n")
+    run = _read("clock", tmp_path, 0, 6, 10.0)
+    assert run.ranks[0]["kept"] == ["/mine/last.pt", "/mine/\N{REPLACEMENT CHARACTER}.pt"]

@@ -1,13 +1,14 @@
 """Which runs an attached script makes, and what is said of its files."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scaling.attach import study
-from scaling.attach.arms import ONCE, REPEATED
+from scaling.attach.arms import BUCKETS, ONCE, REPEATED, bucket_mb
 from scaling.attach.launch import Run
 from tests.attach.test_answer import _rank
 
@@ -61,19 +62,76 @@ def test_tiny_buckets_are_tried_whatever_the_exchange_shows(
     assert ran["buckets_2"] == 1
 
 
-def test_files_that_a_program_has_changed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    said: list[str] = []
+@pytest.mark.parametrize(("num_mb", "tried"), [(40, ["buckets_2", "buckets_25"]), (1, [])])
+def test_one_huge_bucket_is_compared_with_smaller_ones(
+    num_mb: int, tried: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_arm(_: Any, arm: str, *__: Any, **___: Any) -> Run:
+        size_mb = bucket_mb(arm) or 500
+        sizes = [2**20] * num_mb if size_mb < num_mb else [num_mb * 2**20]
+        more = {"bucket_bytes": sizes, "gradients": [[3]], "host": "h"}
+        step_s = 0.05 if arm == "no_exchange" else 0.1
+        ran.append(arm)
+        return Run(arm, [{**_rank(at, [step_s] * 6), **more} for at in range(2)])
 
-    def changes(*_: Any) -> None:
-        (tmp_path / "mine.txt").write_text("another text")
-        (tmp_path / "new.txt").touch()
-
-    monkeypatch.setattr(study, "_run_all", changes)
+    ran: list[str] = []
+    monkeypatch.setattr(study, "run_arm", run_arm)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    study.attach(
-        study.Plan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0), tmp_path / "out", said.append
-    )
-    assert said[0] == "the script wrote 1 file: new.txt"
-    assert said[1].startswith("it has deleted or changed 1 file: mine.txt")
+    plan = study.Plan(["torchrun", "train.py"], [*REPEATED, *BUCKETS], 1, 5, 2, 10.0)
+    study.attach(plan, tmp_path / "out", lambda _: None)
+    assert [arm for arm in ran if arm in BUCKETS] == tried
+
+
+def _said(folder: Path, monkeypatch: pytest.MonkeyPatch, changes: Callable[[], None]) -> list[str]:
+    """What is said of the folder's files where runs make these changes."""
+    said: list[str] = []
+    monkeypatch.setattr(study, "_run_all", lambda *_: changes())
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.chdir(folder)
+    plan = study.Plan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0)
+    study.attach(plan, folder / "out", said.append)
+    return said
+
+
+def test_files_that_a_program_has_changed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+
+    def changes() -> None:
+        (tmp_path / "mine.txt").write_text("")
+        (tmp_path / "new.txt").touch()
+
+    assert _said(tmp_path, monkeypatch, changes) == [
+        "the script wrote 1 file: new.txt",
+        "changed meanwhile: 1 file: mine.txt; by something other than the script's Python",
+    ]
+
+
+def test_logs_of_the_command_itself_are_not_changed_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, tee = tmp_path / "attach.log", tmp_path / "slurm-1.out"
+    own.write_text("old words")
+    tee.write_text("1: baseline")
+    status = own.stat()
+    monkeypatch.setattr(study.os, "fstat", lambda _: status)
+
+    def changes() -> None:
+        own.write_text("")
+        with tee.open("a") as log:
+            log.write("2: aa")
+
+    assert _said(tmp_path, monkeypatch, changes) == []
+
+
+def test_of_too_many_files_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "MOST_FILES", 3)
+    for at in range(4):
+        (tmp_path / f"{at}.txt").write_text("mine")
+
+    def changes() -> None:
+        (tmp_path / "0.txt").unlink()
+        (tmp_path / "new.txt").touch()
+
+    (said,) = _said(tmp_path, monkeypatch, changes)
+    assert said == "more than 3 files are here: which others appeared or changed is not known"

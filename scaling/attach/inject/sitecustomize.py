@@ -3,6 +3,7 @@
 It imports nothing of this project, so the script's own packages are the ones that it finds without it.
 """
 
+import _thread
 import importlib.machinery
 import importlib.util
 import os
@@ -36,22 +37,28 @@ def _load() -> types.ModuleType:
 
 
 class _After:
-    """Finds modules once, as everybody else does, and makes a call with each after it is loaded."""
+    """Finds modules as everybody else does, and makes a call with each after it is first loaded."""
 
     def __init__(self, calls: dict[str, Any]) -> None:
         self.calls = calls
+        self._finding: set[tuple[str, int]] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        call = self.calls.pop(name, None)
-        if call is None:
+        asked = name, _thread.get_ident()  # another thread may look it up at the same time
+        if name not in self.calls or asked in self._finding:
             return None
-        spec = importlib.util.find_spec(name)
+        self._finding.add(asked)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(asked)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: Any) -> None:
                 execute(module)
-                call(module)
+                if (call := self.calls.pop(name, None)) is not None:  # to look it up is not to load it
+                    call(module)
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
