@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,15 @@ from scaling.runtime.workers import Workers
 ROOT = Path(__file__).parents[1]
 SECONDS = 300
 """No worker takes longer, unless its test says so."""
+
+
+def free_port() -> int:
+    """One that no connection gets by chance while nobody listens there yet."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as server, suppress(OSError):
+            server.bind(("127.0.0.1", port))
+            return port
 
 
 def run_ranks(
@@ -33,15 +44,12 @@ def run_ranks(
         seconds: that they may take.
         environment: further variables of all.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     known_path = filter(None, [os.environ.get("PYTHONPATH")])
     shared = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(worker.parent), *known_path]),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
         "WORLD_SIZE": str(world_size),
         **environment,

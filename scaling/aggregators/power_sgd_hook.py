@@ -123,6 +123,11 @@ class PowerSgdHookState:
     ) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
+        if device.type == "cpu" and torch.cuda.is_available():
+            raise StudyError(
+                "torch's PowerSGD hook waits for a GPU wherever there is one: set CUDA_VISIBLE_DEVICES= for "
+                "cells on the CPU, or use power_sgd"
+            )
         scalar = next((name for layout in layouts.values() for name in _scalars(layout)), None)
         if scalar is not None:
             raise StudyError(

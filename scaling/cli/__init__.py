@@ -6,6 +6,7 @@ regression, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
@@ -167,8 +168,10 @@ def _not_done(error: ImportError | OSError) -> str | None:
 
     if not isinstance(error, OSError) or error.strerror is None:
         return None
-    if error.filename is None:
-        return f"stdout, or another file that is open, cannot be read or written: {error.strerror}"
+    if not isinstance(error.filename, str | bytes | os.PathLike):
+        is_file = error.errno in (errno.EIO, errno.EBADF, errno.ENOSPC, errno.EPIPE)
+        of_file = "stdout, or another file that is open, cannot be read or written"
+        return f"{of_file if is_file else 'the system refused'}: {error.strerror}"
     path = Path(os.fsdecode(error.filename))
     full = disk_full(path, error)
     return str(full) if full else f"{path}: cannot be read or written: {error.strerror}"

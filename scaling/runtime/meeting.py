@@ -82,10 +82,10 @@ class Waiting:
             LaunchError: the rank that makes it has gone.
             RuntimeError: it is not there in time.
         """
-        while not _answers(host, port) and time.monotonic() < self._until_s:
+        while not (is_there := _answers(host, port)) and time.monotonic() < self._until_s:
             self._look(None)
             time.sleep(RETRY_S)
-        if time.monotonic() >= self._until_s:  # torch's own error would come after as long, with its stack
+        if not is_there:  # torch's own error would come after as long, with its stack
             raise RuntimeError(
                 f"nobody answered at {host}, port {port} (MASTER_ADDR, MASTER_PORT) within "
                 f"{self._limit_s:g} s (SCALING_JOIN_TIMEOUT_S)"

@@ -127,13 +127,19 @@ def _scales(exchange: BucketExchange, finite: bool) -> list[float]:
 
 
 def _slacks(exchange: BucketExchange, scales: Sequence[float], world_size: int) -> list[float]:
-    """How far off each tensor's mean may be in any case; empty where its exchange was seen."""
+    """How far off each tensor's mean may be in any case; empty where its exchange was seen.
+
+    A tensor far below the rounding of the model's largest gradient, such as the bias of attention's keys, may
+    be nothing but rounding: other kernels give it other values, which are not compared.
+    """
     if exchange.repeats is None:
         return []
     times = REPEATED_TIMES / math.sqrt(world_size)
     tensors = zip(scales, exchange.repeats.apart, exchange.layout.shapes, strict=True)
+    noise = exchange.repeats.eps / 16 * max(scales, default=0.0)
     return [
-        RECOMPUTED_ROUNDING * scale + (times + OF_FEW / max(math.prod(shape), 1)) * apart
+        (scale if scale < noise else RECOMPUTED_ROUNDING * scale)
+        + (times + OF_FEW / max(math.prod(shape), 1)) * apart
         for scale, apart, shape in tensors
     ]
 

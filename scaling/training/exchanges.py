@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,7 +190,8 @@ def repeatable_gradients(
 def _apart(gradient: Tensor, other: Tensor) -> float:
     """The largest difference; values that are not finite do not differ from themselves."""
     differences = (gradient - other).abs().masked_fill_(gradient == other, 0.0)
-    return float(differences.max()) if differences.numel() else 0.0
+    far = float(differences.max()) if differences.numel() else 0.0
+    return math.inf if math.isnan(far) else far
 
 
 def _epsilon(dtype: torch.dtype, autocast: torch.dtype | None) -> float:

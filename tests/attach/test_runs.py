@@ -14,7 +14,7 @@ from scaling.attach.launch import Run, run_arm
 from scaling.attach.marks import mean_s, medians_s, phases_s, steady
 from scaling.attach.study import TRACED_STEPS
 from scaling.attach.trace import read_traces
-from tests.faults.commands import free_port
+from tests.ranks import free_port
 
 pytestmark = pytest.mark.processes
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -1,12 +1,9 @@
 """What the tests of this folder start, and how they read what is said."""
 
 import os
-import random
 import re
-import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from tests.end_to_end.conftest import Scaling
@@ -74,12 +71,3 @@ def worker(command, rank, port, *arguments, before=(), **environment):
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def free_port():
-    """One that no connection gets by chance while nobody listens there yet."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as server, suppress(OSError):
-            server.bind(("127.0.0.1", port))
-            return port

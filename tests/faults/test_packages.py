@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from tests.end_to_end.conftest import SECONDS
-from tests.faults.commands import command_in, free_port, line_with, study_of, worker
+from tests.faults.commands import command_in, line_with, study_of, worker
+from tests.ranks import free_port
 
 pytestmark = pytest.mark.processes
 

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from tests.end_to_end.conftest import SECONDS
-from tests.faults.commands import WORKLOAD, command_in, free_port, in_general, line_with, study_of, worker
+from tests.faults.commands import WORKLOAD, command_in, in_general, line_with, study_of, worker
+from tests.ranks import free_port
 
 pytestmark = pytest.mark.processes
 

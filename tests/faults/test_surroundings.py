@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from tests.end_to_end.conftest import SECONDS
-from tests.faults.commands import command_in, free_port, study_of, worker
+from tests.faults.commands import command_in, study_of, worker
 from tests.faults.mutants import complaint, run
 from tests.faults.valid_inputs import PREDICTED
+from tests.ranks import free_port
 from tests.store.test_archive import make
 
 pytestmark = pytest.mark.processes

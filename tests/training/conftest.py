@@ -11,10 +11,10 @@ from tests.ranks import SECONDS, run_ranks
 
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory) -> Callable[..., list[Any]]:
-    """on_ranks(worker, world_size, seconds): runs that file of this folder; gives what each rank saw."""
+    """on_ranks(worker, world_size, seconds, **variables): runs that file of this folder; gives what each rank saw."""
 
-    def run(worker: str, world_size: int, seconds: float = SECONDS) -> list[Any]:
+    def run(worker: str, world_size: int, seconds: float = SECONDS, **variables: str) -> list[Any]:
         path = Path(__file__).with_name(worker)
-        return run_ranks(path, world_size, tmp_path_factory.mktemp("ranks"), seconds)
+        return run_ranks(path, world_size, tmp_path_factory.mktemp("ranks"), seconds, **variables)
 
     return run

@@ -73,7 +73,7 @@ def by_hand(label: str, group: TorchGroup) -> torch.Tensor:
     ddp = DistributedDataParallel(module, process_group=group.data, bucket_cap_mb=BUCKET_MB.get(label, 0.001))
     settled = False
 
-    def hook(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def hook(_, bucket):  # DDP reads types, and takes no Any
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         if settled:  # one bucket after the other: Gloo's threads would mix their messages
             future.set_result(powerSGD_hook.powerSGD_hook(state, bucket).wait())

@@ -29,7 +29,7 @@ LEARNED = ("epoch", "samples", "learning_rate", "step_losses", "train_loss", "tr
 
 @pytest.fixture(scope="module")
 def ranks(on_ranks):
-    return on_ranks("checkpoint_worker.py", 2)
+    return on_ranks("checkpoint_worker.py", 2, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.processes

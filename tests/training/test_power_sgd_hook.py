@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request, on_ranks):
-    return on_ranks("power_sgd_hook_worker.py", request.param)
+    return on_ranks("power_sgd_hook_worker.py", request.param, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.parametrize("label", ARMS)

@@ -114,6 +114,12 @@ def test_three_percent_are_found_in_a_tensor_of_any_size(name):
     assert (ratio > 1.0, where, coarse) == (True, name, ())
 
 
+def test_a_tensor_far_below_the_rounding_of_the_largest_is_named_and_not_compared(monkeypatch):
+    monkeypatch.setitem(SCALES, "gate", 1e-6)
+    ratio, _, coarse = worst(percent_larger("gate"))
+    assert (ratio <= 1.0, coarse) == (True, ("gate",))
+
+
 def test_three_percent_are_found_in_a_tensor_that_repeats_badly():
     ratio, where, coarse = worst(percent_larger("tokens"), scatter=BADLY)
     assert (ratio > 1.0, where, coarse) == (True, "tokens", ())

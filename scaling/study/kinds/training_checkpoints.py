@@ -19,6 +19,8 @@ import torch
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import CheckpointError
 from scaling.process_group import TorchGroup
+from scaling.runtime.failures import failure_kind
+from scaling.store.upgrades import DEVICE_LOST, OUT_OF_MEMORY
 from scaling.study.cells import Cell
 from scaling.study.prepared_step import PreparedStep
 from scaling.study.run_context import RunContext, SavedCheckpoints
@@ -88,6 +90,8 @@ class TrainingCheckpoints:
         try:
             checkpoint.restore(step, device)
         except WRONG_CONTENT as error:
+            if failure_kind(error, device) in (OUT_OF_MEMORY, DEVICE_LOST):
+                raise  # the checkpoint may be good
             self._refuse(error)
         wrong = checkpoint.not_restored(step)
         own_problems = [] if wrong is None else [f"{wrong} of rank {self._group.rank} is not as it was saved"]
