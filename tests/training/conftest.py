@@ -11,7 +11,7 @@ from tests.ranks import SECONDS, run_ranks
 
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory) -> Callable[..., list[Any]]:
-    """on_ranks(worker, world_size, seconds, **variables): runs that file of this folder; gives what each rank saw."""
+    """on_ranks(worker, world_size, seconds, **variables): runs that file of this folder; what ranks saw."""
 
     def run(worker: str, world_size: int, seconds: float = SECONDS, **variables: str) -> list[Any]:
         path = Path(__file__).with_name(worker)
