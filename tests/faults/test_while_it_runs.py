@@ -18,12 +18,12 @@ from tests.faults.commands import (
     STALL_TIMEOUT_S,
     WORKLOAD,
     command_in,
-    free_port,
     in_general,
     line_with,
     study_of,
     worker,
 )
+from tests.ranks import free_port
 
 pytestmark = pytest.mark.processes
 
