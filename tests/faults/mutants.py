@@ -101,6 +101,15 @@ def _hang(*_: object) -> None:
     raise HangsError(f"no end after {HANG_S:g} s of processor, or {10 * HANG_S:g} s")
 
 
+def _names_a_study(message: str, folder: Path) -> bool:
+    """Whether it begins with an override, or with a word that is the name in one of the folder's studies."""
+    found = re.search(r"^error: (override |[\w.-]+: )", message, re.M)
+    if found is None or found[1] == "override ":
+        return found is not None
+    name = re.compile(rf"name['\"]?: *['\"]?{re.escape(found[1][:-2])}\b")
+    return any(name.search(path.read_text(errors="replace")) for path in folder.rglob("*.yaml"))
+
+
 def complaint(words: Sequence[object], ended: Ended, folder: Path) -> str | None:
     """What is wrong with how a command ended; None where nothing is."""
     if ended.traceback:
@@ -120,8 +129,7 @@ def complaint(words: Sequence[object], ended: Ended, folder: Path) -> str | None
         return "prints a traceback"
     if any((ord(one) < 32 and one not in "\n\t\r") or 127 <= ord(one) < 160 for one in shown):
         return "prints a control character"
-    named = str(folder) in ended.err or re.search(r"^error: (override |[\w.-]+: )", ended.err, re.M)
-    if ended.code == 2 and not named:  # the file, or a study by the name that it has in it
+    if ended.code == 2 and not (str(folder) in ended.err or _names_a_study(ended.err, folder)):
         return f"names no file: {ended.err.strip()[:150]}"
     if ended.code == 2 and ended.err.count("error: ") != 1:
         return f"says not one thing: {ended.err.strip()[:150]}"
