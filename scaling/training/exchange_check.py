@@ -40,7 +40,8 @@ RESIDUAL_ROUNDING = 16.0
 BOUND_ROUNDING = 1e-5
 """Of bounds, which travel as float32, as a ratio to them."""
 RECOMPUTED_ROUNDING = 1e-3
-"""Of gradients computed again, as a ratio to their tensor's largest: kernels may add in another order."""
+"""Of gradients computed again, as a ratio to their tensor's largest: kernels may add in another order. In 16
+bits it is the precision's epsilon."""
 REPEATED_TIMES, OF_FEW = 2.0, 16.0
 """They may be off by so many times what computations of their tensor differ by, over the square root of the
 ranks, and by the second over its number of elements: the largest difference of few says little. An epsilon of
@@ -137,9 +138,9 @@ def _slacks(exchange: BucketExchange, scales: Sequence[float], world_size: int) 
     times = REPEATED_TIMES / math.sqrt(world_size)
     tensors = zip(scales, exchange.repeats.apart, exchange.layout.shapes, strict=True)
     noise = exchange.repeats.eps / 16 * max(scales, default=0.0)
+    rounding = max(RECOMPUTED_ROUNDING, exchange.repeats.eps)
     return [
-        (scale if scale < noise else RECOMPUTED_ROUNDING * scale)
-        + (times + OF_FEW / max(math.prod(shape), 1)) * apart
+        (scale if scale < noise else rounding * scale) + (times + OF_FEW / max(math.prod(shape), 1)) * apart
         for scale, apart, shape in tensors
     ]
 
