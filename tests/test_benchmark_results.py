@@ -15,6 +15,7 @@ from topologies.schema import load
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
+GOALS = RESULTS / "exchange-goals-2xh100"
 MIB = 1 << 20
 SIZES = {"64 MiB": 64 * MIB, "512 MiB": 512 * MIB, "1 GiB": 1024 * MIB}
 
@@ -62,6 +63,31 @@ def test_host_table_is_that_of_the_samples():
     for name, *cells in rows:
         for num_bytes, shown in zip(sorted(table.bytes.unique()), cells, strict=True):
             assert shown == quartiles(table, name, num_bytes), (name, num_bytes)
+
+
+def test_small_exchanges_are_those_of_the_samples():
+    (_, *rows), table = tables()["exchange-goals-2xh100/curves.csv.gz"], pd.read_csv(GOALS / "curves.csv.gz")
+    table = 1e6 * table[table.comparison == "by_size"].pivot(
+        index=["bytes", "round"], columns="exchange", values="seconds"
+    )
+    table["ratio"] = table.all_reduce / table.by_size
+    assert len(rows) == table.index.levshape[0] == 8
+    for (_, of_size), (_, library, by_size, _, ratio) in zip(table.groupby("bytes"), rows, strict=True):
+        low, median, high = (of_size.quantile(at) for at in (0.25, 0.5, 0.75))
+        for shown, name, digits in ((library, "all_reduce", 1), (by_size, "by_size", 1), (ratio, "ratio", 2)):
+            expected = (f"{one[name]:.{digits}f}" for one in (median, low, high))
+            assert shown == "{} [{}, {}]".format(*expected)
+
+
+def test_sums_in_host_memory_are_those_of_two_machines():
+    _, *rows = tables()["exchange-goals-2xh100/host.csv.gz"]
+    machines = [pd.read_csv(GOALS / name) for name in ("host.csv.gz", "host-second-machine.csv.gz")]
+    for name, *cells in rows:
+        for machine, shown in zip(machines, cells, strict=True):
+            of_size = machine[(machine.contender == name.strip("`")) & (machine.bytes == 488_776_192)]
+            expected = 1e3 * of_size.seconds.quantile([0.5, 0.25, 0.75])
+            median, low, high = (f"{value:#.3g}".removesuffix(".") for value in expected)
+            assert shown == f"{median} [{low}, {high}]"
 
 
 @pytest.fixture
