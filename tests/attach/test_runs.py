@@ -310,7 +310,8 @@ def test_scripts_of_frameworks_leave_no_checkpoint(script: str, package: str, tm
 
 
 @pytest.mark.gpu
-def test_a_trace_and_phases_of_a_network_on_a_gpu(tmp_path: Path) -> None:
+def test_a_trace_and_phases_of_a_network_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parents[2]))
     network = str(Path(__file__).parents[2] / "benchmarks" / "attach_network.py")
     words = [*TORCHRUN[:3], "--nproc-per-node=1", "--standalone", network, "resnet-56", "--batch=64"]
     runs = {
