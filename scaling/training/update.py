@@ -242,6 +242,8 @@ class _Owned:
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part
         self._optimizer.step()
+        for parameter in self._parameters:
+            parameter.grad = None  # it would keep the memory of the whole bucket's gradients
 
 
 class SpansUpdate(OwnedStep):

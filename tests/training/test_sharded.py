@@ -1,5 +1,6 @@
 """Sharded steps: the same training, with each rank's share of the optimizer's state and of the gradients."""
 
+import gc
 import itertools
 
 import pytest
@@ -42,6 +43,13 @@ def trained(step, group: InProcessGroup) -> tuple[torch.Tensor, int]:
         targets = torch.randint(7, (GLOBAL_BATCH,), generator=generator)
         step(inputs[share], targets[share])
     return step.replica.parameters.clone(), step.optimizer_state_bytes
+
+
+def live_bytes() -> dict[int, int]:
+    """Address -> size of the memory of all tensors that there are."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, nn.Parameter)]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
 def eager(aggregator, optimizer, gradients=AS_THEY_ARE):
@@ -161,3 +169,18 @@ def test_combinations_that_shards_allow():
         check_part(part(step=[step]), [create(name)], [1, 2], device, "")
     check_part(part(step=["captured"], bucket_mb=[25.0]), [create("zero2")], [2], "cuda", "")
     check_part(part(step=["captured", "eager"]), [create("zero1")], [2], "cuda", "")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_zero2_keeps_no_gradient_from_one_step_to_the_next(optimizer):
+    def work(group):
+        before = live_bytes()
+        step = LayeredStep(
+            FlatReplica(network()), create("zero2"), OPTIMIZERS[optimizer], group, bucket_mb=1e-3
+        )
+        parameters, state_bytes = trained(step, group)
+        found = sum(size for address, size in live_bytes().items() if address not in before)
+        return found - 2 * parameters.nbytes - state_bytes  # one is the copy that `trained` gives
+
+    (rest,) = run_in_process(1, work)
+    assert 0 <= rest < 200, "bytes besides the parameters and the optimizer's state"
