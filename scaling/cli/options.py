@@ -14,7 +14,9 @@ StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...", help="Replace keys of the study: repeats=5 parts.0.iterations=20"
+        metavar="[KEY=VALUE]...",
+        help="Replace keys of the study: repeats=5 parts.0.iterations=20. "
+        "kind=iteration runs the parts of that kind.",
     ),
 ]
 Out = Annotated[

@@ -52,10 +52,15 @@ def title_of(group: TransferGroup) -> str:
     return f"Transfers: {who}, {group.threads} thread{'s' if group.threads > 1 else ''} each"
 
 
+def name_of_operation(operation: str) -> str:
+    """`messages to the next`."""
+    return NAMES.get(operation, operation)
+
+
 def name_of(line: TransferLine) -> str:
     """`h2d pinned`, `all-reduce, captured, host-only`."""
     what = line.what
-    named = " ".join(filter(None, [NAMES.get(what.operation, what.operation), what.memory]))
+    named = " ".join(filter(None, [name_of_operation(what.operation), what.memory]))
     threads = "1 thread" if what.num_threads == 1 else ""
     captured = "captured" if what.captured else ""
     return ", ".join(filter(None, [named, threads, captured, "host-only" if line.host_only else ""]))

@@ -99,19 +99,22 @@ def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] |
         if values["confidence"] == "one_launch"
         else values["num_launches"] + (values["more_repeats"] or 0)
     )
-    if is_open and values["is_noisy"] and values["confidence"] != "one_launch":
-        return [], "-again"
-    if is_open and repeats > values["num_launches"]:
-        return [f"repeats={repeats}"], "-again" if folder.is_archived() else ""
     runs = list(folder.runs())
-    if {run.cell["kind"] for run in runs} != {"iteration"}:
+    is_mixed = "iteration_s" in values and len({run.cell["kind"] for run in runs}) > 1
+    timed = ["kind=iteration"] if is_mixed else []  # trainings may take hours, and tell nothing of a step
+    if is_open and values["is_noisy"] and values["confidence"] != "one_launch":
+        return timed, "-again"
+    if is_open and repeats > values["num_launches"]:
+        is_archived = folder.is_archived()
+        return [*(timed if is_archived else []), f"repeats={repeats}"], "-again" if is_archived else ""
+    if "iteration_s" not in values:
         return None
     if limit is not None and (step := _step_to_try(limit)):
-        return _STEPS[step], f"-{step}"
+        return [*timed, *_STEPS[step]], f"-{step}"
     if batch := _batch_to_try(verdict):
         cell = next(run.cell for run in runs if run.cell_id == verdict.cells[0])
         workload = {name: {"name": cell[name], **cell[f"{name}_parameters"]} for name in ("model", "dataset")}
-        return [f"workloads={json.dumps([{**workload, 'global_batch': batch}])}"], f"-batch-{batch}"
+        return [*timed, f"workloads={json.dumps([{**workload, 'global_batch': batch}])}"], f"-batch-{batch}"
     return None
 
 

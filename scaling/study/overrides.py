@@ -91,7 +91,10 @@ def _parse(text: str, name: str) -> Any:
 
 
 def _apply(raw: Any, override: str) -> None:
-    """Sets one `dotted.key=value`; a top-level key also replaces those of parts and workloads."""
+    """Sets one `dotted.key=value`; a top-level key also replaces those of parts and workloads.
+
+    `kind` of a study with parts chooses those of that kind.
+    """
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise StudyError(f"override {override!r} is not of the form key=value")
@@ -99,6 +102,11 @@ def _apply(raw: Any, override: str) -> None:
     if not isinstance(raw, dict):
         return  # parse_study says what is wrong with the file
     path = key.split(".")
+    if key == "kind" and isinstance(raw.get("parts"), list):
+        raw["parts"] = [part for part in raw["parts"] if _kind_of(part, raw) == value]
+        if not raw["parts"]:
+            raise StudyError(f"override {override!r}: the study has no part of that kind")
+        return
     if len(path) == 1:
         raw[key] = value
         for part in raw["parts"] if isinstance(raw.get("parts"), list) else []:
@@ -108,6 +116,10 @@ def _apply(raw: Any, override: str) -> None:
         _drop_from_workloads(raw, key)
         return
     _set(raw, path, value, override)
+
+
+def _kind_of(part: Any, raw: dict[str, Any]) -> Any:
+    return part.get("kind", raw.get("kind", "iteration")) if isinstance(part, dict) else None
 
 
 def _drop_from_workloads(part: dict[str, Any], key: str) -> None:

@@ -18,7 +18,7 @@ from scaling.errors import StoreError
 from scaling.measure.probe.cases import MIB, ProbeSample, cases
 from scaling.measure.probe.machine_file import with_detected
 from scaling.report import status_table, write_report
-from scaling.report.figures.transfers import bandwidth_lines
+from scaling.report.figures.transfers import FAMILIES, bandwidth_lines, standing_out
 from scaling.report.terminal import render_tables
 from scaling.report.transfer_tables import name_of, render_transfers, who_did
 from scaling.store import RunRecord
@@ -226,7 +226,22 @@ class TestPeople:
         assert 'aria-label="bandwidth: Transfers' in page
         assert "something was left out (transfer x 2)" in page
         names = {path.name for path in (links.folder.path / "figures").iterdir()}
-        assert names == {"bandwidth-cuda-2x4.svg"}
+        assert names == {f"bandwidth-{what}-cuda-2x4.svg" for what in FAMILIES}
+
+    def test_of_each_figure_at_most_six_lines_stand_out(self, links):
+        (group,) = transfer_groups(read_transfers(links.folder))
+        lines = bandwidth_lines(group, ("peer_copy", "send", "swap", "shift", "all_reduce", "h2d"))
+        standing = standing_out(lines)
+        operations = {line.what.operation for line in standing}
+        assert len(operations) <= 3
+        assert len(standing) == len({(line.what.operation, line.host_only) for line in standing}) <= 6
+        for line in standing:
+            same = [
+                other.busbw[-1]
+                for other in lines
+                if (other.what.operation, other.host_only) == (line.what.operation, line.host_only)
+            ]
+            assert line.busbw[-1] == max(same)
 
     def test_figure_has_a_line_for_each_operation_of_several_sizes(self, links):
         (group,) = transfer_groups(read_transfers(links.folder))

@@ -173,6 +173,17 @@ def test_next_command_is_one_that_the_study_takes():
     assert commands >= 5
 
 
+def test_next_command_of_a_study_with_trainings_leaves_these_out():
+    """Quickstart's next step on GPUs is a captured one, on all world sizes."""
+    folder = ResultsFolder(REFERENCE / "quickstart-2xh100")
+    cells = read_cells(folder)
+    words = shlex.split(command_of(verdicts(build_table("", cells), cells)[0], folder))
+    assert words[5:] == ["kind=iteration", "step=captured", "aggregators=[none,all_reduce]"]
+    found = resolve(load_study(words[2], words[5:]), AvailableMachine(2, 16, 1)).cells.values()
+    assert {(cell.step, cell.kind) for cell in found} == {("captured", "iteration")}
+    assert {cell.world_size for cell in found} == {1, 2}
+
+
 def test_noisy_study_is_measured_again_in_another_folder(study):
     add(study, "none", 1, 1.0)
     add(study, "all_reduce", 2, 0.6)

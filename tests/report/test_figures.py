@@ -1,6 +1,8 @@
 """The values that are drawn, and what the files promise."""
 
 import math
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from scaling.report.figures.link_map import draw_links
 from scaling.report.figures.links import CellLinks, LinkUse
 from scaling.report.figures.parts import draw_point, set_title
 from scaling.report.figures.placements import placed
+from scaling.report.figures.scaling_lines import draw_scaling
 from scaling.report.figures.speedup import speedup_lines
 from scaling.report.figures.style import (
     BEST,
@@ -268,6 +271,38 @@ def test_budget_is_sorted_by_workers_and_time(study, line):
         )
     bars = budget_bars(groups_of(study)[0])
     assert [bar.aggregator for bar in bars] == ["caffe", "tree", "ring", "none"]
+
+
+def test_budget_interval_beyond_the_axis_ends_in_an_arrow():
+    known = replace(bar("slow", 5.0), low_ms=1.0, high_ms=50.0)
+    axes = draw_budget("", [bar("a", 4.0), known]).axes[0]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == ">"] == [axes.get_xlim()[1]]
+
+
+def test_grey_lines_intervals_do_not_flatten_the_others(study):
+    study.add_steps([[4.0], [4.0]])
+    study.add_steps([[2.0], [2.01]], aggregator="ring", world_size=2)
+    study.add_steps([[3.0], [9.0]], aggregator="host_parallel", world_size=2)
+    (group,) = groups_of(study)
+    low, high = draw_scaling("", "speedup", speedup_lines(group), ideal=1.0).axes[0].get_ylim()
+    assert 0.5 < low < 4.0 / 6.0
+    assert high < 2.5
+
+
+def test_link_map_has_room_for_long_names():
+    name = "schedule(collective=stripes, transport=one_kernel), layer by layer, 16 MiB"
+    uses = [LinkUse(f"gpu0-nvswitch{index}>", 1e6, 1e9, 0.02) for index in range(4)]
+    for count in (1, 4, 12):
+        cells = [CellLinks(str(index), "ring", name, 2, uses) for index in range(count)]
+        figure = draw_links("Busy part of the links", cells)
+        FigureCanvasAgg(figure)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            figure.canvas.draw()
+        axes = figure.axes[0]
+        assert axes.get_window_extent().height / figure.dpi > 0.15 * len(uses)
+        for label in axes.get_xticklabels():
+            assert label.get_window_extent().y0 >= 0
 
 
 def test_link_map_has_a_fixed_scale():

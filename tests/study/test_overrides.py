@@ -190,3 +190,13 @@ class TestWrongOverrides:
         (tmp_path / "my.yaml").write_text("- 1\n")
         with pytest.raises(StudyError, match="a study is a mapping of keys"):
             load_study(str(tmp_path / "my.yaml"), ["repeats=3"])
+
+
+class TestKinds:
+    def test_kind_chooses_the_parts_of_that_kind(self, study):
+        (part,) = load_study(study, ["kind=iteration", "aggregators=[none]"]).parts
+        assert (part.kind, part.iterations, aggregators(part)) == ("iteration", 20, ["none"])
+
+    def test_kind_that_no_part_has_is_an_error(self, study):
+        with pytest.raises(StudyError, match="'kind=transfer': the study has no part of that kind"):
+            load_study(study, ["kind=transfer"])

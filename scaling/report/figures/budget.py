@@ -194,10 +194,14 @@ def _places(bars: Sequence[BudgetBar]) -> list[float]:
 def _draw_iteration(axes: Axes, place: float, bar: BudgetBar) -> None:
     is_hollow = bar.low_ms is None or bar.high_ms is None
     if bar.low_ms is not None and bar.high_ms is not None:
-        ends, places = [max(0.0, bar.low_ms), min(bar.high_ms, axes.get_xlim()[1])], [place, place]
+        end_ms = axes.get_xlim()[1]
+        ends, places = [max(0.0, bar.low_ms), min(bar.high_ms, end_ms)], [place, place]
         axes.plot(ends, places, color="white", linewidth=3.4)  # a rim: the bars below are dark, too
         axes.plot(ends, places, color="black", linewidth=1.4)
-        axes.plot(ends, places, color="black", marker="|", linestyle="")
+        axes.plot(ends[:1], places[:1], color="black", marker="|")
+        is_cut_off = bar.high_ms > end_ms
+        mark: dict[str, Any] = {"marker": ">", "markersize": 4} if is_cut_off else {"marker": "|"}
+        axes.plot(ends[1:], places[1:], color="black", clip_on=False, **mark)
     axes.plot(
         [bar.iteration_ms],
         [place],

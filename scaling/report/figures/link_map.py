@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,7 +14,7 @@ from matplotlib.patches import Rectangle
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.links import CellLinks, LinkUse, all_links
-from scaling.report.figures.parts import WIDTH, broken, set_title
+from scaling.report.figures.parts import WIDTH, set_title
 from scaling.report.figures.style import LATE_COLOURS
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import megabytes, percent
@@ -30,6 +32,20 @@ MOST_LINKS = 32
 DARK = 0.55
 """From this part of the scale on, numbers are white."""
 
+ROW_HEIGHT = 0.19
+"""Of a link, in inches."""
+
+LABEL_ANGLE = 35
+
+LINE_HEIGHT, CHARACTER_WIDTH = 0.15, 0.075
+"""Of labels, in inches."""
+
+COLUMNS_WIDTH = 3.4
+"""Of all columns together, in inches."""
+
+SHORTEST_LINE = 18
+"""Characters: labels are not wrapped at fewer."""
+
 
 @figure(section="links")
 def link_map(data: FigureInput) -> Iterator[Drawn]:
@@ -45,7 +61,9 @@ def link_map(data: FigureInput) -> Iterator[Drawn]:
 def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
     """Links over aggregators; colour and number say the utilisation, on a scale from 0 to 100%."""
     links, uses = busiest_links(cells), [{use.link: use for use in cell.uses} for cell in cells]
-    figure = Figure(figsize=(WIDTH, 1.7 + 0.19 * len(links)), layout="constrained")
+    labels = column_labels(cells)
+    height = 0.8 + ROW_HEIGHT * len(links) + _labels_height(labels)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
     shares = np.array([[use[link].utilisation if link in use else 0.0 for use in uses] for link in links])
     extent = (0, len(cells), len(links), 0)
@@ -60,11 +78,15 @@ def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
             if use is not None:
                 _write_use(axes, (column + 0.5, line + 0.5), use, use.utilisation > DARK)
     axes.set_xticks(
-        [at + 0.5 for at in range(len(cells))], [_column(cell) for cell in cells], rotation=35, ha="right"
+        [at + 0.5 for at in range(len(cells))],
+        labels,
+        rotation=LABEL_ANGLE,
+        ha="right",
+        rotation_mode="anchor",
     )
     axes.set_yticks([at + 0.5 for at in range(len(links))], [link_name(link) for link in links])
     axes.grid(visible=False)
-    bar = figure.colorbar(image, ax=axes, label="busy part of the step (simulated)")
+    bar = figure.colorbar(image, ax=axes, label="part of the step")
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     set_title(figure, title)
     return figure
@@ -92,8 +114,23 @@ def _write_use(axes: Axes, place: tuple[float, float], use: LinkUse, on_dark: bo
     )
 
 
-def _column(cell: CellLinks) -> str:
-    return f"{broken(cell.name)}{' *' if cell.assumed else ''}"
+def column_labels(cells: Sequence[CellLinks]) -> list[str]:
+    """The cells' names, on as many lines as the width of a column allows."""
+    most_lines = math.sin(math.radians(LABEL_ANGLE)) * COLUMNS_WIDTH / len(cells) / LINE_HEIGHT
+    labels = []
+    for cell in cells:
+        name = f"{cell.name}{' *' if cell.assumed else ''}"
+        width = max(SHORTEST_LINE, math.ceil(len(name) / max(1, int(most_lines))))
+        labels.append(textwrap.fill(name, width, break_long_words=False))
+    return labels
+
+
+def _labels_height(labels: Sequence[str]) -> float:
+    """What they take below the plot, in inches."""
+    angle = math.radians(LABEL_ANGLE)
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    most_lines = max(label.count("\n") + 1 for label in labels)
+    return longest * CHARACTER_WIDTH * math.sin(angle) + most_lines * LINE_HEIGHT * math.cos(angle)
 
 
 def busiest_links(cells: Sequence[CellLinks]) -> list[str]:

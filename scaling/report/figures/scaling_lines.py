@@ -145,7 +145,7 @@ def draw_scaling(
     winner = best_of(lines, best)
     drawn = _drawn_lines(lines)
     ideals = [] if ideal is None else [ideal * size for size in sizes]
-    limits = _limits(drawn, ideals)
+    limits = _limits(drawn, ideals, winner)
     axes.set_ylim(*limits)
     axes.set_xlim(sizes[0] / 1.08, sizes[-1] * 1.08)
     labels = []
@@ -197,12 +197,13 @@ def reading(lines: Sequence[ScalingLine], best: Collection[str]) -> str:
     return " ".join(parts)
 
 
-def _limits(lines: Sequence[ScalingLine], ideals: Sequence[float]) -> tuple[float, float]:
-    """Of the vertical axis: all values, and their intervals as far as these leave the values apart."""
+def _limits(lines: Sequence[ScalingLine], ideals: Sequence[float], winner: str | None) -> tuple[float, float]:
+    """Of the vertical axis: all values, and intervals of lines that stand out, if they leave these apart."""
     values = [value for line in lines for value in line.values]
     low, high = min([*ideals[:1], *values]), max([*values, *ideals])
-    lows = [low for line in lines for low in line.low if math.isfinite(low)]
-    highs = [high for line in lines for high in line.high if math.isfinite(high)]
+    shown = [line for line in lines if _how(line, winner)["series"] != OTHERS]
+    lows = [low for line in shown for low in line.low if math.isfinite(low)]
+    highs = [high for line in shown for high in line.high if math.isfinite(high)]
     low = min(low, max([low / FURTHEST_INTERVAL, min([low, *lows])]))
     high = max(high, min(high * FURTHEST_INTERVAL, max([high, *highs])))
     return low / 1.25, 1.12 * high

@@ -16,28 +16,30 @@ from scaling.analysis.transfers import MESSAGES
 from scaling.measure.probe.series import size_text
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import WIDTH, EndLabel, add_tip, draw_point, label_ends, set_title
-from scaling.report.figures.style import BOUND, FURTHER, MOST_COLOURED, OTHER, OTHERS, REFERENCE, LineStyle
+from scaling.report.figures.style import FURTHER, OTHER, OTHERS, REFERENCE, LineStyle
 from scaling.report.figures.svg import with_tip
-from scaling.report.transfer_tables import name_of, title_of, who_did
+from scaling.report.transfer_tables import name_of, name_of_operation, title_of, who_did
 
 CAPTION = (
-    "Bus bandwidth (busbw of nccl-tests; column busbw_bytes_per_s of transfers.csv) of the median time "
-    "over the size. Bars: 95% intervals; a hollow point has none. Alone and in pairs: the median of those "
-    "that did the same. Dashed: without access between GPUs. Grey: slower forms of the same."
+    "Bus bandwidth (busbw of nccl-tests; column busbw_bytes_per_s of transfers.csv) of the median time. "
+    "Bars: 95% intervals; a hollow point has none."
 )
 
 TO_HOST = ("h2d", "d2h", "h2d_d2h")
 TO_PEER = ("peer_copy", "peer_shift", "send", "swap", "shift")
 TOGETHER = tuple(name for name in MESSAGES if name not in TO_PEER)
 
-COLOURS = (REFERENCE, *FURTHER, BOUND)
+COLOURS = (REFERENCE, *FURTHER)
 
 HOST_ONLY = ", host-only"
 
 LABEL_CHARACTERS = 28
 """Longer labels at the ends of lines take two lines."""
 
-PANEL_HEIGHT = 2.7
+MOST_OPERATIONS = 3
+"""Of a figure stand out, each in its fastest form; those measured with and without peer access first."""
+
+HEIGHT = 3.0
 
 AXIS_SIZES = tuple(1024 * 16**step for step in range(6))
 
@@ -48,10 +50,20 @@ DASHED: LineStyle = (0, (5, 2))
 
 @figure(section="transfers")
 def bandwidths(data: FigureInput) -> Iterator[Drawn]:
-    """One a device and world size that has an operation of several sizes."""
+    """One a kind of operation that was measured with several sizes, of each device and world size."""
     for group in transfer_groups(data.transfers):
-        if (drawing := _draw_bandwidths(group)) is not None:
-            yield Drawn(f"bandwidth-{group.slug}", title_of(group), CAPTION, drawing, "transfers.csv")
+        panels = _panels_of(group)
+        for name, title, lines in panels:
+            # The figures with and without peer access show the same operations.
+            family = [line for other, _, more in panels if FAMILIES[other] == FAMILIES[name] for line in more]
+            standing = standing_out(family)
+            yield Drawn(
+                f"bandwidth-{name}-{group.slug}",
+                f"{title_of(group)}: {title}",
+                _caption(lines, standing),
+                draw_bandwidths(f"{title[0].upper()}{title[1:]}", lines, standing),
+                "transfers.csv",
+            )
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ class BandwidthLine:
 
     Attributes:
         label: at its end.
-        what: the operation and its form; of its lines the fastest stands out.
+        what: the operation and its form.
         host_only: without access between GPUs.
         sizes_bytes, busbw, low, high: a value for each size; low and high NaN where there is no interval.
     """
@@ -104,57 +116,63 @@ def _line(lines: Sequence[TransferLine]) -> BandwidthLine:
     )
 
 
-def _panels_of(group: TransferGroup) -> list[tuple[str, list[BandwidthLine]]]:
-    """What is drawn: title and lines of each panel that has any."""
+FAMILIES = {"host": "host", "peers": "peers", "host-only": "peers", "collectives": "collectives"}
+"""Names of figures -> what is compared in them."""
+
+
+def _panels_of(group: TransferGroup) -> list[tuple[str, str, list[BandwidthLine]]]:
+    """What is drawn: name, title and lines of each figure that has any."""
     peers = bandwidth_lines(group, TO_PEER)
     # Copies between host and device do not depend on access between GPUs: one setting of it is enough.
     host = bandwidth_lines(group, TO_HOST)
+    between = "between GPUs" if group.device == "cuda" else "between ranks"
     panels = [
-        ("host to device and back", [line for line in host if not line.host_only] or host),
-        (
-            "between GPUs" if group.device == "cuda" else "between ranks",
-            [line for line in peers if not line.host_only],
-        ),
-        (f"between GPUs{HOST_ONLY}", [line for line in peers if line.host_only]),
-        ("collectives", bandwidth_lines(group, TOGETHER)),
+        ("host", "host to device and back", [line for line in host if not line.host_only] or host),
+        ("peers", between, [line for line in peers if not line.host_only]),
+        ("host-only", f"{between}{HOST_ONLY}", [line for line in peers if line.host_only]),
+        ("collectives", "collectives", bandwidth_lines(group, TOGETHER)),
     ]
-    return [(title, lines) for title, lines in panels if lines]
+    return [panel for panel in panels if panel[2]]
 
 
 def standing_out(lines: Sequence[BandwidthLine]) -> list[BandwidthLine]:
-    """Of each operation and form the fastest line; of more than `MOST_COLOURED` the fastest."""
-    fastest: dict[tuple[What, bool], BandwidthLine] = {}
-    for line in sorted(lines, key=lambda line: -line.busbw[-1]):
-        fastest.setdefault((line.what, line.host_only), line)
-    return list(fastest.values())[:MOST_COLOURED]
+    """Of at most `MOST_OPERATIONS` the fastest line with peer access and without, the fastest first."""
+    settings: dict[str, set[bool]] = {}
+    for line in lines:
+        settings.setdefault(line.what.operation, set()).add(line.host_only)
+    ranked = sorted(lines, key=lambda line: (-len(settings[line.what.operation]), -line.busbw[-1]))
+    operations = list(dict.fromkeys(line.what.operation for line in ranked))[:MOST_OPERATIONS]
+    fastest: dict[tuple[str, bool], BandwidthLine] = {}
+    for line in ranked:
+        if line.what.operation in operations:
+            fastest.setdefault((line.what.operation, line.host_only), line)
+    return list(fastest.values())
 
 
-def _draw_bandwidths(group: TransferGroup) -> Figure | None:
-    """A panel for each kind of operation; None where no operation has several sizes."""
-    panels = _panels_of(group)
-    if not panels:
-        return None
-    figure = Figure(figsize=(WIDTH, 0.5 + PANEL_HEIGHT * len(panels)), layout="constrained")
-    colours: dict[str, dict[What, str]] = {}
-    set_title(figure, title_of(group))
-    for axes, (title, lines) in zip(
-        figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
-    ):
-        _label_axes(axes, title, lines)
-        coloured = standing_out(lines)
-        by_operation = colours.setdefault(title.removesuffix(HOST_ONLY), {})
-        for line in coloured:  # an operation has one colour, with access between GPUs and without
-            by_operation.setdefault(line.what, COLOURS[len(by_operation) % len(COLOURS)])
-        labels = []
-        for line in sorted(lines, key=lambda line: line in coloured):
-            is_grey = line not in coloured
-            colour = OTHER if is_grey else by_operation[line.what]
-            _draw(axes, line, colour, OTHERS if is_grey else line.label)
-            if not is_grey:
-                name = line.label.replace(HOST_ONLY, "") if title.endswith(HOST_ONLY) else line.label
-                text = textwrap.fill(name, LABEL_CHARACTERS)
-                labels.append(EndLabel(line.busbw[-1], text, colour, line.label))
-        label_ends(axes, labels, gap=0.17, size=7.5)
+def _caption(lines: Sequence[BandwidthLine], standing: Sequence[BandwidthLine]) -> str:
+    dashed = " Dashed: without peer access." if any(line.host_only for line in lines) else ""
+    grey = " Grey: all others." if any(line not in standing for line in lines) else ""
+    return f"{CAPTION}{dashed}{grey}"
+
+
+def draw_bandwidths(title: str, lines: Sequence[BandwidthLine], standing: Sequence[BandwidthLine]) -> Figure:
+    """Bus bandwidths over sizes: a colour for each operation that stands out, the other lines in grey."""
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes = figure.add_subplot()
+    set_title(figure, title)
+    _label_axes(axes, lines)
+    operations = dict.fromkeys(line.what.operation for line in standing)
+    colours = dict(zip(operations, COLOURS, strict=False))
+    labels = []
+    for line in sorted(lines, key=lambda line: line in standing):
+        if line not in standing:
+            _draw(axes, line, OTHER, OTHERS)
+            continue
+        colour, series = colours[line.what.operation], name_of_operation(line.what.operation)
+        _draw(axes, line, colour, series)
+        text = textwrap.fill(line.label, LABEL_CHARACTERS)
+        labels.append(EndLabel(line.busbw[-1], text, colour, series))
+    label_ends(axes, labels, gap=0.17, size=7.5)
     return figure
 
 
@@ -167,7 +185,7 @@ def _draw(axes: Axes, line: BandwidthLine, colour: str, series: str) -> None:
         add_tip(axes, size, busbw, f"{line.label}, {size_text(size)}: busbw {busbw:.4g} GB/s", series)
 
 
-def _label_axes(axes: Axes, title: str, lines: Sequence[BandwidthLine]) -> None:
+def _label_axes(axes: Axes, lines: Sequence[BandwidthLine]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = sorted({size for line in lines for size in line.sizes_bytes})
@@ -181,6 +199,5 @@ def _label_axes(axes: Axes, title: str, lines: Sequence[BandwidthLine]) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_title(title, loc="left")
     axes.set_xlabel("size of one operation")
     axes.set_ylabel("busbw, GB/s")
