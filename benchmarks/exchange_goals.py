@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 LAUNCHES = 3
 STRIPES = {"name": "schedule", "collective": "stripes"}
 TWO_SHOT = {**STRIPES, "transport": "one_kernel"}
+PINNED = {**STRIPES, "transport": "host_memory"}
 RESNET_GOAL, HOST_ONLY_GOAL = 1.03, 0.8
 
 
@@ -43,7 +44,12 @@ def study(curves: Path, *, cpu: bool) -> dict[str, Any]:
         {**captured, "aggregators": ["none", "all_reduce", "ring", TWO_SHOT, by_size]},
         {**captured, "bucket_mb": 1, "aggregators": ["all_reduce", TWO_SHOT]},
         {**host_only, "step": "overlapped", "aggregators": ["none", "all_reduce"]},
-        {**host_only, "step": "captured", "bucket_mb": [4, 25], "aggregators": ["all_reduce", STRIPES]},
+        {
+            **host_only,
+            "step": "captured",
+            "bucket_mb": [4, 25],
+            "aggregators": ["none", "all_reduce", STRIPES, PINNED],
+        },
         {**host_only, "step": "eager", "aggregators": ["host_parallel"]},
     ]
     if cpu:

@@ -61,7 +61,8 @@ class Scheduled(Aggregator[ScheduledState]):
     Attributes:
         transport: "sends" by the communication library; "peer_memory", the other GPUs' memory read and
             written; "one_kernel", the same in one launch, of `stripes`, and of `recursive_doubling` with two
-            ranks; or "auto", peer memory where GPUs have access to each other and the study allows it.
+            ranks; "host_memory", one launch through pinned memory that the ranks of one host share, of
+            `stripes`; or "auto", peer memory where GPUs have access to each other and the study allows it.
         captured: the exchange is one CUDA graph; None: on CUDA.
     """
 

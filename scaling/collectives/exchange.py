@@ -1,8 +1,9 @@
-"""A schedule bound to a group, a buffer size and the way its bytes take: sends, or peer memory.
+"""A schedule bound to a group, a buffer size and the way its bytes take: sends, peer memory, host memory.
 
 `transport: auto` takes peer memory where all ranks can reach each other's and the study allows it, and sends
 elsewhere. `one_kernel` is peer memory too, in one launch where a schedule has a kernel (`execute_fused`): for
-small buffers, whose time goes to barriers.
+small buffers, whose time goes to barriers. `host_memory` is one launch as well, of `stripes` through pinned
+memory of the host (`execute_pinned`): for GPUs without access to each other.
 
 A captured exchange is one CUDA graph: below a few MiB the time goes to launches, not to bytes. On CUDA all
 ways can be captured; on the CPU there are no graphs, and sums in host memory (`execute_host`) are the
@@ -19,11 +20,12 @@ from torch import Tensor
 from scaling.collectives.execute import Execution
 from scaling.collectives.execute_fused import FusedExecution
 from scaling.collectives.execute_peer import PeerExecution
+from scaling.collectives.execute_pinned import PinnedExecution
 from scaling.collectives.schedule import Schedule
 from scaling.errors import ScheduleError
-from scaling.process_group import Group, PeerMemory
+from scaling.process_group import Group
 
-Transport = Literal["auto", "sends", "peer_memory", "one_kernel"]
+Transport = Literal["auto", "sends", "peer_memory", "one_kernel", "host_memory"]
 
 BY_PEERS = ("peer_memory", "one_kernel")
 """Those over memory that other ranks read and write."""
@@ -41,13 +43,13 @@ class RankExchange:
 
     Attributes:
         buffer: the tensor that it runs on without a copy; None if any will do.
-        transport: "sends", "peer_memory" or "one_kernel", as decided.
+        transport: any but "auto", as decided.
         captured: likewise.
 
     Raises:
         ScheduleError: the schedule needs host memory, or `captured` is asked for without CUDA, or of a group
             whose messages go through host memory.
-        LaunchError: peer memory is asked for and cannot be had.
+        LaunchError: peer or shared host memory is asked for and cannot be had.
     """
 
     def __init__(
@@ -72,19 +74,22 @@ class RankExchange:
             )
         idle = group.world_size == 1 or not num_elements
         peer = transport in BY_PEERS or (transport == "auto" and group.can_access_peers(device))
-        by_peers: Transport = "one_kernel" if transport == "one_kernel" else "peer_memory"
-        self.transport: Transport = by_peers if peer and not idle else "sends"
+        chosen: Transport = "peer_memory" if transport == "auto" and peer else transport
+        self.transport: Transport = "sends" if idle or chosen == "auto" else chosen
         on_device = device.type == "cuda" and not group.through_host
         self.captured = not idle and on_device and captured is not False
         self._group = group
-        self._memory: PeerMemory | None = None
+        self._in_place: PeerExecution | FusedExecution | PinnedExecution | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self.buffer: Tensor | None = None
         if self.transport in BY_PEERS:
-            self._memory = group.peer_memory(num_elements, dtype, device)
+            memory = group.peer_memory(num_elements, dtype, device)
             execution = FusedExecution if self.transport == "one_kernel" else PeerExecution
-            self._peer_execution = execution(schedule, group, self._memory)
-            self.buffer = self._memory.local
+            self._in_place = execution(schedule, group, memory)
+            self.buffer = memory.local
+        elif self.transport == "host_memory":
+            self.buffer = torch.zeros(num_elements, dtype=dtype, device=device)
+            self._in_place = PinnedExecution(schedule, group, self.buffer)
         else:
             self._execution = Execution(schedule, group.rank, num_elements, dtype, device)
             if self.captured:
@@ -114,8 +119,8 @@ class RankExchange:
 
     def _run_on_buffer(self) -> None:
         assert self.buffer is not None
-        if self._memory is not None:
-            self._peer_execution.run()
+        if self._in_place is not None:
+            self._in_place.run()
         else:
             self._execution.run(self.buffer, self._group)
 

@@ -36,6 +36,7 @@ PRIOR_SD: dict[str, tuple[float, float]] = {
     "peer_memory_captured": (0.7, 0.0),
     "sends": (0.7, 0.35),
     "sends_host": (0.7, 0.35),
+    "host_memory": (0.7, 0.50),
     "native": (0.7, 0.30),
     "native_host": (0.7, 0.35),
     "mpi": (1.0, 0.60),
@@ -52,7 +53,7 @@ PRIOR_SD: dict[str, tuple[float, float]] = {
 
 TREND_SD: dict[str, float] = {
     **dict.fromkeys(("peer_memory", "sends", "native"), 0.10),
-    **dict.fromkeys(("sends_host", "native_host", "host", "host_work", "host_threads"), 0.15),
+    **dict.fromkeys(("sends_host", "native_host", "host", "host_memory", "host_work", "host_threads"), 0.15),
     "mpi": 0.20,
 }
 """Of the logarithm of what each doubling of the ranks beyond two does to a kind's flow, where ranks share
@@ -75,6 +76,7 @@ NAMES = {
     "peer_memory": "exchanges over peer memory",
     "sends": "messages",
     "sends_host": "messages through host memory",
+    "host_memory": "kernels that exchange in host memory",
     "native": "NCCL's all-reduce",
     "native_host": "NCCL's all-reduce through host memory",
     "host": "copies to host memory and back",

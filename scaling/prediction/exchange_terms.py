@@ -36,7 +36,7 @@ def exchange_terms(
         sized = _num_bytes(stage) if stage.native else None  # a probe tells no more than all-reduces by size
         name = _name(stage)
         return [Term("mpi", name, time.latency_s, time.flow_s, time.busiest, time.choice, sized, work.note)]
-    has_peer_access = transport != "sends_host"
+    has_peer_access = transport not in ("sends_host", "host_memory")
     if stage.native and machinery.has_gpus:
         return _nccl_terms(stage, machinery, world_size, has_peer_access)
     kind = "host" if stage.schedule.num_hosts else transport

@@ -4,8 +4,8 @@ A term is of a kind (a transport, or a place of work) and has a part that does n
 `latency_s`, and one that does, `flow_s`, both as the machine file and the schedules have them. Calibration
 multiplies each part by a factor of its kind. Terms follow one another.
 
-- exchanges between ranks: peer_memory, sends, sends_host, by `scaling.prediction.transports`; of a captured
-  step, whose kernels the GPU starts itself, the latency is peer_memory_captured;
+- exchanges between ranks: peer_memory, sends, sends_host, host_memory, by `scaling.prediction.transports`; of
+  a captured step, whose kernels the GPU starts itself, the latency is peer_memory_captured;
 - a library's own: native, native_host (`scaling.prediction.native`), mpi (`scaling.prediction.mpi`);
 - exchanges with host memory: `host`, and the processor's sums in them;
 - encoding and decoding by a rank: `codec`, where it starts torch's kernels tensor by tensor, `CODEC_LAUNCH_S`
@@ -58,6 +58,9 @@ def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> s
         return "mpi"
     if not machinery.has_gpus:
         return "sends"
+    transport = dict(strategy.cell.get("aggregator_parameters") or {}).get("transport", "auto")
+    if transport == "host_memory":
+        return "host_memory"
     topology = machinery.topology
     peer = strategy.cell.get("peer_access") is not False
     gpus = topology.machine.of_kind("gpu")
@@ -67,7 +70,6 @@ def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> s
     )
     if not peer or not all_reach:
         return "sends_host"
-    transport = dict(strategy.cell.get("aggregator_parameters") or {}).get("transport", "auto")
     return "peer_memory" if on_one_node and transport in ("auto", "peer_memory", "one_kernel") else "sends"
 
 

@@ -6,6 +6,8 @@
   the processor's cache, and reach less than the bus, least of all both ways at once. Where a probe measured
   messages one way and both ways, the link of every GPU gets those rates (a part for each direction, and one
   that both share), and host memory is taken to be no limit.
+- host_memory: kernels that store to and load from host memory, without access to each other's; the machine
+  as it is.
 - host: copies between GPUs and host memory, and sums there; the machine as it is.
 """
 

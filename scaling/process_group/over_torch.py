@@ -229,7 +229,7 @@ class TorchGroup(Group):
         """
         if self._ranks_on_this_host != self.world_size:
             raise LaunchError(
-                f"this aggregator sums in one host's memory, but only {self._ranks_on_this_host} of "
+                f"this exchange goes through one host's memory, but only {self._ranks_on_this_host} of "
                 f"{self.world_size} ranks are on this host; run it on one machine, or leave it out"
             )
         path, problem = "", ""

@@ -115,6 +115,8 @@ def _why_not(aggregator: Aggregator[Any]) -> str | None:
     parameters = aggregator.parameters()
     if aggregator.needs_peer_access or parameters.get("transport") in ("peer_memory", "one_kernel"):
         return "it reads other GPUs' memory; use transport: auto or sends, or leave it out"
+    if parameters.get("transport") == "host_memory":
+        return "its kernels wait for each other; use transport: sends, or leave it out"
     if parameters.get("captured") is True:
         return "a CUDA graph holds no message through host memory; leave captured out"
     if aggregator.library == "horovod":

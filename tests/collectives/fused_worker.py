@@ -51,8 +51,8 @@ def exchanged(group: TorchGroup, name: str, size: int, device: torch.device) -> 
         inputs = list(torch.randn((group.world_size, size), generator=generator))
         result = exchange.run(inputs[group.rank].to(device))
         same.append(torch.equal(result.cpu(), run_on_tensors(plan, inputs)[group.rank]))
-    assert isinstance(exchange._peer_execution, FusedExecution)
-    pads = exchange._peer_execution._pads.local
+    assert isinstance(exchange._in_place, FusedExecution)
+    pads = exchange._in_place._pads.local
     metered = [group.meter.bytes_sent, group.meter.messages_sent]
     return {"same": same, "metered": metered, "pads": int(pads.abs().sum()), "transport": exchange.transport}
 

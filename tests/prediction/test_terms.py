@@ -59,6 +59,14 @@ def test_latency_of_a_captured_step_is_not_that_of_one_started_by_the_host():
     assert (flow.latency_s, flow.flow_s) == (0.0, eager.flow_s)
 
 
+def test_through_host_memory_each_byte_crosses_the_bus_once_up_and_once_down():
+    for peer_access in (True, False):
+        parameters = {"transport": "host_memory"}
+        found = terms("schedule", 2, peer_access=peer_access, aggregator_parameters=parameters)["stripes"]
+        assert found.kind == "host_memory"
+        assert found.flow_s == pytest.approx(NUM_BYTES / 25e9, rel=0.03)  # and the sum's part
+
+
 def test_input_from_pageable_memory_is_copied_slower_than_from_pinned():
     def copied_s(placement):
         values = cell(4, "ring", local_batch=1000, input_placement=placement)

@@ -131,6 +131,7 @@ class TestRules:
         ("aggregator", "why"),
         [
             ({"name": "ring", "transport": "peer_memory"}, "it reads other GPUs' memory"),
+            ({"name": "schedule", "transport": "host_memory"}, "its kernels wait for each other"),
             ({"name": "tree", "captured": True}, "a CUDA graph holds no message through host memory"),
             ("horovod", "refuses two ranks on one GPU"),
         ],
