@@ -7,20 +7,27 @@
 2. Sums in host memory: `collective_speed.py --only host`, 57 and 489 MB, beside bare copies.
 3. A study of three launches: captured ResNet-56 over each exchange, beside the same step without; and FCN-R
    without peer access, beside DDP. Ratios are of the same launches, with 95% intervals and their number.
+
+The bound of FCN-R's step (`bound_s`): gradients that become ready last can go over the bus only then. With
+two GPUs every byte goes up and down once, whoever sums. Its layer of 33.6 MB is ready 0.3 ms before the
+backward pass ends, and 40 MB are then left: more than a millisecond at what the bus gives both ways.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
 
+from scaling.analysis.bucket_times import bucket_times
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.store import ResultsFolder
@@ -88,8 +95,40 @@ def ratios(cells: Sequence[CellResult], baseline: CellResult) -> Iterator[str]:
         yield f"{label}: {shown}, n={len(cell.launches)}"
 
 
-def of_study(folder: Path) -> Iterator[str]:
-    """The lines of the third part."""
+def bound_s(
+    backward_end_s: float, ready_s: Sequence[float], num_bytes: Sequence[int], bytes_per_s: float
+) -> float:
+    """No step of two GPUs is shorter: of any last buckets, when the first is ready and what they take.
+
+    Args:
+        backward_end_s: without exchange, from the start of the step.
+        ready_s: of buckets in their order, in another step; their distances to its last count.
+        num_bytes: of each.
+        bytes_per_s: of a bus in each direction while both are used.
+    """
+    starts = [backward_end_s - (ready_s[-1] - one) for one in ready_s]
+    return max(start + sum(num_bytes[k:]) / bytes_per_s for k, start in enumerate(starts))
+
+
+def bound_of(none: CellResult, ddp: CellResult, copies: Path) -> str:
+    """The bound by what a run measured itself: profiled steps, and copies both ways at once."""
+    with copies.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["contender"] == "D2H and H2D at once"]
+    speed = median(int(row["bytes"]) / float(row["seconds"]) for row in rows)
+    ends = [
+        max(span.stop_s for rank in step.ranks for span in rank.spans if span.phase == "backward")
+        for launch in none.launches
+        for step in launch.profiled_steps
+    ]
+    times = bucket_times(ddp)
+    bound = bound_s(median(ends), times.ready_s, times.num_bytes, speed)
+    ddp_s = median(launch.median_s for launch in ddp.launches)
+    shown = f"{1e3 * bound:.3f} ms, {bound / ddp_s:.3f} of DDP's"
+    return f"  bound: {shown}, at {speed / 1e9:.1f} GB/s each way at once"
+
+
+def of_study(folder: Path, copies: Path) -> Iterator[str]:
+    """The lines of the third part; `copies` are the samples of the second."""
     cells = read_cells(ResultsFolder(folder))
     for model, step, aggregator, goal in (
         ("resnet-56", "captured", "none", f"over the step without exchange; goal {RESNET_GOAL} at most"),
@@ -106,6 +145,9 @@ def of_study(folder: Path) -> Iterator[str]:
         if own and bases:
             yield f"\n{model}: {goal}"
             yield from ratios(own, bases[0])
+        none = [one for one in own if (one.cell["step"], one.cell["aggregator"]) == (step, "none")]
+        if none and bases and copies.exists() and aggregator != "none":
+            yield bound_of(none[0], bases[0], copies)
 
 
 def main() -> None:
@@ -147,7 +189,7 @@ def main() -> None:
         file, folder = options.out / "study.yaml", options.out / "study"
         file.write_text(yaml.safe_dump(study(curves / "curves.yaml", cpu=options.cpu), sort_keys=False))
         output_of("scaling", "run", file, "--out", folder)
-        for line in of_study(folder):
+        for line in of_study(folder, options.out / "host" / "samples.csv"):
             say(line)
 
 
