@@ -21,25 +21,23 @@ Writes cells.csv, a row a predicted cell, and folds.csv, a row a fold and family
   out) what the predicted best takes above the measured best; mean and worst.
 - order: share predicted in the right order of the pairs of a workload that differ by over 10% as measured.
 
-`--blind` prints predictions that were committed before the cells were measured, against these, and what the
-model makes of the same cells now. `--probe` prints NCCL's all-reduce on four GPUs as it is predicted from
-two, against a probe of four.
+`--blind` compares predictions that were made before their cells were measured (results/predictions) with the
+cells of the folder that the file is named after, and prints what the model makes of these cells now; then the
+folds of two H100, whose cells are newer than the form of the model. `--probe` prints NCCL's all-reduce on
+four GPUs as it is predicted from two, against a probe of four.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import math
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+from prediction_scores import FOLD_COLUMNS, line, summary, table, write
 
 from scaling.collectives.plan import Codec, Exchange
 from scaling.errors import ScalingError
@@ -60,31 +58,25 @@ from topologies.schema import load
 REFERENCE = Path(__file__).parents[1] / "results" / "reference"
 PROBE = Path(__file__).parent / "results" / "probe-4xh200" / "samples.csv.gz"
 BLIND = Path(__file__).parents[1] / "results" / "predictions"
-LEFT_OUT = (
-    *("planted-faults-4xh200", "mnist-4xh200"),
-    *("gpt-2xh100", "sharded-2xh100", "headline-bf16-2xh100"),  # of another GPU than the rest
-)
+LEFT_OUT = ("planted-faults-4xh200", "mnist-4xh200")
 NETWORKS = ("fcn-r", "fcn-s4", "resnet-56", "alexnet-r", "gpt")
 CELL_COLUMNS = (
     *("fold", "results", "model", "aggregator", "family", "step", "precision", "wire", "input_placement"),
     *("peer_access", "world_size", "global_batch", "measured_s", "predicted_s", "low_s", "high_s"),
     *("error_ratio", "inside", "workload", "notes"),
 )
-FOLD_COLUMNS = (
-    *("fold", "family", "cells", "not_predicted", "median_error", "p95_error", "coverage", "interval_ratio"),
-    *("workloads", "mean_regret", "worst_regret", "pairs", "order"),
-)
-ALL = "all"
 
 
 @dataclass(frozen=True)
 class Fold:
-    """What is known and what is predicted; `with_probe`: the probe's messages, on its machine."""
+    """What is known and what is predicted, and their GPUs; `with_probe`: the probe's messages too."""
 
     name: str
     knows: Callable[[MeasuredCell], bool]
     predicts: Callable[[MeasuredCell], bool]
     with_probe: bool = True
+    known_gpu: str = "h200"
+    gpu: str = "h200"
 
 
 def _of_network(name: str) -> Fold:
@@ -108,19 +100,79 @@ FOLDS = (
 )
 
 
+def _cells(*names: str, **values: Any) -> Callable[[MeasuredCell], bool]:
+    """Whether a cell is of one of these folders, and has these variables."""
+    return lambda cell: folder_of(cell) in names and values.items() <= cell.cell.items()
+
+
+def _on_h100(results: str, source: str, knows: Callable[[MeasuredCell], bool], gpu: str = "h100") -> Fold:
+    """A folder's cells of two H100; `gpu` is what the known cells ran on."""
+    return Fold(f"{results} from {source}", knows, _cells(results, world_size=2), False, gpu, "h100")
+
+
+def _with_own_gpu(results: str) -> Fold:
+    one = _cells(results, world_size=1)
+    known = _cells("gpt-2xh100")
+    return _on_h100(results, "gpt-2xh100 and its own one GPU", lambda cell: known(cell) or one(cell))
+
+
+AS_THE_RUN_KNEW = (
+    Fold(
+        "gpt-2xh100, NVLink from one GPU",
+        _cells("gpt-2xh100", world_size=1),
+        _cells("gpt-2xh100", world_size=2, peer_access=True),
+        with_probe=False,
+        known_gpu="h100",
+        gpu="h100",
+    ),
+    Fold(
+        "gpt-2xh100, host-only from NVLink",
+        _cells("gpt-2xh100", peer_access=True),
+        _cells("gpt-2xh100", peer_access=False),
+        with_probe=False,
+        known_gpu="h100",
+        gpu="h100",
+    ),
+)
+"""What `scaling run` knew of gpt-2xh100 before each launch."""
+
+H100_FOLDS = (
+    *AS_THE_RUN_KNEW,
+    *(
+        _on_h100(name, "gpt-2xh100", _cells("gpt-2xh100"))
+        for name in ("sharded-2xh100", "headline-bf16-2xh100")
+    ),
+    _with_own_gpu("sharded-2xh100"),
+    *(
+        _on_h100(name, "H200", lambda _: True, "h200")
+        for name in ("gpt-2xh100", "sharded-2xh100", "headline-bf16-2xh100")
+    ),
+)
+
+
 @cache
-def measured() -> tuple[tuple[MeasuredCell, ...], tuple[MeasuredTransfer, ...]]:
-    """The cells of GPUs in all committed folders, and the probe's messages."""
+def measured(gpu: str = "h200") -> tuple[tuple[MeasuredCell, ...], tuple[MeasuredTransfer, ...]]:
+    """The cells of all committed folders whose GPU has that word in its name, and a probe's messages."""
     folders = [path for path in sorted(REFERENCE.iterdir()) if (path / "study.yaml").is_file()]
     cells: list[MeasuredCell] = []
     transfers: list[MeasuredTransfer] = []
     for path in folders:
-        if path.name in LEFT_OUT or path.name.startswith("device-"):
+        if path.name in LEFT_OUT or path.name.startswith("device-") or not _has(path, gpu):
             continue
         folder = MeasuredFolder(ResultsFolder(path))
         cells += [cell for cell in folder.cells() if cell.cell["device"] == "cuda"]
         transfers += folder.transfers()
     return tuple(cell for cell in cells if not cell.cell.get("aa_replicate")), tuple(transfers)
+
+
+def _has(path: Path, gpu: str) -> bool:
+    """Whether a folder's environment names such a GPU."""
+    environment = ResultsFolder(path).environment()
+    return any(gpu in str(found.get("name", "")).lower() for found in environment.get("gpus") or ())
+
+
+def folder_of(cell: MeasuredCell) -> str:
+    return Path(cell.source).name
 
 
 @cache
@@ -134,7 +186,9 @@ def strategy(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
 
 
 def machine_of(fold: Fold) -> Topology:
-    """Four GPUs as a probe of two found them; as shipped where no fold knows two."""
+    """Of the known cells: four GPUs as a probe of two found them, or as shipped; of two H100 as detected."""
+    if fold.known_gpu == "h100":
+        return load(REFERENCE / "gpt-2xh100" / "topology.yaml")
     if not fold.with_probe:
         return load("hgx-h200")
     return what_if(load(REFERENCE / "transfer-2xh200" / "probed.yaml"), ["gpus=2x"])
@@ -142,26 +196,26 @@ def machine_of(fold: Fold) -> Topology:
 
 def predictor_of(fold: Fold) -> Predictor:
     """The model, fitted to what the fold knows."""
-    cells, transfers = measured()
+    cells, transfers = measured(fold.known_gpu)
     known = [cell for cell in cells if fold.knows(cell)]
-    predicted = {id(cell) for cell in cells if fold.predicts(cell)}
+    predicted = {id(cell) for cell in measured(fold.gpu)[0] if fold.predicts(cell)}
     assert not predicted & {id(cell) for cell in known}, f"{fold.name} knows what it predicts"
     machine = machine_of(fold)
     sources = Sources(known, transfers if fold.with_probe else (), machine)
-    return sources.predictor(machine, strategy)[0]
+    return sources.predictor(machine_of(replace(fold, known_gpu=fold.gpu)), strategy)[0]
 
 
 def rows_of(fold: Fold) -> list[dict[str, Any]]:
     """A row a predicted cell; seconds, errors positive where the prediction is too long."""
     predictor = predictor_of(fold)
-    return [row for cell in measured()[0] if fold.predicts(cell) for row in [_row(fold, cell, predictor)]]
+    return [_row(fold.name, cell, predictor) for cell in measured(fold.gpu)[0] if fold.predicts(cell)]
 
 
-def _row(fold: Fold, cell: MeasuredCell, predictor: Predictor) -> dict[str, Any]:
+def _row(fold: str, cell: MeasuredCell, predictor: Predictor) -> dict[str, Any]:
     values = cell.cell
     row = dict.fromkeys(CELL_COLUMNS, "") | {
-        "fold": fold.name,
-        "results": Path(cell.source).name,
+        "fold": fold,
+        "results": folder_of(cell),
         "model": values["model_label"],
         "aggregator": values["aggregator_label"],
         "step": values["step"],
@@ -208,92 +262,35 @@ def family_of(plan: Strategy) -> str:
 def _workload(cell: MeasuredCell) -> str:
     names = ("model_label", "scaling", "global_batch", "world_size", "peer_access", "precision", "tf32")
     more = ("input_placement", "memory_format", "augmentation", "accumulate", "optimizer", "momentum")
-    return "/".join([Path(cell.source).name, *(str(cell.cell.get(name)) for name in (*names, *more))])
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A row a fold and family, and one of all families."""
-    for fold in dict.fromkeys(row["fold"] for row in rows):
-        of_fold = [row for row in rows if row["fold"] == fold]
-        for family in (ALL, *sorted({row["family"] for row in of_fold})):
-            chosen = [row for row in of_fold if family in (ALL, row["family"])]
-            yield {"fold": fold, "family": family, **figures(chosen)}
-
-
-def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the columns of folds.csv say of these cells; empty where there is nothing to say."""
-    known = [row for row in rows if row["error_ratio"] != ""]
-    values: dict[str, Any] = dict.fromkeys(FOLD_COLUMNS[2:], "")
-    values |= {"cells": len(rows), "not_predicted": len(rows) - len(known)}
-    if not known:
-        return values
-    errors = sorted(abs(row["error_ratio"]) for row in known)
-    values["median_error"] = statistics.median(errors)
-    values["p95_error"] = errors[max(0, math.ceil(0.95 * len(errors)) - 1)]
-    values["coverage"] = statistics.fmean(row["inside"] for row in known)
-    values["interval_ratio"] = statistics.median(row["high_s"] / row["low_s"] for row in known)
-    workloads = _rivals(known)
-    regrets = [regret(rivals) for rivals in workloads]
-    pairs = [right for rivals in workloads for right in ordered_right(rivals)]
-    values |= {"workloads": len(regrets), "pairs": len(pairs)}
-    if regrets:
-        values |= {"mean_regret": statistics.fmean(regrets), "worst_regret": max(regrets)}
-    if pairs:
-        values["order"] = statistics.fmean(pairs)
-    return values
-
-
-def _rivals(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    grouped: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if row["family"] != "no exchange":
-            grouped[row["workload"]].append(row)
-    return [rivals for rivals in grouped.values() if len(rivals) > 1]
-
-
-def regret(rivals: Sequence[Mapping[str, Any]]) -> float:
-    """What the predicted best takes above the measured best, as a ratio of the latter."""
-    chosen = min(rivals, key=lambda row: float(row["predicted_s"]))
-    best = min(float(row["measured_s"]) for row in rivals)
-    return float(chosen["measured_s"]) / best - 1
-
-
-def ordered_right(rivals: Sequence[Mapping[str, Any]]) -> Iterator[bool]:
-    """Of each pair that differs by over 10% as measured: whether it is predicted in that order."""
-    for pair in combinations(rivals, 2):
-        fast, slow = sorted(pair, key=lambda row: float(row["measured_s"]))
-        if slow["measured_s"] > 1.10 * fast["measured_s"]:
-            yield bool(fast["predicted_s"] < slow["predicted_s"])
+    return "/".join([folder_of(cell), *(str(cell.cell.get(name)) for name in (*names, *more))])
 
 
 def blind() -> Iterator[str]:
-    """Of each committed file of predictions: its errors, and the model's now on the same cells."""
-    cells = measured()[0]
-    now = {fold: predictor_of(fold) for fold in FOLDS if fold.name == "gpt from others"}  # once for all files
+    """Of each file of predictions: its errors on its own GPU, and the model's now on the same cells."""
+    again = {"gpt-2xh200": (FOLDS[NETWORKS.index("gpt") + 3],), "gpt-2xh100": AS_THE_RUN_KNEW}
     for path in sorted(BLIND.glob("*-predicted.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = [row for row in content if row.get("iteration_s")]
-        pairs = [
-            (cell, row)
-            for cell in cells
+        name = path.stem.removesuffix("-predicted")
+        rows = [row for row in json.loads(path.read_text(encoding="utf-8")) if row.get("iteration_s")]
+        compared = [
+            _compared(cell, row)
+            for cell in measured(name.rpartition("x")[2])[0]
             for row in rows
-            if cell.world_size > 1
-            and all(row.get(name) == value for name, value in cell_fields(cell.cell).items())
+            if folder_of(cell) == name and cell.world_size > 1
+            if all(row.get(field) == value for field, value in cell_fields(cell.cell).items())
         ]
-        if not pairs:
-            yield f"{path.name}: none of its cells is measured"
+        if not compared:
+            yield f"{path.name}: no cell of {name} is measured"
             continue
-        yield line(f"{path.name}, as committed", pairs)
-        for fold, predictor in now.items():
-            again = [(cell, _row(fold, cell, predictor)) for cell, _ in pairs if fold.predicts(cell)]
-            names = {"iteration_s": "predicted_s", "iteration_s_low": "low_s", "iteration_s_high": "high_s"}
-            now_rows = [
-                (cell, {name: row[column] for name, column in names.items()})
-                for cell, row in again
-                if row["predicted_s"]
-            ]
-            if now_rows:
-                yield line(f"{path.name}, the same cells by the model as it is", now_rows)
+        yield line(f"{path.name}, as committed", compared)
+        for fold in again.get(name, ()):
+            yield line(f"{fold.name}, by the model as it is", rows_of(fold))
+
+
+def _compared(cell: MeasuredCell, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "error_ratio": row["iteration_s"] / cell.iteration_s - 1,
+        "inside": row["iteration_s_low"] <= cell.iteration_s <= row["iteration_s_high"],
+    }
 
 
 def probe() -> Iterator[str]:
@@ -318,58 +315,19 @@ def probe() -> Iterator[str]:
         )
 
 
-def line(name: str, pairs: Sequence[tuple[MeasuredCell, Mapping[str, Any]]]) -> str:
-    """Median error, largest and coverage."""
-    ratios = [row["iteration_s"] / cell.iteration_s - 1 for cell, row in pairs]
-    inside = sum(row["iteration_s_low"] <= cell.iteration_s <= row["iteration_s_high"] for cell, row in pairs)
-    return (
-        f"{name}: {len(pairs)} cells, median error {statistics.median(map(abs, ratios)):.1%}, largest "
-        f"{max(map(abs, ratios)):.1%}, {inside} inside; {sum(ratio < 0 for ratio in ratios)} too fast"
-    )
-
-
-def table(folds: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """folds.csv in Markdown."""
-    yield "| fold | family | cells | median error | 95th percentile | coverage | regret (worst) | order |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for row in folds:
-        shown = [_percent(row[name]) for name in ("median_error", "p95_error", "coverage")]
-        lost = (
-            f"{_percent(row['mean_regret'])} ({_percent(row['worst_regret'])})" if row["workloads"] else "-"
-        )
-        yield (
-            f"| {row['fold']} | {row['family']} | {row['cells'] - row['not_predicted']} of {row['cells']} | "
-            f"{' | '.join(shown)} | {lost} | {_percent(row['order'])} |"
-        )
-
-
-def _percent(value: Any) -> str:
-    return "-" if value == "" else f"{value:.1%}"
-
-
-def write(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """As CSV, numbers to five digits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        for row in rows:
-            writer.writerow(
-                {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()}
-            )
-
-
 def main() -> None:
-    """Writes the tables and prints that of the folds, with the worst misses."""
+    """Writes the tables and prints that of the folds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--blind", action="store_true")
     parser.add_argument("--probe", action="store_true")
     options = parser.parse_args()
-    if options.blind or options.probe:
-        print("\n".join(blind() if options.blind else probe()))
+    if options.probe:
+        print("\n".join(probe()))
         return
-    rows = [row for fold in FOLDS for row in rows_of(fold)]
+    if options.blind:
+        print("\n".join(blind()))
+    rows = [row for fold in (H100_FOLDS if options.blind else FOLDS) for row in rows_of(fold)]
     folds = list(summary(rows))
     if options.out:
         write(options.out / "cells.csv", CELL_COLUMNS, rows)

@@ -1,7 +1,7 @@
 """Predictions over folds of the committed results are as good as their committed table, or better."""
 
 import csv
-import importlib.util
+import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +15,18 @@ WORSE = {"median_error": 0.002, "p95_error": 0.01, "mean_regret": 0.002}
 FEWER = {"coverage": 0.01, "order": 0.01}
 
 
-def script():
-    path = ROOT / "benchmarks" / "prediction_quality.py"
-    spec = importlib.util.spec_from_file_location("prediction_quality", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def quality():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield importlib.import_module("prediction_quality")
+    for name in ("prediction_quality", "prediction_scores"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
-def quality():
-    return script()
+def scores(quality):
+    return importlib.import_module("prediction_scores")
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def committed(name):
         return {(row["fold"], row["family"]): row for row in csv.DictReader(file)}
 
 
-def test_no_fold_is_worse_than_its_committed_row(quality, rows):
+def test_no_fold_is_worse_than_its_committed_row(scores, rows):
     bounds, worse = committed("after"), []
     for name, own in rows.items():
-        now, bound = quality.figures(own), bounds[name, "all"]
+        now, bound = scores.figures(own), bounds[name, "all"]
         worse += [f"{name}: {column}" for column in WORSE if _above(now, bound, column)]
         worse += [f"{name}: {column}" for column in FEWER if _below(now, bound, column)]
         assert now["not_predicted"] <= int(bound["not_predicted"])
@@ -59,8 +59,8 @@ def _below(now, bound, column):
     return now[column] != "" and now[column] < least - FEWER[column]
 
 
-def test_one_step_beyond_meets_its_goals(quality, rows):
-    now = quality.figures(rows["4 from 1 and 2"])
+def test_one_step_beyond_meets_its_goals(scores, rows):
+    now = scores.figures(rows["4 from 1 and 2"])
     assert now["median_error"] <= 0.05
     assert now["coverage"] >= 0.93
     assert now["mean_regret"] <= 0.02
@@ -79,26 +79,43 @@ def test_predicted_cells_have_no_say_in_their_prediction(quality, rows, monkeypa
         replace(cell, iteration_s=3 * cell.iteration_s, phases={}) if fold.predicts(cell) else cell
         for cell in cells
     )
-    monkeypatch.setattr(quality, "measured", lambda: (slower, transfers))
+    monkeypatch.setattr(quality, "measured", lambda gpu="h200": (slower, transfers))
     again = quality.rows_of(fold)
     assert [row["predicted_s"] for row in again] == [row["predicted_s"] for row in rows[fold.name]]
     assert again[0]["measured_s"] == pytest.approx(3 * rows[fold.name][0]["measured_s"])
 
 
-def test_regret_is_what_the_chosen_cell_takes_above_the_best(quality):
+def test_files_of_predictions_meet_the_cells_of_their_own_folder_alone(quality):
+    lines = [line for line in quality.blind() if line.endswith("too fast")]
+    assert [line.partition(",")[0] for line in lines if "as committed" in line] == [
+        "gpt-2xh100-predicted.json",
+        "gpt-2xh200-predicted.json",
+    ]
+    assert "29 cells, median error 0.4%, largest 5.2%, 29 inside" in lines[0]
+    assert "14 cells, median error 1.7%, largest 3.6%, 9 inside" in lines[3]
+
+
+def test_cells_of_another_gpu_are_in_no_fold_of_h200(quality):
+    for gpu, other in (("h100", "h200"), ("h200", "h100")):
+        folders = {quality.folder_of(cell) for cell in quality.measured(gpu)[0]}
+        assert len(folders) > 2
+        assert not any(name.endswith(other) for name in folders)
+
+
+def test_regret_is_what_the_chosen_cell_takes_above_the_best(scores):
     rivals = [
         {"predicted_s": predicted, "measured_s": measured}
         for predicted, measured in ((1.0, 2.4), (2.0, 2.0), (3.0, 3.0))
     ]
-    assert quality.regret(rivals) == pytest.approx(0.2)
-    assert list(quality.ordered_right(rivals)) == [False, True, True]
+    assert scores.regret(rivals) == pytest.approx(0.2)
+    assert list(scores.ordered_right(rivals)) == [False, True, True]
 
 
-def test_tables_of_the_readme_are_those_of_the_folds(quality):
+def test_tables_of_the_readme_are_those_of_the_folds(scores):
     readme = (TABLES.parent / "README.md").read_text(encoding="utf-8")
     for name in ("before", "after"):
         shown = [_read(row) for (_, family), row in committed(name).items() if family == "all"]
-        for line in quality.table(shown):
+        for line in scores.table(shown):
             assert line in readme, (name, line)
 
 

@@ -103,9 +103,11 @@ class ComputeModel:
 
     Args:
         cells: measured ones; of those that exchange, captured ones alone tell something.
+        other_gpu_sd: relative deviation of all of it, as another GPU's than the one it is told for.
     """
 
-    def __init__(self, cells: Sequence[MeasuredCell]) -> None:
+    def __init__(self, cells: Sequence[MeasuredCell], other_gpu_sd: float = 0.0) -> None:
+        self._other_gpu_sd = other_gpu_sd
         grouped: dict[tuple[Any, ...], dict[int, list[MeasuredCell]]] = defaultdict(lambda: defaultdict(list))
         for cell in cells:
             # Processes on a CPU share its cores and caches: only one alone tells what it computes.
@@ -124,10 +126,19 @@ class ComputeModel:
         Raises:
             PredictionError: nothing like it was measured.
         """
+        computed = self._measured(cell, local_batch)
+        if not self._other_gpu_sd:
+            return computed
+        step_s = computed.step_s.also("another GPU", self._other_gpu_sd)
+        note = f"compute measured on another GPU: {self._other_gpu_sd:.0%} in the interval"
+        return replace(computed, step_s=step_s, notes=(*computed.notes, note))
+
+    def _measured(self, cell: Mapping[str, Any], local_batch: int) -> Computed:
+        """The same on the GPU that it was measured on."""
         curve = self._curve(cell)
         if curve is None:
             if (other := self._with_other_input(cell)) is not None:
-                return _of_other_input(cell, self.step(other, local_batch), other)
+                return _of_other_input(cell, self._measured(other, local_batch), other)
             raise PredictionError(
                 f"no measured cell without exchange of {cell['model_label']}, step {cell['step']}: measure "
                 "`none` at world size 1 with that step, precision, memory format, input and augmentation, "

@@ -83,7 +83,7 @@ class MeasuredTransfer:
 def measured_cells(
     rows: Iterable[tuple[Mapping[str, Any], str, Mapping[str, Any]]], source: str
 ) -> list[MeasuredCell]:
-    """Those that are done and were timed; both halves of A/A pairs.
+    """Those that were timed, also where launches are left to do; both halves of A/A pairs.
 
     Args:
         rows: of each its variables, its `tensor_shapes` and its row of summary.csv.
@@ -92,7 +92,7 @@ def measured_cells(
     strategies = []
     for cell, tensor_shapes, row in rows:
         seconds = _number(row.get("iteration_s"))
-        if row.get("state") != "done" or seconds is None or cell.get("kind") != "iteration":
+        if row.get("state") == "failed" or seconds is None or cell.get("kind") != "iteration":
             continue
         names = (*EXCHANGE_PHASES, *COMPUTE_PHASES)
         phases = {name: value for name in names if (value := _number(row.get(name))) is not None}

@@ -9,12 +9,19 @@ from typing import Any
 
 from scaling.errors import ScalingError
 from scaling.prediction.compute import ComputeModel
+from scaling.prediction.estimate import sd_that_reaches
 from scaling.prediction.fitting import fitted, machinery_for
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.predict import Predictor
 from scaling.prediction.strategy import Strategy
 from topologies.errors import TopologyError
 from topologies.model import Topology
+
+OTHER_GPU_SD = 0.10
+"""Of computation that was measured on another GPU, at least. An assumption."""
+
+UNKNOWN_RATIO = 2.0
+"""Of two GPUs' memory rates, where a machine file lacks one. An assumption."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,24 @@ class Sources:
         calibration = fitted(there, known, self.transfers, compute)
         machinery = machinery_for(topology, self.transfers, self.machine, self.libraries)
         overlap = Predictor(there, compute, calibration).fitted_overlap(known)
+        if other_gpu_sd := _other_gpu_sd(self.machine, topology):
+            compute = ComputeModel(self.cells, other_gpu_sd)
         return Predictor(machinery, compute, calibration, overlap), compute
 
 
 def gpu_names(topology: Topology) -> set[str]:
     """The products of its GPUs, for telling whether computation measured elsewhere holds here."""
     return {gpu.name.lower() for gpu in topology.machine.of_kind("gpu")}
+
+
+def _other_gpu_sd(measured_on: Topology, topology: Topology) -> float:
+    """What computation is uncertain by on another GPU: the interval reaches to the ratio of memory rates.
+
+    A step bound by products follows the GPUs' multiprocessors, which machine files do not have.
+    """
+    if gpu_names(measured_on) == gpu_names(topology) or not gpu_names(measured_on) or not gpu_names(topology):
+        return 0.0
+    rates = [machine.machine.of_kind("gpu")[0].bandwidth_bytes_per_s for machine in (measured_on, topology)]
+    known = [rate for rate in rates if rate is not None]
+    ratio = max(known) / min(known) if len(known) == len(rates) else UNKNOWN_RATIO
+    return max(OTHER_GPU_SD, sd_that_reaches(ratio))

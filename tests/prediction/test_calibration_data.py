@@ -52,6 +52,12 @@ def test_cells_are_those_of_the_summary_with_its_noise_floor(study):
     assert max(cell.relative_sd for cell in cells) > 0.01, "of the A/A pair"
 
 
+@pytest.mark.parametrize(("state", "count"), [("done", 1), ("planned", 1), ("running", 1), ("failed", 0)])
+def test_a_cell_with_launches_left_to_do_tells_what_the_others_took(state, count):
+    row = {"state": state, "iteration_s": 0.1}
+    assert len(measured_cells([({"kind": "iteration"}, "", row)], "results")) == count
+
+
 def test_new_cell_alone_is_read_and_all_are_as_if_read_at_once(study, read):
     measured = MeasuredFolder(study.folder)
     measured.cells()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from scaling.bucket import BucketLayout
@@ -6,6 +8,7 @@ from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.overlapped import ddp_buckets, exposed
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import reason_row, row_of, text_table
+from scaling.prediction.sources import Sources
 from scaling.prediction.strategy import Machinery, Strategy
 from scaling.prediction.what_if import what_if
 from tests.prediction.conftest import cell, machine, measured, strategy
@@ -138,3 +141,23 @@ def test_overlap_hides_and_eager_does_not():
     assert hidden.exposed_exchange.value < 0.8 * hidden.exchange.value
     shown = predictor.predict(eager)
     assert shown.exposed_exchange.value == pytest.approx(shown.exchange.value)
+
+
+def test_computation_of_another_gpu_is_less_certain_and_says_so():
+    there = machine()
+    gpus = [
+        replace(gpu, name="Another", bandwidth_bytes_per_s=3000e9) for gpu in there.machine.of_kind("gpu")
+    ]
+    others = tuple(device for device in there.machine.devices if device.kind != "gpu")
+    here = replace(there, machine=replace(there.machine, devices=(*others, *gpus)))
+    sources = Sources([measured(cell(1, "none"), 4e-3)], (), there)
+    one, other = (
+        sources.predictor(topology, lambda values, _: strategy(values))[0].predict(
+            strategy(cell(4, "none", local_batch=4096))
+        )
+        for topology in (there, here)
+    )
+    assert other.iteration.value == one.iteration.value
+    assert other.iteration.interval[1] > 1.9 * one.iteration.value, "twice the memory's rate"
+    assert any("another GPU" in note for note in other.notes)
+    assert not any("another GPU" in note for note in one.notes)
