@@ -44,6 +44,7 @@ class _Throughput:
         columns = ("world_size", "iteration_s", "iteration_s_low", "iteration_s_high", "speedup")
         return {
             "name": self.name,
+            "unit": unit_of_workers(self.row),
             **{column: self.row[column] for column in columns},
             "one_launch": self.row["interval_method"] == ONE_LAUNCH,
         }

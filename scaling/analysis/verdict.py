@@ -89,6 +89,7 @@ def verdict_of(
         "ties": [_setting(tie, choice) for tie in ties],
         "tie_ratio": TIE_RATIO,
         "unresolved": [_setting(other, choice) for other in same_size if other not in ties],
+        "lossy": _lossy_as_fast(choice, excluded),
         "next_best": _next_best(
             choice, [other for other in others if other not in rivals], recommendation.at_most
         ),
@@ -176,6 +177,20 @@ def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) ->
     ]
     best = max(rows, key=lambda row: float(row["samples_per_s"]), default=None)
     return best and {name: best[name] for name in ("aggregator", "world_size", "speedup", "wire")}
+
+
+def _lossy_as_fast(choice: Candidate, excluded: Sequence[Excluded]) -> list[str]:
+    """Lossy aggregators of unknown accuracy that take as long as the choice or less, on as many workers."""
+    rows = [other.row for other in excluded if other.reason.kind == "lossy_not_trained"]
+    names = [
+        row["aggregator"]
+        for row in rows
+        if row is not None
+        and row["world_size"] == choice.row["world_size"]
+        and row["iteration_s"] is not None
+        and row["iteration_s"] <= (1 + TIE_RATIO) * choice.value
+    ]
+    return list(dict.fromkeys(names))
 
 
 def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, Any]:

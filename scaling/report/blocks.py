@@ -10,6 +10,7 @@ from scaling.analysis.columns import Row, is_control_arm, workers_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup
 from scaling.axes import workers
+from scaling.measure.statistics import ONE_LAUNCH
 from scaling.report.figures.base import SavedFigure
 from scaling.report.formats import milliseconds, percent, ratio
 from scaling.report.page_tables import answer_columns, best_of_rows
@@ -162,7 +163,7 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     return _marked(
         table_of(
             f"All settings on {workers(size, group.unit)}, fastest first",
-            "Step time ± half of its 95% interval."
+            f"Step time ± half of its 95% interval{_of_one_launch(rows)}."
             + (
                 " No exchange is an upper bound, not a choice."
                 if size > 1 and any(map(is_control_arm, rows))
@@ -176,6 +177,10 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
         group,
         named,
     )
+
+
+def _of_one_launch(rows: Sequence[Row]) -> str:
+    return " within the only launch" if all(row["interval_method"] == ONE_LAUNCH for row in rows) else ""
 
 
 def _training_table(group: CellGroup, named: Collection[str]) -> Table | None:

@@ -223,3 +223,9 @@ def test_names_keep_what_distinguishes_them():
     titles = [["m(a=[1, 2]) on d", "strong scaling", f"batch {batch}"] for batch in (8, 16)]
     assert short_names(titles) == [["m(a=[1, 2]) on d", "batch 8"], ["m(a=[1, 2]) on d", "batch 16"]]
     assert short_names(titles[:1]) == [["m(a=[1, 2]) on d"]]
+
+
+def test_fast_lossy_aggregator_that_was_not_trained_is_named_as_no_choice(tied):
+    add(tied, "one_bit", 2, 0.551, lossy=True)
+    (one,) = answers(tied)
+    assert "45% slower; as fast, but lossy and not trained: one_bit)" in "\n".join(verdict_lines([one]))

@@ -27,8 +27,12 @@ from scaling.report.titles import title_of
 
 CAPTION = (
     "To the end of the first epoch that reaches the target, without evaluation (column seconds_to_target; "
-    "median over repeats and seeds). Predicted: time of a timed step x steps to the target, with its "
-    "95% interval; hollow: it has none. The gap is what a training does besides its steps."
+    "median over repeats and seeds)."
+)
+
+PREDICTION = (
+    " Predicted: time of a timed step x steps to the target, with its 95% interval; hollow: it has none. "
+    "The gap is what a training does besides its steps."
 )
 
 _BAR: Any = {"facecolor": MEASURED, "edgecolor": "#202020", "linewidth": 0.4}
@@ -43,9 +47,10 @@ def target(data: FigureInput) -> Iterator[Drawn]:
         if bars := target_bars(group):
             goal = ", ".join(dict.fromkeys(percent(bar.target) for bar in bars))
             title = data.titled(f"Seconds to {goal}", group)
-            yield Drawn(
-                f"target-{group.slug}", title_of(group.given), CAPTION, _draw_target(title, bars), group=group
-            )
+            is_predicted = any(bar.predicted_s is not None for bar in bars)
+            caption = f"{CAPTION}{PREDICTION if is_predicted else ''}"
+            drawing = _draw_target(title, bars)
+            yield Drawn(f"target-{group.slug}", title_of(group.given), caption, drawing, group=group)
 
 
 @dataclass(frozen=True)
