@@ -73,8 +73,9 @@ def _of_budget(_: CellResult, row: Row) -> _Cautions:
     if row["unattributed_s"] > LARGEST_UNATTRIBUTED * split_s:
         yield "unattributed_time", {"share": row["unattributed_s"] / split_s}
     overhead_s = row["profiling_overhead_s"] or 0.0
-    if abs(overhead_s) > LARGEST_PROFILING_OVERHEAD * split_s:
-        yield "profiling_overhead", {"overhead_ratio": overhead_s / split_s}
+    ratio = overhead_s / (split_s - overhead_s)
+    if abs(ratio) > LARGEST_PROFILING_OVERHEAD:
+        yield "profiling_overhead", {"overhead_ratio": ratio}
 
 
 def _of_gpus(cell: CellResult, _: Row) -> _Cautions:

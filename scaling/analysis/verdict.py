@@ -24,6 +24,8 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.recommend import Recommendation, recommend
 from scaling.analysis.samples import CellResult
 
+NAMED_RATIO = 1.1
+"""Measured time to the choice's, up to which a setting is named as not resolved from it."""
 LEAST_LOSS = 0.1
 """A step that loses less than this part of its time to several workers is limited by something else."""
 
@@ -78,6 +80,7 @@ def verdict_of(
     values = {
         "objective": recommendation.objective,
         "workload": recommendation.workload,
+        "scaling": row["scaling"],
         "unit": "GPU" if row["device"] == "cuda" and not shares_gpus(row) else "worker",
         "world_size": size,
         "world_sizes": sorted({candidate.row["world_size"] for candidate in candidates}),
@@ -88,7 +91,7 @@ def verdict_of(
         "shared": _shared(choice, ties),
         "ties": [_setting(tie, choice) for tie in ties],
         "tie_ratio": TIE_RATIO,
-        "unresolved": [_setting(other, choice) for other in same_size if other not in ties],
+        "unresolved": [_setting(other, choice) for other in _nearest(choice, same_size) if other not in ties],
         "lossy": _lossy_as_fast(choice, excluded),
         "next_best": _next_best(
             choice, [other for other in others if other not in rivals], recommendation.at_most
@@ -104,6 +107,12 @@ def verdict_of(
         "is_noisy": recommendation.is_noisy,
     }
     return Finding("verdict", tuple(other.row["cell_id"] for other in (choice, *ties)), values)
+
+
+def _nearest(choice: Candidate, rivals: Sequence[Candidate]) -> list[Candidate]:
+    """Those to be named, the fastest first: without those measured far slower, which more launches may rule out."""
+    nearest = sorted(rivals, key=lambda rival: _ratio(rival, choice))
+    return [rival for rival in nearest if _ratio(rival, choice) <= NAMED_RATIO] or nearest[:1]
 
 
 def _rivals_and_ties(

@@ -32,9 +32,9 @@ def test_step_with_more_than_five_percent_in_no_phase_is_warned_of(study, split_
 @pytest.mark.parametrize(
     ("unsplit_s", "warned"),
     [
-        (0.94, ["profiling overhead: makes the step 6.0% longer"]),
+        (0.94, ["profiling overhead: makes the step 6.4% longer"]),
         (0.96, []),
-        (1.06, ["profiling overhead: makes the step 6.0% shorter"]),
+        (1.06, ["profiling overhead: makes the step 5.7% shorter"]),
     ],
 )
 def test_marks_that_change_the_step_by_more_than_five_percent_are_warned_of(

@@ -229,3 +229,18 @@ def test_fast_lossy_aggregator_that_was_not_trained_is_named_as_no_choice(tied):
     add(tied, "one_bit", 2, 0.551, lossy=True)
     (one,) = answers(tied)
     assert "45% slower; as fast, but lossy and not trained: one_bit)" in "\n".join(verdict_lines([one]))
+
+
+def test_only_what_is_nearly_as_fast_is_named_as_not_resolved(study):
+    add(study, "none", 1, 1.0, launches=1)
+    for aggregator, step_s in (("all_reduce", 0.5), ("tree", 0.54), ("ring", 0.53), ("host_parallel", 2.0)):
+        add(study, aggregator, 2, step_s, launches=1)
+    (one,) = answers(study)
+    assert [other["name"] for other in one.values["unresolved"]] == ["ring", "tree"]
+
+
+def test_weak_scaling_is_said_in_throughput(study):
+    for aggregator, world_size in (("none", 1), ("all_reduce", 2)):
+        add(study, aggregator, world_size, 1.0, scaling="weak", local_batch=64, global_batch=64 * world_size)
+    (one,) = answers(study)
+    assert verdict_lines([one])[0].startswith("Use 2 workers: 2.00 times the throughput of one.")
