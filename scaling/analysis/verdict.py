@@ -110,7 +110,7 @@ def verdict_of(
 
 
 def _nearest(choice: Candidate, rivals: Sequence[Candidate]) -> list[Candidate]:
-    """Those to be named, the fastest first: without those measured far slower, which more launches may rule out."""
+    """Those to be named, the fastest first; those measured far slower only where no other is."""
     nearest = sorted(rivals, key=lambda rival: _ratio(rival, choice))
     return [rival for rival in nearest if _ratio(rival, choice) <= NAMED_RATIO] or nearest[:1]
 
