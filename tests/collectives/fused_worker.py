@@ -60,6 +60,8 @@ def exchanged(group: TorchGroup, name: str, size: int, device: torch.device) -> 
 def seen_by(workers: Workers) -> dict[str, Any]:
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     device = torch.device("cpu" if is_interpreted else f"cuda:{workers.info.rank}")
+    if not is_interpreted:
+        torch.cuda.set_device(device)  # Triton launches on the current device, and a graph is captured there
     group = workers.group(device)
     if is_interpreted:
         numbers = count()

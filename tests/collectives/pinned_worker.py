@@ -48,6 +48,8 @@ def exchanged(group: TorchGroup, size: int, device: torch.device, dtype: torch.d
 def seen_by(workers: Workers) -> dict[str, Any]:
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     device = torch.device("cpu" if is_interpreted else f"cuda:{workers.info.rank}")
+    if not is_interpreted:
+        torch.cuda.set_device(device)  # Triton launches on the current device, and a graph is captured there
     group = workers.group(device)
     seen = {str(size): exchanged(group, size, device, torch.float32) for size in SIZES}
     seen["float64"] = exchanged(group, 5000, device, torch.float64)
