@@ -76,7 +76,8 @@ def _marks_text(measured: Measured) -> str:
 def _where(measured: Measured) -> str:
     by_rank = shares(measured)
     if not by_rank:
-        return _missing(measured, "Where it goes", "no_exchange")
+        missing = measured.phase_source if "no_exchange" in measured.steps_s else "no_exchange"
+        return _missing(measured, "Where it goes", missing)
     parts = []
     for rank, seconds in enumerate(by_rank):
         total_s = sum(seconds.values())

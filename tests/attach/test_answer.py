@@ -59,6 +59,12 @@ def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not() -> None:
     assert slow_rank(_measured({**EVEN, "no_exchange": (0.1, 0.1)})) is None
 
 
+def test_on_gpus_the_arm_that_gives_phases_is_named_where_it_was_left_out() -> None:
+    measured = _facts(_measured({**EVEN, "no_exchange": (0.06, 0.06)}), "baseline", device="cuda")
+    line = "Where it goes: not measured, because the arm marked was not asked for."
+    assert line in answer(measured)
+
+
 def test_the_parts_of_a_step_add_up_to_it() -> None:
     text = "\n".join(answer(_measured({**EVEN, "no_exchange": (0.06, 0.06)})))
     assert "input 30%, forward 6%, backward 6%, optimizer 18%, rest 0%, exchange and waiting 40%" in text
