@@ -282,10 +282,10 @@ def test_budget_interval_beyond_the_axis_ends_in_an_arrow():
 def test_grey_lines_intervals_do_not_flatten_the_others(study):
     study.add_steps([[4.0], [4.0]])
     study.add_steps([[2.0], [2.01]], aggregator="ring", world_size=2)
-    study.add_steps([[3.0], [9.0]], aggregator="host_parallel", world_size=2)
+    study.add_steps([[3.0], [6.0]], aggregator="host_parallel", world_size=2)
     (group,) = groups_of(study)
     low, high = draw_scaling("", "speedup", speedup_lines(group), ideal=1.0).axes[0].get_ylim()
-    assert 0.5 < low < 4.0 / 6.0
+    assert 0.5 < low < 4.0 / 4.5
     assert high < 2.5
 
 

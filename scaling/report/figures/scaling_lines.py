@@ -23,7 +23,7 @@ from scaling.report.figures.parts import (
     plain_ticks,
     set_title,
 )
-from scaling.report.figures.style import BEST, BOUND, IDEAL, OTHER, OTHERS, REFERENCE
+from scaling.report.figures.style import BEST, BOUND, IDEAL, ON_REQUEST, OTHER, OTHERS, REFERENCE
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import rate
 
@@ -32,6 +32,11 @@ LIBRARY = "all_reduce"
 
 HIDDEN_FACTOR = 4.0
 """Lines below the fastest by more than this factor are left to the table: they would flatten the others."""
+
+GREY_SHARE = 0.25
+"""Grey lines make the plot higher by no more than this part of what the others take; but LEAST_ROOM fits."""
+
+LEAST_ROOM = 1.25
 
 FURTHEST_INTERVAL = 4.0
 """The axis goes so far beyond the values for their intervals; longer ones end in an arrow."""
@@ -143,7 +148,7 @@ def draw_scaling(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     winner = best_of(lines, best)
-    drawn = _drawn_lines(lines)
+    drawn = _drawn_lines(lines, winner)
     ideals = [] if ideal is None else [ideal * size for size in sizes]
     limits = _limits(drawn, ideals, winner)
     axes.set_ylim(*limits)
@@ -171,20 +176,29 @@ def draw_scaling(
     return figure
 
 
-def _drawn_lines(lines: Sequence[ScalingLine]) -> list[ScalingLine]:
-    """Those that are drawn: not far below the fastest, and no bound that has one worker alone."""
+def _drawn_lines(lines: Sequence[ScalingLine], winner: str | None) -> list[ScalingLine]:
+    """Those that are drawn: grey ones where they leave the others most of the height, and no bound that has
+    one worker alone."""
     fastest = max(line.values[-1] for line in lines)
+    standing = [value for line in lines if not _is_grey(line, winner) for value in line.values] or [fastest]
+    lowest = min(standing) / max(LEAST_ROOM, (max(standing) / min(standing)) ** GREY_SHARE)
+    least = max(lowest, fastest / HIDDEN_FACTOR)
     return [
         line
         for line in lines
-        if (line.values[-1] * HIDDEN_FACTOR >= fastest or line.aggregator in _STANDS_OUT)
+        if (not _is_grey(line, winner) or (line.values[-1] >= least and min(line.values) >= lowest))
         and not (line.is_bound and line.world_sizes == [1] and len(lines) > 1)
     ]
 
 
+def _is_grey(line: ScalingLine, winner: str | None) -> bool:
+    return bool(_how(line, winner)["series"] == OTHERS)
+
+
 def reading(lines: Sequence[ScalingLine], best: Collection[str]) -> str:
     """How to read what is drawn, and nothing that is not."""
-    drawn, winner = _drawn_lines(lines), best_of(lines, best)
+    winner = best_of(lines, best)
+    drawn = _drawn_lines(lines, winner)
     lows = [low for line in drawn for low in line.low]
     is_known = [not math.isnan(low) for low in lows]
     parts = []
@@ -192,8 +206,10 @@ def reading(lines: Sequence[ScalingLine], best: Collection[str]) -> str:
         parts.append(f"Bars: 95% intervals{'' if all(is_known) else '; a hollow point has none'}.")
     if any(line.is_bound for line in drawn):
         parts.append("No exchange bounds all others.")
-    if any(_how(line, winner)["series"] == OTHERS for line in drawn):
-        parts.append("Grey: the other aggregators, each at its fastest bucket size.")
+    if any(_is_grey(line, winner) for line in drawn):
+        parts.append(f"Grey: the other aggregators, each at its fastest bucket size{ON_REQUEST}.")
+    if any(_is_grey(line, winner) for line in lines if line not in drawn):
+        parts.append("Far slower ones: in the table.")
     return " ".join(parts)
 
 
@@ -201,7 +217,7 @@ def _limits(lines: Sequence[ScalingLine], ideals: Sequence[float], winner: str |
     """Of the vertical axis: all values, and intervals of lines that stand out, if they leave these apart."""
     values = [value for line in lines for value in line.values]
     low, high = min([*ideals[:1], *values]), max([*values, *ideals])
-    shown = [line for line in lines if _how(line, winner)["series"] != OTHERS]
+    shown = [line for line in lines if not _is_grey(line, winner)]
     lows = [low for line in shown for low in line.low if math.isfinite(low)]
     highs = [high for line in shown for high in line.high if math.isfinite(high)]
     low = min(low, max([low / FURTHEST_INTERVAL, min([low, *lows])]))

@@ -33,6 +33,9 @@ NEARLY_ALL = 0.9
 OTHERS = "-others"
 """The series of the grey lines; the minus: hidden on the page until asked for."""
 
+ON_REQUEST = ' (on the page: press "others" to show them)'
+"""Of grey lines, in a caption."""
+
 MEASURED, PREDICTED = "#8ba3b8", "#3d4852"
 """Of the bars and marks of figures that compare what was measured with a prediction."""
 

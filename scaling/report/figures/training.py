@@ -29,7 +29,7 @@ from scaling.report.figures.parts import (
     plain_log,
     set_title,
 )
-from scaling.report.figures.style import MOST_COLOURED, NEARLY_ALL, OTHER, OTHERS, line_styles
+from scaling.report.figures.style import MOST_COLOURED, NEARLY_ALL, ON_REQUEST, OTHER, OTHERS, line_styles
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import percent
 from scaling.report.titles import title_of
@@ -39,7 +39,8 @@ Against = Literal["epochs", "seconds", "joules"]
 EPOCHS = (
     "Medians over seeds and repeats, in a band from the smallest to the largest (convergence.csv). A line "
     "has a gap where a loss was not finite; a ring ends trainings that are not over. Grey: other "
-    "aggregators and numbers of workers. Accuracy near 100% is drawn as the error, on a log scale."
+    f"aggregators and numbers of workers{ON_REQUEST}. Accuracy near 100% is drawn as the error, on a log "
+    "scale."
 )
 
 SECONDS = "The same against the slowest rank's seconds, without evaluation (train_s of convergence.csv)."

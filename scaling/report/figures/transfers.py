@@ -16,7 +16,7 @@ from scaling.analysis.transfers import MESSAGES
 from scaling.measure.probe.series import size_text
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import WIDTH, EndLabel, add_tip, draw_point, label_ends, set_title
-from scaling.report.figures.style import FURTHER, OTHER, OTHERS, REFERENCE, LineStyle
+from scaling.report.figures.style import FURTHER, ON_REQUEST, OTHER, OTHERS, REFERENCE, LineStyle
 from scaling.report.figures.svg import with_tip
 from scaling.report.transfer_tables import name_of, name_of_operation, title_of, who_did
 
@@ -151,7 +151,7 @@ def standing_out(lines: Sequence[BandwidthLine]) -> list[BandwidthLine]:
 
 def _caption(lines: Sequence[BandwidthLine], standing: Sequence[BandwidthLine]) -> str:
     dashed = " Dashed: without peer access." if any(line.host_only for line in lines) else ""
-    grey = " Grey: all others." if any(line not in standing for line in lines) else ""
+    grey = f" Grey: all others{ON_REQUEST}." if any(line not in standing for line in lines) else ""
     return f"{CAPTION}{dashed}{grey}"
 
 
