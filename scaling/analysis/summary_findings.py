@@ -165,12 +165,20 @@ def _several_hosts(rows: Sequence[Row]) -> Iterator[Finding]:
             by_start.setdefault(host.rpartition("/")[2], []).append((host, row))
     if len(by_start) < 2:
         return
+    starts = [cells[0][0] for cells in by_start.values()]
+    named = starts if len({host.partition("/")[0] for host in starts}) > 1 else [*map(_boot, starts)]
     hosts = [
-        {"host": cells[0][0], "num_cells": len(cells), "settings": _few_settings([row for _, row in cells])}
-        for cells in by_start.values()
+        {"host": name, "num_cells": len(cells), "settings": _few_settings([row for _, row in cells])}
+        for name, cells in zip(named, by_start.values(), strict=True)
     ]
     values = {"hosts": hosts[:MOST_HOSTS], "num_more": max(0, len(hosts) - MOST_HOSTS)}
     yield Finding("several_hosts", (), values)
+
+
+def _boot(host: str) -> str:
+    """Which start of a machine it was, where all have one name."""
+    boot = host.partition("/")[2]
+    return f"boot {boot}" if boot else "an unrecorded boot"
 
 
 def _few_settings(rows: Sequence[Row]) -> list[dict[str, Any]]:

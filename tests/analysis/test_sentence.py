@@ -147,7 +147,8 @@ def test_cells_of_a_machine_that_was_started_again_are_told_apart(study):
     assert not any("several machines or restarts" in sentence for sentence in findings(study.folder))
     with_boots(study, "3fa2c1b0", "00ff00ff")
     (told,) = [one for one in findings(study.folder) if "several machines or restarts" in one]
-    assert "1 cell on here/3fa2c1b0 (ring on 2 workers); 1 cell on here/00ff00ff (tree on 2 workers)" in told
+    assert "1 cell on boot 3fa2c1b0 (ring on 2 workers); 1 cell on boot 00ff00ff (tree on 2 workers)" in told
+    assert "here" not in told  # the only name tells nothing
 
 
 def test_many_cells_of_a_host_are_counted(study):
@@ -156,7 +157,7 @@ def test_many_cells_of_a_host_are_counted(study):
     study.add_steps([[0.1] * 3], aggregator="tree", world_size=8)
     with_boots(study, *["a"] * 4, "b")
     (told,) = [one for one in findings(study.folder) if "several machines or restarts" in one]
-    assert "4 cells on here/a; 1 cell on here/b (tree on 8 workers)" in told
+    assert "4 cells on boot a; 1 cell on boot b (tree on 8 workers)" in told
 
 
 def test_containers_on_one_machine_are_one_and_many_machines_are_counted(study):
