@@ -20,22 +20,22 @@ _AFTER_THE_SUM = {
     "hidden_h2d_s": "hidden h2d",
     "profiling_overhead_s": "profiling overhead",
     "skew_s": "skew",
-    "exchange_overhead_s": "exchange overhead",
-    "exposed_by_difference_s": "by difference",
+    "exchange_overhead_s": "exchange, by its spans",
+    "exposed_by_difference_s": "exchange, vs. no exchange",
 }
 SUM = "= profiled step"
 UNPROFILED = "step"
 MARK = "*"
 """Of a step that differs from its profiled step by more than LARGEST_PROFILING_OVERHEAD."""
-CHECK, DIFFERS = "check", "no"
+CHECK, DIFFERS = "do both agree?", "no"
 
 READING = (
     "Mean over the middle half of the profiled steps, of the rank that the others wait for. "
     "The parts add up to the profiled step; * marks a step without profiling that differs from it by "
     "over 5%: there the parts are shares. "
     "Hidden: under the computation. Profiling overhead: what the marks cost. Skew: the last rank's arrival "
-    "at the first exchange after the first one's. Exchange overhead: what it adds, by its spans, and by "
-    "difference to the control arm."
+    "at the first exchange after the first one's. Exchange: what it adds, by its spans, "
+    "and as the difference to the same step without exchange (the control arm)."
 )
 """What the lines mean."""
 
@@ -105,9 +105,7 @@ def _check(row: Row) -> str:
     check = row["exposed_check"]
     if check is None:
         return MISSING
-    return {"exposed_times_agree": "agree", "exposed_times_unresolved": "not resolved"}.get(
-        check.kind, DIFFERS
-    )
+    return {"exposed_times_agree": "yes", "exposed_times_unresolved": "not resolved"}.get(check.kind, DIFFERS)
 
 
 def part_label(column: str) -> str:

@@ -150,14 +150,14 @@ class TestCheck:
 
     def test_negative_difference_does_not_agree_with_a_positive_time(self):
         text = checked(arm(1.0e-3, -0.5e-3), row())
-        assert text == "by intervals 1.00 ms, by difference -0.500 ms: not explained"
+        assert text == "exchange by its spans 1.00 ms, by difference to no exchange -0.500 ms: not explained"
 
     def test_computation_that_the_exchange_slows_is_named(self):
         slowed = arm(1.0e-3, 1.4e-3, backward_s=5.31e-3, forward_s=2.05e-3, update_s=0.1e-3)
         control = row(backward_s=5.0e-3, forward_s=2.0e-3, update_s=0.1e-3)
         assert checked(slowed, control) == (
-            "by intervals 1.00 ms, by difference 1.40 ms: backward takes 0.310 ms longer than in none: "
-            "the exchange slows the computation"
+            "exchange by its spans 1.00 ms, by difference to no exchange 1.40 ms: backward takes 0.310 ms "
+            "longer than in none: the exchange slows the computation"
         )
 
     def test_phases_that_explain_it_together_are_named_together(self):
