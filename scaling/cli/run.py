@@ -99,12 +99,14 @@ def _run(
 
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
     folder, made, left_out = measured(study, overrides, out, scope, zygotes, retry_failed=retry_failed)
+    failed = [record for record in scope.records(folder) if record.state == "failed"]
+    say_rest(failed, left_out)  # the answer comes last
     if made is None:
         note(f"world size {world_size} is over; `scaling report {folder.path}` when the others are")
     else:
         _show(made)
-    failed = [record for record in scope.records(folder) if record.state == "failed"]
-    name_rest(failed, left_out, is_fault=not scope.launcher.leaves_the_rest)
+    if is_failure(failed, left_out, is_fault=not scope.launcher.leaves_the_rest):
+        raise typer.Exit(1)
 
 
 def measured(
@@ -217,13 +219,12 @@ def _stopping(folder: ResultsFolder, *, with_report: bool) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def name_rest(failed: list[RunRecord], left_out: list[str], *, is_fault: bool) -> None:
-    """Says what has failed and what is left to other launches, and ends with exit code 1 if anything has.
+def say_rest(failed: list[RunRecord], left_out: list[str]) -> None:
+    """Says what has failed and what is left to other launches.
 
     Args:
         failed: records of runs.
         left_out: a line for each reason why some stay planned.
-        is_fault: that counts as well; not in a batch job, on whose success other jobs may wait.
     """
     from scaling.study.kinds import label_of
 
@@ -236,27 +237,38 @@ def name_rest(failed: list[RunRecord], left_out: list[str], *, is_fault: bool) -
         note("`--retry-failed` runs them again")
     for line in left_out:
         note(line)
-    if failed or (left_out and is_fault):
-        raise typer.Exit(1)
+
+
+def is_failure(failed: list[RunRecord], left_out: list[str], *, is_fault: bool) -> bool:
+    """Whether the command ends with exit code 1.
+
+    Args:
+        failed, left_out: as of `say_rest`.
+        is_fault: what is left out counts as well; not in a batch job, on whose success other jobs may wait.
+    """
+    return bool(failed or (left_out and is_fault))
 
 
 def _show(made: Report) -> None:
-    """Prints the best settings, how the wall time divided, and the answer."""
+    """Prints the first rows of tables, how the wall time divided, and last the answer."""
     from rich.console import Console
 
     from scaling.report.device import device_sentences
-    from scaling.report.terminal import render_answer
+    from scaling.report.terminal import first_lines, render_answer
     from scaling.report.text import text_of
     from scaling.report.transfer_tables import render_transfers
     from scaling.report.verdict_text import folded_answer
 
     console = Console(soft_wrap=True)
-    console.print(render_answer(made.table))
-    for table in render_transfers(made.transfers):
-        console.print(table)
-        console.print()
-    for sentence in device_sentences(made.experiments):
-        typer.echo(folded("", sentence, indent=2))
+    parts: list[list[str]] = []
+    for table in (*render_answer(made.table), *render_transfers(made.transfers)):
+        with console.capture() as printed:
+            console.print(table)
+        parts.append(printed.get().splitlines())
+    parts.append([folded("", sentence, indent=2) for sentence in device_sentences(made.experiments)])
+    for text in first_lines(parts):
+        typer.echo(text)
+    typer.echo(f"all rows: scaling report {made.page.parent}")
     if made.times is not None:
         typer.echo(folded("", text_of(made.times.finding), indent=2))
     note(f"report: {made.page}")

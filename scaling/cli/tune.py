@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaling.cli.options import Out, Overrides, StudyArgument, note
-from scaling.cli.run import measured, name_rest
+from scaling.cli.run import is_failure, measured, say_rest
 from topologies.texts import folded
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ def _measured(study: Study, out: Path, scope: Scope, zygotes: Zygotes) -> Result
     write_whole(file, text_of(study).encode())
     folder, _, left_out = measured(str(file), [], out, scope, zygotes)
     failed = [record for record in folder.runs() if record.state == "failed"]
-    name_rest(failed, left_out, is_fault=True)
+    say_rest(failed, left_out)
+    if is_failure(failed, left_out, is_fault=True):
+        raise typer.Exit(1)
     return folder
 
 

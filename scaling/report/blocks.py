@@ -13,7 +13,7 @@ from scaling.axes import workers
 from scaling.measure.statistics import ONE_LAUNCH
 from scaling.report.figures.base import SavedFigure
 from scaling.report.formats import milliseconds, percent, ratio
-from scaling.report.page_tables import answer_columns, best_of_rows
+from scaling.report.page_tables import answer_columns, best_of_rows, quality_of
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.titles import short_names, title_parts
@@ -126,10 +126,9 @@ def _summary(group: CellGroup) -> str:
         if not reached:
             return ""
         best = min(reached, key=lambda row: float(row["seconds_to_target"]))
-        return (
-            f"{group.name(best)} on {workers_of(best)}: {best['seconds_to_target']:.4g} s to "
-            f"{percent(best['target_accuracy'])}"
-        )
+        bits = best["target_bits_per_byte"]
+        target = percent(best["target_accuracy"]) if bits is None else f"{bits:g} bits per byte"
+        return f"{group.name(best)} on {workers_of(best)}: {best['seconds_to_target']:.4g} s to {target}"
     best_row = _best_of_group(group)
     if best_row is None:
         return ""
@@ -187,15 +186,16 @@ def _training_table(group: CellGroup, named: Collection[str]) -> Table | None:
     rows = [row for row in group.rows if row["repeats"]]
     if not rows:
         return None
-    rows.sort(key=lambda row: (row["seconds_to_target"] or math.inf, -(row["final_test_accuracy"] or 0.0)))
+    quality = quality_of(group)
+    rows.sort(key=lambda row: (row["seconds_to_target"] or math.inf, _worse(row)))
     return _marked(
         table_of(
             "All trainings, the fastest to the target first",
-            "Accuracy after the last epoch; seconds leave evaluation out.",
+            f"{str(quality.header).capitalize()} after the last epoch; seconds leave evaluation out.",
             [
                 Column("aggregator", group.name),
                 Column(f"{group.unit}s", lambda row: str(row["world_size"])),
-                Column("test accuracy", lambda row: percent(row["final_test_accuracy"], decimals=2)),
+                quality,
                 Column("s to target", _to_target),
                 Column("training, s", lambda row: f"{row['train_s']:.4g}" if row["train_s"] else ""),
                 Column("seed", lambda row: str(row["seed"])),
@@ -206,6 +206,12 @@ def _training_table(group: CellGroup, named: Collection[str]) -> Table | None:
         group,
         named,
     )
+
+
+def _worse(row: Row) -> float:
+    """The smaller, the better it ended."""
+    bits, accuracy = row["bits_per_byte"], row["final_test_accuracy"]
+    return -(accuracy or 0.0) if bits is None else float(bits)
 
 
 def _marked(table: Table, rows: Sequence[Row], group: CellGroup, named: Collection[str]) -> Table:

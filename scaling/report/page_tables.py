@@ -75,14 +75,28 @@ def columns_of(group: CellGroup) -> list[Column[Row]]:
     rates = [Column[Row](unit, lambda row: number(row[throughput]))]
     if any(row["mfu"] is not None for row in group.rows):
         rates.append(Column("MFU", lambda row: percent(row["mfu"])))
+    is_trained = group.kind == "convergence"
     return [
         Column("aggregator", group.name),
         Column(None, lambda row: _with_state(group, row), "aggregator", AGGREGATOR_WIDTH),
         Column(f"{group.unit}s", lambda row: str(row["world_size"]), f"{group.unit}s"),
         Column("batch a worker", lambda row: str(row["local_batch"])),
-        *(CONVERGENCE_COLUMNS if group.kind == "convergence" else (*TIME_COLUMNS, *rates, *SPEEDUP_COLUMNS)),
+        *(_training_columns(group) if is_trained else (*TIME_COLUMNS, *rates, *SPEEDUP_COLUMNS)),
         Column("state", lambda row: str(row["state"])),
     ]
+
+
+def quality_of(group: CellGroup) -> Column[Row]:
+    """How good trainings are: bits per byte of a text without a target accuracy, else accuracy."""
+    trained = [row for row in group.rows if row["repeats"]]
+    is_of_bytes = all(row["bits_per_byte"] is not None and row["target_accuracy"] is None for row in trained)
+    return BITS if trained and is_of_bytes else ACCURACY
+
+
+def _training_columns(group: CellGroup) -> list[Column[Row]]:
+    """Those of the page, and in a terminal the one quality that the trainings are judged by."""
+    quality = replace(quality_of(group), header=None)
+    return [*CONVERGENCE_COLUMNS[:1], quality, *CONVERGENCE_COLUMNS[1:]]
 
 
 def best_of_rows(rows: Sequence[Row]) -> Row | None:
@@ -227,6 +241,10 @@ def _accuracy(row: Row) -> str:
     return percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else str(row["state"])
 
 
+def _bits(row: Row) -> str:
+    return number(row["bits_per_byte"], digits=4) if row["repeats"] else str(row["state"])
+
+
 def _accuracy_with_spread(row: Row) -> str:
     spread = row["seed_sd_accuracy"] if row["repeats"] else None
     accuracy = _accuracy(row) if spread is None else f"{_accuracy(row)} ± {100 * spread:.2f}"
@@ -266,9 +284,10 @@ SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
     Column("repeats", lambda row: str(row["repeats"])),
     Column("steps", lambda row: number(row["iterations"], digits=1)),
 )
+ACCURACY = Column[Row]("test accuracy", _accuracy, "accuracy")
+BITS = Column[Row]("bits per byte", _bits, "bits/byte")
 CONVERGENCE_COLUMNS: tuple[Column[Row], ...] = (
     Column("test accuracy", _accuracy_with_spread),
-    Column(None, _accuracy, "accuracy"),
     Column("training accuracy", lambda row: percent(row["train_accuracy"], decimals=2)),
     Column("training loss", lambda row: number(row["train_loss"])),
     Column("epochs", lambda row: number(row["epochs"], digits=1), "epochs"),

@@ -41,6 +41,9 @@ page shows all."""
 MOST_ROWS = 12
 """Of the short form, in all."""
 
+MOST_LINES, FEWEST_LINES = 36, 6
+"""Of all that `run` prints above the answer and the wall time, and of a part of it."""
+
 WARNED = "!"
 """At the end of a cell's line that has warnings; they follow below the table."""
 
@@ -58,25 +61,44 @@ def render_tables(table: pd.DataFrame) -> list[Lines]:
     return [Lines(*_render(group, groups)) for group in groups]
 
 
-def render_answer(table: pd.DataFrame) -> Lines:
+def render_answer(table: pd.DataFrame) -> list[Table]:
     """The same in few lines: a group's settings, or the best of each number of workers where these are many.
 
-    At most MOST_ROWS rows in all; groups that have no room are counted.
+    At most MOST_ROWS rows in all; groups that have no room are left out.
     """
     groups = [group for group in group_rows(to_rows(table)) if group.kind in ("iteration", "convergence")]
-    parts: list[RenderableType] = []
-    room, left_out = MOST_ROWS, 0
+    tables: list[Table] = []
+    room = MOST_ROWS
     for group in groups:
         rows = over_seeds(group.rows) if group.kind == "convergence" else group.rows
         shown = rows if len(rows) <= MOST_ROWS // 2 else _best_of_sizes(group, rows)
         if len(shown) > room:
-            left_out += 1
             continue
         room -= len(shown)
         best = f", the best of each number of {group.unit}s" if len(shown) < len(rows) else ""
-        title = wrapped(f"{title_of(group.given)}{best}")
-        parts += [in_terminal(title, _short_columns(group), shown), Text()]
-    return Lines(*parts, *([wrapped(f"({left_out} more tables: see the report)")] if left_out else []))
+        tables.append(in_terminal(wrapped(f"{title_of(group.given)}{best}"), _short_columns(group), shown))
+    return tables
+
+
+def first_lines(parts: Sequence[Sequence[str]], most: int = MOST_LINES) -> list[str]:
+    """Of each part the first texts, and an empty line below; what short parts leave goes to the others.
+
+    Args:
+        parts: of each its texts: the lines of a table, say, or sentences of several lines.
+        most: lines in all; parts that would have less than FEWEST_LINES are left out.
+    """
+    parts = [part for part in parts if part][: most // FEWEST_LINES]
+    left, shown = most - len(parts), {}
+    for count, place in enumerate(sorted(range(len(parts)), key=lambda place: _height(parts[place]))):
+        share = left // (len(parts) - count)
+        fitting = [text for at, text in enumerate(parts[place], 1) if _height(parts[place][:at]) <= share]
+        shown[place] = [*fitting, ""]
+        left -= _height(fitting)
+    return [text for place in range(len(parts)) for text in shown[place]]
+
+
+def _height(texts: Sequence[str]) -> int:
+    return sum(text.count("\n") + 1 for text in texts)
 
 
 def _best_of_sizes(group: CellGroup, rows: Sequence[Row]) -> list[Row]:
