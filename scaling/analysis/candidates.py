@@ -9,7 +9,7 @@ control arm, and never one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -27,7 +27,7 @@ from scaling.analysis.columns import (
 from scaling.analysis.decisions import Difference, with_variance
 from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
-from scaling.analysis.groups import given_of
+from scaling.analysis.groups import given_of, settings_to_name
 from scaling.analysis.launch_values import energies_per_sample, memory_peaks, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.noise import scatter_of
@@ -132,8 +132,8 @@ class CandidateSet:
     """A fixed workload, and the cells to choose from.
 
     Attributes:
-        given: model, dataset, device; of timed cells also scaling, batch and `further`, by axis, what is not
-            the default; of trainings target_accuracy.
+        given: model, dataset, device, and `further`, by axis, what is not the default or differs from other
+            workloads; of timed cells also scaling and batch; of trainings target_accuracy.
         candidates: by value, the smallest first.
         excluded: cells that may not be chosen.
     """
@@ -221,18 +221,10 @@ def _given(row: Row, *, trained: bool) -> Hashable:
     return (*(row[name] for name in columns(Shared.WORKLOAD)), fixed_batch(row))
 
 
-def _unusual(row: Row) -> Iterator[tuple[str, Any]]:
-    """The workload's settings that are not the default; without model, data set, scaling, batch, device."""
-    for axis in with_columns(Shared.WORKLOAD):
-        value = row[axis.key]
-        if not axis.role & Role.GIVEN and value not in (None, axis.default_shown):
-            yield axis.name, value
-
-
 def _timed(
     objective: str, family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]
 ) -> CandidateSet:
-    workload = {**given_of(family[0]), "further": dict(_unusual(family[0]))}
+    workload = {**given_of(family[0]), "further": settings_to_name(family, rows)}
     singles = _one_of_each_single(family)
     candidates, excluded = [], []
     for row in family:
@@ -366,7 +358,7 @@ def _trained(
             candidates.append(Candidate(row, parts, middle, None, None, "training_s", ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
-    workload = {name: first[name] for name in _TRAINED_FOR}
+    workload = {**{name: first[name] for name in _TRAINED_FOR}, "further": settings_to_name(family, rows)}
     return CandidateSet(workload, sorted(candidates, key=lambda candidate: candidate.value), excluded)
 
 

@@ -157,6 +157,34 @@ def _given(rows: Sequence[Row], further: Sequence[tuple[Axis, Any]]) -> dict[str
     return {**given_of(rows[0]), "further": values}
 
 
+def settings_to_name(family: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any]:
+    """What a title says of a family besides `given_of`: settings that all its cells share, by axis.
+
+    Of a workload those that are not the default, or in which other cells of this kind, model and data set
+    differ; of what may be chosen those of which both hold.
+
+    Args:
+        family: cells of one workload.
+        rows: the study's.
+    """
+    same = [row for row in rows if all(row[name] == family[0][name] for name in ("kind", "model", "dataset"))]
+    named: dict[str, Any] = {}
+    for axis in with_columns(Shared.WORKLOAD | Shared.GROUP):
+        is_workload = bool(axis.shared & Shared.WORKLOAD)
+        if axis.role & Role.GIVEN or not (is_workload or axis.role & Role.CHOSEN):
+            continue
+        own, others = _values(axis, family), _values(axis, same)
+        is_unusual, differs = own != {axis.default_shown}, len(others) > 1
+        is_told = (is_unusual or differs) if is_workload else (is_unusual and differs)
+        if len(own) == 1 and own != {None} and is_told:
+            named[axis.name] = own.pop()
+    return named
+
+
+def _values(axis: Axis, rows: Sequence[Row]) -> set[Any]:
+    return {axis.default_shown if row[axis.key] is None else row[axis.key] for row in rows}
+
+
 def given_of(row: Row) -> dict[str, Any]:
     """The settings that every title of timed cells names."""
     names = ("model", "dataset", "scaling", "device")

@@ -138,7 +138,8 @@ def _losses(choice: Candidate, others: Sequence[Candidate], limit: Finding | Non
 
     Of the choice; where that is one worker, of the fastest one with several. The exchange is the difference
     to the control arm; `exchange_range_s` has the exposed time of the profiled steps too, where the check
-    does not find that both agree. None where less than LEAST_LOSS is lost, or a rule names the cause.
+    does not find that both agree. `bytes_per_s` is the rate of `communication_s`. None where less than
+    LEAST_LOSS is lost, or a rule names the cause.
     """
     row = choice.row
     if row["world_size"] == 1:
@@ -168,6 +169,7 @@ def _losses(choice: Candidate, others: Sequence[Candidate], limit: Finding | Non
         "exchange_range_s": sorted([max(0.0, exchange_s), exchange_s if agrees else spans_s]),
         "is_resolved": agrees or check.kind == "exposed_times_differ",
         "rest_s": rest_s if rest_s > max(known_to_s, LEAST_PART * step_s) else None,
+        "communication_s": (row["exposed_comm_s"] or 0.0) + (row["hidden_comm_s"] or 0.0),
         "bytes_per_s": limit.values.get("bytes_per_s") if limit is not None and row is choice.row else None,
     }
 

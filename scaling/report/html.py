@@ -9,7 +9,7 @@ from scaling.report.figures.svg import for_page, page_styles
 from scaling.report.sections import Section
 from scaling.report.text import TEMPLATES, environment, text_of
 from scaling.report.titles import title_parts
-from scaling.report.verdict_text import facts_of, names_of
+from scaling.report.verdict_text import facts_of, lead_of_command, names_of
 
 TEMPLATE = "report.html.j2"
 
@@ -21,7 +21,7 @@ def render_page(content: Content) -> str:
         content: what it says; the SVG files of its figures are read.
     """
     templates = environment(TEMPLATES, autoescape=True)
-    templates.filters |= {"facts": facts_of, "parts": title_parts, "text": text_of}
+    templates.filters |= {"facts": facts_of, "lead": lead_of_command, "parts": title_parts, "text": text_of}
     figures = [figure for section in content.sections for figure in section.figures]
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}
     return templates.get_template(TEMPLATE).render(

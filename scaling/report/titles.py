@@ -37,11 +37,11 @@ def title_parts(given: Mapping[str, Any]) -> list[str]:
         given: of a group (`scaling.analysis.groups`) or a workload (`scaling.analysis.candidates`).
     """
     first = f"{given['model']} on {given['dataset']}"
+    further = [axis(name).text(value) for name, value in given["further"].items()]
     if "target_accuracy" in given:
-        return [f"{first} to an accuracy of {percent(given['target_accuracy'])}", given["device"]]
+        return [f"{first} to an accuracy of {percent(given['target_accuracy'])}", given["device"], *further]
     is_weak = given["scaling"] == "weak"
     batch = f"local batch {given['batch']}" if is_weak else f"global batch {given['batch']}"
-    further = [axis(name).text(value) for name, value in given["further"].items()]
     return [first, f"{given['scaling']} scaling", batch, given["device"], *further]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,8 +57,14 @@ def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
         num_more = len(lines) - MOST_LINES + 1
         lines[MOST_LINES - 1 :] = [f"{num_more} more answers: see the report."]
     if command and verdicts and len(lines) < MOST_LINES:
-        lines.append(f"Next: {command}")
+        first, _, _ = text_of(verdicts[0], "next").partition("; ")
+        lines.append(f"Next for {names[0]}: {first}: {command}")
     return lines
+
+
+def lead_of_command(experiment: str) -> str:
+    """What stands between an experiment and its command, which is that of the first of several proposals."""
+    return ". For the first:" if "; " in experiment or ", or " in experiment else ":"
 
 
 def folded_answer(lines: Sequence[str], command: str) -> str:
@@ -107,14 +114,15 @@ def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] |
     if is_open and repeats > values["num_launches"]:
         is_archived = folder.is_archived()
         return [*(timed if is_archived else []), f"repeats={repeats}"], "-again" if is_archived else ""
-    if "iteration_s" not in values:
+    if "iteration_s" not in values or values["untrained"]:
         return None
-    if limit is not None and (step := _step_to_try(limit)):
-        return [*timed, *_STEPS[step]], f"-{step}"
     if batch := _batch_to_try(verdict):
         cell = next(run.cell for run in runs if run.cell_id == verdict.cells[0])
         workload = {name: {"name": cell[name], **cell[f"{name}_parameters"]} for name in ("model", "dataset")}
         return [*timed, f"workloads={json.dumps([{**workload, 'global_batch': batch}])}"], f"-batch-{batch}"
+    is_one = values["world_size"] == 1 and values["other_size"]  # its step exchanges nothing
+    if limit is not None and not is_one and (step := _step_to_try(limit)):
+        return [*timed, *_STEPS[step]], f"-{step}"
     return None
 
 
@@ -142,12 +150,12 @@ LARGER_BATCH = 4
 def _batch_to_try(verdict: Finding) -> int | None:
     """The global batch that an answer's experiment names; None where it names none."""
     values, limit, losses = verdict.values, verdict.values["limit"], verdict.values["losses"]
-    if values["untrained"] or values["workload"].get("scaling") != "strong":
+    if values["workload"].get("scaling") != "strong":
         return None
     if limit is not None and limit.kind == "small_batch" and values["world_size"] > 1:
         return int(limit.values["larger_batch"] * values["world_size"])
     is_too_small = losses is not None and (
-        values["world_size"] == 1 or (losses["rest_s"] or 0.0) >= losses["exchange_s"]
+        values["world_size"] == 1 or (losses["rest_s"] or -math.inf) >= losses["exchange_s"]
     )
     return LARGER_BATCH * int(values["workload"]["batch"]) if is_too_small else None
 
@@ -157,4 +165,5 @@ def _all_of(verdict: Finding, command: str) -> Iterator[str]:
     for fact in facts_of(verdict):
         yield f"{fact.label}: {fact.value}{f' ({fact.detail})' if fact.detail else ''}."
     if experiment := text_of(verdict, "next"):
-        yield f"Next: {experiment}{f': {command}' if command else '.'}"
+        lead = lead_of_command(experiment)
+        yield f"Next: {experiment}{f'{lead} {command}' if command else '.'}"

@@ -87,7 +87,9 @@ def test_small_batch_leaves_the_gpu_idle(make_study):
     )
     found = first(study, small)
     assert found.kind == "small_batch"
-    assert "a batch of 32 underuses a GPU" in text_of(found)
+    said = "a batch of 32 underuses a GPU: 4 times the batch takes only 1.1 times as long"
+    assert text_of(found) == f"{said} (forward + backward: 9.50 and 10.0 ms)"
+    assert next_experiment(found) == "try a larger global batch: 128 per GPU, or step=captured"
     # As fast per sample as with 128 it would take 10 / 4 of the 9.5 ms.
     assert found.values["share"] == pytest.approx((9.5 - 10 / 4) / 9.5)
 

@@ -86,7 +86,7 @@ def test_it_makes_a_workload_of_its_own_to_recommend_for(made):
         title_of(one.workload).rpartition(", ")[2]: one.choice.row
         for one in recommend(made.table, made.cells)
     }
-    assert {title: row["dropout"] for title, row in found.items()} == {"cpu": 0.0, "dropout 0.5": 0.5}
+    assert {title: row["dropout"] for title, row in found.items()} == {"dropout 0": 0.0, "dropout 0.5": 0.5}
 
 
 def test_status_names_it_where_cells_differ_in_it(study, line):

@@ -10,8 +10,9 @@ import pytest
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
-from scaling.report.titles import short_names
-from scaling.report.verdict_text import MOST_LINES, command_of, folded_answer, verdict_lines
+from scaling.report.text import text_of
+from scaling.report.titles import short_names, title_of
+from scaling.report.verdict_text import MOST_LINES, command_of, folded_answer, names_of, verdict_lines
 from scaling.store import ResultsFolder
 from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study
@@ -118,7 +119,8 @@ def test_limit_names_the_largest_loss_first(study, split_line):
         study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name)
     (one,) = answers(study)
     lines = verdict_lines([one])
-    assert "Limit: a smaller batch per worker, 80 ms of the 600 ms step; the exchange, 20 ms" in lines[2]
+    cause = "each worker computes a smaller batch less efficiently, 80 ms of the 600 ms step"
+    assert lines[2] == f"Limit: {cause}; the exchange, 20 ms."
     assert any(line.startswith("Next: try a larger global batch") for line in lines)
     words = shlex.split(command_of(one, study.folder))
     assert words[4] == f"{study.folder.path}-batch-256"
@@ -152,6 +154,14 @@ def test_answers_take_at_most_five_lines(study, number):
     assert len(verdict_lines(found)) <= MOST_LINES
 
 
+def belongs_to(changes, experiment):
+    """Whether the command does what the experiment proposes first."""
+    first = experiment.partition("; ")[0].partition(", or ")[0]
+    changed = [word for word in changes if not word.startswith(("kind=", "aggregators="))]
+    names = ["larger" if word.startswith("workloads=") else word for word in changed]
+    return bool(first) and all(name in first for name in names)
+
+
 def test_next_command_is_one_that_the_study_takes():
     """Of every committed folder that has one: it can be pasted, and makes a study with cells."""
     commands = 0
@@ -168,6 +178,7 @@ def test_next_command_is_one_that_the_study_takes():
         assert words[:2] == ["scaling", "run"]
         assert words[3:5] == ["--out", words[4]]
         assert words[4] != str(path)  # it is archived
+        assert belongs_to(words[5:], text_of(found[0], "next"))
         study = load_study(words[2], words[5:])
         assert resolve(study, AvailableMachine(8, 16, 1)).cells
     assert commands >= 5
@@ -244,3 +255,71 @@ def test_weak_scaling_is_said_in_throughput(study):
         add(study, aggregator, world_size, 1.0, scaling="weak", local_batch=64, global_batch=64 * world_size)
     (one,) = answers(study)
     assert verdict_lines([one])[0].startswith("Use 2 workers: 2.00 times the throughput of one.")
+
+
+def test_bandwidth_stands_with_the_time_that_it_is_of(study, split_line):
+    """The exchange adds 0.1 s by difference; the communication that moves the bytes takes 0.08 s."""
+    add(study, "none", 1, 1.0)
+    for name, step_s, exchange_s in (("none", 0.5, 0.0), ("all_reduce", 0.6, 0.08)):
+        spans = (("forward", "main", 0.0, 0.5), ("communicate", "main", 0.5, 0.5 + exchange_s))
+        steps = [split_line(9 + i, step_s, *spans[: 1 + bool(exchange_s)]) for i in range(6)]
+        moved = {"summary": {"wire_bytes_per_rank": [8_000_000_000] * 2}} if exchange_s else {}
+        study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name, **moved)
+    (one,) = answers(study)
+    limit = next(line for line in verdict_lines([one]) if line.startswith("Limit"))
+    assert limit.endswith("(communication alone: 80 ms at 100 GB/s a rank).")
+
+
+def test_command_of_several_proposals_is_that_of_the_first(study, split_line):
+    """On two GPUs the smaller batch costs most: the batch comes first, and the captured step after it."""
+    gpu = {"device": "cuda", "global_batch": 64}
+    add(study, "none", 1, 1.0, **gpu)
+    steps = [split_line(9 + i, 0.6, ("forward", "main", 0.0, 0.58)) for i in range(6)]
+    for name, step_s in (("none", 0.58), ("all_reduce", 0.6)):
+        study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name, **gpu)
+    (one,) = answers(study)
+    command = command_of(one, study.folder)
+    line = verdict_lines([one], command)[-1]
+    assert line.startswith("Next: try a larger global batch; or try step=captured to see")
+    assert line.endswith(f". For the first: {command}")
+    assert "workloads=" in command
+    assert "captured" not in command
+
+
+def test_command_of_many_answers_says_what_it_is_of(study):
+    for model in ("m0", "m1", "m2"):
+        add(study, "none", 1, 1.0, launches=1, model=model)
+        add(study, "all_reduce", 2, 0.6, launches=1, model=model)
+    found = answers(study)
+    command = command_of(found[0], study.folder)
+    last = f"Next for m0 on synthetic: repeats=3 to decide: {command}"
+    assert verdict_lines(found, command)[-1] == last
+
+
+def test_several_answers_are_named_by_what_differs_even_where_it_is_the_default(study):
+    for augmentation in ("none", "standard"):
+        add(study, "none", 1, 1.0, augmentation=augmentation)
+    for batch, accumulate in ((16, 1), (64, 4)):
+        add(study, "none", 1, 1.0, model="gpt", global_batch=batch, local_batch=batch, accumulate=accumulate)
+    names = sorted(name.partition(", ")[2] for name in names_of(answers(study)))
+    assert names == sorted(
+        [
+            "global batch 64, augmentation none",
+            "global batch 64, augmentation standard",
+            "global batch 16",
+            "global batch 64, micro-batches 4",
+        ]
+    )
+
+
+def test_training_is_named_with_its_augmentation(make_study):
+    study = make_study()
+    study.add_training([10.0, 11.0, 12.0], augmentation="standard")
+    (one,) = verdicts(study.table, study.cells)
+    assert title_of(one.values["workload"]).endswith("to an accuracy of 97.0%, cpu, augmentation standard")
+
+
+def test_fastest_so_far_says_of_what(study):
+    add(study, "none", 1, 1.0, launches=1)
+    add(study, "all_reduce", 2, 1.1, launches=1)
+    assert verdict_lines(answers(study))[0].startswith("Fastest so far of 1 and 2 workers: 1 worker.")
