@@ -323,3 +323,14 @@ def test_fastest_so_far_says_of_what(study):
     add(study, "none", 1, 1.0, launches=1)
     add(study, "all_reduce", 2, 1.1, launches=1)
     assert verdict_lines(answers(study))[0].startswith("Fastest so far of 1 and 2 workers: 1 worker.")
+
+
+def test_no_space_stands_before_a_semicolon(study):
+    add(study, "none", 1, 1.0)
+    for aggregator, step_s in (("all_reduce", 0.55), ("tree", 0.8)):
+        add(study, aggregator, 2, step_s)
+    add(study, "one_bit", 2, 0.551, lossy=True)
+    text = "\n".join(verdict_lines(answers(study)))
+    assert (
+        "Aggregator: all_reduce (next tree, 45% slower; as fast, but lossy and not trained: one_bit)" in text
+    )
