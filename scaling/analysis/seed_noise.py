@@ -1,7 +1,9 @@
 """Whether aggregators reach the same accuracy: their differences compared with those between seeds.
 
+Trainings on text are compared by bits per byte, all others by test accuracy: their score.
+
 1. The reference is the combination of aggregator and world size with the most seeds, of several an exact one
-   and the one with the largest spread: n accuracies, their mean and standard deviation s.
+   and the one with the largest spread: n scores, their mean and standard deviation s.
 2. One more training of the reference would lie within t s sqrt(1 + 1/n) of that mean, t being Student's
    quantile with n - 1 degrees of freedom: the prediction interval for a new value. The mean of m more lies
    within t s sqrt(1/m + 1/n).
@@ -15,6 +17,7 @@ seed, is given too. It is not chance between seeds, but what the exchange itself
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +31,8 @@ from scaling.analysis.samples import CellResult
 from scaling.analysis.training_findings import setting
 from scaling.measure.statistics import CONFIDENCE
 
+BITS, ACCURACY = "bits_per_byte", "final_test_accuracy"
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -37,14 +42,18 @@ class Compared:
         row: over its seeds.
         cells: its cells' ids.
         is_lossy: whether its aggregator says so; one worker exchanges nothing, and loses nothing.
-        difference: of its mean accuracy from the reference's, a ratio.
-        noise: what that may be by chance, a ratio.
+        score: the column that is compared: `BITS` or `ACCURACY`.
+        mean: of the score over its seeds.
+        difference: of that from the reference's mean.
+        noise: what that may be by chance.
         at_equal_seed: mean difference at the seeds that both have; None where they share none.
     """
 
     row: Row
     cells: list[str]
     is_lossy: bool
+    score: str
+    mean: float
     difference: float
     noise: float
     at_equal_seed: float | None
@@ -53,6 +62,17 @@ class Compared:
     def is_within(self) -> bool:
         """Whether seeds alone can explain the difference."""
         return abs(self.difference) <= self.noise
+
+    @property
+    def verdict(self) -> str:
+        """ "within", "worse" or "better"."""
+        return (
+            "within"
+            if self.is_within
+            else "worse"
+            if (self.difference > 0) == (self.score == BITS)
+            else "better"
+        )
 
     @property
     def exchange(self) -> str:
@@ -69,7 +89,9 @@ class SeedNoise:
         reference: its row over seeds.
         cells: the reference's cells.
         is_lossy: whether its aggregator is, on its number of workers.
-        noise: for one further training, a ratio.
+        score: the column that is compared.
+        mean, spread: of the reference's score over its seeds: mean and standard deviation.
+        noise: for one further training.
         others: in the table's order.
     """
 
@@ -77,6 +99,9 @@ class SeedNoise:
     reference: Row
     cells: list[str]
     is_lossy: bool
+    score: str
+    mean: float
+    spread: float
     noise: float
     others: list[Compared]
 
@@ -111,28 +136,30 @@ def seed_noise(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> 
     noises = []
     for recipe in recipes.values():
         families = _families(recipe)
-        known = [family for family in families if (family[0][0]["seed_sd_accuracy"] or 0.0) > 0]
+        score = BITS if all(rows[0][BITS] is not None for _, rows in families) else ACCURACY
+        known = [family for family in families if _spread(family, score) > 0]
         if not known:
             continue
-        reference = max(known, key=lambda family: _rank(family[0][0], cells))
+        reference = max(known, key=lambda family: (*_rank(family[0][0], cells), _spread(family, score)))
         others = [
-            _compared(reference, family, cells)
+            _compared(reference, family, score, cells)
             for family in families
             if family is not reference and family[0][0]["global_batch"] == reference[0][0]["global_batch"]
         ]
         if others:
             row, group = reference[0]
-            bound = noise_bound(row["seed_sd_accuracy"], row["num_seeds"])
-            lossy = _is_lossy(row, cells)
-            noises.append(SeedNoise(group.given, row, _ids(reference[1]), lossy, bound, others))
+            mean, spread = _mean(reference, score), _spread(reference, score)
+            bound = noise_bound(spread, row["num_seeds"])
+            ids, lossy = _ids(reference[1]), _is_lossy(row, cells)
+            noises.append(SeedNoise(group.given, row, ids, lossy, score, mean, spread, bound, others))
     return noises
 
 
-def _rank(row: Row, cells: Mapping[str, CellResult]) -> tuple[int, bool, float]:
+def _rank(row: Row, cells: Mapping[str, CellResult]) -> tuple[int, bool]:
     """A sort key; the largest is the reference. With a diverged lossy reference all others would count as
     noise.
     """
-    return row["num_seeds"], not _is_lossy(row, cells), row["seed_sd_accuracy"]
+    return row["num_seeds"], not _is_lossy(row, cells)
 
 
 def _is_lossy(row: Row, cells: Mapping[str, CellResult]) -> bool:
@@ -154,23 +181,34 @@ def _families(groups: Sequence[CellGroup]) -> list[_Family]:
     return families
 
 
-def _compared(reference: _Family, other: _Family, cells: Mapping[str, CellResult]) -> Compared:
-    (base, _), (row, _) = reference[0], other[0]
-    bound = noise_bound(base["seed_sd_accuracy"], base["num_seeds"], row["num_seeds"] or 1)
-    by_seed = {row["seed"]: row["final_test_accuracy"] for row in reference[1]}
+def _scores(family: _Family, score: str) -> list[float]:
+    return [float(row[score]) for row in family[1] if row[score] is not None]
+
+
+def _mean(family: _Family, score: str) -> float:
+    return statistics.fmean(_scores(family, score))
+
+
+def _spread(family: _Family, score: str) -> float:
+    """The standard deviation over the seeds; 0 of one, or where one has no score."""
+    scores = _scores(family, score)
+    return statistics.stdev(scores) if len(scores) == len(family[1]) > 1 else 0.0
+
+
+def _compared(reference: _Family, other: _Family, score: str, cells: Mapping[str, CellResult]) -> Compared:
+    base, row, mean = reference[0][0], other[0][0], _mean(other, score)
+    by_seed = {row["seed"]: row[score] for row in reference[1]}
     pairs = [
-        row["final_test_accuracy"] - by_seed[row["seed"]]
+        row[score] - by_seed[row["seed"]]
         for row in other[1]
-        if row["seed"] in by_seed and row["final_test_accuracy"] is not None
+        if row["seed"] in by_seed and row[score] is not None
     ]
     return Compared(
-        row,
-        _ids(other[1]),
-        _is_lossy(row, cells),
-        row["final_test_accuracy"] - base["final_test_accuracy"],
-        bound,
-        sum(pairs) / len(pairs) if pairs else None,
-    )
+        row, _ids(other[1]), _is_lossy(row, cells), score, mean,
+        difference=mean - _mean(reference, score),
+        noise=noise_bound(_spread(reference, score), base["num_seeds"], row["num_seeds"] or 1),
+        at_equal_seed=statistics.fmean(pairs) if pairs else None,
+    )  # fmt: skip
 
 
 def _ids(rows: Sequence[Row]) -> list[str]:
@@ -180,15 +218,15 @@ def _ids(rows: Sequence[Row]) -> list[str]:
 def seed_noise_finding(noise: SeedNoise) -> Finding:
     """The noise, and the combinations within it."""
     row, others = noise.reference, noise.others
-    names = ("final_test_accuracy", "seed_sd_accuracy", "num_seeds")
-    reference = {**setting(row), **{name: row[name] for name in names}}
+    reference = {**setting(row), "mean": noise.mean, "spread": noise.spread, "num_seeds": row["num_seeds"]}
     paired = [
         abs(other.at_equal_seed) for other in others if not other.is_lossy and other.at_equal_seed is not None
     ]
     values = {
         "given": noise.given,
+        "score": noise.score,
         "reference": {**reference, "exchange": _exactness(noise.is_lossy)},
-        "noise_ratio": noise.noise,
+        "noise": noise.noise,
         "others": [_values(other) for other in others],
         "largest_at_equal_seed": max(paired, default=None),
     }
@@ -200,9 +238,10 @@ def _values(other: Compared) -> dict[str, Any]:
     return {
         **setting(other.row),
         "exchange": _exactness(other.is_lossy),
+        "mean": other.mean,
         "difference": other.difference,
         "distance": abs(other.difference),
-        "is_within": other.is_within,
+        "verdict": other.verdict,
     }
 
 

@@ -130,7 +130,7 @@ def write_all(
     figures, failures = draw_figures(folder, data, formats)
     groups = group_rows(to_rows(table))
     noise = seed_noise(groups, by_id)
-    rates = [*transfer_findings(transfers)]
+    rates, found = [*transfer_findings(transfers)], [seed_noise_finding(recipe) for recipe in noise]
     extras = Extras(
         tables=[
             *seed_noise_tables(noise),
@@ -143,7 +143,7 @@ def write_all(
         findings=[
             *(Sentence(f"{lost_text(*lost)}.") for lost in without_record(folder).items()),
             *sentences_of(unfinished_trainings(groups, by_id)),
-            *sentences_of(seed_noise_finding(family) for family in noise),
+            *sentences_of(found),
             *sentences_of(rates),
             *map(Sentence, device_sentences(experiments)),
             *sentences_of(prediction_findings(predicted)),
@@ -152,7 +152,8 @@ def write_all(
         verdicts=answers,
         command=command_of(answers[0], folder) if answers else "",
         scatter=scatter_of(cells),
-        headline=device_headline(experiments) or " ".join(text_of(rate, "headline") for rate in rates),
+        headline=device_headline(experiments)
+        or " ".join(text_of(one, "headline") for one in (rates or found[: len(found) == 1])),
     )
     before_page()
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))

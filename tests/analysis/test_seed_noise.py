@@ -11,6 +11,7 @@ from scaling.analysis.seed_noise import noise_bound, seed_noise, seed_noise_find
 from scaling.analysis.summary import build_table
 from scaling.report import write_report
 from scaling.report.seed_noise_table import seed_noise_tables
+from scaling.report.text import text_of
 from tests.made_studies import texts_of
 
 T_OF_TWO_DEGREES = 4.302653
@@ -106,8 +107,8 @@ def test_sentence_tells_exact_from_lossy(study, train, seeded):
     assert "none on 1 worker reaches 92.00% (standard deviation over 3 seeds 2.00%)" in told
     assert "in 95% of cases another seed is within 9.94 points of it" in told
     assert "The exact ring on 1 worker is within that noise (+1.00 points)." in told
-    assert "Of the lossy ones one_bit on 2 workers (-22.00 points) is beyond that noise." in told
-    assert "of the same seed, exact ones differ in accuracy by 3.00 points at most" in told
+    assert "Of the lossy ones one_bit on 2 workers (worse by 22.00 points) is beyond that noise." in told
+    assert "of the same seed, exact ones differ by 3.00 points at most" in told
 
 
 def test_of_equal_numbers_of_seeds_an_exact_one_is_the_reference(study, train, seeded):
@@ -152,3 +153,31 @@ def test_page_shows_both(study, train, seeded):
     page = (study.folder.path / "report.html").read_text()
     assert "Accuracy compared with the noise of seeds" in page
     assert "is the accuracy the same?" in page
+
+
+def test_trainings_on_text_are_compared_by_bits_per_byte(study, epoch_line):
+    def train(bits, **cell):
+        line = epoch_line(1, 1.0, bits * math.log(2), 0.5)
+        ranks = [[line]] * cell.get("world_size", 1)
+        study.add([ranks], kind="convergence", dataset="text", **cell)
+
+    for seed, bits in enumerate((2.2, 2.3, 2.4)):
+        train(bits, seed=seed)
+    train(4.0, aggregator="one_bit", world_size=2)
+    train(2.31, aggregator="ring", world_size=2)
+    (noise,) = found(study, lossy=("one_bit",))
+    assert (noise.score, round(noise.mean, 6), round(noise.spread, 6)) == ("bits_per_byte", 2.3, 0.1)
+    assert {other.row["aggregator"]: other.verdict for other in noise.others} == {
+        "one_bit": "worse",
+        "ring": "within",
+    }
+    assert text_of(seed_noise_finding(noise), "headline") == (
+        "Bits per byte of the test text (less is better), 3 seeds: none on 1 worker 2.30 bits per byte. "
+        "The same within the noise of seeds: ring on 2 workers (+0.01). "
+        "Worse: one_bit on 2 workers (+1.70)."
+    )
+    (table,) = seed_noise_tables([noise])
+    assert "bits per byte" in table.headings
+    assert table.rows[0][5] == "2.300 ± 0.100"
+    write_report(study.folder)
+    assert "Bits per byte of the test text (less" in (study.folder.path / "report.html").read_text()
