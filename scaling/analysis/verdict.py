@@ -18,11 +18,13 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, Excluded, workloads
-from scaling.analysis.columns import shares_gpus, to_rows
+from scaling.analysis.columns import is_of_older_code, shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
 from scaling.analysis.recommend import Recommendation, recommend
 from scaling.analysis.samples import CellResult
+from scaling.axes import Role, columns
+from scaling.measure.statistics import ONE_LAUNCH
 
 NAMED_RATIO = 1.1
 """Measured time to the choice's, up to which a setting is named as not resolved from it."""
@@ -191,15 +193,18 @@ def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) ->
 
 
 def _lossy_as_fast(choice: Candidate, excluded: Sequence[Excluded]) -> list[str]:
-    """Lossy aggregators of unknown accuracy that take as long as the choice or less, on as many workers."""
+    """Lossy aggregators of unknown accuracy that are shown to be as fast as the choice, in the same setting."""
     rows = [other.row for other in excluded if other.reason.kind == "lossy_not_trained"]
+    same = ("world_size", *columns(role=Role.CHOSEN))
     names = [
         row["aggregator"]
         for row in rows
         if row is not None
-        and row["world_size"] == choice.row["world_size"]
-        and row["iteration_s"] is not None
-        and row["iteration_s"] <= (1 + TIE_RATIO) * choice.value
+        and all(row[name] == choice.row[name] for name in same)
+        and not is_of_older_code(row)
+        and row["interval_method"] != ONE_LAUNCH
+        and row["iteration_s_high"] is not None
+        and row["iteration_s_high"] <= (1 + TIE_RATIO) * choice.row["iteration_s"]
     ]
     return list(dict.fromkeys(names))
 
