@@ -1,7 +1,7 @@
 """Why a cell takes as long as it does: the rules that apply to it.
 
-The largest avoidable part of the step comes first; "bound by computation" is said only where nothing
-avoidable takes over 10%. Then comes what makes the numbers doubtful. The rules are a table
+The largest avoidable part of the step comes first; "computation" is said only where nothing avoidable
+takes over 10%. Then comes what makes the numbers doubtful. The rules are a table
 (`scaling.analysis.explain_rules`); what is said of each, and the next experiment, are templates.
 """
 

@@ -193,7 +193,7 @@ def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) ->
 
 
 def _lossy_as_fast(choice: Candidate, excluded: Sequence[Excluded]) -> list[str]:
-    """Lossy aggregators of unknown accuracy that are shown to be as fast as the choice, in the same setting."""
+    """Lossy aggregators of unknown accuracy, shown to be as fast as the choice in the same setting."""
     rows = [other.row for other in excluded if other.reason.kind == "lossy_not_trained"]
     same = ("world_size", *columns(role=Role.CHOSEN))
     names = [

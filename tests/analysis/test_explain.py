@@ -58,10 +58,10 @@ def test_what_the_device_could_do_is_said_where_it_was_measured(make_study):
     captured = study.add(steps(2), spans=spans(("forward", 1), ("backward", 1)), step="captured", **gpu)
     said = "bound by kernel launches from Python, MFU 4%: GPU busy at most 20% of the step"
     assert text_of(first(study, eager)).startswith(said)
-    said = "bound by computation: forward and backward 100% of the step"
+    said = "computation: forward and backward take 100% of the step"
     assert text_of(first(study, captured)) == said
     larger = study.add(steps(10), spans=work, summary={**known, "model_flops": 4.5e9}, batch=128, **gpu)
-    assert text_of(first(study, larger)) == f"{said}, MFU 45%"
+    assert text_of(first(study, larger)) == f"{said}, at 45% of the GPU's matrix rate (MFU)"
 
 
 def test_launches_are_told_by_another_aggregators_captured_step_too(make_study):
@@ -220,7 +220,7 @@ def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(make_study
          "encoding and decoding take 80%"),
         ([("forward", 4), ("update", 6)], {}, "update", "the update takes 60%"),
         ([("forward", 4)], {}, "open_time", "60% of the step is in no phase"),
-        ([("forward", 4), ("backward", 6)], {}, "computation", "forward and backward 100%"),
+        ([("forward", 4), ("backward", 6)], {}, "computation", "forward and backward take 100%"),
         ([("forward", 4), ("wait", 6)], {"aggregator": "host_serial", "world_size": 2}, "waiting",
          "waiting for other ranks, 60%"),
     ],

@@ -34,3 +34,16 @@ def test_lossy_aggregator_of_one_launch_is_not_called_as_fast(study):
     add(study, "all_reduce", 2, 0.55, launches=1)
     add(study, "one_bit", 2, 0.55, launches=1, lossy=True)
     assert answers(study)[0].values["lossy"] == []
+
+
+def test_interval_says_of_what_and_how_sure(study):
+    add(study, "none", 1, 1.0)
+    add(study, "all_reduce", 2, 0.55)
+    assert "Sure: 3 launches, step time ± 0.1% (95%)." in told(study)
+
+
+def test_one_that_may_be_slower_by_more_than_a_tie_has_its_measured_time_and_the_bound(study):
+    add(study, "none", 1, 1.0)
+    for aggregator, steps in (("all_reduce", (0.55, 0.5504, 0.5497)), ("ring", (0.5615, 0.5645, 0.5675))):
+        study.add_steps([[one] * 6 for one in steps], aggregator=aggregator, world_size=2)
+    assert "(next ring, 2.6% slower (at most" in told(study)
