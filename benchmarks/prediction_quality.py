@@ -24,17 +24,21 @@ Writes cells.csv, a row a predicted cell, and folds.csv, a row a fold and family
 `--blind` compares predictions that were made before their cells were measured (results/predictions) with the
 cells of the folder that the file is named after, and prints what the model makes of these cells now; then the
 folds of two H100, whose cells are newer than the form of the model. `--probe` prints NCCL's all-reduce on
-four GPUs as it is predicted from two, against a probe of four.
+four GPUs as it is predicted from two, against a probe of four. `--repeats` prints how far measured cells
+are off the mean of their own repeats, as a model that knew every mean would be.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from prediction_scores import FOLD_COLUMNS, line, summary, table, write
@@ -150,9 +154,15 @@ H100_FOLDS = (
 )
 
 
-@cache
 def measured(gpu: str = "h200") -> tuple[tuple[MeasuredCell, ...], tuple[MeasuredTransfer, ...]]:
     """The cells of all committed folders whose GPU has that word in its name, and a probe's messages."""
+    cells, transfers = _with_replicates(gpu)
+    return tuple(cell for cell in cells if not cell.cell.get("aa_replicate")), transfers
+
+
+@cache
+def _with_replicates(gpu: str) -> tuple[tuple[MeasuredCell, ...], tuple[MeasuredTransfer, ...]]:
+    """The same with the second cells of A/A pairs."""
     folders = [path for path in sorted(REFERENCE.iterdir()) if (path / "study.yaml").is_file()]
     cells: list[MeasuredCell] = []
     transfers: list[MeasuredTransfer] = []
@@ -162,7 +172,7 @@ def measured(gpu: str = "h200") -> tuple[tuple[MeasuredCell, ...], tuple[Measure
         folder = MeasuredFolder(ResultsFolder(path))
         cells += [cell for cell in folder.cells() if cell.cell["device"] == "cuda"]
         transfers += folder.transfers()
-    return tuple(cell for cell in cells if not cell.cell.get("aa_replicate")), tuple(transfers)
+    return tuple(cells), tuple(transfers)
 
 
 def _has(path: Path, gpu: str) -> bool:
@@ -315,13 +325,56 @@ def probe() -> Iterator[str]:
         )
 
 
+def repeats(world_size: int) -> str:
+    """How far cells are off the mean of their repeats: in other folders with the same setting, and A/A pairs.
+
+    Steps bound by the processor count by their share of all cells of that world size.
+    """
+    alike: dict[tuple[Any, ...], list[MeasuredCell]] = defaultdict(list)
+    for cell in _with_replicates("h200")[0]:
+        if cell.world_size == world_size:
+            values = cell.cell
+            names = ("aggregator_label", "step", "wire", "bucket_mb", "threads")
+            kernels = strategy(values, cell.tensor_shapes).codes_by_tensor
+            setting = _workload(cell).partition("/")[2], kernels, *(values.get(name) for name in names)
+            alike[setting].append(cell)
+    off = []
+    for cells in alike.values():
+        logs = [math.log(cell.iteration_s) for cell in cells]
+        unbiased = math.sqrt(len(logs) / (len(logs) - 1)) if len(logs) > 1 else math.nan
+        off += [
+            (math.expm1(unbiased * abs(log - fmean(logs))), _by_processor(cell))
+            for log, cell in zip(logs, cells, strict=True)
+            if len(logs) > 1
+        ]
+    share = fmean(_by_processor(cell) for cell in measured()[0] if cell.world_size == world_size)
+    bound = sum(is_bound for _, is_bound in off)
+    weights = {True: share / bound, False: (1 - share) / (len(off) - bound)}
+    beyond = next(
+        size for size, _ in sorted(off) if sum(weights[kind] for other, kind in off if other <= size) >= 0.95
+    )
+    return (
+        f"{len(off)} cells with repeats on {world_size} GPUs, {bound} bound by the processor: 95% are less "
+        f"than {beyond:.1%} off the mean of their repeats, if {share:.0%} are bound so"
+    )
+
+
+def _by_processor(cell: MeasuredCell) -> bool:
+    """Whether it is a step of many small kernels that the host starts."""
+    return cell.cell["model_label"] in ("resnet-56", "alexnet-r") and cell.cell["step"] != "captured"
+
+
 def main() -> None:
     """Writes the tables and prints that of the folds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--blind", action="store_true")
     parser.add_argument("--probe", action="store_true")
+    parser.add_argument("--repeats", action="store_true")
     options = parser.parse_args()
+    if options.repeats:
+        print("\n".join(map(repeats, (2, 4))))
+        return
     if options.probe:
         print("\n".join(probe()))
         return

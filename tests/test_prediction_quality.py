@@ -13,6 +13,7 @@ TABLES = ROOT / "benchmarks" / "results" / "prediction-quality"
 WORSE = {"median_error": 0.002, "p95_error": 0.01, "mean_regret": 0.002}
 """How much more than committed passes: what another version of numpy or scipy may change."""
 FEWER = {"coverage": 0.01, "order": 0.01}
+MORE_THAN_A_STEP = ("4 from 1", "host-only from NVLink")
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,9 @@ def committed(name):
         return {(row["fold"], row["family"]): row for row in csv.DictReader(file)}
 
 
-def test_no_fold_is_worse_than_its_committed_row(scores, rows):
-    bounds, worse = committed("after"), []
+@pytest.mark.parametrize("of", ["607c812f", "after"])
+def test_no_fold_is_worse_than_its_committed_row(scores, rows, of):
+    bounds, worse = committed(of), []
     for name, own in rows.items():
         now, bound = scores.figures(own), bounds[name, "all"]
         worse += [f"{name}: {column}" for column in WORSE if _above(now, bound, column)]
@@ -65,6 +67,21 @@ def test_one_step_beyond_meets_its_goals(scores, rows):
     assert now["coverage"] >= 0.93
     assert now["mean_regret"] <= 0.02
     assert now["order"] >= 0.95
+
+
+def test_intervals_of_one_step_hold_what_they_say_and_are_no_wider(scores, rows):
+    one_step = [row for name, own in rows.items() if name not in MORE_THAN_A_STEP for row in own]
+    assert 0.93 <= scores.figures(one_step)["coverage"] <= 0.97
+    assert scores.figures(rows["4 from 1"])["coverage"] >= 0.93
+    narrow, wide = committed("after"), committed("607c812f")
+    for name in ("4 from 1 and 2", "2 from 1"):
+        now = scores.figures(rows[name])["interval_ratio"]
+        assert now <= float(narrow[name, "all"]["interval_ratio"]) + 0.01
+        assert now < float(wide[name, "all"]["interval_ratio"])
+
+
+def test_measured_cells_are_further_off_their_own_repeats_than_the_goal(quality):
+    assert "95% are less than 18.2% off the mean of their repeats" in quality.repeats(4)
 
 
 def test_every_fold_has_a_committed_row_before_and_after(quality):

@@ -21,6 +21,7 @@ from scaling.prediction.calibration import (
     doublings_of,
     prior_sd,
 )
+from scaling.prediction.estimate import PredictedValue, total
 from scaling.prediction.strategy import Term
 
 LARGE_FLOW_S = 1e-3
@@ -141,21 +142,17 @@ def _with_left_overs(base: Calibration, observations: Sequence[Observation], off
             points.setdefault(observation.terms[0].kind, []).append((observation.terms[0].native_bytes, log))
     curves = {kind: _mean_by_size(values) for kind, values in points.items()}
     sized = replace(base, native_left_over=curves)
-    raw: dict[tuple[str, ...], list[tuple[float, float, int]]] = {}
+    raw: dict[tuple[str, ...], list[tuple[float, float, int, PredictedValue]]] = {}
     for observation in observations:
         if observation.key is not None:
-            log = math.log(observation.seconds / sum(sized.seconds(term).value for term in observation.terms))
-            raw.setdefault(observation.key, []).append(
-                (
-                    log,
-                    math.hypot(observation.relative_sd, CLOCK_S / observation.seconds),
-                    observation.world_size,
-                )
-            )
-    largest = {key: max(at for _, _, at in values) for key, values in raw.items()}
-    means = {
-        key: _mean([(log, sd) for log, sd, at in values if at == largest[key]]) for key, values in raw.items()
-    }
+            fitted = total(sized.seconds(term) for term in observation.terms)
+            log = math.log(observation.seconds / fitted.value)
+            noise = math.hypot(observation.relative_sd, CLOCK_S / observation.seconds)
+            of_fit = fitted.times(1 / fitted.value)
+            raw.setdefault(observation.key, []).append((log, noise, observation.world_size, of_fit))
+    largest = {key: max(at for _, _, at, _ in values) for key, values in raw.items()}
+    used = {key: [value for value in values if value[2] == largest[key]] for key, values in raw.items()}
+    means = {key: _mean([(log, sd) for log, sd, _, _ in values]) for key, values in used.items()}
     spreads = {
         transport: _spread([mean for key, mean in means.items() if key[-1] == transport])
         for transport in {k[-1] for k in means}
@@ -164,7 +161,8 @@ def _with_left_overs(base: Calibration, observations: Sequence[Observation], off
     for key, (log, noise) in means.items():
         # What is no more than the measurement's own noise is not the strategy's: it is shrunk by that share.
         share = spreads[key[-1]] ** 2 / (spreads[key[-1]] ** 2 + noise**2)
-        left_over[key] = (share * log, math.sqrt(share) * noise, largest[key])
+        of_fit = total(of_fit for _, _, _, of_fit in used[key]).times(share / len(used[key]))
+        left_over[key] = (share * log, math.sqrt(share) * noise, largest[key], of_fit.changes)
     unmeasured = {transport: max(UNMEASURED_LEFT_OVER_SD, spread) for transport, spread in spreads.items()}
     return replace(sized, left_over=left_over, left_over_sd=unmeasured, num_observations=len(observations))
 

@@ -9,12 +9,13 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True)
 class Point:
-    """One local batch: the step, and the phases that were measured, in seconds."""
+    """One local batch: the step, and the phases that were measured, in seconds; from so many folders."""
 
     local_batch: int
     step_s: float
     relative_sd: float
     phases: Mapping[str, float] = field(default_factory=dict)
+    num_sources: int = 1
 
 
 def rising(points: Sequence[Point]) -> list[Point]:

@@ -23,6 +23,11 @@ def sd_that_reaches(ratio: float) -> float:
     return math.sqrt(math.expm1((math.log(ratio) / NORMAL_95) ** 2))
 
 
+def beyond(sd: float, known_sd: float) -> float:
+    """What a deviation has beyond one that is counted already."""
+    return math.sqrt(max(0.0, sd**2 - known_sd**2))
+
+
 @dataclass(frozen=True)
 class PredictedValue:
     """A value of at least 0, in any unit.

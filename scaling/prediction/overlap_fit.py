@@ -25,7 +25,8 @@ SLOWDOWN, SLOWDOWN_SD = 0.3, 0.3
 """Seconds that a hidden second of messages adds, where nothing was measured. An assumption."""
 
 LEAST_SLOWDOWN_SD = 0.1
-"""What a fitted slowdown is uncertain by at least: an assumption."""
+"""What a slowdown fitted to several networks is uncertain by at least, an assumption; to one `SLOWDOWN_SD`,
+since networks differ by more than steps of one (over NVLink 0.6 to 0.9 of FCN-R, none of fcn-s4)."""
 
 LEAST_HIDDEN_SHARE = 0.02
 """Of the step: messages of which less is hidden tell nothing of the slowdown."""
@@ -90,13 +91,19 @@ class OverlapFit:
 def fit_slowdowns(steps: Iterable[OverlappedCell]) -> OverlapFit:
     """From steps that were predicted with the assumed slowdown."""
     ratios: dict[bool, list[float]] = defaultdict(list)
+    networks: dict[bool, set[str]] = {True: set(), False: set()}
     for step in steps:
         if step.by_library and step.hidden_s > LEAST_HIDDEN_SHARE * step.measured_s:
             ratio = SLOWDOWN + (step.measured_s - step.predicted_s) / step.hidden_s
             ratios[step.peer_access].append(min(max(ratio, 0.0), 1.0))
+            networks[step.peer_access].add(step.key[0])
+    least = {seen: LEAST_SLOWDOWN_SD if len(names) > 1 else SLOWDOWN_SD for seen, names in networks.items()}
     return OverlapFit(
         {
-            access: (median(values), max(LEAST_SLOWDOWN_SD, stdev(values)))
+            access: (
+                median(values),
+                max(least[access], stdev(values)),
+            )
             for access, values in ratios.items()
             if len(values) > 2
         }

@@ -7,6 +7,7 @@ from scipy import optimize, special
 from scaling.prediction.calibration import PRIOR_SD, Calibration, Observation
 from scaling.prediction.calibration_fit import calibrate
 from scaling.prediction.compute import ComputeModel
+from scaling.prediction.estimate import sd_that_reaches
 from scaling.prediction.fitting import fitted, observations_of_cells, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
 from scaling.prediction.predict import Predictor, strategy_key
@@ -244,6 +245,15 @@ class TestShrinkage:
         assert np.mean((told[:, 0] - truth) ** 2) == pytest.approx(best * noise**2, rel=0.2)
         assert np.std((told[:, 0] - truth) / told[:, 1]) == pytest.approx(1, abs=0.15)
 
+    def test_what_makes_the_fit_too_long_makes_the_left_over_as_much_shorter(self):
+        uncertain = [Observation(None, [Term("sends", "a", 0.0, 1e-2)], 1e-2, 0.3, 2)]
+        strategy = Observation(KEYS, [Term("sends", "sends", 0.0, 1e-2)], 1.3e-2, 0.001, 2)
+        found = calibrate([*uncertain, strategy])
+        term = found.seconds(Term("sends", "a", 0.0, 1e-2))
+        known, _ = found.with_left_over(KEYS, term, 2)
+        assert term.relative_sd > 0.05
+        assert known.relative_sd < 0.01
+
     def test_left_over_is_that_of_the_largest_measured_world_size(self):
         strategies = [
             Observation(KEYS, [Term("sends", "sends", 0.0, 1e-2)], ratio * 1e-2, 0.001, size)
@@ -294,6 +304,12 @@ class TestPathsThatRanksShare:
         alone, shared = (self.found().seconds(self.term(8, shared_s=s)) for s in (0.0, 4.0))
         assert shared.value == alone.value
         assert shared.interval[1] >= 4.0 > alone.interval[1]
+
+    def test_the_trend_is_a_part_of_what_saturation_adds(self):
+        four = self.found().seconds(self.term(4, shared_s=1.5))
+        unshared = self.found().seconds(self.term(4))
+        further = (sd_that_reaches(1.5) ** 2 - 0.15**2) ** 0.5
+        assert four.relative_sd == pytest.approx(math.hypot(unshared.relative_sd, further), rel=0.01)
 
     def test_more_bytes_than_the_file_says_were_seen(self):
         # The file's shared path would have taken a second, and half of that was measured.

@@ -1,9 +1,13 @@
 """What overlapped steps took beyond their prediction."""
 
+from dataclasses import replace
+
 import pytest
 
 from scaling.prediction.overlap_fit import (
+    LEAST_SLOWDOWN_SD,
     SLOWDOWN,
+    SLOWDOWN_SD,
     OverlapFit,
     OverlappedCell,
     fit_left_overs,
@@ -23,6 +27,13 @@ def test_slowdown_is_that_of_the_measured_steps():
     slowed = fit.slowed({"peer_access": True}, 4.0)
     assert slowed.value == pytest.approx(4.0 * (SLOWDOWN + 0.2))
     assert fit.slowed({"peer_access": False}, 4.0).value == pytest.approx(4.0 * SLOWDOWN)
+
+
+def test_one_network_tells_little_of_anothers_slowdown():
+    alike = [step(11.0)] * 3
+    other = replace(step(11.0), key=("other", *KEY[1:]))
+    assert fit_slowdowns(alike).slowdowns[True][1] == SLOWDOWN_SD
+    assert fit_slowdowns([*alike, other]).slowdowns[True][1] == LEAST_SLOWDOWN_SD
 
 
 def test_codecs_and_steps_that_hide_nothing_tell_no_slowdown():
