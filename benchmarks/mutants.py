@@ -43,7 +43,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "weight_decay=self.weight_decay,\n            nesterov",
         "weight_decay=0.0,\n            nesterov",
     ),
-    "sent-slice": ("scaling/process_group/in_process.py", "put(tensor.clone())", "put(tensor)"),
+    "sent-slice": ("scaling/process_group/in_process.py", "append(tensor.clone())", "append(tensor)"),
     "broadcast-slice": (
         "scaling/process_group/in_process.py",
         "self._gathered(tensor.clone())[source]",

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class BucketLayout:
             tuple(name for name, _ in tensors), tuple(tuple(shape) for _, shape in tensors), tuple(offsets)
         )
 
-    @property
+    @cached_property
     def num_elements(self) -> int:
         """Elements of the whole bucket."""
         return sum(math.prod(shape) for shape in self.shapes)

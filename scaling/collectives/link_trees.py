@@ -134,11 +134,12 @@ def _bisect(weights: Weights, members: list[int], generator: random.Random) -> t
         return members[:half], members[half:]
     order = generator.sample(members, len(members))
     w = weights[np.array(order)[:, None], order]
-    side = np.repeat([1.0, -1.0], [half, len(order) - half])
+    side = np.ones(len(order))
+    side[half:] = -1.0
     for _ in range(len(order)):
         # What the cut loses if a rank changes sides: its weight to the other side less that to its own.
         gain = -side * (w @ side)
-        swaps = np.where(side[:, None] > side, gain[:, None] + gain - 2 * w, 0.0)
+        swaps = (gain[:, None] + gain - 2 * w) * (side[:, None] > side)
         i, j = divmod(int(swaps.argmax()), len(order))
         if swaps[i, j] <= 1e-9:  # rounding must not swap the same two for ever
             break

@@ -51,8 +51,10 @@ class Columns(Sequence[Transfer]):
     def __init__(
         self, source: ArrayLike, target: ArrayLike, start: ArrayLike, stop: ArrayLike, is_add: ArrayLike
     ) -> None:
-        numbers = [np.asarray(column, dtype=np.int64) for column in (source, target, start, stop)]
-        *wide, adds = np.broadcast_arrays(*np.atleast_1d(*numbers), np.asarray(is_add, dtype=bool))
+        wide = [np.asarray(column, dtype=np.int64) for column in (source, target, start, stop)]
+        adds = np.asarray(is_add, dtype=bool)
+        if adds.ndim != 1 or any(column.shape != adds.shape for column in wide):
+            *wide, adds = np.broadcast_arrays(*np.atleast_1d(*wide), adds)
         self.source, self.target, self.start, self.stop = wide
         self.is_add: NDArray[np.bool_] = adds
 

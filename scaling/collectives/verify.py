@@ -125,12 +125,14 @@ class _Interpreter:
         pairs = np.sort(sources * self.schedule.num_nodes + targets)
         pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]  # np.unique takes many times as long
         np.add.at(self.messages_sent, pairs // self.schedule.num_nodes, 1)
-        lengths = stops - starts
-        transfer = np.repeat(np.arange(len(step)), lengths)
-        chunk = np.arange(len(transfer)) + (starts - (np.cumsum(lengths) - lengths))[transfer]
-        target = targets[transfer] * self.schedule.num_chunks + chunk
-        is_add = columns.is_add[transfer]
-        arriving = self.places[sources[transfer] * self.schedule.num_chunks + chunk]
+        lengths, is_add = stops - starts, columns.is_add
+        transfer, chunk = np.arange(len(sources)), starts
+        if (lengths > 1).any():
+            transfer = np.repeat(transfer, lengths)
+            chunk = np.arange(len(transfer)) + (starts - (np.cumsum(lengths) - lengths))[transfer]
+            sources, targets, is_add = sources[transfer], targets[transfer], is_add[transfer]
+        target = targets * self.schedule.num_chunks + chunk
+        arriving = self.places[sources * self.schedule.num_chunks + chunk]
         moves = _Moves(index, step, transfer, chunk, target, is_add, arriving)
         if self.schedule.num_hosts and 0 in arriving:
             self._refuse(moves, int(np.argmax(arriving == 0)), "is empty at the source")
@@ -183,14 +185,17 @@ class _Interpreter:
 
     def _check_ranges(self, index: int, step: Step, *columns: NDArray[np.int64]) -> None:
         sources, targets, starts, stops = columns
-        num_nodes = self.schedule.num_nodes
+        num_nodes, num_chunks = self.schedule.num_nodes, self.schedule.num_chunks
+        in_range = np.min(columns) >= 0 and np.max((sources, targets)) < num_nodes
+        if in_range and stops.max() <= num_chunks and ((sources != targets) & (starts < stops)).all():
+            return  # as nearly always: one by one they take longer
         for wrong, problem in (
             ((sources < 0) | (sources >= num_nodes), "node {0.source} is out of range"),
             ((targets < 0) | (targets >= num_nodes), "node {0.target} is out of range"),
             (sources == targets, "a node sends to itself"),
             (starts >= stops, "the range from chunk {0.start} to before chunk {0.stop} is empty"),
             (starts < 0, "chunk {0.start} is out of range"),
-            (stops > self.schedule.num_chunks, "chunk {last} is out of range"),
+            (stops > num_chunks, "chunk {last} is out of range"),
         ):
             if wrong.any():
                 transfer = step[int(np.argmax(wrong))]

@@ -119,7 +119,7 @@ def _check_bounds(schedule: Schedule, num_elements: int) -> None:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def _shown(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -64,6 +65,10 @@ class Case:
         others = (_made(values, num_elements, self.dtype, generator) for _ in range(1, self.world_size))
         return [first, *others]
 
+    def all_gradients(self) -> tuple[list[Tensor], ...]:
+        """[step][rank] gradients, not to be written to: many aggregators are checked on the same ones."""
+        return _all_gradients(self)
+
     def until(self, num_steps: int) -> Case:
         """The first steps of it alone."""
         resume_after = self.resume_after
@@ -80,6 +85,11 @@ class Case:
             f"{self.num_steps} step{'s' if self.num_steps != 1 else ''}{resumed} of {self.dtype}, values: "
             f"{kinds}; {num_elements} element{'s' if num_elements != 1 else ''} in {tensors} {shapes}"
         )
+
+
+@lru_cache(maxsize=64)  # a few MB each; `scaling verify --all` has 50
+def _all_gradients(case: Case) -> tuple[list[Tensor], ...]:
+    return tuple(map(case.gradients, range(case.num_steps)))
 
 
 def layout_of(shapes: tuple[Shape, ...]) -> BucketLayout:

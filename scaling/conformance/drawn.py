@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -133,22 +134,11 @@ class _Search:
 
     def drawn(self, world_size: int, dtypes: list[torch.dtype], num_examples: int, seed: int) -> Case | None:
         """The smallest case that fails, of those drawn."""
-        import hypothesis  # late: no other command needs it
-
+        drawing = _Drawing(world_size, tuple(dtypes), num_examples, seed)
+        if not any(map(self.failure_of, drawing.cases())):
+            return None
         failed: list[Case] = []
 
-        @hypothesis.seed(len(BORDERS) * seed + world_size)
-        @hypothesis.settings(
-            max_examples=num_examples,
-            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
-            deadline=None,
-            database=None,
-            derandomize=False,
-            report_multiple_bugs=False,
-            suppress_health_check=list(hypothesis.HealthCheck),
-            verbosity=hypothesis.Verbosity.quiet,
-        )
-        @hypothesis.given(cases(world_size, dtypes))
         def examine(case: Case) -> None:
             if self._is_over_time() and case not in self.seen:
                 return
@@ -158,8 +148,7 @@ class _Search:
                 raise AssertionError
 
         try:
-            with _nothing_stored():
-                examine()
+            drawing.run(examine)
         except AssertionError:
             return failed[-1]  # hypothesis ends with the smallest one
         return None
@@ -167,6 +156,47 @@ class _Search:
     def _is_over_time(self) -> bool:
         began_s = self._shrinking_since_s
         return began_s is not None and time.monotonic() - began_s > MAX_SHRINKING_S
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """Of cases by hypothesis; the same ones each time, until one fails."""
+
+    world_size: int
+    dtypes: tuple[torch.dtype, ...]
+    num_examples: int
+    seed: int
+
+    @lru_cache(maxsize=64)  # noqa: B019 (it is a value; drawing takes longer than checking short cases)
+    def cases(self) -> tuple[Case, ...]:
+        """Those that hypothesis draws if all hold."""
+        drawn: list[Case] = []
+        self.run(drawn.append)
+        return tuple(drawn)
+
+    def run(self, examine: Callable[[Case], None]) -> None:
+        """Calls `examine` with each case; after an AssertionError with smaller ones too."""
+        import hypothesis  # late: no other command needs it
+
+        settings = hypothesis.settings(
+            max_examples=self.num_examples,
+            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+            deadline=None,
+            database=None,
+            derandomize=False,
+            report_multiple_bugs=False,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            verbosity=hypothesis.Verbosity.quiet,
+        )
+
+        @hypothesis.seed(len(BORDERS) * self.seed + self.world_size)
+        @settings
+        @hypothesis.given(cases(self.world_size, list(self.dtypes)))
+        def each(case: Case) -> None:
+            examine(case)
+
+        with _nothing_stored():
+            each()
 
 
 @contextmanager

@@ -107,7 +107,8 @@ def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, i
     group, layout = state.group, state.layout
     gradient = _placed(values, state.gradient_buffer if index else None)
     group.meter.reset()
-    contribution = aggregator.contribution(state, gradient).clone()
+    contribution = aggregator.contribution(state, gradient)
+    contribution = values if contribution is gradient else contribution.clone()
     result = aggregator.aggregate(state, gradient)
     owned = aggregator.owned(state)
     copied = None if result is None else result.clone()

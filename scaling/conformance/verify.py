@@ -232,9 +232,16 @@ def examine_all(
     if processes < 2 or sys.platform != "linux":
         yield from map(job.examined, range(len(subjects)))
         return
+    by_name: dict[str, list[int]] = {}  # in one process: a collective and its aggregator share what they keep
+    for index, subject in enumerate(subjects):
+        by_name.setdefault(subject.name, []).append(index)
     # Forked, not started anew: a new process would import torch, and a subject cannot be pickled.
     with multiprocessing.get_context("fork").Pool(processes, _take, (job,)) as pool:
-        yield from pool.imap(_examine_taken, range(len(subjects)))
+        examined, results = pool.imap(_examine_taken, by_name.values()), dict[int, SubjectResult]()
+        for index in range(len(subjects)):
+            while index not in results:
+                results.update(next(examined))
+            yield results.pop(index)
 
 
 @dataclass(frozen=True)
@@ -259,8 +266,8 @@ def _take(job: _Job) -> None:
     _taken[:] = [job]
 
 
-def _examine_taken(index: int) -> SubjectResult:
-    return _taken[0].examined(index)
+def _examine_taken(indices: list[int]) -> dict[int, SubjectResult]:
+    return {index: _taken[0].examined(index) for index in indices}
 
 
 def _collective(name: str) -> Subject:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import queue
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -16,28 +17,76 @@ from scaling.process_group.base import Group, Message, PeerMemory
 
 T = TypeVar("T")
 
+_ORDERS = random.Random()
+
 
 class _World:
-    """What the ranks of one in-process world share."""
+    """What the ranks of one in-process world share.
+
+    One rank computes at a time, and where it waits for others hands over to one that can go on: threads that
+    fight for the interpreter's lock take ten times as long.
+    """
 
     def __init__(self, world_size: int, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.barrier = threading.Barrier(world_size)
-        # One rank computes at a time and hands over only where it waits for others: threads that fight for
-        # the interpreter's lock take ten times as long.
-        self.turn = threading.Lock()
-        self.mailboxes: dict[tuple[int, int], queue.SimpleQueue[Tensor | None]] = {
-            (source, target): queue.SimpleQueue()
-            for source in range(world_size)
-            for target in range(world_size)
+        self.failed = False
+        self.num_arrived = 0  # at barriers, of all ranks together
+        self.mailboxes: dict[tuple[int, int], deque[Tensor]] = {
+            (source, target): deque() for source in range(world_size) for target in range(world_size)
         }
-        self.slots: list[Any] = [None] * world_size
+        self.slots: tuple[list[Any], list[Any]] = ([None] * world_size, [None] * world_size)
+        self._waiting: dict[int, Callable[[], bool]] = dict.fromkeys(range(world_size), _always)
+        self._turns = [threading.Lock() for _ in range(world_size)]  # free: the rank goes on
+        for turn in self._turns:
+            turn.acquire()
+        order = _ORDERS.sample(range(world_size), world_size)  # any, as processes have it
+        self._next = {rank: (*order[place + 1 :], *order[: place + 1]) for place, rank in enumerate(order)}
 
-    def abort(self) -> None:
-        """Releases every rank that waits, with a BrokenBarrierError."""
-        self.barrier.abort()
-        for mailbox in self.mailboxes.values():
-            mailbox.put(None)
+    def hand_over(self, rank: int) -> int | None:
+        """The next rank goes on that waits and can; `rank` itself, if it waits, is the last to be asked."""
+        for other in self._next[rank]:
+            can_go_on = self._waiting.get(other)
+            if can_go_on and (self.failed or can_go_on()) and self._waiting.pop(other, None):
+                self._turns[other].release()
+                return other
+        return None
+
+    def begin(self, rank: int) -> None:
+        """Returns when it is that rank's turn for the first time."""
+        self._turns[rank].acquire()
+
+    def wait(self, rank: int, can_go_on: Callable[[], bool]) -> bool:
+        """Lets others compute until the rank can go on; False if it cannot within the timeout.
+
+        Raises:
+            BrokenBarrierError: another rank has failed.
+        """
+        if not can_go_on():
+            self._waiting[rank] = can_go_on
+            self.hand_over(rank)
+            if not self._turns[rank].acquire(timeout=self.timeout_s):
+                self._waiting.pop(rank, None)
+                return False
+        if self.failed:
+            raise threading.BrokenBarrierError
+        return True
+
+    def pause(self, rank: int) -> None:
+        """Lets others compute, if any can; what the rank waits for is not known here.
+
+        Raises:
+            BrokenBarrierError: another rank has failed.
+        """
+        self._waiting[rank] = _always
+        if self.hand_over(rank) == rank:
+            time.sleep(1e-5)
+        self._turns[rank].acquire()
+        if self.failed:
+            raise threading.BrokenBarrierError
+
+
+def _always() -> bool:
+    return True
 
 
 class InProcessGroup(Group):
@@ -46,18 +95,16 @@ class InProcessGroup(Group):
     def __init__(self, rank: int, world_size: int, world: _World) -> None:
         super().__init__(rank, world_size)
         self._world = world
+        self._num_barriers = self._num_gathered = 0
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         for peer, tensor in sends:
-            self._world.mailboxes[self.rank, peer].put(tensor.clone())
+            self._world.mailboxes[self.rank, peer].append(tensor.clone())
         for peer, tensor in receives:
-            try:
-                with self._others_turn():
-                    received = self._world.mailboxes[peer, self.rank].get(timeout=self._world.timeout_s)
-            except queue.Empty:
-                raise TimeoutError(f"rank {self.rank} waits in vain for a message of rank {peer}") from None
-            if received is None:
-                raise threading.BrokenBarrierError
+            mailbox = self._world.mailboxes[peer, self.rank]
+            if not self._world.wait(self.rank, partial(bool, mailbox)):
+                raise TimeoutError(f"rank {self.rank} waits in vain for a message of rank {peer}")
+            received = mailbox.popleft()
             if received.shape != tensor.shape or received.dtype != tensor.dtype:
                 raise RuntimeError(
                     f"rank {self.rank} expects {tuple(tensor.shape)} {tensor.dtype} of rank {peer}, "
@@ -65,21 +112,14 @@ class InProcessGroup(Group):
                 )
             tensor.copy_(received)
 
-    @contextmanager
-    def _others_turn(self) -> Iterator[None]:
-        self._world.turn.release()
-        try:
-            yield
-        finally:
-            self._world.turn.acquire()
-
     def _gathered(self, value: T) -> list[T]:
         """Every rank's value, in rank order."""
-        self._world.slots[self.rank] = value
+        # A rank can be one call ahead of others that still read, not two: two lists in turns will do.
+        slots = self._world.slots[self._num_gathered % 2]
+        self._num_gathered += 1
+        slots[self.rank] = value
         self.barrier()
-        values = list(self._world.slots)
-        self.barrier()
-        return values
+        return list(slots)
 
     def _all_reduce(self, tensor: Tensor) -> None:
         first, *rest = self._gathered(tensor.clone())
@@ -111,8 +151,12 @@ class InProcessGroup(Group):
 
     def barrier(self) -> None:
         """Fails after the timeout of the world, or when another rank has failed."""
-        with self._others_turn():
-            self._world.barrier.wait(self._world.timeout_s)
+        world = self._world
+        world.num_arrived += 1
+        self._num_barriers += 1
+        all_arrived = self._num_barriers * self.world_size
+        if not world.wait(self.rank, lambda: world.num_arrived >= all_arrived):
+            raise threading.BrokenBarrierError
 
     def all_reduce_host(self, tensor: Tensor) -> None:
         self.all_reduce(tensor)
@@ -126,12 +170,9 @@ class InProcessGroup(Group):
         """
         limit = time.monotonic() + self._world.timeout_s
         while not condition():
-            if self._world.barrier.broken:
-                raise threading.BrokenBarrierError
             if time.monotonic() > limit:
                 raise TimeoutError(f"rank {self.rank} waits in vain for another's host memory")
-            with self._others_turn():
-                time.sleep(1e-5)
+            self._world.pause(self.rank)
 
     def can_access_peers(self, device: torch.device) -> bool:
         """Always: the ranks are threads of one process."""
@@ -175,16 +216,19 @@ def run_in_process(world_size: int, work: Callable[[InProcessGroup], T], timeout
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
-        with world.turn:
-            try:
-                results[rank] = work(InProcessGroup(rank, world_size, world))
-            except BaseException as error:  # noqa: BLE001 (raised by the caller's thread)
-                failures.append(error)
-                world.abort()
+        try:
+            world.begin(rank)
+            results[rank] = work(InProcessGroup(rank, world_size, world))
+        except BaseException as error:  # noqa: BLE001 (raised by the caller's thread)
+            failures.append(error)
+            world.failed = True
+        finally:
+            world.hand_over(rank)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
     for thread in threads:
         thread.start()
+    world.hand_over(0)
     for thread in threads:
         thread.join()
     if failures:
