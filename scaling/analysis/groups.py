@@ -23,6 +23,10 @@ MAX_SLUG_LENGTH = 120
 """Longer ones are cut: a model's label may hold any parameters, and file systems allow 255 bytes."""
 
 
+OLDER = "older code"
+"""At the end of the name of a cell that was measured before a change of the code that concerns it."""
+
+
 @dataclass(frozen=True)
 class CellGroup:
     """Comparable cells.
@@ -89,13 +93,18 @@ class CellGroup:
         if len({other["wire"] for other in self._same_label(row)}) > 1:
             parts.append(str(row["wire"]))
         if is_of_older_code(row):
-            parts.append("older code")
+            parts.append(OLDER)
         return ", ".join(parts)
 
     def _same_label(self, row: Row) -> list[Row]:
         """The rows with the same aggregator and world size."""
         names = ("aggregator", "world_size")
         return [other for other in self.rows if all(other[name] == row[name] for name in names)]
+
+
+def without_older_code(name: str) -> str:
+    """The name that the cell has once it is measured again."""
+    return name.removesuffix(f", {OLDER}")
 
 
 def placement_name(row: Row, *, several_workers: bool) -> str:
@@ -122,6 +131,17 @@ def group_rows(rows: Sequence[Row]) -> list[CellGroup]:
         replicates = [row for row in everyone if is_aa_replicate(row)]
         groups.append(CellGroup(primary[0]["kind"], _given(primary, further), slug, primary, replicates))
     return groups
+
+
+def in_order_of(cell_ids: Sequence[str], groups: Sequence[CellGroup]) -> list[CellGroup]:
+    """The groups that hold one of some cells first, in the cells' order, and then the others in theirs."""
+    place = {cell_id: at for at, cell_id in enumerate(cell_ids)}
+    last = len(cell_ids)
+
+    def first_place(group: CellGroup) -> int:
+        return min((place.get(row["cell_id"], last) for row in group.rows), default=last)
+
+    return sorted(groups, key=first_place)
 
 
 def group_key(row: Row) -> tuple[Any, ...]:

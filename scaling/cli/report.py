@@ -52,7 +52,7 @@ def _show(made: Report) -> None:
     from scaling.report.verdict_text import folded_answer
 
     console = Console(soft_wrap=True)
-    for table in [*render_tables(made.table), *render_transfers(made.transfers)]:
+    for table in [*render_tables(made.table, made.chosen), *render_transfers(made.transfers)]:
         console.print()
         console.print(table)
     typer.echo(f"\n{folded_answer(made.answer, made.content.command)}")

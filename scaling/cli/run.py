@@ -261,7 +261,7 @@ def _show(made: Report) -> None:
 
     console = Console(soft_wrap=True)
     parts: list[list[str]] = []
-    for table in (*render_answer(made.table), *render_transfers(made.transfers)):
+    for table in (*render_answer(made.table, made.chosen), *render_transfers(made.transfers)):
         with console.capture() as printed:
             console.print(table)
         parts.append(printed.get().splitlines())

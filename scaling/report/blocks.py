@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from scaling.analysis.columns import Row, is_control_arm, workers_of
 from scaling.analysis.findings import Finding
-from scaling.analysis.groups import CellGroup
+from scaling.analysis.groups import CellGroup, in_order_of
 from scaling.axes import workers
 from scaling.measure.statistics import ONE_LAUNCH
 from scaling.report.figures.base import SavedFigure
@@ -71,9 +71,8 @@ def blocks_of(
         figures, tables: all; those of no group are left out.
         verdicts: the answers.
     """
-    chosen = {verdict.cells[0]: place for place, verdict in enumerate(verdicts)}
     named = {cell for verdict in verdicts for cell in verdict.cells}
-    ordered = sorted(groups, key=lambda group: _place(group, chosen))
+    ordered = in_order_of([verdict.cells[0] for verdict in verdicts], groups)
     titles = short_names([title_parts(group.given) for group in ordered])
     members: dict[str, list[tuple[CellGroup, list[str]]]] = {}
     for group, title in zip(ordered, titles, strict=True):
@@ -88,10 +87,6 @@ def blocks_of(
         answers = [v for v in verdicts if any(_holds(group, v) for group, _ in same_workload)]
         blocks.append(Block(name, answers, variants))
     return blocks
-
-
-def _place(group: CellGroup, chosen: dict[str, int]) -> int:
-    return min((chosen.get(row["cell_id"], len(chosen)) for row in group.rows), default=len(chosen))
 
 
 def _holds(group: CellGroup, verdict: Finding) -> bool:

@@ -29,10 +29,13 @@ MARK = "*"
 """Of a step that differs from its profiled step by more than LARGEST_PROFILING_OVERHEAD."""
 CHECK, DIFFERS = "do both agree?", "no"
 
+MARK_READING = (
+    f"{MARK}: a step without profiling that differs from the profiled step by over 5%; the parts are shares."
+)
+
 READING = (
     "Mean over the middle half of the profiled steps, of the rank that the others wait for. "
-    "The parts add up to the profiled step; * marks a step without profiling that differs from it by "
-    "over 5%: there the parts are shares. "
+    f"The parts add up to the profiled step. {MARK_READING} "
     "Hidden: under the computation. Profiling overhead: what the marks cost. Skew: the last rank's arrival "
     "at the first exchange after the first one's. Exchange: what it adds, by its spans, "
     "and as the difference to the same step without exchange (the control arm)."

@@ -13,18 +13,19 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scaling.analysis.columns import Row, to_rows
-from scaling.analysis.groups import CellGroup, group_rows
+from scaling.analysis.columns import Row, to_rows, workers_of
+from scaling.analysis.control import is_baseline_of
+from scaling.analysis.groups import CellGroup, group_rows, in_order_of
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.noise import noise_finding
 from scaling.analysis.variants import main_variant
 from scaling.axes import workers
-from scaling.report.budget_table import CHECK, SUM, budget_rows, budget_table
-from scaling.report.formats import MISSING
+from scaling.report.budget_table import CHECK, MARK, MARK_READING, SUM, budget_rows, budget_table
+from scaling.report.formats import MISSING, milliseconds
 from scaling.report.page_tables import answer_columns, best_of_rows, columns_of
 from scaling.report.tables import Column, bare_table, in_terminal
 from scaling.report.text import recipe_text, text_of
-from scaling.report.titles import title_of
+from scaling.report.titles import title_of, title_parts
 from scaling.report.warnings_text import warnings_of
 
 WIDTH = 80
@@ -51,22 +52,24 @@ MOST_WARNINGS = 3
 """Of one kind, with its numbers; more are counted."""
 
 
-def render_tables(table: pd.DataFrame) -> list[Lines]:
+def render_tables(table: pd.DataFrame, answers: Sequence[str] = ()) -> list[Lines]:
     """For every group of comparable cells its table, with what belongs to it; at most 80 columns wide.
 
     Args:
         table: what `summary_table` made.
+        answers: ids of the cells that the study's answers choose: their groups stand first.
     """
-    groups = group_rows(to_rows(table))
+    groups = in_order_of(answers, group_rows(to_rows(table)))
     return [Lines(*_render(group, groups)) for group in groups]
 
 
-def render_answer(table: pd.DataFrame) -> list[Table]:
+def render_answer(table: pd.DataFrame, answers: Sequence[str] = ()) -> list[Table]:
     """The same in few lines: a group's settings, or the best of each number of workers where these are many.
 
-    At most MOST_ROWS rows in all; groups that have no room are left out.
+    At most MOST_ROWS rows in all; groups that have no room are left out. `answers`: see `render_tables`.
     """
-    groups = [group for group in group_rows(to_rows(table)) if group.kind in ("iteration", "convergence")]
+    groups = in_order_of(answers, group_rows(to_rows(table)))
+    groups = [group for group in groups if group.kind in ("iteration", "convergence")]
     tables: list[Table] = []
     room = MOST_ROWS
     for group in groups:
@@ -122,6 +125,8 @@ def _render(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[Renderabl
     if any(row["warnings"] for row in group.rows):
         columns = _marked(columns)
     yield in_terminal(wrapped(title_of(group.given)), columns, rows)
+    if baseline := _baseline_elsewhere(group, groups):
+        yield wrapped(baseline)
     if group.kind == "convergence":
         yield wrapped(recipe_text(group.rows[0]))
     if noise := noise_finding(group, groups):
@@ -129,6 +134,24 @@ def _render(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[Renderabl
     for warning in warnings_of(group, MOST_WARNINGS):
         yield wrapped(f"{WARNED} {warning}")
     yield from _render_budgets(group)
+
+
+def _baseline_elsewhere(group: CellGroup, groups: Sequence[CellGroup]) -> str | None:
+    """The one-worker cell that the speedups are relative to, where another table has it; else None."""
+    row = next((row for row in group.rows if row["speedup"] is not None), None)
+    if row is None:
+        return None
+    samples_per_s = row["samples_per_s"] / row["speedup"]
+    for other in sorted(groups, key=lambda other: other is not group):
+        for baseline in other.rows:
+            if is_baseline_of(baseline, row) and math.isclose(baseline["samples_per_s"] or 0, samples_per_s):
+                if other is group:
+                    return None
+                own = title_parts(group.given)
+                where = ", ".join(part for part in title_parts(other.given) if part not in own)
+                time = milliseconds(baseline["iteration_s"])
+                return f"speedup over {workers_of(baseline)}{where and f', {where}'}: {time} ms"
+    return None
 
 
 def _marked(columns: Sequence[Column[Row]]) -> list[Column[Row]]:
@@ -155,10 +178,12 @@ def _render_budgets(group: CellGroup) -> Iterator[RenderableType]:
         for block in _blocks(lines, cells):
             yield Text()
             yield _block(lines, block, title)
+    if any(value.endswith(MARK) for row in table.rows for value in row[FIXED:]):
+        yield wrapped(MARK_READING)
     for remark in table.remarks:
         yield wrapped(remark)
     if num_more := len(budget_rows(group)) - len(rows):
-        yield wrapped(f"({num_more} more: report.html, summary.csv)")
+        yield wrapped(f"({num_more} more cell{'s' * (num_more > 1)} like these: report.html, summary.csv)")
 
 
 def _shown(group: CellGroup) -> list[Row]:

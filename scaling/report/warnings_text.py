@@ -7,9 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.columns import SEPARATOR, workers_of
+from scaling.analysis.columns import OLDER_CODE, SEPARATOR, workers_of
 from scaling.analysis.findings import Finding
-from scaling.analysis.groups import CellGroup
+from scaling.analysis.groups import CellGroup, without_older_code
+from scaling.axes import workers
+from scaling.report.formats import listed
 from scaling.report.text import text_of
 
 
@@ -36,11 +38,26 @@ def warnings_of(group: CellGroup, most: int | None = None) -> list[str]:
         most: of a kind so many warnings are shown, and the number of the rest; None: all.
     """
     kinds: dict[str, dict[str, list[str]]] = {}
+    older: dict[str, dict[str, list[int]]] = {}
     for row in group.rows:
         for warning in row["warnings"] or ():
+            if warning.kind == OLDER_CODE:
+                sizes = older.setdefault(text_of(warning, "cells"), {})
+                sizes.setdefault(without_older_code(group.name(row)), []).append(row["world_size"])
+                continue
             names = kinds.setdefault(text_of(warning, "title"), {}).setdefault(text_of(warning), [])
             names.append(f"{group.name(row)} on {workers_of(row)}")
-    return [f"{title}: {_joined(details, most)}" for title, details in kinds.items()]
+    of_code = [f"{_with_sizes(sizes, group.unit)}: {text}" for text, sizes in older.items()]
+    return [*of_code, *(f"{title}: {_joined(details, most)}" for title, details in kinds.items())]
+
+
+def _with_sizes(sizes: Mapping[str, Sequence[int]], unit: str) -> str:
+    """`cntk (2 and 4 GPUs), one_bit (1 GPU)`."""
+    texts = []
+    for name, numbers in sizes.items():
+        *fewer, most = sorted(set(numbers))
+        texts.append(f"{name} ({listed([*map(str, fewer), workers(most, unit)])})")
+    return ", ".join(texts)
 
 
 def _joined(details: Mapping[str, Sequence[str]], most: int | None) -> str:

@@ -94,6 +94,11 @@ class Report:
         lines = verdict_lines(self.content.verdicts, self.content.command) or headline
         return lines or [finding.text for finding in self.content.findings[:MOST_LINES]]
 
+    @property
+    def chosen(self) -> list[str]:
+        """The cell that each answer chooses."""
+        return [verdict.cells[0] for verdict in self.content.verdicts]
+
     def markdown(self) -> str:
         """The same for a pull request."""
         return render_markdown(self.content)

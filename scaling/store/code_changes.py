@@ -42,14 +42,14 @@ CODE_CHANGES = (
     ),
     CodeChange(
         "2026-11-22T00:30:00+00:00",
-        "1-bit gradients by columns have fused kernels",
+        "1-bit gradients by columns have faster, fused kernels",
         ("one_bit", "cntk", "mpi_one_bit"),
         ("cuda",),
     ),
     CodeChange("2026-11-22T03:40:00+00:00", "power_sgd launches half as many operations", ("power_sgd",)),
     CodeChange(
         "2026-11-22T03:44:00+00:00",
-        "codecs by chunks have fused kernels",
+        "codecs by chunks have faster, fused kernels",
         ("one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"),
         ("cuda",),
     ),

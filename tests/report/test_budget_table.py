@@ -105,7 +105,7 @@ def test_terminal_shows_the_largest_world_size_of_many_and_says_what_it_left_out
     text = printed(filled)
     assert "goes on 4 workers" in text
     assert "goes on 2 workers" not in text
-    assert "(6 more: report.html, summary.csv)" in text
+    assert "(6 more cells like these: report.html, summary.csv)" in text
     assert all(len(row) <= 80 for row in text.splitlines())
 
 
@@ -122,7 +122,7 @@ def test_terminal_shows_of_many_bucket_sizes_one_an_aggregator(study, split_line
                 bucket_mb=float(bucket_mb),
             )
     text = printed(study)
-    assert "(12 more: report.html, summary.csv)" in text
+    assert "(12 more cells like these: report.html, summary.csv)" in text
     assert "all_reduce, 3 MiB" in text
     assert all(len(row) <= 80 for row in text.splitlines())
 
@@ -180,5 +180,6 @@ def test_step_that_differs_from_its_profiled_iteration_is_marked_and_its_bar_sca
     table = budget_table(group)
     (row,) = table.rows
     assert row[list(table.headings).index("step")].endswith("*") is is_marked
+    assert ("*: a step without profiling that differs" in printed(study)) is is_marked
     (bar,) = answer_bars(group, ())[1]
     assert sum(bar.parts_s.values()) == pytest.approx(0.01)

@@ -1,9 +1,11 @@
 """What `run` prints above its answer."""
 
 import io
+import sys
 
 from rich.console import Console
 
+import scaling.cli
 from scaling.analysis.summary import summary_table
 from scaling.report import write_report
 from scaling.report.terminal import first_lines, render_answer, render_tables
@@ -59,3 +61,30 @@ def test_best_training_on_text_says_the_target_in_bits_per_byte(study, epoch_lin
     page = write_report(study.folder).page.read_text()
     assert "2 s to 2.5 bits per byte" in page
     assert '<th scope="col">bits per byte</th>' in page
+
+
+def test_tables_that_the_answers_choose_stand_first_and_those_without_a_baseline_name_it(study):
+    study.add_steps([[0.02]], device="cuda", peer_access=True)
+    ring = study.add_steps([[0.01]], aggregator="ring", world_size=2, device="cuda", peer_access=False)
+    table = summary_table(study.folder)
+    for render in (render_answer, render_tables):
+        text = printed(render(table, [ring]))
+        assert text.index("peer access off") < text.index("peer access on")
+        assert printed(render(table)).index("peer access on") < printed(render(table)).index(
+            "peer access off"
+        )
+    (line,) = [line.rstrip() for line in text.splitlines() if line.startswith("speedup over")]
+    assert line == "speedup over 1 GPU, peer access on: 20.0 ms"
+    assert text.index("peer access off") < text.index(line) < text.rindex("peer access on")
+
+
+def test_report_and_run_print_the_chosen_settings_first(study, capsys):
+    for peer_access, step_s in ((False, 0.03), (True, 0.01)):
+        cell = {"device": "cuda", "peer_access": peer_access}
+        study.add_steps([[0.02]] * 3, **cell)
+        study.add_steps([[step_s]] * 3, aggregator="ring", world_size=2, **cell)
+    made = write_report(study.folder)
+    for verb in ("report", "run"):
+        sys.modules[f"{scaling.cli.__name__}.{verb}"]._show(made)
+        text = capsys.readouterr().out
+        assert text.index("peer access on") < text.index("peer access off")

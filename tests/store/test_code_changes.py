@@ -10,7 +10,7 @@ from scaling.analysis.columns import is_of_older_code, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
-from scaling.report.warnings_text import warning_text
+from scaling.report.warnings_text import warning_text, warnings_of
 from scaling.store import CODE_CHANGES, ResultsFolder, RunRecord, changes_since
 from scaling.store import code_changes as module
 from scaling.store.code_changes import CodeChange
@@ -110,6 +110,14 @@ def test_older_code_is_named_wherever_the_cell_is(measured):
         "all_reduce on 2 GPUs",
         "ring on 2 GPUs, older code",
     }
+
+
+def test_group_s_warning_names_the_aggregator_with_its_numbers_of_workers(measured):
+    rows, _ = measured({"code_changes": 1})
+    rows += [{**row, "world_size": 4} for row in rows]
+    (group,) = group_rows(rows)
+    text = "ring (2 and 4 GPUs): measured with older code; since then trees are taller"
+    assert warnings_of(group) == [text]
 
 
 def test_repeats_from_before_and_after_a_change_are_counted(measured):
