@@ -13,7 +13,7 @@ from scaling.axes import workers
 from scaling.measure.statistics import ONE_LAUNCH
 from scaling.report.figures.base import SavedFigure
 from scaling.report.formats import milliseconds, percent, ratio
-from scaling.report.page_tables import answer_columns, best_of_rows, quality_of
+from scaling.report.page_tables import answer_columns, answer_legend, best_of_rows, quality_of
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.titles import short_names, title_parts
@@ -154,16 +154,19 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     size = best["world_size"] if best["world_size"] > 1 else max(group.world_sizes)
     rows = [row for row in group.rows if row["world_size"] == size and row["iteration_s"] is not None]
     rows.sort(key=lambda row: float(row["iteration_s"]))
+    what = "Aggregators" if rows[0]["arm"] is None else "Variants of the script"
     return _marked(
         table_of(
-            f"All settings on {workers(size, group.unit)}, fastest first",
+            f"{what} on {workers(size, group.unit)}, fastest first",
             f"Step time ± half of its 95% interval{_of_one_launch(rows)}."
             + (
                 " No exchange is an upper bound, not a choice."
                 if size > 1 and any(map(is_control_arm, rows))
                 else ""
             )
-            + " Exchange: what it adds to the step, by profiled steps.",
+            + " Exchange: what it adds to the step, by profiled steps."
+            + (" Green: the answer's aggregators." if _named(rows, named) else "")
+            + f" {answer_legend(rows)}".rstrip(),
             answer_columns(group),
             rows,
         ),
@@ -217,8 +220,13 @@ def _marked(table: Table, rows: Sequence[Row], group: CellGroup, named: Collecti
         group=group.key,
         cells=[[row["cell_id"]] for row in rows],
         bounds=[place for place, row in enumerate(rows) if row["world_size"] > 1 and is_control_arm(row)],
-        best=[place for place, row in enumerate(rows) if row["cell_id"] in named and not is_control_arm(row)],
+        best=_named(rows, named),
     )
+
+
+def _named(rows: Sequence[Row], named: Collection[str]) -> list[int]:
+    """The places of the rows that answers name; no control arm is a choice."""
+    return [place for place, row in enumerate(rows) if row["cell_id"] in named and not is_control_arm(row)]
 
 
 def _to_target(row: Row) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scaling.report.content import Content
+from scaling.report.figures.style import DRAWN_OTHERS, SHOW_OTHERS
 from scaling.report.text import TEMPLATES, environment
 from scaling.report.verdict_text import verdict_lines
 
@@ -15,7 +16,7 @@ OPEN_SECTIONS = ("speedup", "training", "devices")
 def render_markdown(content: Content) -> str:
     """The text, in GitHub's Markdown; figures are SVG files in figures/, in its folder."""
     templates = environment(TEMPLATES, autoescape=False)
-    templates.filters |= {"md": _escaped, "row": _row}
+    templates.filters |= {"md": _escaped, "row": _row, "in_file": _in_file}
     answer = verdict_lines(content.verdicts, content.command)
     template = templates.get_template("report.md.j2")
     return template.render(content=content, answer=answer, open_sections=OPEN_SECTIONS).rstrip() + "\n"
@@ -23,6 +24,11 @@ def render_markdown(content: Content) -> str:
 
 def _row(values: Sequence[str]) -> str:
     return f"| {' | '.join(_escaped(value).replace('|', chr(92) + '|') for value in values)} |"
+
+
+def _in_file(caption: str) -> str:
+    """A figure's caption where the page's buttons are not."""
+    return caption.replace(SHOW_OTHERS, DRAWN_OTHERS)
 
 
 def _escaped(text: str) -> str:

@@ -36,6 +36,12 @@ from topologies.texts import flops_per_s
 AGGREGATOR_WIDTH = 26
 """Longer labels are folded in a terminal: with five columns of numbers, this is what 80 characters leave."""
 
+WIDEST_INTERVAL = 0.1
+"""Half of an interval; a row with a wider one is marked."""
+
+WIDE, DIFFERS = "!", "*"
+"""Marks of an interval, and of an exchange that the difference to the step without does not confirm."""
+
 CONVERGENCE_STATISTIC = (
     "Medians over the repeats; accuracies of several seeds are the mean with its standard deviation. Loss "
     "and accuracy are those after the last epoch. Seconds of training leave evaluation out; to the target: "
@@ -107,17 +113,34 @@ def best_of_rows(rows: Sequence[Row]) -> Row | None:
     return max(choices, key=lambda row: float(row["samples_per_s"]), default=None)
 
 
-def answer_columns(group: CellGroup) -> list[Column[Row]]:
-    """The columns of timed settings that answer."""
+def answer_columns(group: CellGroup, *, marked: bool = True) -> list[Column[Row]]:
+    """The columns of timed settings that answer; `marked`: with the marks of `answer_legend`."""
     throughput, unit = group.throughput
     return [
         Column("aggregator", lambda row: _name_or_bound(group, row)),
-        Column("ms a step", _time_with_width, "ms/step"),
+        Column("ms a step", _time_with_mark if marked else _time_with_width, "ms/step"),
         Column(unit, lambda row: rate(row[throughput]), unit),
         Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
         Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
-        Column("exchange, ms", lambda row: milliseconds(row["exchange_overhead_s"])),
+        Column("exchange, ms", _exchange_with_mark if marked else _exchange),
     ]
+
+
+def answer_legend(rows: Sequence[Row]) -> str:
+    """What the marks in `answer_columns` of some rows mean; "" where there are none."""
+    texts = []
+    if any(map(_is_wide, rows)):
+        texts.append(f"{WIDE}: an interval wider than ±{percent(WIDEST_INTERVAL, 0)}.")
+    checks = [row["exposed_check"].values for row in rows if _exchange_differs(row)]
+    if checks:
+        more = all(one["exposed_by_difference_s"] > one["exchange_overhead_s"] for one in checks)
+        slow = [one["cause"] == "phases" and one["exchange_slows"] for one in checks]
+        why = f" ({'it slows' if all(slow) else 'some slow'} the computation too)" if any(slow) else ""
+        texts.append(
+            f"{DIFFERS}: the step is longer than without exchange by {'more' if more else 'more or less'} "
+            f'than this{why}: see "Where a step\'s time goes".'
+        )
+    return " ".join(texts)
 
 
 def _name_or_bound(group: CellGroup, row: Row) -> str:
@@ -127,6 +150,28 @@ def _name_or_bound(group: CellGroup, row: Row) -> str:
 def _time_with_width(row: Row) -> str:
     width = half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"])
     return milliseconds(row["iteration_s"]) + (f" ±{width}" if width else "")
+
+
+def _time_with_mark(row: Row) -> str:
+    return _time_with_width(row) + (f" {WIDE}" if _is_wide(row) else "")
+
+
+def _is_wide(row: Row) -> bool:
+    low, high = row["iteration_s_low"], row["iteration_s_high"]
+    return low is not None and high is not None and (high - low) / 2 > WIDEST_INTERVAL * row["iteration_s"]
+
+
+def _exchange(row: Row) -> str:
+    return milliseconds(row["exchange_overhead_s"])
+
+
+def _exchange_with_mark(row: Row) -> str:
+    return _exchange(row) + (f" {DIFFERS}" if _exchange_differs(row) else "")
+
+
+def _exchange_differs(row: Row) -> bool:
+    """Whether the difference to the step without exchange is certainly another."""
+    return row["exposed_check"] is not None and row["exposed_check"].kind == "exposed_times_differ"
 
 
 def _convergence_table(group: CellGroup) -> Table:

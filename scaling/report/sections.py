@@ -32,7 +32,7 @@ class Section:
 
 TITLES = {
     "answer": "The answer",
-    "speedup": "All settings",
+    "speedup": "Every measured cell",
     "budget": "Where a step's time goes",
     "links": "Bytes on the links",
     "choices": "Bucket size and input",

@@ -116,7 +116,9 @@ def _best_of_sizes(group: CellGroup, rows: Sequence[Row]) -> list[Row]:
 def _short_columns(group: CellGroup) -> list[Column[Row]]:
     """Those of the page's table, with the workers."""
     columns = columns_of(group)
-    return columns if group.kind == "convergence" else [columns[1], columns[2], *answer_columns(group)[1:-1]]
+    if group.kind == "convergence":
+        return columns
+    return [columns[1], columns[2], *answer_columns(group, marked=False)[1:-1]]
 
 
 def _render(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[RenderableType]:

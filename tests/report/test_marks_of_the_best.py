@@ -9,11 +9,13 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
+from scaling.report import write_report
 from scaling.report.blocks import blocks_of
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.buckets import buckets
 from scaling.report.figures.parts import EndLabel, label_ends
 from scaling.report.figures.style import BEST
+from scaling.report.terminal import render_answer
 
 
 def groups_of(study):
@@ -47,3 +49,66 @@ def test_one_worker_without_exchange_is_no_best_aggregator(study):
     (block,) = blocks_of([group], [], [], [answer])
     (table,) = block.variants[0].tables
     assert (table.best, table.bounds) == ([], [])
+    assert "Green" not in table.statistic
+
+
+def answer_table(study, *named):
+    (group,) = groups_of(study)
+    answers = [Finding("verdict", named, {})] if named else []
+    (block,) = blocks_of([group], [], [], answers)
+    (table,) = block.variants[0].tables
+    return table
+
+
+def test_caption_says_what_green_and_marked_rows_are(study):
+    study.add_steps([[1.0]] * 3)
+    ring = study.add_steps([[0.6], [0.6], [0.601]], aggregator="ring", world_size=2)
+    study.add_steps([[0.6], [0.7], [0.8]], aggregator="tree", world_size=2)
+    table = answer_table(study, ring)
+    assert table.title == "Aggregators on 2 workers, fastest first"
+    assert [row[1].endswith("%") for row in table.rows] == [True, False]
+    assert table.rows[1][1].endswith("% !")
+    assert table.statistic.endswith("Green: the answer's aggregators. !: an interval wider than ±10%.")
+
+
+def test_group_without_answer_and_marks_has_no_key_to_them(study):
+    study.add_steps([[1.0]] * 3)
+    study.add_steps([[0.6], [0.6], [0.601]], aggregator="ring", world_size=2)
+    statistic = answer_table(study).statistic
+    assert not any(mark in statistic for mark in ("Green", "!:", "*:"))
+
+
+@pytest.mark.parametrize(
+    ("backward_s", "mark", "why"),
+    [(4e-3, "", None), (6e-3, " *", " (it slows the computation too)")],
+)
+def test_exchange_that_the_difference_to_no_exchange_contradicts_is_marked(
+    study, split_line, backward_s, mark, why
+):
+    for aggregator, end_s, exposed_s in (("none", 4e-3, 0.0), ("ring", backward_s, 1e-3)):
+        spans = [("backward", "main", 0.0, end_s), ("communicate", "main", end_s, end_s + exposed_s)]
+        step_s = end_s + exposed_s
+        lines = [split_line(number, step_s, *spans[: 1 + bool(exposed_s)]) for number in range(9)]
+        study.add_split(
+            [[step_s * factor] for factor in (0.999, 1, 1.001)], [lines] * 2, aggregator=aggregator
+        )
+    table = answer_table(study)
+    assert table.rows[1][-1] == f"1.00{mark}"
+    told = f"*: the step is longer than without exchange by more than this{why}: see"
+    assert (told in table.statistic) is bool(mark)
+
+
+def test_marks_are_the_page_s_alone(study):
+    """`run` prints the same columns without the key to the marks."""
+    study.add_steps([[1.0]])
+    study.add_steps([[0.6], [0.7], [0.8]], aggregator="tree", world_size=2)
+    (table,) = render_answer(build_table("by-hand", read_cells(study.folder)))
+    assert not any("!" in str(cell) for column in table.columns for cell in column.cells)
+
+
+def test_names_of_headings_and_folds_differ(study):
+    study.add_steps([[1.0]])
+    study.add_steps([[0.6]], aggregator="ring", world_size=2)
+    page = write_report(study.folder).page.read_text()
+    assert "All settings" not in page
+    assert "<summary>Every measured cell</summary>" in page

@@ -1,9 +1,12 @@
 """Which lines over the workers are drawn, and what the caption says of the grey ones."""
 
+import html
+
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.summary import summary_table
-from scaling.report.figures.scaling_lines import draw_scaling, reading
+from scaling.report import write_report
+from scaling.report.figures.scaling_lines import caption_of, draw_scaling
 from scaling.report.figures.speedup import speedup_lines
 
 
@@ -25,17 +28,45 @@ def test_slow_grey_line_does_not_leave_half_of_the_plot_empty(study):
     assert 2.0 < high < 2.5
     for line in axes.lines:
         assert all(low <= value <= high for value in line.get_ydata())
-    assert reading(lines, ()).endswith("Far slower ones: in the table.")
+    assert caption_of("Speedup", lines, ()).endswith("Far slower ones: in the table.")
 
 
 def test_grey_line_that_is_not_much_slower_is_drawn(study):
     lines = lines_of(study, all_reduce=2.0, tree=4.6)
     low, _ = draw_scaling("", "speedup", lines, ideal=1.0).axes[0].get_ylim()
     assert low < 4.0 / 4.6
-    assert "in the table" not in reading(lines, ())
+    assert "in the table" not in caption_of("Speedup", lines, ())
 
 
-def test_caption_says_how_to_see_the_grey_lines(study):
-    lines = lines_of(study, all_reduce=2.0, tree=2.2)
-    text = "Grey: the other aggregators, each at its fastest bucket size"
-    assert f'{text} (on the page: press "others" to show them).' in reading(lines, ())
+def test_caption_is_short_and_says_how_to_see_the_grey_lines(study):
+    lines = lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
+    assert caption_of("Speedup", lines, ()) == (
+        "Speedup, 95% intervals. No exchange: the most that any aggregator could reach. "
+        'Press "others" for the remaining ones.'
+    )
+
+
+def test_markdown_has_no_button_to_press(study):
+    lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
+    made = write_report(study.folder)
+    assert 'could reach. Press "others" for the remaining ones.' in html.unescape(made.page.read_text())
+    text = made.markdown()
+    assert "could reach. Grey: the remaining ones." in text
+    assert 'Press "others"' not in text
+
+
+def test_every_line_begins_at_one_worker_without_exchange(study):
+    """Also those that were timed on several workers alone."""
+    lines = lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
+    axes = draw_scaling("", "speedup", lines, ideal=1.0).axes[0]
+    drawn = [line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata()) > 1]
+    spanning = [points for points in drawn if points[-1][0] > points[0][0]]
+    assert [points[0] for points in spanning] == [[1.0, 1.0]] * 4  # with the ideal one
+
+
+def test_caption_of_the_step_says_what_is_not_drawn(study, split_line):
+    spans = [("forward", "main", 0.0, 0.5), ("backward", "main", 0.5, 1.0)]
+    for aggregator, size in (("none", 1), ("all_reduce", 2)):
+        study.add_split([[1.0]] * 2, [[split_line(9, 1.0, *spans)]] * size, aggregator=aggregator)
+    text = "1 worker exchanges nothing; communication under the computation is not drawn."
+    assert text in write_report(study.folder).page.read_text()

@@ -24,7 +24,7 @@ from scaling.report.titles import title_of
 
 CAPTION = (
     "Mean over profiled steps of the slowest rank, scaled to the unprofiled step time at the bar's end. "
-    "Overlapped communication is not drawn."
+    "{}ommunication under the computation is not drawn."
 )
 
 GROUPED = {
@@ -49,7 +49,14 @@ def answer_budget(data: FigureInput) -> Iterator[Drawn]:
             of_whom = "" if aggregator_name(name) == "none" else f": {name}"
             title = data.titled(f"Where the step goes{of_whom}", group)
             drawing = _draw_answer_budget(title, bars, group.unit)
-            yield Drawn(f"step-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
+            caption = _caption(bars, group.unit)
+            yield Drawn(f"step-{group.slug}", title_of(group.given), caption, drawing, group=group)
+
+
+def _caption(bars: Sequence[AnswerBar], unit: str) -> str:
+    """What is not drawn: one worker has no exchange, and none of what is hidden."""
+    of_one = any(bar.world_size == 1 for bar in bars)
+    return CAPTION.format(f"{workers(1, unit)} exchanges nothing; c" if of_one else "C")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from scaling.report.figures.parts import (
     plain_ticks,
     set_title,
 )
-from scaling.report.figures.style import BEST, BOUND, IDEAL, ON_REQUEST, OTHER, OTHERS, REFERENCE
+from scaling.report.figures.style import BEST, BOUND, IDEAL, OTHER, OTHERS, REFERENCE, SHOW_OTHERS
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import rate
 
@@ -40,6 +40,9 @@ LEAST_ROOM = 1.25
 
 FURTHEST_INTERVAL = 4.0
 """The axis goes so far beyond the values for their intervals; longer ones end in an arrow."""
+
+MARGIN = 0.04
+"""Left and right of the lines, as a share of the scale: labels stand beside the last points."""
 
 _STANDS_OUT = (LIBRARY, "none")
 
@@ -139,7 +142,7 @@ def draw_scaling(
         unit: name of the vertical axis.
         lines: one an aggregator.
         best: labels that the study's answer names.
-        ideal: of one worker; None draws no ideal line.
+        ideal: of one worker without exchange, where lines begin; None draws no ideal line.
         worker: what a worker is called.
     """
     figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
@@ -152,7 +155,9 @@ def draw_scaling(
     ideals = [] if ideal is None else [ideal * size for size in sizes]
     limits = _limits(drawn, ideals, winner)
     axes.set_ylim(*limits)
-    axes.set_xlim(sizes[0] / 1.08, sizes[-1] * 1.08)
+    margin = (sizes[-1] / sizes[0]) ** MARGIN
+    axes.set_xlim(sizes[0] / margin, sizes[-1] * margin)
+    start = ideal if sizes[0] == 1 else None
     labels = []
     if ideals:
         (line_of_ideal,) = axes.plot(sizes, ideals, color=IDEAL, linestyle=(0, (2, 2)), linewidth=1.2)
@@ -160,7 +165,7 @@ def draw_scaling(
         labels.append(EndLabel(ideals[-1], f"ideal {_short(ideals[-1])}", IDEAL, "ideal"))
     for line in sorted(drawn, key=lambda line: line.aggregator in _STANDS_OUT or line.aggregator == winner):
         how = _how(line, winner)
-        _draw_line(axes, line, how, limits)
+        _draw_line(axes, line, how, limits, start)
         ends_here = line.world_sizes[-1] == sizes[-1] or line.aggregator == winner
         if how["series"] != OTHERS and ends_here:
             name = "no exchange" if line.is_bound else line.name
@@ -195,19 +200,23 @@ def _is_grey(line: ScalingLine, winner: str | None) -> bool:
     return bool(_how(line, winner)["series"] == OTHERS)
 
 
-def reading(lines: Sequence[ScalingLine], best: Collection[str]) -> str:
-    """How to read what is drawn, and nothing that is not."""
+def caption_of(what: str, lines: Sequence[ScalingLine], best: Collection[str]) -> str:
+    """What the values are and how to read what is drawn, and nothing that is not.
+
+    Args:
+        what: the values are, without a full stop.
+        lines, best: see `draw_scaling`.
+    """
     winner = best_of(lines, best)
     drawn = _drawn_lines(lines, winner)
     lows = [low for line in drawn for low in line.low]
     is_known = [not math.isnan(low) for low in lows]
-    parts = []
-    if any(is_known):
-        parts.append(f"Bars: 95% intervals{'' if all(is_known) else '; a hollow point has none'}.")
+    intervals = ", 95% intervals" if any(is_known) else ""
+    parts = [f"{what}{intervals}{' (a hollow point has none)' if intervals and not all(is_known) else ''}."]
     if any(line.is_bound for line in drawn):
-        parts.append("No exchange bounds all others.")
+        parts.append("No exchange: the most that any aggregator could reach.")
     if any(_is_grey(line, winner) for line in drawn):
-        parts.append(f"Grey: the other aggregators, each at its fastest bucket size{ON_REQUEST}.")
+        parts.append(f"{SHOW_OTHERS}.")
     if any(_is_grey(line, winner) for line in lines if line not in drawn):
         parts.append("Far slower ones: in the table.")
     return " ".join(parts)
@@ -236,10 +245,17 @@ def _how(line: ScalingLine, winner: str | None) -> dict[str, Any]:
     return {"color": OTHER, "linewidth": 0.9, "series": OTHERS}
 
 
-def _draw_line(axes: Axes, line: ScalingLine, how: dict[str, Any], limits: tuple[float, float]) -> None:
-    """Values with the ends of their intervals, cut off at the limits; a hollow point has no interval."""
+def _draw_line(
+    axes: Axes, line: ScalingLine, how: dict[str, Any], limits: tuple[float, float], start: float | None
+) -> None:
+    """Values with the ends of their intervals, cut off at the limits; a hollow point has no interval.
+
+    A line without a value of one worker begins at `start`, that of one worker without exchange.
+    """
     colour, series = how["color"], how["series"]
-    (drawn,) = axes.plot(line.world_sizes, line.values, color=colour, linewidth=how["linewidth"])
+    begin = [] if start is None or line.world_sizes[0] == 1 else [(1, start)]
+    sizes, values = zip(*begin, *zip(line.world_sizes, line.values, strict=True), strict=True)
+    (drawn,) = axes.plot(sizes, values, color=colour, linewidth=how["linewidth"])
     with_tip(drawn, "", series)
     for at, (size, value) in enumerate(zip(line.world_sizes, line.values, strict=True)):
         draw_point(axes, (size, value), (line.low[at], line.high[at]), limits, colour, series)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from scaling.analysis.columns import Row
 from scaling.analysis.groups import CellGroup
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.scaling_lines import ScalingLine, draw_scaling, lines_over_workers, reading
+from scaling.report.figures.scaling_lines import ScalingLine, caption_of, draw_scaling, lines_over_workers
 from scaling.report.formats import percent
 from scaling.report.titles import title_of
 
-CAPTION = "Throughput relative to one {} without exchange."
+WHAT = "Throughput relative to one {} without exchange"
 
 
 @figure(section="answer")
@@ -22,7 +22,7 @@ def speedup(data: FigureInput) -> Iterator[Drawn]:
         if len({size for line in lines for size in line.world_sizes}) > 1:
             title = data.titled(f"Speedup over one {group.unit}", group)
             drawing = draw_scaling(title, "speedup", lines, data.best_of(group), 1.0, group.unit)
-            caption = f"{CAPTION.format(group.unit)} {reading(lines, data.best_of(group))}"
+            caption = caption_of(WHAT.format(group.unit), lines, data.best_of(group))
             yield Drawn(f"speedup-{group.slug}", title_of(group.given), caption, drawing, group=group)
 
 

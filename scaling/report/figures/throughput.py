@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from scaling.analysis.groups import CellGroup
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.scaling_lines import ScalingLine, draw_scaling, lines_over_workers, reading
+from scaling.report.figures.scaling_lines import ScalingLine, caption_of, draw_scaling, lines_over_workers
 from scaling.report.formats import rate
 from scaling.report.titles import title_of
 
-CAPTION = (
-    "{what} a second of all {worker}s (column {column}). "
-    "Ideal: that of one without exchange, times the {worker}s."
+WHAT = (
+    "{what} a second of all {worker}s (column {column}; ideal: that of one without exchange, "
+    "times the {worker}s)"
 )
 
 
@@ -26,9 +26,9 @@ def throughput(data: FigureInput) -> Iterator[Drawn]:
             column, unit = group.throughput
             ideal = _of_one_worker(group)
             drawing = draw_scaling(title, unit, lines, data.best_of(group), ideal, group.unit)
-            what = unit.removesuffix("/s").capitalize()
-            caption = CAPTION.format(what=what, worker=group.unit, column=column)
-            caption = f"{caption} {reading(lines, data.best_of(group))}"
+            samples = unit.removesuffix("/s").capitalize()
+            what = WHAT.format(what=samples, worker=group.unit, column=column)
+            caption = caption_of(what, lines, data.best_of(group))
             yield Drawn(f"rate-{group.slug}", title_of(group.given), caption, drawing, group=group)
 
 
