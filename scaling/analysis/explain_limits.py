@@ -15,9 +15,10 @@ OPEN_SHARE = 0.1
 COMPUTE_SHARE = 0.6
 QUEUED_SHARE = 0.15
 AVOIDABLE_SHARE = 0.1
-LOW_MFU = 0.4
-"""GPT-2 small in bf16 on an H200 has an MFU of 0.26 without torch.compile and 0.45 with it."""
 """More than this part of a step is said before computation."""
+LOW_MFU, HIGH_MFU = 0.4, 0.6
+"""GPT-2 small in bf16 on an H200 has an MFU of 0.26 without torch.compile and 0.45 with it; from HIGH_MFU on,
+a captured step cannot help much: the GPU waits for few launches."""
 
 SHORTEST_QUEUE_S, QUEUE_SHARE = 100e-6, 0.03
 """A device that ends a phase no later than this after the host has queued it had no work waiting: the first
@@ -191,7 +192,7 @@ def computation(view: View) -> Values | None:
         "mfu": row["mfu"],
         "more_workers_help": _more_workers_help(view),
         "has_tf32_left": on_gpu and row["precision"] == "float32",
-        "lacks_captured": on_gpu and not captured,
+        "lacks_captured": on_gpu and not captured and (row["mfu"] or 0.0) < HIGH_MFU,
         "lacks_compile": _is_uncompiled_below(view, LOW_MFU),
         "unit": unit_of_workers(row),
     }

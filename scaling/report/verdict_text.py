@@ -13,7 +13,7 @@ from scaling.analysis.decisions import FEWEST
 from scaling.analysis.findings import Finding
 from scaling.report.text import text_of
 from scaling.report.titles import short_names, title_parts
-from scaling.store import ResultsFolder
+from scaling.store import ResultsFolder, RunRecord
 from topologies.texts import NO_BREAK, folded
 
 MOST_LINES = 5
@@ -119,18 +119,49 @@ def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] |
     if batch := _batch_to_try(verdict):
         cell = next(run.cell for run in runs if run.cell_id == verdict.cells[0])
         workload = {name: {"name": cell[name], **cell[f"{name}_parameters"]} for name in ("model", "dataset")}
-        return [*timed, f"workloads={json.dumps([{**workload, 'global_batch': batch}])}"], f"-batch-{batch}"
+        larger = f"workloads={json.dumps([{**workload, 'global_batch': batch}])}"
+        return [*timed, larger, _few_aggregators(verdict, runs)], f"-batch-{batch}"
     is_one = values["world_size"] == 1 and values["other_size"]  # its step exchanges nothing
     if limit is not None and not is_one and (step := _step_to_try(limit)):
-        return [*timed, *_STEPS[step]], f"-{step}"
+        return [*timed, f"step={step}", _few_aggregators(verdict, runs, step)], f"-{step}"
+    if limit is not None and not is_one and _tf32_comes_first(limit, runs):
+        older = any("tf32" in part for part in folder.study().get("parts", []))
+        precision = ["tf32=null", "precision=tf32"] if older else ["precision=tf32"]
+        return [*timed, *precision, _few_aggregators(verdict, runs)], "-tf32"
     return None
 
 
-_STEPS = {
-    "overlapped": ["step=overlapped", "aggregators=[none,no_op,all_reduce]"],
-    "captured": ["step=captured", "aggregators=[none,all_reduce]"],
-}
-"""A step mode to try -> what a study of it changes: few aggregators take every step."""
+_EXACT = ("all_reduce", "ring", "tree", "schedule", "zero1", "caffe_nccl", "tf_replicated")
+_ONE_OR_TWO_BITS = ("one_bit", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "cntk")
+CAPTURED = frozenset([*_EXACT, *_ONE_OR_TWO_BITS, "qsgd", "top_k", "power_sgd", "fp16", "bf16"])
+"""Aggregators that a captured step takes, whatever its buckets."""
+
+
+def _few_aggregators(verdict: Finding, runs: Sequence[RunRecord], step: str = "") -> str:
+    """The aggregators to compare in the next run: no exchange, the choice, and the library's all-reduce.
+
+    Args:
+        verdict: its choice is left out where a step mode does not take it.
+        runs: of the study.
+        step: the only step mode of the next run; "": all those of the study.
+    """
+    cell = next(run.cell for run in runs if run.cell_id == verdict.cells[0])
+    name, label = cell["aggregator"], cell.get("aggregator_label", cell["aggregator"])
+    choice = name if label == name else json.dumps({"name": name, **cell["aggregator_parameters"]})
+    timed = [run.cell for run in runs if run.cell["kind"] == "iteration"]
+    taken = {other["step"] for other in timed if other.get("aggregator_label", other["aggregator"]) == label}
+    is_taken = name in CAPTURED if step == "captured" else {other["step"] for other in timed} == taken
+    if step == "overlapped":
+        return "aggregators=[none,no_op,all_reduce]"
+    return f"aggregators=[{','.join(dict.fromkeys(['none', *[choice] * is_taken, 'all_reduce']))}]"
+
+
+def _tf32_comes_first(limit: Finding, runs: Sequence[RunRecord]) -> bool:
+    """Whether the first experiment of a limit is another precision, and one command sets it for all cells."""
+    values = limit.values
+    is_first = limit.kind == "computation" and values["has_tf32_left"] and not values["lacks_compile"]
+    timed = [run.cell for run in runs if run.cell["kind"] == "iteration"]
+    return is_first and not any(cell.get("precision") for cell in timed)
 
 
 def _step_to_try(limit: Finding) -> str:

@@ -89,7 +89,10 @@ def test_small_batch_leaves_the_gpu_idle(make_study):
     assert found.kind == "small_batch"
     said = "a batch of 32 underuses a GPU: 4 times the batch takes only 1.1 times as long"
     assert text_of(found) == f"{said} (forward + backward: 9.50 and 10.0 ms)"
-    assert next_experiment(found) == "try a larger global batch: 128 per GPU, or step=captured"
+    assert (
+        next_experiment(found)
+        == "try a larger global batch (check the accuracy): 128 per GPU, or step=captured"
+    )
     # As fast per sample as with 128 it would take 10 / 4 of the 9.5 ms.
     assert found.values["share"] == pytest.approx((9.5 - 10 / 4) / 9.5)
 
@@ -136,8 +139,8 @@ def test_peer_access_that_was_measured_is_named_with_its_time(make_study):
     [
         (8, 3, "use ring: 8.00 ms"),
         (8, 1, "try ring: 8.00 ms in one launch"),
-        (9.9, 3, "try a larger local batch: the exchange does not grow with it"),
-        (9.9, 1, "try a larger local batch: the exchange does not grow with it"),
+        (9.9, 3, "try a larger local batch (check the accuracy): the exchange does not grow with it"),
+        (9.9, 1, "try a larger local batch (check the accuracy): the exchange does not grow with it"),
     ],
 )
 def test_a_better_aggregator_is_used_if_launches_show_it_and_tried_if_one_launch_had_it(
@@ -166,7 +169,7 @@ def test_control_arms_and_codecs_are_never_the_next_experiment(make_study):
     study.add(steps(2), spans=spans(("forward", 2)), aggregator="no_op", **gpu)
     study.add(steps(3), spans=spans(("forward", 2), ("encode", 1)), aggregator="one_bit", **gpu)
     assert next_experiment(first(study, cell)) == (
-        "try a larger local batch: the exchange does not grow with it"
+        "try a larger local batch (check the accuracy): the exchange does not grow with it"
     )
 
 

@@ -157,7 +157,7 @@ def test_answers_take_at_most_five_lines(study, number):
 def belongs_to(changes, experiment):
     """Whether the command does what the experiment proposes first."""
     first = experiment.partition("; ")[0].partition(", or ")[0]
-    changed = [word for word in changes if not word.startswith(("kind=", "aggregators="))]
+    changed = [word for word in changes if not word.startswith(("kind=", "aggregators=", "tf32="))]
     names = ["larger" if word.startswith("workloads=") else word for word in changed]
     return bool(first) and all(name in first for name in names)
 
@@ -185,13 +185,13 @@ def test_next_command_is_one_that_the_study_takes():
 
 
 def test_next_command_of_a_study_with_trainings_leaves_these_out():
-    """Quickstart's next step on GPUs is a captured one, on all world sizes."""
+    """Quickstart's next step on GPUs, with a high MFU, is in TF32, on all world sizes."""
     folder = ResultsFolder(REFERENCE / "quickstart-2xh100")
     cells = read_cells(folder)
     words = shlex.split(command_of(verdicts(build_table("", cells), cells)[0], folder))
-    assert words[5:] == ["kind=iteration", "step=captured", "aggregators=[none,all_reduce]"]
+    assert words[5:] == ["kind=iteration", "precision=tf32", "aggregators=[none,ring,all_reduce]"]
     found = resolve(load_study(words[2], words[5:]), AvailableMachine(2, 16, 1)).cells.values()
-    assert {(cell.step, cell.kind) for cell in found} == {("captured", "iteration")}
+    assert {(cell.tf32, cell.kind) for cell in found} == {(True, "iteration")}
     assert {cell.world_size for cell in found} == {1, 2}
 
 
@@ -280,7 +280,9 @@ def test_command_of_several_proposals_is_that_of_the_first(study, split_line):
     (one,) = answers(study)
     command = command_of(one, study.folder)
     line = verdict_lines([one], command)[-1]
-    assert line.startswith("Next: try a larger global batch; or try step=captured to see")
+    assert line.startswith(
+        "Next: try a larger global batch (check the accuracy); or try step=captured to see"
+    )
     assert line.endswith(f". For the first: {command}")
     assert "workloads=" in command
     assert "captured" not in command

@@ -1,11 +1,29 @@
 """What the answer of a study claims: only what was measured, in words that say of what."""
 
-from scaling.report.verdict_text import verdict_lines
-from tests.analysis.test_verdict import add, answers
+import shlex
+
+from scaling.aggregators.registry import REGISTRY
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
+from scaling.analysis.verdict import verdicts
+from scaling.report.text import text_of
+from scaling.report.verdict_text import CAPTURED, command_of, verdict_lines
+from scaling.store import ResultsFolder
+from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.overrides import load_study
+from tests.analysis.test_verdict import REFERENCE, add, answers
 
 
 def told(study):
     return "\n".join(verdict_lines(answers(study)))
+
+
+def reference(name):
+    """The first answer of a committed folder, and the words of its command."""
+    folder = ResultsFolder(REFERENCE / name)
+    cells = read_cells(folder)
+    first = verdicts(build_table("", cells), cells)[0]
+    return first, shlex.split(command_of(first, folder))
 
 
 def test_slow_lossy_aggregator_is_not_called_as_fast(study):
@@ -47,3 +65,47 @@ def test_one_that_may_be_slower_by_more_than_a_tie_has_its_measured_time_and_the
     for aggregator, steps in (("all_reduce", (0.55, 0.5504, 0.5497)), ("ring", (0.5615, 0.5645, 0.5675))):
         study.add_steps([[one] * 6 for one in steps], aggregator=aggregator, world_size=2)
     assert "(next ring, 2.6% slower (at most" in told(study)
+
+
+def test_high_mfu_asks_for_another_precision_not_for_a_captured_step():
+    found, words = reference("quickstart-2xh100")
+    assert text_of(found, "next").startswith("try precision=tf32 or bf16: matrix products are faster")
+    assert "captured" not in text_of(found, "next")
+    assert words[-2:] == ["precision=tf32", "aggregators=[none,ring,all_reduce]"]
+
+
+def test_captured_command_has_the_choice_where_a_captured_step_takes_it():
+    _, words = reference("sharded-2xh100")
+    assert words[-2:] == ["step=captured", "aggregators=[none,zero1,all_reduce]"]
+    cells = resolve(load_study(words[2], words[5:]), AvailableMachine(2, 16, 1)).cells.values()
+    assert {"none", "zero1", "all_reduce"} == {cell.aggregator for cell in cells}
+
+
+def test_captured_step_takes_all_aggregators_that_its_command_may_name():
+    taken = set()
+    for name in REGISTRY.targets():
+        cls = REGISTRY.load(name)
+        if cls.graph_capturable and cls.exchanges and not cls.releases_gradients:
+            taken |= {name} if cls.update_site == "replica" or cls().ddp_path() == "layered" else set()
+    assert taken == CAPTURED
+
+
+def test_command_of_a_larger_batch_runs_few_aggregators_and_its_text_doubts_the_accuracy():
+    found, words = reference("fcn-r-4xh200")
+    assert text_of(found, "next").startswith("try a larger global batch (check the accuracy)")
+    assert words[-1] == "aggregators=[none,all_reduce]"
+
+
+def test_command_names_the_choice_with_its_parameters_unless_a_step_mode_lacks_it(study):
+    gpu = {"device": "cuda", "global_batch": 64}
+    add(study, "none", 1, 1.0, **gpu)
+    ring = {"aggregator_parameters": {"directions": 2}, "aggregator_label": "ring(directions=2)"}
+    add(study, "none", 2, 0.58, **gpu)
+    add(study, "ring", 2, 0.6, **gpu, **ring)
+    add(study, "all_reduce", 2, 0.8, **gpu)
+    (one,) = answers(study)
+    few = command_of(one, study.folder).partition(" 'aggregators=")[2]
+    assert few == """[none,{"name": "ring", "directions": 2},all_reduce]'"""
+    add(study, "all_reduce", 2, 0.8, step="overlapped", **gpu)
+    (one,) = answers(study)
+    assert command_of(one, study.folder).endswith("'aggregators=[none,all_reduce]'")
