@@ -49,12 +49,10 @@ class Block:
 
     Attributes:
         name: model and data set.
-        verdicts: its answers.
         variants: the first one has the choice of the first answer.
     """
 
     name: str
-    verdicts: list[Finding]
     variants: list[Variant]
 
 
@@ -84,13 +82,8 @@ def blocks_of(
         if trained and trained[0] is not variants[0]:  # time to accuracy is a part of the answer
             variants[0] = replace(variants[0], figures=[*variants[0].figures, *trained[0].figures])
             variants = [replace(v, figures=[]) if v is trained[0] else v for v in variants]
-        answers = [v for v in verdicts if any(_holds(group, v) for group, _ in same_workload)]
-        blocks.append(Block(name, answers, variants))
+        blocks.append(Block(name, variants))
     return blocks
-
-
-def _holds(group: CellGroup, verdict: Finding) -> bool:
-    return any(row["cell_id"] == verdict.cells[0] for row in group.rows)
 
 
 def _variant(

@@ -49,9 +49,11 @@ def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
     if len(verdicts) == 2:
         headline, aggregator, *rest = _all_of(verdicts[0], command)
         facts, experiment = [line for line in rest if not line.startswith("Next")], rest[-1:]
-        ends = [f"{names[1]}: {text_of(verdicts[1], 'brief')}"]
+        second, further = text_of(verdicts[1], "brief"), text_of(verdicts[1], "experiment")
+        if further and not text_of(verdicts[1], "repeats"):
+            second = f"{second} Next: {further}."
         experiment = [line for line in experiment if line.startswith("Next")]
-        return [f"{names[0]}: {headline}", aggregator, " ".join(facts), *experiment, *ends]
+        return [f"{names[0]}: {headline}", aggregator, " ".join(facts), *experiment, f"{names[1]}: {second}"]
     lines = [f"{name}: {text_of(verdict, 'brief')}" for name, verdict in zip(names, verdicts, strict=True)]
     if len(lines) > MOST_LINES:
         num_more = len(lines) - MOST_LINES + 1

@@ -6,6 +6,7 @@ from scaling.aggregators.registry import REGISTRY
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
+from scaling.report import write_report
 from scaling.report.text import text_of
 from scaling.report.verdict_text import CAPTURED, command_of, verdict_lines
 from scaling.store import ResultsFolder
@@ -109,3 +110,26 @@ def test_command_names_the_choice_with_its_parameters_unless_a_step_mode_lacks_i
     add(study, "all_reduce", 2, 0.8, step="overlapped", **gpu)
     (one,) = answers(study)
     assert command_of(one, study.folder).endswith("'aggregators=[none,all_reduce]'")
+
+
+def test_each_of_two_answers_has_limit_sureness_and_what_is_next():
+    folder = ResultsFolder(REFERENCE / "sharded-2xh100")
+    cells = read_cells(folder)
+    second = verdict_lines(verdicts(build_table("", cells), cells))[-1]
+    assert "Limit: computation: forward and backward take 91% of the step" in second
+    said = (
+        "Sure of the number, not of the aggregator: 3 launches, step time ± 7.7% (95%); repeats=7 to decide."
+    )
+    assert second.endswith(said)
+
+
+def test_page_of_several_workloads_names_all_and_shows_their_answers_above_what_can_be_chosen(study):
+    for model in ("m0", "m1"):
+        add(study, "none", 1, 1.0, model=model)
+        add(study, "all_reduce", 2, 0.6, model=model)
+    page = write_report(study.folder).page.read_text()
+    header = page.partition("<main>")[0]
+    assert "2 workloads: m0 on synthetic; m1 on synthetic · strong scaling, global batch 64, cpu" in header
+    assert header.count("Use 2 workers: 1.67 times as fast as one.") == 2
+    assert "Sure: 3 launches, step time ± 0.1% (95%)." in header.partition(">m1 on synthetic</p>")[2]
+    assert 'class="brief"' not in page.partition("<main>")[2]
