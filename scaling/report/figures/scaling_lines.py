@@ -158,11 +158,7 @@ def draw_scaling(
     margin = (sizes[-1] / sizes[0]) ** MARGIN
     axes.set_xlim(sizes[0] / margin, sizes[-1] * margin)
     start = ideal if sizes[0] == 1 else None
-    labels = []
-    if ideals:
-        (line_of_ideal,) = axes.plot(sizes, ideals, color=IDEAL, linestyle=(0, (2, 2)), linewidth=1.2)
-        with_tip(line_of_ideal, "", "ideal")
-        labels.append(EndLabel(ideals[-1], f"ideal {_short(ideals[-1])}", IDEAL, "ideal"))
+    labels = _draw_ideal(axes, sizes, ideals) if ideals else []
     for line in sorted(drawn, key=lambda line: line.aggregator in _STANDS_OUT or line.aggregator == winner):
         how = _how(line, winner)
         _draw_line(axes, line, how, limits, start)
@@ -179,6 +175,12 @@ def draw_scaling(
     axes.set_ylabel(unit)
     set_title(figure, title)
     return figure
+
+
+def _draw_ideal(axes: Axes, sizes: Sequence[int], ideals: Sequence[float]) -> list[EndLabel]:
+    (line,) = axes.plot(sizes, ideals, color=IDEAL, linestyle=(0, (2, 2)), linewidth=1.2)
+    with_tip(line, "", "ideal")
+    return [EndLabel(ideals[-1], f"ideal {_short(ideals[-1])}", IDEAL, "ideal")]
 
 
 def _drawn_lines(lines: Sequence[ScalingLine], winner: str | None) -> list[ScalingLine]:
