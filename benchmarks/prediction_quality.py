@@ -326,20 +326,21 @@ def probe() -> Iterator[str]:
 
 
 def repeats(world_size: int) -> str:
-    """How far cells are off the mean of their repeats: in other folders with the same setting, and A/A pairs.
+    """How far cells are off the true mean of their setting, from repeats in other folders and A/A pairs.
 
+    A deviation from the mean of n repeats counts sqrt(n / (n - 1)) times: that mean holds the cell itself.
     Steps bound by the processor count by their share of all cells of that world size.
     """
-    alike: dict[tuple[Any, ...], list[MeasuredCell]] = defaultdict(list)
+    by_setting: dict[tuple[Any, ...], list[MeasuredCell]] = defaultdict(list)
     for cell in _with_replicates("h200")[0]:
         if cell.world_size == world_size:
             values = cell.cell
             names = ("aggregator_label", "step", "wire", "bucket_mb", "threads")
             kernels = strategy(values, cell.tensor_shapes).codes_by_tensor
             setting = _workload(cell).partition("/")[2], kernels, *(values.get(name) for name in names)
-            alike[setting].append(cell)
+            by_setting[setting].append(cell)
     off = []
-    for cells in alike.values():
+    for cells in by_setting.values():
         logs = [math.log(cell.iteration_s) for cell in cells]
         unbiased = math.sqrt(len(logs) / (len(logs) - 1)) if len(logs) > 1 else math.nan
         off += [
@@ -355,7 +356,7 @@ def repeats(world_size: int) -> str:
     )
     return (
         f"{len(off)} cells with repeats on {world_size} GPUs, {bound} bound by the processor: 95% are less "
-        f"than {beyond:.1%} off the mean of their repeats, if {share:.0%} are bound so"
+        f"than {beyond:.1%} off the true mean of their setting, if {share:.0%} are bound so"
     )
 
 

@@ -7,7 +7,7 @@
 3. A bucket takes the exchange whose curve is lowest there; the first of the file if several are.
 
 The choice depends on the file, the bucket and the number of ranks alone, so that plan and bytes are known
-before anything runs. All ranks check that they choose the same. No file was measured on GPUs yet.
+before anything runs. All ranks check that they choose the same.
 
 Steps, bytes sent per rank and error: those of the chosen exchange, all of them exact.
 """

@@ -66,13 +66,9 @@ class Compared:
     @property
     def verdict(self) -> str:
         """ "within", "worse" or "better"."""
-        return (
-            "within"
-            if self.is_within
-            else "worse"
-            if (self.difference > 0) == (self.score == BITS)
-            else "better"
-        )
+        if self.is_within:
+            return "within"
+        return "worse" if (self.difference > 0) == (self.score == BITS) else "better"
 
     @property
     def exchange(self) -> str:
@@ -136,7 +132,9 @@ def seed_noise(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> 
     noises = []
     for recipe in recipes.values():
         families = _families(recipe)
-        score = BITS if all(rows[0][BITS] is not None for _, rows in families) else ACCURACY
+        score = BITS if any(row[BITS] is not None for _, rows in families for row in rows) else ACCURACY
+        # Where a loss was not finite there is nothing to compare: another finding says so.
+        families = [family for family in families if all(row[score] is not None for row in family[1])]
         known = [family for family in families if _spread(family, score) > 0]
         if not known:
             continue
@@ -182,7 +180,7 @@ def _families(groups: Sequence[CellGroup]) -> list[_Family]:
 
 
 def _scores(family: _Family, score: str) -> list[float]:
-    return [float(row[score]) for row in family[1] if row[score] is not None]
+    return [float(row[score]) for row in family[1]]
 
 
 def _mean(family: _Family, score: str) -> float:
@@ -190,19 +188,15 @@ def _mean(family: _Family, score: str) -> float:
 
 
 def _spread(family: _Family, score: str) -> float:
-    """The standard deviation over the seeds; 0 of one, or where one has no score."""
+    """The standard deviation over the seeds; 0 of one."""
     scores = _scores(family, score)
-    return statistics.stdev(scores) if len(scores) == len(family[1]) > 1 else 0.0
+    return statistics.stdev(scores) if len(scores) > 1 else 0.0
 
 
 def _compared(reference: _Family, other: _Family, score: str, cells: Mapping[str, CellResult]) -> Compared:
     base, row, mean = reference[0][0], other[0][0], _mean(other, score)
     by_seed = {row["seed"]: row[score] for row in reference[1]}
-    pairs = [
-        row[score] - by_seed[row["seed"]]
-        for row in other[1]
-        if row["seed"] in by_seed and row[score] is not None
-    ]
+    pairs = [row[score] - by_seed[row["seed"]] for row in other[1] if row["seed"] in by_seed]
     return Compared(
         row, _ids(other[1]), _is_lossy(row, cells), score, mean,
         difference=mean - _mean(reference, score),

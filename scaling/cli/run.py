@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -268,7 +269,7 @@ def _show(made: Report) -> None:
     parts.append([folded("", sentence, indent=2) for sentence in device_sentences(made.experiments)])
     for text in first_lines(parts):
         typer.echo(text)
-    typer.echo(f"all rows: scaling report {made.page.parent}")
+    typer.echo(f"all rows: {shlex.join(['scaling', 'report', str(made.page.parent)])}")
     if made.times is not None:
         typer.echo(folded("", text_of(made.times.finding), indent=2))
     note(f"report: {made.page}")

@@ -215,7 +215,7 @@ class _Bound:
                 )
 
 
-@lru_cache(maxsize=64)  # a few MB each, as `Case.all_gradients`
+@lru_cache(maxsize=64)  # up to 24 MB each
 def _exact(case: Case) -> list[_Bound]:
     """[step] bounds of exact aggregators, many of which are checked on the same case."""
     return [

@@ -65,8 +65,10 @@ class _World:
             self._waiting[rank] = can_go_on
             self.hand_over(rank)
             if not self._turns[rank].acquire(timeout=self.timeout_s):
-                self._waiting.pop(rank, None)
-                return False
+                if not can_go_on():
+                    self._waiting.pop(rank, None)
+                    return False
+                self._turns[rank].acquire()  # others compute for long
         if self.failed:
             raise threading.BrokenBarrierError
         return True

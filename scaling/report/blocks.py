@@ -144,8 +144,9 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     best = _best_of_group(group)
     if best is None:
         return None
-    size = best["world_size"] if best["world_size"] > 1 else max(group.world_sizes)
-    rows = [row for row in group.rows if row["world_size"] == size and row["iteration_s"] is not None]
+    timed = [row for row in group.rows if row["iteration_s"] is not None]
+    size = best["world_size"] if best["world_size"] > 1 else max(row["world_size"] for row in timed)
+    rows = [row for row in timed if row["world_size"] == size]
     rows.sort(key=lambda row: float(row["iteration_s"]))
     what = "Aggregators" if rows[0]["arm"] is None else "Variants of the script"
     return _marked(

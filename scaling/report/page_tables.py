@@ -39,7 +39,7 @@ AGGREGATOR_WIDTH = 26
 WIDEST_INTERVAL = 0.1
 """Half of an interval; a row with a wider one is marked."""
 
-WIDE, DIFFERS = "!", "*"
+WIDE, DIFFERS = "~", "†"
 """Marks of an interval, and of an exchange that the difference to the step without does not confirm."""
 
 CONVERGENCE_STATISTIC = (
@@ -95,7 +95,8 @@ def columns_of(group: CellGroup) -> list[Column[Row]]:
 def quality_of(group: CellGroup) -> Column[Row]:
     """How good trainings are: bits per byte of a text without a target accuracy, else accuracy."""
     trained = [row for row in group.rows if row["repeats"]]
-    is_of_bytes = all(row["bits_per_byte"] is not None and row["target_accuracy"] is None for row in trained)
+    is_of_bytes = any(row["bits_per_byte"] is not None for row in trained)
+    is_of_bytes &= all(row["target_accuracy"] is None for row in trained)
     return BITS if trained and is_of_bytes else ACCURACY
 
 

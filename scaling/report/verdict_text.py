@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
         num_more = len(lines) - MOST_LINES + 1
         lines[MOST_LINES - 1 :] = [f"{num_more} more answers: see the report."]
     if command and verdicts and len(lines) < MOST_LINES:
-        first, _, _ = text_of(verdicts[0], "next").partition("; ")
+        first = re.split("; |, or ", text_of(verdicts[0], "next"))[0]
         lines.append(f"Next for {names[0]}: {first}: {command}")
     return lines
 
@@ -147,14 +148,14 @@ def _few_aggregators(verdict: Finding, runs: Sequence[RunRecord], step: str = ""
         runs: of the study.
         step: the only step mode of the next run; "": all those of the study.
     """
+    if step == "overlapped":
+        return "aggregators=[none,no_op,all_reduce]"
     cell = next(run.cell for run in runs if run.cell_id == verdict.cells[0])
     name, label = cell["aggregator"], cell.get("aggregator_label", cell["aggregator"])
     choice = name if label == name else json.dumps({"name": name, **cell["aggregator_parameters"]})
     timed = [run.cell for run in runs if run.cell["kind"] == "iteration"]
     taken = {other["step"] for other in timed if other.get("aggregator_label", other["aggregator"]) == label}
     is_taken = name in CAPTURED if step == "captured" else {other["step"] for other in timed} == taken
-    if step == "overlapped":
-        return "aggregators=[none,no_op,all_reduce]"
     return f"aggregators=[{','.join(dict.fromkeys(['none', *[choice] * is_taken, 'all_reduce']))}]"
 
 

@@ -158,7 +158,7 @@ def write_all(
         command=command_of(answers[0], folder) if answers else "",
         scatter=scatter_of(cells),
         headline=device_headline(experiments)
-        or " ".join(text_of(one, "headline") for one in (rates or found[: len(found) == 1])),
+        or " ".join(text_of(one, "headline") for one in (rates or (found if len(found) == 1 else []))),
     )
     before_page()
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))

@@ -172,12 +172,24 @@ def test_trainings_on_text_are_compared_by_bits_per_byte(study, epoch_line):
         "ring": "within",
     }
     assert text_of(seed_noise_finding(noise), "headline") == (
-        "Does compression cost accuracy? The reference is none on 1 worker (2.30 bits per byte, 3 seeds; less "
-        "is better). Worse: one_bit on 2 workers (+1.70). "
+        "Does compression cost accuracy? The reference is none on 1 worker (2.30 bits per byte, 3 seeds; "
+        "less is better). Worse: one_bit on 2 workers (+1.70). "
         "The same within the noise of seeds: ring on 2 workers (+0.01)."
     )
     (table,) = seed_noise_tables([noise])
     assert "bits per byte" in table.headings
     assert table.rows[0][5] == "2.300 ± 0.100"
     write_report(study.folder)
-    assert "Is the accuracy the same? The reference is none on 1 worker (2.30 bits per byte" in (study.folder.path / "report.html").read_text()
+    page = (study.folder.path / "report.html").read_text()
+    assert "Is the accuracy the same? The reference is none on 1 worker (2.30 bits per byte" in page
+
+
+def test_a_text_training_that_diverged_is_left_out_of_the_others_comparison(study, epoch_line):
+    for seed, loss in enumerate((1.5, 1.6, 1.7)):
+        study.add([[[epoch_line(1, 1.0, loss, 0.5)]]], kind="convergence", dataset="text", seed=seed)
+    for name, loss in (("ring", 1.6), ("tree", math.nan)):
+        ranks = [[epoch_line(1, 1.0, loss, 0.5)]] * 2
+        study.add([ranks], kind="convergence", dataset="text", aggregator=name, world_size=2)
+    (noise,) = found(study)
+    assert noise.score == "bits_per_byte"
+    assert [other.row["aggregator"] for other in noise.others] == ["ring"]

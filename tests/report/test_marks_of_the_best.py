@@ -67,20 +67,26 @@ def test_caption_says_what_green_and_marked_rows_are(study):
     table = answer_table(study, ring)
     assert table.title == "Aggregators on 2 workers, fastest first"
     assert [row[1].endswith("%") for row in table.rows] == [True, False]
-    assert table.rows[1][1].endswith("% !")
-    assert table.statistic.endswith("Green: the answer's aggregators. !: an interval wider than ±10%.")
+    assert table.rows[1][1].endswith("% ~")
+    assert table.statistic.endswith("Green: the answer's aggregators. ~: an interval wider than ±10%.")
+
+
+def test_group_of_which_one_worker_alone_was_measured_shows_it(study):
+    study.add_steps([[1.0]])
+    study.add(["planned"], aggregator="ring", world_size=2)
+    assert [row[0] for row in answer_table(study).rows] == ["no exchange (none)"]
 
 
 def test_group_without_answer_and_marks_has_no_key_to_them(study):
     study.add_steps([[1.0]] * 3)
     study.add_steps([[0.6], [0.6], [0.601]], aggregator="ring", world_size=2)
     statistic = answer_table(study).statistic
-    assert not any(mark in statistic for mark in ("Green", "!:", "*:"))
+    assert not any(mark in statistic for mark in ("Green", "~:", "†:"))
 
 
 @pytest.mark.parametrize(
     ("backward_s", "mark", "why"),
-    [(4e-3, "", None), (6e-3, " *", " (it slows the computation too)")],
+    [(4e-3, "", None), (6e-3, " †", " (it slows the computation too)")],
 )
 def test_exchange_that_the_difference_to_no_exchange_contradicts_is_marked(
     study, split_line, backward_s, mark, why
@@ -94,7 +100,7 @@ def test_exchange_that_the_difference_to_no_exchange_contradicts_is_marked(
         )
     table = answer_table(study)
     assert table.rows[1][-1] == f"1.00{mark}"
-    told = f"*: the step is longer than without exchange by more than this{why}: see"
+    told = f"†: the step is longer than without exchange by more than this{why}: see"
     assert (told in table.statistic) is bool(mark)
 
 
