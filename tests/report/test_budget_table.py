@@ -183,3 +183,11 @@ def test_step_that_differs_from_its_profiled_iteration_is_marked_and_its_bar_sca
     assert ("*: a step without profiling that differs" in printed(study)) is is_marked
     (bar,) = answer_bars(group, ())[1]
     assert sum(bar.parts_s.values()) == pytest.approx(0.01)
+
+
+def test_without_speedups_the_bars_are_of_the_aggregator_that_the_answer_names(study, split_line):
+    for aggregator, step_s in (("one_bit", 0.01), ("ring", 0.02)):
+        line = split_line(9, step_s, ("backward", "main", 0.0, step_s))
+        study.add_split([[step_s] * 3], [[line]] * 2, aggregator=aggregator)
+    (group,) = groups_of(study)
+    assert [answer_bars(group, best)[0] for best in ((), ("ring",))] == ["one_bit", "ring"]

@@ -75,7 +75,7 @@ def answer_bars(group: CellGroup, best: Collection[str]) -> tuple[str, list[Answ
         group: comparable cells.
         best: labels that the study's answer names.
     """
-    label = best_of(speedup_lines(group), best) or _fastest(group)
+    label = best_of(speedup_lines(group), best) or _fastest(group, best)
     if label is None:
         return "", []
     rows = {row["world_size"]: row for row in main_variant(group, label)}
@@ -87,9 +87,10 @@ def answer_bars(group: CellGroup, best: Collection[str]) -> tuple[str, list[Answ
     return name, [_bar(row) for row in known]
 
 
-def _fastest(group: CellGroup) -> str | None:
-    """Of the aggregators; of the control arms where nothing else was timed."""
-    rows = [row for row in group.rows if row["iteration_s"] is not None]
+def _fastest(group: CellGroup, best: Collection[str]) -> str | None:
+    """Of those that the answer names, else of all; control arms only where nothing else was timed."""
+    timed = [row for row in group.rows if row["iteration_s"] is not None]
+    rows = [row for row in timed if row["aggregator"] in best] or timed
     label = min(rows, key=lambda row: (is_control_arm(row), float(row["iteration_s"])), default=None)
     return None if label is None else str(label["aggregator"])
 
