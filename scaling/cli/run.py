@@ -268,7 +268,7 @@ def _show(made: Report) -> None:
         parts.append(printed.get().splitlines())
     parts.append([folded("", sentence, indent=2) for sentence in device_sentences(made.experiments)])
     for text in first_lines(parts):
-        console.out(text, highlight=False)  # as all tables: `typer.echo` writes UTF-8 where the terminal has ASCII
+        console.out(text, highlight=False)  # `typer.echo` writes UTF-8 to a terminal of ASCII
     typer.echo(f"all rows: {shlex.join(['scaling', 'report', str(made.page.parent)])}")
     if made.times is not None:
         typer.echo(folded("", text_of(made.times.finding), indent=2))
