@@ -118,8 +118,10 @@ def host_sums(view: View) -> Values | None:
     share = view.share(*_HOST_COLUMNS)
     if not view.exchanges or share < HOST_SHARE:
         return None
+    measured = {row["aggregator"] for row in view.others({"aggregator"})}
     return {
         "share": share,
+        "untried": [name for name in ("all_reduce", "ring") if name not in measured],
         **{name: view.seconds(name) for name in _HOST_COLUMNS},
         "shares": {name: view.share(name) for name in _HOST_COLUMNS if view.row[name]},
         **view.faster_with({"aggregator"}),

@@ -236,6 +236,19 @@ def test_what_takes_most_of_the_step_is_what_limits_it(make_study, phases, cell,
     assert words in text_of(found)
 
 
+@pytest.mark.parametrize(
+    ("measured", "then"),
+    [((), "try all_reduce or ring: not through the host"), (("all_reduce", "ring"), None)],
+)
+def test_slower_exchanges_that_were_measured_are_not_proposed(make_study, measured, then):
+    study = make_study()
+    for name in measured:
+        study.add([20 * step_s for step_s in steps(10)], aggregator=name, world_size=2)
+    host = spans(("forward", 2), ("d2h", 2), ("reduce", 4), ("h2d_result", 2))
+    cell_id = study.add(steps(10), spans=host, aggregator="host_serial", world_size=2)
+    assert next_experiment(first(study, cell_id)) == then
+
+
 def test_the_next_experiment_of_an_augmented_step_is_without_it(make_study):
     study = make_study()
     gpu = {"device": "cuda", "augmentation": "standard"}
