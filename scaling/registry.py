@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import importlib
@@ -9,6 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -92,6 +95,14 @@ class Registry:
                 f"`python -c 'import {module_name}'` shows where"
             ) from error
 
+    def description(self, name: str) -> str:
+        """The first line of the docstring of the component called `name`; "" where it is not found.
+
+        It is read from the source file. Nothing is imported, so a name may come from results.
+        """
+        target = self._built_in.get(name) or dict(offered(self._group, tuple(sys.path))).get(name, "")
+        return _first_line_of_doc(target)
+
     def create(self, name: str, base: type, parameters: Mapping[str, Any] | None) -> Any:
         """An instance of the dataclass called `name`, which must be a subclass of `base`.
 
@@ -105,6 +116,25 @@ class Registry:
                 f"{self.kind} {name!r} is {cls!r}; it must be a subclass of {base.__module__}.{base.__name__}"
             )
         return from_parameters(f"{self.kind} {name!r}", cls, parameters or {})
+
+
+@lru_cache
+def _first_line_of_doc(target: str) -> str:
+    """Of the class "package.module:Class"; "" where its source is not found."""
+    module, _, name = target.partition(":")
+    package, *parts = module.split(".")
+    spec = find_spec(package) if package else None  # of a top-level name: it imports nothing
+    if spec is None:
+        return ""
+    first = next(iter(spec.submodule_search_locations or [spec.origin or ""]))
+    path = Path(first).joinpath(*parts)
+    try:
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    classes = (one for one in body if isinstance(one, ast.ClassDef) and one.name == name)
+    return next((ast.get_docstring(one) or "" for one in classes), "").partition("\n")[0]
 
 
 @lru_cache

@@ -46,10 +46,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "topologies": frozenset(),
     "scaling.bucket": VERSION_AND_ERRORS,
     "scaling.registry": VERSION_AND_ERRORS,
+    "scaling.aggregator_names": VERSION_AND_ERRORS | {"scaling.registry"},
     "scaling.process_group": VERSION_AND_ERRORS,
     "scaling.collectives": GROUND,
     "scaling.codecs": GROUND,
-    "scaling.aggregators": ALGORITHMS,
+    "scaling.aggregators": ALGORITHMS | {"scaling.aggregator_names"},
     "scaling.conformance": ALGORITHMS | {"scaling.aggregators"},
     "scaling.conformance.fidelity": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.store": AND_AXES | {"topologies"},
@@ -63,7 +64,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.analysis": AND_AXES | {"scaling.store", "scaling.measure", "topologies"},
     "scaling.report": AND_AXES
     | {"scaling.registry", "scaling.analysis", "scaling.store", "scaling.measure"}
-    | {"scaling.collectives", "topologies"},
+    | {"scaling.aggregator_names", "scaling.collectives", "topologies"},
     "scaling.prediction": AND_AXES | {"scaling.collectives", "scaling.bucket", "topologies"},
     "scaling.prediction.attached": AND_AXES | {"scaling.bucket", "scaling.store", "topologies"},
     "scaling.prediction.calibration_data": AND_AXES

@@ -301,6 +301,6 @@ class StripedOneBit(Aggregator[OneBitState]):
 @final
 @dataclass(frozen=True)
 class OneBit(StripedOneBit):
-    """CNTK's 1-bit SGD: two values and one bit an element a column, error feedback on both quantisations."""
+    """CNTK's 1-bit SGD: a bit an element and two values a column; error feedback on both quantisations."""
 
     name = "one_bit"

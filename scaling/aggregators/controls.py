@@ -55,7 +55,7 @@ class NoExchange(Aggregator[AggregatorState]):
 
 @dataclass(frozen=True)
 class NoOp(NoExchange):
-    """Control arm of the overlapped step: DDP at work, and nothing exchanged.
+    """Control arm of the overlapped step: DDP runs, but exchanges nothing.
 
     Attributes:
         path: that of the arm which it controls: "own", DDP's own path (`all_reduce`), here in a group of each

@@ -77,7 +77,7 @@ def _chunks(num_chunks: int | None, num_bytes: int, world_size: int) -> int:
 
 @dataclass(frozen=True)
 class HostSerial(Aggregator[HostState]):
-    """Every gradient to the host; one thread sums and takes the optimizer step; parameters go back.
+    """Gradients go to the host, where one thread sums them and takes the optimizer step; parameters go back.
 
     Attributes:
         num_chunks: parts whose copies and sums overlap; None: as many as suit its size.
@@ -121,7 +121,7 @@ class HostSerial(Aggregator[HostState]):
 
 @dataclass(frozen=True)
 class HostParallel(Aggregator[HostState]):
-    """Every gradient to the host; each rank sums its share of the elements; the mean goes back to all.
+    """Gradients go to the host; each rank sums its share of the elements there; the mean goes back to all.
 
     Attributes:
         num_chunks: parts whose copies and sums overlap; None: as many as suit its size.

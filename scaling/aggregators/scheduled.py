@@ -156,7 +156,7 @@ def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements:
 @final
 @dataclass(frozen=True)
 class Ring(Scheduled):
-    """Ring all-reduce: 2(n-1) messages of S/n bytes a rank.
+    """Ring all-reduce: each of n ranks sends 2(n-1) messages of 1/n of the gradient.
 
     Attributes:
         directions: 2 sends half of the buffer round the other way at the same time, in twice the messages:
@@ -187,7 +187,7 @@ class Tree(Scheduled):
 @final
 @dataclass(frozen=True)
 class AnySchedule(Scheduled):
-    """Any collective between ranks that `scaling verify` knows by name, or that `scaling synthesize` wrote.
+    """A collective that the study names: one that `scaling verify` knows, or a file of `scaling synthesize`.
 
     Attributes:
         collective: its name, or FILE.yaml; "stripes" sends every pair of ranks a stripe directly, in two

@@ -142,7 +142,7 @@ class Zero1(Aggregator[ShardedState]):
 @final
 @dataclass(frozen=True)
 class Zero2(Zero1):
-    """Gradients are sharded too: released under the backward pass as soon as their bucket was exchanged."""
+    """As zero1, and gradients are sharded: freed during the backward pass once their bucket is exchanged."""
 
     name = "zero2"
     releases_gradients = True

@@ -88,7 +88,7 @@ class TopKCodec(Codec):
 @final
 @dataclass(frozen=True)
 class TopK(Gathered):
-    """The largest values with their places, and error feedback.
+    """Only the largest values, with their indices, are sent; error feedback holds the rest.
 
     Attributes:
         density: the share of the bucket's elements that is sent.

@@ -73,7 +73,7 @@ class TwoBitCodec(ChunkCodec):
 @final
 @dataclass(frozen=True)
 class TwoBit(Striped):
-    """MXNet's 2-bit compression towards the owners; sums come back as 32-bit values.
+    """MXNet's 2-bit compression on the way to the rank that sums; sums come back as 32-bit values.
 
     Attributes:
         threshold: what a code stands for; MXNet's default, for gradients that are sums over a batch.

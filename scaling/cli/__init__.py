@@ -46,7 +46,7 @@ from topologies.texts import clean
 
 app = typer.Typer(
     name="scaling",
-    help="Measure how synchronous data-parallel SGD scales here, and which all-reduce method is best.",
+    help="Measure how synchronous data-parallel SGD scales here, and which gradient aggregation is best.",
     epilog="Example: scaling run quickstart",
     no_args_is_help=True,
     add_completion=True,

@@ -18,6 +18,7 @@ from scaling.analysis.wall_time import WallTime
 from scaling.report.blocks import Block, blocks_of
 from scaling.report.figures.base import SavedFigure
 from scaling.report.formats import MISSING
+from scaling.report.glosses import aggregators_of, settings_of
 from scaling.report.page_tables import page_tables
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Table
@@ -33,7 +34,7 @@ class Content:
 
     Attributes:
         name: the study's.
-        folder: the results folder's name, for the commands that make it again.
+        folder: the results folder's path, as commands name it.
         findings: what was found, the most important first.
         verdicts: the answers, the first one the page's.
         command: of the first one's next experiment; "" where there is none.
@@ -48,6 +49,8 @@ class Content:
         environment: (dotted path, text); None where it was not recorded.
         machine: its GPUs, or its processor; "" where that was not recorded.
         headline: the answer of a study without verdicts, in a sentence; "" where the first finding is it.
+        aggregators: name -> description of those in the study.
+        settings: what the settings mean in which its cells differ.
     """
 
     name: str
@@ -67,6 +70,8 @@ class Content:
     environment: list[tuple[str, str]] | None
     machine: str = ""
     headline: str = ""
+    aggregators: Mapping[str, str] = field(default_factory=dict)
+    settings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ def content_of(
         figures: what was drawn.
         times: how the wall time divided; None where that was not recorded.
         extras: what else there is.
-        folder: the results folder, as commands name it.
+        folder: see `Content`.
     """
     rows, extras = to_rows(table), extras or Extras()
     groups = group_rows(rows)
@@ -136,6 +141,8 @@ def content_of(
         environment=None if environment is None else flatten(environment),
         machine=machine_of(environment),
         headline=extras.headline,
+        aggregators=aggregators_of(rows),
+        settings=settings_of(rows),
     )
 
 

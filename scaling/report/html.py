@@ -6,6 +6,7 @@ from scaling.report.content import Content
 from scaling.report.evidence import PATHS
 from scaling.report.figures.base import SavedFigure
 from scaling.report.figures.svg import for_page, page_styles
+from scaling.report.glosses import name_in
 from scaling.report.sections import Section
 from scaling.report.text import TEMPLATES, environment, text_of
 from scaling.report.titles import title_parts
@@ -24,7 +25,7 @@ def render_page(content: Content) -> str:
         content: what it says; the SVG files of its figures are read.
     """
     templates = environment(TEMPLATES, autoescape=True)
-    templates.filters |= {"facts": facts_of, "lead": lead_of_command, "text": text_of}
+    templates.filters |= {"facts": facts_of, "lead": lead_of_command, "text": text_of, "name": name_in}
     figures = [figure for section in content.sections for figure in section.figures]
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}
     return templates.get_template(TEMPLATE).render(

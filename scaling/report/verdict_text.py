@@ -83,6 +83,12 @@ def names_of(verdicts: Sequence[Finding]) -> list[str]:
     return [", ".join(parts) for parts in names]
 
 
+def path_in_commands(folder: ResultsFolder) -> Path:
+    """The folder as a command names it that is pasted where this one was run."""
+    path = folder.path.resolve()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def command_of(verdict: Finding, folder: ResultsFolder) -> str:
     """The command of an answer's next experiment, to be pasted; "" where it is none that one command runs.
 
@@ -90,10 +96,7 @@ def command_of(verdict: Finding, folder: ResultsFolder) -> str:
         verdict: the answer.
         folder: the results that it is of. More repeats go on in it, unless it is archived.
     """
-    path = folder.path.resolve()
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    changed = _changes(verdict, folder)
+    path, changed = path_in_commands(folder), _changes(verdict, folder)
     if changed is None:
         return ""
     words, ending = changed

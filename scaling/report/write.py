@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ from scaling.report.status import lost_text, without_record
 from scaling.report.text import Sentence, sentences_of, text_of
 from scaling.report.titles import title_of
 from scaling.report.transfer_tables import page_tables
-from scaling.report.verdict_text import MOST_LINES, command_of, verdict_lines
+from scaling.report.verdict_text import MOST_LINES, command_of, path_in_commands, verdict_lines
 from scaling.report.warnings_text import with_texts
 from scaling.store import ResultsFolder
 from topologies.errors import TopologyError
@@ -162,7 +163,8 @@ def write_all(
     )
     before_page()
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))
-    content = content_of(folder.study(), environment, table, figures, times, extras, folder.path.name)
+    path = shlex.quote(str(path_in_commands(folder)))
+    content = content_of(folder.study(), environment, table, figures, times, extras, path)
     page = folder.write_text("report.html", render_page(content))
     return Report(page, table, transfers, times, content, experiments)
 

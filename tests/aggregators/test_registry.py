@@ -209,3 +209,17 @@ class TestNames:
         monkeypatch.setattr(Halved, "name", name)
         with pytest.raises(StudyError, match="needs a `name`"):
             create(own("Halved"))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_description_is_read_without_importing_the_class(name):
+    described = REGISTRY.description(name)
+    assert described == REGISTRY.load(name).__doc__.partition("\n")[0]
+    assert described.endswith(".")
+
+
+def test_description_of_other_packages_and_of_none(offer):
+    offer(mine=own("Halved"), gone="no_such_package.inside:One")
+    assert REGISTRY.description("mine") == "An aggregator of a user's own."
+    for name in ("gone", "unknown", own("Halved")):
+        assert REGISTRY.description(name) == ""

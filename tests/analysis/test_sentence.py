@@ -33,7 +33,7 @@ def test_no_winner_is_named_where_the_launches_do_not_tell(study):
     study.add_steps(around(3.0), aggregator="ring", world_size=2)
     text = said(study)
     assert "the fastest is" not in text
-    assert "no method is clearly fastest" in text
+    assert "no aggregator is clearly fastest" in text
     assert "tree on 4 workers may be faster" in text
     assert "ring on 2 workers" not in text
 

@@ -298,6 +298,28 @@ def test_legend_shows_and_hides_lines_and_keeps_the_others_hidden_at_first(open_
     assert card.locator("[data-series='ideal']:not(.off)").count() == 0
 
 
+def test_every_command_has_a_button_that_copies_it(open_page):
+    page = open_page()
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    commands = page.locator(".command")
+    assert commands.count() >= 4
+    page.evaluate("document.body.append(Object.assign(document.createElement('textarea'), {id: 'pasted'}))")
+    for command in commands.all():
+        command.get_by_role("button", name="Copy").click()
+        assert command.get_by_role("button", name="Copied").is_visible()
+        page.locator("#pasted").fill("")
+        page.keyboard.press("Control+V")
+        assert page.locator("#pasted").input_value() == command.locator("code").inner_text()
+    assert page.complaints == []
+
+
+def test_link_to_the_names_unfolds_what_they_mean(open_page):
+    page = open_page()
+    assert not page.locator("#aggregators").is_visible()
+    page.get_by_role("link", name="What the names mean").first.click()
+    page.locator("#aggregators dd", has_text="Ring all-reduce").wait_for()
+
+
 def test_cell_ids_are_hidden_until_they_are_asked_for(open_page):
     page = open_page()
     assert page.locator("td.cell:visible").count() == 0

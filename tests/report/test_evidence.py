@@ -63,7 +63,7 @@ class Report:
         start = self.text.index(f"<h3>{escape(title)}")
         table = self.text[start : self.text.index("</table>", start)]
         headings = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table)
-        for row in re.findall(r"<tr[^>]*>(<th scope=\"row\">.*?)</tr>", table, flags=re.DOTALL):
+        for row in re.findall(r"<tr[^>]*>(<th scope=\"row\".*?)</tr>", table, flags=re.DOTALL):
             values = [html.unescape(value) for value in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
             if values[:2] == [aggregator, str(size)]:
                 return dict(zip(headings, values, strict=True))

@@ -5,12 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from scaling.aggregator_names import REGISTRY
 from scaling.analysis import summary_table
 from scaling.errors import StoreError
 from scaling.report import status_table, write_report
@@ -153,6 +155,24 @@ def test_page_escapes_text_and_shows_notes_reasons_and_environment(page_text):
 def test_page_is_the_same_every_time(written, filled, page_text):
     again = write_report(filled).page.read_text()
     assert again.replace(str(filled.path), str(written.path)) == page_text
+
+
+def test_page_says_what_its_aggregators_are(page_text):
+    text = " ".join(Page(page_text).text.split())
+    assert "Aggregator (averages gradients)" in text
+    for name in ("none", "ring", "one_bit", "tree"):
+        assert f"{name} {REGISTRY.description(name)}" in text
+    assert f'title="{escape(REGISTRY.description("ring"))}">ring</th>' in page_text
+    assert "caffe" not in text
+
+
+def test_settings_are_explained_where_the_study_compares_them(study, line):
+    said = "Peer access: GPUs copy to each other directly"
+    for peer_access, is_said in ((True, False), (False, True)):
+        study.add([[[line(i, 1.0) for i in range(3)]] * 2] * 3, world_size=2, peer_access=peer_access)
+        text = write_report(study.folder).page.read_text()
+        assert (said in text) is is_said
+        assert "Eager step:" not in text
 
 
 @pytest.mark.parametrize("states", [[], ["planned"], ["running"], ["failed: no memory"]])

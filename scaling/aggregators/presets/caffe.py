@@ -51,7 +51,7 @@ from scaling.process_group import Group
 @final
 @dataclass(frozen=True)
 class Caffe(Scheduled):
-    """Caffe's tree: the gradient up to rank 0, which takes the step, and the parameters down.
+    """Caffe's tree: gradients go up to rank 0, which takes the optimizer step; parameters go down.
 
     Attributes:
         gpus_per_board: ranks r with the same r // gpus_per_board share a board, and pair up first: 2 on the
@@ -93,7 +93,7 @@ def layer_spans(layout: BucketLayout) -> list[Span]:
 @final
 @dataclass(frozen=True)
 class CaffeNccl(Aggregator[LayerState]):
-    """Caffe with NCCL: an all-reduce a layer, last layer first; every rank takes the step."""
+    """Caffe with NCCL: one all-reduce a layer, the last layer first; every rank takes the optimizer step."""
 
     name = "caffe_nccl"
     modifies_input = True

@@ -73,7 +73,7 @@ BLOCK_BYTES = 1 << 20  # a block of the partial sum stays in the processor's cac
 @final
 @dataclass(frozen=True)
 class MxnetDevice(Scheduled):
-    """MXNet's kvstore "device": every tensor summed and stepped by its owner."""
+    """MXNet's kvstore "device": each tensor has an owner, a GPU that sums it and takes the optimizer step."""
 
     name = "mxnet_device"
     update_site = "owner"
@@ -86,7 +86,7 @@ class MxnetDevice(Scheduled):
 @final
 @dataclass(frozen=True)
 class MxnetTree(Scheduled):
-    """MXNet's trees: large tensors cut over the trees of all ranks, the others on that of rank 0."""
+    """MXNet's trees: a large tensor is split over the trees of all ranks; others use the tree of rank 0."""
 
     name = "mxnet_tree"
     update_site = "owner"
@@ -133,7 +133,7 @@ class LocalState(AggregatorState):
 @final
 @dataclass(frozen=True)
 class MxnetLocal(Aggregator[LocalState]):
-    """MXNet's kvstore "local": summed and stepped on the CPU; stepped on the GPUs if a tensor is very large.
+    """MXNet's kvstore "local": the CPU sums and updates; the GPUs update if a tensor is very large.
 
     Attributes:
         num_threads: that sum a tensor of a million elements or more (MXNET_KVSTORE_REDUCTION_NTHREADS).

@@ -60,7 +60,7 @@ class TowersState(AggregatorState):
 @final
 @dataclass(frozen=True)
 class TensorFlow(Aggregator[TowersState]):
-    """TensorFlow's towers: the gradients of each variable concatenated, averaged and applied on the CPU."""
+    """TensorFlow's towers: the CPU concatenates, averages and applies the gradients of each variable."""
 
     name = "tensorflow"
     update_site = "host_serial"

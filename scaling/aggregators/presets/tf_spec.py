@@ -112,7 +112,7 @@ def _valid(spec: str) -> str:
 @final
 @dataclass(frozen=True)
 class TfSpec(Aggregator[TfSpecState]):
-    """TensorFlow's all_reduce_spec: the algorithm goes by the size of the tensor.
+    """TensorFlow's all_reduce_spec: the size of a tensor decides which all-reduce algorithm is used.
 
     Attributes:
         spec: `algorithm[#shards]`, or several with limits in elements between them (2k is 2,048).

@@ -50,7 +50,7 @@ from scaling.process_group import Group
 @final
 @dataclass(frozen=True)
 class TorchDpt(Scheduled):
-    """Torch's DataParallelTable: rank 0 sums one rank after the other, takes the step, sends parameters."""
+    """Torch's DataParallelTable: rank 0 sums rank by rank, takes the optimizer step and sends parameters."""
 
     name = "torch_dpt"
     update_site = "root"
@@ -71,7 +71,7 @@ class TorchCpuState(AggregatorState):
 @final
 @dataclass(frozen=True)
 class TorchCpu(Aggregator[TorchCpuState]):
-    """Torch as the paper has it: summed and stepped in host memory, each rank on 1/n of the elements."""
+    """Torch as in arXiv 1608.07249: each rank sums and updates 1/n of the elements in host memory."""
 
     name = "torch_cpu"
     update_site = "host_parallel"

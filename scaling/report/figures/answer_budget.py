@@ -14,7 +14,7 @@ from scaling.analysis.groups import CellGroup
 from scaling.analysis.variants import main_variant
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import ANSWER_WIDTH, legend_below, set_title
+from scaling.report.figures.parts import ANSWER_WIDTH, answer_height, legend_below, set_title
 from scaling.report.figures.scaling_lines import best_of
 from scaling.report.figures.speedup import speedup_lines
 from scaling.report.figures.style import GROUPED_PARTS
@@ -106,7 +106,8 @@ def _bar(row: Row) -> AnswerBar:
 
 def _draw_answer_budget(title: str, bars: Sequence[AnswerBar], worker: str = "worker") -> Figure:
     """Stacked bars, the fewest workers on top, each with its time at its end; `worker`: its name."""
-    figure = Figure(figsize=(ANSWER_WIDTH, 1.4 + 0.55 * len(bars)), layout="constrained")
+    height = max(answer_height(len(bars)), 1.4 + 0.55 * len(bars))
+    figure = Figure(figsize=(ANSWER_WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
     longest = max(sum(bar.parts_s.values()) for bar in bars)
     for place, bar in enumerate(bars):

@@ -27,6 +27,12 @@ WIDTH = 5.8
 ANSWER_WIDTH = 4.6
 """Of the figures that answer: two of them fit side by side, and one on a phone."""
 
+ANSWER_HEIGHT = 3.2
+"""Of those over three numbers of workers or more."""
+
+SHORT_HEIGHT = 2.5
+"""Of those over fewer, which have less to show."""
+
 TITLE_SIZE = 10.0
 """Of a figure's title, in points."""
 
@@ -43,10 +49,15 @@ HANDLE_CHARACTERS = 8
 """What an entry takes besides its label."""
 
 LABEL_GAP = 0.06
-"""Of the labels at the ends of lines, as a share of a plot of 3 inches."""
+"""Of the labels at the ends of lines, as a share of the plot in a figure of ANSWER_HEIGHT."""
 
 TIP_SIZE = 11.0
 """Of the place that shows a point's tip, in points: a finger is less exact than the point's marker."""
+
+
+def answer_height(num_sizes: int) -> float:
+    """Of a figure over so many numbers of workers: the same for lines and for bars, which stand in a row."""
+    return SHORT_HEIGHT if num_sizes < 3 else ANSWER_HEIGHT
 
 
 def set_title(figure: Figure, title: str) -> None:

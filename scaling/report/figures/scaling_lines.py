@@ -15,9 +15,12 @@ from scaling.analysis.columns import Row, aggregator_name, is_control_arm, worke
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.variants import main_variant
 from scaling.report.figures.parts import (
+    ANSWER_HEIGHT,
     ANSWER_WIDTH,
+    LABEL_GAP,
     EndLabel,
     add_tip,
+    answer_height,
     draw_point,
     label_ends,
     plain_ticks,
@@ -43,6 +46,9 @@ FURTHEST_INTERVAL = 4.0
 
 MARGIN = 0.04
 """Left and right of the lines, as a share of the scale: labels stand beside the last points."""
+
+AROUND = 0.8
+"""What the title and the names of the axis take of the height, in inches."""
 
 _STANDS_OUT = (LIBRARY, "none")
 
@@ -145,9 +151,9 @@ def draw_scaling(
         ideal: of one worker without exchange, where lines begin; None draws no ideal line.
         worker: what a worker is called.
     """
-    figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
-    axes = figure.add_subplot()
     sizes = sorted({size for line in lines for size in line.world_sizes})
+    figure = Figure(figsize=(ANSWER_WIDTH, answer_height(len(sizes))), layout="constrained")
+    axes = figure.add_subplot()
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     winner = best_of(lines, best)
@@ -167,7 +173,7 @@ def draw_scaling(
             name = "no exchange" if line.is_bound else line.name
             text = f"{name} {_short(line.values[-1])}"
             labels.append(EndLabel(line.values[-1], text, how["color"], how["series"]))
-    label_ends(axes, labels)
+    label_ends(axes, labels, LABEL_GAP * (ANSWER_HEIGHT - AROUND) / (figure.get_figheight() - AROUND))
     plain_ticks(axes, sizes, _short)
     if limits[0] > sizes[-1]:  # no ratio to one worker, which powers of two would suit
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
