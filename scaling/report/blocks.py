@@ -158,7 +158,7 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
                 if size > 1 and any(map(is_control_arm, rows))
                 else ""
             )
-            + " Exchange: what it adds to the step, by profiled steps."
+            + " Exchange: what it adds to the step, from profiled steps."
             + (" Green: the answer's aggregators." if _named(rows, named) else "")
             + f" {answer_legend(rows)}".rstrip(),
             answer_columns(group),

@@ -30,15 +30,15 @@ MARK = "*"
 CHECK, DIFFERS = "do both agree?", "no"
 
 MARK_READING = (
-    f"{MARK}: a step without profiling that differs from the profiled step by over 5%; the parts are shares."
+    f"{MARK}: the step without profiling differs from the profiled step by over 5%; the parts are shares."
 )
 
 READING = (
     "Mean over the middle half of the profiled steps, of the rank that the others wait for. "
     f"The parts add up to the profiled step. {MARK_READING} "
-    "Hidden: under the computation. Profiling overhead: what the marks cost. Skew: the last rank's arrival "
-    "at the first exchange after the first one's. Exchange: what it adds, by its spans, "
-    "and as the difference to the same step without exchange (the control arm)."
+    "Hidden: during the computation. Profiling overhead: what the marks cost. Skew: how much later than the "
+    "first rank the last one arrives at the first exchange. Exchange: what it adds to the step, by its spans "
+    "(phases), and as the difference to the same step without exchange (the control arm)."
 )
 """What the lines mean."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -103,7 +105,7 @@ def content_of(
     figures: Sequence[SavedFigure],
     times: WallTime | None = None,
     extras: Extras | None = None,
-    folder: str = "DIR",
+    folder: Path | str = "DIR",
 ) -> Content:
     """Everything that a report of these results says.
 
@@ -123,7 +125,7 @@ def content_of(
     tables = [table for group in groups for table in page_tables(group, groups)]
     return Content(
         name=str(study.get("name", "study")),
-        folder=folder,
+        folder=shlex.quote(str(folder)),
         findings=[*summary, *extras.findings],
         verdicts=extras.verdicts,
         command=extras.command,

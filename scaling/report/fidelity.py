@@ -23,9 +23,9 @@ REFERENCE = "all_reduce"
 """The exact aggregator that others are compared with; where it is missing, the fastest exact one."""
 
 STATISTIC = (
-    "Each lossy aggregator compared with an exact one that is equal in everything else: all_reduce, or if it "
-    "was not measured the fastest (of trainings the most accurate). Its error against the float64 mean, the "
-    "agreement of its replicas and the bandwidth below which it pays: scaling verify NAME --save-to DIR."
+    "Each lossy aggregator is compared with an exact one, equal in all else: all_reduce, or without it the "
+    "fastest (of trainings the most accurate). scaling verify NAME --save-to DIR measures its error, whether "
+    "its replicas agree, and below which bandwidth it pays off."
 )
 
 SHEET_STATISTIC = (
@@ -123,7 +123,7 @@ _SENT: tuple[Column[_Pair], ...] = (
     Column("workers", lambda pair: str(pair.row["world_size"])),
     Column("MB moved a rank", lambda pair: megabytes(pair.both("wire_bytes_per_rank")[0])),
     Column("exact one's, MB", lambda pair: megabytes(pair.both("wire_bytes_per_rank")[1])),
-    Column("of it", lambda pair: pair.share("wire_bytes_per_rank")),
+    Column("ratio", lambda pair: pair.share("wire_bytes_per_rank")),
 )
 COLUMNS: dict[str, tuple[Column[_Pair], ...]] = {
     "iteration": (
@@ -131,7 +131,7 @@ COLUMNS: dict[str, tuple[Column[_Pair], ...]] = {
         Column("encode + decode, ms", lambda pair: milliseconds(pair.coding_s)),
         Column("ms a step", lambda pair: milliseconds(pair.both("iteration_s")[0])),
         Column("exact one's, ms", lambda pair: milliseconds(pair.both("iteration_s")[1])),
-        Column("of it", lambda pair: pair.share("iteration_s")),
+        Column("ratio", lambda pair: pair.share("iteration_s")),
     ),
     "convergence": (
         *_SENT,

@@ -32,7 +32,7 @@ def name_in(label: str) -> str:
 
 def settings_of(rows: Iterable[Row]) -> list[str]:
     """What the settings mean in which the cells differ."""
-    values = [{column: row[column] for column in SETTINGS} for row in rows]
+    values = [{column: row[column] for column in SETTINGS} for row in rows if row["kind"] != "device"]
     return [
         text
         for column, text in SETTINGS.items()

@@ -43,11 +43,11 @@ WIDE, DIFFERS = "~", "†"
 """Marks of an interval, and of an exchange that the difference to the step without does not confirm."""
 
 CONVERGENCE_STATISTIC = (
-    "Medians over the repeats; accuracies of several seeds are the mean with its standard deviation. Loss "
-    "and accuracy are those after the last epoch. Seconds of training leave evaluation out; to the target: "
-    "at the end of the first epoch that reaches it, if every repeat does. Predicted: step time of the "
-    "timed cell x steps to the target, with the 95% interval of both (of one launch with its noise "
-    "floor); with one training (one seed, one repeat) without that of the steps."
+    "Medians over the repeats; of several seeds the mean accuracy and its standard deviation. Loss and "
+    "accuracy are those after the last epoch. Seconds leave evaluation out; those to the target end with the "
+    "first epoch that reaches it, if every repeat does. Predicted: step time of the timed cell x steps to "
+    "the target. Its 95% interval is that of both; the noise floor stands for that of the step time with one "
+    "launch; the number of steps is taken as exact with one training."
 )
 
 
@@ -138,8 +138,8 @@ def answer_legend(rows: Sequence[Row]) -> str:
         slow = [one["cause"] == "phases" and one["exchange_slows"] for one in checks]
         why = f" ({'it slows' if all(slow) else 'some slow'} the computation too)" if any(slow) else ""
         texts.append(
-            f"{DIFFERS}: the step is longer than without exchange by {'more' if more else 'more or less'} "
-            f'than this{why}: see "Where a step\'s time goes".'
+            f"{DIFFERS}: the difference to the step without exchange is "
+            f'{"larger" if more else "not the same"}{why}; see "Where a step\'s time goes".'
         )
     return " ".join(texts)
 
@@ -245,8 +245,8 @@ def _iteration_statistic(group: CellGroup) -> str:
     methods = dict.fromkeys(row["interval_method"] for row in group.rows if row["interval_method"])
     intervals = f"Interval: {'; '.join(methods)}. " if methods else ""
     return (
-        "Median over the steps of all repeats, each as long as its slowest rank; warm-up left out. "
-        f"{intervals}Speedup: throughput over that of one worker without exchange, equal in everything else."
+        "Median over the steps of all repeats, without warm-up; a step takes as long as its slowest rank. "
+        f"{intervals}Speedup: throughput divided by that of one worker without exchange, equal in all else."
         f"{_utilization(group)}"
     )
 

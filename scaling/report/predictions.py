@@ -155,7 +155,7 @@ def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:
         table_of(
             "Predicted and measured",
             f"Predicted: simulated on {topologies} before the cell was measured, from what was measured by "
-            "then; 95% interval of the inputs' uncertainty. Error: predicted over measured, less one.",
+            "then; 95% interval of the inputs' uncertainty. Error: predicted / measured - 1.",
             COLUMNS,
             predicted,
             remarks=[sentence.text for sentence in sentences_of(prediction_findings(predicted))],

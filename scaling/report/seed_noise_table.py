@@ -11,9 +11,9 @@ from scaling.report.tables import Column, Table, table_of
 from scaling.report.titles import title_of
 
 STATISTIC = (
-    "The reference is the combination with the most seeds. Difference: from its mean. Noise: what a further "
-    "training of the reference would differ from that mean by in 95% of cases (Student's t from the spread "
-    "of its seeds, of each comparison alone). Same seed: the mean difference from the reference's training "
+    "The reference is the combination with the most seeds. Difference: from its mean. Noise: in 95% of "
+    "cases a further training of the reference differs from that mean by less (Student's t from the spread "
+    "of its seeds, for each comparison alone). Same seed: the mean difference from the reference's training "
     "of the same seed, which starts from the same weights and sees the same batches."
 )
 

@@ -67,7 +67,7 @@ def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
 
 def lead_of_command(experiment: str) -> str:
     """What stands between an experiment and its command, which is that of the first of several proposals."""
-    return ". For the first:" if "; " in experiment or ", or " in experiment else ":"
+    return ". Command for the first:" if "; " in experiment or ", or " in experiment else ":"
 
 
 def folded_answer(lines: Sequence[str], command: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,8 +162,7 @@ def write_all(
     )
     before_page()
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))
-    path = shlex.quote(str(path_in_commands(folder)))
-    content = content_of(folder.study(), environment, table, figures, times, extras, path)
+    content = content_of(folder.study(), environment, table, figures, times, extras, path_in_commands(folder))
     page = folder.write_text("report.html", render_page(content))
     return Report(page, table, transfers, times, content, experiments)
 

@@ -283,7 +283,7 @@ def test_command_of_several_proposals_is_that_of_the_first(study, split_line):
     assert line.startswith(
         "Next: try a larger global batch (check the accuracy); or try step=captured to see"
     )
-    assert line.endswith(f". For the first: {command}")
+    assert line.endswith(f". Command for the first: {command}")
     assert "workloads=" in command
     assert "captured" not in command
 

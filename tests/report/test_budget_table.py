@@ -181,7 +181,7 @@ def test_step_that_differs_from_its_profiled_iteration_is_marked_and_its_bar_sca
     table = budget_table(group)
     (row,) = table.rows
     assert row[list(table.headings).index("step")].endswith("*") is is_marked
-    assert ("*: a step without profiling that differs" in printed(study)) is is_marked
+    assert ("*: the step without profiling differs" in printed(study)) is is_marked
     (bar,) = answer_bars(group, ())[1]
     assert sum(bar.parts_s.values()) == pytest.approx(0.01)
 

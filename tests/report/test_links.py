@@ -183,7 +183,9 @@ def test_more_than_full_use_is_called_impossible():
     use = LinkUse("gpu0-cpu0>", 10.0, 1.0, 1.5)
     cell = CellLinks("id", "ring", "ring", 2, [use])
     assert any("impossible" in remark for remark in link_remarks({"a": [cell]}, {}))
-    assert link_remarks({"a": []}, {"a": {"x": "why"}, "b": {"x": "why"}}) == ["Left out: x: why."]
+    assert link_remarks({"a": []}, {"a": {"x": "why"}, "b": {"x": "why"}}) == [
+        "Not in Bytes on the links: x: why."
+    ]
     assert draw_links("title", [cell]) is not None
     assert list(link_table([cell])["utilisation"]) == [1.5]
 

@@ -100,7 +100,7 @@ def test_exchange_that_the_difference_to_no_exchange_contradicts_is_marked(
         )
     table = answer_table(study)
     assert table.rows[1][-1] == f"1.00{mark}"
-    told = f"†: the step is longer than without exchange by more than this{why}: see"
+    told = f"†: the difference to the step without exchange is larger{why}; see"
     assert (told in table.statistic) is bool(mark)
 
 

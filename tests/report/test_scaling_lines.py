@@ -28,7 +28,7 @@ def test_slow_grey_line_does_not_leave_half_of_the_plot_empty(study):
     assert 2.0 < high < 2.5
     for line in axes.lines:
         assert all(low <= value <= high for value in line.get_ydata())
-    assert caption_of("Speedup", lines, ()).endswith("Far slower ones: in the table.")
+    assert caption_of("Speedup", lines, ()).endswith("Much slower ones are in the table only.")
 
 
 def test_grey_line_that_is_not_much_slower_is_drawn(study):
@@ -41,17 +41,17 @@ def test_grey_line_that_is_not_much_slower_is_drawn(study):
 def test_caption_is_short_and_says_how_to_see_the_grey_lines(study):
     lines = lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
     assert caption_of("Speedup", lines, ()) == (
-        "Speedup, 95% intervals. No exchange: the most that any aggregator could reach. "
-        'Press "others" for the remaining ones.'
+        "Speedup, 95% intervals. No exchange: the upper bound for any aggregator. "
+        'Press "others" to see the remaining ones.'
     )
 
 
 def test_markdown_has_no_button_to_press(study):
     lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
     made = write_report(study.folder)
-    assert 'could reach. Press "others" for the remaining ones.' in html.unescape(made.page.read_text())
+    assert 'any aggregator. Press "others" to see the remaining ones.' in html.unescape(made.page.read_text())
     text = made.markdown()
-    assert "could reach. Grey: the remaining ones." in text
+    assert "any aggregator. Grey: the remaining ones." in text
     assert 'Press "others"' not in text
 
 
@@ -68,5 +68,5 @@ def test_caption_of_the_step_says_what_is_not_drawn(study, split_line):
     spans = [("forward", "main", 0.0, 0.5), ("backward", "main", 0.5, 1.0)]
     for aggregator, size in (("none", 1), ("all_reduce", 2)):
         study.add_split([[1.0]] * 2, [[split_line(9, 1.0, *spans)]] * size, aggregator=aggregator)
-    text = "1 worker exchanges nothing; communication under the computation is not drawn."
+    text = "1 worker exchanges nothing; communication hidden during the computation is not drawn."
     assert text in write_report(study.folder).page.read_text()

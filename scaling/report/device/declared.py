@@ -137,7 +137,9 @@ class DeviceReport:
     def short_answer(self, results: Results) -> str:
         """The headline, said to be of one launch where it is."""
         text = self.headline(results)
-        return f"{LEAD}{text}" if text and results.num_launches == 1 and self.over == "launches" else text
+        if not text or results.num_launches > 1 or self.over != "launches":
+            return text
+        return LEAD + (text[0].lower() if text[1].islower() else text[0]) + text[1:]
 
     def figures(self, results: Results) -> Iterator[Drawn]:
         """Those that have something to show, under names that begin with `device-<slug>-`."""

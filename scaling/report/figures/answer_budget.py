@@ -24,7 +24,7 @@ from scaling.report.titles import title_of
 
 CAPTION = (
     "Mean over profiled steps of the slowest rank, scaled to the unprofiled step time at the bar's end. "
-    "{}ommunication under the computation is not drawn."
+    "{}ommunication hidden during the computation is not drawn."
 )
 
 GROUPED = {

@@ -32,8 +32,8 @@ from scaling.report.titles import title_of
 
 CAPTION = (
     "Mean over the middle half of the profiled steps, on the rank that the others wait for (columns "
-    "<part>_s). The outlined part above a bar is communication under the computation, which takes no time "
-    "of the step (hidden_comm_s). Diamond: the step without profiling, with its 95% interval; hollow: it "
+    "<part>_s). The outlined part above a bar is communication during the computation, which adds no time "
+    "to the step (hidden_comm_s). Diamond: the step without profiling, with its 95% interval; hollow: it "
     "has none. A bar more than ten times the median is broken; its number is its length."
 )
 

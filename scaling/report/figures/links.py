@@ -153,7 +153,9 @@ def link_remarks(
     for reasons in left_out.values():
         for name, reason in reasons.items():
             names.setdefault(reason, {})[name] = None
-    remarks = [f"Left out: {', '.join(without)}: {reason}." for reason, without in names.items()]
+    remarks = [
+        f"Not in Bytes on the links: {', '.join(without)}: {reason}." for reason, without in names.items()
+    ]
     cells = [cell for same in known.values() for cell in same]
     too_busy = dict.fromkeys(
         use.link.rstrip("<>") for cell in cells for use in cell.uses if use.utilisation > 1

@@ -222,11 +222,11 @@ def caption_of(what: str, lines: Sequence[ScalingLine], best: Collection[str]) -
     intervals = ", 95% intervals" if any(is_known) else ""
     parts = [f"{what}{intervals}{' (a hollow point has none)' if intervals and not all(is_known) else ''}."]
     if any(line.is_bound for line in drawn):
-        parts.append("No exchange: the most that any aggregator could reach.")
+        parts.append("No exchange: the upper bound for any aggregator.")
     if any(_is_grey(line, winner) for line in drawn):
         parts.append(f"{SHOW_OTHERS}.")
     if any(_is_grey(line, winner) for line in lines if line not in drawn):
-        parts.append("Far slower ones: in the table.")
+        parts.append("Much slower ones are in the table only.")
     return " ".join(parts)
 
 

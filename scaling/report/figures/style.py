@@ -36,7 +36,7 @@ OTHERS = "-others"
 ON_REQUEST = ' (on the page: press "others" to show them)'
 """Of grey lines, in a caption."""
 
-SHOW_OTHERS, DRAWN_OTHERS = 'Press "others" for the remaining ones', "Grey: the remaining ones"
+SHOW_OTHERS, DRAWN_OTHERS = 'Press "others" to see the remaining ones', "Grey: the remaining ones"
 """The same on the page, where they are hidden at first, and where there is none."""
 
 MEASURED, PREDICTED = "#8ba3b8", "#3d4852"

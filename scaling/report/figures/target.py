@@ -26,8 +26,8 @@ from scaling.report.formats import percent
 from scaling.report.titles import title_of
 
 CAPTION = (
-    "To the end of the first epoch that reaches the target, without evaluation (column seconds_to_target; "
-    "median over repeats and seeds)."
+    "Seconds to the end of the first epoch that reaches the target, without evaluation (column "
+    "seconds_to_target; median over repeats and seeds)."
 )
 
 PREDICTION = (

@@ -11,8 +11,8 @@ from scaling.report.formats import rate
 from scaling.report.titles import title_of
 
 WHAT = (
-    "{what} a second of all {worker}s (column {column}; ideal: that of one without exchange, "
-    "times the {worker}s)"
+    "{what} a second of all {worker}s (column {column}; ideal: one {worker} without exchange, "
+    "times the number of {worker}s)"
 )
 
 

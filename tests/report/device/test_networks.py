@@ -134,7 +134,7 @@ class TestBatches:
         page = write_report(batches.folder).page.read_text(encoding="utf-8")
         said = page.partition('<section class="answer">')[2].partition("</section>")[0]
         assert said.startswith(
-            '<p class="say longer">Which mini-batch does a device need? Seen in one launch: For 90%'
+            '<p class="say longer">Which mini-batch does a device need? Seen in one launch: for 90%'
         )
         assert len(said) < 300
 

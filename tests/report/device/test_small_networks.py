@@ -71,7 +71,7 @@ def test_ratio_at_every_point_is_that_of_the_medians(with_gpu):
 def test_last_sentence_answers_the_question(with_gpu):
     last = sentences_of(with_gpu.results())[-1]
     assert last.startswith(
-        "When is the GPU worth it for a small network? Seen in one launch: At every measured batch, with "
+        "When is the GPU worth it for a small network? Seen in one launch: at every measured batch, with "
         "eager steps from width 300 on and with captured steps from width 30 on. For perceptrons of 2 hidden "
     )
     eager, captured = last.split("Captured, ")
