@@ -117,8 +117,8 @@ def _grow(
     near, far = _bisect(weights, members, generator)
     if root in far:
         near, far = far, near
-    to_far = weights[root, far]
-    heaviest = to_far.max()
+    to_far = weights[root].take(far).tolist()
+    heaviest = max(to_far)
     if heaviest <= 0:
         return None
     child = generator.choice([rank for rank, weight in zip(far, to_far, strict=True) if weight == heaviest])
@@ -133,19 +133,21 @@ def _bisect(weights: Weights, members: list[int], generator: random.Random) -> t
     if len(members) == 2:
         return members[:half], members[half:]
     order = generator.sample(members, len(members))
-    w = weights[np.array(order)[:, None], order]
+    w = weights.take(order, 0).take(order, 1)
+    twice = 2 * w
     side = np.ones(len(order))
     side[half:] = -1.0
     for _ in range(len(order)):
         # What the cut loses if a rank changes sides: its weight to the other side less that to its own.
         gain = -side * (w @ side)
-        swaps = (gain[:, None] + gain - 2 * w) * (side[:, None] > side)
+        swaps = (gain[:, None] + gain - twice) * (side[:, None] > side)
         i, j = divmod(int(swaps.argmax()), len(order))
         if swaps[i, j] <= 1e-9:  # rounding must not swap the same two for ever
             break
         side[[i, j]] = side[[j, i]]
-    first = [rank for rank, sign in zip(order, side, strict=True) if sign > 0]
-    second = [rank for rank, sign in zip(order, side, strict=True) if sign < 0]
+    signs = side.tolist()
+    first = [rank for rank, sign in zip(order, signs, strict=True) if sign > 0]
+    second = [rank for rank, sign in zip(order, signs, strict=True) if sign < 0]
     return first, second
 
 

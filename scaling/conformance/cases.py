@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -50,7 +50,7 @@ class Case:
         """How often the bucket is aggregated."""
         return len(self.values)
 
-    @property
+    @cached_property
     def layout(self) -> BucketLayout:
         """Of the bucket."""
         return layout_of(self.shapes)

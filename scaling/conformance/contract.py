@@ -51,11 +51,11 @@ def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_proces
     for index, (gradients, outcomes) in enumerate(zip(steps, ran, strict=True)):
         only_zeros = only_zeros and case.values[index] == "zeros"
         try:
-            _check_input(aggregator, layout, gradients, outcomes)
+            _check_input(layout, gradients, outcomes)
             _check_owned(aggregator, layout, outcomes)
-            _check_results(layout, outcomes, case.dtype)
+            are_first = _check_results(layout, outcomes, case.dtype)
             if aggregator.exchanges:
-                _check_mean(aggregator, case, index, outcomes)
+                _check_mean(aggregator, case, index, outcomes, are_first)
                 residuals.check(outcomes, case.dtype, is_replica=aggregator.site(layout) == "replica")
             if only_zeros:
                 _check_zeros(layout, outcomes)
@@ -80,17 +80,13 @@ def _first(differs: Tensor) -> int:
     return int(differs.to(torch.uint8).argmax())
 
 
-def _check_input(
-    aggregator: Aggregator[Any], layout: BucketLayout, before: Sequence[Tensor], outcomes: Sequence[Outcome]
-) -> None:
-    if aggregator.modifies_input:
-        return
+def _check_input(layout: BucketLayout, before: Sequence[Tensor], outcomes: Sequence[Outcome]) -> None:
     for rank, (values, outcome) in enumerate(zip(before, outcomes, strict=True)):
-        if not torch.equal(values, outcome.gradient):
-            place = _first(values != outcome.gradient)
+        if outcome.changed is not None:
+            place = _first(values != outcome.changed)
             raise AssertionError(
                 f"{_at(layout, rank, place)}: the gradient was changed from {values[place]:.6g} to "
-                f"{outcome.gradient[place]:.6g}, but modifies_input is False"
+                f"{outcome.changed[place]:.6g}, but modifies_input is False"
             )
 
 
@@ -118,7 +114,9 @@ def _check_cover(spans: Sequence[Span], num_elements: int, who: str) -> None:
     assert end == num_elements, f"{who} nothing from element {end} to {num_elements - 1}"
 
 
-def _check_results(layout: BucketLayout, outcomes: Sequence[Outcome], dtype: torch.dtype) -> None:
+def _check_results(layout: BucketLayout, outcomes: Sequence[Outcome], dtype: torch.dtype) -> list[bool]:
+    """Returns which ranks own what rank 0 owns, with equal numbers: looked at once, as no NaN is equal."""
+    first, are_first = outcomes[0], [False] * len(outcomes)
     for rank, outcome in enumerate(outcomes):
         result, has_mean = outcome.result, bool(outcome.owned)
         if result is None or not has_mean:
@@ -127,11 +125,14 @@ def _check_results(layout: BucketLayout, outcomes: Sequence[Outcome], dtype: tor
             continue
         assert tuple(result.shape) == (layout.num_elements,), f"rank {rank}: shape {tuple(result.shape)}"
         assert result.dtype == dtype, f"rank {rank}: type {result.dtype}"
-        for start, stop in outcome.owned:
+        if rank and first.result is not None and outcome.owned == first.owned:
+            are_first[rank] = torch.equal(result, first.result)
+        for start, stop in () if are_first[rank] else outcome.owned:
             finite = result[start:stop].isfinite()
             if not finite.all():
                 place = start + _first(~finite)
                 raise AssertionError(f"{_at(layout, rank, place)}: not finite, got {result[place]}")
+    return are_first
 
 
 def _check_zeros(layout: BucketLayout, outcomes: Sequence[Outcome]) -> None:
@@ -144,9 +145,14 @@ def _check_zeros(layout: BucketLayout, outcomes: Sequence[Outcome]) -> None:
                 raise AssertionError(f"{where}: the mean of zeros is not zero")
 
 
-def _check_mean(aggregator: Aggregator[Any], case: Case, index: int, outcomes: Sequence[Outcome]) -> None:
+def _check_mean(
+    aggregator: Aggregator[Any],
+    case: Case,
+    index: int,
+    outcomes: Sequence[Outcome],
+    are_first: Sequence[bool],
+) -> None:
     layout, gradients = case.layout, case.all_gradients()[index]
-    is_replica, first = aggregator.site(layout) == "replica", outcomes[0].result
     values = [outcome.contribution for outcome in outcomes] if aggregator.own_momentum() else gradients
     stated = [aggregator.error_bound(value, len(values)) for value in values] if aggregator.lossy else []
     bounds = [bound for bound in stated if bound is not None]
@@ -156,20 +162,17 @@ def _check_mean(aggregator: Aggregator[Any], case: Case, index: int, outcomes: S
         integers = case.values[index] == "integers"
         bound = _exact(case)[index] if of_gradients else _Bound(values, bounds, case.dtype, integers=integers)
         for rank, outcome in enumerate(outcomes):
-            if not (is_replica and rank and _same(outcome.result, first)):
+            if not are_first[rank]:
                 bound.check(layout, rank, outcome)
-    if is_replica and layout.num_elements:
-        assert first is not None
+    if aggregator.site(layout) == "replica" and layout.num_elements:
+        first = outcomes[0].result
         for rank, outcome in enumerate(outcomes):
-            if not _same(outcome.result, first):
-                assert outcome.result is not None
+            assert first is not None
+            assert outcome.result is not None
+            if not (are_first[rank] or torch.equal(outcome.result, first)):
                 place = _first(outcome.result != first)
                 got, of_first = outcome.result[place], first[place]
                 raise AssertionError(f"{_at(layout, rank, place)}: got {got:.9g}, rank 0 has {of_first:.9g}")
-
-
-def _same(first: Tensor | None, other: Tensor | None) -> bool:
-    return first is not None and other is not None and torch.equal(first, other)
 
 
 class _Bound:
@@ -227,6 +230,8 @@ def _exact(case: Case) -> list[_Bound]:
 def _check_distribution(
     layout: BucketLayout, outcomes: Sequence[Outcome], dtype: torch.dtype, index: int
 ) -> None:
+    if all(outcome.parameters is None for outcome in outcomes):
+        return
     new = parameters_of(layout, dtype, index)
     for rank, outcome in enumerate(outcomes):
         if outcome.parameters is not None and not torch.equal(outcome.parameters, new):

@@ -36,7 +36,7 @@ class Residuals:
 
     def __init__(self, layout: BucketLayout, world_size: int) -> None:
         self._layout, self._world_size, self.exist = layout, world_size, False
-        self._old = torch.zeros(1, layout.num_elements, dtype=torch.float64)
+        self._old = self._old_terms = torch.zeros(layout.num_elements, dtype=torch.float64)
         self._terms = torch.zeros(layout.num_elements, dtype=torch.float64)
 
     def check(self, outcomes: Sequence[Outcome], dtype: torch.dtype, *, is_replica: bool) -> None:
@@ -62,12 +62,13 @@ class Residuals:
             for start, stop in outcome.owned:
                 assert outcome.result is not None, "a rank that owns elements has their mean"
                 delivered[start:stop] = self._world_size * outcome.result[start:stop].double()
-        terms = given.abs().sum(0) + new.abs().sum(0) + self._old.abs().sum(0) + delivered.abs()
+        new_sum, new_terms = new.sum(0), new.abs().sum(0)
+        terms = given.abs().sum(0) + new_terms + self._old_terms + delivered.abs()
         self._terms = torch.maximum(self._terms, terms)
         allowed = RESIDUAL_ULPS * torch.finfo(torch.float32).eps * self._terms
         allowed += torch.finfo(dtype).eps * delivered.abs()
         allowed += RESIDUAL_ULPS * self._world_size * max(smallest(dtype), smallest(torch.float32))
-        left, right = delivered + new.sum(0), given.sum(0) + self._old.sum(0)
+        left, right = delivered + new_sum, given.sum(0) + self._old
         wrong = ((left - right).abs() <= allowed).logical_not_()
         if wrong.any():
             place = int(wrong.to(torch.uint8).argmax())
@@ -75,7 +76,7 @@ class Residuals:
                 f"element {place}: n mean + new residuals is {left[place]:.9g}, contributions + old "
                 f"residuals are {right[place]:.9g}; rounding allows {allowed[place]:.3g}"
             )
-        self._old = new
+        self._old, self._old_terms = new_sum, new_terms
 
 
 def _stacked(outcomes: Sequence[Outcome]) -> Tensor:

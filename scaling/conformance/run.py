@@ -40,7 +40,7 @@ class Outcome:
     Attributes:
         owned: the elements whose mean it has.
         result: a copy of what `aggregate` returned, of use in the owned elements.
-        gradient: the gradient as it was then.
+        changed: the gradient as it was then, if it was changed and may not be.
         parameters: what `distribute` made of them; None where the update site needs none.
         bytes_sent: metered, with `distribute` and the copy of parameters from an update in host memory.
         contribution: what the rank brought to the exchange: the gradient, or its own momentum.
@@ -49,7 +49,7 @@ class Outcome:
 
     owned: list[Span]
     result: Tensor | None
-    gradient: Tensor
+    changed: Tensor | None
     parameters: Tensor | None
     bytes_sent: int
     contribution: Tensor
@@ -61,7 +61,7 @@ def parameters_of(layout: BucketLayout, dtype: torch.dtype, step: int) -> Tensor
     return _parameters(layout.num_elements, dtype, step)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _parameters(num_elements: int, dtype: torch.dtype, step: int) -> Tensor:
     """Of one step on all ranks, in the runs that are compared too."""
     return torch.randn(num_elements, generator=torch.Generator().manual_seed(step)).to(dtype)
@@ -112,7 +112,8 @@ def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, i
     result = aggregator.aggregate(state, gradient)
     owned = aggregator.owned(state)
     copied = None if result is None else result.clone()
-    seen = gradient.clone()
+    is_left = aggregator.modifies_input or torch.equal(values, gradient)
+    changed = None if is_left else gradient.clone()
     parameters = None
     if result is not None:
         for start, stop in owned:
@@ -127,7 +128,7 @@ def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, i
     if aggregator.site(layout) in HOST_SITES:
         group.meter.count(values.nbytes)  # the update there brings the parameters back to every rank
     sent = group.meter.bytes_sent
-    outcome = Outcome(owned, copied, seen, parameters, sent, contribution, state.withheld())
+    outcome = Outcome(owned, copied, changed, parameters, sent, contribution, state.withheld())
     group.barrier()  # as the next step's gradient, which no rank has before all have taken this one
     return outcome
 

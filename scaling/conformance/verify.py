@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import gc
 import multiprocessing
+import os
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 from scaling import conformance
@@ -236,7 +241,12 @@ def examine_all(
     for index, subject in enumerate(subjects):
         by_name.setdefault(subject.name, []).append(index)
     # Forked, not started anew: a new process would import torch, and a subject cannot be pickled.
-    with multiprocessing.get_context("fork").Pool(processes, _take, (job,)) as pool:
+    context = multiprocessing.get_context("fork")
+    own, cores = sorted(os.sched_getaffinity(0)), context.SimpleQueue()
+    random.shuffle(own)  # others may do the same at the same time
+    for number in range(processes):
+        cores.put(own[number % len(own)])
+    with context.Pool(processes, _take, (job, cores)) as pool:
         examined, results = pool.imap(_examine_taken, by_name.values()), dict[int, SubjectResult]()
         for index in range(len(subjects)):
             while index not in results:
@@ -262,8 +272,12 @@ class _Job:
 _taken: list[_Job] = []
 
 
-def _take(job: _Job) -> None:
+def _take(job: _Job, cores: SimpleQueue[int]) -> None:
+    """Keeps to a core: one rank computes at a time, and handing over to a thread on another takes longer."""
     _taken[:] = [job]
+    gc.freeze()  # what was imported is no garbage, and need not be looked at again and again
+    with suppress(OSError):  # not everywhere allowed
+        os.sched_setaffinity(0, {cores.get()})
 
 
 def _examine_taken(indices: list[int]) -> dict[int, SubjectResult]:

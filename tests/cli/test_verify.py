@@ -45,6 +45,9 @@ class TestWhatHolds:
             "; saved state\n"
         )
 
+    def test_ranks_may_say_in_other_spans_what_they_own(self, verified):
+        assert verified("mine:InOtherSpans", "--world-sizes", "1-3", "--examples", "1")[0] == 0
+
     def test_scheduled_one_gets_its_schedule_too(self, verified):
         code, out, _ = verified("mine:CorrectRoot", "--world-sizes", "3,8-10", "--examples", "1")
         assert code == 0
@@ -153,6 +156,20 @@ class TestAll:
         assert [result.name for result in results] == list("012345")
         assert len({*(result.checked[0] for result in results), str(os.getpid())}) == 3
 
+    def test_each_process_keeps_to_a_core(self, monkeypatch):
+        before = os.sched_getaffinity(0)
+        monkeypatch.setattr(verification, "num_usable_cores", lambda: 2)
+
+        def check(examination):
+            time.sleep(0.2)
+            examination.checked += map(str, os.sched_getaffinity(0))
+
+        subjects = [verification.Subject(str(number), "schedule", check) for number in range(6)]
+        cores = [result.checked for result in verification.examine_all(subjects, [1])]
+        assert {len(each) for each in cores} == {1}
+        assert len({each[0] for each in cores}) == min(2, len(before))
+        assert os.sched_getaffinity(0) == before
+
     def test_one_that_fails_does_not_keep_the_others_from_being_checked(self, verified, monkeypatch):
         targets = {"bad": "mine:Sum", "missing": "mine:NoSuchClass", "good": "mine:Correct"}
         monkeypatch.setattr(verification.REGISTRY, "_built_in", targets)
@@ -175,6 +192,9 @@ class TestAll:
         ("WrongType", "; 1 element in 1 tensor (1,): step 1: rank 0: type torch.float64"),
         ("Missing", "; 1 element in 1 tensor (1,): step 1: rank 1: a mean is missing"),
         ("NotFinite", "(1,): step 1: rank 0, element 0 (in tensor 0): not finite, got "),
+        ("NotFiniteOnOneRank", "(1,): step 1: rank 1, element 0 (in tensor 0): not finite, got "),
+        ("ChangedOnOneRank", "(1,): step 1: rank 1, element 0 (in tensor 0): the gradient was changed from "),
+        ("OtherOnOneRank", "(1,): step 1: rank 1, element 0 (in tensor 0): got "),
         ("WrongBytes", "in 1 tensor (1,): step 1: rank 0: 5 bytes are metered, wire_bytes states 4"),
         ("Raises", "0 elements in 1 tensor (0,): KeyError: 'planted'"),
         ("NoFloat32", "dtypes is (torch.float64,); allowed is what has torch.float32"),

@@ -27,6 +27,15 @@ class Correct(Aggregator[AggregatorState]):
         return gradient.div_(state.group.world_size)
 
 
+class InOtherSpans(Correct):
+    """Correct too: what every rank owns is said in other words."""
+
+    def owned(self, state):
+        n, rank = state.layout.num_elements, state.group.rank
+        middle = min(rank, 1, n)
+        return [(start, stop) for start, stop in ((0, middle), (middle, n)) if start < stop]
+
+
 @dataclass(frozen=True)
 class CorrectRoot(Scheduled):
     name = "correct_root"
@@ -115,6 +124,30 @@ class NotFinite(Correct):
 
     def aggregate(self, state, gradient, phase=unmarked):
         return super().aggregate(state, gradient).div_(0)
+
+
+class NotFiniteOnOneRank(Correct):
+    lossy = True
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        return super().aggregate(state, gradient).div_(state.group.rank != 1)
+
+
+class ChangedOnOneRank(Correct):
+    modifies_input = False
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        mean = super().aggregate(state, gradient.clone())
+        if state.group.rank == 1:
+            gradient.add_(1)
+        return mean
+
+
+class OtherOnOneRank(InOtherSpans):
+    lossy = True
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        return super().aggregate(state, gradient).add_(state.group.rank == 1)
 
 
 class WrongBytes(Correct):
