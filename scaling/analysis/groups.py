@@ -80,7 +80,7 @@ class CellGroup:
         Of an attached script its arm, which says what was changed.
         """
         if row["arm"] is not None:
-            return str(row["arm"])
+            return "clock (mean of all steps)" if row["arm"] == "clock" else str(row["arm"])
         parts = [row["aggregator"]]
         if row["bucket_mb"] is not None and row["step"] == "captured":  # without buckets it is another step
             parts.append(f"layer by layer, {row['bucket_mb']:g} MiB")

@@ -45,12 +45,14 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
         _efficiency_text(measured),
         _trace_text(measured, traced),
         _other_steps_text(measured),
+        _long_steps_text(measured),
         _left_out_text(measured),
-        f"Next: {gains[0].advice if gains else NOTHING}",
+        f"Next: {gains[0].advice if gains else LONG_STEPS if _long_steps_text(measured) else NOTHING}",
     ]
     return [line for line in lines if line]
 
 
+LONG_STEPS = "see what some steps do that others do not: a loader that starts anew, a checkpoint, logging."
 NOTHING = "nothing stands out; profile the computation itself, which the arms leave as it is."
 
 
@@ -188,6 +190,24 @@ def _other_steps_text(measured: Measured) -> str:
     )
 
 
+def _long_steps_text(measured: Measured) -> str:
+    """Where in every unchanged run they add more than the spread and 5%; a median step does not show them."""
+    runs = [*measured.long_steps["baseline"], *measured.long_steps.get("aa", [])]
+    if min(found.more_ratio for found in runs) <= max(measured.spread_ratio or 0.0, 0.05):
+        return ""
+    usual = sorted(runs, key=lambda found: found.more_ratio)[len(runs) // 2]
+    in_input = [
+        found.input_ratio
+        for found in measured.long_steps.get(measured.phase_source, [])
+        if found.input_ratio is not None
+    ]
+    where = f", {in_input[0]:.0%} of it in their input" if in_input and in_input[0] > 0.4 else ""
+    return (
+        f"Long steps: {usual.count} of {usual.of} take over twice the usual time. They add "
+        f"{usual.more_ratio:.0%} to the mean step{where}."
+    )
+
+
 def _efficiency_text(measured: Measured) -> str:
     if "one_worker" not in measured.steps_s:
         return _missing(measured, "Efficiency against one worker", "one_worker")
@@ -212,10 +232,17 @@ def _trace_text(measured: Measured, traced: Traced | None) -> str:
         is_missed = "trace" in measured.reasons and measured.device == "cuda"
         return _missing(measured, "Trace", "trace") if is_missed else ""
     late = f"; rank {traced.late_rank} comes last to most collectives" if traced.late_rank is not None else ""
+    slowed_ratio = traced.step_s / measured.step_s("baseline") - 1
+    slowed = (
+        f" The profiler makes these steps {slowed_ratio:.0%} longer, which adds waiting."
+        if slowed_ratio > 0.05
+        else ""
+    )
+    waiting_s = traced.nccl_s - traced.moving_s
     return (
-        f"Trace of {traced.num_steps} steps, seen once: NCCL {_ms(traced.nccl_s)} a step, "
-        f"{_ms(traced.exposed_s)} of it with no other kernel; the GPU is idle for "
-        f"{idle_ratio(measured, traced):.0%} of a step{late}."
+        f"Trace of {traced.num_steps} steps, seen once: NCCL {_ms(traced.nccl_s)} a step, of which "
+        f"{_ms(waiting_s)} waiting for the last rank and {_ms(traced.exposed_s)} with no other kernel; "
+        f"the GPU is idle for {idle_ratio(measured, traced):.0%} of a step{late}.{slowed}"
     )
 
 

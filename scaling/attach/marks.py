@@ -122,6 +122,47 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
     return least or (0.0, {})
 
 
+@dataclass(frozen=True)
+class LongSteps:
+    """Steps of the usual kind that take over twice the usual time, of the rank with the least of them.
+
+    Attributes:
+        count: how many.
+        of: of so many steps.
+        more_ratio: what they add to the mean step, of the usual one.
+        input_ratio: how much of that is in their input; None in arms without phases.
+    """
+
+    count: int
+    of: int
+    more_ratio: float
+    input_ratio: float | None
+
+
+def long_steps(ranks: Sequence[dict[str, Any]]) -> LongSteps:
+    """Those of a run; a loader that starts anew makes them, or a checkpoint."""
+    return min((_long_steps(steps) for steps in steady(ranks)[1]), key=lambda found: found.more_ratio)
+
+
+def _long_steps(steps: Sequence[Step]) -> LongSteps:
+    usual_s = float(np.median([step.step_s for step in steps]))
+    usual_input_s = float(np.median([_input_s(step) for step in steps]))
+    long = [step for step in steps if step.step_s > 2 * usual_s]
+    more_s = sum(step.step_s - usual_s for step in long)
+    more_input_s = sum(_input_s(step) - usual_input_s for step in long)
+    has_input = any(name == "input" for step in steps for name, _, _ in step.spans)
+    return LongSteps(
+        len(long),
+        len(steps),
+        more_s / len(steps) / usual_s,
+        more_input_s / more_s if has_input and long else None,
+    )
+
+
+def _input_s(step: Step) -> float:
+    return sum(stop - start for name, start, stop in step.spans if name == "input")
+
+
 def mean_s(ranks: Sequence[dict[str, Any]]) -> float:
     """The mean length of a step after the warm-up, of any kind; of the slowest rank."""
     return max(

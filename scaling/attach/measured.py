@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from scaling.attach.launch import Run
-from scaling.attach.marks import Signature, Step, left_out_ratio, mean_s, medians_s, phases_s, steady
+from scaling.attach.marks import (
+    LongSteps,
+    Signature,
+    Step,
+    left_out_ratio,
+    long_steps,
+    mean_s,
+    medians_s,
+    phases_s,
+    steady,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,7 @@ class Measured:
         signatures: arm -> what a step consists of.
         reasons: arm -> why a run of it was not measured.
         facts: arm -> each rank's record, of its last run.
+        long_steps: arm -> of each run, its steps that take over twice the usual time.
         left_out: what the baseline's steps of another kind add, of a steady step, and in which phases.
     """
 
@@ -53,6 +64,7 @@ class Measured:
     signatures: dict[str, Signature] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    long_steps: dict[str, list[LongSteps]] = field(default_factory=dict)
     left_out: list[tuple[float, dict[str, float]]] = field(default_factory=list)
 
     def add(self, launch: int, run: Run) -> None:
@@ -70,6 +82,8 @@ class Measured:
         self.together_s.setdefault(run.arm, {})[launch] = float(np.median(every.max(axis=0)))
         busy_s = [[step.step_s - step.waited_s for step in rank] for rank in steps]
         self.own_s.setdefault(run.arm, {})[launch] = [float(np.median(rank)) for rank in busy_s]
+        if run.arm != "clock":
+            self.long_steps.setdefault(run.arm, []).append(long_steps(run.ranks))
         if any(name != "evaluation" for rank in run.ranks for name, _, _ in rank["phases"]):
             self.phases.setdefault(run.arm, {})[launch] = [phases_s(rank) for rank in steps]
         if run.arm == "no_exchange":

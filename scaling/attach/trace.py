@@ -27,17 +27,20 @@ class Traced:
     """Per step, the median rank.
 
     Attributes:
+        step_s: from the first kernel to the end of the last. The profiler slows the host: longer than usual.
         nccl_s: of NCCL kernels.
-        exposed_s: of those, while no other kernel ran.
-        busy_s: in which the GPU ran anything. The profiler slows the host, not kernels: how idle the GPU is,
-            a run without it has to say.
+        moving_s: of those, without waiting: each as short as on the rank that comes last to it.
+        exposed_s: of NCCL kernels, while no other kernel ran; with the waiting.
+        busy_s: in which the GPU ran anything. How idle the GPU is, a run without the profiler has to say.
         syncs_a_step: calls with which the host waited for the GPU.
         sync_ratio: of the time in such calls.
         late_rank: comes last to most collectives: its kernels wait least. None if none does.
     """
 
     num_steps: int
+    step_s: float
     nccl_s: float
+    moving_s: float
     exposed_s: float
     busy_s: float
     syncs_a_step: float
@@ -52,11 +55,14 @@ def read_traces(paths: Sequence[Path], num_steps: int) -> Traced | None:
     if not by_rank or any(figures is None for figures in by_rank):
         return None
     each_rank = [figures for figures in by_rank if figures is not None]
-    nccl_s, exposed_s, busy_s, syncs, waited = (
+    step_s, nccl_s, exposed_s, busy_s, syncs, waited = (
         float(np.median(column)) for column in zip(*each_rank, strict=True)
     )
-    late = _late_rank([_nccl(events) for events in ranks])
-    return Traced(num_steps, nccl_s, exposed_s, busy_s, syncs, waited, late)
+    kernels = [_nccl(events) for events in ranks]
+    same_kernels = len(set(map(len, kernels))) == 1
+    moving_s = sum(map(min, zip(*kernels, strict=True))) / num_steps if same_kernels else nccl_s
+    late = _late_rank(kernels)
+    return Traced(num_steps, step_s, nccl_s, moving_s, exposed_s, busy_s, syncs, waited, late)
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
@@ -88,6 +94,7 @@ def _read(events: Sequence[dict[str, Any]], num_steps: int) -> tuple[float, ...]
     syncs = [event for event in events if event["name"] in SYNCS]
     waited_s = _length(_union(map(_interval, syncs)))
     return (
+        span_s / num_steps,
         _length(nccl) / num_steps,
         exposed_s / num_steps,
         _length(every) / num_steps,

@@ -188,8 +188,41 @@ def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
     assert (found.kind, round(found.ratio, 1)) == ("evaluation", 0.5)
 
 
+def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
+    ranks = [_rank(at, [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]) for at in range(2)]
+    measured = Measured()
+    for launch in range(2):
+        for arm in ("baseline", "aa"):
+            measured.add(launch, Run(arm, ranks))
+    said = "Long steps: 1 of 6 take over twice the usual time. They add 67% to the mean step"
+    lines = answer(measured)
+    assert f"{said}." in lines
+    assert "a loader that starts anew" in lines[-1]
+    measured.add(0, Run("no_exchange", ranks))
+    assert f"{said}, 50% of it in their input." in answer(measured)
+
+
+def test_steps_of_one_length_have_no_long_ones() -> None:
+    assert not any(line.startswith("Long steps") for line in answer(_measured(EVEN)))
+
+
+def _traced(step_s: float) -> Traced:
+    return Traced(
+        5, step_s, nccl_s=0.01, moving_s=0.002, exposed_s=0.004, busy_s=0.07, syncs_a_step=0.0,
+        sync_ratio=0.0, late_rank=None,
+    )  # fmt: skip
+
+
+def test_what_the_profiler_adds_is_said() -> None:
+    measured = _measured(EVEN)
+    (line,) = [line for line in answer(measured, _traced(step_s=0.128)) if line.startswith("Trace")]
+    assert "NCCL 10 ms a step, of which 8 ms waiting for the last rank" in line
+    assert line.endswith("The profiler makes these steps 28% longer, which adds waiting.")
+    assert not any("The profiler makes" in line for line in answer(measured, _traced(step_s=0.103)))
+
+
 def test_an_idle_gpu_is_of_a_step_without_the_profiler() -> None:
-    traced = Traced(5, 0.0, 0.0, busy_s=0.07, syncs_a_step=0.0, sync_ratio=0.0, late_rank=None)
+    traced = _traced(step_s=0.1)
     measured = _measured(EVEN)
     (found,) = findings(measured, traced)
     assert (found.kind, round(found.ratio, 2)) == ("idle", 0.3)

@@ -32,6 +32,8 @@ def test_nccl_idle_time_and_the_late_rank(tmp_path: Path) -> None:
     traced = read_traces(paths, 2)
     assert traced is not None
     assert traced.nccl_s == pytest.approx(3.5e-3)
+    assert traced.moving_s == pytest.approx(2e-3)
+    assert traced.step_s == pytest.approx(10e-3)
     assert traced.exposed_s == pytest.approx(2.5e-3)
     assert traced.busy_s == pytest.approx((8.0 + 5.0 + 0.1) / 2 * 1e-3)
     assert traced.syncs_a_step == 1
