@@ -98,6 +98,7 @@ class Computed:
         notes: what of it was not measured.
         without_ddp: DDP would wrap the step, and what that costs is not in it.
         without_input: data was on the device; its copies there are not in it.
+        waits_s: of the step, waiting for a loader, which meanwhile goes on during an exchange.
     """
 
     step_s: PredictedValue
@@ -106,6 +107,7 @@ class Computed:
     notes: tuple[str, ...] = ()
     without_ddp: bool = False
     without_input: bool = False
+    waits_s: float = 0.0
 
 
 class ComputeModel:
@@ -192,7 +194,10 @@ class ComputeModel:
             ]
         backward_s = phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
         without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
-        return Computed(step, update_s, min(backward_s, step.value - update_s), tuple(notes), without_ddp)
+        by_loader = cell.get("input_placement") == "loader"
+        waits_s = (phase(phases, "input_s", local_batch) or 0.0) if by_loader else 0.0
+        backward_s = min(backward_s, step.value - update_s)
+        return Computed(step, update_s, backward_s, tuple(notes), without_ddp, waits_s=waits_s)
 
     def _with_other_input(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
         """The same cell with an input that was measured: data on the device, or another augmentation."""

@@ -151,6 +151,10 @@ class Predictor:
                 after = [*after, *ddp_terms(strategy, self._machinery)]
         elif cell["step"] == "overlapped" and buckets:
             notes.append("no backward pass is known: nothing of the exchange is taken as hidden")
+        if computed and computed.waits_s and exposed_part.value:
+            shown_s = max(0.0, exposed_part.value - computed.waits_s)
+            exposed_part = replace(exposed_part, value=shown_s)
+            notes.append("the step waits for its loader, which goes on during the exchange")
         afterwards = self._sum(strategy, after, world_size, notes)
         copied = input_copy(strategy, self._machinery) if computed and computed.without_input else NOTHING
         terms = [term for bucket in (*buckets, after) for term in bucket]

@@ -111,7 +111,11 @@ def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
         for note in [row["reason"]] if "reason" in row else row.get("notes", []):
             notes.setdefault(note, f"({len(notes) + 1})")
             marks.append(notes[note])
-        title = ", ".join(str(row[key]) for key in ("model", "workload", "step") if row.get(key) is not None)
+        words = [str(row[key]) for key in ("model", "workload", "step") if row.get(key) is not None]
+        which = "global_batch" if row.get("scaling") == "strong" else "local_batch"
+        if row.get(which):
+            words.append(f"{which.replace('_', ' ')} {row[which]:,}")
+        title = ", ".join(words)
         groups.setdefault(title, [list(COLUMNS)]).append(_cells(row, " ".join(marks)))
         alone = alone and row.get("iteration_s") is None
     parts = [line for title, lines in groups.items() for line in (title, *_aligned(lines))]
@@ -133,6 +137,8 @@ def _cells(row: Mapping[str, Any], marks: str) -> list[str]:
     name = str(row.get("aggregator", ""))
     if row.get("peer_access") is False:
         name += ", host-only"
+    if row.get("input_placement", "device") != "device":
+        name += f", input {row['input_placement']}"
     if row.get("memory_format") == "channels_last":
         name += ", channels_last"
     if row.get("tf32"):

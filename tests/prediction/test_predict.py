@@ -68,6 +68,23 @@ def test_one_rank_takes_what_it_computes():
     assert prediction.exchange.value == 0
 
 
+def test_an_exchange_hides_in_the_wait_for_a_loader():
+    fed = {"input_placement": "loader", "loader_workers": 2, "local_batch": 1024}
+    alone = measured(cell(1, "none", **fed), 10e-3)
+
+    def steps(input_s):
+        known = replace(alone, phases={**alone.phases, "input_s": input_s})
+        machinery = Machinery(what_if(machine(), []))
+        return Predictor(machinery, ComputeModel([known])).predict(strategy(cell(4, **fed)))
+
+    exchange_s = predicted(cell(4)).exchange.value
+    hidden, partly = steps(exchange_s * 2), steps(exchange_s / 2)
+    afterwards_s = hidden.iteration.value - 10e-3  # the division
+    assert afterwards_s < 0.4 * exchange_s
+    assert any("loader" in note for note in hidden.notes)
+    assert partly.iteration.value == pytest.approx(10e-3 + exchange_s / 2)
+
+
 def test_without_computation_the_exchange_is_told_alone():
     prediction = Predictor(Machinery(machine())).predict(strategy(cell(4)))
     assert prediction.iteration is None

@@ -30,3 +30,11 @@ NOT_PREDICTED = {"model": "net", "aggregator": "star", "world_size": 4, "reason"
 def test_only_a_table_without_any_iteration_says_that_nothing_was_measured(rows, is_told):
     told = " ".join(text_table(rows).split())
     assert (NOTHING_MEASURED in told) == is_told
+
+
+def test_batches_and_inputs_are_told():
+    fed = {"scaling": "weak", "local_batch": 1024, "global_batch": 4096}
+    text = text_table([{**PREDICTED, **fed}, {**PREDICTED, **fed, "input_placement": "loader"}])
+    assert text.startswith("net, local batch 1,024\n")
+    assert "ring, input loader" in text
+    assert text_table([{**PREDICTED, **fed, "scaling": "strong"}]).startswith("net, global batch 4,096\n")
