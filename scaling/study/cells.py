@@ -136,6 +136,7 @@ class Cell:
             for axis, value in values.items()
             if value and value != axis.default
         )
+        described += ", without peer access" if self.peer_access is False else ""
         return (
             f"{self.kind} {self.model_label} on {self.dataset_label}, {self.aggregator_label}, "
             f"{self.world_size} x {self.local_batch} on {self.device}, {self.step}{described}"

@@ -175,6 +175,8 @@ class TestAxes:
         changes = {"world_sizes": 1, "peer_access": [True, False], "tf32": [True, False]}
         assert [(c.peer_access, c.tf32) for c in cells(CPU, **changes)] == [(None, None)]
         assert len(cells(GPUS, **changes)) == 4
+        with_and_without = cells(GPUS, world_sizes=2, peer_access=[True, False])
+        assert len({cell.describe() for cell in with_and_without}) == 2
 
 
 class TestThreads:
