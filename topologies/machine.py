@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, get_args
-
-import networkx as nx
+from typing import TYPE_CHECKING, Literal, get_args
 
 from topologies.errors import TopologyError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 DeviceKind = Literal["gpu", "cpu", "pcie_switch", "nvswitch", "nic", "host_memory"]
 DEVICE_KINDS: tuple[str, ...] = get_args(DeviceKind)
@@ -120,6 +121,8 @@ class Machine:
 
     @cached_property
     def _graph(self) -> nx.Graph[str]:
+        import networkx as nx  # takes a while, and is of use to few commands
+
         graph: nx.Graph[str] = nx.Graph()
         graph.add_nodes_from(device.id for device in self.devices)
         for link in self.links:
@@ -147,6 +150,8 @@ class Machine:
         return self._routes[key]
 
     def _find_route(self, source: str, target: str) -> list[tuple[Link, bool]]:
+        import networkx as nx
+
         ends = {"gpu", "nic", "host_memory"}
         inside = [d.id for d in self.devices if d.kind not in ends or d.id in (source, target)]
         graph = self._graph.subgraph(inside)

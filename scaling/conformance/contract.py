@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -128,11 +129,15 @@ def _check_results(layout: BucketLayout, outcomes: Sequence[Outcome], dtype: tor
         if rank and first.result is not None and outcome.owned == first.owned:
             are_first[rank] = torch.equal(result, first.result)
         for start, stop in () if are_first[rank] else outcome.owned:
-            finite = result[start:stop].isfinite()
-            if not finite.all():
-                place = start + _first(~finite)
+            if not _is_finite(result[start:stop]):
+                place = start + _first(~result[start:stop].isfinite())
                 raise AssertionError(f"{_at(layout, rank, place)}: not finite, got {result[place]}")
     return are_first
+
+
+def _is_finite(values: Tensor) -> bool:
+    """By the least and the largest, NaN where any is: several times as fast as `isfinite`."""
+    return all(math.isfinite(extreme.item()) for extreme in values.aminmax())
 
 
 def _check_zeros(layout: BucketLayout, outcomes: Sequence[Outcome]) -> None:
