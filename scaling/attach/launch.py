@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,16 +150,29 @@ def _all_written(out: Path) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of the run's session."""
+    """Ends what is left of the run: its session, and those it has started, as torchrun does for ranks."""
+    groups = {process.pid, *_groups_below(process.pid)}
     for kind in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, kind)
-        except ProcessLookupError:
-            return
-        try:
+        for group in groups:
+            with suppress(OSError):  # it has ended
+                os.killpg(group, kind)
+        with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            continue
+
+
+def _groups_below(pid: int) -> set[int]:
+    """The process groups of a process's descendants; none where the system has no /proc."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            _, parent, own = path.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            children.setdefault(int(parent), []).append((int(path.parent.name), int(own)))
+    groups, found = set[int](), [pid]
+    for process in found:
+        for child, group in children.get(process, []):
+            found.append(child)
+            groups.add(group)
+    return groups
 
 
 def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float) -> Run:

@@ -1,0 +1,33 @@
+"""One run of a command that is no training script."""
+
+import sys
+import time
+from pathlib import Path
+
+from scaling.attach.launch import start_and_wait
+
+LAUNCHER = """
+import subprocess, sys, time
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); open('ready', 'w'); time.sleep(60)"
+print(subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True).pid, flush=True)
+time.sleep(60)
+"""
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # it has ended
+        return False
+
+
+def test_ranks_in_sessions_of_their_own_that_ignore_sigterm_are_ended(tmp_path: Path) -> None:
+    log = tmp_path / "output.log"
+    wanted = {"out": str(tmp_path), "deadline_s": 3, "began_s": time.time()}
+    code = start_and_wait([sys.executable, "-c", LAUNCHER], wanted, log, tmp_path, {})
+    assert code is None
+    assert (tmp_path / "ready").exists()
+    pid, until = int(log.read_text()), time.monotonic() + 10
+    while _runs(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(pid)
