@@ -48,7 +48,7 @@ class AttachedFolder:
         if path.exists() and any(path.iterdir()):
             raise AttachError(f"{path} is not empty; use another --out")
         self.command = shlex.join(command)
-        self.script = next((Path(word).name for word in command if word.endswith(".py")), command[-1])
+        self.script = script_name(command)
         self.folder.write_environment(collect(os.environ))
         self.settings = settings
         self.finish([])
@@ -126,6 +126,19 @@ class AttachedFolder:
     def _bucket_mb(self, run: Run) -> float | None:
         """DDP's `bucket_cap_mb`; that of the first run where this one made no step."""
         return (run.ranks[0] if run.ranks else self.first).get("bucket_mb")
+
+
+def script_name(command: Sequence[str]) -> str:
+    """The script or module that a command starts."""
+    before = ""
+    for word in command:
+        is_launcher = word == "accelerate" or word.startswith(("torch.distributed.", "accelerate.commands."))
+        if before in ("-m", "--module") and not is_launcher:
+            return word
+        if word.endswith(".py"):
+            return Path(word).name
+        before = word
+    return command[-1]
 
 
 def _samples_a_step(ranks: Sequence[dict[str, Any]]) -> int:

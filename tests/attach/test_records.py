@@ -12,7 +12,7 @@ from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.attach import study
 from scaling.attach.launch import Run
-from scaling.attach.records import AttachedFolder
+from scaling.attach.records import AttachedFolder, script_name
 from scaling.cli import app
 from scaling.errors import PredictionError
 from scaling.prediction.calibration_data import MeasuredFolder
@@ -95,3 +95,17 @@ def test_a_step_of_several_batches_has_the_samples_of_all(tmp_path):
     (record,) = made.folder.runs()
     assert (record.cell["local_batch"], record.cell["global_batch"]) == (32, 64)
     assert record.cell["dataset_label"] == "script"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("torchrun --nproc-per-node=2 code/train.py --config a.py", "train.py"),
+        ("torchrun -m pkg.train --config cfg.yaml", "pkg.train"),
+        ("python -m torch.distributed.run --module pkg.train -n 3", "pkg.train"),
+        ("python -m torch.distributed.run train.py", "train.py"),
+        ("./train.sh", "./train.sh"),
+    ],
+)
+def test_a_result_is_named_after_what_the_command_starts(command, name):
+    assert script_name(command.split()) == name
