@@ -38,7 +38,7 @@ class Step:
 
 def steps_of(rank: dict[str, Any]) -> list[Step]:
     """All steps of a rank's record, of the optimizer that fired least."""
-    anchor = min(range(len(rank["step_s"])), key=lambda index: len(rank["step_s"][index]))
+    anchor = _anchor([len(marks) for marks in rank["step_s"]])
     marks, counts = rank["step_s"][anchor], rank["counts"][anchor]
     steps = []
     for number, (start_s, stop_s) in enumerate(pairwise(marks)):
@@ -49,6 +49,14 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
         step_s = (stop_s - start_s) / rank.get("steps_a_mark", 1)
         steps.append(Step(number, start_s, step_s, signature, spans, waited_s))
     return steps
+
+
+def _anchor(made: Sequence[int]) -> int:
+    """The optimizer whose steps are the script's: that with the fewest; of several, the last one.
+
+    An optimizer within another one (SAM, ZeroRedundancyOptimizer) ends its step before the outer one does.
+    """
+    return min(range(len(made)), key=lambda index: (made[index], -index))
 
 
 def _spans(marked: Sequence[Any], start_s: float, stop_s: float) -> list[tuple[str, float, float]]:

@@ -224,6 +224,14 @@ def test_without_exchange_only_the_slow_rank_is_slow(tmp_path: Path) -> None:
     assert slow_s > 0.03 > fast_s
 
 
+def test_without_exchange_parameters_are_not_sent_either(tmp_path: Path) -> None:
+    run = _run(tmp_path, "no_exchange", "zero.py")
+    assert run.reason is None, run.reason
+    assert {name for name, _, _ in run.ranks[0]["phases"]} == {"backward"}
+    signature, _ = steady(run.ranks)
+    assert signature == (1, 0, 0, 2)
+
+
 def test_one_worker_has_one_rank(tmp_path: Path) -> None:
     assert [rank["world_size"] for rank in _run(tmp_path, "one_worker", "plain.py").ranks] == [1]
 

@@ -256,7 +256,7 @@ class Agent:
         """Of the arm with a clock alone: when the warm-up ended, and the last step."""
         if not self._marks or min(map(len, self._marks.values())) <= self.warmup:
             return {}
-        index = min(self._marks, key=lambda optimizer: len(self._marks[optimizer]))
+        index = min(self._marks, key=lambda optimizer: (len(self._marks[optimizer]), -optimizer))
         marks, counts = self._marks[index], self._counts[index]
         first = self.warmup - 1
         return {

@@ -1,6 +1,7 @@
 """What an arm changes in a process of the script."""
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -30,6 +31,9 @@ def all_reduce(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]
 WITHOUT_EXCHANGE = ("no_exchange", "marked")
 HOOKS = {"no_exchange": local, "marked": local, "hook_control": all_reduce}
 
+ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
+"""Its optimizer sends every rank's part of the parameters to all others after each step."""
+
 
 def change(agent: Agent) -> None:
     """Makes the process that of the agent's arm."""
@@ -56,6 +60,8 @@ def _watch_models(agent: Agent) -> None:
         agent.facts["finds_unused"] = bool(self.find_unused_parameters)
         if agent.arm in HOOKS:
             register_hook(self, None, HOOKS[agent.arm])
+        if agent.arm in WITHOUT_EXCHANGE and (zero := sys.modules.get(ZERO)) is not None:
+            zero.ZeroRedundancyOptimizer._sync_params = lambda self: None
         if agent.arm == "threads":
             _fit_threads()
 
