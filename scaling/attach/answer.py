@@ -6,7 +6,6 @@ import numpy as np
 
 from scaling.attach.arms import BUCKETS
 from scaling.attach.findings import (
-    PHASES,
     SlowRank,
     batch_making,
     best_buckets,
@@ -15,6 +14,7 @@ from scaling.attach.findings import (
     has_larger_batch,
     idle_ratio,
     other_steps,
+    phase_words,
     saved_by_cached_input,
     shares,
     slow_rank,
@@ -80,10 +80,10 @@ def _where(measured: Measured) -> str:
     if not by_rank:
         missing = measured.phase_source if "no_exchange" in measured.steps_s else "no_exchange"
         return _missing(measured, "Where it goes", missing)
-    parts = []
+    parts, named = [], phase_words(measured)
     for rank, seconds in enumerate(by_rank):
         total_s = sum(seconds.values())
-        words = [(word, seconds[name]) for name, word in PHASES if name in OFTEN or seconds.get(name)]
+        words = [(word, seconds[name]) for name, word in named if name in OFTEN or seconds.get(name)]
         texts = [f"{word} {value / total_s:.0%}" for word, value in [*words, ("rest", seconds["rest"])]]
         # A difference of two arms; the others are times of one.
         exchange = (
@@ -123,17 +123,30 @@ def _exchange_text(measured: Measured) -> str:
         return _missing(measured, "Without the exchange", "no_exchange")
     if measured.changed("no_exchange"):
         return "Without the exchange: not measured, because the script's step became another one."
-    control = measured.saved("baseline", "hook_control")
-    bound = (
-        "its hook's cost is not known"
-        if control is None
-        else f"its hook costs {-control.ratio:.1%}"
-        if -control.ratio > (measured.spread_ratio or 0.0)
-        else "its hook costs less than the A/A spread"
-    )
+    bound = _hook_text(measured)
     if not saved.is_certain:
         return f"Without the exchange: no gain above the A/A spread ({bound}){_turns_text(measured)}."
     return f"Without the exchange a step would be {saved.ratio:.0%} shorter ({bound}){_turns_text(measured)}."
+
+
+def _hook_text(measured: Measured) -> str:
+    """What the arm's own hook costs; or what the script's saves, which runs in neither of the two arms."""
+    control, spread = measured.saved("baseline", "hook_control"), measured.spread_ratio or 0.0
+    own = measured.facts["baseline"][0].get("script_hook")
+    if own is not None:
+        change = (
+            "not measured"
+            if control is None
+            else f"{-control.ratio:+.0%}"
+            if abs(control.ratio) > spread
+            else "no difference above the A/A spread"
+        )
+        return f"plain all-reduce in place of its hook {own}: {change}"
+    if control is None:
+        return "its hook's cost is not known"
+    if -control.ratio > spread:
+        return f"its hook costs {-control.ratio:.1%}"
+    return "its hook costs less than the A/A spread"
 
 
 def _turns_text(measured: Measured) -> str:

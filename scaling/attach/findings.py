@@ -117,6 +117,15 @@ def shares(measured: Measured) -> list[dict[str, float]]:
     return result
 
 
+def phase_words(measured: Measured) -> list[tuple[str, str]]:
+    """A phase and its word; without a DataLoader's batches nothing tells input from the forward pass."""
+    if any(rank["batches"] for rank in measured.facts["baseline"]):
+        return list(PHASES)
+    return [
+        (name, "input and forward" if name == "forward" else word) for name, word in PHASES if name != "input"
+    ]
+
+
 def slow_rank(measured: Measured) -> SlowRank | None:
     """The ranks that are slower than the others without exchange in every launch, above the A/A spread.
 
@@ -148,7 +157,7 @@ def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> st
     others = [seconds for rank, seconds in enumerate(phases) if rank not in group]
     excess = {
         word: float(np.median([rank[name] for rank in slow]) - np.median([rank[name] for rank in others]))
-        for name, word in PHASES
+        for name, word in phase_words(measured)
         if name != "collective"
     }
     excess["rest of the step"] = longer_s - sum(excess.values())
@@ -230,7 +239,12 @@ def _exchange_findings(measured: Measured) -> list[Avoidable]:
         advice = f"bucket_cap_mb={arm.partition('_')[2]}."
         found.append(Avoidable("buckets", in_buckets, advice, {"arm": arm}))
     if saved is not None and saved.is_certain and not measured.changed("no_exchange"):
-        advice = "a larger batch on each rank, gradient accumulation or a bf16 hook: fewer bytes a sample."
+        ways = (
+            "a larger batch on each rank or gradient accumulation"
+            if "script_hook" in measured.facts["baseline"][0]
+            else "a larger batch on each rank, gradient accumulation or a bf16 hook"
+        )
+        advice = f"{ways}: fewer bytes a sample."
         found.append(Avoidable("exchange", saved.ratio - in_buckets, advice))
     return found
 

@@ -188,7 +188,9 @@ def _why_no_buckets(arm: str, measured: Measured) -> str | None:
 
 
 def _why_no_input(measured: Measured) -> str | None:
-    """Where drawing a batch takes nothing and no process makes the next one meanwhile."""
+    """Where no batch is seen, or drawing one takes nothing and no process makes the next one meanwhile."""
+    if not any(rank["batches"] for rank in measured.facts["baseline"]):
+        return "the script draws its batches from no torch DataLoader"
     parts = [seconds["input"] / max(sum(seconds.values()), 1e-9) for seconds in shares(measured)]
     workers = [rank.get("loader_workers", 0) for rank in measured.facts.get("no_exchange", [])]
     if not parts or any(workers) or max(parts) > LEAST / 2:

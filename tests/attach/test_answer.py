@@ -308,3 +308,29 @@ def test_phases_below_the_spread_are_no_finding() -> None:
             for rank in launch:
                 rank.update(input=0.02, forward=0.02, backward=0.01, update=0.0)
         assert [found.kind for found in findings(measured)] == kinds
+
+
+def test_a_hook_of_the_scripts_own_is_compared_with_plain_all_reduce() -> None:
+    for control_s, said in ((0.13, "+30%"), (0.1001, "no difference above the A/A spread")):
+        steps = {**EVEN, "hook_control": (control_s, control_s), "no_exchange": (0.06, 0.06)}
+        measured = _facts(_measured(steps), "baseline", script_hook="fp16_compress_hook")
+        text = f"(plain all-reduce in place of its hook fp16_compress_hook: {said})."
+        assert f"Without the exchange a step would be 40% shorter {text}" in answer(measured)
+        assert "hook" not in findings(measured)[0].advice
+
+
+def test_a_step_ends_with_the_outer_one_of_two_optimizers() -> None:
+    rank = _rank(0, [1.0, 1.0])
+    rank["step_s"].append([end_s + 0.4 for end_s in rank["step_s"][0]])
+    rank["counts"].append([[*counts[:3], counts[3] + 1] for counts in rank["counts"][0]])
+    assert [step.start_s for step in steps_of(rank)] == [0.4, 1.4]
+
+
+def test_without_a_loader_input_is_not_told_from_the_forward_pass() -> None:
+    measured = _facts(_measured({**EVEN, "no_exchange": (0.05, 0.1)}), "baseline", batches=[])
+    for launch in measured.phases["no_exchange"].values():
+        for at, rank in enumerate(launch):
+            rank.update(input=0.0, forward=0.02 + 0.05 * at)
+    text = "\n".join(answer(measured))
+    assert "rank 0: input and forward 20%, backward" in text
+    assert "Slow rank: rank 1, in its input and forward;" in text

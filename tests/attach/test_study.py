@@ -47,6 +47,15 @@ def test_runs_that_can_tell_nothing_are_left_out(tmp_path: Path, monkeypatch: py
     assert "Other buckets: not measured, because without any exchange a step is not 10% shorter." in text
 
 
+def test_input_that_comes_from_no_loader_is_not_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, lines = _runs(tmp_path, monkeypatch, {}, batches=[])
+    assert ran["cached_input"] == 0
+    said = "With cached input: not measured, because the script draws its batches from no torch DataLoader."
+    assert said in lines
+
+
 def test_other_buckets_that_were_faster_once_are_measured_next_to_baselines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
