@@ -30,9 +30,14 @@ class _Event:
         return other.ms - self.ms
 
 
-def test_steps_on_a_gpu_end_when_the_gpu_says_so(tmp_path: Path, monkeypatch) -> None:
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch) -> inside.Agent:
+    """Of a run of 1 + 5 steps."""
     monkeypatch.setattr(inside, "register_optimizer_step_post_hook", lambda hook: None)  # global, for good
-    agent = inside.Agent({"out": str(tmp_path), "arm": "baseline", "warmup": 1, "steps": 5, "deadline_s": 1})
+    return inside.Agent({"out": str(tmp_path), "arm": "baseline", "warmup": 1, "steps": 5, "deadline_s": 1})
+
+
+def test_steps_on_a_gpu_end_when_the_gpu_says_so(agent: inside.Agent, monkeypatch) -> None:
     # The host has run ahead: it asked for three steps in 1 ms, which took the GPU 20 ms.
     agent._marks, agent._events = (
         {0: [5.0, 5.0005, 5.001]},
@@ -40,6 +45,39 @@ def test_steps_on_a_gpu_end_when_the_gpu_says_so(tmp_path: Path, monkeypatch) ->
     )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert [[round(end_s, 6) for end_s in marks] for marks in agent._times_s()] == [[5.0, 5.01, 5.02]]
+
+
+class _Wrapped(torch.nn.Module):
+    """Has of DistributedDataParallel what is asked for."""
+
+    process_group = None
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def test_a_model_that_is_wrapped_again_counts_once(agent: inside.Agent, monkeypatch) -> None:
+    monkeypatch.setattr(inside.dist, "get_world_size", lambda group=None: 1)
+    monkeypatch.setattr(agent, "_watch_exit", lambda: None)
+    student, teacher = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
+    for module in (student, teacher, student):
+        agent.wraps(_Wrapped(module))
+    assert [model.module for model in agent.models] == [teacher, student]
+
+
+def test_an_optimizer_that_a_script_has_replaced_is_not_waited_for(agent: inside.Agent, monkeypatch) -> None:
+    stopped: list[bool] = []
+    monkeypatch.setattr(agent, "stop", lambda: stopped.append(True))
+    agent.is_armed = True
+    of_heads, of_all, rare = (torch.optim.SGD([torch.ones(1)], lr=1.0) for _ in range(3))
+    for optimizer in (rare, of_heads, of_heads, of_all, of_all, rare, *[of_all] * 4):
+        agent.after_step(optimizer)
+    assert (stopped, len(agent._marks)) == ([], 2)  # that of the heads is left out
+    for optimizer in [rare, of_all] * 4:
+        agent.after_step(optimizer)
+    assert stopped
+    assert sorted(map(len, agent._marks.values())) == [6, 10]
 
 
 class FullyShardedDataParallel(torch.nn.Module):

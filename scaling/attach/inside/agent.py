@@ -75,6 +75,7 @@ class Agent:
         self._is_stopping = False
         self._place = (int(os.environ.get("RANK", "0")), 1)
         self._profiler: Any = None
+        self._traced_from = 0
         register_optimizer_step_post_hook(self.after_step)
         self.pid = 0
 
@@ -82,6 +83,8 @@ class Agent:
         """The script has wrapped a model."""
         if dist.get_world_size(model.process_group) != dist.get_world_size():
             self.refuse("its DistributedDataParallel spans some of the ranks (tensor or pipeline parallel?)")
+        own = set(map(id, model.parameters()))
+        self.models = [known for known in self.models if not own.issuperset(map(id, known.parameters()))]
         self.arm_with(model)
 
     def take(self, model: Any, optimizer: Any) -> None:
@@ -141,12 +144,21 @@ class Agent:
                 self._events.setdefault(index, []).append(event)
         marks.append(now)
         self._counts.setdefault(index, []).append(list(self.done.values()))
-        made = min(map(len, self._marks.values()))
+        made = self._made(marks)
         self.own_s += time.perf_counter() - now
         if self.arm == "trace":
             self._trace(made)
         elif made >= self.warmup + self.steps:
             self.stop()
+
+    def _made(self, marks: list[float]) -> int:
+        """The steps of the optimizer that fires least; one that a script has replaced fires no more."""
+        if len(marks) >= self.warmup + self.steps:
+            since_s = marks[-self.warmup - self.steps]
+            for index in [index for index, others in self._marks.items() if others[-1] < since_s]:
+                for kept in (self._marks, self._counts, self._events):
+                    kept.pop(index, None)
+        return min(map(len, self._marks.values()))
 
     def _is_edge(self, made: int) -> bool:
         """Whether so many steps are the warm-up, or all."""
@@ -172,11 +184,11 @@ class Agent:
 
     def _trace(self, made: int) -> None:
         """Five steps under the profiler, of the optimizer that steps least."""
-        if made == self.warmup and self._profiler is None:
-            self._profiler = torch.profiler.profile()
+        if made >= self.warmup and self._profiler is None:
+            self._profiler, self._traced_from = torch.profiler.profile(), made
             self._profiler.start()
             self.facts["traced_from_s"] = time.perf_counter()
-        elif made >= self.warmup + TRACED_STEPS and self._profiler is not None:
+        elif self._profiler is not None and made >= self._traced_from + TRACED_STEPS:
             if self.device == "cuda":
                 torch.cuda.synchronize()
             self._profiler.stop()
