@@ -1,5 +1,7 @@
 """One cell on one rank: its samples and summary, and what stays from one cell to the next."""
 
+import gc
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -310,6 +312,13 @@ class TestTimedCell:
     def test_loader_hands_out_the_batches_to_any_step(self, runner, group):
         rows, _ = run(runner, group, replace(TIMED, input_placement="loader", loader_workers=1))
         assert "input" in [phase for phase, *_ in rows[-1]["spans"]]
+
+    def test_loaders_workers_end_before_cycles_are_collected(self, runner, group, monkeypatch):
+        # A collection closes their queues first, and each is waited for in vain for five seconds.
+        left: list[Any] = []
+        monkeypatch.setattr(gc, "collect", lambda: left.extend(multiprocessing.active_children()))
+        run(runner, group, replace(TIMED, input_placement="loader", loader_workers=2))
+        assert left == []
 
 
 def test_extent_is_the_cells():
