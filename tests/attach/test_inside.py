@@ -80,6 +80,20 @@ def test_an_optimizer_that_a_script_has_replaced_is_not_waited_for(agent: inside
     assert sorted(map(len, agent._marks.values())) == [6, 10]
 
 
+@pytest.mark.parametrize("has_own", [False, True])
+def test_an_optimizer_of_copies_is_the_scripts_where_no_other_steps(
+    agent: inside.Agent, monkeypatch, has_own: bool
+) -> None:
+    stopped: list[bool] = []
+    monkeypatch.setattr(agent, "stop", lambda: stopped.append(True))
+    agent.is_armed, agent.warmup, weight = True, 2, torch.ones(1)
+    agent._parameters = {id(weight)}
+    own, of_copies = (torch.optim.SGD([tensor], lr=1.0) for tensor in (weight, weight.clone()))
+    for optimizer in [own, *[of_copies] * 8] if has_own else [of_copies] * 8:
+        agent.after_step(optimizer)
+    assert stopped == ([] if has_own else [True])
+
+
 class FullyShardedDataParallel(torch.nn.Module):
     """Has the name of torch's."""
 

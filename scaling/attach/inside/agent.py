@@ -124,9 +124,12 @@ class Agent:
             return
         index = next((i for i, known in enumerate(self._optimizers) if known is optimizer), None)
         if index is None:
-            owned = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-            if self._parameters and not any(parameter in self._parameters for parameter in owned):
-                return
+            owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if self._parameters and not owned & self._parameters:
+                self._steps_without += 1
+                if self._marks or self._steps_without < self.warmup:
+                    return
+                self._parameters |= owned  # no other one steps: they are copies (fp32 master weights)
             index = len(self._optimizers)
             self._optimizers.append(optimizer)
         self.done["update"] += 1
