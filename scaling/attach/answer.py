@@ -19,7 +19,7 @@ from scaling.attach.findings import (
     shares,
     slow_rank,
 )
-from scaling.attach.measured import Measured
+from scaling.attach.measured import Measured, Saved
 from scaling.attach.trace import Traced
 
 OFTEN = ("input", "forward", "backward", "update")
@@ -31,9 +31,7 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
     if "baseline" not in measured.steps_s:
         return [f"Not measured, because {measured.reasons.get('baseline', 'the baseline did not run')}."]
     spread = measured.spread_ratio
-    floor = (
-        "no A/A pair: nothing is claimed" if spread is None else f"A/A spread {spread:.1%}, nothing below it"
-    )
+    floor = _no_pair(measured) if spread is None else f"A/A spread {spread:.1%}, nothing below it"
     gains = findings(measured, traced)
     lines = [
         f"A step takes {_ms(measured.step_s('baseline'))} ({floor}{_marks_text(measured)}).",
@@ -53,6 +51,8 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
 
 
 LONG_STEPS = "see what some steps do that others do not: a loader that starts anew, a checkpoint, logging."
+OTHER_STEP = "not measured, because without the exchange the script's step became another one"
+NO_VERDICT = "no verdict, which takes two launches with an A/A pair"
 NOTHING = "nothing stands out; profile the computation itself, which the arms leave as it is."
 
 
@@ -63,6 +63,11 @@ def _ms(seconds: float) -> str:
 def _missing(measured: Measured, what: str, arm: str) -> str:
     reason = measured.reasons.get(arm, f"the arm {arm} was not asked for")
     return f"{what}: not measured, because {reason}."
+
+
+def _no_pair(measured: Measured) -> str:
+    reason = measured.reasons.get("aa", "the arm aa was not asked for")
+    return f"no A/A pair, because {reason}: nothing is claimed"
 
 
 def _marks_text(measured: Measured) -> str:
@@ -77,6 +82,8 @@ def _marks_text(measured: Measured) -> str:
 
 def _where(measured: Measured) -> str:
     by_rank = shares(measured)
+    if not by_rank and "no_exchange" in measured.steps_s and measured.changed("no_exchange"):
+        return f"Where it goes: {OTHER_STEP}."
     if not by_rank:
         missing = measured.phase_source if "no_exchange" in measured.steps_s else "no_exchange"
         return _missing(measured, "Where it goes", missing)
@@ -86,28 +93,34 @@ def _where(measured: Measured) -> str:
         words = [(word, seconds[name]) for name, word in named if name in OFTEN or seconds.get(name)]
         texts = [f"{word} {value / total_s:.0%}" for word, value in [*words, ("rest", seconds["rest"])]]
         # A difference of two arms; the others are times of one.
-        exchange = (
-            f"{seconds['exchange'] / total_s:.0%}" if _waits(measured, rank) else "not above the spread"
-        )
-        texts.append(f"exchange and waiting {exchange}")
+        texts.append(f"exchange and waiting {_waits_text(measured, rank, seconds['exchange'] / total_s)}")
         parts.append(f"rank {rank}: {', '.join(texts)}")
     return f"Where it goes: {'; '.join(parts)}."
 
 
-def _waits(measured: Measured, rank: int) -> bool:
-    """Whether a rank's step is shorter without exchange, in each of several launches above the spread."""
+def _waits_text(measured: Measured, rank: int, ratio: float) -> str:
+    """The ratio, where a rank's step is shorter without exchange in each of several launches."""
     base, alone, spread = (
         measured.steps_s["baseline"], measured.steps_s["no_exchange"], measured.spread_ratio,
     )  # fmt: skip
     both = base.keys() & alone.keys()
     if spread is None or len(both) < 2:
-        return False
-    return min(1 - alone[launch][rank] / base[launch][rank] for launch in both) > spread
+        return "not known"
+    is_shorter = min(1 - alone[launch][rank] / base[launch][rank] for launch in both) > spread
+    return f"{ratio:.0%}" if is_shorter else "not above the spread"
+
+
+def _no_gain(saved: Saved) -> str:
+    return "no gain above the A/A spread" if saved.is_compared else NO_VERDICT
 
 
 def _slow_text(measured: Measured, slow: SlowRank | None) -> str:
     if "no_exchange" not in measured.steps_s:
         return _missing(measured, "Slow rank", "no_exchange")
+    if measured.changed("no_exchange"):
+        return f"Slow rank: {OTHER_STEP}."
+    if measured.spread_ratio is None or len(measured.steps_s["no_exchange"]) < 2:
+        return f"Slow rank: {NO_VERDICT}."
     if slow is None:
         return "Slow rank: none above the A/A spread."
     batch = f"; its batches have {slow.batch_ratio:.2g} times the elements" if has_larger_batch(slow) else ""
@@ -125,7 +138,7 @@ def _exchange_text(measured: Measured) -> str:
         return "Without the exchange: not measured, because the script's step became another one."
     bound = _hook_text(measured)
     if not saved.is_certain:
-        return f"Without the exchange: no gain above the A/A spread ({bound}){_turns_text(measured)}."
+        return f"Without the exchange: {_no_gain(saved)} ({bound}){_turns_text(measured)}."
     return f"Without the exchange a step would be {saved.ratio:.0%} shorter ({bound}){_turns_text(measured)}."
 
 
@@ -135,14 +148,14 @@ def _hook_text(measured: Measured) -> str:
     own = measured.facts["baseline"][0].get("script_hook")
     if own is not None:
         change = (
-            "not measured"
-            if control is None
+            "not known"
+            if control is None or not control.is_compared
             else f"{-control.ratio:+.0%}"
             if abs(control.ratio) > spread
             else "no difference above the A/A spread"
         )
         return f"plain all-reduce in place of its hook {own}: {change}"
-    if control is None:
+    if control is None or not control.is_compared:
         return "its hook's cost is not known"
     if -control.ratio > spread:
         return f"its hook costs {-control.ratio:.1%}"
@@ -169,7 +182,8 @@ def _buckets_text(measured: Measured) -> str:
     changes = ", ".join(f"{arm.partition('_')[2]} MB {-saved.ratio:+.0%}" for arm, saved in runs)
     best = best_buckets(measured)
     if best is None:
-        return f"Other buckets than its {count}: no gain above the A/A spread ({changes} of a step's time)."
+        no_gain = "no verdict" if measured.spread_ratio is None else "no gain above the A/A spread"
+        return f"Other buckets than its {count}: {no_gain} ({changes} of a step's time)."
     arm, ratio = best
     paired = f"; with {arm.partition('_')[2]} MB {-ratio:+.0%} against baselines next to it"
     return f"Other buckets than its {count}: {changes} of a step's time{paired}."
@@ -182,7 +196,7 @@ def _input_text(measured: Measured) -> str:
             return "With cached input: not measured, because its steps or batches became others."
         return _missing(measured, "With cached input", "cached_input")
     if not saved.is_certain:
-        return "With cached input: no gain above the A/A spread."
+        return f"With cached input: {_no_gain(saved)}."
     text = f"With cached input a step would be {saved.ratio:.0%} shorter"
     made = batch_making(measured)
     if made is None:

@@ -103,7 +103,7 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
 def shares(measured: Measured) -> list[dict[str, float]]:
     """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown."""
     by_rank, base = measured.phases_of(measured.phase_source), measured.steps_s["baseline"]
-    if not by_rank or "no_exchange" not in measured.steps_s:
+    if not by_rank or "no_exchange" not in measured.steps_s or measured.changed("no_exchange"):
         return []
     alone = measured.steps_s["no_exchange"]
     result = []
@@ -133,6 +133,8 @@ def slow_rank(measured: Measured) -> SlowRank | None:
     """
     launches, spread = measured.own_s.get("no_exchange", {}), measured.spread_ratio
     if spread is None or len(launches) < 2 or len(next(iter(launches.values()))) < 2:
+        return None
+    if measured.changed("no_exchange"):
         return None
     groups = {_above_gap(ranks) for ranks in launches.values()}
     if len(groups) > 1 or not (group := groups.pop()):

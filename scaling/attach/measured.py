@@ -29,10 +29,12 @@ class Saved:
     Attributes:
         ratio: of the step's time.
         is_certain: more than the A/A spread in every launch, of which there are several.
+        is_compared: there are several, and an A/A spread.
     """
 
     ratio: float
     is_certain: bool
+    is_compared: bool = True
 
 
 @dataclass
@@ -143,8 +145,9 @@ class Measured:
         if not pairs:
             return None
         ratios = [(before - after) / before for before, after in pairs]
-        floor = self.spread_ratio
-        return Saved(float(np.median(ratios)), floor is not None and len(pairs) > 1 and min(ratios) > floor)
+        floor = self.spread_ratio if len(pairs) > 1 else None
+        is_certain = floor is not None and min(ratios) > floor
+        return Saved(float(np.median(ratios)), is_certain, floor is not None)
 
     def saved_once(self, arm: str) -> Saved | None:
         """How much shorter a step is than the median of all unchanged runs; None where it was not measured.

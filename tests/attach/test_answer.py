@@ -334,3 +334,34 @@ def test_without_a_loader_input_is_not_told_from_the_forward_pass() -> None:
     text = "\n".join(answer(measured))
     assert "rank 0: input and forward 20%, backward" in text
     assert "Slow rank: rank 1, in its input and forward;" in text
+
+
+def test_nothing_is_denied_that_one_launch_cannot_show() -> None:
+    measured = Measured()
+    for arm, step_s in (("baseline", 0.1), ("aa", 0.101), ("no_exchange", 0.05), ("cached_input", 0.02)):
+        measured.add(0, Run(arm, [_rank(at, [step_s] * 6) for at in range(2)]))
+    text = "\n".join(answer(measured))
+    assert text.count("no verdict, which takes two launches with an A/A pair") == 3
+    assert "exchange and waiting not known" in text
+    assert "above the A/A spread" not in text
+
+
+def test_without_a_pair_the_answer_says_why() -> None:
+    steps = {name: pair for name, pair in EVEN.items() if name != "aa"}
+    measured = _measured({**steps, "no_exchange": (0.05, 0.1), "buckets_2": (0.05, 0.05)})
+    measured.add(0, Run("aa", reason="it hung"))
+    text = "\n".join(answer(_facts(measured, "buckets_2", bucket_bytes=[2**23])))
+    assert "(no A/A pair, because it hung: nothing is claimed;" in text
+    assert "above the A/A spread" not in text
+
+
+def test_phases_of_another_step_are_not_given() -> None:
+    measured = _measured(EVEN)
+    for launch in range(3):
+        kinds = [(4, 1, 0, 1)] * 6
+        measured.add(launch, Run("no_exchange", [_rank(at, [0.1 + at] * 6, kinds) for at in range(2)]))
+    why = "not measured, because without the exchange the script's step became another one."
+    lines = answer(measured)
+    assert f"Where it goes: {why}" in lines
+    assert f"Slow rank: {why}" in lines
+    assert findings(measured) == []
