@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import changes
+from scaling.attach.inside import changes, marking
 from scaling.attach.launch import INJECT, _read
 from tests.attach.test_answer import _rank
 
@@ -92,6 +92,17 @@ def test_an_optimizer_of_copies_is_the_scripts_where_no_other_steps(
     for optimizer in [own, *[of_copies] * 8] if has_own else [of_copies] * 8:
         agent.after_step(optimizer)
     assert stopped == ([] if has_own else [True])
+
+
+def test_batches_without_gradients_are_an_evaluations(agent: inside.Agent, monkeypatch) -> None:
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(iterator, "__next__", iterator.__next__)  # as before after this
+    marking._batches(agent, timed=False)
+    agent.is_armed = True
+    for batch_size in (2, 4):
+        with torch.set_grad_enabled(batch_size == 2):
+            list(torch.utils.data.DataLoader(torch.zeros(4), batch_size))
+    assert (agent.batches, agent.done["input"]) == ([(2, 2), (2, 2)], 3)
 
 
 class FullyShardedDataParallel(torch.nn.Module):

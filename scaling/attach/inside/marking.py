@@ -76,7 +76,7 @@ def _sizes(batch: Any) -> tuple[int, int]:
 
 
 def _batches(agent: Agent, timed: bool) -> None:
-    """Counts the batches that a loader gives, with their sizes."""
+    """Counts the batches that a loader gives; with their sizes, but for those of an evaluation."""
     iterator = dataloader._BaseDataLoaderIter
     draw = iterator.__next__
 
@@ -84,7 +84,7 @@ def _batches(agent: Agent, timed: bool) -> None:
         batch = draw(self)
         start = time.perf_counter()
         agent.done["input"] += 1
-        if agent.is_armed and agent.evaluating_since is None:
+        if agent.is_armed and agent.evaluating_since is None and torch.is_grad_enabled():
             agent.batches.append(_sizes(batch))
             agent.facts.setdefault("loader_workers", getattr(self, "_num_workers", 0))
         agent.own_s += time.perf_counter() - start
