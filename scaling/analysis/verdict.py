@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, Excluded, workloads
+from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, OF_PEERS, TIME, Candidate, Excluded, workloads
 from scaling.analysis.columns import is_of_older_code, shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
@@ -79,16 +80,19 @@ def verdict_of(
     rivals, ties = _rivals_and_ties(recommendation, choice, others)
     same_size = [rival for rival in rivals if rival.row["world_size"] == size]
     open_sizes = sorted({rival.row["world_size"] for rival in rivals} - {size})
+    sizes = sorted({candidate.row["world_size"] for candidate in candidates})
+    measured = _measured(choice, candidates)
     values = {
         "objective": recommendation.objective,
         "workload": recommendation.workload,
         "scaling": row["scaling"],
         "unit": "GPU" if row["device"] == "cuda" and not shares_gpus(row) else "worker",
         "world_size": size,
-        "world_sizes": sorted({candidate.row["world_size"] for candidate in candidates}),
+        "world_sizes": sizes,
+        "lacks_one_worker": sizes[0] > 1 and measured["speedup"] is None and row["arm"] is None,
         "open_world_sizes": open_sizes,
         "untrained": _untrained(candidates, excluded),
-        **_measured(choice, candidates),
+        **measured,
         "setting": _choice_setting(choice, ties),
         "shared": _shared(choice, ties),
         "ties": [_setting(tie, choice) for tie in ties],
@@ -210,18 +214,48 @@ def _lossy_as_fast(choice: Candidate, excluded: Sequence[Excluded]) -> list[str]
 
 
 def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """What the choice reaches: for a training the seconds to its target, otherwise the time of a step."""
+    """What the choice reaches: for a training the seconds to its target, otherwise the time of a step.
+
+    Where `none` was not timed on one worker, `single` is the aggregator that the speedup is over: there it
+    exchanges nothing.
+    """
     row = choice.row
-    if row["kind"] == "iteration":
-        names = ("iteration_s", "samples_per_s", "tokens_per_s", "speedup", "parallel_efficiency")
-        return {name: row[name] for name in names}
-    singles = [candidate.value for candidate in candidates if candidate.row["world_size"] == 1]
-    speedup = min(singles) / choice.value if singles else None
+    singles = [candidate for candidate in candidates if candidate.row["world_size"] == 1]
+    if row["kind"] != "iteration":
+        return {
+            "seconds_to_target": choice.value,
+            "target_accuracy": row["target_accuracy"],
+            "single": None,
+            **_over_one_worker(choice, singles),
+        }
+    names = ("iteration_s", "samples_per_s", "tokens_per_s", "speedup", "parallel_efficiency")
+    values = {**{name: row[name] for name in names}, "single": None, "unlike": None}
+    same = [name for name in columns(role=Role.CHOSEN) if name not in OF_PEERS]
+    single = next((one for one in singles if all(one.row[name] == row[name] for name in same)), None)
+    if row["speedup"] is None and row["world_size"] > 1 and single is not None:
+        speedup = _ratio(single, choice)
+        values |= {"speedup": speedup, "parallel_efficiency": speedup / row["world_size"]}
+        values["single"] = {name: single.row[name] for name in ("aggregator", "iteration_s")}
+    return values
+
+
+def _over_one_worker(choice: Candidate, singles: Sequence[Candidate]) -> dict[str, Any]:
+    """The speedup of trainings, of the seeds that both have; None where they share none.
+
+    Where the two have unlike trainings, `unlike` says how many one worker has, and which seeds are compared.
+    """
+    shared = [single for single in singles if _shared_trainings(single, choice)]
+    if not shared:
+        return {"speedup": None, "parallel_efficiency": None, "unlike": None}
+    single = min(shared, key=lambda one: _ratio(one, choice))
+    keys = _shared_trainings(single, choice)
+    is_unlike = any(len(one.times.by_launch) > len(keys) for one in (single, choice))
+    seeds = list(dict.fromkeys(seed for seed, _ in keys))
+    speedup = _ratio(single, choice)
     return {
-        "seconds_to_target": choice.value,
-        "target_accuracy": row["target_accuracy"],
         "speedup": speedup,
-        "parallel_efficiency": None if speedup is None else speedup / row["world_size"],
+        "parallel_efficiency": speedup / choice.row["world_size"],
+        "unlike": {"num_trainings": single.num_launches, "seeds": seeds} if is_unlike else None,
     }
 
 
@@ -265,7 +299,19 @@ def _shared(choice: Candidate, ties: Sequence[Candidate]) -> list[str]:
 
 
 def _ratio(candidate: Candidate, choice: Candidate) -> float:
-    return candidate.value / choice.value
+    """The candidate's value over the choice's; of trainings those of the seeds that both have."""
+    keys = _shared_trainings(candidate, choice)
+    if not keys:
+        return candidate.value / choice.value
+    first, second = (median(one.times.by_launch[key] for key in keys) for one in (candidate, choice))
+    return first / second
+
+
+def _shared_trainings(candidate: Candidate, choice: Candidate) -> list[Any]:
+    """The (seed, repeat) of trainings that both have; none of timed steps."""
+    if choice.row["kind"] == "iteration":
+        return []
+    return sorted(candidate.times.by_launch.keys() & choice.times.by_launch.keys())
 
 
 def _next_best(

@@ -39,7 +39,7 @@ class Content:
         folder: the results folder's path, as commands name it.
         findings: what was found, the most important first.
         verdicts: the answers, the first one the page's.
-        command: of the first one's next experiment; "" where there is none.
+        commands: of each one's next experiment; "" where there is none.
         cautions: findings without which the answers would mislead.
         blocks: what belongs to each workload; the first one is that of the first answer.
         sections: all figures and tables; of the page those that belong to no workload.
@@ -59,7 +59,7 @@ class Content:
     folder: str
     findings: list[Sentence]
     verdicts: Sequence[Finding]
-    command: str
+    commands: Sequence[str]
     cautions: list[Sentence]
     blocks: list[Block]
     sections: list[Section]
@@ -75,6 +75,11 @@ class Content:
     aggregators: Mapping[str, str] = field(default_factory=dict)
     settings: Sequence[str] = ()
 
+    @property
+    def command(self) -> str:
+        """That of the first answer; "" where there is none."""
+        return self.commands[0] if self.commands else ""
+
 
 @dataclass(frozen=True)
 class Extras:
@@ -84,7 +89,7 @@ class Extras:
         tables, findings: of cells without a model, and of predictions; they stand behind the summary's.
         remarks: (section, what is said there: what is left out, and why).
         verdicts: the answers (`scaling.analysis.verdict`).
-        command: of the first one's next experiment; "" where there is none.
+        commands: of each one's next experiment; "" where there is none.
         scatter: of the cells over launches.
         headline: the answer of a study without verdicts, in a sentence.
     """
@@ -93,7 +98,7 @@ class Extras:
     findings: list[Sentence] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
     verdicts: Sequence[Finding] = ()
-    command: str = ""
+    commands: Sequence[str] = ()
     scatter: StudyScatter = field(default_factory=lambda: study_scatter({}))
     headline: str = ""
 
@@ -128,7 +133,7 @@ def content_of(
         folder=shlex.quote(str(folder)),
         findings=[*summary, *extras.findings],
         verdicts=extras.verdicts,
-        command=extras.command,
+        commands=extras.commands,
         cautions=sentences_of(finding for finding in findings if finding.kind in CAUTIONS),
         blocks=blocks_of(groups, figures, [*tables, *extras.tables], extras.verdicts),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),

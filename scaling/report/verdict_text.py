@@ -50,19 +50,23 @@ def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
     if len(verdicts) == 2:
         headline, aggregator, *rest = _all_of(verdicts[0], command)
         facts, experiment = [line for line in rest if not line.startswith("Next")], rest[-1:]
-        second, further = text_of(verdicts[1], "brief"), text_of(verdicts[1], "experiment")
-        if further and not text_of(verdicts[1], "repeats"):
-            second = f"{second} Next: {further}."
         experiment = [line for line in experiment if line.startswith("Next")]
+        second = brief_of(verdicts[1])
         return [f"{names[0]}: {headline}", aggregator, " ".join(facts), *experiment, f"{names[1]}: {second}"]
-    lines = [f"{name}: {text_of(verdict, 'brief')}" for name, verdict in zip(names, verdicts, strict=True)]
+    lines = [f"{name}: {brief_of(verdict)}" for name, verdict in zip(names, verdicts, strict=True)]
     if len(lines) > MOST_LINES:
         num_more = len(lines) - MOST_LINES + 1
         lines[MOST_LINES - 1 :] = [f"{num_more} more answers: see the report."]
     if command and verdicts and len(lines) < MOST_LINES:
+        lines[0] = lines[0].partition(" Next: ")[0]  # the last line says it, with the command
         first = re.split("; |, or ", text_of(verdicts[0], "next"))[0]
         lines.append(f"Next for {names[0]}: {first}: {command}")
     return lines
+
+
+def brief_of(verdict: Finding) -> str:
+    """One of several answers: all its parts in one paragraph, as on the page."""
+    return " ".join(_all_of(verdict, ""))
 
 
 def lead_of_command(experiment: str) -> str:
@@ -113,13 +117,20 @@ def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] |
         else values["num_launches"] + (values["more_repeats"] or 0)
     )
     runs = list(folder.runs())
-    is_mixed = "iteration_s" in values and len({run.cell["kind"] for run in runs}) > 1
-    timed = ["kind=iteration"] if is_mixed else []  # trainings may take hours, and tell nothing of a step
+    # Trainings may take hours, and tell nothing of a step; nor do steps of trainings.
+    kind = "iteration" if "iteration_s" in values else "convergence"
+    timed = [f"kind={kind}"] if len({run.cell["kind"] for run in runs}) > 1 else []
+    sizes = ",".join(map(str, [1, *values["world_sizes"]]))
+    again = "-again" if kind == "iteration" or not timed else "-trainings"
+    one_worker = [f"world_sizes=[{sizes}]"] if values["lacks_one_worker"] else []
     if is_open and values["is_noisy"] and values["confidence"] != "one_launch":
-        return timed, "-again"
+        return timed, again
     if is_open and repeats > values["num_launches"]:
-        is_archived = folder.is_archived()
-        return [*(timed if is_archived else []), f"repeats={repeats}"], "-again" if is_archived else ""
+        is_another = bool(one_worker) or folder.is_archived()
+        words = [*(timed if is_another else []), f"repeats={repeats}", *one_worker]
+        return words, again if is_another else ""
+    if one_worker:
+        return [*timed, *one_worker], again
     if "iteration_s" not in values or values["untrained"]:
         return None
     if batch := _batch_to_try(verdict):

@@ -155,7 +155,7 @@ def write_all(
         ],
         remarks=[*remarks, *(("more", failure) for failure in failures)],
         verdicts=answers,
-        command=command_of(answers[0], folder) if answers else "",
+        commands=[command_of(answer, folder) for answer in answers],
         scatter=scatter_of(cells),
         headline=device_headline(experiments)
         or " ".join(text_of(one, "headline") for one in (rates or (found if len(found) == 1 else []))),

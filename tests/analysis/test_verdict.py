@@ -71,11 +71,12 @@ def test_one_launch_is_never_sure_and_asks_for_more(study):
     add(study, "all_reduce", 2, 0.6, launches=1)
     (one,) = answers(study)
     assert one.values["confidence"] == "one_launch"
-    assert "Not sure: 1 launch: the variation between launches is unknown." in verdict_lines([one])
+    assert "Not sure: 1 launch; the variation between launches is unknown." in verdict_lines([one])
     assert any(line.startswith("Next: repeats=3") for line in verdict_lines([one]))
     assert verdict_lines([one])[0].startswith("Fastest so far: 2 workers, 1.67 times as fast as one.")
     (line, *_) = verdict_lines([one, one, one])
-    assert line.endswith("Aggregator: all_reduce. One launch: repeats=3 to decide.")
+    unsure = "Not sure: 1 launch; the variation between launches is unknown."
+    assert line.endswith(f"{unsure} Next: repeats=3 to decide how many workers.")
     assert "faster than" not in line
     assert "slower" not in line
 
@@ -294,8 +295,9 @@ def test_command_of_many_answers_says_what_it_is_of(study):
         add(study, "all_reduce", 2, 0.6, launches=1, model=model)
     found = answers(study)
     command = command_of(found[0], study.folder)
-    last = f"Next for m0 on synthetic: repeats=3 to decide: {command}"
+    last = f"Next for m0 on synthetic: repeats=3 to decide how many workers: {command}"
     assert verdict_lines(found, command)[-1] == last
+    assert [line.count("Next") for line in verdict_lines(found, command)] == [0, 1, 1, 1]
 
 
 def test_several_answers_are_named_by_what_differs_even_where_it_is_the_default(study):
@@ -319,6 +321,43 @@ def test_training_is_named_with_its_augmentation(make_study):
     study.add_training([10.0, 11.0, 12.0], augmentation="standard")
     (one,) = verdicts(study.table, study.cells)
     assert title_of(one.values["workload"]).endswith("to an accuracy of 97.0%, cpu, augmentation standard")
+
+
+def test_trainings_are_compared_in_the_seeds_that_both_have(make_study):
+    """One worker's 3 seeds have a median of 110 s; the seed that four workers have took it 90 s."""
+    study = make_study()
+    for seed, seconds in enumerate((90.0, 110.0, 120.0)):
+        study.add_training([seconds], aggregator="all_reduce", world_size=1, seed=seed)
+    study.add_training([60.0], aggregator="all_reduce", world_size=4, seed=0)
+    (one,) = verdicts(study.table, study.cells)
+    text = "\n".join(verdict_lines([one]))
+    assert text.startswith("Fastest so far: 4 workers, 1.50 times as fast as one. 60.0 s to 97.0% accuracy")
+    assert "Not sure: 1 training on 4 workers, 3 on one; compared: seed 0; the variation" in text
+
+
+def test_trainings_without_a_common_seed_have_no_speedup(make_study):
+    study = make_study()
+    study.add_training([90.0], aggregator="all_reduce", world_size=1, seed=1)
+    study.add_training([60.0], aggregator="all_reduce", world_size=4, seed=0)
+    (one,) = verdicts(study.table, study.cells)
+    assert verdict_lines([one])[0].startswith("Fastest so far of 1 and 4 workers: 4 workers. 60.0 s to")
+
+
+def test_speedup_is_over_another_aggregator_on_one_worker_where_none_was_not_timed(study):
+    add(study, "all_reduce", 1, 1.0)
+    add(study, "all_reduce", 2, 0.55)
+    (line, *_) = verdict_lines(answers(study))
+    assert line.startswith("Use 2 workers: 1.82 times as fast as one (all_reduce, 1001 ms). 550")
+    assert line.endswith("91% efficiency.")
+
+
+def test_one_worker_that_was_not_measured_is_the_next_experiment(study):
+    add(study, "all_reduce", 2, 0.55, launches=1)
+    add(study, "ring", 2, 0.56, launches=1)
+    (one,) = answers(study)
+    said = "repeats=3 to decide which aggregator, and measure 1 worker too (world_sizes=[1,2])"
+    assert text_of(one, "next").startswith(said)
+    assert command_of(one, study.folder).endswith("-again repeats=3 'world_sizes=[1,2]'")
 
 
 def test_fastest_so_far_says_of_what(study):

@@ -117,10 +117,16 @@ def test_each_of_two_answers_has_limit_sureness_and_what_is_next():
     cells = read_cells(folder)
     second = verdict_lines(verdicts(build_table("", cells), cells))[-1]
     assert "Limit: computation: forward and backward take 91% of the step" in second
-    said = (
-        "Sure of the number, not of the aggregator: 3 launches, step time ± 7.7% (95%); repeats=7 to decide."
-    )
-    assert second.endswith(said)
+    said = "Sure of the number, not of the aggregator: 3 launches, step time ± 7.7% (95%). "
+    assert f"{said}Next: repeats=7 to decide which aggregator; then try step=captured" in second
+
+
+def test_each_answer_of_a_page_has_its_command(study):
+    for model in ("m0", "m1"):
+        add(study, "all_reduce", 2, 0.6, launches=1, model=model)
+    header = write_report(study.folder).page.read_text().partition("<main>")[0]
+    assert header.count("measure 1 worker too (world_sizes=[1,2]):") == 2
+    assert header.count("repeats=3 &#39;world_sizes=[1,2]&#39;</code>") == 2
 
 
 def test_page_of_several_workloads_names_all_and_shows_their_answers_above_what_can_be_chosen(study):
