@@ -161,17 +161,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _groups_below(pid: int) -> set[int]:
-    """The process groups of a process's descendants; none where the system has no /proc."""
+    """The process groups of a session's processes and their descendants; none where there is no /proc."""
     children: dict[int, list[tuple[int, int]]] = {}
+    found, groups = [pid], set[int]()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
-            _, parent, own = path.read_text(errors="replace").rpartition(")")[2].split()[:3]
-            children.setdefault(int(parent), []).append((int(path.parent.name), int(own)))
-    groups, found = set[int](), [pid]
+            _, parent, group, session, *_ = path.read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(parent), []).append((int(path.parent.name), int(group)))
+            if int(session) == pid:  # its parent may have ended
+                found.append(int(path.parent.name))
     for process in found:
-        for child, group in children.get(process, []):
+        for child, child_group in children.get(process, []):
             found.append(child)
-            groups.add(group)
+            groups.add(child_group)
     return groups
 
 
@@ -203,8 +205,9 @@ def _why_not(
         return f"it did not make {wanted} steps in {deadline_s:g} s"
     if not ranks:
         return (
-            "it ended without a step that could be seen; where it starts Python by -I, -E or with another "
-            "PYTHONPATH, put `with scaling.attached(model, optimizer):` around its training loop"
+            "it ended without a step that could be seen, or by os._exit before its last one; where it starts "
+            "Python by -I, -E or with another PYTHONPATH, put `with scaling.attached(model, optimizer):` "
+            "around its training loop"
         )
     if len(ranks) != ranks[0]["world_size"]:
         return f"{len(ranks)} of {ranks[0]['world_size']} ranks made their steps in {deadline_s:g} s"

@@ -4,6 +4,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from scaling.attach.launch import start_and_wait
 
 LAUNCHER = """
@@ -11,6 +13,12 @@ import subprocess, sys, time
 deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); open('ready', 'w'); time.sleep(60)"
 print(subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True).pid, flush=True)
 time.sleep(60)
+"""
+ENDS_FIRST = f"""
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {LAUNCHER!r}])
+while not os.path.exists("ready"):
+    time.sleep(0.05)
 """
 
 
@@ -21,11 +29,14 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_ranks_in_sessions_of_their_own_that_ignore_sigterm_are_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("launcher", "expected"), [(LAUNCHER, None), (ENDS_FIRST, 0)])
+def test_ranks_in_sessions_of_their_own_that_ignore_sigterm_are_ended(
+    launcher: str, expected: int | None, tmp_path: Path
+) -> None:
     log = tmp_path / "output.log"
-    wanted = {"out": str(tmp_path), "deadline_s": 3, "began_s": time.time()}
-    code = start_and_wait([sys.executable, "-c", LAUNCHER], wanted, log, tmp_path, {})
-    assert code is None
+    wanted = {"out": str(tmp_path), "deadline_s": 6, "began_s": time.time()}
+    code = start_and_wait([sys.executable, "-c", launcher], wanted, log, tmp_path, {})
+    assert code == expected
     assert (tmp_path / "ready").exists()
     pid, until = int(log.read_text()), time.monotonic() + 10
     while _runs(pid) and time.monotonic() < until:
