@@ -46,6 +46,7 @@ def change(agent: Agent) -> None:
 def _watch_models(agent: Agent) -> None:
     """Tells the agent of each model that is wrapped; in arms with a hook the script's own is left out."""
     begin, register_hook = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
+    register_builtin = DistributedDataParallel._register_builtin_comm_hook
 
     def init(self: Any, module: Any, *arguments: Any, **options: Any) -> None:
         if agent.bucket_mb is not None:
@@ -70,6 +71,12 @@ def _watch_models(agent: Agent) -> None:
         if agent.arm not in HOOKS:
             register_hook(self, state, hook)
 
+    def builtin(self: Any, comm_hook_type: Any) -> None:
+        agent.facts["script_hook"] = str(comm_hook_type).rpartition(".")[2]
+        if agent.arm not in HOOKS:
+            register_builtin(self, comm_hook_type)  # type: ignore[no-untyped-call]
+
+    DistributedDataParallel._register_builtin_comm_hook = builtin  # type: ignore[method-assign]
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
     DistributedDataParallel.register_comm_hook = register  # type: ignore[method-assign]
 
