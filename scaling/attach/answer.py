@@ -6,12 +6,14 @@ import numpy as np
 
 from scaling.attach.arms import BUCKETS
 from scaling.attach.findings import (
+    BEFORE,
     SlowRank,
     batch_making,
     best_buckets,
     bucket_runs,
     findings,
     has_larger_batch,
+    has_loader,
     idle_ratio,
     other_steps,
     phase_words,
@@ -45,7 +47,7 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
         _other_steps_text(measured),
         _long_steps_text(measured),
         _left_out_text(measured),
-        f"Next: {gains[0].advice if gains else LONG_STEPS if _long_steps_text(measured) else NOTHING}",
+        f"Next: {gains[0].advice if gains else _otherwise(measured)}",
     ]
     return [line for line in lines if line]
 
@@ -54,6 +56,13 @@ LONG_STEPS = "see what some steps do that others do not: a loader that starts an
 OTHER_STEP = "not measured, because without the exchange the script's step became another one"
 NO_VERDICT = "no verdict, which takes two launches with an A/A pair"
 NOTHING = "nothing stands out; profile the computation itself, which the arms leave as it is."
+NOT_TOLD_APART = f"nothing stands out; profile the {BEFORE} (input, logging, forward) and the computation."
+
+
+def _otherwise(measured: Measured) -> str:
+    if _long_steps_text(measured):
+        return LONG_STEPS
+    return NOTHING if has_loader(measured) else NOT_TOLD_APART
 
 
 def _ms(seconds: float) -> str:

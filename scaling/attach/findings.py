@@ -22,6 +22,8 @@ PHASES = (
 )
 """A phase and the word for it in a sentence."""
 
+BEFORE = "time before backward"
+
 LEAST = 0.10
 """Of a step: less is no finding."""
 
@@ -118,12 +120,15 @@ def shares(measured: Measured) -> list[dict[str, float]]:
 
 
 def phase_words(measured: Measured) -> list[tuple[str, str]]:
-    """A phase and its word; without a DataLoader's batches nothing tells input from the forward pass."""
-    if any(rank["batches"] for rank in measured.facts["baseline"]):
+    """A phase and its word; without a DataLoader nothing tells input and logging from the forward pass."""
+    if has_loader(measured):
         return list(PHASES)
-    return [
-        (name, "input and forward" if name == "forward" else word) for name, word in PHASES if name != "input"
-    ]
+    return [(name, BEFORE if name == "forward" else word) for name, word in PHASES if name != "input"]
+
+
+def has_loader(measured: Measured) -> bool:
+    """Whether batches of a DataLoader were seen."""
+    return any(rank["batches"] for rank in measured.facts["baseline"])
 
 
 def slow_rank(measured: Measured) -> SlowRank | None:

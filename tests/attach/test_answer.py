@@ -326,14 +326,16 @@ def test_a_step_ends_with_the_outer_one_of_two_optimizers() -> None:
     assert [step.start_s for step in steps_of(rank)] == [0.4, 1.4]
 
 
-def test_without_a_loader_input_is_not_told_from_the_forward_pass() -> None:
+def test_without_a_loader_input_and_logging_are_not_told_from_the_forward_pass() -> None:
     measured = _facts(_measured({**EVEN, "no_exchange": (0.05, 0.1)}), "baseline", batches=[])
     for launch in measured.phases["no_exchange"].values():
         for at, rank in enumerate(launch):
             rank.update(input=0.0, forward=0.02 + 0.05 * at)
     text = "\n".join(answer(measured))
-    assert "rank 0: input and forward 20%, backward" in text
-    assert "Slow rank: rank 1, in its input and forward;" in text
+    assert "rank 0: time before backward 20%, backward" in text
+    assert "Slow rank: rank 1, in its time before backward;" in text
+    even = _facts(_measured(EVEN), "baseline", batches=[])
+    assert answer(even)[-1].startswith("Next: nothing stands out; profile the time before backward (input,")
 
 
 def test_nothing_is_denied_that_one_launch_cannot_show() -> None:
