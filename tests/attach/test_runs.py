@@ -232,6 +232,18 @@ def test_without_exchange_parameters_are_not_sent_either(tmp_path: Path) -> None
     assert signature == (1, 0, 0, 2)
 
 
+def test_a_builtin_hook_of_the_scripts_own_is_left_out_too(tmp_path: Path) -> None:
+    script = tmp_path / "builtin.py"
+    registers = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
+    script.write_text((SCRIPTS / "plain.py").read_text().replace("while True:", registers))
+    run = run_arm(
+        [*TORCHRUN, str(script)], "no_exchange", tmp_path / "out", warmup=3, steps=5, deadline_s=LIMIT_S,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert run.reason is None, run.reason
+    assert run.ranks[0]["script_hook"] == "FP16_COMPRESS"
+
+
 def test_one_worker_has_one_rank(tmp_path: Path) -> None:
     assert [rank["world_size"] for rank in _run(tmp_path, "one_worker", "plain.py").ranks] == [1]
 
