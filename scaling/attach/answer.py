@@ -62,6 +62,8 @@ NOT_TOLD_APART = f"nothing stands out; profile the {BEFORE} (input, logging, for
 def _otherwise(measured: Measured) -> str:
     if _long_steps_text(measured):
         return LONG_STEPS
+    if len(measured.steps_s["baseline"].keys() & measured.steps_s.get("aa", {}).keys()) < 2:
+        return "two or more launches with the arm aa; fewer give no verdict."
     return NOTHING if has_loader(measured) else NOT_TOLD_APART
 
 

@@ -27,7 +27,7 @@ BEFORE = "time before backward"
 LEAST = 0.10
 """Of a step: less is no finding."""
 
-LEAST_UNPAIRED = {"optimizer": 0.30, "rest": 0.30, "idle": 0.20}
+LEAST_UNPAIRED = {"before_backward": 0.60, "optimizer": 0.30, "rest": 0.30, "idle": 0.20}
 """Of what no arm takes away: every script has some of it, and only a part can be avoided."""
 
 LEAST_SLOWER = 0.02
@@ -345,12 +345,15 @@ def _phase_findings(measured: Measured) -> list[Avoidable]:
     def least(name: str) -> float:
         return min(seconds.get(name, 0.0) / max(sum(seconds.values()), 1e-9) for seconds in by_rank)
 
+    before = "" if has_loader(measured) else f"find out what takes the {BEFORE}: input, logging or forward."
     return [
+        *([Avoidable("before_backward", least("forward"), before, {}, True)] if before else []),
         Avoidable("optimizer", least("update"), "a fused optimizer, with its state on the device.", {}, True),
         Avoidable("evaluation", least("evaluation"), "evaluate less often: every step does.", {}, True),
         Avoidable(
             "collectives", least("collective"),
-            "reduce metrics less often: the script's own collectives stop every step.", {}, True,
+            "call the script's own collectives (metrics, statistics of batches) less often: every step waits "
+            "in them.", {}, True,
         ),
         Avoidable(
             "rest", least("rest"), "see what runs between the phases (logging, metrics, copies).", {}, True

@@ -212,7 +212,9 @@ def _why_not(
     if len(ranks) != ranks[0]["world_size"]:
         return f"{len(ranks)} of {ranks[0]['world_size']} ranks made their steps in {deadline_s:g} s"
     if early and min(early) < int(ranks[0]["warmup"]) + LEAST_STEPS:
-        return f"it ended by itself after {min(early)} steps; let it make more, or take a smaller --warmup"
+        made = min(early)
+        smaller = f", or take --warmup {made - LEAST_STEPS}" if made > LEAST_STEPS else ""
+        return f"it ended by itself after {made} steps; let it make more{smaller}"
     if arm == "one_worker" and len(ranks) > 1:
         return f"with one worker asked for it still starts {len(ranks)}"
     if arm == "cached_input" and not any(rank.get("has_cached_input") for rank in ranks):

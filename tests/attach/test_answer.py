@@ -334,6 +334,11 @@ def test_without_a_loader_input_and_logging_are_not_told_from_the_forward_pass()
     text = "\n".join(answer(measured))
     assert "rank 0: time before backward 20%, backward" in text
     assert "Slow rank: rank 1, in its time before backward;" in text
+    slow = _facts(_measured({**EVEN, "no_exchange": (0.1, 0.1)}), "baseline", batches=[])
+    for launch in slow.phases["no_exchange"].values():
+        for rank in launch:
+            rank.update(input=0.0, forward=0.07, backward=0.02, update=0.01)
+    assert [found.kind for found in findings(slow)] == ["before_backward"]
     even = _facts(_measured(EVEN), "baseline", batches=[])
     assert answer(even)[-1].startswith("Next: nothing stands out; profile the time before backward (input,")
 
@@ -345,6 +350,7 @@ def test_nothing_is_denied_that_one_launch_cannot_show() -> None:
     text = "\n".join(answer(measured))
     assert text.count("no verdict, which takes two launches with an A/A pair") == 3
     assert "exchange and waiting not known" in text
+    assert "Next: two or more launches with the arm aa; fewer give no verdict." in text
     assert "above the A/A spread" not in text
 
 
@@ -367,3 +373,9 @@ def test_phases_of_another_step_are_not_given() -> None:
     assert f"Where it goes: {why}" in lines
     assert f"Slow rank: {why}" in lines
     assert findings(measured) == []
+
+
+def test_of_a_short_script_a_warm_up_is_named_that_leaves_enough_steps() -> None:
+    for made, said in ((8, "8 steps; let it make more, or take --warmup 3"), (5, "5 steps; let it make more")):
+        ranks = [{**_rank(at, [0.1] * made), "ended_after": made, "warmup": 5} for at in range(2)]
+        assert _why_not("baseline", Path(), ranks, 0, 15, 60) == f"it ended by itself after {said}"

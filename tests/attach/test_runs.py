@@ -271,7 +271,7 @@ def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path) -> N
         deadline_s=LIMIT_S,
         cwd=tmp_path,
     )
-    assert run.reason == "it ended by itself after 8 steps; let it make more, or take a smaller --warmup"
+    assert run.reason == "it ended by itself after 8 steps; let it make more, or take --warmup 3"
 
 
 @pytest.mark.parametrize(
