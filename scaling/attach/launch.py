@@ -23,7 +23,7 @@ END_S = 5.0
 LEAST_STEPS = 5
 """After the warm-up: with fewer a run is not used."""
 
-TAIL_BYTES = 4000
+TAIL_BYTES = 2**14
 MOST_LOG_BYTES = 2**18
 """Of a run's output, so much of its start and of its end is kept."""
 
@@ -236,8 +236,11 @@ def _fetches(out: Path, pid: int) -> list[tuple[float, float]]:
 
 
 def _last_line(out: Path) -> str:
-    """The last error that the run printed, or its last line."""
+    """The last error that the script printed, or its last line; torchrun's own words come after it."""
     lines = (out / "output.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
-    printed = [line.strip() for line in lines if line.strip()]
-    errors = [line for line in printed if "Error" in line and "ChildFailedError" not in line]
-    return (errors or printed or ["it wrote nothing"])[-1][-300:]
+    printed = [line.strip() for line in lines if line.strip() and "torch/distributed/" not in line[:60]]
+    ends = next((at for at, line in enumerate(printed) if "ChildFailedError" in line), len(printed))
+    tracebacks = [at for at, line in enumerate(printed[:ends]) if line.startswith("Traceback")]
+    own = printed[: tracebacks[-1]] if ends < len(printed) and tracebacks else printed
+    errors = [line for line in own if "Error" in line]
+    return (errors or own or printed or ["it wrote nothing"])[-1][-300:]

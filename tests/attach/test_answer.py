@@ -376,6 +376,7 @@ def test_phases_of_another_step_are_not_given() -> None:
 
 
 def test_of_a_short_script_a_warm_up_is_named_that_leaves_enough_steps() -> None:
-    for made, said in ((8, "8 steps; let it make more, or take --warmup 3"), (5, "5 steps; let it make more")):
+    more = "steps; let it make more"
+    for made, said in ((8, f"8 {more}, or take --warmup 3"), (5, f"5 {more}")):
         ranks = [{**_rank(at, [0.1] * made), "ended_after": made, "warmup": 5} for at in range(2)]
         assert _why_not("baseline", Path(), ranks, 0, 15, 60) == f"it ended by itself after {said}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scaling.attach.launch import start_and_wait
+from scaling.attach.launch import _last_line, start_and_wait
 
 LAUNCHER = """
 import subprocess, sys, time
@@ -42,3 +42,30 @@ def test_ranks_in_sessions_of_their_own_that_ignore_sigterm_are_ended(
     while _runs(pid) and time.monotonic() < until:
         time.sleep(0.05)
     assert not _runs(pid)
+
+
+TORCHRUN_SAYS = """
+E1125 17:48:18.964000 31645 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 3)
+Traceback (most recent call last):
+  File "bin/torchrun", line 8, in <module>
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrote", "expected"),
+    [
+        ("epoch 1\nskipped: a bad sample", "skipped: a bad sample"),
+        ("Traceback (most recent call last):\nValueError: a bad sample\nbye", "ValueError: a bad sample"),
+    ],
+)
+def test_of_a_script_that_fails_its_own_last_words_are_given(
+    wrote: str, expected: str, tmp_path: Path
+) -> None:
+    for after in ("", TORCHRUN_SAYS):
+        (tmp_path / "output.log").write_text(f"{wrote}\n{after}")
+        assert _last_line(tmp_path) == expected
