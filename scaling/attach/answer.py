@@ -55,6 +55,7 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
 LONG_STEPS = "see what some steps do that others do not: a loader that starts anew, a checkpoint, logging."
 OTHER_STEP = "not measured, because without the exchange the script's step became another one"
 NO_VERDICT = "no verdict, which takes two launches with an A/A pair"
+CHEAP_HOOK = "its hook costs less than the A/A spread"
 NOTHING = "nothing stands out; profile the computation itself, which the arms leave as it is."
 NOT_TOLD_APART = f"nothing stands out; profile the {BEFORE} (input, logging, forward) and the computation."
 
@@ -155,22 +156,16 @@ def _exchange_text(measured: Measured) -> str:
 
 def _hook_text(measured: Measured) -> str:
     """What the arm's own hook costs; or what the script's saves, which runs in neither of the two arms."""
-    control, spread = measured.saved("baseline", "hook_control"), measured.spread_ratio or 0.0
+    control, reverse = measured.saved("baseline", "hook_control"), measured.saved("hook_control", "baseline")
     own = measured.facts["baseline"][0].get("script_hook")
-    if own is not None:
-        change = (
-            "not known"
-            if control is None or not control.is_compared
-            else f"{-control.ratio:+.0%}"
-            if abs(control.ratio) > spread
-            else "no difference above the A/A spread"
-        )
-        return f"plain all-reduce in place of its hook {own}: {change}"
-    if control is None or not control.is_compared:
-        return "its hook's cost is not known"
-    if -control.ratio > spread:
-        return f"its hook costs {-control.ratio:.1%}"
-    return "its hook costs less than the A/A spread"
+    in_place = f"plain all-reduce in place of its hook {own}"
+    if control is None or reverse is None or not control.is_compared:
+        return "its hook's cost is not known" if own is None else f"{in_place}: not known"
+    if own is None:
+        return f"its hook costs {-control.ratio:.1%}" if reverse.is_certain else CHEAP_HOOK
+    if control.is_certain or reverse.is_certain:
+        return f"{in_place}: {-control.ratio:+.0%}"
+    return f"{in_place}: no difference above the A/A spread"
 
 
 def _turns_text(measured: Measured) -> str:

@@ -24,6 +24,9 @@ LEAST_STEPS = 5
 """After the warm-up: with fewer a run is not used."""
 
 TAIL_BYTES = 2**14
+OTHER_RANK = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
+"""In errors of ranks that only miss another one."""
+
 MOST_LOG_BYTES = 2**18
 """Of a run's output, so much of its start and of its end is kept."""
 
@@ -243,4 +246,5 @@ def _last_line(out: Path) -> str:
     tracebacks = [at for at, line in enumerate(printed[:ends]) if line.startswith("Traceback")]
     own = printed[: tracebacks[-1]] if ends < len(printed) and tracebacks else printed
     errors = [line for line in own if "Error" in line]
+    errors = [line for line in errors if not any(text in line for text in OTHER_RANK)] or errors
     return (errors or own or printed or ["it wrote nothing"])[-1][-300:]

@@ -380,3 +380,10 @@ def test_of_a_short_script_a_warm_up_is_named_that_leaves_enough_steps() -> None
     for made, said in ((8, f"8 {more}, or take --warmup 3"), (5, f"5 {more}")):
         ranks = [{**_rank(at, [0.1] * made), "ended_after": made, "warmup": 5} for at in range(2)]
         assert _why_not("baseline", Path(), ranks, 0, 15, 60) == f"it ended by itself after {said}"
+
+
+def test_a_hook_that_cost_more_in_one_launch_of_several_is_not_said_to_cost() -> None:
+    for last_s, said in ((0.1001, "its hook costs less than the A/A spread"), (0.15, "its hook costs 50.0%")):
+        measured = _measured({**EVEN, "hook_control": (0.15, 0.15), "no_exchange": (0.06, 0.06)})
+        measured.add(2, Run("hook_control", [_rank(at, [last_s] * 6) for at in range(2)]))
+        assert f"Without the exchange a step would be 40% shorter ({said})." in answer(measured)

@@ -61,6 +61,7 @@ train.py FAILED
     [
         ("epoch 1\nskipped: a bad sample", "skipped: a bad sample"),
         ("Traceback (most recent call last):\nValueError: a bad sample\nbye", "ValueError: a bad sample"),
+        ("ValueError: first\nRuntimeError: Connection closed by peer [::1]:5", "ValueError: first"),
     ],
 )
 def test_of_a_script_that_fails_its_own_last_words_are_given(
