@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult, IterationLaunch, ProfiledStep, TrainingSamples, read_cells
 from scaling.analysis.summary import build_table, study_name
@@ -244,4 +245,5 @@ def texts_of(found):
 def findings(folder, num_cores=None):
     """What the summary of a results folder shows, in words."""
     cells = read_cells(folder)
-    return texts_of(summary_findings(build_table(study_name(folder), cells), scatter_of(cells), num_cores))
+    table = build_table(study_name(folder), cells)
+    return texts_of(summary_findings(table, scatter_of(cells), num_cores, lossy_ids(cells)))

@@ -190,6 +190,7 @@ def computation(view: View) -> Values | None:
         "share": share,
         **{name: view.seconds(name) for name in ("forward_s", "backward_s")},
         "mfu": row["mfu"],
+        "precision": row["precision"],
         "more_workers_help": _more_workers_help(view),
         "has_tf32_left": on_gpu and row["precision"] == "float32",
         "lacks_captured": on_gpu and not captured and (row["mfu"] or 0.0) < HIGH_MFU,

@@ -116,7 +116,7 @@ class Recommendation:
         rivals: those that are not shown to be larger than the choice; none if decided.
         more_repeats: that would show a difference; None if decided, if none would that is worth having, or if
             it takes more than MOST_ASKED launches.
-        at_most: cell id -> the upper end of the 95% interval of its time over the choice's.
+        ratios: cell id -> the 95% interval of its time over the choice's.
         is_noisy: it takes more than MOST_ASKED: launches scatter too much.
         limit: what takes most of the choice's time.
         cost: what it costs to be wrong; None without a choice.
@@ -137,7 +137,7 @@ class Recommendation:
     workers: Decision | None = None
     aggregator: Decision | None = None
     is_noisy: bool = False
-    at_most: Mapping[str, float] = field(default_factory=dict)
+    ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def finding(self) -> Finding:
@@ -261,7 +261,7 @@ def _recommend(
         ),
         any(rival.is_noisy for rival in rivals_and_unsure),
         {
-            other.cell_id: difference.interval[1]
+            other.cell_id: difference.interval
             for other, difference in zip(others, differences, strict=True)
             if difference.interval is not None
         },

@@ -8,7 +8,7 @@ left out: they exchange nothing, so they bound the others without being a choice
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class _Throughput:
 
 
 def summary_findings(
-    table: pd.DataFrame, scatter: StudyScatter, num_cores: int | None = None
+    table: pd.DataFrame, scatter: StudyScatter, num_cores: int | None = None, lossy: Collection[str] = ()
 ) -> list[Finding]:
     """What a summary shows, most important first.
 
@@ -64,6 +64,7 @@ def summary_findings(
         table: what `summary_table` made.
         scatter: of its cells over launches.
         num_cores: CPU cores of a node; None where they are unknown.
+        lossy: ids of cells with a lossy exchange: no rivals of an exact one, but named.
     """
     rows = to_rows(table)
     if not any(row["repeats"] for row in rows):
@@ -71,13 +72,13 @@ def summary_findings(
     findings: list[Finding] = []
     for group in group_rows(rows):
         if group.kind == "iteration":
-            findings += _throughput(group, scatter)
+            findings += _throughput(group, scatter, lossy)
         elif group.kind == "convergence":
             findings += training_findings(group)
     return [*findings, *_oversubscribed(rows, num_cores), *_several_hosts(rows), *_unfinished(rows)]
 
 
-def _throughput(group: CellGroup, scatter: StudyScatter) -> Iterator[Finding]:
+def _throughput(group: CellGroup, scatter: StudyScatter, lossy: Collection[str]) -> Iterator[Finding]:
     done = [
         _Throughput(row, group.name(row), scatter) for row in group.rows if row["iteration_s"] is not None
     ]
@@ -96,7 +97,7 @@ def _throughput(group: CellGroup, scatter: StudyScatter) -> Iterator[Finding]:
             "given": group.given,
             "best": best.values(),
             "is_weak": best.row["scaling"] == "weak",
-            **_compared(best, others),
+            **_compared(best, others, lossy),
             "gain": _gain(best, single),
             "single": None if single is None else single.values(),
         }
@@ -105,15 +106,28 @@ def _throughput(group: CellGroup, scatter: StudyScatter) -> Iterator[Finding]:
         yield Finding("one_worker_alone", cells, {"given": group.given, "single": single.values()})
 
 
-def _compared(best: _Throughput, others: Sequence[_Throughput]) -> dict[str, Any]:
-    """What is known about the best row, and the others that are not shown to be slower."""
+def _compared(best: _Throughput, others: Sequence[_Throughput], lossy: Collection[str]) -> dict[str, Any]:
+    """What is known about the best row, and the others that are not shown to be slower.
+
+    Where all exact ones are, `rivals` are those that are slower by TIE_RATIO at most.
+    """
+    is_exact = best.row["cell_id"] not in lossy
+    exact = [other for other in others if not is_exact or other.row["cell_id"] not in lossy]
     differences = [best.difference(other) for other in others]
-    rivals = [
-        _setting(other)
-        for other, difference in zip(others, differences, strict=True)
-        if not difference.is_larger
+    compared = [difference for other, difference in zip(others, differences, strict=True) if other in exact]
+    state: str = state_of(compared)
+    not_slower = [
+        other for other, difference in zip(others, differences, strict=True) if not difference.is_larger
     ]
-    return {"state": state_of(differences), "rivals": rivals, "tie_ratio": TIE_RATIO}
+    near = [other for other, one in zip(exact, compared, strict=True) if one.is_same()]
+    if state == "best" and near:
+        state = "near"
+    return {
+        "state": state,
+        "rivals": [_setting(other) for other in (near if state == "near" else not_slower) if other in exact],
+        "lossy_rivals": [_setting(other) for other in not_slower if other not in exact],
+        "tie_ratio": TIE_RATIO,
+    }
 
 
 def _setting(throughput: _Throughput) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, OF_PEERS, TIME, Candidate, Excluded, workloads
-from scaling.analysis.columns import is_of_older_code, shares_gpus, to_rows
+from scaling.analysis.columns import Row, is_of_older_code, shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
 from scaling.analysis.recommend import Recommendation, recommend
@@ -31,6 +31,9 @@ NAMED_RATIO = 1.1
 """Measured time to the choice's, up to which a setting is named as not resolved from it."""
 LEAST_LOSS = 0.1
 """A step that loses less than this part of its time to several workers is limited by something else."""
+
+WIDE_RATIO = 1.5
+"""Upper end to lower end of an interval, above which it is named instead of its middle."""
 
 LEAST_PART = 0.02
 """A smaller part of a step is not worth a word."""
@@ -96,11 +99,12 @@ def verdict_of(
         "setting": _choice_setting(choice, ties),
         "shared": _shared(choice, ties),
         "ties": [_setting(tie, choice) for tie in ties],
+        "are_surely_ties": {tie.cell_id for tie in ties} <= _shown_ties(recommendation),
         "tie_ratio": TIE_RATIO,
         "unresolved": [_setting(other, choice) for other in _nearest(choice, same_size) if other not in ties],
-        "lossy": _lossy_as_fast(choice, excluded),
+        **_lossy(choice, excluded),
         "next_best": _next_best(
-            choice, [other for other in others if other not in rivals], recommendation.at_most
+            choice, [other for other in others if other not in rivals], recommendation.ratios
         ),
         "other_size": _best_of_other_sizes(choice, others),
         "limit": recommendation.limit,
@@ -113,6 +117,11 @@ def verdict_of(
         "is_noisy": recommendation.is_noisy,
     }
     return Finding("verdict", tuple(other.row["cell_id"] for other in (choice, *ties)), values)
+
+
+def _shown_ties(recommendation: Recommendation) -> set[str]:
+    """The ids of those that are shown to be within TIE_RATIO of the choice."""
+    return {rival.candidate.cell_id for rival in recommendation.rivals if rival.is_same}
 
 
 def _nearest(choice: Candidate, rivals: Sequence[Candidate]) -> list[Candidate]:
@@ -175,8 +184,24 @@ def _losses(choice: Candidate, others: Sequence[Candidate], limit: Finding | Non
         "exchange_range_s": sorted([max(0.0, exchange_s), exchange_s if agrees else spans_s]),
         "is_resolved": agrees or check.kind == "exposed_times_differ",
         "rest_s": rest_s if rest_s > max(known_to_s, LEAST_PART * step_s) else None,
+        "rest_parts_s": _parts_of_rest(row, [choice, *others]),
         "communication_s": (row["exposed_comm_s"] or 0.0) + (row["hidden_comm_s"] or 0.0),
         "bytes_per_s": limit.values.get("bytes_per_s") if limit is not None and row is choice.row else None,
+    }
+
+
+def _parts_of_rest(row: Row, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Computation of a step over its share of one worker's, by the profiled steps; empty where not known."""
+    like = _like(row, [one for one in candidates if one.row["world_size"] == 1])
+    if like is None or row["scaling"] != "strong":
+        return {}
+    single = like.row
+    groups = {"forward and backward": ("forward_s", "backward_s"), "the update": ("update_s",)}
+    if any(one[name] is None for names in groups.values() for name in names for one in (row, single)):
+        return {}
+    return {
+        part: sum(row[name] - single[name] / row["world_size"] for name in names)
+        for part, names in groups.items()
     }
 
 
@@ -196,21 +221,27 @@ def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) ->
     return best and {name: best[name] for name in ("aggregator", "world_size", "speedup", "wire")}
 
 
-def _lossy_as_fast(choice: Candidate, excluded: Sequence[Excluded]) -> list[str]:
-    """Lossy aggregators of unknown accuracy, shown to be as fast as the choice in the same setting."""
+def _lossy(choice: Candidate, excluded: Sequence[Excluded]) -> dict[str, list[str]]:
+    """Lossy aggregators of unknown accuracy in the choice's setting: those shown to be as fast, and those of
+    which the interval is too wide to tell."""
     rows = [other.row for other in excluded if other.reason.kind == "lossy_not_trained"]
     same = ("world_size", *columns(role=Role.CHOSEN))
-    names = [
-        row["aggregator"]
-        for row in rows
-        if row is not None
-        and all(row[name] == choice.row[name] for name in same)
-        and not is_of_older_code(row)
-        and row["interval_method"] != ONE_LAUNCH
-        and row["iteration_s_high"] is not None
-        and row["iteration_s_high"] <= (1 + TIE_RATIO) * choice.row["iteration_s"]
-    ]
-    return list(dict.fromkeys(names))
+    as_fast: dict[str, None] = {}
+    open_ones: dict[str, None] = {}
+    for row in rows:
+        if (
+            row is None
+            or any(row[name] != choice.row[name] for name in same)
+            or is_of_older_code(row)
+            or row["interval_method"] == ONE_LAUNCH
+            or row["iteration_s_high"] is None
+        ):
+            continue
+        if row["iteration_s_high"] <= (1 + TIE_RATIO) * choice.row["iteration_s"]:
+            as_fast[row["aggregator"]] = None
+        elif row["iteration_s_low"] <= choice.row["iteration_s"]:
+            open_ones[row["aggregator"]] = None
+    return {"lossy": [*as_fast], "lossy_open": [*open_ones]}
 
 
 def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, Any]:
@@ -230,13 +261,18 @@ def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, A
         }
     names = ("iteration_s", "samples_per_s", "tokens_per_s", "speedup", "parallel_efficiency")
     values = {**{name: row[name] for name in names}, "single": None, "unlike": None}
-    same = [name for name in columns(role=Role.CHOSEN) if name not in OF_PEERS]
-    single = next((one for one in singles if all(one.row[name] == row[name] for name in same)), None)
+    single = _like(row, singles)
     if row["speedup"] is None and row["world_size"] > 1 and single is not None:
         speedup = _ratio(single, choice)
         values |= {"speedup": speedup, "parallel_efficiency": speedup / row["world_size"]}
         values["single"] = {name: single.row[name] for name in ("aggregator", "iteration_s")}
     return values
+
+
+def _like(row: Row, singles: Sequence[Candidate]) -> Candidate | None:
+    """That of one worker with the same further choices."""
+    same = [name for name in columns(role=Role.CHOSEN) if name not in OF_PEERS]
+    return next((one for one in singles if all(one.row[name] == row[name] for name in same)), None)
 
 
 def _over_one_worker(choice: Candidate, singles: Sequence[Candidate]) -> dict[str, Any]:
@@ -315,18 +351,23 @@ def _shared_trainings(candidate: Candidate, choice: Candidate) -> list[Any]:
 
 
 def _next_best(
-    choice: Candidate, others: Sequence[Candidate], at_most: Mapping[str, float]
+    choice: Candidate, others: Sequence[Candidate], ratios: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """The fastest slower setting with the same number of workers; `at_most` where the times alone do not show
-    that it is slower by more than a tie."""
+    """The fastest slower setting with the same number of workers; `at_most_ratio` where the times alone do
+    not show that it is slower by more than a tie, `range` where the interval of their ratio is wide."""
     slower = [other for other in others if other.row["world_size"] == choice.row["world_size"]]
     first = min(slower, key=lambda other: other.value, default=None)
     if first is None:
         return None
-    slower_ratio, most = _ratio(first, choice) - 1, at_most.get(first.cell_id)
-    is_near = slower_ratio <= TIE_RATIO and most is not None
-    most_ratio = most - 1 if is_near and most is not None else None
-    return {**_setting(first, choice), "slower_ratio": slower_ratio, "at_most_ratio": most_ratio}
+    slower_ratio, ends = _ratio(first, choice) - 1, ratios.get(first.cell_id)
+    most_ratio = ends[1] - 1 if ends is not None and slower_ratio <= TIE_RATIO else None
+    shown = ends if ends is not None and ends[1] > WIDE_RATIO * ends[0] else None
+    return {
+        **_setting(first, choice),
+        "slower_ratio": slower_ratio,
+        "at_most_ratio": most_ratio,
+        "range": shown,
+    }
 
 
 def _best_of_other_sizes(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:

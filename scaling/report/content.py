@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class Extras:
         commands: of each one's next experiment; "" where there is none.
         scatter: of the cells over launches.
         headline: the answer of a study without verdicts, in a sentence.
+        lossy: ids of the cells with a lossy exchange.
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -101,6 +102,7 @@ class Extras:
     commands: Sequence[str] = ()
     scatter: StudyScatter = field(default_factory=lambda: study_scatter({}))
     headline: str = ""
+    lossy: Collection[str] = ()
 
 
 def content_of(
@@ -125,7 +127,7 @@ def content_of(
     """
     rows, extras = to_rows(table), extras or Extras()
     groups = group_rows(rows)
-    findings = summary_findings(table, extras.scatter, num_cores(environment))
+    findings = summary_findings(table, extras.scatter, num_cores(environment), extras.lossy)
     summary = sentences_of(findings)
     tables = [table for group in groups for table in page_tables(group, groups)]
     return Content(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from scaling.analysis.columns import SEPARATOR, Row, is_control_arm, shares_gpus, workers_of
+from scaling.analysis.control import AGREEMENT
 from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import REACHED, family_key, over_seeds
@@ -132,16 +133,26 @@ def answer_legend(rows: Sequence[Row]) -> str:
     texts = []
     if any(map(_is_wide, rows)):
         texts.append(f"{WIDE}: an interval wider than ±{percent(WIDEST_INTERVAL, 0)}.")
-    checks = [row["exposed_check"].values for row in rows if _exchange_differs(row)]
-    if checks:
-        more = all(one["exposed_by_difference_s"] > one["exchange_overhead_s"] for one in checks)
-        slow = [one["cause"] == "phases" and one["exchange_slows"] for one in checks]
-        why = f" ({'it slows' if all(slow) else 'some slow'} the computation too)" if any(slow) else ""
-        texts.append(
-            f"{DIFFERS}: the difference to the step without exchange is "
-            f'{"larger" if more else "not the same"}{why}; see "Where a step\'s time goes".'
-        )
-    return " ".join(texts)
+    return " ".join([*texts, *_legend_of_exchange(rows)])
+
+
+def _legend_of_exchange(rows: Sequence[Row]) -> Iterator[str]:
+    """What DIFFERS means, if a row has it."""
+    marked = [row for row in rows if _exchange_differs(row)]
+    if not marked:
+        return
+    more = all(row["exposed_by_difference_s"] > row["exchange_overhead_s"] for row in marked)
+    checks = [row["exposed_check"].values for row in marked]
+    slow = [one.get("cause") == "phases" and one["exchange_slows"] for one in checks]
+    control_s = max((row["update_s"] or 0.0 for row in rows if is_control_arm(row)), default=0.0)
+    late = [row for row in marked if 0 < _gap_s(row) < 2 * ((row["update_s"] or 0.0) - control_s)]
+    whys = [f"{'it slows' if all(slow) else 'some slow'} the computation too"] if any(slow) else []
+    whys += ["a longer update, as in the host's memory, is not in it"] if late else []
+    why = f" ({'; '.join(whys)})" if whys else ""
+    yield (
+        f"{DIFFERS}: the difference to the step without exchange is "
+        f'{"larger" if more else "not the same"}{why}; see "Where a step\'s time goes".'
+    )
 
 
 def _name_or_bound(group: CellGroup, row: Row) -> str:
@@ -171,8 +182,17 @@ def _exchange_with_mark(row: Row) -> str:
 
 
 def _exchange_differs(row: Row) -> bool:
-    """Whether the difference to the step without exchange is certainly another."""
-    return row["exposed_check"] is not None and row["exposed_check"].kind == "exposed_times_differ"
+    """Whether the difference to the step without exchange is another, even if it is not known exactly."""
+    check = row["exposed_check"]
+    if check is None or check.kind == "exposed_times_agree":
+        return False
+    larger_s = max(abs(row["exposed_by_difference_s"]), abs(row["exchange_overhead_s"]))
+    return bool(check.kind == "exposed_times_differ" or abs(_gap_s(row)) > AGREEMENT * larger_s)
+
+
+def _gap_s(row: Row) -> float:
+    """By how much the difference to the step without exchange is larger than what the spans show."""
+    return float(row["exposed_by_difference_s"] - row["exchange_overhead_s"])
 
 
 def _convergence_table(group: CellGroup) -> Table:
@@ -247,8 +267,8 @@ def _iteration_statistic(group: CellGroup) -> str:
     return (
         "Median over the steps of all repeats, without warm-up; a step takes as long as its slowest rank. "
         f"{intervals}Speedup: throughput divided by that of one worker without exchange, equal in all else."
-        f"{_utilization(group)}"
-    )
+        f"{_utilization(group)} {' '.join(_legend_of_exchange(group.rows))}"
+    ).rstrip()
 
 
 def _utilization(group: CellGroup) -> str:
@@ -325,7 +345,7 @@ TIME_COLUMNS: tuple[Column[Row], ...] = (
 SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
     Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
     Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
-    Column("exchange, ms", lambda row: milliseconds(row["exchange_overhead_s"])),
+    Column("exchange, ms", _exchange_with_mark),
     Column("MB moved a rank", lambda row: megabytes(row["wire_bytes_per_rank"])),
     Column("repeats", lambda row: str(row["repeats"])),
     Column("steps", lambda row: number(row["iterations"], digits=1)),

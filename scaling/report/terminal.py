@@ -185,7 +185,8 @@ def _render_budgets(group: CellGroup) -> Iterator[RenderableType]:
     for remark in table.remarks:
         yield wrapped(remark)
     if num_more := len(budget_rows(group)) - len(rows):
-        yield wrapped(f"({num_more} more cell{'s' * (num_more > 1)} like these: report.html, summary.csv)")
+        more = f"{num_more} more cell{'s' * (num_more > 1)}"
+        yield wrapped(f"(not shown: where a step's time goes in {more}; see report.html, summary.csv)")
 
 
 def _shown(group: CellGroup) -> list[Row]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.groups import group_rows
@@ -157,6 +158,7 @@ def write_all(
         verdicts=answers,
         commands=[command_of(answer, folder) for answer in answers],
         scatter=scatter_of(cells),
+        lossy=lossy_ids(cells),
         headline=device_headline(experiments)
         or " ".join(text_of(one, "headline") for one in (rates or (found if len(found) == 1 else []))),
     )

@@ -61,7 +61,10 @@ def test_what_the_device_could_do_is_said_where_it_was_measured(make_study):
     said = "computation: forward and backward take 100% of the step"
     assert text_of(first(study, captured)) == said
     larger = study.add(steps(10), spans=work, summary={**known, "model_flops": 4.5e9}, batch=128, **gpu)
-    assert text_of(first(study, larger)) == f"{said}, at 45% of the GPU's matrix rate (MFU)"
+    assert (
+        text_of(first(study, larger))
+        == f"{said}, at 45% of the rate of float32 matrix products measured on this GPU (MFU)"
+    )
 
 
 def test_launches_are_told_by_another_aggregators_captured_step_too(make_study):

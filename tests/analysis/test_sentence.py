@@ -50,6 +50,24 @@ def test_times_within_three_percent_are_not_faster_by_more(study):
     assert "tree on 4 workers is not faster by more than 3%" in said(study)
 
 
+def test_those_within_three_percent_are_named_next_to_the_fastest(study):
+    study.add_steps(around(1.0), aggregator="ring", world_size=4)
+    study.add_steps(around(1.01), aggregator="tree", world_size=4)
+    study.add_steps(around(1.2), aggregator="host_parallel", world_size=4)
+    text = said(study)
+    assert "ring on 4 workers has the lowest median" in text
+    assert "tree on 4 workers is within 3%; all others take longer." in text
+
+
+def test_lossy_ones_do_not_leave_the_fastest_exact_one_open(study):
+    study.add_steps(around(1.0), aggregator="ring", world_size=4)
+    study.add_steps(around(5.0), aggregator="tree", world_size=4)
+    study.add_steps([[0.8], [1.1], [1.3]], aggregator="one_bit", world_size=4, lossy=True)
+    text = said(study)
+    assert "the fastest is ring on 4 workers" in text
+    assert "all other exact ones take longer. one_bit on 4 workers, lossy, may be faster." in text
+
+
 def test_one_launch_is_said_to_be_one(study):
     study.add_steps([[4.0]])
     study.add_steps([[1.0] * 20], aggregator="ring", world_size=4)

@@ -120,7 +120,7 @@ def test_limit_names_the_largest_loss_first(study, split_line):
         study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name)
     (one,) = answers(study)
     lines = verdict_lines([one])
-    cause = "each worker computes a smaller batch less efficiently, 80 ms of the 600 ms step"
+    cause = "computation shrinks less than the batch, 80 ms of the 600 ms step"
     assert lines[2] == f"Limit: {cause}; the exchange, 20 ms."
     assert any(line.startswith("Next: try a larger global batch") for line in lines)
     words = shlex.split(command_of(one, study.folder))
@@ -268,7 +268,7 @@ def test_bandwidth_stands_with_the_time_that_it_is_of(study, split_line):
         study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name, **moved)
     (one,) = answers(study)
     limit = next(line for line in verdict_lines([one]) if line.startswith("Limit"))
-    assert limit.endswith("(communication alone: 80 ms at 100 GB/s a rank).")
+    assert limit.endswith("(transfer: 80 ms at 100 GB/s a rank).")
 
 
 def test_command_of_several_proposals_is_that_of_the_first(study, split_line):

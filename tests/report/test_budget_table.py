@@ -106,7 +106,7 @@ def test_terminal_shows_the_largest_world_size_of_many_and_says_what_it_left_out
     text = printed(filled)
     assert "goes on 4 workers" in text
     assert "goes on 2 workers" not in text
-    assert "(6 more cells like these: report.html, summary.csv)" in text
+    assert "(not shown: where a step's time goes in 6 more cells; see report.html" in text
     assert all(len(row) <= 80 for row in text.splitlines())
 
 
@@ -123,7 +123,7 @@ def test_terminal_shows_of_many_bucket_sizes_one_an_aggregator(study, split_line
                 bucket_mb=float(bucket_mb),
             )
     text = printed(study)
-    assert "(12 more cells like these: report.html, summary.csv)" in text
+    assert "(not shown: where a step's time goes in 12 more cells; see report.html" in text
     assert "all_reduce, 3 MiB" in text
     assert all(len(row) <= 80 for row in text.splitlines())
 

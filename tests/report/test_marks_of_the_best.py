@@ -104,6 +104,24 @@ def test_exchange_that_the_difference_to_no_exchange_contradicts_is_marked(
     assert (told in table.statistic) is bool(mark)
 
 
+def test_exchange_that_scatters_too_much_to_be_confirmed_is_marked_where_it_differs(study, split_line):
+    """By its spans 1 ms, by the difference 3 ms, of which 2 are a longer update; launches scatter by 30%."""
+    for aggregator, update_s, exposed_s in (("none", 1e-3, 0.0), ("ring", 3e-3, 1e-3)):
+        spans = [("communicate", "main", 4e-3, 4e-3 + exposed_s), ("backward", "main", 0.0, 4e-3)]
+        spans += [("update", "main", 4e-3 + exposed_s, 4e-3 + exposed_s + update_s)]
+        step_s = 4e-3 + exposed_s + update_s
+        lines = [split_line(number, step_s, *spans[not exposed_s :]) for number in range(9)]
+        factors = (0.7, 1, 1.3) if exposed_s else (1.3, 1, 0.7)
+        study.add_split([[step_s * factor] for factor in factors], [lines] * 2, aggregator=aggregator)
+    table = answer_table(study)
+    assert table.rows[1][-1] == "1.00 †"
+    assert "larger (a longer update, as in the host's memory, is not in it); see" in table.statistic
+    every = write_report(study.folder).content.sections
+    (cells,) = [table for section in every for table in section.tables if table.title.startswith("Time of")]
+    assert any("1.00 †" in row for row in cells.rows)
+    assert "†: the difference" in cells.statistic
+
+
 def test_marks_are_the_page_s_alone(study):
     """`run` prints the same columns without the key to the marks."""
     study.add_steps([[1.0]])
