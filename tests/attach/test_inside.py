@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.util
 import json
+import os
 import runpy
 import sys
 from collections import OrderedDict, namedtuple
@@ -92,6 +93,18 @@ def test_an_optimizer_of_copies_is_the_scripts_where_no_other_steps(
     for optimizer in [own, *[of_copies] * 8] if has_own else [of_copies] * 8:
         agent.after_step(optimizer)
     assert stopped == ([] if has_own else [True])
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no such hook")])
+def test_an_error_before_the_first_step_is_said_and_not_its_consequence(
+    agent: inside.Agent, tmp_path: Path, monkeypatch, error: Exception | None
+) -> None:
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    agent.is_armed, agent.pid = True, os.getpid()
+    agent.at_exit()
+    record = json.loads((tmp_path / "rank0.json").read_text())
+    assert record.get("refused") == (None if error else "it ended before an optimizer's step")
+    assert record.get("raised", [0, None])[1] == ("ValueError: no such hook" if error else None)
 
 
 def test_batches_without_gradients_are_an_evaluations(agent: inside.Agent, monkeypatch) -> None:

@@ -218,6 +218,8 @@ class Agent:
             self.facts["raised"] = [time.time(), f"{type(error).__name__}: {error}"[:300]]
         if self._marks:
             self.facts["ended_after"] = min(map(len, self._marks.values()))
+        elif error is not None:
+            pass  # it says more than that there were no steps
         elif self._steps_without:
             self.facts["refused"] = without_ddp()
         elif self.is_armed:
