@@ -3,18 +3,20 @@
 import gc
 import importlib
 import importlib.util
+import io
 import json
 import os
 import runpy
 import sys
 from collections import OrderedDict, namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import changes, marking
+from scaling.attach.inside import changes, marking, safety
 from scaling.attach.launch import INJECT, _read
 from tests.attach.test_answer import _rank
 
@@ -105,6 +107,28 @@ def test_an_error_before_the_first_step_is_said_and_not_its_consequence(
     record = json.loads((tmp_path / "rank0.json").read_text())
     assert record.get("refused") == (None if error else "it ended before an optimizer's step")
     assert record.get("raised", [0, None])[1] == ("ValueError: no such hook" if error else None)
+
+
+def test_what_is_saved_to_memory_or_before_the_first_step_is_no_checkpoint(
+    agent: inside.Agent, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch, "save", torch.save)  # as before after this
+    monkeypatch.setattr(torch.jit, "save", torch.jit.save)
+    safety.save_nothing(agent, SimpleNamespace(instead=lambda path, **_: path))
+    agent.is_armed = True
+    for named in (False, True):
+        buffer = io.BytesIO()
+        if named:
+            torch.save(obj={"step": 3}, f=buffer)
+        else:
+            torch.save({"step": 3}, buffer)
+        buffer.seek(0)
+        assert torch.load(buffer) == {"step": 3}
+    torch.save({"step": 0}, tmp_path / "first.pt")
+    assert torch.load(tmp_path / "first.pt") == {"step": 0}  # all ranks may start from it
+    agent.done["update"] = 1
+    torch.save({}, tmp_path / "last.pt")
+    assert not (tmp_path / "last.pt").exists()
 
 
 def test_batches_without_gradients_are_an_evaluations(agent: inside.Agent, monkeypatch) -> None:

@@ -1,5 +1,6 @@
 """No checkpoint of a run that is stopped after some steps, and a list of what it writes."""
 
+import io
 import os
 import sys
 from typing import Any
@@ -42,12 +43,16 @@ MOST_WRITTEN = 1000
 def save_nothing(agent: Agent, guard: Guard) -> None:
     """From the first model that is wrapped on; a script may have taken `torch.save` by name before.
 
-    torch writes by a path in C++, past the guard; before that model is wrapped, so it is asked here.
+    What torch itself saves before the first step is written: all ranks may load it as their start. It writes
+    by a path in C++, past the guard, so that is asked here.
     """
 
     def saving(save: Any) -> Any:
         def saved(*arguments: Any, **named: Any) -> Any:
-            if agent.is_armed:
+            target = named.get("f", arguments[1] if len(arguments) > 1 else None)
+            if isinstance(target, io.BytesIO):  # no file: it is sent to other ranks, or copied
+                return save(*arguments, **named)
+            if agent.is_armed and agent.done["update"]:
                 return None
             if "f" in named:
                 named["f"] = guard.instead(named["f"], is_emptied=True)
