@@ -6,22 +6,19 @@ import numpy as np
 
 from scaling.attach.arms import BUCKETS
 from scaling.attach.findings import (
-    BEFORE,
     SlowRank,
     batch_making,
     best_buckets,
     bucket_runs,
     findings,
     has_larger_batch,
-    has_loader,
     idle_ratio,
     other_steps,
-    phase_words,
     saved_by_cached_input,
     shares,
     slow_rank,
 )
-from scaling.attach.measured import Measured, Saved
+from scaling.attach.measured import BEFORE, Measured, Saved
 from scaling.attach.trace import Traced
 
 OFTEN = ("input", "forward", "backward", "update")
@@ -65,7 +62,7 @@ def _otherwise(measured: Measured) -> str:
         return LONG_STEPS
     if len(measured.steps_s["baseline"].keys() & measured.steps_s.get("aa", {}).keys()) < 2:
         return "two or more launches with the arm aa; fewer give no verdict."
-    return NOTHING if has_loader(measured) else NOT_TOLD_APART
+    return NOTHING if measured.has_loader else NOT_TOLD_APART
 
 
 def _ms(seconds: float) -> str:
@@ -99,7 +96,7 @@ def _where(measured: Measured) -> str:
     if not by_rank:
         missing = measured.phase_source if "no_exchange" in measured.steps_s else "no_exchange"
         return _missing(measured, "Where it goes", missing)
-    parts, named = [], phase_words(measured)
+    parts, named = [], measured.phase_words
     for rank, seconds in enumerate(by_rank):
         total_s = sum(seconds.values())
         words = [(word, seconds[name]) for name, word in named if name in OFTEN or seconds.get(name)]

@@ -9,20 +9,8 @@ from typing import Any
 import numpy as np
 
 from scaling.attach.arms import BUCKETS
-from scaling.attach.measured import Measured, Saved
+from scaling.attach.measured import BEFORE, Measured, Saved
 from scaling.attach.trace import Traced
-
-PHASES = (
-    ("input", "input"),
-    ("forward", "forward"),
-    ("backward", "backward"),
-    ("update", "optimizer"),
-    ("evaluation", "evaluation"),
-    ("collective", "its own collectives"),
-)
-"""A phase and the word for it in a sentence."""
-
-BEFORE = "time before backward"
 
 LEAST = 0.10
 """Of a step: less is no finding."""
@@ -119,18 +107,6 @@ def shares(measured: Measured) -> list[dict[str, float]]:
     return result
 
 
-def phase_words(measured: Measured) -> list[tuple[str, str]]:
-    """A phase and its word; without a DataLoader nothing tells input and logging from the forward pass."""
-    if has_loader(measured):
-        return list(PHASES)
-    return [(name, BEFORE if name == "forward" else word) for name, word in PHASES if name != "input"]
-
-
-def has_loader(measured: Measured) -> bool:
-    """Whether batches of a DataLoader were seen."""
-    return any(rank["batches"] for rank in measured.facts["baseline"])
-
-
 def slow_rank(measured: Measured) -> SlowRank | None:
     """The ranks that are slower than the others without exchange in every launch, above the A/A spread.
 
@@ -164,7 +140,7 @@ def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> st
     others = [seconds for rank, seconds in enumerate(phases) if rank not in group]
     excess = {
         word: float(np.median([rank[name] for rank in slow]) - np.median([rank[name] for rank in others]))
-        for name, word in phase_words(measured)
+        for name, word in measured.phase_words
         if name != "collective"
     }
     excess["rest of the step"] = longer_s - sum(excess.values())
@@ -345,7 +321,7 @@ def _phase_findings(measured: Measured) -> list[Avoidable]:
     def least(name: str) -> float:
         return min(seconds.get(name, 0.0) / max(sum(seconds.values()), 1e-9) for seconds in by_rank)
 
-    before = "" if has_loader(measured) else f"find out what takes the {BEFORE}: input, logging or forward."
+    before = "" if measured.has_loader else f"find out what takes the {BEFORE}: input, logging or forward."
     return [
         *([Avoidable("before_backward", least("forward"), before, {}, True)] if before else []),
         Avoidable("optimizer", least("update"), "a fused optimizer, with its state on the device.", {}, True),

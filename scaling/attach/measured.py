@@ -21,6 +21,19 @@ from scaling.attach.marks import (
     steady,
 )
 
+PHASES = (
+    ("input", "input"),
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("update", "optimizer"),
+    ("evaluation", "evaluation"),
+    ("collective", "its own collectives"),
+)
+"""A phase and the word for it in a sentence."""
+
+BEFORE = "time before backward"
+"""Of a phase that is more than the forward pass."""
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -180,6 +193,24 @@ class Measured:
             }
             for rank in range(len(launches[0]))
         ]
+
+    @property
+    def has_loader(self) -> bool:
+        """Whether batches of a DataLoader were seen."""
+        return any(rank["batches"] for rank in self.facts["baseline"])
+
+    @property
+    def phase_words(self) -> list[tuple[str, str]]:
+        """A phase and its word.
+
+        Nothing tells the forward pass from input and logging without a DataLoader, nor from what an optimizer
+        does between several backward passes of a batch (LBFGS, SAM).
+        """
+        backward, batches, *_ = self.signatures["baseline"]
+        if self.has_loader and backward <= batches:
+            return list(PHASES)
+        words = [(name, BEFORE if name == "forward" else word) for name, word in PHASES]
+        return words if self.has_loader else words[1:]
 
     @property
     def phase_source(self) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from scaling.attach.answer import answer
 from scaling.attach.arms import BUCKETS, ONCE, REPEATED, bucket_mb, confirming, order
-from scaling.attach.findings import LEAST, findings, has_loader, shares, to_confirm
+from scaling.attach.findings import LEAST, findings, shares, to_confirm
 from scaling.attach.launch import run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.records import AttachedFolder
@@ -189,7 +189,7 @@ def _why_no_buckets(arm: str, measured: Measured) -> str | None:
 
 def _why_no_input(measured: Measured) -> str | None:
     """Where no batch is seen, or drawing one takes nothing and no process makes the next one meanwhile."""
-    if not has_loader(measured):
+    if not measured.has_loader:
         return "the script draws its batches from no torch DataLoader"
     parts = [seconds["input"] / max(sum(seconds.values()), 1e-9) for seconds in shares(measured)]
     workers = [rank.get("loader_workers", 0) for rank in measured.facts.get("no_exchange", [])]

@@ -387,3 +387,11 @@ def test_a_hook_that_cost_more_in_one_launch_of_several_is_not_said_to_cost() ->
         measured = _measured({**EVEN, "hook_control": (0.15, 0.15), "no_exchange": (0.06, 0.06)})
         measured.add(2, Run("hook_control", [_rank(at, [last_s] * 6) for at in range(2)]))
         assert f"Without the exchange a step would be 40% shorter ({said})." in answer(measured)
+
+
+def test_work_between_backward_passes_of_a_batch_is_not_called_forward() -> None:
+    measured = Measured()
+    for launch in range(2):
+        for arm in ("baseline", "aa", "no_exchange"):
+            measured.add(launch, Run(arm, [_rank(at, [0.1] * 6, [(4, 1, 0, 1)] * 6) for at in range(2)]))
+    assert "rank 0: input 50%, time before backward 10%, backward" in "\n".join(answer(measured))
