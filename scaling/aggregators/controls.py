@@ -22,7 +22,7 @@ from scaling.process_group import Group
 
 @dataclass(frozen=True)
 class NoExchange(Aggregator[AggregatorState]):
-    """Control arm: no exchange; every rank keeps its own gradient. In the overlapped step without DDP."""
+    """Control arm without exchange: every rank keeps its own gradient. Overlapped steps have no DDP."""
 
     name = "none"
     exchanges = False

@@ -44,7 +44,11 @@ def _subtitle(content: Content) -> str:
     titles = [title_parts(verdict.values["workload"]) for verdict in content.verdicts]
     shared = [part for part in titles[0][1:] if all(part in title for title in titles)] if titles else []
     first = content.blocks[0].name if content.blocks else ""
-    if len(titles) > 1:
+    given = [verdict.values["workload"] for verdict in content.verdicts]
+    models = {f"{one['model']} on {one['dataset']}" for one in given}
+    if len(titles) > 1 and len(models) == 1:
+        first = f"{models.pop()}, {len(titles)} answers"
+    elif len(titles) > 1:
         names = names_of(content.verdicts)
         named = (
             names if len(names) <= MOST_NAMED else [*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more"]

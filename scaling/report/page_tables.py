@@ -46,7 +46,7 @@ WIDE, DIFFERS = "~", "†"
 CONVERGENCE_STATISTIC = (
     "Medians over the repeats; of several seeds the mean accuracy and its standard deviation. Loss and "
     "accuracy are those after the last epoch. Seconds leave evaluation out; those to the target end with the "
-    "first epoch that reaches it, if every repeat does. Predicted: step time of the timed cell x steps to "
+    "first epoch that reaches it, if every repeat does. Estimated: step time of the timed cell x steps to "
     "the target. Its 95% interval is that of both; the noise floor stands for that of the step time with one "
     "launch; the number of steps is taken as exact with one training."
 )
@@ -219,7 +219,7 @@ def _unpredicted(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
     names = [f"{group.name(row)} on {workers_of(row)}" for row in without]
     who = "no combination" if len(without) == len(aimed) else f"not {listed(names)}"
     yield (
-        f"Predicted: {who}, as no cell of kind: iteration here was measured with the same step (model, "
+        f"Estimated: {who}, as no cell of kind: iteration here was measured with the same step (model, "
         "aggregator, batch, workers, step, threads, input on the device; and, where the training has no "
         "augmentation, without it). A study that has such a part with the training predicts it."
     )
@@ -234,7 +234,7 @@ def _unaugmented(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
     names = [f"{group.name(row)} on {workers_of(row)}" for row in lacking]
     which = "" if len(lacking) == len(predicted) else f" for {listed(names)}"
     yield (
-        f"Predicted: without augmentation{which}, which the seconds of training contain and the timed steps "
+        f"Estimated: without augmentation{which}, which the seconds of training contain and the timed steps "
         "do not; the interval does not hold that either. With augmentation: standard in the timed part it is "
         "in both."
     )
@@ -361,6 +361,6 @@ CONVERGENCE_COLUMNS: tuple[Column[Row], ...] = (
     Column("target", lambda row: percent(row["target_accuracy"])),
     Column("s to target", _to_target),
     Column(None, _to_target_in_short, "s to target"),
-    Column("predicted, s", _predicted),
+    Column("estimated, s", _predicted),
     Column("seeds", lambda row: str(row["num_seeds"] or MISSING)),
 )

@@ -133,14 +133,15 @@ def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] |
         return [*timed, *one_worker], again
     if "iteration_s" not in values or values["untrained"]:
         return None
+    is_one = values["world_size"] == 1 and values["other_size"]  # its step exchanges nothing
+    step = "" if limit is None or is_one else _step_to_try(limit)
+    if step:  # it leaves the training as it is
+        return [*timed, f"step={step}", _few_aggregators(verdict, runs, step)], f"-{step}"
     if batch := _batch_to_try(verdict):
         cell = next(run.cell for run in runs if run.cell_id == verdict.cells[0])
         workload = {name: {"name": cell[name], **cell[f"{name}_parameters"]} for name in ("model", "dataset")}
         larger = f"workloads={json.dumps([{**workload, 'global_batch': batch}])}"
         return [*timed, larger, _few_aggregators(verdict, runs)], f"-batch-{batch}"
-    is_one = values["world_size"] == 1 and values["other_size"]  # its step exchanges nothing
-    if limit is not None and not is_one and (step := _step_to_try(limit)):
-        return [*timed, f"step={step}", _few_aggregators(verdict, runs, step)], f"-{step}"
     if limit is not None and not is_one and _tf32_comes_first(limit, runs):
         older = any("tf32" in part for part in folder.study().get("parts", []))
         precision = ["tf32=null", "precision=tf32"] if older else ["precision=tf32"]

@@ -91,7 +91,7 @@ def test_small_batch_leaves_the_gpu_idle(make_study):
     found = first(study, small)
     assert found.kind == "small_batch"
     said = "a batch of 32 underuses a GPU: 4 times the batch takes only 1.1 times as long"
-    assert text_of(found) == f"{said} (forward + backward: 9.50 and 10.0 ms)"
+    assert text_of(found) == f"{said} (profiled forward + backward: 9.50 and 10.0 ms)"
     assert (
         next_experiment(found)
         == "try a larger global batch (check the accuracy): 128 per GPU, or step=captured"

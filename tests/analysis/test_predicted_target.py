@@ -88,7 +88,7 @@ class TestPrediction:
         study.add([[epochs([0.5, 0.8])]], kind="convergence", target_accuracy=0.9, aggregator="ring")
         (group,) = group_rows(rows_of(study))
         (table,) = page_tables(group, [group])
-        assert table.remarks[0].startswith("Predicted: no combination, as no cell of kind: iteration here")
+        assert table.remarks[0].startswith("Estimated: no combination, as no cell of kind: iteration here")
 
     def test_a_timed_cell_that_is_planned_does_not_count_as_measured(self, study, epochs):
         study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9)
@@ -104,7 +104,7 @@ class TestPrediction:
         group = next(one for one in group_rows(rows_of(study)) if one.kind == "convergence")
         assert group.rows[0]["predicted_s_to_target"] is not None
         remarks = page_tables(group, [group])[0].remarks
-        assert any(one.startswith("Predicted: without augmentation") for one in remarks) == is_said
+        assert any(one.startswith("Estimated: without augmentation") for one in remarks) == is_said
         said = " ".join(findings(study.folder))
         assert ("step time x steps, without augmentation:" in said) == is_said
 
@@ -146,7 +146,7 @@ class TestPrediction:
             "tree": "augmentation",
         }
         (caution,) = [one for one in page_tables(group, [group])[0].remarks if "augmentation" in one]
-        assert caution.startswith("Predicted: without augmentation for tree on 1 worker, which")
+        assert caution.startswith("Estimated: without augmentation for tree on 1 worker, which")
         said = next(one for one in findings(study.folder) if "predicted as" in one)
         assert "step time x steps: ring on 1 worker 2.00 (2.00 to 2.00), measured" in said
         assert "tree on 1 worker 2.00 (2.00 to 2.00), without augmentation, measured 2.00" in said
@@ -166,7 +166,7 @@ class TestPrediction:
         self.trained_and_timed(study, epochs)
         group = next(one for one in group_rows(rows_of(study)) if one.kind == "convergence")
         (table,) = page_tables(group, [group])
-        assert table.remarks[0].startswith("Predicted: not ring on 1 worker, as")
+        assert table.remarks[0].startswith("Estimated: not ring on 1 worker, as")
 
     def test_sentence_has_both(self, study, epochs):
         self.trained_and_timed(study, epochs)

@@ -109,10 +109,11 @@ def test_captured_step_takes_all_aggregators_that_its_command_may_name():
     assert taken == CAPTURED
 
 
-def test_command_of_a_larger_batch_runs_few_aggregators_and_its_text_doubts_the_accuracy():
+def test_step_mode_comes_before_a_larger_batch_of_which_the_text_doubts_the_accuracy():
     found, words = reference("fcn-r-4xh200")
-    assert text_of(found, "next").startswith("try a larger global batch (check the accuracy)")
-    assert words[-1] == "aggregators=[none,all_reduce]"
+    assert text_of(found, "next").startswith("try step=overlapped: it overlaps the exchange")
+    assert text_of(found, "next").endswith("; or try a larger global batch (check the accuracy)")
+    assert words[-2:] == ["step=overlapped", "aggregators=[none,no_op,all_reduce]"]
 
 
 def test_command_names_the_choice_with_its_parameters_unless_a_step_mode_lacks_it(study):

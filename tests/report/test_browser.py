@@ -289,6 +289,7 @@ def test_legend_shows_and_hides_lines_and_keeps_the_others_hidden_at_first(open_
     card = page.locator(".card").first
     others = page.get_by_role("button", name="others")
     assert others.get_attribute("aria-pressed") == "false"
+    assert others.text_content() == "show others"
     assert card.locator("[data-series='-others']:visible").count() == 0
     others.click()
     assert others.get_attribute("aria-pressed") == "true"
@@ -387,6 +388,33 @@ def test_nothing_is_cut_off_on_a_phone_and_a_wide_screen(browser, committed):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate(CLIPPED) == []
         page.close()
+
+
+def test_table_wider_than_its_box_says_so(browser, committed):
+    for width in (390, 1400):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto(committed.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        page.wait_for_timeout(300)
+        said = page.evaluate(
+            "[...document.querySelectorAll('.box')].filter(one => one.clientWidth).map(one => "
+            "[one.scrollWidth - one.clientWidth > 1, one.classList.contains('more-right'), "
+            "!one.previousElementSibling.hidden])"
+        )
+        assert all(is_wide == is_shaded == is_told for is_wide, is_shaded, is_told in said)
+        assert any(is_wide for is_wide, _, _ in said) == (width == 390)
+        page.close()
+
+
+def test_command_wraps_on_a_phone(browser, committed):
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    page.goto(committed.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    cut = (
+        "[...document.querySelectorAll('.command code')].filter(one => one.scrollWidth > one.clientWidth + 1)"
+    )
+    assert page.evaluate(f"{cut}.length") == 0
+    page.close()
 
 
 def test_print_is_under_ten_pages(browser, committed):

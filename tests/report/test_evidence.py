@@ -185,7 +185,7 @@ def test_predicted_time_to_target_is_steps_times_the_timed_cells_iteration(repor
     first = next(line["epoch"] for line in ranks[0] if line["test_accuracy"] >= 0.95)
     steps = sum(len(line["step_losses"]) for line in ranks[0] if line["epoch"] <= first)
     timed = iterations(report, "ring", 2)["cell"]
-    predicted = float(row["predicted, s"].partition(" ")[0])
+    predicted = float(row["estimated, s"].partition(" ")[0])
     assert predicted == pytest.approx(steps * report.iteration_s(timed), rel=5e-3)
 
 

@@ -42,17 +42,19 @@ def test_caption_is_short_and_says_how_to_see_the_grey_lines(study):
     lines = lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
     assert caption_of("Speedup", lines, ()) == (
         "Speedup, 95% intervals. No exchange: the upper bound for any aggregator. "
-        'Press "others" to see the remaining ones.'
+        'Press "show others" to see the remaining ones.'
     )
 
 
 def test_markdown_has_no_button_to_press(study):
     lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
     made = write_report(study.folder)
-    assert 'any aggregator. Press "others" to see the remaining ones.' in html.unescape(made.page.read_text())
+    assert 'any aggregator. Press "show others" to see the remaining ones.' in html.unescape(
+        made.page.read_text()
+    )
     text = made.markdown()
     assert "any aggregator. Grey: the remaining ones." in text
-    assert 'Press "others"' not in text
+    assert 'Press "show others"' not in text
 
 
 def test_every_line_begins_at_one_worker_without_exchange(study):

@@ -33,10 +33,10 @@ NEARLY_ALL = 0.9
 OTHERS = "-others"
 """The series of the grey lines; the minus: hidden on the page until asked for."""
 
-ON_REQUEST = ' (on the page: press "others" to show them)'
+ON_REQUEST = ' (on the page: press "show others" to show them)'
 """Of grey lines, in a caption."""
 
-SHOW_OTHERS, DRAWN_OTHERS = 'Press "others" to see the remaining ones', "Grey: the remaining ones"
+SHOW_OTHERS, DRAWN_OTHERS = 'Press "show others" to see the remaining ones', "Grey: the remaining ones"
 """The same on the page, where they are hidden at first, and where there is none."""
 
 MEASURED, PREDICTED = "#8ba3b8", "#3d4852"

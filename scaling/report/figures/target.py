@@ -31,7 +31,7 @@ CAPTION = (
 )
 
 PREDICTION = (
-    " Predicted: time of a timed step x steps to the target, with its 95% interval; hollow: it has none. "
+    " Estimated: time of a timed step x steps to the target, with its 95% interval; hollow: it has none. "
     "The gap is what a training does besides its steps."
 )
 
