@@ -143,7 +143,7 @@ def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> st
         for name, word in measured.phase_words
         if name != "collective"
     }
-    excess["rest of the step"] = longer_s - sum(excess.values())
+    excess["time between these phases"] = longer_s - sum(excess.values())
     return max(excess, key=lambda word: excess[word])
 
 

@@ -395,3 +395,10 @@ def test_work_between_backward_passes_of_a_batch_is_not_called_forward() -> None
         for arm in ("baseline", "aa", "no_exchange"):
             measured.add(launch, Run(arm, [_rank(at, [0.1] * 6, [(4, 1, 0, 1)] * 6) for at in range(2)]))
     assert "rank 0: input 50%, time before backward 10%, backward" in "\n".join(answer(measured))
+
+
+def test_a_rank_that_is_slow_between_the_phases_is_named_so() -> None:
+    measured = _measured({**EVEN, "no_exchange": (0.02, 0.1)})
+    for launch in measured.phases["no_exchange"].values():
+        launch[1].update(launch[0])
+    assert "Slow rank: rank 1, in its time between these phases;" in "\n".join(answer(measured))
