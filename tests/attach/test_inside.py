@@ -109,7 +109,7 @@ def test_an_error_before_the_first_step_is_said_and_not_its_consequence(
     assert record.get("raised", [0, None])[1] == ("ValueError: no such hook" if error else None)
 
 
-def test_what_is_saved_to_memory_or_before_the_first_step_is_no_checkpoint(
+def test_what_is_saved_to_memory_or_as_a_temporary_start_is_no_checkpoint(
     agent: inside.Agent, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(torch, "save", torch.save)  # as before after this
@@ -124,11 +124,13 @@ def test_what_is_saved_to_memory_or_before_the_first_step_is_no_checkpoint(
             torch.save({"step": 3}, buffer)
         buffer.seek(0)
         assert torch.load(buffer) == {"step": 3}
+    torch.save({}, tmp_path / "last.pt")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     torch.save({"step": 0}, tmp_path / "first.pt")
-    assert torch.load(tmp_path / "first.pt") == {"step": 0}  # all ranks may start from it
+    assert torch.load(tmp_path / "first.pt") == {"step": 0}  # all ranks start from it
     agent.done["update"] = 1
     torch.save({}, tmp_path / "last.pt")
-    assert not (tmp_path / "last.pt").exists()
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["first.pt"]
 
 
 def test_batches_without_gradients_are_an_evaluations(agent: inside.Agent, monkeypatch) -> None:

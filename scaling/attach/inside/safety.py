@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -43,8 +44,8 @@ MOST_WRITTEN = 1000
 def save_nothing(agent: Agent, guard: Guard) -> None:
     """From the first model that is wrapped on; a script may have taken `torch.save` by name before.
 
-    What torch itself saves before the first step is written: all ranks may load it as their start. It writes
-    by a path in C++, past the guard, so that is asked here.
+    What torch saves before the first step in the system's temporary folder is written: all ranks load it as
+    their start. It writes by a path in C++, past the guard, so that is asked here.
     """
 
     def saving(save: Any) -> Any:
@@ -52,7 +53,7 @@ def save_nothing(agent: Agent, guard: Guard) -> None:
             target = named.get("f", arguments[1] if len(arguments) > 1 else None)
             if isinstance(target, io.BytesIO):  # no file: it is sent to other ranks, or copied
                 return save(*arguments, **named)
-            if agent.is_armed and agent.done["update"]:
+            if agent.is_armed and (agent.done["update"] or not _is_temporary(target)):
                 return None
             if "f" in named:
                 named["f"] = guard.instead(named["f"], is_emptied=True)
@@ -73,6 +74,11 @@ def save_nothing(agent: Agent, guard: Guard) -> None:
     agent.arm_with = armed  # type: ignore[method-assign]
     if agent.arm == "marked":
         _list_written(agent)
+
+
+def _is_temporary(path: Any) -> bool:
+    is_path = isinstance(path, (str, os.PathLike))
+    return is_path and os.path.dirname(os.path.abspath(path)) == tempfile.gettempdir()
 
 
 def _block() -> None:
