@@ -46,7 +46,8 @@ def answer_budget(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("iteration"):
         name, bars = answer_bars(group, data.best_of(group))
         if bars:
-            of_whom = "" if aggregator_name(name) == "none" else f": {name}"
+            exchanges = aggregator_name(name) != "none" and max(bar.world_size for bar in bars) > 1
+            of_whom = f": {name}" if exchanges else ""
             title = data.titled(f"Where the step goes{of_whom}", group)
             drawing = _draw_answer_budget(title, bars, group.unit)
             caption = _caption(bars, group.unit)
