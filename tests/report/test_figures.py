@@ -390,12 +390,21 @@ def test_several_processes_draw_the_same_files(study, line, monkeypatch):
 
 def test_every_part_and_label_can_be_drawn(study, line):
     phases = {f"{name}_s": 0.001 for name in PHASES}
-    study.add([[[line(i, 0.013, **phases) for i in range(8)]]], aggregator_label="_mine(cost=$5 & <more> $6)")
+    lines = [line(i, 0.013, **phases) for i in range(8)]
+    study.add([[lines, lines]], aggregator_label="_mine(cost=$5 & <more> $6)", world_size=2)
     (bar,) = budget_bars(groups_of(study)[0])
     assert set(bar.parts_ms) == set(PARTS)
     step, figure = draw(study)
     assert "_mine" in step.svg.read_text()
     assert "cost=$5 &amp; &lt;more&gt; $6" in figure.svg.read_text()
+
+
+def test_where_the_step_of_one_worker_goes_names_no_aggregator(study, line):
+    phases = {f"{name}_s": 0.001 for name in PHASES}
+    study.add([[[line(i, 0.013, **phases) for i in range(8)]]], aggregator_label="ring")
+    step, *_ = draw(study)
+    assert "Where the step goes" in step.svg.read_text()
+    assert "goes: ring" not in step.svg.read_text()
 
 
 def test_one_world_size_gives_no_speedup_figure(study, line):
