@@ -35,6 +35,9 @@ LEAST_LOSS = 0.1
 WIDE_RATIO = 1.5
 """Upper end to lower end of an interval, above which it is named instead of its middle."""
 
+MOST_UNEXPLAINED = 0.2
+"""Of the computation that an ideal speedup would not have, what its parts may leave open."""
+
 LEAST_PART = 0.02
 """A smaller part of a step is not worth a word."""
 
@@ -184,14 +187,15 @@ def _losses(choice: Candidate, others: Sequence[Candidate], limit: Finding | Non
         "exchange_range_s": sorted([max(0.0, exchange_s), exchange_s if agrees else spans_s]),
         "is_resolved": agrees or check.kind == "exposed_times_differ",
         "rest_s": rest_s if rest_s > max(known_to_s, LEAST_PART * step_s) else None,
-        "rest_parts_s": _parts_of_rest(row, [choice, *others]),
+        "rest_parts_s": _parts_of_rest(row, rest_s, [choice, *others]),
         "communication_s": (row["exposed_comm_s"] or 0.0) + (row["hidden_comm_s"] or 0.0),
         "bytes_per_s": limit.values.get("bytes_per_s") if limit is not None and row is choice.row else None,
     }
 
 
-def _parts_of_rest(row: Row, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Computation of a step over its share of one worker's, by the profiled steps; empty where not known."""
+def _parts_of_rest(row: Row, rest_s: float, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Computation of a step over its share of one worker's, by the profiled steps; empty where these are not
+    known, or do not add up to the rest within MOST_UNEXPLAINED."""
     like = _like(row, [one for one in candidates if one.row["world_size"] == 1])
     if like is None or row["scaling"] != "strong":
         return {}
@@ -199,10 +203,11 @@ def _parts_of_rest(row: Row, candidates: Sequence[Candidate]) -> dict[str, float
     groups = {"forward and backward": ("forward_s", "backward_s"), "the update": ("update_s",)}
     if any(one[name] is None for names in groups.values() for name in names for one in (row, single)):
         return {}
-    return {
+    parts_s = {
         part: sum(row[name] - single[name] / row["world_size"] for name in names)
         for part, names in groups.items()
     }
+    return parts_s if abs(sum(parts_s.values()) - rest_s) <= MOST_UNEXPLAINED * rest_s else {}
 
 
 def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) -> dict[str, Any] | None:

@@ -121,7 +121,7 @@ def test_limit_names_the_largest_loss_first(study, split_line):
     (one,) = answers(study)
     lines = verdict_lines([one])
     cause = "computation shrinks less than the batch, 80 ms of the 600 ms step"
-    assert lines[2] == f"Limit: {cause}; the exchange, 20 ms."
+    assert lines[2] == f"Limit: {cause}; the exchange, 20 ms (computation beyond 1/2 of one worker's step)."
     assert any(line.startswith("Next: try a larger global batch") for line in lines)
     words = shlex.split(command_of(one, study.folder))
     assert words[4] == f"{study.folder.path}-batch-256"

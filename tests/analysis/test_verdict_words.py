@@ -82,8 +82,10 @@ def test_limit_says_what_its_computation_is_measured_against():
     assert text_of(found, "aggregator_why").startswith(
         "within 3%, uncertainty included; next caffe_nccl, 2.6%"
     )
-    said = "over 1/4 of one GPU's step: forward and backward 0.27 ms, the update 0.10 ms; transfer: 0.28 ms"
+    said = "computation beyond 1/4 of one GPU's step: forward and backward 0.27 ms, the update 0.10 ms"
     assert text_of(found, "limit_why").startswith(said)
+    found, _ = reference("budget-2xh200")
+    assert "forward and backward" not in text_of(found, "limit_why")
 
 
 def test_high_mfu_asks_for_another_precision_not_for_a_captured_step():
