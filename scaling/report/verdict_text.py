@@ -203,6 +203,9 @@ def _batch_to_try(verdict: Finding) -> int | None:
         return None
     if limit is not None and limit.kind == "small_batch" and values["world_size"] > 1:
         return int(limit.values["larger_batch"] * values["world_size"])
+    if limit is not None and limit.kind == "host_sums":
+        is_next = not limit.values["untried"] and "better_iteration_s" not in limit.values
+        return LARGER_BATCH * int(values["workload"]["batch"]) if is_next else None
     is_too_small = losses is not None and (
         values["world_size"] == 1 or (losses["rest_s"] or -math.inf) >= losses["exchange_s"]
     )
