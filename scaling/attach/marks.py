@@ -52,7 +52,7 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
 
 
 def _anchor(made: Sequence[int]) -> int:
-    """The optimizer whose steps are the script's: that with the fewest; of several, the last one.
+    """The optimizer that makes the script's steps: the one with the fewest; of several, the last.
 
     An optimizer within another one (SAM, ZeroRedundancyOptimizer) ends its step before the outer one does.
     """

@@ -194,9 +194,8 @@ class ComputeModel:
             ]
         backward_s = phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
         without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
-        by_loader = cell.get("input_placement") == "loader"
-        waits_s = (phase(phases, "input_s", local_batch) or 0.0) if by_loader else 0.0
         backward_s = min(backward_s, step.value - update_s)
+        waits_s = _waits_s(cell, phases, local_batch)
         return Computed(step, update_s, backward_s, tuple(notes), without_ddp, waits_s=waits_s)
 
     def _with_other_input(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -246,6 +245,13 @@ class ComputeModel:
         if cell["step"] == "eager":  # the host starts the same kernels, but for the update's
             keys.append(_key({**cell, "step": "overlapped"}, exchanges=False))
         return next((self._curves[key] for key in keys if key in self._curves), None)
+
+
+def _waits_s(cell: Mapping[str, Any], curve: Sequence[Point], local_batch: int) -> float:
+    """Of a step, waiting for a loader."""
+    if cell.get("input_placement") != "loader":
+        return 0.0
+    return phase(curve, "input_s", local_batch) or 0.0
 
 
 def _key(cell: Mapping[str, Any], *, exchanges: bool | None = None) -> tuple[Any, ...]:
