@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("network")
     parser.add_argument("--batch", type=int, required=True, help="samples on each rank")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--bucket-mb", type=float, help="default: DDP's")
     parser.add_argument("--workers", type=int, default=2, help="of the loader")
     parser.add_argument("--steps", type=int, default=1000)
     args = parser.parse_args()
@@ -44,7 +45,9 @@ def main() -> None:
         TensorDataset(data.inputs, data.targets), args.batch, shuffle=True, num_workers=args.workers,
         pin_memory=has_gpu, persistent_workers=args.workers > 0,
     )  # fmt: skip
-    model = DistributedDataParallel(build_module(network, shape).to(device), broadcast_buffers=False)
+    model = DistributedDataParallel(
+        build_module(network, shape).to(device), broadcast_buffers=False, bucket_cap_mb=args.bucket_mb
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     step = 0
     while step < args.steps:

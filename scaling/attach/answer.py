@@ -6,6 +6,7 @@ import numpy as np
 
 from scaling.attach.arms import BUCKETS
 from scaling.attach.findings import (
+    LEAST,
     SlowRank,
     batch_making,
     best_buckets,
@@ -39,6 +40,7 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
         _exchange_text(measured),
         _input_text(measured),
         _buckets_text(measured),
+        _threads_text(measured),
         _efficiency_text(measured),
         _trace_text(measured, traced),
         _other_steps_text(measured),
@@ -62,6 +64,11 @@ def _otherwise(measured: Measured) -> str:
         return LONG_STEPS
     if len(measured.steps_s["baseline"].keys() & measured.steps_s.get("aa", {}).keys()) < 2:
         return "two or more launches with the arm aa; fewer give no verdict."
+    if (spread := measured.spread_ratio or 0.0) >= LEAST:
+        quieter = _fewer_threads(measured) or "a machine where nothing else runs"
+        return (
+            f"{quieter}, and attach again: unchanged runs differ by {spread:.0%}, which hides smaller gains."
+        )
     return NOTHING if measured.has_loader else NOT_TOLD_APART
 
 
@@ -190,6 +197,26 @@ def _buckets_text(measured: Measured) -> str:
     arm, ratio = best
     paired = f"; with {arm.partition('_')[2]} MB {-ratio:+.0%} against baselines next to it"
     return f"Other buckets than its {count}: {changes} of a step's time{paired}."
+
+
+def _fewer_threads(measured: Measured) -> str:
+    """What to set, where ranks share cores and the arm with threads that fit ran; otherwise empty."""
+    if "threads" not in measured.steps_s:
+        return ""
+    base, fitted = measured.facts["baseline"][0], measured.facts["threads"][0]
+    shared = f"{base['threads']} threads a rank share {base['cores']} cores"
+    return f"set OMP_NUM_THREADS to {fitted['threads']} ({shared})"
+
+
+def _threads_text(measured: Measured) -> str:
+    saved, once = measured.saved("baseline", "threads"), measured.saved_once("threads")
+    if saved is None or once is None:
+        return ""
+    base, fitted = measured.facts["baseline"][0]["threads"], measured.facts["threads"][0]["threads"]
+    text = f"With {fitted} instead of {base} threads a rank"
+    if saved.is_certain:
+        return f"{text} a step would be {saved.ratio:.0%} shorter."
+    return f"{text}: {_no_gain(saved)} ({-once.ratio:+.0%} of a step's time)."
 
 
 def _input_text(measured: Measured) -> str:

@@ -80,6 +80,25 @@ def test_nothing_is_claimed_below_the_spread() -> None:
     assert "nothing stands out" in text
 
 
+def test_where_unchanged_runs_differ_much_that_is_next() -> None:
+    assert "\nNext: a machine where nothing else runs, and attach again: unchanged runs differ by 12%" in (
+        "\n".join(answer(_measured(EVEN, drift=0.12)))
+    )
+    shared = _facts(_measured({**EVEN, "threads": (0.09, 0.09)}, drift=0.12), "baseline", threads=4)
+    lines = answer(shared)
+    assert (
+        "With 1 instead of 4 threads a rank: no gain above the A/A spread (-15% of a step's time)." in lines
+    )
+    assert lines[-1].startswith("Next: set OMP_NUM_THREADS to 1 (4 threads a rank share 2 cores), and attach")
+
+
+def test_fewer_threads_are_a_gain_above_the_spread_alone() -> None:
+    shared = {**EVEN, "threads": (0.07, 0.07)}
+    lines = answer(_facts(_measured(shared), "baseline", threads=4))
+    assert "With 1 instead of 4 threads a rank a step would be 30% shorter." in lines
+    assert lines[-1].startswith("Next: set OMP_NUM_THREADS or torch.set_num_threads to 1")
+
+
 def test_an_arm_that_failed_says_why() -> None:
     measured = _measured(EVEN)
     measured.add(0, Run("no_exchange", reason="it hung"))
