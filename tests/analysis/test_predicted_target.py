@@ -119,7 +119,7 @@ class TestPrediction:
         assert group.rows[0]["prediction_lacks"] is None
         assert not any("augmentation" in one for one in page_tables(group, [group])[0].remarks)
         said = " ".join(findings(study.folder))
-        assert "predicted as step time x steps: none on 1 worker 2.00" in said
+        assert "estimated as step time x steps: none on 1 worker 2.00" in said
         assert "without augmentation" not in said
 
     def test_a_plain_training_is_predicted_from_plain_steps_alone(self, study, epochs):
@@ -147,7 +147,7 @@ class TestPrediction:
         }
         (caution,) = [one for one in page_tables(group, [group])[0].remarks if "augmentation" in one]
         assert caution.startswith("Estimated: without augmentation for tree on 1 worker, which")
-        said = next(one for one in findings(study.folder) if "predicted as" in one)
+        said = next(one for one in findings(study.folder) if "estimated as" in one)
         assert "step time x steps: ring on 1 worker 2.00 (2.00 to 2.00), measured" in said
         assert "tree on 1 worker 2.00 (2.00 to 2.00), without augmentation, measured 2.00" in said
 
@@ -171,5 +171,5 @@ class TestPrediction:
     def test_sentence_has_both(self, study, epochs):
         self.trained_and_timed(study, epochs)
         text = " ".join(findings(study.folder))
-        assert "predicted as step time x steps: none on 1 worker 2.00 (" in text
+        assert "estimated as step time x steps: none on 1 worker 2.00 (" in text
         assert "measured 2.00" in text

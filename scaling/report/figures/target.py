@@ -1,4 +1,4 @@
-"""Seconds to the target accuracy as bars, measured and predicted."""
+"""Seconds to the target accuracy as bars, measured and estimated."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ CAPTION = (
 )
 
 PREDICTION = (
-    " Estimated: time of a timed step x steps to the target, with its 95% interval; hollow: it has none. "
-    "The gap is what a training does besides its steps."
+    " Estimated: time of a timed step x steps to the target, with its 95% interval{hollow}. The gap is what "
+    "a training does besides its steps."
 )
 
 _BAR: Any = {"facecolor": MEASURED, "edgecolor": "#202020", "linewidth": 0.4}
@@ -47,8 +47,7 @@ def target(data: FigureInput) -> Iterator[Drawn]:
         if bars := target_bars(group):
             goal = ", ".join(dict.fromkeys(percent(bar.target) for bar in bars))
             title = data.titled(f"Seconds to {goal}", group)
-            is_predicted = any(bar.predicted_s is not None for bar in bars)
-            caption = f"{CAPTION}{PREDICTION if is_predicted else ''}"
+            caption = f"{CAPTION}{_prediction(bars)}"
             drawing = _draw_target(title, bars)
             yield Drawn(f"target-{group.slug}", title_of(group.given), caption, drawing, group=group)
 
@@ -92,13 +91,19 @@ def target_bars(group: CellGroup) -> list[TargetBar]:
     return bars if any(bar.seconds is not None for bar in bars) else []
 
 
+def _prediction(bars: Sequence[TargetBar]) -> str:
+    predicted = [bar for bar in bars if bar.predicted_s is not None]
+    hollow = "; hollow: it has none" if any(bar.low_s is None for bar in predicted) else ""
+    return PREDICTION.format(hollow=hollow) if predicted else ""
+
+
 def _seeds(row: Row) -> str:
     """How many, where the seconds are their median."""
     return f", {row['num_seeds']} seeds" if (row["num_seeds"] or 1) > 1 else ""
 
 
 def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
-    """One bar a combination, a diamond with an interval where it was predicted, words where it was missed."""
+    """One bar a combination, a diamond with an interval where it was estimated, words where it was missed."""
     figure = Figure(figsize=(ANSWER_WIDTH, 1.5 + 0.22 * len(bars)), layout="constrained")
     axes = figure.add_subplot()
     known_s = [bar.seconds or 0.0 for bar in bars] + [bar.predicted_s or 0.0 for bar in bars]
@@ -116,7 +121,7 @@ def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
             face = PREDICTED if bar.low_s is not None else "white"
             axes.plot([bar.predicted_s], [place], **_PREDICTED, markerfacecolor=face)
             interval = "" if bar.low_s is None else f" ({bar.low_s:.4g} to {bar.high_s:.4g})"
-            add_tip(axes, bar.predicted_s, place, f"{bar.name}: predicted {bar.predicted_s:.4g} s{interval}")
+            add_tip(axes, bar.predicted_s, place, f"{bar.name}: estimated {bar.predicted_s:.4g} s{interval}")
     axes.set_xlim(0, longest_s)
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
@@ -125,6 +130,6 @@ def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
     set_title(figure, title)
     handles: list[Any] = [Patch(label="measured", **_BAR)]
     if any(bar.predicted_s is not None for bar in bars):
-        handles.append(Line2D([], [], label="predicted: step time x steps", **_PREDICTED))
+        handles.append(Line2D([], [], label="estimated: step time x steps", **_PREDICTED))
     legend_below(figure, handles)
     return figure
