@@ -206,15 +206,15 @@ def _augmentation(cell: CellResult) -> Any:
 
 
 def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
-    """Half width on the logarithm of the product; None if the iteration time has no interval."""
-    if row["iteration_s_low"] is None or row["iteration_s_high"] is None:
+    """Half width on the logarithm of the product; None if the iteration time has no interval, or one training
+    does not show how the iterations vary."""
+    if len(iterations) < 2 or row["iteration_s_low"] is None or row["iteration_s_high"] is None:
         return None
     of_time = math.log(row["iteration_s_high"] / row["iteration_s_low"]) / 2
-    of_count = 0.0
-    if len(iterations) > 1:
-        spread = estimate_median([[count] for count in iterations])
-        if spread.low is not None and spread.high is not None:
-            of_count = math.log(spread.high / spread.low) / 2
+    spread = estimate_median([[count] for count in iterations])
+    if spread.low is None or spread.high is None:
+        return None
+    of_count = math.log(spread.high / spread.low) / 2
     # The interval of one launch is that within it; of several it holds how far they are apart.
     floor = row["noise_floor"] if row["repeats"] == 1 else None
     return math.hypot(of_time, floor or 0.0, of_count)

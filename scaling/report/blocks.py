@@ -158,7 +158,12 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
                 if size > 1 and any(map(is_control_arm, rows))
                 else ""
             )
-            + " Exchange: what it adds to the step, from profiled steps."
+            + " Exchange: communication that shows, waits, copies, encoding and sums, from profiled steps."
+            + (
+                f" No speedup: no step without exchange was timed on one {group.unit}."
+                if size > 1 and all(row["speedup"] is None for row in rows) and rows[0]["arm"] is None
+                else ""
+            )
             + (" Green: the answer's aggregators." if _named(rows, named) else "")
             + f" {answer_legend(rows)}".rstrip(),
             answer_columns(group),

@@ -48,7 +48,7 @@ CONVERGENCE_STATISTIC = (
     "accuracy are those after the last epoch. Seconds leave evaluation out; those to the target end with the "
     "first epoch that reaches it, if every repeat does. Estimated: step time of the timed cell x steps to "
     "the target. Its 95% interval is that of both; the noise floor stands for that of the step time with one "
-    "launch; the number of steps is taken as exact with one training."
+    "launch. With one training it has none: how the number of steps varies is unknown."
 )
 
 
@@ -149,9 +149,11 @@ def _legend_of_exchange(rows: Sequence[Row]) -> Iterator[str]:
     whys = [f"{'it slows' if all(slow) else 'some slow'} the computation too"] if any(slow) else []
     whys += ["a longer update, as in the host's memory, is not in it"] if late else []
     why = f" ({'; '.join(whys)})" if whys else ""
+    is_sure = all(row["exposed_check"].kind == "exposed_times_differ" for row in marked)
+    unsure = "" if is_sure else ", or not resolved"
     yield (
         f"{DIFFERS}: the difference to the step without exchange is "
-        f'{"larger" if more else "not the same"}{why}; see "Where a step\'s time goes".'
+        f'{"larger" if more else "not the same"}{unsure}{why}; see "Where a step\'s time goes".'
     )
 
 

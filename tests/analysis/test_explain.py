@@ -63,7 +63,7 @@ def test_what_the_device_could_do_is_said_where_it_was_measured(make_study):
     larger = study.add(steps(10), spans=work, summary={**known, "model_flops": 4.5e9}, batch=128, **gpu)
     assert (
         text_of(first(study, larger))
-        == f"{said}, at 45% of the rate of float32 matrix products measured on this GPU (MFU)"
+        == f"{said}; the step reaches 45% of the rate of float32 matrix products measured on this GPU (MFU)"
     )
 
 

@@ -164,7 +164,7 @@ def test_cells_of_a_machine_that_was_started_again_are_told_apart(study):
     with_boots(study, "3fa2c1b0", "3fa2c1b0")
     assert not any("several machines or restarts" in sentence for sentence in findings(study.folder))
     with_boots(study, "3fa2c1b0", "00ff00ff")
-    (told,) = [one for one in findings(study.folder) if "several machines or restarts" in one]
+    (told,) = [one for one in findings(study.folder) if "several machines, or before and after" in one]
     assert "1 cell on boot 3fa2c1b0 (ring on 2 workers); 1 cell on boot 00ff00ff (tree on 2 workers)" in told
     assert "here" not in told  # the only name tells nothing
 
@@ -174,7 +174,7 @@ def test_many_cells_of_a_host_are_counted(study):
         study.add_steps([[0.1] * 3], aggregator="ring", world_size=size)
     study.add_steps([[0.1] * 3], aggregator="tree", world_size=8)
     with_boots(study, *["a"] * 4, "b")
-    (told,) = [one for one in findings(study.folder) if "several machines or restarts" in one]
+    (told,) = [one for one in findings(study.folder) if "several machines, or before and after" in one]
     assert "4 cells on boot a; 1 cell on boot b (tree on 8 workers)" in told
 
 
@@ -186,6 +186,6 @@ def test_containers_on_one_machine_are_one_and_many_machines_are_counted(study):
         study.folder.write_run(replace(record, launch={**record.launch, "host": f"pod{number}"}))
     assert not any("several machines or restarts" in sentence for sentence in findings(study.folder))
     with_boots(study, *"abcdef")
-    (told,) = [one for one in findings(study.folder) if "several machines or restarts" in one]
+    (told,) = [one for one in findings(study.folder) if "several machines, or before and after" in one]
     assert told.count("1 cell on pod") == 4
     assert "the rest on 2 more" in told

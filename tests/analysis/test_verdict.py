@@ -120,8 +120,8 @@ def test_limit_names_the_largest_loss_first(study, split_line):
         study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name)
     (one,) = answers(study)
     lines = verdict_lines([one])
-    cause = "computation shrinks less than the batch, 80 ms of the 600 ms step"
-    assert lines[2] == f"Limit: {cause}; the exchange, 20 ms (over 1/2 of one worker's step)."
+    cause = "of the 600 ms step computation and update take 80 ms more than 1/2 of one worker's"
+    assert lines[2] == f"Limit: {cause}; the exchange takes 20 ms."
     assert any(line.startswith("Next: try a larger global batch") for line in lines)
     words = shlex.split(command_of(one, study.folder))
     assert words[4] == f"{study.folder.path}-batch-256"
@@ -142,7 +142,7 @@ def test_limit_claims_no_more_than_its_two_measurements_agree_on(study, split_li
     add(study, "tree", 2, 0.9)
     (one,) = answers(study)
     limit = next(line for line in verdict_lines([one]) if line.startswith("Limit"))
-    assert limit == "Limit: the exchange, 100 to 300 ms of the 600 ms step (not resolved)."
+    assert limit == "Limit: of the 600 ms step the exchange takes 100 to 300 ms (not resolved)."
 
 
 @pytest.mark.parametrize("number", [1, 2, 7])
@@ -243,7 +243,7 @@ def test_names_keep_what_distinguishes_them():
 def test_fast_lossy_aggregator_that_was_not_trained_is_named_as_no_choice(tied):
     add(tied, "one_bit", 2, 0.551, lossy=True)
     (one,) = answers(tied)
-    assert "45% slower; as fast, but lossy (accuracy not tested): one_bit)" in "\n".join(verdict_lines([one]))
+    assert "45% slower; as fast: one_bit (lossy, accuracy not tested))" in "\n".join(verdict_lines([one]))
 
 
 def test_only_what_is_nearly_as_fast_is_named_as_not_resolved(study):
@@ -334,7 +334,7 @@ def test_trainings_are_compared_in_the_seeds_that_both_have(make_study):
     (one,) = verdicts(study.table, study.cells)
     text = "\n".join(verdict_lines([one]))
     assert text.startswith("Fastest so far: 4 workers, 1.50 times as fast as one. 60.0 s to 97.0% accuracy")
-    said = "1 training on 4 workers, so the variation there is unknown; the speedup compares seed 0 on both"
+    said = "1 training on 4 workers, so the variation there is unknown; the speedup is of seed 0 alone"
     assert f"Not sure: {said}." in text
 
 
@@ -376,6 +376,6 @@ def test_no_space_stands_before_a_semicolon(study):
     add(study, "one_bit", 2, 0.551, lossy=True)
     text = "\n".join(verdict_lines(answers(study)))
     assert (
-        "Aggregator: all_reduce (next tree, 45% slower; as fast, but lossy (accuracy not tested): one_bit)"
+        "Aggregator: all_reduce (next tree, 45% slower; as fast: one_bit (lossy, accuracy not tested))"
         in text
     )

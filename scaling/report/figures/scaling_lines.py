@@ -222,7 +222,7 @@ def caption_of(what: str, lines: Sequence[ScalingLine], best: Collection[str]) -
     intervals = ", 95% intervals" if any(is_known) else ""
     parts = [f"{what}{intervals}{' (a hollow point has none)' if intervals and not all(is_known) else ''}."]
     if any(line.is_bound for line in drawn):
-        parts.append("No exchange: the upper bound for any aggregator.")
+        parts.append("No exchange: the same step without communication, about the bound for any aggregator.")
     if any(_is_grey(line, winner) for line in drawn):
         parts.append(f"{SHOW_OTHERS}.")
     if any(_is_grey(line, winner) for line in lines if line not in drawn):
