@@ -119,7 +119,7 @@ def _chance(num_hits: int, count: int, places: int, drawn: int) -> float:
 
 def _after_pauses(steps_s: Floats, starts_s: Floats | None) -> NDArray[np.bool_]:
     paused = np.zeros(len(steps_s), dtype=bool)
-    if starts_s is not None:
+    if starts_s is not None and len(steps_s) > 1:
         gaps_s = starts_s[1:] - (starts_s[:-1] + steps_s[:-1])
         paused[1:] = gaps_s - np.median(gaps_s) > PAUSE_RATIO * np.median(steps_s)
     return paused

@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from scaling.analysis.columns import Row
 from scaling.analysis.groups import CellGroup
 
+_ARMS = (None, "baseline", "one_worker", "no_exchange")
+
 
 def main_variant(group: CellGroup, label: str) -> list[Row]:
     """The rows of one aggregator with one bucket size, wire format and input placement: one
     row per world size.
 
     Of several placements the first that it has (`device` if there), then of several bucket sizes and
-    wire formats the one that is fastest at the largest world size.
+    wire formats the one that is fastest at the largest world size. Of a script of the user's: unchanged, on
+    one worker, and without exchange.
     """
     rows = [row for row in group.rows if row["aggregator"] == label]
+    rows = [row for row in rows if row["arm"] in _ARMS] or rows
     placements = dict.fromkeys(map(_placement, rows))
     preferred = min(placements, key=lambda placement: placement[0] != "device")
     rows = [row for row in rows if _placement(row) == preferred]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -60,13 +61,23 @@ def verdicts(table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | 
         Findings of kind `verdict`, none for workloads without a candidate. Their cells are the choice and
         what is equally fast.
     """
-    verdicts = []
+    verdicts, rows = [], to_rows(table)
     for objective in OBJECTIVES:
-        sets = workloads(objective, to_rows(table), cells)
+        sets = workloads(objective, rows, cells)
         for workload, recommendation in zip(sets, recommend(table, cells, objective, num_cores), strict=True):
             if recommendation.choice is not None:
-                verdicts.append(verdict_of(recommendation, workload.candidates, workload.excluded))
+                verdict = verdict_of(recommendation, workload.candidates, workload.excluded)
+                once = _has_one_worker_once(recommendation.choice.row, rows)
+                verdicts.append(replace(verdict, values={**verdict.values, "has_one_worker_once": once}))
     return verdicts
+
+
+def _has_one_worker_once(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a script of the user's, which runs several times, ran on one worker in a single launch."""
+    return row["arm"] is not None and any(
+        other["arm"] == "one_worker" and other["model"] == row["model"] and other["repeats"] == 1
+        for other in rows
+    )
 
 
 def verdict_of(
@@ -184,7 +195,7 @@ def _losses(choice: Candidate, others: Sequence[Candidate], limit: Finding | Non
         "iteration_s": step_s,
         "is_strong": row["scaling"] == "strong",
         "exchange_s": exchange_s,
-        "exchange_range_s": sorted([max(0.0, exchange_s), exchange_s if agrees else spans_s]),
+        "exchange_range_s": sorted(max(0.0, one) for one in (exchange_s, exchange_s if agrees else spans_s)),
         "is_resolved": agrees or check.kind == "exposed_times_differ",
         "rest_s": rest_s if rest_s > max(known_to_s, LEAST_PART * step_s) else None,
         "rest_parts_s": _parts_of_rest(row, rest_s, [choice, *others]),

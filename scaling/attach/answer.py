@@ -31,7 +31,11 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
     if "baseline" not in measured.steps_s:
         return [f"Not measured, because {measured.reasons.get('baseline', 'the baseline did not run')}."]
     spread = measured.spread_ratio
-    floor = _no_pair(measured) if spread is None else f"A/A spread {spread:.1%}, nothing below it"
+    floor = (
+        _no_pair(measured)
+        if spread is None
+        else f"A/A spread {spread:.1%}: smaller differences are not reported"
+    )
     gains = findings(measured, traced)
     lines = [
         f"A step takes {_ms(measured.step_s('baseline'))} ({floor}{_marks_text(measured)}).",
@@ -89,11 +93,10 @@ def _no_pair(measured: Measured) -> str:
 def _marks_text(measured: Measured) -> str:
     """What the baseline's marks cost: by their own clock, and against runs with a clock at exit alone."""
     by_clock_ratio, more_ratio = measured.marks_ratio
-    text = f"; its marks take {by_clock_ratio:.2%} of it"
+    text = f"; its marks cost {by_clock_ratio:.2%}"
     if "clock" not in measured.steps_s:
         return text
-    shown = "no more shows" if more_ratio is None else f"it is {more_ratio:.1%} longer"
-    return f"{text}, and {shown} against runs with a clock at exit alone"
+    return f"{text}, and runs without marks are {'not' if more_ratio is None else f'{more_ratio:.1%}'} faster"
 
 
 def _where(measured: Measured) -> str:
@@ -185,18 +188,19 @@ def _buckets_text(measured: Measured) -> str:
     if not runs:
         arm = next((arm for arm in BUCKETS if arm in measured.reasons), None)
         if arm is not None:
-            return _missing(measured, "Other buckets", arm)
+            return _missing(measured, "Other bucket sizes", arm)
         same = any(arm in measured.steps_s for arm in BUCKETS)
-        return "Other buckets: not measured, because DDP made the same ones." if same else ""
+        return "Other bucket sizes: not measured, because DDP made the same buckets." if same else ""
     count = len(measured.facts["baseline"][0].get("bucket_bytes") or [])
+    buckets = f"{count} bucket{'s' * (count != 1)}"
     changes = ", ".join(f"{arm.partition('_')[2]} MB {-saved.ratio:+.0%}" for arm, saved in runs)
     best = best_buckets(measured)
     if best is None:
         no_gain = "no verdict" if measured.spread_ratio is None else "no gain above the A/A spread"
-        return f"Other buckets than its {count}: {no_gain} ({changes} of a step's time)."
+        return f"Other bucket sizes (it has {buckets}): {no_gain} ({changes} of a step's time)."
     arm, ratio = best
     paired = f"; with {arm.partition('_')[2]} MB {-ratio:+.0%} against baselines next to it"
-    return f"Other buckets than its {count}: {changes} of a step's time{paired}."
+    return f"Other bucket sizes (it has {buckets}): {changes} of a step's time{paired}."
 
 
 def _fewer_threads(measured: Measured) -> str:

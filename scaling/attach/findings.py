@@ -222,14 +222,22 @@ def _exchange_findings(measured: Measured) -> list[Avoidable]:
         advice = f"bucket_cap_mb={arm.partition('_')[2]}."
         found.append(Avoidable("buckets", in_buckets, advice, {"arm": arm}))
     if saved is not None and saved.is_certain and not measured.changed("no_exchange"):
-        ways = (
-            "a larger batch on each rank or gradient accumulation"
-            if "script_hook" in measured.facts["baseline"][0]
-            else "a larger batch on each rank, gradient accumulation or a bf16 hook"
-        )
-        advice = f"{ways}: fewer bytes a sample."
-        found.append(Avoidable("exchange", saved.ratio - in_buckets, advice))
+        found.append(Avoidable("exchange", saved.ratio - in_buckets, _fewer_bytes(measured)))
     return found
+
+
+def _fewer_bytes(measured: Measured) -> str:
+    """What makes the exchange smaller."""
+    facts, (backward, batches, _, updates) = measured.facts["baseline"][0], measured.signatures["baseline"]
+    # A closure that an optimizer evaluates several times has one batch, and needs each exchange.
+    if updates == 1 < backward == batches and not facts.get("skips_exchange"):
+        return (
+            f"put all but the last of a step's {backward} backward passes in model.no_sync(): each of them "
+            "exchanges all gradients."
+        )
+    ways = ["a larger batch on each rank", f"{'longer ' if backward > 1 else ''}gradient accumulation"]
+    ways += [] if "script_hook" in facts else ["a bf16 hook"]
+    return f"{', '.join(ways[:-1])} or {ways[-1]}: fewer bytes a sample."
 
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:

@@ -129,7 +129,7 @@ def _run_all(
         if reason is not None:  # what was left out is no failure
             measured.reasons[arm] = reason
         else:
-            say(f"{position + 1}: {arm}, launch {launch + 1}; at most {len(planned)} more")
+            say(f"{position + 1}: {arm}, launch {launch + 1}; at most {len(planned)} more runs")
             log = out / "launches" / f"{position:03d}-{arm}"
             run = run_arm(
                 plan.command, arm, log, warmup=plan.warmup, steps=plan.steps, deadline_s=deadline_s,
@@ -195,7 +195,7 @@ def _why_no_input(measured: Measured) -> str | None:
     workers = [rank.get("loader_workers", 0) for rank in measured.facts.get("no_exchange", [])]
     if not parts or any(workers) or max(parts) > LEAST / 2:
         return None
-    return f"drawing a batch takes {max(parts):.1%} of a step, and no loader worker makes others meanwhile"
+    return f"drawing a batch takes {max(parts):.1%} of a step, and no loader workers run in the background"
 
 
 def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None:
@@ -244,7 +244,7 @@ def _say_files(
     if appeared or written:
         say(f"the script wrote {_some([*appeared, *written])}")
     if spared := _named(measured, "kept"):
-        say(f"it would have deleted or written over {_some(spared)}: they are as they were")
+        say(f"it would have deleted or changed {_some(spared)}: left as before")
     if changed:
         say(f"changed meanwhile: {_some(changed)}; by something other than the script's Python")
     if before is None or after is None:

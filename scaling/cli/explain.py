@@ -30,6 +30,7 @@ def explain(
     from scaling.analysis.explain import explain as find
     from scaling.analysis.reading import read_study
     from scaling.errors import ScalingError
+    from scaling.report.content import answer_of_script
     from scaling.report.explain_text import as_dict, choose, details, overview
     from scaling.store import ResultsFolder
 
@@ -54,7 +55,8 @@ def explain(
         ]
         typer.echo(json.dumps(entries, indent=1, default=asdict))
         return
-    lines = overview(rows, findings) if cell is None else details(rows, findings, chosen)
+    said = answer_of_script(ResultsFolder(directory).study())
+    lines = overview(rows, findings, said) if cell is None else details(rows, findings, chosen)
     typer.echo("\n".join(lines).rstrip())
     if cell is None:
         typer.echo(f"all of a cell: `scaling explain {directory} AGGREGATOR@WORKERS`", err=True)

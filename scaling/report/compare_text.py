@@ -83,7 +83,7 @@ def _table(title: str, cells: Sequence[CellComparison]) -> Table:
         title=wrapped(title), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
     )
     rendered.add_column("aggregator", overflow="fold", max_width=NAME_WIDTH)
-    for name in ("n", f"A {unit}", f"B {unit}", "B/A", "95% interval"):
+    for name in ("workers", f"A {unit}", f"B {unit}", "B/A", "95% interval"):
         rendered.add_column(name, justify="right", no_wrap=True)
     rendered.add_column("B is")
     for cell in cells:

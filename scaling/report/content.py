@@ -44,6 +44,7 @@ class Content:
         blocks: what belongs to each workload; the first one is that of the first answer.
         sections: all figures and tables; of the page those that belong to no workload.
         wall_time: how the time divided; None where that was not recorded.
+        script_answer: what `scaling attach` found about a script; empty for other studies.
         notes, cell_notes: of the study, and of its cells.
         failed: rows of failed cells.
         states: state -> cells, of those that are not failed.
@@ -64,6 +65,7 @@ class Content:
     blocks: list[Block]
     sections: list[Section]
     wall_time: str | None
+    script_answer: list[str]
     notes: list[str]
     cell_notes: list[str]
     failed: list[Row]
@@ -126,6 +128,8 @@ def content_of(
         folder: see `Content`.
     """
     rows, extras = to_rows(table), extras or Extras()
+    notes = [str(note) for note in study.get("notes") or []]
+    script_answer = answer_of_script(study)
     groups = group_rows(rows)
     findings = summary_findings(table, extras.scatter, num_cores(environment), extras.lossy)
     summary = sentences_of(findings)
@@ -140,7 +144,8 @@ def content_of(
         blocks=blocks_of(groups, figures, [*tables, *extras.tables], extras.verdicts),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
         wall_time=text_of(times.finding) if times else None,
-        notes=[str(note) for note in study.get("notes") or []],
+        script_answer=script_answer,
+        notes=[note for note in notes if note not in script_answer],
         cell_notes=_notes(rows),
         failed=[row for row in rows if row["state"] == "failed"],
         states={
@@ -176,6 +181,12 @@ def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
         values = value if isinstance(value, list) else [value]
         return [(path, ", ".join(MISSING if item is None else str(item) for item in values) or MISSING)]
     return [row for key, item in items for row in flatten(item, f"{path}.{key}" if path else key)]
+
+
+def answer_of_script(study: Mapping[str, Any]) -> list[str]:
+    """The lines that `scaling attach` ended with, from the notes of its study; empty for other studies."""
+    is_attached = any(part.get("kind") == "attached" for part in study.get("parts") or [])
+    return [str(note) for note in study.get("notes") or []][1:] if is_attached else []
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from scaling.analysis.candidates import BASELINE_ARM
 from scaling.analysis.columns import Row, is_control_arm, workers_of
 from scaling.analysis.explain import EXPLAINED_KINDS, is_limit
 from scaling.analysis.explain_rules import RULES
@@ -31,9 +32,13 @@ MOST_NAMED = 3
 Findings = Mapping[str, Sequence[Finding]]
 
 
-def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
+def overview(rows: Sequence[Row], findings: Findings, of_script: Sequence[str] = ()) -> Iterator[str]:
     """For every group, the cells of its largest world size: what limits them most, and what to try. A long
-    experiment is said once."""
+    experiment is said once. Of a script of the user's `of_script` comes first, and its other arms are no
+    choices."""
+    yield from (_wrapped(line, indent=0) for line in of_script)
+    yield from [""] * bool(of_script)
+    rows = [row for row in rows if row["arm"] in (None, BASELINE_ARM)]
     said: set[str] = set()
     for group in _groups(rows):
         explained = [row for row in group.rows if row["iteration_s"] is not None or findings[row["cell_id"]]]

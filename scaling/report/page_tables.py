@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from scaling.analysis.candidates import BASELINE_ARM
 from scaling.analysis.columns import SEPARATOR, Row, is_control_arm, shares_gpus, workers_of
 from scaling.analysis.control import AGREEMENT
 from scaling.analysis.grouping import by_key
@@ -108,8 +109,13 @@ def _training_columns(group: CellGroup) -> list[Column[Row]]:
 
 
 def best_of_rows(rows: Sequence[Row]) -> Row | None:
-    """The same of some rows. One worker exchanges nothing: where it was timed without, that is its row."""
-    measured = [row for row in rows if row["iteration_s"] is not None]
+    """The same of some rows. One worker exchanges nothing: where it was timed without, that is its row. Of a
+    script of the user's, only what it does unchanged."""
+    measured = [
+        row
+        for row in rows
+        if row["iteration_s"] is not None and (row["arm"] in (None, BASELINE_ARM) or row["world_size"] == 1)
+    ]
     has_single = any(row["world_size"] == 1 and is_control_arm(row) for row in measured)
     choices = [row for row in measured if is_control_arm(row) == (row["world_size"] == 1 and has_single)]
     return max(choices, key=lambda row: float(row["samples_per_s"]), default=None)
@@ -119,13 +125,17 @@ def answer_columns(group: CellGroup, *, marked: bool = True) -> list[Column[Row]
     """The columns of timed settings that answer; `marked`: with the marks of `answer_legend`."""
     throughput, unit = group.throughput
     return [
-        Column("aggregator", lambda row: _name_or_bound(group, row)),
+        Column(_first_heading(group), lambda row: _name_or_bound(group, row)),
         Column("ms a step", _time_with_mark if marked else _time_with_width, "ms/step"),
         Column(unit, lambda row: rate(row[throughput]), unit),
         Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
         Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
         Column("exchange, ms", _exchange_with_mark if marked else _exchange),
     ]
+
+
+def _first_heading(group: CellGroup) -> str:
+    return "aggregator" if all(row["arm"] is None for row in group.rows) else "variant"
 
 
 def answer_legend(rows: Sequence[Row]) -> str:

@@ -284,6 +284,17 @@ def test_other_buckets_count_where_the_exchange_itself_is_not_certain() -> None:
     assert [found.kind for found in findings(measured)] == ["buckets"]
 
 
+def test_accumulation_that_exchanges_after_each_backward_pass_is_said() -> None:
+    measured = _measured({**EVEN, "no_exchange": (0.06, 0.06)})
+    usual = "Next: a larger batch on each rank, gradient accumulation or a bf16 hook"
+    assert answer(measured)[-1].startswith(usual)
+    for arm in ("baseline", "no_exchange"):
+        measured.signatures[arm] = (4, 4, 0, 1)
+    assert "all but the last of a step's 4 backward passes in model.no_sync()" in answer(measured)[-1]
+    _facts(measured, "baseline", skips_exchange=True)
+    assert answer(measured)[-1].startswith("Next: a larger batch on each rank, longer gradient accumulation")
+
+
 def test_waiting_for_the_last_rank_of_each_step_is_no_exchange() -> None:
     measured, turns = Measured(), [(0.1, 0.04), (0.04, 0.1)] * 6
     for launch in range(3):
@@ -314,9 +325,9 @@ def test_cached_batches_of_another_size_do_not_show_what_input_takes() -> None:
 
 def test_what_marks_cost_is_said_with_what_runs_with_a_clock_alone_show() -> None:
     measured = _measured({**EVEN, "clock": (0.1, 0.1)})
-    assert "its marks take 0.00% of it, and no more shows against runs with a clock" in answer(measured)[0]
+    assert "its marks cost 0.00%, and runs without marks are not faster" in answer(measured)[0]
     marked = _facts(_measured({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002)
-    assert "its marks take 0.20% of it, and it is 20.0% longer against runs with a clock" in answer(marked)[0]
+    assert "its marks cost 0.20%, and runs without marks are 20.0% faster" in answer(marked)[0]
 
 
 def test_phases_below_the_spread_are_no_finding() -> None:

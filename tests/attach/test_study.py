@@ -44,7 +44,7 @@ def test_runs_that_can_tell_nothing_are_left_out(tmp_path: Path, monkeypatch: py
     assert ran == {**repeated, "clock": 1, "marked": 1, "one_worker": 1}
     text = "\n".join(lines)
     assert "With cached input: not measured, because drawing a batch takes 0.0% of a step" in text
-    assert "Other buckets: not measured, because without any exchange a step is not 10% shorter." in text
+    assert "Other bucket sizes: not measured, because without any exchange a step is not 10% shorter." in text
 
 
 def test_input_that_comes_from_no_loader_is_not_cached(

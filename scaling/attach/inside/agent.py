@@ -115,6 +115,11 @@ class Agent:
         if dist.is_initialized():
             self._place = (dist.get_rank(), dist.get_world_size())
 
+    def notes_exchange(self) -> None:
+        """Whether a backward pass leaves the exchange to a later one, as under `no_sync`."""
+        if any(not model.require_backward_grad_sync for model in self._ddp()):
+            self.facts["skips_exchange"] = True
+
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """The global hook after every optimizer's step."""
         now = time.perf_counter()

@@ -45,6 +45,8 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
         if is_counted:
             start = time.perf_counter()
             agent.done[name] += 1
+            if name == "backward":
+                agent.notes_exchange()
             agent.own_s += time.perf_counter() - start
         return call(*arguments, **options)
 
