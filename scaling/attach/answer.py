@@ -69,10 +69,8 @@ def _otherwise(measured: Measured) -> str:
     if len(measured.steps_s["baseline"].keys() & measured.steps_s.get("aa", {}).keys()) < 2:
         return "two or more launches with the arm aa; fewer give no verdict."
     if (spread := measured.spread_ratio or 0.0) >= LEAST:
-        quieter = _fewer_threads(measured) or "a machine where nothing else runs"
-        return (
-            f"{quieter}, and attach again: unchanged runs differ by {spread:.0%}, which hides smaller gains."
-        )
+        again = _fewer_threads(measured) or "attach again on a machine where nothing else runs"
+        return f"{again}: unchanged runs differ by {spread:.0%}, which hides smaller gains."
     return NOTHING if measured.has_loader else NOT_TOLD_APART
 
 
@@ -204,12 +202,13 @@ def _buckets_text(measured: Measured) -> str:
 
 
 def _fewer_threads(measured: Measured) -> str:
-    """What to set, where ranks share cores and the arm with threads that fit ran; otherwise empty."""
-    if "threads" not in measured.steps_s:
+    """What to set, where ranks share cores and a run with threads that fit was not slower; else empty."""
+    once, spread = measured.saved_once("threads"), measured.spread_ratio
+    if once is None or spread is None or once.ratio < -spread:
         return ""
     base, fitted = measured.facts["baseline"][0], measured.facts["threads"][0]
     shared = f"{base['threads']} threads a rank share {base['cores']} cores"
-    return f"set OMP_NUM_THREADS to {fitted['threads']} ({shared})"
+    return f"set OMP_NUM_THREADS to {fitted['threads']} ({shared}) and attach again"
 
 
 def _threads_text(measured: Measured) -> str:

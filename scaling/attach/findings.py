@@ -235,7 +235,7 @@ def _fewer_bytes(measured: Measured) -> str:
             f"put all but the last of a step's {backward} backward passes in model.no_sync(): each of them "
             "exchanges all gradients."
         )
-    ways = ["a larger batch on each rank", f"{'longer ' if backward > 1 else ''}gradient accumulation"]
+    ways = ["a larger batch on each rank", f"{'longer ' if batches > 1 else ''}gradient accumulation"]
     ways += [] if "script_hook" in facts else ["a bf16 hook"]
     return f"{', '.join(ways[:-1])} or {ways[-1]}: fewer bytes a sample."
 

@@ -154,13 +154,13 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
             f"{what} on {workers(size, group.unit)}, fastest first",
             f"Step time ± half of its 95% interval{_of_one_launch(rows)}."
             + (
-                " No exchange is an upper bound, not a choice."
+                " No exchange: about the bound on speed, not a choice."
                 if size > 1 and any(map(is_control_arm, rows))
                 else ""
             )
-            + " Exchange: communication that shows, waits, copies, encoding and sums, from profiled steps."
+            + " Exchange: exposed communication, waits, copies, encoding and sums, from profiled steps."
             + (
-                f" No speedup: no step without exchange was timed on one {group.unit}."
+                f" Speedup is left blank: no step without exchange was timed on one {group.unit}."
                 if size > 1 and all(row["speedup"] is None for row in rows) and rows[0]["arm"] is None
                 else ""
             )

@@ -319,7 +319,7 @@ def test_compile_is_advised_where_little_of_the_matrix_rate_is_used(make_study, 
     limit = limit_of(explain(table, study.cells)[cell])
     assert "try more GPUs" in line_of(limit)
     assert ("try compile=true" in line_of(limit)) == is_advised
-    assert "; try step=captured to see whether kernel launches add to it; " in line_of(limit)
+    assert "; try step=captured to see whether kernel launches add to the step; " in line_of(limit)
 
 
 def test_the_overview_says_first_what_the_cell_says_first_and_the_same_of_several_once(make_study):

@@ -162,7 +162,7 @@ def test_cells_of_a_machine_that_was_started_again_are_told_apart(study):
     for aggregator in ("ring", "tree"):
         study.add_steps([[0.1] * 3], aggregator=aggregator, world_size=2)
     with_boots(study, "3fa2c1b0", "3fa2c1b0")
-    assert not any("several machines or restarts" in sentence for sentence in findings(study.folder))
+    assert not any("several machines, or before and after" in sentence for sentence in findings(study.folder))
     with_boots(study, "3fa2c1b0", "00ff00ff")
     (told,) = [one for one in findings(study.folder) if "several machines, or before and after" in one]
     assert "1 cell on boot 3fa2c1b0 (ring on 2 workers); 1 cell on boot 00ff00ff (tree on 2 workers)" in told
@@ -184,7 +184,7 @@ def test_containers_on_one_machine_are_one_and_many_machines_are_counted(study):
     with_boots(study, *["a"] * 6)
     for number, record in enumerate(study.folder.runs()):
         study.folder.write_run(replace(record, launch={**record.launch, "host": f"pod{number}"}))
-    assert not any("several machines or restarts" in sentence for sentence in findings(study.folder))
+    assert not any("several machines, or before and after" in sentence for sentence in findings(study.folder))
     with_boots(study, *"abcdef")
     (told,) = [one for one in findings(study.folder) if "several machines, or before and after" in one]
     assert told.count("1 cell on pod") == 4

@@ -81,7 +81,7 @@ def test_limit_says_what_its_computation_is_measured_against():
     found, _ = reference("fcn-r-4xh200")
     said = "within 3% of the fastest; caffe_nccl may not be: 2.6% slower, possibly 3.3%"
     assert text_of(found, "aggregator_why") == said
-    said = "in profiled steps: forward and backward 0.27 ms, the update 0.10 ms"
+    said = "over 1/4 of one GPU's step, in profiled steps: forward and backward by 0.27 ms, the update by 0.10 ms"
     assert text_of(found, "limit_why").startswith(said)
     found, _ = reference("budget-2xh200")
     assert "forward and backward" not in text_of(found, "limit_why")
@@ -137,7 +137,7 @@ def test_each_of_two_answers_has_limit_sureness_and_what_is_next():
     cells = read_cells(folder)
     second = verdict_lines(verdicts(build_table("", cells), cells))[-1]
     assert "Limit: computation: forward and backward take 91% of the step" in second
-    said = "Sure of the number, not of the aggregator: 3 launches, step time ± 7.7% (95%). "
+    said = "Sure of the number of GPUs, not of the aggregator: 3 launches, step time ± 7.7% (95%). "
     assert f"{said}Next: repeats=7 to decide which aggregator; then try step=captured" in second
 
 

@@ -116,7 +116,7 @@ def test_exchange_that_scatters_too_much_to_be_confirmed_is_marked_where_it_diff
     table = answer_table(study)
     assert table.rows[1][-1] == "1.00 †"
     assert (
-        "larger, or not resolved (a longer update, as in the host's memory, is not in it); see"
+        "larger, or not resolved (the exchange leaves out a longer update, as in the host's memory); see"
         in table.statistic
     )
     every = write_report(study.folder).content.sections
