@@ -195,16 +195,17 @@ def computation(view: View) -> Values | None:
         "has_tf32_left": on_gpu and row["precision"] == "float32",
         "lacks_captured": on_gpu and not captured and (row["mfu"] or 0.0) < HIGH_MFU,
         "lacks_compile": _is_uncompiled_below(view, LOW_MFU),
+        "is_captured": row["step"] == "captured",
         "unit": unit_of_workers(row),
     }
 
 
 def _is_uncompiled_below(view: View, mfu: float) -> bool:
-    """Whether this step uses less of the matrix rate, and nobody has tried to compile it."""
+    """Whether this step uses less of the matrix rate, and no step mode was tried compiled."""
     row = view.row
-    can_be = row["step"] in ("eager", "overlapped") and not row["compile"]
     is_below = row["mfu"] is not None and row["mfu"] < mfu
-    return can_be and is_below and view.fastest_with({"compile"}, compile=True) is None
+    is_tried = view.fastest_with({"compile", "step", "bucket_mb"}, compile=True) is not None
+    return is_below and not row["compile"] and not is_tried
 
 
 def _more_workers_help(view: View) -> bool:

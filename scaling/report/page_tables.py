@@ -157,7 +157,7 @@ def _legend_of_exchange(rows: Sequence[Row]) -> Iterator[str]:
     control_s = max((row["update_s"] or 0.0 for row in rows if is_control_arm(row)), default=0.0)
     late = [row for row in marked if 0 < _gap_s(row) < 2 * ((row["update_s"] or 0.0) - control_s)]
     whys = [f"{'it slows' if all(slow) else 'some slow'} the computation too"] if any(slow) else []
-    whys += ["the exchange leaves out a longer update, as in the host's memory"] if late else []
+    whys += ["the exchange does not count a longer update, for example in the host's memory"] if late else []
     why = f" ({'; '.join(whys)})" if whys else ""
     is_sure = all(row["exposed_check"].kind == "exposed_times_differ" for row in marked)
     unsure = "" if is_sure else ", or not resolved"

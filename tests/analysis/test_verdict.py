@@ -120,7 +120,7 @@ def test_limit_names_the_largest_loss_first(study, split_line):
         study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name)
     (one,) = answers(study)
     lines = verdict_lines([one])
-    cause = "of the 600 ms step, all but the exchange takes 80 ms more than 1/2 of one worker's step"
+    cause = "without the exchange, the 600 ms step would take 80 ms more than 1/2 of one worker's step"
     assert lines[2] == f"Limit: {cause}; the exchange takes 20 ms."
     assert any(line.startswith("Next: try a larger global batch") for line in lines)
     words = shlex.split(command_of(one, study.folder))
@@ -142,7 +142,7 @@ def test_limit_claims_no_more_than_its_two_measurements_agree_on(study, split_li
     add(study, "tree", 2, 0.9)
     (one,) = answers(study)
     limit = next(line for line in verdict_lines([one]) if line.startswith("Limit"))
-    assert limit == "Limit: of the 600 ms step, the exchange takes 100 to 300 ms (not resolved)."
+    assert limit == "Limit: the exchange takes 100 to 300 ms of the 600 ms step (not resolved)."
 
 
 @pytest.mark.parametrize("number", [1, 2, 7])

@@ -81,7 +81,7 @@ def test_limit_says_what_its_computation_is_measured_against():
     found, _ = reference("fcn-r-4xh200")
     said = "within 3% of the fastest; caffe_nccl may not be: 2.6% slower, possibly 3.3%"
     assert text_of(found, "aggregator_why") == said
-    said = "over 1/4 of one GPU's step, in profiled steps: forward and backward by 0.27 ms, the update by 0.1"
+    said = "in profiled steps forward and backward take 0.27 ms more than 1/4 of one GPU's, the update takes"
     assert text_of(found, "limit_why").startswith(said)
     found, _ = reference("budget-2xh200")
     assert "forward and backward" not in text_of(found, "limit_why")

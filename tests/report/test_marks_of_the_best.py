@@ -115,10 +115,8 @@ def test_exchange_that_scatters_too_much_to_be_confirmed_is_marked_where_it_diff
         study.add_split([[step_s * factor] for factor in factors], [lines] * 2, aggregator=aggregator)
     table = answer_table(study)
     assert table.rows[1][-1] == "1.00 †"
-    assert (
-        "larger, or not resolved (the exchange leaves out a longer update, as in the host's memory); see"
-        in table.statistic
-    )
+    why = "the exchange does not count a longer update, for example in the host's memory"
+    assert f"larger, or not resolved ({why}); see" in table.statistic
     every = write_report(study.folder).content.sections
     (cells,) = [table for section in every for table in section.tables if table.title.startswith("Time of")]
     assert any("1.00 †" in row for row in cells.rows)

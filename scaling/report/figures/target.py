@@ -93,7 +93,7 @@ def target_bars(group: CellGroup) -> list[TargetBar]:
 
 def _prediction(bars: Sequence[TargetBar]) -> str:
     predicted = [bar for bar in bars if bar.predicted_s is not None]
-    hollow = "; hollow: it has none" if any(bar.low_s is None for bar in predicted) else ""
+    hollow = "; hollow: no interval" if any(bar.low_s is None for bar in predicted) else ""
     return PREDICTION.format(hollow=hollow) if predicted else ""
 
 
