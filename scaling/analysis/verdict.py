@@ -194,6 +194,7 @@ def _losses(choice: Candidate, others: Sequence[Candidate], limit: Finding | Non
         "world_size": row["world_size"],
         "iteration_s": step_s,
         "is_strong": row["scaling"] == "strong",
+        "ideal_s": step_s - lost_s,
         "exchange_s": exchange_s,
         "exchange_range_s": sorted(max(0.0, one) for one in (exchange_s, exchange_s if agrees else spans_s)),
         "is_resolved": agrees or check.kind == "exposed_times_differ",

@@ -19,6 +19,9 @@ from topologies.texts import NO_BREAK, folded
 
 MOST_LINES = 5
 
+MPI_TABLES = {"openmpi", "mpich"}
+"""Launchers of records, where mpirun started the workers: `mpi` needs that."""
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -104,7 +107,9 @@ def command_of(verdict: Finding, folder: ResultsFolder) -> str:
     if changed is None:
         return ""
     words, ending = changed
-    return shlex.join(["scaling", "run", f"{path}/study.yaml", "--out", f"{path}{ending}", *words])
+    started_by = {run.launch.get("launcher") for run in folder.runs() if run.launch}
+    by_mpi = ["--launcher", "mpirun"] if started_by and started_by <= MPI_TABLES else []
+    return shlex.join(["scaling", "run", f"{path}/study.yaml", "--out", f"{path}{ending}", *by_mpi, *words])
 
 
 def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] | None:

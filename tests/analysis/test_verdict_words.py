@@ -79,7 +79,7 @@ def test_next_best_with_a_wide_interval_has_its_range():
 
 def test_limit_says_what_its_computation_is_measured_against():
     found, _ = reference("fcn-r-4xh200")
-    said = "within 3% of the fastest; caffe_nccl may not be: 2.6% slower, possibly 3.3%"
+    said = "within 3% of the fastest; caffe_nccl perhaps not: 2.6% slower, at most 3.3%"
     assert text_of(found, "aggregator_why") == said
     said = "in profiled steps forward and backward take 0.27 ms more than 1/4 of one GPU's, the update takes"
     assert text_of(found, "limit_why").startswith(said)
