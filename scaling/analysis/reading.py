@@ -54,3 +54,9 @@ def num_cores(environment: Mapping[str, Any] | None) -> int | None:
     cpu = (environment or {}).get("cpu")
     cores = cpu.get("usable_cores", cpu.get("cores")) if isinstance(cpu, Mapping) else None
     return cores if isinstance(cores, int) else None
+
+
+def answer_of_script(study: Mapping[str, Any]) -> list[str]:
+    """The lines that `scaling attach` ended with, from the notes of its study; empty for other studies."""
+    is_attached = any(part.get("kind") == "attached" for part in study.get("parts") or [])
+    return [str(note) for note in study.get("notes") or []][1:] if is_attached else []

@@ -28,9 +28,8 @@ def explain(
     """
     from scaling.analysis.columns import to_rows
     from scaling.analysis.explain import explain as find
-    from scaling.analysis.reading import read_study
+    from scaling.analysis.reading import answer_of_script, read_study
     from scaling.errors import ScalingError
-    from scaling.report.content import answer_of_script
     from scaling.report.explain_text import as_dict, choose, details, overview
     from scaling.store import ResultsFolder
 

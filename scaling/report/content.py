@@ -13,7 +13,7 @@ import pandas as pd
 from scaling.analysis.columns import SEPARATOR, Row, to_rows
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
-from scaling.analysis.reading import num_cores
+from scaling.analysis.reading import answer_of_script, num_cores
 from scaling.analysis.study_scatter import StudyScatter, study_scatter
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
@@ -181,12 +181,6 @@ def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
         values = value if isinstance(value, list) else [value]
         return [(path, ", ".join(MISSING if item is None else str(item) for item in values) or MISSING)]
     return [row for key, item in items for row in flatten(item, f"{path}.{key}" if path else key)]
-
-
-def answer_of_script(study: Mapping[str, Any]) -> list[str]:
-    """The lines that `scaling attach` ended with, from the notes of its study; empty for other studies."""
-    is_attached = any(part.get("kind") == "attached" for part in study.get("parts") or [])
-    return [str(note) for note in study.get("notes") or []][1:] if is_attached else []
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
