@@ -81,9 +81,7 @@ def test_limit_says_what_its_computation_is_measured_against():
     found, _ = reference("fcn-r-4xh200")
     said = "within 3% of the fastest; caffe_nccl perhaps too: 2.6% slower, at most 3.3%"
     assert text_of(found, "aggregator_why") == said
-    said = (
-        "in profiled steps forward and backward take 0.27 ms, the update 0.10 ms, more than 1/4 of one GPU's"
-    )
+    said = "in profiled steps forward and backward exceed 1/4 of one GPU's by 0.27 ms, the update by 0.10 ms"
     assert text_of(found, "limit_why").startswith(said)
     found, _ = reference("budget-2xh200")
     assert "forward and backward" not in text_of(found, "limit_why")
