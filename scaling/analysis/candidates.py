@@ -21,6 +21,7 @@ from scaling.analysis.columns import (
     is_aa_replicate,
     is_control_arm,
     is_of_older_code,
+    is_unchanged,
     shares_gpus,
     workers_of,
 )
@@ -44,9 +45,6 @@ NO_EXCHANGE = "nothing to exchange"
 
 OF_PEERS = ("peer_access", "num_nodes")
 """Settings that mean nothing to one worker."""
-
-BASELINE_ARM = "baseline"
-"""Of an attached script; its other arms are experiments, not choices."""
 
 ENERGY_STEP_S = 0.1
 """The counter of energy moves in such steps, by which a window is uncertain (`scaling.measure.power`)."""
@@ -204,7 +202,7 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
         for row in rows
         if row["kind"] == kind
         and not is_aa_replicate(row)
-        and row["arm"] in (None, BASELINE_ARM)
+        and is_unchanged(row)
         and (not trained or row["target_accuracy"] is not None)
     ]
     families = by_key(eligible, lambda row: _given(row, trained=trained))

@@ -73,7 +73,7 @@ MEANINGS = {
     "seed_sd_accuracy": "standard deviation of the accuracy over seeds",
     "seconds_to_target": "training time to the target",
     "predicted_s_to_target": "the same, predicted as iteration_s x iterations",
-    "predicted_s_to_target_low": "lower end of its 95% interval",
+    "predicted_s_to_target_low": "lower end of its 95% interval; empty with one training",
     "predicted_s_to_target_high": "upper end of its 95% interval",
     "prediction_lacks": "what the timed step lacks of the training's",
     "epochs_to_target": "epochs to the target",

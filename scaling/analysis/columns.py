@@ -124,6 +124,11 @@ def is_control_arm(row: Row) -> bool:
     return aggregator_name(row["aggregator"]) in CONTROL_ARMS
 
 
+def is_unchanged(row: Row) -> bool:
+    """Whether it is no experiment with a user's script: a cell of a study, or the script as it is."""
+    return row["arm"] in (None, "baseline")
+
+
 def has_no_model(row: Mapping[str, Any]) -> bool:
     """Whether this cell, or row, has no model."""
     return kind_of_table(row) not in TRAINED

@@ -56,7 +56,10 @@ def num_cores(environment: Mapping[str, Any] | None) -> int | None:
     return cores if isinstance(cores, int) else None
 
 
-def answer_of_script(study: Mapping[str, Any]) -> list[str]:
-    """The lines that `scaling attach` ended with, from the notes of its study; empty for other studies."""
+def notes_of(study: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """A study's notes, and the lines that `scaling attach` ended with, which are among its notes; none for
+    other studies.
+    """
+    notes = [str(note) for note in study.get("notes") or []]
     is_attached = any(part.get("kind") == "attached" for part in study.get("parts") or [])
-    return [str(note) for note in study.get("notes") or []][1:] if is_attached else []
+    return (notes[:1], notes[1:]) if is_attached else (notes, [])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scaling.analysis.columns import Row
+from scaling.analysis.columns import Row, is_unchanged
 from scaling.analysis.groups import CellGroup
-
-_ARMS = (None, "baseline", "one_worker", "no_exchange")
 
 
 def main_variant(group: CellGroup, label: str) -> list[Row]:
@@ -20,7 +18,7 @@ def main_variant(group: CellGroup, label: str) -> list[Row]:
     one worker, and without exchange.
     """
     rows = [row for row in group.rows if row["aggregator"] == label]
-    rows = [row for row in rows if row["arm"] in _ARMS] or rows
+    rows = [row for row in rows if is_unchanged(row) or row["arm"] in ("one_worker", "no_exchange")] or rows
     placements = dict.fromkeys(map(_placement, rows))
     preferred = min(placements, key=lambda placement: placement[0] != "device")
     rows = [row for row in rows if _placement(row) == preferred]

@@ -11,18 +11,17 @@ The template `verdict` and its parts say it, for `run`, `recommend` and the page
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, OF_PEERS, TIME, Candidate, Excluded, workloads
+from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, Excluded, workloads
 from scaling.analysis.columns import Row, is_of_older_code, shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
+from scaling.analysis.losses import losses_of, single_like
 from scaling.analysis.recommend import Recommendation, recommend
 from scaling.analysis.samples import CellResult
 from scaling.axes import Role, columns
@@ -30,20 +29,9 @@ from scaling.measure.statistics import ONE_LAUNCH
 
 NAMED_RATIO = 1.1
 """Measured time to the choice's, up to which a setting is named as not resolved from it."""
-LEAST_LOSS = 0.1
-"""A step that loses less than this part of its time to several workers is limited by something else."""
 
 WIDE_RATIO = 1.5
 """Upper end to lower end of an interval, above which it is named instead of its middle."""
-
-MOST_UNEXPLAINED = 0.2
-"""Of the computation that an ideal speedup would not have, what its parts may leave open."""
-
-LEAST_PART = 0.02
-"""A smaller part of a step is not worth a word."""
-
-_SAID_BY_LOSSES = ("exposed_communication", "not_hidden", "waiting", "update", "computation")
-"""Rules of which the losses say the same, with the largest first."""
 
 OBJECTIVES = (TIME, ACCURACY)
 """Those of which a study has an answer, where it measured them."""
@@ -66,9 +54,7 @@ def verdicts(table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | 
         sets = workloads(objective, rows, cells)
         for workload, recommendation in zip(sets, recommend(table, cells, objective, num_cores), strict=True):
             if recommendation.choice is not None:
-                verdict = verdict_of(recommendation, workload.candidates, workload.excluded)
-                once = _has_one_worker_once(recommendation.choice.row, rows)
-                verdicts.append(replace(verdict, values={**verdict.values, "has_one_worker_once": once}))
+                verdicts.append(verdict_of(recommendation, workload.candidates, workload.excluded, rows))
     return verdicts
 
 
@@ -81,7 +67,10 @@ def _has_one_worker_once(row: Row, rows: Sequence[Row]) -> bool:
 
 
 def verdict_of(
-    recommendation: Recommendation, candidates: Sequence[Candidate], excluded: Sequence[Excluded] = ()
+    recommendation: Recommendation,
+    candidates: Sequence[Candidate],
+    excluded: Sequence[Excluded] = (),
+    rows: Sequence[Row] = (),
 ) -> Finding:
     """The answer for one workload.
 
@@ -89,12 +78,14 @@ def verdict_of(
         recommendation: it has a choice.
         candidates: those that it was chosen from.
         excluded: cells that may not be chosen.
+        rows: all of the study.
     """
     choice = recommendation.choice
     assert choice is not None
     row, size = choice.row, choice.row["world_size"]
     others = [candidate for candidate in candidates if candidate.row["cell_id"] != row["cell_id"]]
     rivals, ties = _rivals_and_ties(recommendation, choice, others)
+    slower = [other for other in others if other not in rivals]
     same_size = [rival for rival in rivals if rival.row["world_size"] == size]
     open_sizes = sorted({rival.row["world_size"] for rival in rivals} - {size})
     sizes = sorted({candidate.row["world_size"] for candidate in candidates})
@@ -117,18 +108,12 @@ def verdict_of(
         "tie_ratio": TIE_RATIO,
         "unresolved": [_setting(other, choice) for other in _nearest(choice, same_size) if other not in ties],
         **_lossy(choice, excluded),
-        "next_best": _next_best(
-            choice, [other for other in others if other not in rivals], recommendation.ratios
-        ),
+        "next_best": _next_best(choice, slower, recommendation.ratios),
         "other_size": _best_of_other_sizes(choice, others),
         "limit": recommendation.limit,
-        "losses": _losses(choice, others, recommendation.limit),
+        "losses": losses_of(choice, others, recommendation.limit),
         "confidence": _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size)),
-        "num_launches": choice.num_launches,
-        "half_width_ratio": _half_width(choice),
-        "noise_floor": row["noise_floor"],
-        "more_repeats": recommendation.more_repeats,
-        "is_noisy": recommendation.is_noisy,
+        **_variation(recommendation, choice, rows),
     }
     return Finding("verdict", tuple(other.row["cell_id"] for other in (choice, *ties)), values)
 
@@ -160,66 +145,6 @@ def _rivals_and_ties(
     size = choice.row["world_size"]
     ties = [rival for rival in rivals if rival.row["world_size"] == size and rival.row["cell_id"] in tie_ids]
     return rivals, ties
-
-
-def _losses(choice: Candidate, others: Sequence[Candidate], limit: Finding | None) -> dict[str, Any] | None:
-    """What a step takes beyond that of an ideal speedup: what the exchange adds, and the rest.
-
-    Of the choice; where that is one worker, of the fastest one with several. The exchange is the difference
-    to the control arm; `exchange_range_s` has the exposed time of the profiled steps too, where the check
-    does not find that both agree. `bytes_per_s` is the rate of `communication_s`. None where less than
-    LEAST_LOSS is lost, or a rule names the cause.
-    """
-    row = choice.row
-    if row["world_size"] == 1:
-        several = [other.row for other in others if other.row["world_size"] > 1]
-        if not several:
-            return None
-        row = min(several, key=lambda other: float(other["iteration_s"] or math.inf))
-    elif limit is not None and limit.kind not in _SAID_BY_LOSSES:
-        return None
-    if row["parallel_efficiency"] is None or row["exposed_by_difference_s"] is None:
-        return None
-    step_s, exchange_s = row["iteration_s"], row["exposed_by_difference_s"]
-    lost_s = step_s * (1 - row["parallel_efficiency"])
-    if lost_s < LEAST_LOSS * step_s:
-        return None
-    check, spans_s = row["exposed_check"], row["exchange_overhead_s"]
-    agrees = check is None or check.kind == "exposed_times_agree" or spans_s is None
-    known_to_s = (
-        0.0 if row["iteration_s_high"] is None else (row["iteration_s_high"] - row["iteration_s_low"]) / 2
-    )
-    rest_s = lost_s - exchange_s
-    return {
-        "world_size": row["world_size"],
-        "iteration_s": step_s,
-        "is_strong": row["scaling"] == "strong",
-        "ideal_s": step_s - lost_s,
-        "exchange_s": exchange_s,
-        "exchange_range_s": sorted(max(0.0, one) for one in (exchange_s, exchange_s if agrees else spans_s)),
-        "is_resolved": agrees or check.kind == "exposed_times_differ",
-        "rest_s": rest_s if rest_s > max(known_to_s, LEAST_PART * step_s) else None,
-        "rest_parts_s": _parts_of_rest(row, rest_s, [choice, *others]),
-        "communication_s": (row["exposed_comm_s"] or 0.0) + (row["hidden_comm_s"] or 0.0),
-        "bytes_per_s": limit.values.get("bytes_per_s") if limit is not None and row is choice.row else None,
-    }
-
-
-def _parts_of_rest(row: Row, rest_s: float, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Computation of a step over its share of one worker's, by the profiled steps; empty where these are not
-    known, or do not add up to the rest within MOST_UNEXPLAINED."""
-    like = _like(row, [one for one in candidates if one.row["world_size"] == 1])
-    if like is None or row["scaling"] != "strong":
-        return {}
-    single = like.row
-    groups = {"forward and backward": ("forward_s", "backward_s"), "the update": ("update_s",)}
-    if any(one[name] is None for names in groups.values() for name in names for one in (row, single)):
-        return {}
-    parts_s = {
-        part: sum(row[name] - single[name] / row["world_size"] for name in names)
-        for part, names in groups.items()
-    }
-    return parts_s if abs(sum(parts_s.values()) - rest_s) <= MOST_UNEXPLAINED * rest_s else {}
 
 
 def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) -> dict[str, Any] | None:
@@ -278,18 +203,12 @@ def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, A
         }
     names = ("iteration_s", "samples_per_s", "tokens_per_s", "speedup", "parallel_efficiency")
     values = {**{name: row[name] for name in names}, "single": None, "unlike": None}
-    single = _like(row, singles)
+    single = single_like(row, singles)
     if row["speedup"] is None and row["world_size"] > 1 and single is not None:
         speedup = _ratio(single, choice)
         values |= {"speedup": speedup, "parallel_efficiency": speedup / row["world_size"]}
         values["single"] = {name: single.row[name] for name in ("aggregator", "iteration_s")}
     return values
-
-
-def _like(row: Row, singles: Sequence[Candidate]) -> Candidate | None:
-    """That of one worker with the same further choices."""
-    same = [name for name in columns(role=Role.CHOSEN) if name not in OF_PEERS]
-    return next((one for one in singles if all(one.row[name] == row[name] for name in same)), None)
 
 
 def _over_one_worker(choice: Candidate, singles: Sequence[Candidate]) -> dict[str, Any]:
@@ -394,6 +313,18 @@ def _best_of_other_sizes(choice: Candidate, others: Sequence[Candidate]) -> dict
     if best is None:
         return None
     return {"world_size": best.row["world_size"], "slower_ratio": _ratio(best, choice) - 1}
+
+
+def _variation(recommendation: Recommendation, choice: Candidate, rows: Sequence[Row]) -> dict[str, Any]:
+    """By how much launches of the choice differ, and how many more would decide."""
+    return {
+        "num_launches": choice.num_launches,
+        "has_one_worker_once": _has_one_worker_once(choice.row, rows),
+        "half_width_ratio": _half_width(choice),
+        "noise_floor": choice.row["noise_floor"],
+        "more_repeats": recommendation.more_repeats,
+        "is_noisy": recommendation.is_noisy,
+    }
 
 
 def _half_width(choice: Candidate) -> float | None:

@@ -28,7 +28,7 @@ def explain(
     """
     from scaling.analysis.columns import to_rows
     from scaling.analysis.explain import explain as find
-    from scaling.analysis.reading import answer_of_script, read_study
+    from scaling.analysis.reading import notes_of, read_study
     from scaling.errors import ScalingError
     from scaling.report.explain_text import as_dict, choose, details, overview
     from scaling.store import ResultsFolder
@@ -54,8 +54,8 @@ def explain(
         ]
         typer.echo(json.dumps(entries, indent=1, default=asdict))
         return
-    said = answer_of_script(ResultsFolder(directory).study())
-    lines = overview(rows, findings, said) if cell is None else details(rows, findings, chosen)
+    _, of_script = notes_of(ResultsFolder(directory).study())
+    lines = overview(rows, findings, of_script) if cell is None else details(rows, findings, chosen)
     typer.echo("\n".join(lines).rstrip())
     if cell is None:
         typer.echo(f"all of a cell: `scaling explain {directory} AGGREGATOR@WORKERS`", err=True)

@@ -13,7 +13,7 @@ import pandas as pd
 from scaling.analysis.columns import SEPARATOR, Row, to_rows
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
-from scaling.analysis.reading import answer_of_script, num_cores
+from scaling.analysis.reading import notes_of, num_cores
 from scaling.analysis.study_scatter import StudyScatter, study_scatter
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
@@ -128,16 +128,14 @@ def content_of(
         folder: see `Content`.
     """
     rows, extras = to_rows(table), extras or Extras()
-    notes = [str(note) for note in study.get("notes") or []]
-    script_answer = answer_of_script(study)
+    notes, script_answer = notes_of(study)
     groups = group_rows(rows)
     findings = summary_findings(table, extras.scatter, num_cores(environment), extras.lossy)
-    summary = sentences_of(findings)
     tables = [table for group in groups for table in page_tables(group, groups)]
     return Content(
         name=str(study.get("name", "study")),
         folder=shlex.quote(str(folder)),
-        findings=[*summary, *extras.findings],
+        findings=[*sentences_of(findings), *extras.findings],
         verdicts=extras.verdicts,
         commands=extras.commands,
         cautions=sentences_of(finding for finding in findings if finding.kind in CAUTIONS),
@@ -145,7 +143,7 @@ def content_of(
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
         wall_time=text_of(times.finding) if times else None,
         script_answer=script_answer,
-        notes=[note for note in notes if note not in script_answer],
+        notes=notes,
         cell_notes=_notes(rows),
         failed=[row for row in rows if row["state"] == "failed"],
         states={

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scaling.analysis.candidates import BASELINE_ARM
-from scaling.analysis.columns import Row, is_control_arm, workers_of
+from scaling.analysis.columns import Row, is_control_arm, is_unchanged, workers_of
 from scaling.analysis.explain import EXPLAINED_KINDS, is_limit
 from scaling.analysis.explain_rules import RULES
 from scaling.analysis.findings import Finding
@@ -38,7 +37,7 @@ def overview(rows: Sequence[Row], findings: Findings, of_script: Sequence[str] =
     choices."""
     yield from (_wrapped(line, indent=0) for line in of_script)
     yield from [""] * bool(of_script)
-    rows = [row for row in rows if row["arm"] in (None, BASELINE_ARM)]
+    rows = [row for row in rows if is_unchanged(row)]
     said: set[str] = set()
     for group in _groups(rows):
         explained = [row for row in group.rows if row["iteration_s"] is not None or findings[row["cell_id"]]]

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from scaling.analysis.candidates import BASELINE_ARM
-from scaling.analysis.columns import SEPARATOR, Row, is_control_arm, shares_gpus, workers_of
+from scaling.analysis.columns import SEPARATOR, Row, is_control_arm, is_unchanged, shares_gpus, workers_of
 from scaling.analysis.control import AGREEMENT
 from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup
@@ -114,7 +113,7 @@ def best_of_rows(rows: Sequence[Row]) -> Row | None:
     measured = [
         row
         for row in rows
-        if row["iteration_s"] is not None and (row["arm"] in (None, BASELINE_ARM) or row["world_size"] == 1)
+        if row["iteration_s"] is not None and (is_unchanged(row) or row["world_size"] == 1)
     ]
     has_single = any(row["world_size"] == 1 and is_control_arm(row) for row in measured)
     choices = [row for row in measured if is_control_arm(row) == (row["world_size"] == 1 and has_single)]

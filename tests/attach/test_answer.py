@@ -1,7 +1,6 @@
 """What is said of an attached script, from marks that are made up."""
 
 from pathlib import Path
-from typing import Any
 
 from scaling.attach.answer import answer
 from scaling.attach.findings import findings, slow_rank, to_confirm
@@ -9,64 +8,31 @@ from scaling.attach.launch import Run, _why_not
 from scaling.attach.marks import steady, steps_of
 from scaling.attach.measured import Measured
 from scaling.attach.trace import Traced
-
-ONE_STEP = (1, 1, 0, 1)
-
-
-def _rank(rank: int, steps_s: list[float], counts: list[tuple[int, ...]] | None = None) -> dict[str, Any]:
-    """A record whose steps after the first mark take so long, half of each in input."""
-    marks, total, phases = [0.0], [1, 1, 0, 1], []
-    cumulative = [list(total)]
-    for at, step_s in enumerate(steps_s):
-        start_s = marks[-1]
-        marks.append(start_s + step_s)
-        total = [a + b for a, b in zip(total, (counts or [ONE_STEP] * len(steps_s))[at], strict=True)]
-        cumulative.append(total)
-        phases.append(("input", start_s, start_s + step_s / 2))
-        phases.append(("backward", start_s + step_s * 0.6, start_s + step_s * 0.7))
-    return {
-        "rank": rank, "world_size": 2, "warmup": 1, "step_s": [marks], "counts": [cumulative],
-        "phases": phases, "device": "cpu", "batches": [(8, 64)] * 7, "bucket_bytes": [4096, 2**22],
-        "threads": 1, "cores": 2,
-    }  # fmt: skip
-
-
-def _measured(steps_s: dict[str, tuple[float, float]], drift: float = 0.001) -> Measured:
-    """Arm -> the two ranks' steps; A/A pairs differ by `drift`."""
-    measured = Measured()
-    for launch in range(3):
-        for arm, ranks in steps_s.items():
-            factor = 1 + (drift if arm == "aa" else 0.0)
-            records = [_rank(at, [step_s * factor] * 6) for at, step_s in enumerate(ranks)]
-            measured.add(launch, Run(arm, records))
-    return measured
-
-
-EVEN = {"baseline": (0.1, 0.1), "aa": (0.1, 0.1), "hook_control": (0.1, 0.1)}
+from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, with_facts
 
 
 def test_steps_of_another_kind_are_left_out_on_all_ranks() -> None:
     kinds = [ONE_STEP, ONE_STEP, (1, 5, 1, 1), ONE_STEP]
-    signature, steps = steady([_rank(0, [0.1, 0.1, 0.9, 0.1], kinds), _rank(1, [0.1] * 4)])
+    signature, steps = steady([made_rank(0, [0.1, 0.1, 0.9, 0.1], kinds), made_rank(1, [0.1] * 4)])
     assert signature == ONE_STEP
     assert [[step.number for step in rank] for rank in steps] == [[0, 1, 3], [0, 1, 3]]
 
 
 def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not() -> None:
-    slow = slow_rank(_measured({**EVEN, "no_exchange": (0.05, 0.1)}))
+    slow = slow_rank(made_runs({**EVEN, "no_exchange": (0.05, 0.1)}))
     assert slow is not None
     assert (slow.ranks, slow.phase) == ((1,), "input")
-    assert slow_rank(_measured({**EVEN, "no_exchange": (0.1, 0.1)})) is None
+    assert slow_rank(made_runs({**EVEN, "no_exchange": (0.1, 0.1)})) is None
 
 
 def test_on_gpus_the_arm_that_gives_phases_is_named_where_it_was_left_out() -> None:
-    measured = _facts(_measured({**EVEN, "no_exchange": (0.06, 0.06)}), "baseline", device="cuda")
+    measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "baseline", device="cuda")
     line = "Where it goes: not measured, because the arm marked was not asked for."
     assert line in answer(measured)
 
 
 def test_the_parts_of_a_step_add_up_to_it() -> None:
-    text = "\n".join(answer(_measured({**EVEN, "no_exchange": (0.06, 0.06)})))
+    text = "\n".join(answer(made_runs({**EVEN, "no_exchange": (0.06, 0.06)})))
     assert "input 30%, forward 6%, backward 6%, optimizer 18%, rest 0%, exchange and waiting 40%" in text
     assert (
         "Without the exchange a step would be 40% shorter (its hook costs less than the A/A spread)." in text
@@ -74,35 +40,14 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 
 
 def test_nothing_is_claimed_below_the_spread() -> None:
-    text = "\n".join(answer(_measured({**EVEN, "no_exchange": (0.095, 0.095)}, drift=0.08)))
+    text = "\n".join(answer(made_runs({**EVEN, "no_exchange": (0.095, 0.095)}, drift=0.08)))
     assert "Without the exchange: no gain above the A/A spread" in text
     assert "exchange and waiting not above the spread" in text
     assert "nothing stands out" in text
 
 
-def test_where_unchanged_runs_differ_much_that_is_next() -> None:
-    assert "\nNext: attach again on a machine where nothing else runs: unchanged runs differ by 12%" in (
-        "\n".join(answer(_measured(EVEN, drift=0.12)))
-    )
-    shared = _facts(_measured({**EVEN, "threads": (0.09, 0.09)}, drift=0.12), "baseline", threads=4)
-    lines = answer(shared)
-    assert (
-        "With 1 instead of 4 threads a rank: no gain above the A/A spread (-15% of a step's time)." in lines
-    )
-    assert lines[-1].startswith("Next: set OMP_NUM_THREADS to 1 (4 threads a rank share 2 cores) and attach")
-    slower = _facts(_measured({**EVEN, "threads": (0.13, 0.13)}, drift=0.12), "baseline", threads=4)
-    assert "OMP_NUM_THREADS" not in answer(slower)[-1]
-
-
-def test_fewer_threads_are_a_gain_above_the_spread_alone() -> None:
-    shared = {**EVEN, "threads": (0.07, 0.07)}
-    lines = answer(_facts(_measured(shared), "baseline", threads=4))
-    assert "With 1 instead of 4 threads a rank a step would be 30% shorter." in lines
-    assert lines[-1].startswith("Next: set OMP_NUM_THREADS or torch.set_num_threads to 1")
-
-
 def test_an_arm_that_failed_says_why() -> None:
-    measured = _measured(EVEN)
+    measured = made_runs(EVEN)
     measured.add(0, Run("no_exchange", reason="it hung"))
     lines = answer(measured)
     assert "Without the exchange: not measured, because it hung." in lines
@@ -110,31 +55,25 @@ def test_an_arm_that_failed_says_why() -> None:
 
 
 def test_one_worker_that_does_other_work_gives_no_efficiency() -> None:
-    measured = _measured(EVEN)
-    measured.add(0, Run("one_worker", [_rank(0, [0.1] * 4, [(4, 4, 0, 1)] * 4)]))
+    measured = made_runs(EVEN)
+    measured.add(0, Run("one_worker", [made_rank(0, [0.1] * 4, [(4, 4, 0, 1)] * 4)]))
     assert any(
         "makes 4 backward passes and 4 batches a step instead of 1 and 1" in line for line in answer(measured)
     )
 
 
 def test_a_run_that_failed_in_one_launch_is_said() -> None:
-    measured = _measured({**EVEN, "no_exchange": (0.06, 0.06)})
+    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
     measured.add(3, Run("no_exchange", [], "it did not make 13 steps in 0.5 s"))
     assert "Left out: a run of no_exchange (it did not make 13 steps in 0.5 s)." in answer(measured)
 
 
-def _facts(measured: Measured, arm: str, **facts: Any) -> Measured:
-    """The same runs with other facts in the records of an arm."""
-    measured.facts[arm] = [{**rank, **facts} for rank in measured.facts[arm]]
-    return measured
-
-
 def test_a_healthy_script_has_no_finding() -> None:
-    assert findings(_measured({**EVEN, "no_exchange": (0.097, 0.097), "cached_input": (0.099, 0.099)})) == []
+    assert findings(made_runs({**EVEN, "no_exchange": (0.097, 0.097), "cached_input": (0.099, 0.099)})) == []
 
 
 def test_a_rank_with_larger_batches_is_uneven_and_not_slow() -> None:
-    measured = _measured({**EVEN, "no_exchange": (0.05, 0.1)})
+    measured = made_runs({**EVEN, "no_exchange": (0.05, 0.1)})
     measured.facts["no_exchange"][1]["batches"] = [(16, 128)] * 7
     (first, *_) = findings(measured)
     assert (first.kind, first.values["ranks"]) == ("uneven", [1])
@@ -143,21 +82,21 @@ def test_a_rank_with_larger_batches_is_uneven_and_not_slow() -> None:
 def test_input_that_waits_is_told_from_input_that_computes() -> None:
     steps = {**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)}
     for cpu_s, waits in ((0.001, True), (0.019, False)):
-        found = findings(_facts(_measured(steps), "no_exchange", fetches=[(0.02, cpu_s)] * 3))
+        found = findings(with_facts(made_runs(steps), "no_exchange", fetches=[(0.02, cpu_s)] * 3))
         assert (found[0].kind, found[0].values["waits"]) == ("input", waits)
 
 
 def test_buckets_count_only_if_they_became_others() -> None:
     steps = {**EVEN, "no_exchange": (0.06, 0.06), "buckets_200": (0.07, 0.07)}
-    assert findings(_facts(_measured(steps), "buckets_200", bucket_bytes=[2**23]))[0].kind == "buckets"
-    assert findings(_measured(steps))[0].kind == "exchange"
+    assert findings(with_facts(made_runs(steps), "buckets_200", bucket_bytes=[2**23]))[0].kind == "buckets"
+    assert findings(made_runs(steps))[0].kind == "exchange"
 
 
 def test_collectives_of_the_scripts_own_hide_no_slow_rank() -> None:
     measured = Measured()
     for launch in range(3):
         for arm in ("baseline", "aa", "no_exchange"):
-            ranks = [_rank(at, [0.1] * 6) for at in range(2)]
+            ranks = [made_rank(at, [0.1] * 6) for at in range(2)]
             # Rank 0 is done at once, and waits for rank 1 in a collective of the script's.
             waits = [("collective", at * 0.1 + 0.075, at * 0.1 + 0.095) for at in range(6)]
             ranks[0]["phases"] = sorted([*ranks[0]["phases"], *waits], key=lambda one: one[1])
@@ -168,7 +107,7 @@ def test_collectives_of_the_scripts_own_hide_no_slow_rank() -> None:
 
 
 def test_an_evaluation_is_a_part_of_its_own() -> None:
-    rank = _rank(0, [1.0])
+    rank = made_rank(0, [1.0])
     rank["phases"] = [
         ("evaluation", 0.0, 0.4),
         ("input", 0.1, 0.2),
@@ -181,7 +120,7 @@ def test_an_evaluation_is_a_part_of_its_own() -> None:
 
 
 def test_what_is_marked_between_is_no_part_of_forward_and_update() -> None:
-    rank = _rank(0, [1.0])
+    rank = made_rank(0, [1.0])
     rank["phases"] = [
         ("input", 0.0, 0.1),
         ("collective", 0.2, 0.3),
@@ -195,10 +134,10 @@ def test_what_is_marked_between_is_no_part_of_forward_and_update() -> None:
 
 
 def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
-    measured = _measured(EVEN)
+    measured = made_runs(EVEN)
     for launch in range(3):
         kinds = [ONE_STEP, ONE_STEP, ONE_STEP, (1, 1, 1, 1)] * 2
-        ranks = [_rank(at, [0.1, 0.1, 0.1, 0.3] * 2, kinds) for at in range(2)]
+        ranks = [made_rank(at, [0.1, 0.1, 0.1, 0.3] * 2, kinds) for at in range(2)]
         for rank in ranks:
             rank["phases"] += [
                 ("evaluation", s, s + 0.2) for s in (rank["step_s"][0][3], rank["step_s"][0][7])
@@ -210,7 +149,7 @@ def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
 
 
 def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
-    ranks = [_rank(at, [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]) for at in range(2)]
+    ranks = [made_rank(at, [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]) for at in range(2)]
     measured = Measured()
     for launch in range(2):
         for arm in ("baseline", "aa"):
@@ -224,7 +163,7 @@ def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
 
 
 def test_steps_of_one_length_have_no_long_ones() -> None:
-    assert not any(line.startswith("Long steps") for line in answer(_measured(EVEN)))
+    assert not any(line.startswith("Long steps") for line in answer(made_runs(EVEN)))
 
 
 def _traced(step_s: float) -> Traced:
@@ -235,7 +174,7 @@ def _traced(step_s: float) -> Traced:
 
 
 def test_what_the_profiler_adds_is_said() -> None:
-    measured = _measured(EVEN)
+    measured = made_runs(EVEN)
     (line,) = [line for line in answer(measured, _traced(step_s=0.128)) if line.startswith("Trace")]
     assert "NCCL 10 ms a step, of which 8 ms waiting for the last rank" in line
     assert line.endswith("The profiler makes these steps 28% longer, which adds waiting.")
@@ -244,7 +183,7 @@ def test_what_the_profiler_adds_is_said() -> None:
 
 def test_an_idle_gpu_is_of_a_step_without_the_profiler() -> None:
     traced = _traced(step_s=0.1)
-    measured = _measured(EVEN)
+    measured = made_runs(EVEN)
     (found,) = findings(measured, traced)
     assert (found.kind, round(found.ratio, 2)) == ("idle", 0.3)
     assert any("the GPU is idle for 30% of a step" in line for line in answer(measured, traced))
@@ -252,14 +191,14 @@ def test_an_idle_gpu_is_of_a_step_without_the_profiler() -> None:
 
 def test_steps_that_differ_all_the_time_are_refused() -> None:
     kinds = [(at, at, 0, 1) for at in range(1, 13)]
-    ranks = [_rank(at, [0.1] * 12, kinds) for at in range(2)]
+    ranks = [made_rank(at, [0.1] * 12, kinds) for at in range(2)]
     reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
     assert reason == "its steps are not of one kind: the most frequent one is 1 of 12"
-    assert _why_not("baseline", Path(), [_rank(at, [0.1] * 12) for at in range(2)], 0, 12, 60) is None
+    assert _why_not("baseline", Path(), [made_rank(at, [0.1] * 12) for at in range(2)], 0, 12, 60) is None
 
 
 def test_a_step_without_a_backward_pass_is_refused() -> None:
-    ranks = [_rank(at, [0.1] * 12, [(0, 1, 0, 1)] * 12) for at in range(2)]
+    ranks = [made_rank(at, [0.1] * 12, [(0, 1, 0, 1)] * 12) for at in range(2)]
     reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
     assert reason == "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
 
@@ -267,14 +206,14 @@ def test_a_step_without_a_backward_pass_is_refused() -> None:
 def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline() -> None:
     steps = {**EVEN, "no_exchange": (0.05, 0.05)}
     for again_s, kind in ((0.07, "buckets"), (0.099, "exchange")):
-        measured = _measured(steps)
-        other = [{**_rank(at, [0.07] * 6), "bucket_bytes": [2**23]} for at in range(2)]
+        measured = made_runs(steps)
+        other = [{**made_rank(at, [0.07] * 6), "bucket_bytes": [2**23]} for at in range(2)]
         measured.add(0, Run("buckets_200", other))
         assert [found.kind for found in findings(measured)] == ["exchange"]
         assert to_confirm(measured) == ["buckets_200"]
         for launch in (3, 4):
-            measured.add(launch, Run("baseline", [_rank(at, [0.1] * 6) for at in range(2)]))
-            again = [{**_rank(at, [again_s] * 6), "bucket_bytes": [2**23]} for at in range(2)]
+            measured.add(launch, Run("baseline", [made_rank(at, [0.1] * 6) for at in range(2)]))
+            again = [{**made_rank(at, [again_s] * 6), "bucket_bytes": [2**23]} for at in range(2)]
             measured.add(launch, Run("buckets_200", again))
         assert findings(measured)[0].kind == kind
         assert to_confirm(measured) == []
@@ -282,19 +221,8 @@ def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline() -> No
 
 def test_other_buckets_count_where_the_exchange_itself_is_not_certain() -> None:
     steps = {**EVEN, "no_exchange": (0.09, 0.09), "buckets_200": (0.06, 0.06)}
-    measured = _facts(_measured(steps, drift=0.3), "buckets_200", bucket_bytes=[2**23])
+    measured = with_facts(made_runs(steps, drift=0.3), "buckets_200", bucket_bytes=[2**23])
     assert [found.kind for found in findings(measured)] == ["buckets"]
-
-
-def test_accumulation_that_exchanges_after_each_backward_pass_is_said() -> None:
-    measured = _measured({**EVEN, "no_exchange": (0.06, 0.06)})
-    usual = "Next: a larger batch on each rank, gradient accumulation or a bf16 hook"
-    assert answer(measured)[-1].startswith(usual)
-    for arm in ("baseline", "no_exchange"):
-        measured.signatures[arm] = (4, 4, 0, 1)
-    assert "all but the last of a step's 4 backward passes in model.no_sync()" in answer(measured)[-1]
-    _facts(measured, "baseline", skips_exchange=True)
-    assert answer(measured)[-1].startswith("Next: a larger batch on each rank, longer gradient accumulation")
 
 
 def test_waiting_for_the_last_rank_of_each_step_is_no_exchange() -> None:
@@ -302,7 +230,7 @@ def test_waiting_for_the_last_rank_of_each_step_is_no_exchange() -> None:
     for launch in range(3):
         for arm in ("baseline", "aa", "no_exchange"):
             alone = arm == "no_exchange"
-            ranks = [_rank(at, [pair[at] if alone else 0.101 for pair in turns]) for at in range(2)]
+            ranks = [made_rank(at, [pair[at] if alone else 0.101 for pair in turns]) for at in range(2)]
             for rank in ranks:
                 rank["batches"] = [
                     (size, 8 * size) for size in (8, *(int(1e3 * p[rank["rank"]]) for p in turns))
@@ -316,26 +244,26 @@ def test_waiting_for_the_last_rank_of_each_step_is_no_exchange() -> None:
 
 
 def test_cached_batches_of_another_size_do_not_show_what_input_takes() -> None:
-    measured = _measured({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)})
-    _facts(measured, "cached_input", batches=[(2, 16)] * 7)
+    measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)})
+    with_facts(measured, "cached_input", batches=[(2, 16)] * 7)
     assert "With cached input: not measured, because its steps or batches became others." in answer(measured)
     (found,) = [one for one in findings(measured) if one.kind == "input"]
     assert found.is_once  # phases alone say so
-    pairs = findings(_measured({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)}))
+    pairs = findings(made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)}))
     assert [one.is_once for one in pairs if one.kind == "input"] == [False]
 
 
 def test_what_marks_cost_is_said_with_what_runs_with_a_clock_alone_show() -> None:
-    measured = _measured({**EVEN, "clock": (0.1, 0.1)})
+    measured = made_runs({**EVEN, "clock": (0.1, 0.1)})
     assert "its marks cost 0.00%, and runs without marks are not faster" in answer(measured)[0]
-    marked = _facts(_measured({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002)
+    marked = with_facts(made_runs({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002)
     assert "its marks cost 0.20%, and runs without marks are 20.0% faster" in answer(marked)[0]
 
 
 def test_phases_below_the_spread_are_no_finding() -> None:
     steps = {**EVEN, "no_exchange": (0.1, 0.1)}
     for drift, kinds in ((0.001, ["rest"]), (0.6, [])):
-        measured = _measured(steps, drift=drift)
+        measured = made_runs(steps, drift=drift)
         for launch in measured.phases["no_exchange"].values():
             for rank in launch:
                 rank.update(input=0.02, forward=0.02, backward=0.01, update=0.0)
@@ -345,40 +273,40 @@ def test_phases_below_the_spread_are_no_finding() -> None:
 def test_a_hook_of_the_scripts_own_is_compared_with_plain_all_reduce() -> None:
     for control_s, said in ((0.13, "+30%"), (0.1001, "no difference above the A/A spread")):
         steps = {**EVEN, "hook_control": (control_s, control_s), "no_exchange": (0.06, 0.06)}
-        measured = _facts(_measured(steps), "baseline", script_hook="fp16_compress_hook")
+        measured = with_facts(made_runs(steps), "baseline", script_hook="fp16_compress_hook")
         text = f"(plain all-reduce in place of its hook fp16_compress_hook: {said})."
         assert f"Without the exchange a step would be 40% shorter {text}" in answer(measured)
         assert "hook" not in findings(measured)[0].advice
 
 
 def test_a_step_ends_with_the_outer_one_of_two_optimizers() -> None:
-    rank = _rank(0, [1.0, 1.0])
+    rank = made_rank(0, [1.0, 1.0])
     rank["step_s"].append([end_s + 0.4 for end_s in rank["step_s"][0]])
     rank["counts"].append([[*counts[:3], counts[3] + 1] for counts in rank["counts"][0]])
     assert [step.start_s for step in steps_of(rank)] == [0.4, 1.4]
 
 
 def test_without_a_loader_input_and_logging_are_not_told_from_the_forward_pass() -> None:
-    measured = _facts(_measured({**EVEN, "no_exchange": (0.05, 0.1)}), "baseline", batches=[])
+    measured = with_facts(made_runs({**EVEN, "no_exchange": (0.05, 0.1)}), "baseline", batches=[])
     for launch in measured.phases["no_exchange"].values():
         for at, rank in enumerate(launch):
             rank.update(input=0.0, forward=0.02 + 0.05 * at)
     text = "\n".join(answer(measured))
     assert "rank 0: time before backward 20%, backward" in text
     assert "Slow rank: rank 1, in its time before backward;" in text
-    slow = _facts(_measured({**EVEN, "no_exchange": (0.1, 0.1)}), "baseline", batches=[])
+    slow = with_facts(made_runs({**EVEN, "no_exchange": (0.1, 0.1)}), "baseline", batches=[])
     for launch in slow.phases["no_exchange"].values():
         for rank in launch:
             rank.update(input=0.0, forward=0.07, backward=0.02, update=0.01)
     assert [found.kind for found in findings(slow)] == ["before_backward"]
-    even = _facts(_measured(EVEN), "baseline", batches=[])
+    even = with_facts(made_runs(EVEN), "baseline", batches=[])
     assert answer(even)[-1].startswith("Next: nothing stands out; profile the time before backward (input,")
 
 
 def test_nothing_is_denied_that_one_launch_cannot_show() -> None:
     measured = Measured()
     for arm, step_s in (("baseline", 0.1), ("aa", 0.101), ("no_exchange", 0.05), ("cached_input", 0.02)):
-        measured.add(0, Run(arm, [_rank(at, [step_s] * 6) for at in range(2)]))
+        measured.add(0, Run(arm, [made_rank(at, [step_s] * 6) for at in range(2)]))
     text = "\n".join(answer(measured))
     assert text.count("no verdict, which takes two launches with an A/A pair") == 3
     assert "exchange and waiting not known" in text
@@ -388,18 +316,18 @@ def test_nothing_is_denied_that_one_launch_cannot_show() -> None:
 
 def test_without_a_pair_the_answer_says_why() -> None:
     steps = {name: pair for name, pair in EVEN.items() if name != "aa"}
-    measured = _measured({**steps, "no_exchange": (0.05, 0.1), "buckets_2": (0.05, 0.05)})
+    measured = made_runs({**steps, "no_exchange": (0.05, 0.1), "buckets_2": (0.05, 0.05)})
     measured.add(0, Run("aa", reason="it hung"))
-    text = "\n".join(answer(_facts(measured, "buckets_2", bucket_bytes=[2**23])))
+    text = "\n".join(answer(with_facts(measured, "buckets_2", bucket_bytes=[2**23])))
     assert "(no A/A pair, because it hung: nothing is claimed;" in text
     assert "above the A/A spread" not in text
 
 
 def test_phases_of_another_step_are_not_given() -> None:
-    measured = _measured(EVEN)
+    measured = made_runs(EVEN)
     for launch in range(3):
         kinds = [(4, 1, 0, 1)] * 6
-        measured.add(launch, Run("no_exchange", [_rank(at, [0.1 + at] * 6, kinds) for at in range(2)]))
+        measured.add(launch, Run("no_exchange", [made_rank(at, [0.1 + at] * 6, kinds) for at in range(2)]))
     why = "not measured, because without the exchange the script's step became another one."
     lines = answer(measured)
     assert f"Where it goes: {why}" in lines
@@ -410,14 +338,14 @@ def test_phases_of_another_step_are_not_given() -> None:
 def test_of_a_short_script_a_warm_up_is_named_that_leaves_enough_steps() -> None:
     more = "steps; let it make more"
     for made, said in ((8, f"8 {more}, or take --warmup 3"), (5, f"5 {more}")):
-        ranks = [{**_rank(at, [0.1] * made), "ended_after": made, "warmup": 5} for at in range(2)]
+        ranks = [{**made_rank(at, [0.1] * made), "ended_after": made, "warmup": 5} for at in range(2)]
         assert _why_not("baseline", Path(), ranks, 0, 15, 60) == f"it ended by itself after {said}"
 
 
 def test_a_hook_that_cost_more_in_one_launch_of_several_is_not_said_to_cost() -> None:
     for last_s, said in ((0.1001, "its hook costs less than the A/A spread"), (0.15, "its hook costs 50.0%")):
-        measured = _measured({**EVEN, "hook_control": (0.15, 0.15), "no_exchange": (0.06, 0.06)})
-        measured.add(2, Run("hook_control", [_rank(at, [last_s] * 6) for at in range(2)]))
+        measured = made_runs({**EVEN, "hook_control": (0.15, 0.15), "no_exchange": (0.06, 0.06)})
+        measured.add(2, Run("hook_control", [made_rank(at, [last_s] * 6) for at in range(2)]))
         assert f"Without the exchange a step would be 40% shorter ({said})." in answer(measured)
 
 
@@ -425,12 +353,12 @@ def test_work_between_backward_passes_of_a_batch_is_not_called_forward() -> None
     measured = Measured()
     for launch in range(2):
         for arm in ("baseline", "aa", "no_exchange"):
-            measured.add(launch, Run(arm, [_rank(at, [0.1] * 6, [(4, 1, 0, 1)] * 6) for at in range(2)]))
+            measured.add(launch, Run(arm, [made_rank(at, [0.1] * 6, [(4, 1, 0, 1)] * 6) for at in range(2)]))
     assert "rank 0: input 50%, time before backward 10%, backward" in "\n".join(answer(measured))
 
 
 def test_a_rank_that_is_slow_between_the_phases_is_named_so() -> None:
-    measured = _measured({**EVEN, "no_exchange": (0.02, 0.1)})
+    measured = made_runs({**EVEN, "no_exchange": (0.02, 0.1)})
     for launch in measured.phases["no_exchange"].values():
         launch[1].update(launch[0])
     assert "Slow rank: rank 1, in its time between these phases;" in "\n".join(answer(measured))

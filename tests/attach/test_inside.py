@@ -18,7 +18,7 @@ import torch
 from scaling.attach.inside import agent as inside
 from scaling.attach.inside import changes, marking, safety
 from scaling.attach.launch import INJECT, _read
-from tests.attach.test_answer import _rank
+from tests.attach.made_marks import made_rank
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
 
@@ -206,7 +206,7 @@ def test_a_module_that_was_looked_up_before_is_still_noticed(tmp_path: Path, mon
 
 
 def test_a_spared_file_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
-    record = {**_rank(0, [0.1] * 6), "world_size": 1, "pid": 1}
+    record = {**made_rank(0, [0.1] * 6), "world_size": 1, "pid": 1}
     (tmp_path / "rank0.json").write_text(json.dumps(record))
     (tmp_path / "kept-1").write_bytes(b"/mine/\xff.pt\n/mine/last.pt\n")
     run = _read("clock", tmp_path, 0, 6, 10.0)

@@ -16,7 +16,7 @@ from scaling.attach.records import AttachedFolder, script_name
 from scaling.cli import app
 from scaling.errors import PredictionError
 from scaling.prediction.calibration_data import MeasuredFolder
-from tests.attach.test_answer import _rank
+from tests.attach.made_marks import made_rank
 
 SECONDS = {"baseline": 0.10, "aa": 0.10, "no_exchange": 0.05, "cached_input": 0.08, "one_worker": 0.04}
 
@@ -27,7 +27,8 @@ def folder(tmp_path):
     for launch in range(3):
         for position, (arm, step_s) in enumerate(SECONDS.items()):
             ranks = [
-                _rank(at, [step_s * (1 + launch / 100)] * 6) for at in range(1 if arm == "one_worker" else 2)
+                made_rank(at, [step_s * (1 + launch / 100)] * 6)
+                for at in range(1 if arm == "one_worker" else 2)
             ]
             facts = {"world_size": len(ranks), "gradients": [[4, 3], [3]], "threads": 1}
             made.add(launch, position, Run(arm, [{**rank, **facts} for rank in ranks]))
@@ -57,7 +58,7 @@ def test_other_numbers_of_workers_are_predicted_from_them(folder):
 
 def test_nothing_is_predicted_of_a_step_of_several_optimizers(tmp_path):
     made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
-    ranks = [{**_rank(at, [0.1] * 6, [(1, 1, 0, 6)] * 6), "gradients": [[3]]} for at in range(2)]
+    ranks = [{**made_rank(at, [0.1] * 6, [(1, 1, 0, 6)] * 6), "gradients": [[3]]} for at in range(2)]
     made.add(0, 0, Run("baseline", ranks))
     with pytest.raises(PredictionError, match="has 6 steps of optimizers"):
         MeasuredFolder(made.folder).cells()
@@ -90,7 +91,7 @@ def test_an_arm_is_named_by_itself(folder):
 
 def test_a_step_of_several_batches_has_the_samples_of_all(tmp_path):
     made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
-    ranks = [_rank(at, [0.1] * 6, [(4, 4, 0, 1)] * 6) for at in range(2)]
+    ranks = [made_rank(at, [0.1] * 6, [(4, 4, 0, 1)] * 6) for at in range(2)]
     made.add(0, 0, Run("baseline", [{**rank, "gradients": [[3]]} for rank in ranks]))
     (record,) = made.folder.runs()
     assert (record.cell["local_batch"], record.cell["global_batch"]) == (32, 64)

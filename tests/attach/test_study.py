@@ -10,7 +10,7 @@ import pytest
 from scaling.attach import study
 from scaling.attach.arms import BUCKETS, ONCE, REPEATED, bucket_mb
 from scaling.attach.launch import Run
-from tests.attach.test_answer import _rank
+from tests.attach.made_marks import made_rank
 
 
 def _runs(
@@ -21,7 +21,7 @@ def _runs(
 
     def run_arm(_: Any, arm: str, *__: Any, **___: Any) -> Run:
         ran[arm] += 1
-        ranks = [_rank(at, [steps_s.get(arm, 0.1)] * 6) for at in range(2)]
+        ranks = [made_rank(at, [steps_s.get(arm, 0.1)] * 6) for at in range(2)]
         more = {
             "bucket_bytes": [2**20] * (1 if arm == "buckets_200" else 9),
             "gradients": [[3]],
@@ -81,7 +81,7 @@ def test_one_huge_bucket_is_compared_with_smaller_ones(
         more = {"bucket_bytes": sizes, "gradients": [[3]], "host": "h"}
         step_s = 0.05 if arm == "no_exchange" else 0.1
         ran.append(arm)
-        return Run(arm, [{**_rank(at, [step_s] * 6), **more} for at in range(2)])
+        return Run(arm, [{**made_rank(at, [step_s] * 6), **more} for at in range(2)])
 
     ran: list[str] = []
     monkeypatch.setattr(study, "run_arm", run_arm)

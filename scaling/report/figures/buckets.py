@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scaling.analysis.columns import is_control_arm
+from scaling.analysis.columns import is_control_arm, is_unchanged
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.variants import main_variant, measured_at_most_workers
 from scaling.axes import workers
@@ -49,7 +49,7 @@ def bucket_responses(group: CellGroup) -> list[Response]:
     responses = []
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
         placement = main_variant(group, label)[0]["input_placement"]
-        rows = [row for row in measured_at_most_workers(group, label) if row["arm"] is None]
+        rows = [row for row in measured_at_most_workers(group, label) if is_unchanged(row)]
         rows = [row for row in rows if row["input_placement"] == placement]
         rows = sorted((row for row in rows if row["bucket_mb"] is not None), key=lambda row: row["bucket_mb"])
         if len(rows) > 1:

@@ -1,0 +1,90 @@
+"""What a step takes beyond that of an ideal speedup, as a verdict says it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from scaling.analysis.candidates import OF_PEERS, Candidate
+from scaling.analysis.columns import Row
+from scaling.analysis.findings import Finding
+from scaling.axes import Role, columns
+
+LEAST_LOSS = 0.1
+"""A step that loses less than this part of its time to several workers is limited by something else."""
+
+MOST_UNEXPLAINED = 0.2
+"""Of the computation that an ideal speedup would not have, what its parts may leave open."""
+
+LEAST_PART = 0.02
+"""A smaller part of a step is not worth a word."""
+
+SAID_HERE = ("exposed_communication", "not_hidden", "waiting", "update", "computation")
+"""Rules of which the losses say the same, with the largest first."""
+
+
+def single_like(row: Row, singles: Sequence[Candidate]) -> Candidate | None:
+    """That of one worker with the same further choices."""
+    same = [name for name in columns(role=Role.CHOSEN) if name not in OF_PEERS]
+    return next((one for one in singles if all(one.row[name] == row[name] for name in same)), None)
+
+
+def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | None) -> dict[str, Any] | None:
+    """What a step takes beyond that of an ideal speedup: what the exchange adds, and the rest.
+
+    Of the choice; where that is one worker, of the fastest one with several. The exchange is the difference
+    to the control arm; `exchange_range_s` has the exposed time of the profiled steps too, where the check
+    does not find that both agree. `bytes_per_s` is the rate of `communication_s`. None where less than
+    LEAST_LOSS is lost, or a rule names the cause.
+    """
+    row = choice.row
+    if row["world_size"] == 1:
+        several = [other.row for other in others if other.row["world_size"] > 1]
+        if not several:
+            return None
+        row = min(several, key=lambda other: float(other["iteration_s"] or math.inf))
+    elif limit is not None and limit.kind not in SAID_HERE:
+        return None
+    if row["parallel_efficiency"] is None or row["exposed_by_difference_s"] is None:
+        return None
+    step_s, exchange_s = row["iteration_s"], row["exposed_by_difference_s"]
+    lost_s = step_s * (1 - row["parallel_efficiency"])
+    if lost_s < LEAST_LOSS * step_s:
+        return None
+    check, spans_s = row["exposed_check"], row["exchange_overhead_s"]
+    agrees = check is None or check.kind == "exposed_times_agree" or spans_s is None
+    known_to_s = (
+        0.0 if row["iteration_s_high"] is None else (row["iteration_s_high"] - row["iteration_s_low"]) / 2
+    )
+    rest_s = lost_s - exchange_s
+    return {
+        "world_size": row["world_size"],
+        "iteration_s": step_s,
+        "is_strong": row["scaling"] == "strong",
+        "ideal_s": step_s - lost_s,
+        "exchange_s": exchange_s,
+        "exchange_range_s": sorted(max(0.0, one) for one in (exchange_s, exchange_s if agrees else spans_s)),
+        "is_resolved": agrees or check.kind == "exposed_times_differ",
+        "rest_s": rest_s if rest_s > max(known_to_s, LEAST_PART * step_s) else None,
+        "rest_parts_s": _parts_of_rest(row, rest_s, [choice, *others]),
+        "communication_s": (row["exposed_comm_s"] or 0.0) + (row["hidden_comm_s"] or 0.0),
+        "bytes_per_s": limit.values.get("bytes_per_s") if limit is not None and row is choice.row else None,
+    }
+
+
+def _parts_of_rest(row: Row, rest_s: float, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Computation of a step over its share of one worker's, by the profiled steps; empty where these are not
+    known, or do not add up to the rest within MOST_UNEXPLAINED."""
+    like = single_like(row, [one for one in candidates if one.row["world_size"] == 1])
+    if like is None or row["scaling"] != "strong":
+        return {}
+    single = like.row
+    groups = {"forward and backward": ("forward_s", "backward_s"), "the update": ("update_s",)}
+    if any(one[name] is None for names in groups.values() for name in names for one in (row, single)):
+        return {}
+    parts_s = {
+        part: sum(row[name] - single[name] / row["world_size"] for name in names)
+        for part, names in groups.items()
+    }
+    return parts_s if abs(sum(parts_s.values()) - rest_s) <= MOST_UNEXPLAINED * rest_s else {}

@@ -1,0 +1,46 @@
+"""Runs of a script with marks that are made up."""
+
+from typing import Any
+
+from scaling.attach.launch import Run
+from scaling.attach.measured import Measured
+
+ONE_STEP = (1, 1, 0, 1)
+
+
+def made_rank(rank: int, steps_s: list[float], counts: list[tuple[int, ...]] | None = None) -> dict[str, Any]:
+    """A record whose steps after the first mark take so long, half of each in input."""
+    marks, total, phases = [0.0], [1, 1, 0, 1], []
+    cumulative = [list(total)]
+    for at, step_s in enumerate(steps_s):
+        start_s = marks[-1]
+        marks.append(start_s + step_s)
+        total = [a + b for a, b in zip(total, (counts or [ONE_STEP] * len(steps_s))[at], strict=True)]
+        cumulative.append(total)
+        phases.append(("input", start_s, start_s + step_s / 2))
+        phases.append(("backward", start_s + step_s * 0.6, start_s + step_s * 0.7))
+    return {
+        "rank": rank, "world_size": 2, "warmup": 1, "step_s": [marks], "counts": [cumulative],
+        "phases": phases, "device": "cpu", "batches": [(8, 64)] * 7, "bucket_bytes": [4096, 2**22],
+        "threads": 1, "cores": 2,
+    }  # fmt: skip
+
+
+def made_runs(steps_s: dict[str, tuple[float, float]], drift: float = 0.001) -> Measured:
+    """Arm -> the two ranks' steps; A/A pairs differ by `drift`."""
+    measured = Measured()
+    for launch in range(3):
+        for arm, ranks in steps_s.items():
+            factor = 1 + (drift if arm == "aa" else 0.0)
+            records = [made_rank(at, [step_s * factor] * 6) for at, step_s in enumerate(ranks)]
+            measured.add(launch, Run(arm, records))
+    return measured
+
+
+EVEN = {"baseline": (0.1, 0.1), "aa": (0.1, 0.1), "hook_control": (0.1, 0.1)}
+
+
+def with_facts(measured: Measured, arm: str, **facts: Any) -> Measured:
+    """The same runs with other facts in the records of an arm."""
+    measured.facts[arm] = [{**rank, **facts} for rank in measured.facts[arm]]
+    return measured

@@ -1,0 +1,36 @@
+"""What an attached script's answer proposes next."""
+
+from scaling.attach.answer import answer
+from tests.attach.made_marks import EVEN, made_runs, with_facts
+
+
+def test_where_unchanged_runs_differ_much_that_is_next() -> None:
+    assert "\nNext: attach again on a machine where nothing else runs: unchanged runs differ by 12%" in (
+        "\n".join(answer(made_runs(EVEN, drift=0.12)))
+    )
+    shared = with_facts(made_runs({**EVEN, "threads": (0.09, 0.09)}, drift=0.12), "baseline", threads=4)
+    lines = answer(shared)
+    assert (
+        "With 1 instead of 4 threads a rank: no gain above the A/A spread (-15% of a step's time)." in lines
+    )
+    assert lines[-1].startswith("Next: set OMP_NUM_THREADS to 1 (4 threads a rank share 2 cores) and attach")
+    slower = with_facts(made_runs({**EVEN, "threads": (0.13, 0.13)}, drift=0.12), "baseline", threads=4)
+    assert "OMP_NUM_THREADS" not in answer(slower)[-1]
+
+
+def test_fewer_threads_are_a_gain_above_the_spread_alone() -> None:
+    shared = {**EVEN, "threads": (0.07, 0.07)}
+    lines = answer(with_facts(made_runs(shared), "baseline", threads=4))
+    assert "With 1 instead of 4 threads a rank a step would be 30% shorter." in lines
+    assert lines[-1].startswith("Next: set OMP_NUM_THREADS or torch.set_num_threads to 1")
+
+
+def test_accumulation_that_exchanges_after_each_backward_pass_is_said() -> None:
+    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
+    usual = "Next: a larger batch on each rank, gradient accumulation or a bf16 hook"
+    assert answer(measured)[-1].startswith(usual)
+    for arm in ("baseline", "no_exchange"):
+        measured.signatures[arm] = (4, 4, 0, 1)
+    assert "all but the last of a step's 4 backward passes in model.no_sync()" in answer(measured)[-1]
+    with_facts(measured, "baseline", skips_exchange=True)
+    assert answer(measured)[-1].startswith("Next: a larger batch on each rank, longer gradient accumulation")
