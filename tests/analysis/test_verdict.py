@@ -355,7 +355,7 @@ def test_speedup_is_over_another_aggregator_on_one_worker_where_none_was_not_tim
     add(study, "all_reduce", 1, 1.0)
     add(study, "all_reduce", 2, 0.55)
     (line, *_) = verdict_lines(answers(study))
-    assert line.startswith("Use 2 workers: 1.82 times as fast as one with all_reduce (1001 ms). 550")
+    assert line.startswith("Use 2 workers: 1.82 times as fast as one (one with all_reduce: 1001 ms). 550")
     assert line.endswith("91% efficiency.")
 
 
