@@ -111,13 +111,14 @@ class AttachedFolder:
         local_batch = batch or 1
         dataset_label = "script" if batch else "script (batch not seen: counted as 1)"
         device = self.first.get("device", "cpu")
+        is_host_only = device == "cuda" and self.first.get("host_only", False)
         cell = {
             "kind": "attached", "model": self.script, "dataset": "script", "aggregator": "all_reduce",
             "step": "overlapped", "device": device, "scaling": "weak",
             "world_size": 1 if run.arm == "one_worker" else world_size,
             "local_batch": local_batch, "threads": (run.ranks[0] if run.ranks else self.first).get("threads"),
-            "peer_access": None, "bucket_mb": self._bucket_mb(run), "input_placement": "loader",
-            "arm": run.arm, "aa_replicate": 0,
+            "peer_access": False if is_host_only else None, "bucket_mb": self._bucket_mb(run),
+            "input_placement": "loader", "arm": run.arm, "aa_replicate": 0,
             "model_label": self.script, "dataset_label": dataset_label, "aggregator_label": "all_reduce",
             "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(run.arm, {}),
         }  # fmt: skip

@@ -172,6 +172,12 @@ def _asked(
     if overrides or has_next:
         raise StudyError(f"{study} is of an attached script: it takes no KEY=VALUE and no --measure-next")
     of_script, shapes, no_place = cells_of_script(script, machine, sizes)
+    was_host_only = any(record.cell.get("peer_access") is False for record in script.runs())
+    if was_host_only and any(cell["peer_access"] is None for cell in of_script):
+        typer.echo(
+            f"{study} was measured through host memory (NCCL_P2P_DISABLE is set). What follows is with peer "
+            "access; without: --what-if peer_access=off", err=True,
+        )  # fmt: skip
     refused = [NotPredicted({"world_size": size}, reason) for size, reason in no_place]
     return _Asked(list(of_script), refused, None, shapes)
 

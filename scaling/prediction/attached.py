@@ -66,7 +66,7 @@ def baseline_of(records: Sequence[RunRecord], source: str) -> RunRecord:
 def cells_of_script(
     folder: ResultsFolder, topology: Topology, world_sizes: Sequence[int] | None
 ) -> tuple[list[dict[str, Any]], str, list[tuple[int, str]]]:
-    """The script's step on so many workers, each with the batch that it has.
+    """The script's step on so many workers, each with the batch that it has, over the links of the machine.
 
     Args:
         folder: of the attached script.
@@ -86,5 +86,12 @@ def cells_of_script(
             continue
         batch = size * int(record.cell["local_batch"])
         (timed,) = as_timed(record.cell)
+        if _has_peer_access(topology):
+            timed["peer_access"] = None  # it may have been measured without
         cells.append({**timed, "world_size": size, "global_batch": batch})
     return cells, str(record.summary.get("tensor_shapes", "")), left_out
+
+
+def _has_peer_access(topology: Topology) -> bool:
+    gpus = topology.machine.of_kind("gpu")
+    return all(topology.machine.peer_access(gpus[0].id, gpu.id) for gpu in gpus[1:])
