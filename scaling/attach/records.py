@@ -111,7 +111,7 @@ class AttachedFolder:
         local_batch = batch or 1
         dataset_label = "script" if batch else "script (batch not seen: counted as 1)"
         device = self.first.get("device", "cpu")
-        is_host_only = device == "cuda" and self.first.get("host_only", False)
+        is_host_only = device == "cuda" and world_size > 1 and self.first.get("host_only", False)
         cell = {
             "kind": "attached", "model": self.script, "dataset": "script", "aggregator": "all_reduce",
             "step": "overlapped", "device": device, "scaling": "weak",

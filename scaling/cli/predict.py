@@ -175,8 +175,8 @@ def _asked(
     was_host_only = any(record.cell.get("peer_access") is False for record in script.runs())
     if was_host_only and any(cell["peer_access"] is None for cell in of_script):
         typer.echo(
-            f"{study} was measured through host memory (NCCL_P2P_DISABLE is set). What follows is with peer "
-            "access; without: --what-if peer_access=off", err=True,
+            f"{study} was measured without peer access (NCCL_P2P_DISABLE or NCCL_P2P_LEVEL was set). What "
+            "follows is with it; without: --what-if peer_access=off", err=True,
         )  # fmt: skip
     refused = [NotPredicted({"world_size": size}, reason) for size, reason in no_place]
     return _Asked(list(of_script), refused, None, shapes)

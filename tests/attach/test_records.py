@@ -56,26 +56,25 @@ def test_other_numbers_of_workers_are_predicted_from_them(folder):
     assert "2 places" in four["reason"]
 
 
-def test_a_script_without_peer_access_calibrates_host_memory(tmp_path):
-    """Its slow exchange says nothing of NVLink."""
+@pytest.mark.parametrize(("host_only", "nvlink_s", "host_s"), [(True, 0.010, 0.012), (False, 0.012, 0.010)])
+def test_an_exchange_calibrates_the_links_it_was_measured_on(tmp_path, host_only, nvlink_s, host_s):
     made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
     gradients = [[2048, 1024], [1024, 1024]]
     for launch in range(2):
         for arm, step_s in (("baseline", 0.012), ("aa", 0.012), ("no_exchange", 0.010)):
-            facts = {"device": "cuda", "host_only": True, "gradients": gradients, "bucket_mb": 25.0}
+            facts = {"device": "cuda", "host_only": host_only, "gradients": gradients, "bucket_mb": 25.0}
             ranks = [{**made_rank(at, [step_s] * 6), **facts, "world_size": 2} for at in range(2)]
             made.add(launch, 0, Run(arm, ranks))
-    assert {record.cell["peer_access"] for record in made.folder.runs()} == {False}
 
     def predicted(*options):
         command = ["predict", str(made.folder.path), "--topology", "hgx-h100", "--json", *options]
         out = CliRunner().invoke(app, command)
         assert out.exit_code == 0, out.output
-        assert ("NCCL_P2P_DISABLE" in out.stderr) == (not options)
+        assert ("NCCL_P2P_DISABLE" in out.stderr) == (host_only and not options)
         return json.loads(out.stdout)[0]["iteration_s"]
 
-    assert predicted() == pytest.approx(0.010, rel=0.03)
-    assert predicted("--what-if", "peer_access=off") == pytest.approx(0.012, rel=0.03)
+    assert predicted() == pytest.approx(nvlink_s, rel=0.03)
+    assert predicted("--what-if", "peer_access=off") == pytest.approx(host_s, rel=0.03)
 
 
 def test_nothing_is_predicted_of_a_step_of_several_optimizers(tmp_path):

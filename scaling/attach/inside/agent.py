@@ -263,7 +263,8 @@ class Agent:
             "pid": os.getpid(),
             "threads": torch.get_num_threads(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "host_only": os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0"),
+            "host_only": os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
+            or os.environ.get("NCCL_P2P_LEVEL", "") in ("0", "LOC"),
             "gradients": self._gradients(),
             "bucket_bytes": self._bucket_bytes(),
             "bucket_mb": next((model.bucket_bytes_cap / 2**20 for model in self._ddp()), None),
