@@ -22,6 +22,9 @@ from scaling.attach.findings import (
 from scaling.attach.measured import BEFORE, Measured, Saved
 from scaling.attach.trace import Traced
 
+LEAST_SAID = 0.005
+"""Of a step: other phases that take less are not said."""
+
 OFTEN = ("input", "forward", "backward", "update")
 """Said even where they take nothing."""
 
@@ -94,7 +97,10 @@ def _marks_text(measured: Measured) -> str:
     text = f"; its marks cost {by_clock_ratio:.2%}"
     if "clock" not in measured.steps_s:
         return text
-    return f"{text}, and runs without marks are {'not' if more_ratio is None else f'{more_ratio:.1%}'} faster"
+    if more_ratio is None:
+        return f"{text}, and runs without marks are not faster"
+    once = " (seen once, no verdict)" if len(measured.steps_s["clock"]) == 1 else ""
+    return f"{text}, and runs without marks are {more_ratio:.1%} faster{once}"
 
 
 def _where(measured: Measured) -> str:
@@ -107,7 +113,11 @@ def _where(measured: Measured) -> str:
     parts, named = [], measured.phase_words
     for rank, seconds in enumerate(by_rank):
         total_s = sum(seconds.values())
-        words = [(word, seconds[name]) for name, word in named if name in OFTEN or seconds.get(name)]
+        words = [
+            (word, seconds[name])
+            for name, word in named
+            if name in OFTEN or seconds.get(name, 0.0) >= LEAST_SAID * total_s
+        ]
         texts = [f"{word} {value / total_s:.0%}" for word, value in [*words, ("rest", seconds["rest"])]]
         # A difference of two arms; the others are times of one.
         texts.append(f"exchange and waiting {_waits_text(measured, rank, seconds['exchange'] / total_s)}")

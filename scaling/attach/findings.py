@@ -15,7 +15,7 @@ from scaling.attach.trace import Traced
 LEAST = 0.10
 """Of a step: less is no finding."""
 
-LEAST_UNPAIRED = {"before_backward": 0.60, "optimizer": 0.30, "rest": 0.30, "idle": 0.20}
+LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30, "rest": 0.30, "idle": 0.20}
 """Of what no arm takes away: every script has some of it, and only a part can be avoided."""
 
 LEAST_SLOWER = 0.02
@@ -195,19 +195,24 @@ def _slow_finding(slow: SlowRank | None) -> list[Avoidable]:
 
 
 def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
-    """Ranks that take turns at having the largest batch."""
+    """Ranks that take turns at being last: for the size of their batches where that is seen."""
     sizes, spread = batch_elements(measured), measured.spread_ratio
-    if sizes is None or spread is None or slow is not None or len(measured.uneven_s) < 2:
-        return []
-    if _unevenness(sizes) < 1.1:
+    if spread is None or slow is not None or len(measured.uneven_s) < 2:
         return []
     ratios = [seconds / measured.step_s("baseline") for seconds in measured.uneven_s.values()]
-    if min(ratios) <= spread:
+    ratio, least = float(np.median(ratios)), min(ratios)
+    if least <= spread:
         return []
-    advice = (
-        "group samples of like length, or fix the batch's size: in each step all wait for the largest batch."
-    )
-    return [Avoidable("uneven", float(np.median(ratios)), advice)]
+    if sizes is not None and _unevenness(sizes) >= 1.1:
+        advice = (
+            "group samples of like length, or fix the batch's size: in each step all wait for the largest "
+            "batch."
+        )
+        return [Avoidable("uneven", ratio, advice)]
+    if least < LEAST or measured.changed("no_exchange"):
+        return []
+    advice = "find out what makes single steps of a rank long: ranks take turns at being last, and all wait."
+    return [Avoidable("turns", ratio, advice)]
 
 
 def _exchange_findings(measured: Measured) -> list[Avoidable]:
@@ -332,6 +337,10 @@ def _phase_findings(measured: Measured) -> list[Avoidable]:
     before = "" if measured.has_loader else f"find out what takes the {BEFORE}: input, logging or forward."
     return [
         *([Avoidable("before_backward", least("forward"), before, {}, True)] if before else []),
+        Avoidable(
+            "gradients", least("gradients"),
+            "see what runs between backward and the optimizer (clipping, logging of gradients).", {}, True,
+        ),
         Avoidable("optimizer", least("update"), "a fused optimizer, with its state on the device.", {}, True),
         Avoidable("evaluation", least("evaluation"), "evaluate less often: every step does.", {}, True),
         Avoidable(

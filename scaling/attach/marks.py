@@ -13,7 +13,7 @@ import numpy as np
 Signature = tuple[int, ...]
 """Of a step: backward calls, batches drawn, evaluations begun, steps of all optimizers."""
 
-MOST_PHASES = ("input", "forward", "backward", "update", "evaluation", "collective")
+MOST_PHASES = ("input", "forward", "backward", "gradients", "update", "evaluation", "collective")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
         signature = tuple(int(b - a) for a, b in zip(counts[number], counts[number + 1], strict=True))
         inside = [span for span in rank["phases"] if start_s <= span[1] and span[2] <= stop_s]
         waited_s = sum(end_s - begin_s for name, begin_s, end_s in inside if name == "collective")
-        spans = _spans(inside, start_s, stop_s)
+        spans = _spans(inside, start_s)
         step_s = (stop_s - start_s) / rank.get("steps_a_mark", 1)
         steps.append(Step(number, start_s, step_s, signature, spans, waited_s))
     return steps
@@ -59,25 +59,27 @@ def _anchor(made: Sequence[int]) -> int:
     return min(range(len(made)), key=lambda index: (made[index], -index))
 
 
-def _spans(marked: Sequence[Any], start_s: float, stop_s: float) -> list[tuple[str, float, float]]:
-    """What is marked, the forward pass from the end of input to backward, and the update after the last.
+def _spans(marked: Sequence[Any], start_s: float) -> list[tuple[str, float, float]]:
+    """What is marked, the forward pass from the end of input to backward, and from backward to the update.
 
-    What runs inside an evaluation or a backward pass is part of it. Without input, the forward pass is from
-    the start of the step.
+    What runs inside another span is part of that. Without input, the forward pass is from the start of the
+    step.
     """
     spans: list[tuple[str, float, float]] = []
     after: list[tuple[float, float]] = []
     began_s = None if any(name == "input" for name, _, _ in marked) else start_s
     has_backward, inside_s = False, start_s
-    for name, begin_s, end_s in sorted(marked, key=lambda span: (span[1], -span[2])):
+    for name, begin_s, end_s in sorted(_after_closures(marked), key=lambda span: (span[1], -span[2])):
         if begin_s < inside_s:
             continue
         if name == "backward":
             if began_s is not None:
                 spans.append(("forward", began_s, begin_s))
             has_backward, after, began_s = True, [], end_s
-        elif name == "input":
-            after, began_s, has_backward = [], end_s, False
+        elif name in ("input", "update"):
+            if has_backward and began_s is not None and name == "update":
+                spans += [("gradients", *part) for part in [*after, (began_s, begin_s)]]
+            has_backward, after, began_s = False, [], end_s
         elif began_s is not None:
             if has_backward:
                 after.append((began_s, begin_s))
@@ -86,12 +88,21 @@ def _spans(marked: Sequence[Any], start_s: float, stop_s: float) -> list[tuple[s
             began_s = end_s
         spans.append((name, begin_s, end_s))
         inside_s = end_s
-    if has_backward and began_s is not None:
-        spans += [("update", begin_s, end_s) for begin_s, end_s in [*after, (began_s, stop_s)]]
     return [
         (name, begin_s - start_s, end_s - start_s)
         for name, begin_s, end_s in sorted(spans, key=lambda s: s[1])
     ]
+
+
+def _after_closures(marked: Sequence[Any]) -> list[tuple[str, float, float]]:
+    """An optimizer's step without the backward passes that it makes itself (LBFGS): what follows the last."""
+    spans = []
+    for name, begin_s, end_s in marked:
+        inside = [
+            end for other, begin, end in marked if other == "backward" and begin_s <= begin and end <= end_s
+        ]
+        spans.append((name, max(inside, default=begin_s) if name == "update" else begin_s, end_s))
+    return spans
 
 
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]]:

@@ -25,6 +25,7 @@ PHASES = (
     ("input", "input"),
     ("forward", "forward"),
     ("backward", "backward"),
+    ("gradients", "time between backward and optimizer"),
     ("update", "optimizer"),
     ("evaluation", "evaluation"),
     ("collective", "its own collectives"),

@@ -19,6 +19,7 @@ def made_rank(rank: int, steps_s: list[float], counts: list[tuple[int, ...]] | N
         cumulative.append(total)
         phases.append(("input", start_s, start_s + step_s / 2))
         phases.append(("backward", start_s + step_s * 0.6, start_s + step_s * 0.7))
+        phases.append(("update", start_s + step_s * 0.7, marks[-1]))
     return {
         "rank": rank, "world_size": 2, "warmup": 1, "step_s": [marks], "counts": [cumulative],
         "phases": phases, "device": "cpu", "batches": [(8, 64)] * 7, "bucket_bytes": [4096, 2**22],

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from scaling.attach.answer import answer
 from scaling.attach.findings import findings, slow_rank, to_confirm
 from scaling.attach.launch import Run, _why_not
@@ -113,24 +115,59 @@ def test_an_evaluation_is_a_part_of_its_own() -> None:
         ("input", 0.1, 0.2),
         ("input", 0.5, 0.6),
         ("backward", 0.8, 0.9),
+        ("update", 0.9, 1.0),
     ]
     (step,) = steps_of(rank)
     spans = {name: round(stop - start, 6) for name, start, stop in step.spans}
-    assert spans == {"evaluation": 0.4, "input": 0.1, "forward": 0.2, "backward": 0.1, "update": 0.1}
+    assert spans == {
+        "evaluation": 0.4,
+        "input": 0.1,
+        "forward": 0.2,
+        "backward": 0.1,
+        "gradients": 0.0,
+        "update": 0.1,
+    }
 
 
-def test_what_is_marked_between_is_no_part_of_forward_and_update() -> None:
+def test_what_is_marked_between_is_no_part_of_other_phases() -> None:
     rank = made_rank(0, [1.0])
     rank["phases"] = [
         ("input", 0.0, 0.1),
         ("collective", 0.2, 0.3),
-        ("backward", 0.5, 0.7),
-        ("optimizer", 0.8, 0.9),
+        ("backward", 0.5, 0.6),
+        ("collective", 0.7, 0.8),
+        ("update", 0.9, 1.0),
     ]
     (step,) = steps_of(rank)
     spans = [(name, round(start, 6), round(stop, 6)) for name, start, stop in step.spans]
     assert [span for span in spans if span[0] == "forward"] == [("forward", 0.1, 0.2), ("forward", 0.3, 0.5)]
-    assert [span for span in spans if span[0] == "update"] == [("update", 0.7, 0.8), ("update", 0.9, 1.0)]
+    assert [span for span in spans if span[0] == "gradients"] == [
+        ("gradients", 0.6, 0.7), ("gradients", 0.8, 0.9),
+    ]  # fmt: skip
+
+
+def test_after_a_step_of_an_optimizer_the_next_forward_pass_begins() -> None:
+    """As of a GAN: of its discriminator first, then of its generator."""
+    rank = made_rank(0, [1.0])
+    rank["phases"] = [
+        *[("input", 0.0, 0.1), ("backward", 0.2, 0.3), ("update", 0.3, 0.4)],
+        *[("backward", 0.7, 0.8), ("update", 0.85, 1.0)],
+    ]
+    (step,) = steps_of(rank)
+    spans = [(name, round(start, 6), round(stop, 6)) for name, start, stop in step.spans]
+    assert ("forward", 0.4, 0.7) in spans
+    assert ("gradients", 0.8, 0.85) in spans
+
+
+def test_backward_passes_inside_an_optimizers_step_are_none_of_it() -> None:
+    rank = made_rank(0, [1.0])
+    rank["phases"] = [
+        *[("input", 0.0, 0.1), ("backward", 0.2, 0.4), ("backward", 0.6, 0.8)],
+        *[("update", 0.1, 1.0)],
+    ]
+    (step,) = steps_of(rank)
+    spans = {(name, round(start, 6), round(stop, 6)) for name, start, stop in step.spans}
+    assert spans >= {("forward", 0.1, 0.2), ("forward", 0.4, 0.6), ("update", 0.8, 1.0)}
 
 
 def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
@@ -225,21 +262,22 @@ def test_other_buckets_count_where_the_exchange_itself_is_not_certain() -> None:
     assert [found.kind for found in findings(measured)] == ["buckets"]
 
 
-def test_waiting_for_the_last_rank_of_each_step_is_no_exchange() -> None:
+@pytest.mark.parametrize(("seen", "kind"), [(True, "uneven"), (False, "turns")])
+def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen: bool, kind: str) -> None:
+    """Also where a loader's batches are alike, or none are seen."""
     measured, turns = Measured(), [(0.1, 0.04), (0.04, 0.1)] * 6
     for launch in range(3):
         for arm in ("baseline", "aa", "no_exchange"):
             alone = arm == "no_exchange"
             ranks = [made_rank(at, [pair[at] if alone else 0.101 for pair in turns]) for at in range(2)]
             for rank in ranks:
-                rank["batches"] = [
-                    (size, 8 * size) for size in (8, *(int(1e3 * p[rank["rank"]]) for p in turns))
-                ]
+                sizes = (8, *(int(1e3 * pair[rank["rank"]]) for pair in turns))
+                rank["batches"] = [(size, 8 * size) for size in sizes] if seen else []
             measured.add(launch, Run(arm, ranks))
     assert measured.exchange is not None
     assert round(measured.exchange.ratio, 2) == 0.01
     (found,) = findings(measured)
-    assert (found.kind, round(found.ratio, 1)) == ("uneven", 0.3)
+    assert (found.kind, round(found.ratio, 1)) == (kind, 0.3)
     assert any("ranks take turns at being late, for 30% of it" in line for line in answer(measured))
 
 

@@ -37,7 +37,7 @@ def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, tmp_path: Pat
     assert run.reason is None, run.reason
     assert [len(rank["step_s"][0]) for rank in run.ranks] == [13, 13]
     assert {name for name, _, _ in run.ranks[0]["phases"]} == (
-        {"input", "backward"} if arm == "marked" else set()
+        {"input", "backward", "update"} if arm == "marked" else set()
     )
     assert not list((tmp_path / "work").iterdir())
 
@@ -227,7 +227,7 @@ def test_without_exchange_only_the_slow_rank_is_slow(tmp_path: Path) -> None:
 def test_without_exchange_parameters_are_not_sent_either(tmp_path: Path) -> None:
     run = _run(tmp_path, "no_exchange", "zero.py")
     assert run.reason is None, run.reason
-    assert {name for name, _, _ in run.ranks[0]["phases"]} == {"backward"}
+    assert {name for name, _, _ in run.ranks[0]["phases"]} == {"backward", "update"}
     signature, _ = steady(run.ranks)
     assert signature == (1, 0, 0, 2)
 

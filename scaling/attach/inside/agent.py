@@ -43,6 +43,7 @@ class Agent:
     Attributes:
         done: how often each thing was done so far.
         phases: (name, start, end) in seconds: of all that is timed in this arm.
+        updates: when each optimizer began its step, in arms with phases.
         batches: (samples, elements) of every batch drawn for training.
         own_s: what counting and marking has taken so far.
         is_armed: the steps count.
@@ -59,6 +60,7 @@ class Agent:
         self.began_s = float(order.get("began_s", time.time()))
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
         self.phases: list[tuple[str, float, float]] = []
+        self.updates: dict[int, float] = {}
         self.batches: list[tuple[int, int]] = []
         self.own_s = 0.0
         self.facts: dict[str, Any] = {}
@@ -150,6 +152,8 @@ class Agent:
                 event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                 event.record()
                 self._events.setdefault(index, []).append(event)
+        if id(optimizer) in self.updates:
+            self.phases.append(("update", self.updates.pop(id(optimizer)), now))
         marks.append(now)
         self._counts.setdefault(index, []).append(list(self.done.values()))
         made = self._made(marks)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
 
@@ -34,6 +35,19 @@ def mark(agent: Agent) -> None:
         for name in COLLECTIVES:
             setattr(dist, name, _counted(agent, "collective", getattr(dist, name), True))
         _fetches(agent)
+        _updates(agent)
+
+
+def _updates(agent: Agent) -> None:
+    """When an optimizer's step begins; it ends where the agent marks the step."""
+
+    def begins(optimizer: Optimizer, *_: Any) -> None:
+        if agent.is_armed:
+            if agent.arm == "marked" and agent.device == "cuda":
+                torch.cuda.synchronize()
+            agent.updates[id(optimizer)] = time.perf_counter()
+
+    register_optimizer_step_pre_hook(begins)
 
 
 def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
