@@ -92,6 +92,6 @@ def cells_of_script(
 
 
 def _has_peer_access(topology: Topology) -> bool:
-    """Whether no pair of a node's GPUs lacks it."""
+    """Whether the first GPU of a node reaches the others' memory."""
     gpus = topology.machine.of_kind("gpu")
     return all(topology.machine.peer_access(gpus[0].id, gpu.id) for gpu in gpus[1:])
