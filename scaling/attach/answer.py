@@ -7,6 +7,7 @@ import numpy as np
 from scaling.attach.arms import BUCKETS
 from scaling.attach.findings import (
     LEAST,
+    MOST_VARIATION,
     SlowRank,
     batch_making,
     best_buckets,
@@ -60,6 +61,7 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
 
 LONG_STEPS = "see what some steps do that others do not: a loader that starts anew, a checkpoint, logging."
 OTHER_STEP = "not measured, because without the exchange the script's step became another one"
+UNEVEN_STEPS = "not measured, because some steps of a rank take twice as long as others by themselves"
 NO_VERDICT = "no verdict, which takes two launches with an A/A pair"
 CHEAP_HOOK = "its hook costs less than the A/A spread"
 NOTHING = "nothing stands out; profile the computation itself, which the arms leave as it is."
@@ -107,6 +109,8 @@ def _where(measured: Measured) -> str:
     by_rank = shares(measured)
     if not by_rank and "no_exchange" in measured.steps_s and measured.changed("no_exchange"):
         return f"Where it goes: {OTHER_STEP}."
+    if not by_rank and measured.variation.get("no_exchange", 1.0) > MOST_VARIATION:
+        return f"Where it goes: {UNEVEN_STEPS}."
     if not by_rank:
         missing = measured.phase_source if "no_exchange" in measured.steps_s else "no_exchange"
         return _missing(measured, "Where it goes", missing)
@@ -256,7 +260,8 @@ def _other_steps_text(measured: Measured) -> str:
     if measured.spread_ratio is None or least <= max(measured.spread_ratio, 0.02):
         return ""
     return (
-        f"Steps of another kind ({what}) add {ratio:.0%} to the mean step; the rest is about the usual ones."
+        f"Steps of another kind ({what}) add {ratio:.0%} to the mean step; the other lines are about steps "
+        "without it."
     )
 
 
@@ -293,6 +298,8 @@ def _efficiency_text(measured: Measured) -> str:
             f"Efficiency: not measured, because with one worker the script's batch has "
             f"{single / several:.2g} times the elements."
         )
+    if measured.variation["one_worker"] > MOST_VARIATION:
+        return f"Efficiency against one worker: {UNEVEN_STEPS}."
     ratio = measured.step_s("one_worker") / measured.step_s("baseline")
     return f"Efficiency against one worker: {ratio:.0%} for the same batch on each (seen once, no verdict)."
 

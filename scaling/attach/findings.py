@@ -21,6 +21,9 @@ LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30,
 LEAST_SLOWER = 0.02
 """Of a step: a rank that is less slow is not named."""
 
+MOST_VARIATION = 2.0
+"""Upper to lower quartile of a rank's steps without exchange."""
+
 SAME_SIZE = 0.05
 """Batches whose mean sizes differ by more are other work."""
 
@@ -91,9 +94,14 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
 
 
 def shares(measured: Measured) -> list[dict[str, float]]:
-    """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown."""
+    """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown.
+
+    A median tells nothing of steps of which some take twice as long as others.
+    """
     by_rank, base = measured.phases_of(measured.phase_source), measured.steps_s["baseline"]
     if not by_rank or "no_exchange" not in measured.steps_s or measured.changed("no_exchange"):
+        return []
+    if measured.variation["no_exchange"] > MOST_VARIATION:
         return []
     alone = measured.steps_s["no_exchange"]
     result = []
@@ -143,7 +151,7 @@ def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> st
         for name, word in measured.phase_words
         if name != "collective"
     }
-    excess["time between these phases"] = longer_s - sum(excess.values())
+    excess["time outside these phases (rest)"] = longer_s - sum(excess.values())
     return max(excess, key=lambda word: excess[word])
 
 
@@ -234,8 +242,10 @@ def _exchange_findings(measured: Measured) -> list[Avoidable]:
 def _fewer_bytes(measured: Measured) -> str:
     """What makes the exchange smaller."""
     facts, (backward, batches, _, updates) = measured.facts["baseline"][0], measured.signatures["baseline"]
-    # A closure that an optimizer evaluates several times has one batch, and needs each exchange.
-    if updates == 1 < backward == batches and not facts.get("skips_exchange"):
+    # A closure that an optimizer evaluates several times needs each exchange.
+    has_closure = measured.facts["no_exchange"][0].get("has_closure")
+    is_accumulated = updates == 1 < backward and batches in (0, backward) and not has_closure
+    if is_accumulated and not facts.get("skips_exchange"):
         return (
             f"put all but the last of a step's {backward} backward passes in model.no_sync(): each of them "
             "exchanges all gradients."

@@ -69,12 +69,12 @@ def _spans(marked: Sequence[Any], start_s: float) -> list[tuple[str, float, floa
     after: list[tuple[float, float]] = []
     began_s = None if any(name == "input" for name, _, _ in marked) else start_s
     has_backward, inside_s = False, start_s
-    for name, begin_s, end_s in sorted(_after_closures(marked), key=lambda span: (span[1], -span[2])):
+    for name, begin_s, end_s in sorted(marked, key=lambda span: (span[1], -span[2])):
         if begin_s < inside_s:
             continue
         if name == "backward":
             if began_s is not None:
-                spans.append(("forward", began_s, begin_s))
+                spans += [("forward", *part) for part in [*after, (began_s, begin_s)]]
             has_backward, after, began_s = True, [], end_s
         elif name in ("input", "update"):
             if has_backward and began_s is not None and name == "update":
@@ -92,17 +92,6 @@ def _spans(marked: Sequence[Any], start_s: float) -> list[tuple[str, float, floa
         (name, begin_s - start_s, end_s - start_s)
         for name, begin_s, end_s in sorted(spans, key=lambda s: s[1])
     ]
-
-
-def _after_closures(marked: Sequence[Any]) -> list[tuple[str, float, float]]:
-    """An optimizer's step without the backward passes that it makes itself (LBFGS): what follows the last."""
-    spans = []
-    for name, begin_s, end_s in marked:
-        inside = [
-            end for other, begin, end in marked if other == "backward" and begin_s <= begin and end <= end_s
-        ]
-        spans.append((name, max(inside, default=begin_s) if name == "update" else begin_s, end_s))
-    return spans
 
 
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]]:

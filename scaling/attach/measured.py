@@ -63,6 +63,7 @@ class Measured:
         means_s: arm -> launch -> the mean step of the slowest rank, steps of other kinds included.
         uneven_s: launch of the arm without exchange -> what the slowest rank of each step takes, on average,
             more than the rank that is slowest on average.
+        variation: arm -> upper to lower quartile of a rank's steps, the largest of its ranks and launches.
         phases: arm with phases -> launch -> of each rank, the median seconds of each phase.
         signatures: arm -> what a step consists of.
         reasons: arm -> why a run of it was not measured.
@@ -76,6 +77,7 @@ class Measured:
     own_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     means_s: dict[str, dict[int, float]] = field(default_factory=dict)
     uneven_s: dict[int, float] = field(default_factory=dict)
+    variation: dict[str, float] = field(default_factory=dict)
     phases: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
     signatures: dict[str, Signature] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -95,6 +97,8 @@ class Measured:
         self.steps_s.setdefault(run.arm, {})[launch] = medians_s(steps)
         self.means_s.setdefault(run.arm, {})[launch] = mean_s(run.ranks)
         every = np.array([[step.step_s for step in rank] for rank in steps])
+        lower, upper = np.percentile(every, (25, 75), axis=1)
+        self.variation[run.arm] = max(self.variation.get(run.arm, 1.0), float((upper / lower).max()))
         self.together_s.setdefault(run.arm, {})[launch] = float(np.median(every.max(axis=0)))
         busy_s = [[step.step_s - step.waited_s for step in rank] for rank in steps]
         self.own_s.setdefault(run.arm, {})[launch] = [float(np.median(rank)) for rank in busy_s]

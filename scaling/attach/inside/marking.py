@@ -15,7 +15,8 @@ from .agent import Agent
 WITH_PHASES = ("marked", "no_exchange")
 
 COLLECTIVES = (
-    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "all_to_all", "barrier"),
+    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "all_to_all"),
+    *("all_to_all_single", "barrier"),
     *("broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "reduce_scatter"),
     *("reduce_scatter_tensor", "scatter", "monitored_barrier"),
 )
@@ -39,15 +40,33 @@ def mark(agent: Agent) -> None:
 
 
 def _updates(agent: Agent) -> None:
-    """When an optimizer's step begins; it ends where the agent marks the step."""
+    """When an optimizer's step begins, after its closure if it has one; it ends with the agent's mark."""
 
-    def begins(optimizer: Optimizer, *_: Any) -> None:
-        if agent.is_armed:
-            if agent.arm == "marked" and agent.device == "cuda":
-                torch.cuda.synchronize()
-            agent.updates[id(optimizer)] = time.perf_counter()
+    def begins(optimizer: Optimizer) -> None:
+        if agent.arm == "marked" and agent.device == "cuda":
+            torch.cuda.synchronize()
+        agent.updates[id(optimizer)] = time.perf_counter()
 
-    register_optimizer_step_pre_hook(begins)
+    def before_step(optimizer: Optimizer, arguments: Any, options: Any) -> Any:
+        if not agent.is_armed:
+            return None
+        begins(optimizer)
+        closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
+        if not callable(closure):
+            return None
+
+        def closed() -> Any:
+            agent.facts["has_closure"] = True
+            try:
+                return closure()
+            finally:
+                begins(optimizer)
+
+        if "closure" in options:
+            return arguments, {**options, "closure": closed}
+        return (arguments[0], closed, *arguments[2:]), options
+
+    register_optimizer_step_pre_hook(before_step)
 
 
 def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
