@@ -241,16 +241,15 @@ def _exchange_findings(measured: Measured) -> list[Avoidable]:
 
 def _fewer_bytes(measured: Measured) -> str:
     """What makes the exchange smaller."""
-    facts, (backward, batches, _, updates) = measured.facts["baseline"][0], measured.signatures["baseline"]
+    facts, (backward, _, _, updates) = measured.facts["baseline"][0], measured.signatures["baseline"]
     # A closure that an optimizer evaluates several times needs each exchange.
     has_closure = measured.facts["no_exchange"][0].get("has_closure")
-    is_accumulated = updates == 1 < backward and batches in (0, backward) and not has_closure
-    if is_accumulated and not facts.get("skips_exchange"):
+    if updates == 1 < backward and not has_closure and not facts.get("skips_exchange"):
         return (
             f"put all but the last of a step's {backward} backward passes in model.no_sync(): each of them "
             "exchanges all gradients."
         )
-    ways = ["a larger batch on each rank", f"{'longer ' if batches > 1 else ''}gradient accumulation"]
+    ways = ["a larger batch on each rank", f"{'longer ' if backward > 1 else ''}gradient accumulation"]
     ways += [] if "script_hook" in facts else ["a bf16 hook"]
     return f"{', '.join(ways[:-1])} or {ways[-1]}: fewer bytes a sample."
 

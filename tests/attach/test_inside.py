@@ -211,3 +211,20 @@ def test_a_spared_file_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "kept-1").write_bytes(b"/mine/\xff.pt\n/mine/last.pt\n")
     run = _read("clock", tmp_path, 0, 6, 10.0)
     assert run.ranks[0]["kept"] == ["/mine/last.pt", "/mine/\N{REPLACEMENT CHARACTER}.pt"]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_closure_is_no_part_of_an_optimizers_step(agent: inside.Agent, monkeypatch, by_name: bool) -> None:
+    hooks, clock = [], iter((1.0, 5.0))
+    monkeypatch.setattr(marking, "register_optimizer_step_pre_hook", hooks.append)
+    monkeypatch.setattr(marking.time, "perf_counter", lambda: next(clock))
+    marking._updates(agent)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    agent.is_armed = True
+    given = ((optimizer,), {"closure": lambda: 7}) if by_name else ((optimizer, lambda: 7), {})
+    arguments, options = hooks[0](optimizer, *given)
+    assert agent.updates == {id(optimizer): 1.0}
+    closure = options["closure"] if by_name else arguments[1]
+    assert closure() == 7
+    assert agent.updates == {id(optimizer): 5.0}
+    assert agent.facts["has_closure"]

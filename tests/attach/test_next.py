@@ -1,5 +1,7 @@
 """What an attached script's answer proposes next."""
 
+import pytest
+
 from scaling.attach.answer import answer
 from tests.attach.made_marks import EVEN, made_runs, with_facts
 
@@ -25,12 +27,21 @@ def test_fewer_threads_are_a_gain_above_the_spread_alone() -> None:
     assert lines[-1].startswith("Next: set OMP_NUM_THREADS or torch.set_num_threads to 1")
 
 
-def test_accumulation_that_exchanges_after_each_backward_pass_is_said() -> None:
+@pytest.mark.parametrize("batches", [0, 1, 4])
+def test_accumulation_that_exchanges_after_each_backward_pass_is_said(batches: int) -> None:
+    """Of batches of a loader, of slices of one, or without a loader."""
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
     usual = "Next: a larger batch on each rank, gradient accumulation or a bf16 hook"
     assert answer(measured)[-1].startswith(usual)
     for arm in ("baseline", "no_exchange"):
-        measured.signatures[arm] = (4, 4, 0, 1)
+        measured.signatures[arm] = (4, batches, 0, 1)
     assert "all but the last of a step's 4 backward passes in model.no_sync()" in answer(measured)[-1]
     with_facts(measured, "baseline", skips_exchange=True)
     assert answer(measured)[-1].startswith("Next: a larger batch on each rank, longer gradient accumulation")
+
+
+def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange() -> None:
+    measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "no_exchange", has_closure=True)
+    for arm in ("baseline", "no_exchange"):
+        measured.signatures[arm] = (4, 1, 0, 1)
+    assert "no_sync" not in answer(measured)[-1]
