@@ -7,17 +7,9 @@ import pytest
 from scaling.attach.answer import answer
 from scaling.attach.findings import findings, slow_rank, to_confirm
 from scaling.attach.launch import Run, _why_not
-from scaling.attach.marks import steady, steps_of
 from scaling.attach.measured import Measured
 from scaling.attach.trace import Traced
 from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, with_facts
-
-
-def test_steps_of_another_kind_are_left_out_on_all_ranks() -> None:
-    kinds = [ONE_STEP, ONE_STEP, (1, 5, 1, 1), ONE_STEP]
-    signature, steps = steady([made_rank(0, [0.1, 0.1, 0.9, 0.1], kinds), made_rank(1, [0.1] * 4)])
-    assert signature == ONE_STEP
-    assert [[step.number for step in rank] for rank in steps] == [[0, 1, 3], [0, 1, 3]]
 
 
 def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not() -> None:
@@ -106,68 +98,6 @@ def test_collectives_of_the_scripts_own_hide_no_slow_rank() -> None:
     slow = slow_rank(measured)
     assert slow is not None
     assert slow.ranks == (1,)
-
-
-def test_an_evaluation_is_a_part_of_its_own() -> None:
-    rank = made_rank(0, [1.0])
-    rank["phases"] = [
-        ("evaluation", 0.0, 0.4),
-        ("input", 0.1, 0.2),
-        ("input", 0.5, 0.6),
-        ("backward", 0.8, 0.9),
-        ("update", 0.9, 1.0),
-    ]
-    (step,) = steps_of(rank)
-    spans = {name: round(stop - start, 6) for name, start, stop in step.spans}
-    assert spans == {
-        "evaluation": 0.4,
-        "input": 0.1,
-        "forward": 0.2,
-        "backward": 0.1,
-        "gradients": 0.0,
-        "update": 0.1,
-    }
-
-
-def test_what_is_marked_between_is_no_part_of_other_phases() -> None:
-    rank = made_rank(0, [1.0])
-    rank["phases"] = [
-        ("input", 0.0, 0.1),
-        ("collective", 0.2, 0.3),
-        ("backward", 0.5, 0.6),
-        ("collective", 0.7, 0.8),
-        ("update", 0.9, 1.0),
-    ]
-    (step,) = steps_of(rank)
-    spans = [(name, round(start, 6), round(stop, 6)) for name, start, stop in step.spans]
-    assert [span for span in spans if span[0] == "forward"] == [("forward", 0.1, 0.2), ("forward", 0.3, 0.5)]
-    assert [span for span in spans if span[0] == "gradients"] == [
-        ("gradients", 0.6, 0.7), ("gradients", 0.8, 0.9),
-    ]  # fmt: skip
-
-
-def test_after_a_step_of_an_optimizer_the_next_forward_pass_begins() -> None:
-    """As of a GAN: of its discriminator first, then of its generator."""
-    rank = made_rank(0, [1.0])
-    rank["phases"] = [
-        *[("input", 0.0, 0.1), ("backward", 0.2, 0.3), ("update", 0.3, 0.4)],
-        *[("backward", 0.7, 0.8), ("update", 0.85, 1.0)],
-    ]
-    (step,) = steps_of(rank)
-    spans = [(name, round(start, 6), round(stop, 6)) for name, start, stop in step.spans]
-    assert ("forward", 0.4, 0.7) in spans
-    assert ("gradients", 0.8, 0.85) in spans
-
-
-def test_a_collective_between_backward_passes_parts_the_forward_pass() -> None:
-    rank = made_rank(0, [1.0])
-    rank["phases"] = [
-        *[("input", 0.0, 0.1), ("backward", 0.2, 0.3), ("collective", 0.5, 0.6)],
-        *[("backward", 0.7, 0.8), ("update", 0.8, 1.0)],
-    ]
-    (step,) = steps_of(rank)
-    spans = {(name, round(start, 6), round(stop, 6)) for name, start, stop in step.spans}
-    assert spans >= {("forward", 0.1, 0.2), ("forward", 0.3, 0.5), ("forward", 0.6, 0.7)}
 
 
 def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
@@ -264,7 +194,7 @@ def test_other_buckets_count_where_the_exchange_itself_is_not_certain() -> None:
 
 @pytest.mark.parametrize(("seen", "kind"), [(True, "uneven"), (False, "turns")])
 def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen: bool, kind: str) -> None:
-    """Also where a loader's batches are alike, or none are seen."""
+    """Also where no batches are seen."""
     measured, turns = Measured(), [(0.1, 0.04), (0.04, 0.1)] * 6
     for launch in range(3):
         for arm in ("baseline", "aa", "no_exchange"):
@@ -317,13 +247,6 @@ def test_a_hook_of_the_scripts_own_is_compared_with_plain_all_reduce() -> None:
         text = f"(plain all-reduce in place of its hook fp16_compress_hook: {said})."
         assert f"Without the exchange a step would be 40% shorter {text}" in answer(measured)
         assert "hook" not in findings(measured)[0].advice
-
-
-def test_a_step_ends_with_the_outer_one_of_two_optimizers() -> None:
-    rank = made_rank(0, [1.0, 1.0])
-    rank["step_s"].append([end_s + 0.4 for end_s in rank["step_s"][0]])
-    rank["counts"].append([[*counts[:3], counts[3] + 1] for counts in rank["counts"][0]])
-    assert [step.start_s for step in steps_of(rank)] == [0.4, 1.4]
 
 
 def test_without_a_loader_input_and_logging_are_not_told_from_the_forward_pass() -> None:
