@@ -7,20 +7,18 @@ import numpy as np
 from scaling.attach.arms import BUCKETS
 from scaling.attach.findings import (
     LEAST,
-    MOST_VARIATION,
-    SlowRank,
+    MOSTLY_INPUT,
     batch_making,
     best_buckets,
     bucket_runs,
     findings,
-    has_larger_batch,
     idle_ratio,
+    long_steps_advice,
     other_steps,
     saved_by_cached_input,
-    shares,
-    slow_rank,
 )
 from scaling.attach.measured import BEFORE, Measured, Saved
+from scaling.attach.ranks import MOST_VARIATION, SlowRank, has_larger_batch, shares, slow_rank
 from scaling.attach.trace import Traced
 
 LEAST_SAID = 0.005
@@ -40,9 +38,10 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
         if spread is None
         else f"A/A spread {spread:.1%}: smaller differences are not reported"
     )
+    peers = " without peer access" if measured.facts["baseline"][0].get("host_only") else ""
     gains = findings(measured, traced)
     lines = [
-        f"A step takes {_ms(measured.step_s('baseline'))} ({floor}{_marks_text(measured)}).",
+        f"A step takes {_ms(measured.step_s('baseline'))}{peers} ({floor}{_marks_text(measured)}).",
         _where(measured),
         _slow_text(measured, slow_rank(measured)),
         _exchange_text(measured),
@@ -59,7 +58,6 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
     return [line for line in lines if line]
 
 
-LONG_STEPS = "see what some steps do that others do not: a loader that starts anew, a checkpoint, logging."
 OTHER_STEP = "not measured, because without the exchange the script's step became another one"
 UNEVEN_STEPS = "not measured, because some steps of a rank take twice as long as others by themselves"
 NO_VERDICT = "no verdict, which takes two launches with an A/A pair"
@@ -70,7 +68,7 @@ NOT_TOLD_APART = f"nothing stands out; profile the {BEFORE} (input, logging, for
 
 def _otherwise(measured: Measured) -> str:
     if _long_steps_text(measured):
-        return LONG_STEPS
+        return long_steps_advice(measured)
     if len(measured.steps_s["baseline"].keys() & measured.steps_s.get("aa", {}).keys()) < 2:
         return "two or more launches with the arm aa; fewer give no verdict."
     if (spread := measured.spread_ratio or 0.0) >= LEAST:
@@ -267,16 +265,10 @@ def _other_steps_text(measured: Measured) -> str:
 
 def _long_steps_text(measured: Measured) -> str:
     """Where in every unchanged run they add more than the spread and 5%; a median step does not show them."""
-    runs = [*measured.long_steps["baseline"], *measured.long_steps.get("aa", [])]
-    if min(found.more_ratio for found in runs) <= max(measured.spread_ratio or 0.0, 0.05):
+    least, usual, in_input = measured.long_steps_found()
+    if least <= max(measured.spread_ratio or 0.0, 0.05):
         return ""
-    usual = sorted(runs, key=lambda found: found.more_ratio)[len(runs) // 2]
-    in_input = [
-        found.input_ratio
-        for found in measured.long_steps.get(measured.phase_source, [])
-        if found.input_ratio is not None
-    ]
-    where = f", {in_input[0]:.0%} of it in their input" if in_input and in_input[0] > 0.4 else ""
+    where = f", {in_input:.0%} of it in their input" if in_input > MOSTLY_INPUT else ""
     return (
         f"Long steps: {usual.count} of {usual.of} take over twice the usual time. They add "
         f"{usual.more_ratio:.0%} to the mean step{where}."

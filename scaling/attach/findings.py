@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from scaling.attach.arms import BUCKETS
 from scaling.attach.measured import BEFORE, Measured, Saved
+from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
 from scaling.attach.trace import Traced
 
 LEAST = 0.10
@@ -18,17 +18,14 @@ LEAST = 0.10
 LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30, "rest": 0.30, "idle": 0.20}
 """Of what no arm takes away: every script has some of it, and only a part can be avoided."""
 
-LEAST_SLOWER = 0.02
-"""Of a step: a rank that is less slow is not named."""
-
-MOST_VARIATION = 2.0
-"""Upper to lower quartile of a rank's steps without exchange."""
-
 SAME_SIZE = 0.05
 """Batches whose mean sizes differ by more are other work."""
 
 BLOCKED = 0.5
 """Making a batch that computes for less of its time waits: for storage, a network, a sleep."""
+
+MOSTLY_INPUT = 0.4
+"""Of what long steps add: so much in their input is said."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +47,6 @@ class Avoidable:
     is_once: bool = False
 
 
-@dataclass(frozen=True)
-class SlowRank:
-    """The ranks that the others wait for, how much longer they take by themselves, and in which phase.
-
-    Attributes:
-        batch_ratio: their elements of a batch, to those of the others.
-    """
-
-    ranks: tuple[int, ...]
-    longer_ratio: float
-    phase: str
-    batch_ratio: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """As in a sentence."""
-        return f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
-
-
 def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable]:
     """All of them, the largest first: none below the A/A spread, and none without an A/A pair."""
     spread = measured.spread_ratio
@@ -83,6 +61,7 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
         *_threads_finding(measured),
         *_phase_findings(measured),
         *_other_steps_finding(measured),
+        *_long_steps_finding(measured),
         *_trace_findings(measured, traced),
     ]
     claimed = [
@@ -91,104 +70,6 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
         if finding.ratio >= LEAST_UNPAIRED.get(finding.kind, LEAST) and finding.ratio > spread
     ]
     return sorted(claimed, key=lambda finding: -finding.ratio)
-
-
-def shares(measured: Measured) -> list[dict[str, float]]:
-    """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown.
-
-    A median tells nothing of steps of which some take twice as long as others.
-    """
-    by_rank, base = measured.phases_of(measured.phase_source), measured.steps_s["baseline"]
-    if not by_rank or "no_exchange" not in measured.steps_s or measured.changed("no_exchange"):
-        return []
-    if measured.variation["no_exchange"] > MOST_VARIATION:
-        return []
-    alone = measured.steps_s["no_exchange"]
-    result = []
-    for rank, phases in enumerate(by_rank):
-        step_s = float(np.median([ranks[rank] for ranks in base.values()]))
-        alone_s = float(np.median([ranks[rank] for ranks in alone.values()]))
-        seconds = dict(phases)
-        seconds["exchange"] = max(step_s - alone_s, 0.0)
-        seconds["rest"] = max(step_s - sum(seconds.values()), 0.0)
-        result.append(seconds)
-    return result
-
-
-def slow_rank(measured: Measured) -> SlowRank | None:
-    """The ranks that are slower than the others without exchange in every launch, above the A/A spread.
-
-    They are those above the largest gap, fewer than half of all, or one of two.
-    """
-    launches, spread = measured.own_s.get("no_exchange", {}), measured.spread_ratio
-    if spread is None or len(launches) < 2 or len(next(iter(launches.values()))) < 2:
-        return None
-    if measured.changed("no_exchange"):
-        return None
-    groups = {_above_gap(ranks) for ranks in launches.values()}
-    if len(groups) > 1 or not (group := groups.pop()):
-        return None
-    base_s = measured.step_s("baseline")
-    longer = [
-        (min(ranks[at] for at in group) - max(s for at, s in enumerate(ranks) if at not in group)) / base_s
-        for ranks in launches.values()
-    ]
-    if min(longer) <= max(spread, LEAST_SLOWER):
-        return None
-    ratio = float(np.median(longer))
-    return SlowRank(group, ratio, _slow_phase(measured, group, ratio * base_s), _batch_ratio(measured, group))
-
-
-def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> str:
-    """The phase that explains most of the `longer_s` that a group of ranks takes more; "step" if unknown."""
-    phases = measured.phases_of(measured.phase_source)
-    if not phases:
-        return "step"
-    slow = [seconds for rank, seconds in enumerate(phases) if rank in group]
-    others = [seconds for rank, seconds in enumerate(phases) if rank not in group]
-    excess = {
-        word: float(np.median([rank[name] for rank in slow]) - np.median([rank[name] for rank in others]))
-        for name, word in measured.phase_words
-        if name != "collective"
-    }
-    excess["time outside these phases (rest)"] = longer_s - sum(excess.values())
-    return max(excess, key=lambda word: excess[word])
-
-
-def _above_gap(ranks: Sequence[float]) -> tuple[int, ...]:
-    order = np.argsort(ranks)
-    gaps = np.diff(np.asarray(ranks)[order])
-    cut = int(np.argmax(gaps)) + 1
-    slow = tuple(sorted(int(at) for at in order[cut:]))
-    return slow if len(slow) <= len(ranks) / 2 else ()
-
-
-def batch_elements(measured: Measured) -> np.ndarray[Any, Any] | None:
-    """Elements of each rank's batches, [rank][batch]; None where they were not seen."""
-    drawn = [[size for _, size in rank["batches"]] for rank in measured.facts.get("no_exchange", [])]
-    shortest = min(map(len, drawn), default=0)
-    if not shortest:
-        return None
-    return np.array([rank[:shortest] for rank in drawn], dtype=float)
-
-
-def _batch_ratio(measured: Measured, group: Sequence[int]) -> float:
-    sizes = batch_elements(measured)
-    if sizes is None:
-        return 1.0
-    in_group = [at in group for at in range(len(sizes))]
-    others = [not is_in for is_in in in_group]
-    return float(sizes[in_group].mean() / max(sizes[others].mean(), 1e-9))
-
-
-def _unevenness(sizes: np.ndarray[Any, Any]) -> float:
-    """Of [rank][batch] elements, the largest of a step to the mean of its ranks, on average."""
-    return float((sizes.max(axis=0) / np.maximum(sizes.mean(axis=0), 1e-9)).mean())
-
-
-def has_larger_batch(slow: SlowRank) -> bool:
-    """Whether its batches explain that it is slow."""
-    return slow.batch_ratio > 1.1
 
 
 def _slow_finding(slow: SlowRank | None) -> list[Avoidable]:
@@ -211,7 +92,7 @@ def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable
     ratio, least = float(np.median(ratios)), min(ratios)
     if least <= spread:
         return []
-    if sizes is not None and _unevenness(sizes) >= 1.1:
+    if sizes is not None and unevenness(sizes) >= 1.1:
         advice = (
             "group samples of like length, or fix the batch's size: in each step all wait for the largest "
             "batch."
@@ -378,6 +259,21 @@ def _other_steps_finding(measured: Measured) -> list[Avoidable]:
     if what == "evaluation":
         return [Avoidable("evaluation", ratio, "evaluate less often.")]
     return [Avoidable("other_steps", ratio, "see what the script does in some steps only (epochs, logging).")]
+
+
+def long_steps_advice(measured: Measured) -> str:
+    """What to look for in steps over twice the usual time."""
+    if measured.long_steps_found()[2] > MOSTLY_INPUT:
+        return (
+            "see why some batches come late: a loader that starts anew (persistent_workers=True keeps its "
+            "workers), or too few workers."
+        )
+    return "see what some steps do that others do not: a loader that starts anew, a checkpoint, logging."
+
+
+def _long_steps_finding(measured: Measured) -> list[Avoidable]:
+    """Where they add much in every unchanged run: the other findings are of medians, which leave them out."""
+    return [Avoidable("long_steps", measured.long_steps_found()[0], long_steps_advice(measured))]
 
 
 def idle_ratio(measured: Measured, traced: Traced) -> float:

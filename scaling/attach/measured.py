@@ -199,6 +199,17 @@ class Measured:
             for rank in range(len(launches[0]))
         ]
 
+    def long_steps_found(self) -> tuple[float, LongSteps, float]:
+        """What steps over twice the usual time add: the least of all unchanged runs and the usual one.
+
+        Third, how much of it is in their input; 0 where that is not seen.
+        """
+        runs = [*self.long_steps["baseline"], *self.long_steps.get("aa", [])]
+        usual = sorted(runs, key=lambda found: found.more_ratio)[len(runs) // 2]
+        seen = [found.input_ratio for found in self.long_steps.get(self.phase_source, [])]
+        in_input = next((ratio for ratio in seen if ratio is not None), 0.0)
+        return min(found.more_ratio for found in runs), usual, in_input
+
     @property
     def has_loader(self) -> bool:
         """Whether batches of a DataLoader were seen."""

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from scaling.attach.answer import answer
 from scaling.attach.arms import BUCKETS, ONCE, REPEATED, bucket_mb, confirming, order
-from scaling.attach.findings import LEAST, findings, shares, to_confirm
+from scaling.attach.findings import LEAST, findings, to_confirm
 from scaling.attach.launch import run_arm, start_and_wait
 from scaling.attach.measured import Measured
+from scaling.attach.ranks import shares
 from scaling.attach.records import AttachedFolder
 from scaling.attach.trace import Traced, read_traces
 from scaling.errors import AttachError

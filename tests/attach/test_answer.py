@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from scaling.attach.answer import answer
-from scaling.attach.findings import findings, slow_rank, to_confirm
+from scaling.attach.findings import findings, to_confirm
 from scaling.attach.launch import Run, _why_not
 from scaling.attach.measured import Measured
+from scaling.attach.ranks import slow_rank
 from scaling.attach.trace import Traced
 from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, with_facts
 
@@ -23,6 +24,13 @@ def test_on_gpus_the_arm_that_gives_phases_is_named_where_it_was_left_out() -> N
     measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "baseline", device="cuda")
     line = "Where it goes: not measured, because the arm marked was not asked for."
     assert line in answer(measured)
+
+
+def test_missing_peer_access_is_said() -> None:
+    measured = made_runs(EVEN)
+    assert answer(measured)[0].startswith("A step takes 100 ms (A/A spread")
+    with_facts(measured, "baseline", host_only=True)
+    assert answer(measured)[0].startswith("A step takes 100 ms without peer access (A/A spread")
 
 
 def test_the_parts_of_a_step_add_up_to_it() -> None:
@@ -126,7 +134,22 @@ def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
     assert f"{said}." in lines
     assert "a loader that starts anew" in lines[-1]
     measured.add(0, Run("no_exchange", ranks))
-    assert f"{said}, 50% of it in their input." in answer(measured)
+    lines = answer(measured)
+    assert f"{said}, 50% of it in their input." in lines
+    assert "some batches come late" in lines[-1]
+
+
+def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_others() -> None:
+    def runs(last_s: float) -> list[str]:
+        measured = Measured()
+        for launch in range(2):
+            for arm, step_s in (("baseline", 0.1), ("aa", 0.1001), ("no_exchange", 0.08)):
+                made = [made_rank(at, [step_s] * 5 + [last_s]) for at in range(2)]
+                measured.add(launch, Run(arm, made))
+        return [finding.kind for finding in findings(measured)]
+
+    assert runs(0.5) == ["long_steps", "exchange"]
+    assert runs(0.1) == ["exchange"]
 
 
 def test_steps_of_one_length_have_no_long_ones() -> None:

@@ -1,0 +1,134 @@
+"""Where each rank's step of an attached script goes, and which ranks are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scaling.attach.measured import Measured
+
+LEAST_SLOWER = 0.02
+"""Of a step: a rank that is less slow is not named."""
+
+MOST_VARIATION = 2.0
+"""Upper to lower quartile of a rank's steps without exchange."""
+
+
+def shares(measured: Measured) -> list[dict[str, float]]:
+    """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown.
+
+    A median tells nothing of steps of which some take twice as long as others.
+    """
+    by_rank, base = measured.phases_of(measured.phase_source), measured.steps_s["baseline"]
+    if not by_rank or "no_exchange" not in measured.steps_s or measured.changed("no_exchange"):
+        return []
+    if measured.variation["no_exchange"] > MOST_VARIATION:
+        return []
+    alone = measured.steps_s["no_exchange"]
+    result = []
+    for rank, phases in enumerate(by_rank):
+        step_s = float(np.median([ranks[rank] for ranks in base.values()]))
+        alone_s = float(np.median([ranks[rank] for ranks in alone.values()]))
+        seconds = dict(phases)
+        seconds["exchange"] = max(step_s - alone_s, 0.0)
+        seconds["rest"] = max(step_s - sum(seconds.values()), 0.0)
+        result.append(seconds)
+    return result
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """The ranks that the others wait for, how much longer they take by themselves, and in which phase.
+
+    Attributes:
+        batch_ratio: their elements of a batch, to those of the others.
+    """
+
+    ranks: tuple[int, ...]
+    longer_ratio: float
+    phase: str
+    batch_ratio: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """As in a sentence."""
+        return f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+
+
+def slow_rank(measured: Measured) -> SlowRank | None:
+    """The ranks that are slower than the others without exchange in every launch, above the A/A spread.
+
+    They are those above the largest gap, fewer than half of all, or one of two.
+    """
+    launches, spread = measured.own_s.get("no_exchange", {}), measured.spread_ratio
+    if spread is None or len(launches) < 2 or len(next(iter(launches.values()))) < 2:
+        return None
+    if measured.changed("no_exchange"):
+        return None
+    groups = {_above_gap(ranks) for ranks in launches.values()}
+    if len(groups) > 1 or not (group := groups.pop()):
+        return None
+    base_s = measured.step_s("baseline")
+    longer = [
+        (min(ranks[at] for at in group) - max(s for at, s in enumerate(ranks) if at not in group)) / base_s
+        for ranks in launches.values()
+    ]
+    if min(longer) <= max(spread, LEAST_SLOWER):
+        return None
+    ratio = float(np.median(longer))
+    return SlowRank(group, ratio, _slow_phase(measured, group, ratio * base_s), _batch_ratio(measured, group))
+
+
+def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> str:
+    """The phase that explains most of the `longer_s` that a group of ranks takes more; "step" if unknown."""
+    phases = measured.phases_of(measured.phase_source)
+    if not phases:
+        return "step"
+    slow = [seconds for rank, seconds in enumerate(phases) if rank in group]
+    others = [seconds for rank, seconds in enumerate(phases) if rank not in group]
+    excess = {
+        word: float(np.median([rank[name] for rank in slow]) - np.median([rank[name] for rank in others]))
+        for name, word in measured.phase_words
+        if name != "collective"
+    }
+    excess["time outside these phases (rest)"] = longer_s - sum(excess.values())
+    return max(excess, key=lambda word: excess[word])
+
+
+def _above_gap(ranks: Sequence[float]) -> tuple[int, ...]:
+    order = np.argsort(ranks)
+    gaps = np.diff(np.asarray(ranks)[order])
+    cut = int(np.argmax(gaps)) + 1
+    slow = tuple(sorted(int(at) for at in order[cut:]))
+    return slow if len(slow) <= len(ranks) / 2 else ()
+
+
+def batch_elements(measured: Measured) -> np.ndarray[Any, Any] | None:
+    """Elements of each rank's batches, [rank][batch]; None where they were not seen."""
+    drawn = [[size for _, size in rank["batches"]] for rank in measured.facts.get("no_exchange", [])]
+    shortest = min(map(len, drawn), default=0)
+    if not shortest:
+        return None
+    return np.array([rank[:shortest] for rank in drawn], dtype=float)
+
+
+def _batch_ratio(measured: Measured, group: Sequence[int]) -> float:
+    sizes = batch_elements(measured)
+    if sizes is None:
+        return 1.0
+    in_group = [at in group for at in range(len(sizes))]
+    others = [not is_in for is_in in in_group]
+    return float(sizes[in_group].mean() / max(sizes[others].mean(), 1e-9))
+
+
+def unevenness(sizes: np.ndarray[Any, Any]) -> float:
+    """Of [rank][batch] elements, the largest of a step to the mean of its ranks, on average."""
+    return float((sizes.max(axis=0) / np.maximum(sizes.mean(axis=0), 1e-9)).mean())
+
+
+def has_larger_batch(slow: SlowRank) -> bool:
+    """Whether its batches explain that it is slow."""
+    return slow.batch_ratio > 1.1
