@@ -38,7 +38,9 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
         if spread is None
         else f"A/A spread {spread:.1%}: smaller differences are not reported"
     )
-    peers = " without peer access" if measured.facts["baseline"][0].get("host_only") else ""
+    ranks = measured.facts["baseline"]
+    is_host_only = ranks[0].get("host_only") and measured.device == "cuda" and len(ranks) > 1
+    peers = " without peer access" if is_host_only else ""
     gains = findings(measured, traced)
     lines = [
         f"A step takes {_ms(measured.step_s('baseline'))}{peers} ({floor}{_marks_text(measured)}).",

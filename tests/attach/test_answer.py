@@ -28,8 +28,9 @@ def test_on_gpus_the_arm_that_gives_phases_is_named_where_it_was_left_out() -> N
 
 def test_missing_peer_access_is_said() -> None:
     measured = made_runs(EVEN)
-    assert answer(measured)[0].startswith("A step takes 100 ms (A/A spread")
     with_facts(measured, "baseline", host_only=True)
+    assert answer(measured)[0].startswith("A step takes 100 ms (A/A spread")
+    with_facts(measured, "baseline", device="cuda")
     assert answer(measured)[0].startswith("A step takes 100 ms without peer access (A/A spread")
 
 
