@@ -150,7 +150,7 @@ def _slow_text(measured: Measured, slow: SlowRank | None) -> str:
         return _missing(measured, "Slow rank", "no_exchange")
     if measured.changed("no_exchange"):
         return f"Slow rank: {OTHER_STEP}."
-    if measured.spread_ratio is None or len(measured.steps_s["no_exchange"]) < 2:
+    if measured.spread_ratio is None or len(measured.own_s[measured.own_arm]) < 2:
         return f"Slow rank: {NO_VERDICT}."
     if slow is None:
         return "Slow rank: none above the A/A spread."
@@ -189,7 +189,8 @@ def _hook_text(measured: Measured) -> str:
 
 def _turns_text(measured: Measured) -> str:
     """How long a step waits for whichever rank is last in it; that is no exchange."""
-    ratios = [seconds / measured.step_s("baseline") for seconds in measured.uneven_s.values()]
+    uneven_s = measured.uneven_s.get(measured.own_arm, {})
+    ratios = [seconds / measured.step_s("baseline") for seconds in uneven_s.values()]
     if measured.spread_ratio is None or len(ratios) < 2 or min(ratios) <= measured.spread_ratio:
         return ""
     return f"; ranks take turns at being late, for {float(np.median(ratios)):.0%} of it"
@@ -249,9 +250,10 @@ def _input_text(measured: Measured) -> str:
     if made is None:
         return f"{text}."
     workers = measured.facts["no_exchange"][0].get("loader_workers", 0)
+    queued = f" and {made.queues_ratio:.0%} waiting for one" if made.is_queued else ""
     return (
-        f"{text}; making a batch takes {_ms(made[0])}, {made[1]:.0%} of it on the processor, "
-        f"with {workers} loader workers a rank."
+        f"{text}; making a batch takes {_ms(made.seconds)}, {made.computes_ratio:.0%} of it on the processor"
+        f"{queued}, with {workers} loader workers a rank."
     )
 
 
@@ -287,6 +289,12 @@ def _efficiency_text(measured: Measured) -> str:
             f"and {alone[1]} batches a step instead of {usual[0]} and {usual[1]}."
         )
     single, several = (measured.mean_elements(arm)[0] for arm in ("one_worker", "baseline"))
+    ratio = measured.step_s("one_worker") / measured.step_s("baseline")
+    if not (single and several) and ratio > 1 + max(measured.spread_ratio or 0.0, LEAST):
+        return (
+            f"Efficiency: not measured, because with one worker a step takes {ratio:.2g} times as long; its "
+            "batch, which was not seen, may be larger."
+        )
     if single and several and abs(single / several - 1) > 0.02:
         return (
             f"Efficiency: not measured, because with one worker the script's batch has "
@@ -294,8 +302,10 @@ def _efficiency_text(measured: Measured) -> str:
         )
     if measured.variation["one_worker"] > MOST_VARIATION:
         return f"Efficiency against one worker: {UNEVEN_STEPS}."
-    ratio = measured.step_s("one_worker") / measured.step_s("baseline")
-    return f"Efficiency against one worker: {ratio:.0%} for the same batch on each (seen once, no verdict)."
+    same = (
+        "for the same batch on each" if single and several else "if each has the same batch (none was seen)"
+    )
+    return f"Efficiency against one worker: {ratio:.0%} {same} (seen once, no verdict)."
 
 
 def _trace_text(measured: Measured, traced: Traced | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,9 @@ LEAST = 0.10
 
 LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30, "rest": 0.30, "idle": 0.20}
 """Of what no arm takes away: every script has some of it, and only a part can be avoided."""
+
+WAITED_FOR = ("input", "slow_rank", "uneven", "turns", "gradients", "rest", "evaluation")
+"""Findings in which a GPU is idle, and not for want of launched kernels."""
 
 SAME_SIZE = 0.05
 """Batches whose mean sizes differ by more are other work."""
@@ -62,14 +66,19 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
         *_phase_findings(measured),
         *_other_steps_finding(measured),
         *_long_steps_finding(measured),
-        *_trace_findings(measured, traced),
     ]
-    claimed = [
+    claimed = _claimed(candidates, spread)
+    waits = sum(finding.ratio for finding in claimed if finding.kind in WAITED_FOR)
+    claimed += _claimed(_trace_findings(measured, traced, waits), spread)
+    return sorted(claimed, key=lambda finding: -finding.ratio)
+
+
+def _claimed(candidates: Sequence[Avoidable], spread: float) -> list[Avoidable]:
+    return [
         finding
         for finding in candidates
         if finding.ratio >= LEAST_UNPAIRED.get(finding.kind, LEAST) and finding.ratio > spread
     ]
-    return sorted(claimed, key=lambda finding: -finding.ratio)
 
 
 def _slow_finding(slow: SlowRank | None) -> list[Avoidable]:
@@ -86,9 +95,10 @@ def _slow_finding(slow: SlowRank | None) -> list[Avoidable]:
 def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
     """Ranks that take turns at being last: for the size of their batches where that is seen."""
     sizes, spread = batch_elements(measured), measured.spread_ratio
-    if spread is None or slow is not None or len(measured.uneven_s) < 2:
+    uneven_s = measured.uneven_s.get(measured.own_arm, {})
+    if spread is None or slow is not None or len(uneven_s) < 2:
         return []
-    ratios = [seconds / measured.step_s("baseline") for seconds in measured.uneven_s.values()]
+    ratios = [seconds / measured.step_s("baseline") for seconds in uneven_s.values()]
     ratio, least = float(np.median(ratios)), min(ratios)
     if least <= spread:
         return []
@@ -98,7 +108,7 @@ def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable
             "batch."
         )
         return [Avoidable("uneven", ratio, advice)]
-    if least < LEAST or measured.changed("no_exchange"):
+    if least < LEAST or measured.changed(measured.own_arm):
         return []
     advice = "find out what makes single steps of a rank long: ranks take turns at being last, and all wait."
     return [Avoidable("turns", ratio, advice)]
@@ -125,7 +135,8 @@ def _fewer_bytes(measured: Measured) -> str:
     facts, (backward, _, _, updates) = measured.facts["baseline"][0], measured.signatures["baseline"]
     # A closure that an optimizer evaluates several times needs each exchange.
     has_closure = measured.facts["no_exchange"][0].get("has_closure")
-    if updates == 1 < backward and not has_closure and not facts.get("skips_exchange"):
+    is_one = facts.get("num_models", 1) == 1  # of several each pass may exchange its own
+    if updates == 1 < backward and is_one and not has_closure and not facts.get("skips_exchange"):
         return (
             f"put all but the last of a step's {backward} backward passes in model.no_sync(): each of them "
             "exchanges all gradients."
@@ -154,13 +165,17 @@ def best_buckets(measured: Measured) -> tuple[str, float] | None:
 
 
 def to_confirm(measured: Measured) -> list[str]:
-    """Arms that ran once and were so much faster that pairs with the baseline are worth their time."""
+    """Arms that ran once and were so much faster that pairs with the baseline are worth their time.
+
+    And the one that tells a slow rank, where no arm of every launch does.
+    """
     runs = bucket_runs(measured)
     if (threads := measured.saved_once("threads")) is not None:
         runs.append(("threads", threads))
     runs = [(arm, saved) for arm, saved in runs if saved.ratio >= LEAST and len(measured.steps_s[arm]) == 1]
     best = max((run for run in runs if run[0] != "threads"), key=lambda run: run[1].ratio, default=None)
-    return [arm for arm, _ in runs if arm == "threads" or (best is not None and arm == best[0])]
+    found = [arm for arm, _ in runs if arm == "threads" or (best is not None and arm == best[0])]
+    return found if measured.own_arm in ("no_exchange", *found) else [*found, measured.own_arm]
 
 
 def saved_by_cached_input(measured: Measured) -> Saved | None:
@@ -173,13 +188,39 @@ def saved_by_cached_input(measured: Measured) -> Saved | None:
     return measured.saved("baseline", "cached_input")
 
 
-def batch_making(measured: Measured) -> tuple[float, float] | None:
-    """The median seconds that making a batch takes, and the part of it on the processor; None if not seen."""
+@dataclass(frozen=True)
+class BatchMaking:
+    """What making a batch takes, in loaders' workers too.
+
+    Attributes:
+        seconds: the median.
+        computes_ratio: of them on a processor.
+        queues_ratio: of them waiting for a processor.
+    """
+
+    seconds: float
+    computes_ratio: float
+    queues_ratio: float
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it mostly waits for something else than a processor."""
+        return self.computes_ratio + self.queues_ratio < BLOCKED
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it mostly waits for a processor."""
+        return self.queues_ratio >= BLOCKED
+
+
+def batch_making(measured: Measured) -> BatchMaking | None:
+    """Over all ranks and batches; None if not seen."""
     fetches = [fetch for rank in measured.facts.get("no_exchange", []) for fetch in rank.get("fetches", [])]
     if not fetches:
         return None
-    wall_s, cpu_s = (sum(column) for column in zip(*fetches, strict=True))
-    return float(np.median([fetch[0] for fetch in fetches])), cpu_s / max(wall_s, 1e-9)
+    wall_s, cpu_s, queued_s = (sum(column) for column in zip(*fetches, strict=True))
+    median_s, wall_s = float(np.median([fetch[0] for fetch in fetches])), max(wall_s, 1e-9)
+    return BatchMaking(median_s, min(cpu_s / wall_s, 1.0), queued_s / wall_s)
 
 
 def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
@@ -194,12 +235,14 @@ def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]
         return []
     if slow is not None and slow.phase == "input" and slow.longer_ratio > 0.5 * saved.ratio:
         return []  # it is one rank's input
-    is_blocked = made is not None and made[1] < BLOCKED
-    advice = (
-        "data on faster or nearer storage, or more loader workers: making a batch mostly waits."
-        if is_blocked
-        else "more loader workers, or data that need less work for each batch."
-    )
+    is_blocked = made is not None and made.is_blocked
+    advice = "more loader workers, or data that need less work for each batch."
+    if is_blocked:
+        advice = "data on faster or nearer storage, or more loader workers: making a batch mostly waits."
+    elif made is not None and made.is_queued:
+        advice = (
+            "more cores, or data that need less work for each batch: loader workers wait for a processor."
+        )
     return [Avoidable("input", saved.ratio, advice, {"waits": is_blocked}, by_phases)]
 
 
@@ -281,7 +324,8 @@ def idle_ratio(measured: Measured, traced: Traced) -> float:
     return max(0.0, 1 - traced.busy_s / measured.step_s("baseline"))
 
 
-def _trace_findings(measured: Measured, traced: Traced | None) -> list[Avoidable]:
+def _trace_findings(measured: Measured, traced: Traced | None, waits_ratio: float) -> list[Avoidable]:
+    """The GPU's idle time, less what it waits for by other findings."""
     if traced is None:
         return []
     if traced.syncs_a_step >= 1 and traced.sync_ratio >= LEAST_UNPAIRED["idle"]:
@@ -291,4 +335,5 @@ def _trace_findings(measured: Measured, traced: Traced | None) -> list[Avoidable
         )
     else:
         advice = "CUDA graphs, torch.compile or a larger batch: the GPU waits for the host to launch kernels."
-    return [Avoidable("idle", idle_ratio(measured, traced), advice, {"syncs": traced.syncs_a_step}, True)]
+    idle = idle_ratio(measured, traced) - waits_ratio
+    return [Avoidable("idle", idle, advice, {"syncs": traced.syncs_a_step}, True)]

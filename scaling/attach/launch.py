@@ -232,10 +232,10 @@ def _why_not(
     return None
 
 
-def _fetches(out: Path, pid: int) -> list[tuple[float, float]]:
-    """(seconds, of them on the processor) of each batch that a rank or its loaders' workers made."""
+def _fetches(out: Path, pid: int) -> list[tuple[float, ...]]:
+    """(seconds, of them on a processor, and waiting for one) of each batch a rank or its workers made."""
     lines = [line for path in out.glob(f"fetch-{pid}-*") for line in path.read_text().splitlines()]
-    return [(float(words[0]), float(words[1])) for line in lines if len(words := line.split()) == 2]
+    return [tuple(map(float, words)) for line in lines if len(words := line.split()) == 3]
 
 
 def _last_line(out: Path) -> str:

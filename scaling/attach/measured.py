@@ -61,8 +61,8 @@ class Measured:
             wait for the last rank in it.
         own_s: the same as `steps_s` without the script's own collectives, in which a rank waits for others.
         means_s: arm -> launch -> the mean step of the slowest rank, steps of other kinds included.
-        uneven_s: launch of the arm without exchange -> what the slowest rank of each step takes, on average,
-            more than the rank that is slowest on average.
+        uneven_s: arm without exchange -> launch -> what the slowest rank of each step takes, on average, more
+            than the rank that is slowest on average.
         variation: arm -> upper to lower quartile of a rank's steps, the largest of its ranks and launches.
         phases: arm with phases -> launch -> of each rank, the median seconds of each phase.
         signatures: arm -> what a step consists of.
@@ -76,7 +76,7 @@ class Measured:
     together_s: dict[str, dict[int, float]] = field(default_factory=dict)
     own_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     means_s: dict[str, dict[int, float]] = field(default_factory=dict)
-    uneven_s: dict[int, float] = field(default_factory=dict)
+    uneven_s: dict[str, dict[int, float]] = field(default_factory=dict)
     variation: dict[str, float] = field(default_factory=dict)
     phases: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
     signatures: dict[str, Signature] = field(default_factory=dict)
@@ -106,8 +106,8 @@ class Measured:
             self.long_steps.setdefault(run.arm, []).append(long_steps(run.ranks))
         if any(name != "evaluation" for rank in run.ranks for name, _, _ in rank["phases"]):
             self.phases.setdefault(run.arm, {})[launch] = [phases_s(rank) for rank in steps]
-        if run.arm == "no_exchange":
-            self.uneven_s[launch] = _uneven_s(steps)
+        if run.arm in ("no_exchange", "marked"):
+            self.uneven_s.setdefault(run.arm, {})[launch] = _uneven_s(steps)
         if run.arm == "baseline":
             self.left_out.append(left_out_ratio(run.ranks))
 
@@ -209,6 +209,16 @@ class Measured:
         seen = [found.input_ratio for found in self.long_steps.get(self.phase_source, [])]
         in_input = next((ratio for ratio in seen if ratio is not None), 0.0)
         return min(found.more_ratio for found in runs), usual, in_input
+
+    @property
+    def own_arm(self) -> str:
+        """The arm that tells what each rank takes by itself.
+
+        Where a script has collectives of its own, a GPU's waiting in them shows only where each is timed to
+        its end.
+        """
+        collectives = [rank.get("collective", 0.0) for rank in self.phases_of("marked")]
+        return "marked" if self.device == "cuda" and any(collectives) else "no_exchange"
 
     @property
     def has_loader(self) -> bool:

@@ -59,14 +59,14 @@ class SlowRank:
 
 
 def slow_rank(measured: Measured) -> SlowRank | None:
-    """The ranks that are slower than the others without exchange in every launch, above the A/A spread.
+    """The ranks that are by themselves slower than the others in every launch, above the A/A spread.
 
     They are those above the largest gap, fewer than half of all, or one of two.
     """
-    launches, spread = measured.own_s.get("no_exchange", {}), measured.spread_ratio
+    launches, spread = measured.own_s.get(measured.own_arm, {}), measured.spread_ratio
     if spread is None or len(launches) < 2 or len(next(iter(launches.values()))) < 2:
         return None
-    if measured.changed("no_exchange"):
+    if measured.changed(measured.own_arm):
         return None
     groups = {_above_gap(ranks) for ranks in launches.values()}
     if len(groups) > 1 or not (group := groups.pop()):

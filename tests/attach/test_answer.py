@@ -65,6 +65,16 @@ def test_one_worker_that_does_other_work_gives_no_efficiency() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("alone_s", "said"),
+    [(0.09, "90% if each has the same batch (none was seen)"), (0.16, "1.6 times as long")],
+)
+def test_efficiency_where_no_batch_is_seen_is_not_taken_for_sure(alone_s: float, said: str) -> None:
+    measured = with_facts(made_runs(EVEN), "baseline", batches=[])
+    measured.add(0, Run("one_worker", [{**made_rank(0, [alone_s] * 6), "batches": []}]))
+    assert any(line.startswith("Efficiency") and said in line for line in answer(measured))
+
+
 def test_a_run_that_failed_in_one_launch_is_said() -> None:
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
     measured.add(3, Run("no_exchange", [], "it did not make 13 steps in 0.5 s"))
@@ -84,9 +94,12 @@ def test_a_rank_with_larger_batches_is_uneven_and_not_slow() -> None:
 
 def test_input_that_waits_is_told_from_input_that_computes() -> None:
     steps = {**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)}
-    for cpu_s, waits in ((0.001, True), (0.019, False)):
-        found = findings(with_facts(made_runs(steps), "no_exchange", fetches=[(0.02, cpu_s)] * 3))
+    for cpu_s, queued_s, waits in ((0.001, 0.0, True), (0.019, 0.0, False), (0.001, 0.018, False)):
+        measured = with_facts(made_runs(steps), "no_exchange", fetches=[(0.02, cpu_s, queued_s)] * 3)
+        found = findings(measured)
         assert (found[0].kind, found[0].values["waits"]) == ("input", waits)
+        assert ("wait for a processor" in found[0].advice) == (queued_s > 0)
+        assert ("90% waiting for one" in " ".join(answer(measured))) == (queued_s > 0)
 
 
 def test_buckets_count_only_if_they_became_others() -> None:
@@ -178,6 +191,31 @@ def test_an_idle_gpu_is_of_a_step_without_the_profiler() -> None:
     (found,) = findings(measured, traced)
     assert (found.kind, round(found.ratio, 2)) == ("idle", 0.3)
     assert any("the GPU is idle for 30% of a step" in line for line in answer(measured, traced))
+
+
+def test_a_gpu_that_waits_for_input_is_not_called_idle_for_want_of_kernels() -> None:
+    measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.08, 0.08)})
+    kinds = {found.kind for found in findings(measured, _traced(step_s=0.1))}
+    assert ("input" in kinds, "idle" in kinds) == (True, False)
+
+
+def test_on_a_gpu_a_slow_rank_shows_where_the_scripts_own_collectives_are_timed() -> None:
+    even = {**EVEN, "no_exchange": (0.1, 0.1)}
+    measured = made_runs(even)
+    for launch in (0, 3, 4):
+        ranks = [made_rank(at, [0.1] * 6) for at in range(2)]
+        for start_s in ranks[0]["step_s"][0][:-1]:  # rank 0 waits for the other
+            ranks[0]["phases"].append(("collective", start_s + 0.052, start_s + 0.059))
+        measured.add(launch, Run("marked", ranks))
+        if not launch:
+            assert to_confirm(measured) == []  # on a CPU every arm shows it
+            for arm in ("baseline", "no_exchange"):
+                with_facts(measured, arm, device="cuda")
+            assert to_confirm(measured) == ["marked"]
+            assert any(line.startswith("Slow rank: no verdict") for line in answer(measured))
+    slow = slow_rank(measured)
+    assert slow is not None
+    assert (slow.ranks, round(slow.longer_ratio, 2)) == ((1,), 0.07)
 
 
 def test_steps_that_differ_all_the_time_are_refused() -> None:

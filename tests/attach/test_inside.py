@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from scaling.attach.inside import agent as inside
 from scaling.attach.inside import changes, marking, safety
@@ -142,6 +143,20 @@ def test_batches_without_gradients_are_an_evaluations(agent: inside.Agent, monke
         with torch.set_grad_enabled(batch_size == 2):
             list(torch.utils.data.DataLoader(torch.zeros(4), batch_size))
     assert (agent.batches, agent.done["input"]) == ([(2, 2), (2, 2)], 3)
+
+
+@pytest.mark.parametrize("arm", ["baseline", "no_exchange"])
+def test_the_backward_passes_inside_one_are_part_of_it(agent: inside.Agent, monkeypatch, arm: str) -> None:
+    agent.arm, agent.is_armed = arm, True
+    backward = marking._counted(agent, "backward", torch.autograd.backward, timed=arm == "no_exchange")
+    monkeypatch.setattr(torch.autograd, "backward", backward)
+    values = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        out = values
+        for _ in range(3):
+            out = torch.utils.checkpoint.checkpoint(torch.sin, out, use_reentrant=True)
+        torch.autograd.backward(out.sum())
+    assert (agent.done["backward"], len(agent.phases)) == (2, 2 * (arm == "no_exchange"))
 
 
 class FullyShardedDataParallel(torch.nn.Module):

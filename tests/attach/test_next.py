@@ -36,7 +36,9 @@ def test_accumulation_that_exchanges_after_each_backward_pass_is_said(batches: i
     for arm in ("baseline", "no_exchange"):
         measured.signatures[arm] = (4, batches, 0, 1)
     assert "all but the last of a step's 4 backward passes in model.no_sync()" in answer(measured)[-1]
-    with_facts(measured, "baseline", skips_exchange=True)
+    with_facts(measured, "baseline", num_models=2)
+    assert "no_sync" not in answer(measured)[-1]
+    with_facts(measured, "baseline", num_models=1, skips_exchange=True)
     assert answer(measured)[-1].startswith("Next: a larger batch on each rank, longer gradient accumulation")
 
 

@@ -263,6 +263,7 @@ class Agent:
             "phases": self.phases,
             "batches": self.batches,
             "device": self.device,
+            "num_models": len(self.models),
             "host": os.uname().nodename,
             "pid": os.getpid(),
             "threads": torch.get_num_threads(),

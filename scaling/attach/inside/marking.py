@@ -1,6 +1,7 @@
 """Counts what a step consists of; in some arms also when each part of it was."""
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -70,12 +71,17 @@ def _updates(agent: Agent) -> None:
 
 
 def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
-    """The call; counted where a step's signature has it."""
+    """The call; counted where a step's signature has it.
+
+    A call inside another one is part of that: checkpointed layers run a backward pass of their own in it, in
+    another thread on a GPU.
+    """
     is_counted = name in agent.done
     is_settled = agent.arm == "marked"
+    num_open = 0
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        if is_counted:
+        if is_counted and num_open == 1:
             start = time.perf_counter()
             agent.done[name] += 1
             if name == "backward":
@@ -83,9 +89,16 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
             agent.own_s += time.perf_counter() - start
         return call(*arguments, **options)
 
+    def outermost(*arguments: Any, **options: Any) -> Any:
+        nonlocal num_open
+        num_open += 1
+        try:
+            within = marked if timed and agent.is_armed and num_open == 1 else counted
+            return within(*arguments, **options)
+        finally:
+            num_open -= 1
+
     def marked(*arguments: Any, **options: Any) -> Any:
-        if not agent.is_armed:
-            return counted(*arguments, **options)
         # Work that a GPU still has is part of the phase that asked for it; in the arm for that alone.
         if is_settled and agent.device == "cuda":
             torch.cuda.synchronize()
@@ -97,7 +110,7 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
                 torch.cuda.synchronize()
             agent.phases.append((name, start, time.perf_counter()))
 
-    return marked if timed else counted
+    return outermost
 
 
 def _sizes(batch: Any) -> tuple[int, int]:
@@ -144,22 +157,35 @@ def _counted_as(agent: Agent, drawn: Any) -> Any:
     return timed
 
 
+def _queued_s() -> float:
+    """How long this thread has waited for a processor so far; 0 where the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def _fetches(agent: Agent) -> None:
-    """What it takes to make a batch, and how much of that is computation, in loaders' workers too."""
+    """What it takes to make a batch: computation, waiting for a processor, other waiting; in workers too."""
     fetch_batch = fetch._MapDatasetFetcher.fetch
     files: dict[int, int] = {}
 
     def fetched(self: Any, indices: Any) -> Any:
         if not agent.is_armed:
             return fetch_batch(self, indices)  # type: ignore[no-untyped-call]
-        wall_s, cpu_s = time.perf_counter(), time.thread_time()
-        batch = fetch_batch(self, indices)  # type: ignore[no-untyped-call]
-        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
         pid = os.getpid()
+        # Decoding may have threads of its own; next to a thread of the script that draws, others train.
+        is_main = threading.current_thread() is threading.main_thread()
+        clock = time.process_time if is_main else time.thread_time
+        wall_s, cpu_s, queued_s = time.perf_counter(), clock(), _queued_s()
+        batch = fetch_batch(self, indices)  # type: ignore[no-untyped-call]
+        wall_s, cpu_s = time.perf_counter() - wall_s, clock() - cpu_s
+        queued_s = _queued_s() - queued_s
         if pid not in files:
             name = agent.out / f"fetch-{pid if pid == agent.pid else os.getppid()}-{pid}"
             files[pid] = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(files[pid], f"{wall_s:.6f} {cpu_s:.6f}\n".encode())
+        os.write(files[pid], f"{wall_s:.6f} {cpu_s:.6f} {queued_s:.6f}\n".encode())
         return batch
 
     fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]
