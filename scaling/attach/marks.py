@@ -62,8 +62,8 @@ def _anchor(made: Sequence[int]) -> int:
 def _spans(marked: Sequence[Any], start_s: float) -> list[tuple[str, float, float]]:
     """What is marked, the forward pass from the end of input to backward, and from backward to the update.
 
-    What runs inside another span is part of that. Without input, the forward pass is from the start of the
-    step.
+    What runs inside another span is part of that, but for the script's own collectives in a backward pass
+    (synchronized batch normalization). Without input, the forward pass is from the start of the step.
     """
     spans: list[tuple[str, float, float]] = []
     after: list[tuple[float, float]] = []
@@ -86,12 +86,27 @@ def _spans(marked: Sequence[Any], start_s: float) -> list[tuple[str, float, floa
             elif name == "collective":
                 spans.append(("forward", began_s, begin_s))
             began_s = end_s
-        spans.append((name, begin_s, end_s))
+        if name == "backward":
+            spans += _without_collectives(marked, begin_s, end_s)
+        else:
+            spans.append((name, begin_s, end_s))
         inside_s = end_s
     return [
         (name, begin_s - start_s, end_s - start_s)
         for name, begin_s, end_s in sorted(spans, key=lambda s: s[1])
     ]
+
+
+def _without_collectives(
+    marked: Sequence[Any], begin_s: float, end_s: float
+) -> list[tuple[str, float, float]]:
+    """A backward pass, cut where collectives run in it; and these."""
+    spans: list[tuple[str, float, float]] = []
+    for name, start_s, stop_s in sorted(marked, key=lambda span: span[1]):
+        if name == "collective" and begin_s <= start_s and stop_s <= end_s:
+            spans += [("backward", begin_s, start_s), (name, start_s, stop_s)]
+            begin_s = stop_s
+    return [*spans, ("backward", begin_s, end_s)]
 
 
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]]:

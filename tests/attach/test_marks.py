@@ -1,6 +1,8 @@
 """What a rank's marks say, from marks that are made up."""
 
-from scaling.attach.marks import steady, steps_of
+import pytest
+
+from scaling.attach.marks import phases_s, steady, steps_of
 from tests.attach.made_marks import ONE_STEP, made_rank
 
 
@@ -71,6 +73,21 @@ def test_a_collective_between_backward_passes_parts_the_forward_pass() -> None:
     (step,) = steps_of(rank)
     spans = {(name, round(start, 6), round(stop, 6)) for name, start, stop in step.spans}
     assert spans >= {("forward", 0.1, 0.2), ("forward", 0.3, 0.5), ("forward", 0.6, 0.7)}
+
+
+def test_collectives_in_a_backward_pass_are_no_part_of_it() -> None:
+    """As of synchronized batch normalization."""
+    rank = made_rank(0, [1.0])
+    rank["phases"] = [
+        *[("input", 0.0, 0.1), ("collective", 0.4, 0.5), ("collective", 0.6, 0.7), ("backward", 0.3, 0.8)],
+        ("update", 0.8, 1.0),
+    ]
+    (step,) = steps_of(rank)
+    (phases,) = [phases_s([step])]
+    assert {name: round(phases[name], 6) for name in ("backward", "collective")} == {
+        "backward": 0.3, "collective": 0.2,
+    }  # fmt: skip
+    assert step.waited_s == pytest.approx(0.2)
 
 
 def test_a_step_ends_with_the_outer_one_of_two_optimizers() -> None:

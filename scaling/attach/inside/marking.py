@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ COLLECTIVES = (
 """Of the script's own: in arms with phases the agent's hook exchanges nothing."""
 
 
+_open = Counter[str]()
+"""Calls that have not ended, of each name."""
+
+
 def mark(agent: Agent) -> None:
     """Wraps what is counted; the arm with nothing but a clock wraps nothing."""
     if agent.arm == "clock":
@@ -36,6 +41,7 @@ def mark(agent: Agent) -> None:
     if timed:
         for name in COLLECTIVES:
             setattr(dist, name, _counted(agent, "collective", getattr(dist, name), True))
+        dist.Work.wait = _counted(agent, "collective", dist.Work.wait, True)  # type: ignore[method-assign]
         _fetches(agent)
         _updates(agent)
 
@@ -78,10 +84,9 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
     """
     is_counted = name in agent.done
     is_settled = agent.arm == "marked"
-    num_open = 0
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        if is_counted and num_open == 1:
+        if is_counted and _open[name] == 1:
             start = time.perf_counter()
             agent.done[name] += 1
             if name == "backward":
@@ -90,13 +95,12 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
         return call(*arguments, **options)
 
     def outermost(*arguments: Any, **options: Any) -> Any:
-        nonlocal num_open
-        num_open += 1
+        _open[name] += 1
         try:
-            within = marked if timed and agent.is_armed and num_open == 1 else counted
+            within = marked if timed and agent.is_armed and _open[name] == 1 else counted
             return within(*arguments, **options)
         finally:
-            num_open -= 1
+            _open[name] -= 1
 
     def marked(*arguments: Any, **options: Any) -> Any:
         # Work that a GPU still has is part of the phase that asked for it; in the arm for that alone.
