@@ -24,6 +24,9 @@ LEAST_STEPS = 5
 """After the warm-up: with fewer a run is not used."""
 
 TAIL_BYTES = 2**14
+NO_STEP = "it ended before an optimizer's step"
+"""What a rank says that has seen no error; one that `mp.spawn` started sees none of its own."""
+
 OTHER_RANK = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 """In errors of ranks that only miss another one."""
 
@@ -195,15 +198,18 @@ def _why_not(
     arm: str, out: Path, ranks: Sequence[dict[str, Any]], code: int | None, wanted: int, deadline_s: float
 ) -> str | None:
     """Why a run is not used; None if it is."""
-    refused = next((str(rank["refused"]) for rank in ranks if "refused" in rank), None)
+    reasons = [str(rank["refused"]) for rank in ranks if "refused" in rank]
+    refused = next((reason for reason in reasons if reason != NO_STEP), None)
     early = [int(rank["ended_after"]) for rank in ranks if "ended_after" in rank]
     if refused is not None:
         return refused
     raised = min((rank["raised"] for rank in ranks if "raised" in rank), default=None)
     if raised is not None:  # the first one: the others fail for want of it
         return f"a rank raised {raised[1]}"
-    if code and (not ranks or early):
+    if code and (not ranks or early or reasons):
         return f"it ended with code {code} before its steps were done: {_last_line(out)}"
+    if reasons:
+        return reasons[0]
     if not ranks and code is None:
         return f"it did not make {wanted} steps in {deadline_s:g} s"
     if not ranks:

@@ -1,12 +1,14 @@
 """One run of a command that is no training script."""
 
+import json
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from scaling.attach.launch import _last_line, start_and_wait
+from scaling.attach.launch import _last_line, _read, start_and_wait
+from tests.attach.made_marks import made_rank
 
 LAUNCHER = """
 import subprocess, sys, time
@@ -70,3 +72,39 @@ def test_of_a_script_that_fails_its_own_last_words_are_given(
     for after in ("", TORCHRUN_SAYS):
         (tmp_path / "output.log").write_text(f"{wrote}\n{after}")
         assert _last_line(tmp_path) == expected
+
+
+SPAWN_SAYS = """
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    mp.spawn(train, nprocs=2)
+torch.multiprocessing.spawn.ProcessRaisedException:
+
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "train.py", line 5, in train
+    model(x)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "refused", "expected"),
+    [
+        (0, "it ended before an optimizer's step", "it ended before an optimizer's step"),
+        (1, "it uses Horovod", "it uses Horovod"),
+        (
+            1,
+            "it ended before an optimizer's step",
+            "it ended with code 1 before its steps were done: "
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        ),
+    ],
+)
+def test_an_error_that_a_spawned_rank_did_not_see_is_taken_from_the_output(
+    code: int, refused: str, expected: str, tmp_path: Path
+) -> None:
+    record = {**made_rank(0, [0.1]), "world_size": 2, "pid": 1, "refused": refused}
+    (tmp_path / "rank0.json").write_text(json.dumps(record))
+    (tmp_path / "output.log").write_text(SPAWN_SAYS)
+    assert _read("baseline", tmp_path, code, 6, 10.0).reason == expected
