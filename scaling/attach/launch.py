@@ -36,11 +36,16 @@ MOST_LOG_BYTES = 2**18
 QUIET = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
+    "COMET_AUTO_LOG_DISABLE": "1",
     "NEPTUNE_MODE": "debug",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
     "CLEARML_OFFLINE_MODE": "1",
 }
-"""So that a run of some steps is in nobody's list of experiments."""
+"""So that a run of some steps is in nobody's list of experiments; MLflow is never off, it has a folder."""
+
+OF_A_SERVER = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")
+"""Variables that name what is not in that folder."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +118,11 @@ def start_and_wait(
         Its exit code; None where it was ended here; a text where it does not start.
     """
     path = os.pathsep.join(filter(None, (str(INJECT), os.environ.get("PYTHONPATH"))))
+    mlflow = (Path(wanted["out"]).resolve() / "mlflow").as_uri()
     environment = {
-        **os.environ, **QUIET, **more, "PYTHONPATH": path, "SCALING_ATTACH": json.dumps(wanted),
+        **{name: value for name, value in os.environ.items() if name not in OF_A_SERVER}, **QUIET, **more,
+        "MLFLOW_TRACKING_URI": mlflow, "MLFLOW_REGISTRY_URI": mlflow,
+        "PYTHONPATH": path, "SCALING_ATTACH": json.dumps(wanted),
     }  # fmt: skip
     end = time.monotonic() + float(wanted["deadline_s"])
     with log_path.open("wb") as log:
