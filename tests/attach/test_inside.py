@@ -115,7 +115,11 @@ def test_what_is_saved_to_memory_or_as_a_temporary_start_is_no_checkpoint(
 ) -> None:
     monkeypatch.setattr(torch, "save", torch.save)  # as before after this
     monkeypatch.setattr(torch.jit, "save", torch.jit.save)
-    safety.save_nothing(agent, SimpleNamespace(instead=lambda path, **_: path))
+    monkeypatch.setattr(torch, "load", torch.load)
+    monkeypatch.setattr(torch.jit, "load", torch.jit.load)
+    guard = SimpleNamespace(instead=lambda path, **_: path, latest=lambda path: path)
+    guard.leaves_out = lambda path: guard.is_without_saves(path)  # noqa: PLW0108 - it is set below
+    safety.save_nothing(agent, guard)
     agent.is_armed = True
     for named in (False, True):
         buffer = io.BytesIO()

@@ -118,7 +118,7 @@ os.close(file)
 os.truncate("cut.txt", 1)
 h5py.File("data.h5", "a").write(b"changed")
 base = sqlite3.connect("runs.db")
-base.execute("create table t (x)")
+base.execute("create table if not exists t (x)")
 base.commit()
 for environment in (None, {"PATH": os.environ["PATH"]}):
     code = "import os; os.remove('child.txt'); open('child.txt', 'w').close()"

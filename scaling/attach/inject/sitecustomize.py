@@ -4,6 +4,7 @@ It imports nothing of this project, so the script's own packages are the ones th
 """
 
 import _thread
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -67,11 +68,15 @@ class _After:
 def _begin() -> None:
     inside = _load()
     guard, order = inside.protect(), os.environ["SCALING_ATTACH"]
+    libraries = importlib.import_module(f"{NAME}.libraries")
     calls: dict[str, Any] = {
         "torch": lambda _: inside.start(),
-        "subprocess": lambda module: inside.guard.after_subprocess(module, HERE, order),
-        "sqlite3": lambda module: inside.guard.after_sqlite3(module, guard),
-        "h5py": lambda module: inside.guard.after_h5py(module, guard),
+        "subprocess": lambda module: libraries.after_subprocess(module, HERE, order),
+        "sqlite3": lambda module: libraries.after_sqlite3(module, guard),
+        "h5py": lambda module: libraries.after_h5py(module, guard),
+        "safetensors": lambda module: libraries.after_safetensors(module, guard),
+        "safetensors.torch": lambda module: libraries.after_safetensors_torch(module, guard),
+        "mlflow": libraries.after_mlflow,
     }
     for name in [name for name in calls if name in sys.modules]:
         calls.pop(name)(sys.modules[name])

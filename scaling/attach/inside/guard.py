@@ -12,9 +12,11 @@ import os
 import pathlib
 import shutil
 import stat
-import zlib
+import sys
 from collections.abc import Callable
 from typing import Any
+
+from .copies import Copies
 
 MOST_KEPT = 1000
 MOST_COPIED = 256 * 2**20
@@ -33,46 +35,71 @@ def _refuse(reason: str) -> None:
 class _Builtin:
     """A function that is bound to no object, as builtins are."""
 
-    def __init__(self, call: Any, original: Any) -> None:
+    def __init__(self, call: Any, original: Any, holder: Any) -> None:
         self._call = call
+        self._place = holder.__name__, original.__name__
         functools.update_wrapper(self, original)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._call(*arguments, **named)
 
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return _named, self._place  # pools send functions to their workers
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(sys.modules[module], name)
+
 
 class Guard:
     """Of one process, and of those that it forks.
 
-    Calls that would delete, replace or write over an older file do nothing, or write elsewhere. A file that
-    is not there is none to delete or rename either: it may be a checkpoint that was not saved. Each path that
-    is kept is a line of a file `kept-PID`.
+    Calls that would delete, replace or write over an older file do nothing, or write to a copy, which later
+    reads of that file are given, in all processes of the run. A file that is not there is none to delete or
+    rename either: it may be a checkpoint that was not saved. Each path that is kept is a line of a file
+    `kept-PID`.
 
     Args:
         order: of the run.
 
     Attributes:
         refuse: called with a reason where a run cannot go on.
+        is_without_saves: whether something that is saved now to this path is left out.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._out, self._began_s = str(order["out"]), float(order["began_s"])
         self._kept: set[str] = set()
-        self._open, self._write, self._copy = os.open, builtins.open, shutil.copyfile
+        self._left_out: set[str] = set()
+        self._copies = Copies(self._out, self._began_s)
+        self.latest = self._copies.latest
+        self._open, self._write = os.open, builtins.open
+        self._remove_tree, self._truncate = shutil.rmtree, os.truncate
         self.refuse: Callable[[str], None] = _refuse
+        self.is_without_saves: Callable[[Any], bool] = lambda path: False
         for name in ("remove", "unlink", "rmdir"):
             _replace(os, name, self._removal(getattr(os, name)))
         for holder, name in ((os, "rename"), (os, "replace"), (shutil, "move")):
             _replace(holder, name, self._renaming(getattr(holder, name)))
-        self._remove_tree, self._truncate = shutil.rmtree, os.truncate
+        for name, place in (("mkdir", 0), ("symlink", 1)):
+            _replace(os, name, self._making(getattr(os, name), place))
+        _replace(os, "link", self._linking(self._making(os.link, 1)))
+        for name in ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr"):
+            if hasattr(os, name):
+                _replace(os, name, self._marking(getattr(os, name)))
+        for name in ("copyfile", "copy", "copy2", "copytree"):
+            _replace(shutil, name, self._copying(getattr(shutil, name)))
+        _replace(os.path, "getsize", self._sizing(os.path.getsize))
         _replace(os, "open", self._opened_low)
         _replace(os, "truncate", self._truncated)
-        shutil.rmtree = self._tree  # type: ignore[assignment]
+        _replace(shutil, "rmtree", self._tree)
         builtins.open = io.open = self._opened
+        if (accessor := _accessor()) is not None:
+            accessor.open = self._opened
 
-    def _age(self, path: Any, dir_fd: int | None = None) -> str:
+    def _age(self, path: Any, dir_fd: int | None = None, *, is_followed: bool = False) -> str:
         try:
-            status = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+            status = os.stat(path, dir_fd=dir_fd, follow_symlinks=is_followed)
         except (OSError, ValueError, TypeError):
             return "missing"
         is_guarded = (
@@ -80,42 +107,85 @@ class Guard:
         )
         return "older" if is_guarded and status.st_ctime < self._began_s else "newer"
 
-    def _keep(self, path: Any, dir_fd: int | None = None) -> None:
+    def _has_older(self, path: Any) -> bool:
+        """Whether something in a folder is older: a folder is as old as its last entry."""
+        return any(
+            self._age(os.path.join(place, name)) == "older"
+            for place, folders, files in os.walk(path)
+            for name in (*folders, *files)
+        )
+
+    def _keep(self, path: Any, dir_fd: int | None = None, *, is_removed: bool = False) -> None:
         name = os.path.abspath(_absolute(path, dir_fd))
+        if is_removed:
+            self._copies.note("removed", _entry(name))
         if name.startswith(QUIET) or name in self._kept or len(self._kept) >= MOST_KEPT:
             return
         self._kept.add(name)
-        file = self._open(f"{self._out}/kept-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(file, os.fsencode(name) + b"\n")
-        os.close(file)
+        self._copies.note("kept", name)
+
+    def _is_removed(self, path: Any, dir_fd: int | None = None) -> bool:
+        """Whether the run has removed it, or a folder that it is in, and it is there all the same."""
+        name, removed = _entry(_absolute(path, dir_fd)), self._copies.removed()
+        if name in removed:
+            return True
+        above = [name[:at] for at, letter in enumerate(name) if letter == os.sep]
+        return not removed.isdisjoint(above) and (self._age(name) == "older" or self._has_older(name))
+
+    def leaves_out(self, path: Any) -> bool:
+        """Whether something that is saved now to this path is left out; it is remembered."""
+        if not self.is_without_saves(path):
+            return False
+        if isinstance(path, (str, bytes, os.PathLike)):
+            self._left_out.add(os.path.abspath(os.fsdecode(path)))
+        return True
 
     def instead(self, path: Any, *, is_emptied: bool, dir_fd: int | None = None) -> Any:
         """Where what is written to a path goes: there, or to a copy if an older file is there."""
-        if not isinstance(path, (str, os.PathLike)) or self._age(path, dir_fd) != "older":
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return path
+        if (status := self._copies.older_file(path, dir_fd)) is None:
             return path
         name = os.path.abspath(_absolute(path, dir_fd))
-        if not os.path.isfile(name) or name.startswith(QUIET):
+        if name.startswith(QUIET):
             return path
         self._keep(name)
-        place = (
-            f"{self._out}/instead-{os.getpid()}-{zlib.crc32(os.fsencode(name)):x}-{os.path.basename(name)}"
-        )
-        if not is_emptied and not os.path.exists(place):
-            if (size := os.path.getsize(name)) > MOST_COPIED:
-                self.refuse(f"it opens {path} ({size} bytes) to change it; open it to read, or change a copy")
-            self._copy(name, place)
-        return place
+        is_begun = is_emptied or os.path.exists(self._copies.place(status))
+        if is_begun or self._is_removed(name):
+            return self._copies.begin(status, None)
+        if status.st_size > MOST_COPIED:
+            self.refuse(
+                f"it opens {name} ({status.st_size} bytes) to change it; open it to read, or change a copy"
+            )
+        return self._copies.begin(status, name)
+
+    def _anew(self, path: Any, dir_fd: int | None = None) -> Any:
+        """Where a file goes that must not be there yet."""
+        if self._age(path, dir_fd) == "older" and self._is_removed(path, dir_fd):
+            return self.instead(path, is_emptied=True, dir_fd=dir_fd)
+        return path
 
     def _opened(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-        if isinstance(mode, str) and any(letter in mode for letter in "wa+"):
+        if not isinstance(mode, str) or isinstance(file, int):
+            pass
+        elif "x" in mode:
+            file = self._anew(file)
+        elif any(letter in mode for letter in "wa+"):
             file = self.instead(file, is_emptied="w" in mode)
+        else:
+            file = self.latest(file)
         return self._write(file, mode, *arguments, **named)
 
     def _opened_low(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if flags & _WRITES and not flags & os.O_EXCL:
+        if flags & os.O_EXCL:
+            place = self._anew(path, dir_fd)
+        elif flags & _WRITES:
             place = self.instead(path, is_emptied=bool(flags & os.O_TRUNC), dir_fd=dir_fd)
-            if place is not path:
-                return self._open(place, flags | os.O_CREAT, 0o644)
+            flags |= os.O_CREAT if place is not path else 0
+        else:
+            place = self.latest(path, dir_fd)
+        if place is not path:
+            return self._open(place, flags, 0o644)
         return self._open(path, flags, mode, dir_fd=dir_fd)
 
     def _truncated(self, path: Any, length: int) -> None:
@@ -124,8 +194,11 @@ class Guard:
     def _removal(self, call: Any) -> Any:
         def remove(path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any) -> Any:
             state = self._age(path, dir_fd)
+            if state == "newer" and dir_fd is None and call.__name__ == "rmdir" and self._has_older(path):
+                state = "older"
             if state == "older":
-                self._keep(path, dir_fd)
+                self._keep(path, dir_fd, is_removed=True)
+                self._copies.drop(path, dir_fd)
             elif state == "newer":
                 more = {} if dir_fd is None else {"dir_fd": dir_fd}
                 call(path, *arguments, **more, **named)
@@ -134,26 +207,97 @@ class Guard:
 
     def _renaming(self, call: Any) -> Any:
         def rename(src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
+            if call.__name__ == "move" and os.path.isdir(dst):
+                dst = os.path.join(dst, os.path.basename(os.fspath(src).rstrip(os.sep)))
             places = ((src, named.get("src_dir_fd")), (dst, named.get("dst_dir_fd")))
             ages = [self._age(*place) for place in places]
+            if ages[0] == "newer" and places[0][1] is None and self._has_older(src):
+                ages[0] = "older"
             if ages[0] == "newer" and ages[1] != "older":
                 return call(src, dst, *arguments, **named)
             for place, its_age in zip(places, ages, strict=True):
                 if its_age == "older":
-                    self._keep(*place)
+                    self._keep(*place, is_removed=place is places[0])
+            if ages == ["newer", "older"]:
+                self._put(*places)
             return dst
 
         return rename
 
+    def _put(self, source: tuple[Any, int | None], target: tuple[Any, int | None]) -> None:
+        """What a rename would put in an older file's place is read there from now on."""
+        src, older = _absolute(*source), self._copies.older_file(*target)
+        if os.path.isdir(src) and not os.path.islink(src):
+            self._copies.note("removed", _entry(src))
+        elif older is not None and not os.path.islink(src) and not os.path.islink(_absolute(*target)):
+            self._copies.put(src, older)
+        else:
+            os.unlink(src)
+
     def _tree(self, path: Any, *arguments: Any, **options: Any) -> None:
-        walked = os.walk(path)
-        inside = [
-            os.path.join(place, name) for place, folders, files in walked for name in (*folders, *files)
-        ]
-        if any(self._age(name) == "older" for name in inside or [path]):
-            self._keep(path)
+        is_older = os.path.isdir(path) and not os.path.islink(path) and self._has_older(path)
+        if is_older or (self._age(path) == "older" and not (os.path.isdir(path) and os.listdir(path))):
+            self._keep(path, is_removed=True)
         elif os.path.lexists(path):
             self._remove_tree(path, *arguments, **options)
+
+    def _making(self, call: Any, at: int) -> Any:
+        """A path that the run has removed is there all the same: to make it again is no error."""
+
+        def make(*arguments: Any, **named: Any) -> Any:
+            try:
+                return call(*arguments, **named)
+            except FileExistsError:
+                path = arguments[at] if len(arguments) > at else named[("path", "dst")[at]]
+                if not self._is_removed(path, named.get(("dir_fd", "dst_dir_fd")[at])):
+                    raise
+
+        return functools.update_wrapper(make, call)
+
+    def _linking(self, call: Any) -> Any:
+        """A link to an older file would change its time, and what is written to the link would be in it."""
+
+        def link(src: Any, dst: Any, **named: Any) -> None:
+            age = self._age(src, named.get("src_dir_fd"))
+            if age == "older":
+                target = os.path.abspath(_absolute(src, named.get("src_dir_fd")))
+                os.symlink(target, os.fsdecode(dst), dir_fd=named.get("dst_dir_fd"))
+            elif age == "newer" or not self.is_without_saves(src):
+                call(src, dst, **named)
+
+        return functools.update_wrapper(link, call)
+
+    def _marking(self, call: Any) -> Any:
+        """What changes an older file's time, mode or owner would make it a new one."""
+
+        def change(path: Any, *arguments: Any, **named: Any) -> None:
+            dir_fd = named.get("dir_fd")
+            is_older = not isinstance(path, int) and (
+                self._age(path, dir_fd) == "older" or self._age(path, dir_fd, is_followed=True) == "older"
+            )
+            if not is_older:
+                call(path, *arguments, **named)
+
+        return change
+
+    def _copying(self, call: Any) -> Any:
+        def copy(src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
+            if not os.path.lexists(src) and self.is_without_saves(src):
+                return dst
+            return call(src, dst, *arguments, **named)
+
+        return copy
+
+    def _sizing(self, call: Any) -> Any:
+        def size(filename: Any) -> int:
+            try:
+                return int(call(self.latest(filename)))
+            except FileNotFoundError:
+                if os.path.abspath(os.fsdecode(filename)) in self._left_out:
+                    return 0
+                raise
+
+        return size
 
 
 def _absolute(path: Any, dir_fd: int | None) -> str:
@@ -163,51 +307,25 @@ def _absolute(path: Any, dir_fd: int | None) -> str:
     return os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)
 
 
+def _entry(name: str) -> str:
+    """A path by which an entry of a folder is known, whatever links lead to the folder."""
+    folder, last = os.path.split(os.path.abspath(name))
+    return os.path.join(os.path.realpath(folder), last)
+
+
+def _accessor() -> Any:
+    """Python 3.10's, which has the functions of `os` itself."""
+    return getattr(pathlib, "_NormalAccessor", None)
+
+
 def _replace(holder: Any, name: str, call: Any) -> None:
     """Puts a call in a function's place, in the sets of what a system's functions can do too."""
     original = getattr(holder, name)
-    new = _Builtin(call, original)
+    new = _Builtin(call, original, holder)
     for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if original in known:
             known.add(new)
     setattr(holder, name, new)
-    accessor: Any = getattr(
-        pathlib, "_NormalAccessor", None
-    )  # of Python 3.10, which has the functions itself
+    accessor = _accessor()
     if holder is os and accessor is not None and hasattr(accessor, name) and name != "open":
         setattr(accessor, name, new)
-
-
-def after_subprocess(module: Any, path: str, order: str) -> None:
-    """Programs that are started with an environment of their own have the guard too, if they are Python."""
-    begin = module.Popen.__init__
-
-    def init(self: Any, *arguments: Any, **named: Any) -> None:
-        if (own := named.get("env")) is not None and "SCALING_ATTACH" not in own:
-            known = [path, own["PYTHONPATH"]] if own.get("PYTHONPATH") else [path]
-            named["env"] = {**own, "PYTHONPATH": os.pathsep.join(known), "SCALING_ATTACH": order}
-        begin(self, *arguments, **named)
-
-    module.Popen.__init__ = init
-
-
-def after_sqlite3(module: Any, guard: Guard) -> None:
-    """A data base that is older is changed in a copy."""
-    connect = module.connect
-
-    def connected(database: Any, *arguments: Any, **named: Any) -> Any:
-        return connect(guard.instead(database, is_emptied=False), *arguments, **named)
-
-    module.connect = connected
-
-
-def after_h5py(module: Any, guard: Guard) -> None:
-    """Its files are opened by a library in C."""
-    begin = module.File.__init__
-
-    def init(self: Any, name: Any, mode: str = "r", *arguments: Any, **named: Any) -> None:
-        if mode in ("w", "a", "r+"):
-            name = guard.instead(name, is_emptied=mode == "w")
-        begin(self, name, mode, *arguments, **named)
-
-    module.File.__init__ = init

@@ -1,5 +1,6 @@
 """No checkpoint of a run that is stopped after some steps, and a list of what it writes."""
 
+import functools
 import io
 import os
 import sys
@@ -53,7 +54,7 @@ def save_nothing(agent: Agent, guard: Guard) -> None:
             target = named.get("f", arguments[1] if len(arguments) > 1 else None)
             if isinstance(target, io.BytesIO):  # no file: it is sent to other ranks, or copied
                 return save(*arguments, **named)
-            if agent.is_armed and (agent.done["update"] or not _is_temporary(target)):
+            if guard.leaves_out(target):
                 return None
             if "f" in named:
                 named["f"] = guard.instead(named["f"], is_emptied=True)
@@ -63,8 +64,12 @@ def save_nothing(agent: Agent, guard: Guard) -> None:
 
         return saved
 
+    def is_without_saves(path: Any) -> bool:
+        return agent.is_armed and bool(agent.done["update"] or not _is_temporary(path))
+
+    guard.refuse, guard.is_without_saves = agent.refuse, is_without_saves
     torch.save, torch.jit.save = saving(torch.save), saving(torch.jit.save)
-    guard.refuse = agent.refuse
+    torch.load, torch.jit.load = _loading(torch.load, guard), _loading(torch.jit.load, guard)
     arm_with = agent.arm_with
 
     def armed(model: Any) -> None:
@@ -74,6 +79,15 @@ def save_nothing(agent: Agent, guard: Guard) -> None:
     agent.arm_with = armed  # type: ignore[method-assign]
     if agent.arm == "marked":
         _list_written(agent)
+
+
+def _loading(load: Any, guard: Guard) -> Any:
+    """It may read by a path in C++ too."""
+
+    def loaded(f: Any, *arguments: Any, **named: Any) -> Any:
+        return load(guard.latest(f), *arguments, **named)
+
+    return functools.update_wrapper(loaded, load)
 
 
 def _is_temporary(path: Any) -> bool:

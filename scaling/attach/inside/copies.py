@@ -1,0 +1,112 @@
+"""What the processes of a run have written in place of older files, and which paths they have removed.
+
+It has the standard library alone, as the guard.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from contextlib import suppress
+from typing import Any
+
+
+class Copies:
+    """In the run's folder, for all its processes.
+
+    `instead/` has one copy for each older file that was written to, named by what identifies that file.
+    `removed-PID` has a line for each path that was removed.
+
+    Args:
+        out: the run's folder.
+        began_s: files from before it (seconds since the epoch) are older.
+    """
+
+    def __init__(self, out: str, began_s: float) -> None:
+        self._out, self._began_s = out, began_s
+        self._folder = os.path.join(out, "instead")
+        self._is_any = False
+        self._noted: set[tuple[str, str]] = set()
+        self._open, self._unlink, self._mkdir = os.open, os.unlink, os.mkdir
+        self._link, self._replace, self._move, self._copy = os.link, os.replace, shutil.move, shutil.copyfile
+
+    def note(self, kind: str, name: str) -> None:
+        """Adds a path to a list of this process."""
+        if (kind, name) in self._noted:
+            return
+        self._noted.add((kind, name))
+        file = self._open(f"{self._out}/{kind}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(file, os.fsencode(name) + b"\n")
+        os.close(file)
+
+    def removed(self) -> set[str]:
+        """The paths that the run has removed."""
+        names = set[str]()
+        for entry in os.listdir(self._out):
+            if entry.startswith("removed-"):
+                file = self._open(os.path.join(self._out, entry), os.O_RDONLY)
+                with os.fdopen(file, "rb") as lines:
+                    names.update(os.fsdecode(line.rstrip(b"\n")) for line in lines)
+        return names
+
+    def older_file(self, path: Any, dir_fd: int | None = None) -> os.stat_result | None:
+        """The status of the older file that a path leads to; None if it leads to none."""
+        try:
+            status = os.stat(path, dir_fd=dir_fd)
+        except (OSError, ValueError, TypeError):
+            return None
+        return status if stat.S_ISREG(status.st_mode) and status.st_ctime < self._began_s else None
+
+    def place(self, status: os.stat_result) -> str:
+        """Where the copy of a file is, if there is one. The number of a device differs between nodes."""
+        return f"{self._folder}/{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+    def latest(self, path: Any, dir_fd: int | None = None) -> Any:
+        """What to open to read a path: the copy if there is one, else the path."""
+        if not self._is_any:
+            if not os.access(self._folder, os.F_OK):
+                return path
+            self._is_any = True
+        if isinstance(path, int) or (status := self.older_file(path, dir_fd)) is None:
+            return path
+        place = self.place(status)
+        return place if os.access(place, os.F_OK) else path
+
+    def begin(self, status: os.stat_result, name: str | None) -> str:
+        """Makes a file's copy if there is none yet.
+
+        Args:
+            status: of the file.
+            name: where its content is; None if the copy is written from its start.
+
+        Returns:
+            Where the copy is, or will be.
+        """
+        with suppress(FileExistsError):
+            self._mkdir(self._folder)
+        place = self.place(status)
+        if name is not None and not os.path.exists(place):
+            unfinished = f"{place}.{os.uname().nodename}-{os.getpid()}"
+            self._copy(name, unfinished)
+            try:
+                self._link(unfinished, place)  # where another process was first, its copy stays
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                if not os.path.exists(place):
+                    self._replace(unfinished, place)
+            with suppress(FileNotFoundError):
+                self._unlink(unfinished)
+        return place
+
+    def put(self, src: Any, status: os.stat_result) -> None:
+        """A file of the run's own becomes the copy of an older one."""
+        self._move(os.fspath(src), self.begin(status, None))
+
+    def drop(self, path: Any, dir_fd: int | None = None) -> None:
+        """An older file is removed: so is its copy."""
+        status = self.older_file(path, dir_fd)
+        if status is not None:
+            with suppress(OSError):
+                self._unlink(self.place(status))

@@ -1,0 +1,281 @@
+"""Files from before a run, and what its processes write, remove and read in their place."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scaling.attach.launch import INJECT
+
+PREAMBLE = "import fcntl, json, os, pathlib, shutil, subprocess, sys, time\n"
+
+
+class _Folder:
+    """A folder with older files, and a run in it.
+
+    Attributes:
+        work: with the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.work, self._out = folder / "work", folder / "out"
+        self.work.mkdir()
+        self._out.mkdir()
+        self._modules = folder / "modules"
+        self._modules.mkdir()
+        self._began_s: float | None = None
+
+    def has(self, **texts: str) -> None:
+        """Writes files that are older than the run."""
+        for name, text in texts.items():
+            (self.work / name).write_text(text)
+
+    def module(self, name: str, text: str) -> None:
+        """A module that the run's processes find."""
+        (self._modules / name).parent.mkdir(exist_ok=True)
+        (self._modules / name).write_text(text)
+
+    def start(self, code: str) -> subprocess.Popen[str]:
+        """A process of the run."""
+        if self._began_s is None:
+            time.sleep(0.05)  # the file system's clock is coarse
+            self._began_s = time.time()
+        order = {"out": str(self._out), "began_s": self._began_s, "arm": "baseline"}
+        order |= {"warmup": 1, "steps": 5, "deadline_s": 60.0}
+        path = os.pathsep.join((str(INJECT), str(self._modules)))
+        return subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + code],
+            cwd=self.work,
+            env={**os.environ, "PYTHONPATH": path, "SCALING_ATTACH": json.dumps(order)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, code: str) -> str:
+        """What a process of the run prints."""
+        process = self.start(code)
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+        return said.strip()
+
+    def texts(self) -> dict[str, str]:
+        """All files that are there."""
+        return {
+            str(path.relative_to(self.work)): path.read_text()
+            for path in self.work.rglob("*")
+            if path.is_file() and not path.is_symlink()
+        }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> _Folder:
+    return _Folder(tmp_path)
+
+
+READS = {
+    "open": "open('meta').read()",
+    "pathlib": "pathlib.Path('meta').read_text()",
+    "os.open": "os.read(os.open('meta', os.O_RDONLY), 99).decode()",
+    "dir_fd": "os.read(os.open('meta', os.O_RDONLY, dir_fd=os.open('.', os.O_RDONLY)), 99).decode()",
+    "bytes": "open(b'meta').read()",
+    "link": "(os.symlink('meta', 'link'), open('link').read())[1]",
+    "numpy": "(lambda numpy: bytes(numpy.memmap('meta', mode='r')).decode())(__import__('numpy'))",
+    "copy": "(shutil.copy2('meta', 'copied'), open('copied').read())[1]",
+    "subprocess": "subprocess.run([sys.executable, '-c', 'print(open(\"meta\").read(), end=\"\")'], "
+    "capture_output=True, text=True).stdout",
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_was_written_in_place_of_an_older_file_is_read_in_every_process(
+    folder: _Folder, read: str
+) -> None:
+    folder.has(meta="old")
+    writes = "with open('meta', 'w') as file: file.write('new')\n"
+    assert folder.run(f"print({READS[read]})") == "old"
+    (folder.work / "link").unlink(missing_ok=True)
+    assert folder.run(f"{writes}print({READS[read]}, os.path.getsize('meta'))") == "new 3"
+    (folder.work / "link").unlink(missing_ok=True)
+    assert folder.run(f"print({READS[read]})") == "new"
+    assert folder.texts()["meta"] == "old"
+
+
+WRITES = {
+    "append": ("open('meta', 'a').write('+')", "old+"),
+    "update": ("open('meta', 'r+').write('+')", "+ld"),
+    "truncate": ("os.truncate('meta', 2)", "ol"),
+    "rename": ("(open('new', 'w').write('new'), os.replace('new', 'meta'))", "new"),
+    "copy": ("(open('new', 'w').write('new'), shutil.copy('new', 'meta'), os.remove('new'))", "new"),
+    "copy and copy": (
+        "(open('new', 'w').write('new'), [shutil.copy2('new', 'meta') for _ in '12'], os.remove('new'))",
+        "new",
+    ),
+    "through a new link": ("(os.symlink('meta', 'l'), open('l', 'w').write('new'), os.remove('l'))", "new"),
+    "through a hard link": ("(os.link('meta', 'l'), open('l', 'w').write('new'), os.remove('l'))", "new"),
+    "after a new mode": ("(os.chmod('meta', 384), os.utime('meta'), open('meta', 'a').write('+'))", "old+"),
+    "after it is removed": ("(os.remove('meta'), open('meta', 'a').write('new'))", "new"),
+    "as a new file after it is removed": ("(os.remove('meta'), open('meta', 'x').write('new'))", "new"),
+    "after it is renamed": ("(os.rename('meta', 'meta.1'), open('meta', 'a').write('new'))", "new"),
+    "removed after it was written": ("(open('meta', 'w').write('new'), os.remove('meta'))", "old"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_an_older_file_stays_and_what_would_be_in_it_is_read(folder: _Folder, write: str) -> None:
+    folder.has(meta="old")
+    call, expected = WRITES[write]
+    assert folder.run(f"{call}\nprint(open('meta').read())") == expected
+    assert folder.texts() == {"meta": "old"}
+
+
+def test_a_new_file_where_an_older_one_was_not_removed_is_still_an_error(folder: _Folder) -> None:
+    folder.has(meta="old")
+    makes = ("open('meta', 'x')", "os.mkdir('meta')", "os.symlink('a', 'meta')", "os.open('meta', 194)")
+    for make in makes:
+        code = f"try: {make}\nexcept FileExistsError: print('raised')"
+        assert folder.run(code) == "raised"
+
+
+def test_ranks_that_append_at_once_have_one_copy(folder: _Folder) -> None:
+    folder.has(log="old\n")
+    appends = "while time.time() < {}: pass\nfor _ in range(50):\n    open('log', 'a').write('{}\\n')"
+    until = time.time() + 1.5
+    ranks = [folder.start(appends.format(until, rank)) for rank in range(4)]
+    for rank in ranks:
+        assert rank.wait(60) == 0, rank.communicate()
+    lines = folder.run("print(open('log').read())").split("\n")
+    assert (lines[0], sorted(lines[1:])) == ("old", sorted(f"{rank}" for rank in range(4) for _ in range(50)))
+    assert folder.texts() == {"log": "old\n"}
+
+
+def test_a_lock_on_an_older_file_excludes_other_ranks(folder: _Folder) -> None:
+    folder.has(lock="")
+    opens = "file = os.open('lock', os.O_RDWR | os.O_CREAT | os.O_TRUNC)\n"
+    holds = folder.start(
+        opens
+        + "fcntl.flock(file, fcntl.LOCK_EX)\nprint('held', flush=True)\nsys.stdin.read()\ntime.sleep(60)"
+    )
+    assert holds.stdout is not None
+    assert holds.stdout.readline() == "held\n"
+    tries = "try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\nexcept OSError: print('excluded')"
+    assert folder.run(opens + tries) == "excluded"
+    holds.kill()
+    holds.wait()
+    assert folder.run(opens + tries) == ""
+
+
+def test_what_the_run_has_removed_can_be_made_again(folder: _Folder) -> None:
+    (folder.work / "results" / "plots").mkdir(parents=True)
+    (folder.work / "results" / "plots" / "a").write_text("mine")
+    (folder.work / "latest").symlink_to("results")
+    folder.has(old="mine")
+    first = """
+open('results/new', 'w').close()  # the folder is changed by the run
+shutil.rmtree('results')
+os.makedirs('results/plots')
+pathlib.Path('results/plots').mkdir()
+open('results/plots/a', 'x').write('new')
+os.unlink('latest')
+os.symlink('elsewhere', 'latest')
+pathlib.Path('latest').unlink()
+pathlib.Path('latest').symlink_to('elsewhere')
+os.symlink('elsewhere', 'link')
+os.replace('link', 'latest')
+os.symlink('elsewhere', 'link')  # it has been renamed
+os.remove('link')
+print(open('results/plots/a').read())
+"""
+    assert folder.run(first) == "new"
+    assert folder.run("os.mkdir('results')\nos.symlink('elsewhere', 'latest')") == ""  # another rank
+    assert folder.texts() == {"results/plots/a": "mine", "results/new": "", "old": "mine"}
+    assert os.readlink(folder.work / "latest") == "results"
+
+
+def test_a_folder_emptied_by_hand_and_renamed_ones_stay(folder: _Folder) -> None:
+    for name in ("emptied", "renamed"):
+        (folder.work / name).mkdir()
+        (folder.work / name / "x").write_text("mine")
+    code = """
+for name in ('emptied', 'renamed'):
+    open(f'{name}/new', 'w').close()
+for name in os.listdir('emptied'):
+    os.remove(f'emptied/{name}')
+os.rmdir('emptied')
+os.mkdir('emptied')
+os.rename('renamed', 'renamed.1')
+os.mkdir('renamed')
+"""
+    assert folder.run(code) == ""
+    assert folder.texts() == {"emptied/x": "mine", "renamed/x": "mine", "renamed/new": ""}
+
+
+def test_a_missing_file_is_an_error_before_saves_are_left_out(folder: _Folder) -> None:
+    for call in ("shutil.copyfile('a', 'b')", "os.link('a', 'b')", "os.path.getsize('a')", "open('a')"):
+        assert folder.run(f"try: {call}\nexcept FileNotFoundError: print('raised')") == "raised"
+
+
+def test_functions_that_are_guarded_can_be_sent_to_other_processes(folder: _Folder) -> None:
+    code = """
+import pickle
+for function in (os.remove, os.open, os.path.getsize, shutil.copy, shutil.rmtree):
+    assert pickle.loads(pickle.dumps(function)) is function
+assert shutil.rmtree.avoids_symlink_attacks
+"""
+    assert folder.run(code) == ""
+
+
+SAVES = """
+from safetensors.torch import load_file, save_file
+import torch
+inside = sys.modules['_scaling_attach_inside']
+agent = inside._agents[0]
+save_file({'x': torch.ones(2)}, 'older')
+assert load_file('older')['x'].sum() == 2
+torch.save(3, 'saved')
+assert torch.load('saved') == torch.load(f='saved') == 3
+agent.is_armed = True
+agent.done['update'] = 1
+save_file({'x': torch.ones(3)}, 'older')
+save_file({'x': torch.ones(3)}, 'ckpt')
+assert load_file('older')['x'].sum() == 2
+torch.save({}, 'ckpt.pt')
+print(os.path.getsize('ckpt.pt'))
+for copy in (shutil.copyfile, shutil.copy, shutil.copy2, os.link):
+    copy('ckpt.pt', 'best.pt')
+shutil.copytree('epoch-1', 'best')
+"""
+
+
+def test_checkpoints_that_are_left_out_are_not_missed(folder: _Folder) -> None:
+    pytest.importorskip("safetensors")
+    folder.has(older="mine", saved="mine")
+    assert folder.run(SAVES) == "0"
+    assert folder.texts() == {"older": "mine", "saved": "mine"}
+
+
+MLFLOW = """
+import os
+uri = os.environ.get("MLFLOW_TRACKING_URI")
+def set_tracking_uri(new):
+    global uri
+    uri = new
+class MlflowClient:
+    def __init__(self, tracking_uri=None, registry_uri=None):
+        self.uri = tracking_uri or uri
+"""
+
+
+def test_mlflow_stays_in_the_folder_of_the_run(folder: _Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///run")
+    folder.module("mlflow/__init__.py", MLFLOW)
+    code = """
+import mlflow
+mlflow.set_tracking_uri('http://server')
+print(mlflow.uri, mlflow.MlflowClient(tracking_uri='http://server').uri)
+"""
+    assert folder.run(code) == "file:///run file:///run"
