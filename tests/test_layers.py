@@ -141,8 +141,9 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.aggregators.power_sgd_hook",  # torch's PowerSGD hook
         "scaling.training.fully_sharded",  # torch's FSDP2
         "scaling.runtime.workers",
-        "scaling.attach.inside.agent",  # inside the user's script, as the next two
+        "scaling.attach.inside.agent",  # inside the user's script, as the next three
         "scaling.attach.inside.changes",
+        "scaling.attach.inside.debugging",
         "scaling.attach.inside.marking",
         "scaling.runtime.meeting",  # at that store
         "scaling.runtime.zygote",  # holds the store at which the ranks meet

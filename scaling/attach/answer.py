@@ -50,6 +50,7 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
         _input_text(measured),
         _buckets_text(measured),
         _threads_text(measured),
+        _debugging_text(measured),
         _efficiency_text(measured),
         _trace_text(measured, traced),
         _other_steps_text(measured),
@@ -232,6 +233,16 @@ def _threads_text(measured: Measured) -> str:
         return ""
     base, fitted = measured.facts["baseline"][0]["threads"], measured.facts["threads"][0]["threads"]
     text = f"With {fitted} instead of {base} threads a rank"
+    if saved.is_certain:
+        return f"{text} a step would be {saved.ratio:.0%} shorter."
+    return f"{text}: {_no_gain(saved)} ({-once.ratio:+.0%} of a step's time)."
+
+
+def _debugging_text(measured: Measured) -> str:
+    saved, once = measured.saved("baseline", "no_debugging"), measured.saved_once("no_debugging")
+    if saved is None or once is None:
+        return ""
+    text = f"Without {' and '.join(measured.facts['baseline'][0]['debugging'])}"
     if saved.is_certain:
         return f"{text} a step would be {saved.ratio:.0%} shorter."
     return f"{text}: {_no_gain(saved)} ({-once.ratio:+.0%} of a step's time)."

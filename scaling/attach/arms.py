@@ -12,7 +12,7 @@ REPEATED = ("baseline", "aa", "no_exchange", "hook_control", "cached_input")
 BUCKETS = ("buckets_2", "buckets_25", "buckets_200")
 """With DDP's `bucket_cap_mb` replaced."""
 
-ONCE = ("clock", "marked", "threads", *BUCKETS, "one_worker", "trace")
+ONCE = ("clock", "marked", "threads", "no_debugging", *BUCKETS, "one_worker", "trace")
 """Run once: without a verdict."""
 
 FIRST = ("baseline", "no_exchange")

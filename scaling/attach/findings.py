@@ -22,6 +22,9 @@ LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30,
 WAITED_FOR = ("input", "slow_rank", "uneven", "turns", "gradients", "rest", "evaluation")
 """Findings in which a GPU is idle, and not for want of launched kernels."""
 
+SETTINGS = ("threads", "no_debugging")
+"""Arms that run once, and again where they were faster, each for itself."""
+
 SAME_SIZE = 0.05
 """Batches whose mean sizes differ by more are other work."""
 
@@ -63,6 +66,7 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
         *_input_finding(measured, slow),
         *_exchange_findings(measured),
         *_threads_finding(measured),
+        *_debugging_finding(measured),
         *_phase_findings(measured),
         *_other_steps_finding(measured),
         *_long_steps_finding(measured),
@@ -120,14 +124,27 @@ def _exchange_findings(measured: Measured) -> list[Avoidable]:
     The hook that leaves the exchange out is called for each bucket too: it hides what tiny ones cost.
     """
     best, saved = best_buckets(measured), measured.exchange
-    found, in_buckets = [], 0.0
+    found = _hook_finding(measured)
     if best is not None:
         arm, in_buckets = best
         advice = f"bucket_cap_mb={arm.partition('_')[2]}."
         found.append(Avoidable("buckets", in_buckets, advice, {"arm": arm}))
     if saved is not None and saved.is_certain and not measured.changed("no_exchange"):
-        found.append(Avoidable("exchange", saved.ratio - in_buckets, _fewer_bytes(measured)))
+        rest = saved.ratio - sum(finding.ratio for finding in found)
+        found.append(Avoidable("exchange", rest, _fewer_bytes(measured)))
     return found
+
+
+def _hook_finding(measured: Measured) -> list[Avoidable]:
+    """Where the script's own hook takes longer than plain all-reduce."""
+    own = measured.facts["baseline"][0].get("script_hook")
+    plain = measured.saved("baseline", "hook_control")
+    if own is None or plain is None or not plain.is_certain:
+        return []
+    advice = (
+        f"leave out the communication hook {own}: with plain all-reduce a step is {plain.ratio:.0%} shorter."
+    )
+    return [Avoidable("hook", plain.ratio, advice, {"hook": own})]
 
 
 def _fewer_bytes(measured: Measured) -> str:
@@ -140,6 +157,13 @@ def _fewer_bytes(measured: Measured) -> str:
         return (
             f"put all but the last of a step's {backward} backward passes in model.no_sync(): each of them "
             "exchanges all gradients."
+        )
+    buffers_mb, gradients_mb = facts.get("buffer_bytes", 0) / 1e6, sum(facts.get("bucket_bytes") or []) / 1e6
+    if buffers_mb > gradients_mb:
+        return (
+            "broadcast_buffers=False in DDP, if each rank's buffers stay the same without it: it sends "
+            f"{buffers_mb:.3g} MB of them before each forward pass, and {gradients_mb:.3g} MB of gradients "
+            "after it."
         )
     ways = ["a larger batch on each rank", f"{'longer ' if backward > 1 else ''}gradient accumulation"]
     ways += [] if "script_hook" in facts else ["a bf16 hook"]
@@ -170,11 +194,10 @@ def to_confirm(measured: Measured) -> list[str]:
     And the one that tells a slow rank, where no arm of every launch does.
     """
     runs = bucket_runs(measured)
-    if (threads := measured.saved_once("threads")) is not None:
-        runs.append(("threads", threads))
+    runs += [(arm, saved) for arm in SETTINGS if (saved := measured.saved_once(arm)) is not None]
     runs = [(arm, saved) for arm, saved in runs if saved.ratio >= LEAST and len(measured.steps_s[arm]) == 1]
-    best = max((run for run in runs if run[0] != "threads"), key=lambda run: run[1].ratio, default=None)
-    found = [arm for arm, _ in runs if arm == "threads" or (best is not None and arm == best[0])]
+    best = max((run for run in runs if run[0] in BUCKETS), key=lambda run: run[1].ratio, default=None)
+    found = [arm for arm, _ in runs if arm in SETTINGS or (best is not None and arm == best[0])]
     return found if measured.own_arm in ("no_exchange", *found) else [*found, measured.own_arm]
 
 
@@ -256,6 +279,14 @@ def _threads_finding(measured: Measured) -> list[Avoidable]:
         f"a rank share {base['cores']} cores; with {fitted['threads']} a step is {saved.ratio:.0%} shorter."
     )
     return [Avoidable("threads", saved.ratio, advice)]
+
+
+def _debugging_finding(measured: Measured) -> list[Avoidable]:
+    saved = measured.saved("baseline", "no_debugging")
+    if saved is None or not saved.is_certain:
+        return []
+    names = measured.facts["baseline"][0]["debugging"]
+    return [Avoidable("debugging", saved.ratio, f"turn off {' and '.join(names)}.", {"names": names})]
 
 
 def _phase_findings(measured: Measured) -> list[Avoidable]:

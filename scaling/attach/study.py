@@ -169,6 +169,8 @@ def _why_skipped(arm: str, measured: Measured) -> str | None:
         return _why_no_buckets(arm, measured)
     if arm == "cached_input":
         return _why_no_input(measured)
+    if arm == "no_debugging" and not ranks[0].get("debugging"):
+        return "no debugging is on"
     if arm == "threads":
         busiest = max(Counter(rank["host"] for rank in ranks).values())
         if ranks[0]["threads"] * busiest <= max(ranks[0]["cores"], busiest):

@@ -17,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import changes, marking, safety
+from scaling.attach.inside import changes, debugging, marking, safety
 from scaling.attach.launch import INJECT, _read
 from tests.attach.made_marks import made_rank
 
@@ -247,3 +247,20 @@ def test_a_closure_is_no_part_of_an_optimizers_step(agent: inside.Agent, monkeyp
     assert closure() == 7
     assert agent.updates == {id(optimizer): 5.0}
     assert agent.facts["has_closure"]
+
+
+def test_debugging_that_is_on_is_known_and_stays_off_in_its_arm(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "set_anomaly_enabled", torch.set_anomaly_enabled)  # as before after this
+    for name in ("set_debug_level", "set_debug_level_from_env"):
+        monkeypatch.setattr(torch.distributed, name, getattr(torch.distributed, name))
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    assert debugging.switched_on() == []
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL)
+    anomaly = "torch.autograd.set_detect_anomaly"
+    with torch.autograd.set_detect_anomaly(True):
+        assert debugging.switched_on() == [anomaly, "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG=DETAIL"]
+    debugging.switch_off()
+    torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL)
+    with torch.autograd.set_detect_anomaly(True):
+        assert debugging.switched_on() == []

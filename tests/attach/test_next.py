@@ -3,6 +3,7 @@
 import pytest
 
 from scaling.attach.answer import answer
+from scaling.attach.findings import findings
 from tests.attach.made_marks import EVEN, made_runs, with_facts
 
 
@@ -40,6 +41,30 @@ def test_accumulation_that_exchanges_after_each_backward_pass_is_said(batches: i
     assert "no_sync" not in answer(measured)[-1]
     with_facts(measured, "baseline", num_models=1, skips_exchange=True)
     assert answer(measured)[-1].startswith("Next: a larger batch on each rank, longer gradient accumulation")
+
+
+def test_buffers_that_are_larger_than_gradients_are_said() -> None:
+    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
+    with_facts(measured, "baseline", buffer_bytes=32_000_000)
+    assert answer(measured)[-1].startswith("Next: broadcast_buffers=False in DDP, if")
+    assert "32 MB of them before each forward pass, and 4.2 MB of gradients" in answer(measured)[-1]
+
+
+def test_a_hook_that_is_slower_than_plain_all_reduce_is_said() -> None:
+    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06), "hook_control": (0.07, 0.07)})
+    assert not any("communication hook" in line for line in answer(measured))  # the arm's own
+    with_facts(measured, "baseline", script_hook="top_k")
+    assert answer(measured)[-1].startswith("Next: leave out the communication hook top_k: with plain")
+    kinds = {found.kind: round(found.ratio, 1) for found in findings(measured)}
+    assert (kinds["hook"], kinds["exchange"]) == (0.3, 0.1)
+
+
+def test_debugging_that_makes_steps_longer_is_next() -> None:
+    measured = made_runs({**EVEN, "no_debugging": (0.06, 0.06)})
+    with_facts(measured, "baseline", debugging=["CUDA_LAUNCH_BLOCKING"])
+    lines = answer(measured)
+    assert "Without CUDA_LAUNCH_BLOCKING a step would be 40% shorter." in lines
+    assert lines[-1] == "Next: turn off CUDA_LAUNCH_BLOCKING."
 
 
 def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange() -> None:

@@ -30,12 +30,15 @@ def start() -> Any:
     """Readies this process, once torch is loaded; the agent."""
     from .agent import Agent
     from .changes import change
+    from .debugging import switch_off
     from .marking import mark
     from .safety import save_nothing
 
     if not _agents:
         agent = Agent(json.loads(os.environ["SCALING_ATTACH"]))
         _agents.append(agent)
+        if agent.arm == "no_debugging":
+            switch_off()
         change(agent)
         mark(agent)
         save_nothing(agent, protect())

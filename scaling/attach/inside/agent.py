@@ -272,6 +272,12 @@ class Agent:
             or os.environ.get("NCCL_P2P_LEVEL", "") in ("0", "LOC"),
             "gradients": self._gradients(),
             "bucket_bytes": self._bucket_bytes(),
+            "buffer_bytes": sum(
+                buffer.nbytes
+                for model in self._ddp()
+                if model.broadcast_buffers
+                for buffer in model.module.buffers()
+            ),
             "bucket_mb": next((model.bucket_bytes_cap / 2**20 for model in self._ddp()), None),
             **self.facts,
         }

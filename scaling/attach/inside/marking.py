@@ -13,6 +13,7 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
 
 from .agent import Agent
+from .debugging import switched_on
 
 WITH_PHASES = ("marked", "no_exchange")
 
@@ -91,6 +92,7 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
             agent.done[name] += 1
             if name == "backward":
                 agent.notes_exchange()
+                agent.facts["debugging"] = switched_on()
             agent.own_s += time.perf_counter() - start
         return call(*arguments, **options)
 
