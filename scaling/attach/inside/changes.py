@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import dataloader
 
 from .agent import Agent
+from .alone import without_bitmap
 
 
 def local(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -51,7 +53,8 @@ def _watch_models(agent: Agent) -> None:
     def init(self: Any, module: Any, *arguments: Any, **options: Any) -> None:
         if agent.bucket_mb is not None:
             options["bucket_cap_mb"] = agent.bucket_mb
-        begin(self, module, *arguments, **options)
+        with without_bitmap(agent, self) if agent.arm in WITHOUT_EXCHANGE else nullcontext():
+            begin(self, module, *arguments, **options)
         # Buffers are exchanged too; the control differs from the baseline by its hook alone.
         if agent.arm in WITHOUT_EXCHANGE and not any(
             isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules()
