@@ -7,7 +7,6 @@ import os
 import platform
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from scaling.attach.answer import answer
 from scaling.attach.arms import BUCKETS, ONCE, REPEATED, bucket_mb, confirming, order
 from scaling.attach.findings import LEAST, findings, to_confirm
+from scaling.attach.inside.cores import threads_that_fit
 from scaling.attach.launch import run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.ranks import shares
@@ -172,8 +172,8 @@ def _why_skipped(arm: str, measured: Measured) -> str | None:
     if arm == "no_debugging" and not ranks[0].get("debugging"):
         return "no debugging is on"
     if arm == "threads":
-        busiest = max(Counter(rank["host"] for rank in ranks).values())
-        if ranks[0]["threads"] * busiest <= max(ranks[0]["cores"], busiest):
+        places = [{"affinity": list(range(rank["cores"])), **rank} for rank in ranks]
+        if all(rank["threads"] <= threads_that_fit(rank, places) for rank in places):
             return "the ranks' threads have cores of their own"
     return None
 
@@ -191,12 +191,13 @@ def _why_no_buckets(arm: str, measured: Measured) -> str | None:
 
 
 def _why_no_input(measured: Measured) -> str | None:
-    """Where no batch is seen, or drawing one takes nothing and no process makes the next one meanwhile."""
+    """Where no batch is seen, or drawing one takes nothing and nothing makes the next one meanwhile."""
     if not measured.has_loader:
         return "the script draws its batches from no torch DataLoader"
     parts = [seconds["input"] / max(sum(seconds.values()), 1e-9) for seconds in shares(measured)]
     workers = [rank.get("loader_workers", 0) for rank in measured.facts.get("no_exchange", [])]
-    if not parts or any(workers) or max(parts) > LEAST / 2:
+    is_ahead = any(rank.get("draws_in_thread") for rank in measured.facts["baseline"])
+    if not parts or any(workers) or is_ahead or max(parts) > LEAST / 2:
         return None
     return f"drawing a batch takes {max(parts):.1%} of a step, and no loader workers run in the background"
 

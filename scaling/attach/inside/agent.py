@@ -4,13 +4,14 @@ Nothing is changed before the script wraps a model by DistributedDataParallel: t
 workers have torch too.
 """
 
-import gc
 import json
 import multiprocessing
 import multiprocessing.util
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from .cores import place
+from .refusals import what_it_uses, without_ddp
+
 TRACED_STEPS = 5
-
-USES = {
-    "deepspeed.runtime.engine": "DeepSpeed; its wall_clock_breakdown shows where a step's time goes",
-    "megatron.core": "Megatron; its --timing-log-level 2 shows where a step's time goes",
-    "horovod.torch": "Horovod; HOROVOD_TIMELINE=FILE writes what it does",
-}
-"""Modules that a script in which no DDP model steps has loaded -> what it uses, and what shows its time."""
-
-HOLDS = {
-    "FullyShardedDataParallel": "FSDP, whose exchange cannot be left out; take a trace with torch.profiler",
-    "DataParallel": "DataParallel, one process for all; DistributedDataParallel under torchrun is faster",
-}
-"""Classes of which such a script has an object, likewise."""
-
-SHARDED = "FSDP2 or tensor parallelism, whose exchange cannot be left out; take a trace with torch.profiler"
 
 
 class Agent:
@@ -47,6 +36,8 @@ class Agent:
         batches: (samples, elements) of every batch drawn for training.
         own_s: what counting and marking has taken so far.
         is_armed: the steps count.
+        when_armed: called once, when the first model is known.
+        threads: of this process, those that have wrapped a model or made a step.
         pid: of the process that makes them; it may fork loaders' workers.
         began_s: seconds since the epoch; files from before it are the user's.
     """
@@ -66,6 +57,8 @@ class Agent:
         self.facts: dict[str, Any] = {}
         self.models: list[Any] = []
         self.is_armed = False
+        self.when_armed: list[Callable[[], None]] = []
+        self.threads: set[int] = set()
         self.evaluating_since: float | None = None
         self.device = "cpu"
         self._marks: dict[int, list[float]] = {}
@@ -109,13 +102,27 @@ class Agent:
 
     def arm_with(self, model: Any) -> None:
         """From here on steps count."""
+        is_first = not self.models
         self.models.append(model)
         self.is_armed = True
+        self.threads.add(threading.get_ident())
         self._watch_exit()
         self._parameters.update(id(parameter) for parameter in model.parameters())
         self.device = next(model.parameters()).device.type
         if dist.is_initialized():
             self._place = (dist.get_rank(), dist.get_world_size())
+        for call in self.when_armed if is_first else ():
+            call()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether what is drawn now is for steps that count."""
+        return self.is_armed and self.evaluating_since is None and torch.is_grad_enabled()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this thread makes the steps; another one may draw batches ahead of them."""
+        return not self.threads or threading.get_ident() in self.threads
 
     def notes_exchange(self) -> None:
         """Whether a backward pass leaves the exchange to a later one, as under `no_sync`."""
@@ -140,6 +147,7 @@ class Agent:
             index = len(self._optimizers)
             self._optimizers.append(optimizer)
         self.done["update"] += 1
+        self.threads.add(threading.get_ident())
         if self.evaluating_since is not None:
             self.phases.append(("evaluation", self.evaluating_since, now))
             self.evaluating_since = None
@@ -252,6 +260,7 @@ class Agent:
         """Writes the record."""
         self._is_stopping = True
         rank, world_size = self._place
+        own = place()
         record = {
             "rank": rank,
             "world_size": world_size,
@@ -264,10 +273,10 @@ class Agent:
             "batches": self.batches,
             "device": self.device,
             "num_models": len(self.models),
-            "host": os.uname().nodename,
+            **own,
             "pid": os.getpid(),
             "threads": torch.get_num_threads(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": len(own["affinity"]),
             "host_only": os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
             or os.environ.get("NCCL_P2P_LEVEL", "") in ("0", "LOC"),
             "gradients": self._gradients(),
@@ -351,31 +360,3 @@ class Agent:
                 time.sleep(0.02)
         except RuntimeError:  # the store's holder has ended: the record is written all the same
             return
-
-
-def without_ddp() -> str:
-    """Of steps in which no model is wrapped."""
-    reason = "it makes steps without DistributedDataParallel"
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        return (
-            f"{reason}; where it averages gradients in a way of its own, put "
-            "`with scaling.attached(model, optimizer):` around its training loop"
-        )
-    return (
-        f"{reason}, in one process; start it in several: torchrun --nproc-per-node=2, or "
-        "accelerate launch --multi_gpu --num_processes=2"
-    )
-
-
-def what_it_uses(optimizer: Optimizer) -> str | None:
-    """What the script uses in place of DDP, where that is known."""
-    kinds = {type(parameter).__name__ for group in optimizer.param_groups for parameter in group["params"]}
-    if "DTensor" in kinds:
-        return SHARDED
-    if "FlatParameter" in kinds:
-        return HOLDS["FullyShardedDataParallel"]
-    for module, text in USES.items():
-        if module in sys.modules:
-            return text
-    names = {type(thing).__name__ for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)}
-    return next((text for name, text in HOLDS.items() if name in names), None)

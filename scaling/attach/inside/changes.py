@@ -1,5 +1,6 @@
 """What an arm changes in a process of the script."""
 
+import json
 import os
 import sys
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from torch.utils.data import dataloader
 
 from .agent import Agent
 from .alone import without_bitmap
+from .cores import place, threads_that_fit
 
 
 def local(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -43,6 +45,8 @@ def change(agent: Agent) -> None:
     _refuse_join(agent)
     if agent.arm == "cached_input":
         _cache_input(agent)
+    if agent.arm == "threads":
+        agent.when_armed.append(_fit_threads)
 
 
 def _watch_models(agent: Agent) -> None:
@@ -66,8 +70,6 @@ def _watch_models(agent: Agent) -> None:
             register_hook(self, None, HOOKS[agent.arm])
         if agent.arm in WITHOUT_EXCHANGE and (zero := sys.modules.get(ZERO)) is not None:
             zero.ZeroRedundancyOptimizer._sync_params = lambda self: None
-        if agent.arm == "threads":
-            _fit_threads()
 
     def register(self: Any, state: Any, hook: Any) -> None:
         agent.facts["script_hook"] = getattr(hook, "__name__", str(hook))
@@ -86,10 +88,21 @@ def _watch_models(agent: Agent) -> None:
 
 def _fit_threads() -> None:
     """So many threads that all ranks of this host have cores of their own, whatever the script asks for."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())
-    torch.set_num_threads(max(1, cores // ranks))
+    own = place()
+    torch.set_num_threads(threads_that_fit(own, _places(own)))
     torch.set_num_threads = lambda nthreads: None
+
+
+def _places(own: dict[str, Any]) -> list[dict[str, Any]]:
+    """The place of every rank; launchers bind ranks to cores or leave them all to each of them."""
+    if not dist.is_initialized():
+        return [own]
+    try:
+        store, name = dist.distributed_c10d._get_default_store(), "scaling_attach_place_{}"
+        store.set(name.format(dist.get_rank()), json.dumps(own))
+        return [json.loads(store.get(name.format(rank))) for rank in range(dist.get_world_size())]
+    except RuntimeError:  # it has no store any more
+        return [own] * int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())
 
 
 def _refuse_join(agent: Agent) -> None:
