@@ -1,9 +1,11 @@
 """Counts what a step consists of; in some arms also when each part of it was."""
 
+import dataclasses
 import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -121,43 +123,82 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
 
 def _sizes(batch: Any) -> tuple[int, int]:
     """The samples and elements of a batch's first tensor with a dimension; zeros where it has none."""
-    if isinstance(batch, torch.Tensor):
-        return (len(batch), batch.numel()) if batch.dim() else (0, 0)
-    values = batch.values() if hasattr(batch, "values") else batch
-    if isinstance(batch, (list, tuple)) or hasattr(batch, "values"):
-        return next((size for size in map(_sizes, values) if size[0]), (0, 0))
-    return (0, 0)
+    try:
+        if isinstance(batch, torch.Tensor):
+            return (len(batch), batch.numel()) if batch.dim() else (0, 0)
+        return next((size for size in map(_sizes, _parts(batch)) if size[0]), (0, 0))
+    except Exception:  # noqa: BLE001 # the script's own class: what is not counted is no error of the script
+        return (0, 0)
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, (list, tuple)):
+        return batch
+    if isinstance(batch, type):
+        return ()
+    if dataclasses.is_dataclass(batch):
+        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    values = getattr(batch, "values", None)
+    return values() if callable(values) else ()
 
 
 def _batches(agent: Agent, timed: bool) -> None:
-    """Counts the batches that a loader gives; with their sizes, but for those of an evaluation."""
-    iterator = dataloader._BaseDataLoaderIter
+    """Counts the batches that a loader gives, and the iterators over it, but for those of an evaluation.
+
+    What another thread draws ahead belongs to no step: its size alone is noted.
+    """
+    iterator, iterate = dataloader._BaseDataLoaderIter, dataloader.DataLoader.__iter__
     draw = iterator.__next__
 
     def drawn(self: Any) -> Any:
         batch = draw(self)
-        start = time.perf_counter()
-        agent.done["input"] += 1
-        if agent.is_armed and agent.evaluating_since is None and torch.is_grad_enabled():
+        start, is_own = time.perf_counter(), agent.is_own_thread
+        if is_own:
+            agent.done["input"] += 1
+        if agent.is_training:
             agent.batches.append(_sizes(batch))
             agent.facts.setdefault("loader_workers", getattr(self, "_num_workers", 0))
-        agent.own_s += time.perf_counter() - start
+            if not is_own:
+                agent.facts["draws_in_thread"] = True
+        if is_own:
+            agent.own_s += time.perf_counter() - start
         return batch
 
+    def iterated(self: Any) -> Any:
+        if agent.is_training:
+            agent.facts["iterators"] = agent.facts.get("iterators", 0) + 1
+        return iterate(self)
+
     iterator.__next__ = drawn  # type: ignore[method-assign]
+    dataloader.DataLoader.__iter__ = iterated  # type: ignore[method-assign]
     if timed:
-        iterator.__next__ = _counted_as(agent, drawn)  # type: ignore[method-assign]
+        _time_input(agent)
 
 
-def _counted_as(agent: Agent, drawn: Any) -> Any:
-    """Times a draw that counts itself."""
+def _time_input(agent: Agent) -> None:
+    """Drawing a batch is input, and so is to start and to stop a loader's workers."""
+    with_workers = dataloader._MultiProcessingDataLoaderIter
+    for holder, name in ((dataloader._BaseDataLoaderIter, "__next__"), (dataloader.DataLoader, "__iter__")):
+        setattr(holder, name, _counted_as(agent, getattr(holder, name)))
+    shut_down = with_workers._shutdown_workers
+    timed = _counted_as(agent, shut_down)
+
+    def ended(self: Any) -> None:
+        # A second call does nothing. Python makes one where it deletes the iterator, wherever that is.
+        (shut_down if getattr(self, "_shutdown", True) else timed)(self)
+
+    with_workers._shutdown_workers = ended  # type: ignore[method-assign]
+
+
+def _counted_as(agent: Agent, call: Any) -> Any:
+    """Times a loader's call as input, in the thread that makes the steps."""
 
     def timed(self: Any) -> Any:
         start = time.perf_counter()
         try:
-            return drawn(self)
+            return call(self)
         finally:
-            if agent.is_armed:
+            if agent.is_armed and agent.is_own_thread:
                 agent.phases.append(("input", start, time.perf_counter()))
 
     return timed
