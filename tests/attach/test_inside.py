@@ -8,7 +8,6 @@ import json
 import os
 import runpy
 import sys
-from collections import OrderedDict, namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +16,9 @@ import torch
 import torch.utils.checkpoint
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import changes, debugging, marking, safety
+from scaling.attach.inside import debugging, marking, safety
 from scaling.attach.launch import INJECT, _read
 from tests.attach.made_marks import made_rank
-
-Pair = namedtuple("Pair", ["inputs", "targets"])
 
 
 class _Event:
@@ -138,17 +135,6 @@ def test_what_is_saved_to_memory_or_as_a_temporary_start_is_no_checkpoint(
     assert [path.name for path in tmp_path.glob("*.pt")] == ["first.pt"]
 
 
-def test_batches_without_gradients_are_an_evaluations(agent: inside.Agent, monkeypatch) -> None:
-    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
-    monkeypatch.setattr(iterator, "__next__", iterator.__next__)  # as before after this
-    marking._batches(agent, timed=False)
-    agent.is_armed = True
-    for batch_size in (2, 4):
-        with torch.set_grad_enabled(batch_size == 2):
-            list(torch.utils.data.DataLoader(torch.zeros(4), batch_size))
-    assert (agent.batches, agent.done["input"]) == ([(2, 2), (2, 2)], 3)
-
-
 @pytest.mark.parametrize("arm", ["baseline", "no_exchange"])
 def test_the_backward_passes_inside_one_are_part_of_it(agent: inside.Agent, monkeypatch, arm: str) -> None:
     agent.arm, agent.is_armed = arm, True
@@ -191,20 +177,6 @@ def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wr
 def test_nothing_is_said_of_a_script_that_uses_nothing_known() -> None:
     gc.collect()
     assert inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)) is None
-
-
-@pytest.mark.parametrize("made", [dict, OrderedDict, lambda items: Pair(*(value for _, value in items)),
-                                  lambda items: [value for _, value in items],
-                                  lambda items: tuple(value for _, value in items)])  # fmt: skip
-def test_a_cached_batch_is_a_copy_of_its_tensors_whatever_holds_them(made) -> None:
-    batch = made([("inputs", torch.zeros(2)), ("targets", [torch.zeros(2)])])
-    copied = changes._copy(batch)
-    assert type(copied) is type(batch)
-    inputs, targets = copied.values() if isinstance(copied, dict) else copied
-    inputs += 1
-    targets[0] += 1
-    first, second = batch.values() if isinstance(batch, dict) else batch
-    assert (first.sum(), second[0].sum()) == (0, 0)
 
 
 def test_a_module_that_was_looked_up_before_is_still_noticed(tmp_path: Path, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """What an arm changes in a process of the script."""
 
 import json
+import math
 import os
 import sys
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from torch.utils.data import dataloader
 from .agent import Agent
 from .alone import without_bitmap
 from .cores import place, threads_that_fit
+from .repeats import Repeats
 
 
 def local(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -115,43 +117,70 @@ def _refuse_join(agent: Agent) -> None:
     Join.__enter__ = enter  # type: ignore[method-assign]
 
 
-def _copy(batch: Any) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch.clone()
-    if isinstance(batch, dict):
-        copied = {key: _copy(value) for key, value in batch.items()}
-        return copied if type(batch) is dict else type(batch)(copied)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(_copy, batch))
-    return type(batch)(map(_copy, batch)) if isinstance(batch, (list, tuple)) else batch
+class Repeated(dataloader._BaseDataLoaderIter):
+    """An epoch of a loader that repeats its batch: no worker is started for it and nothing is loaded.
+
+    Args:
+        loader: it has its batch.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._attach_loader, self._attach_drawn = loader, 0
+        self._num_workers = loader.num_workers
+        self._index_sampler = loader._index_sampler
 
 
 def _cache_input(agent: Agent) -> None:
-    """Every batch after a loader's first one is a copy of that one; epochs keep their length."""
+    """Every batch after a loader's first one repeats that one; epochs keep their length.
+
+    A stream has no length: its epoch does not end. What an evaluation draws is loaded as ever.
+    """
+    _follow_epochs()
+    iterator, iterate = dataloader._BaseDataLoaderIter, dataloader.DataLoader.__iter__
+    draw = iterator.__next__
+
+    def iterating(self: Any) -> Any:
+        return Repeated(self) if agent.is_training and hasattr(self, "_attach_first") else iterate(self)
+
+    def following(self: Any) -> Any:
+        loader: Any = getattr(self, "_attach_loader", None)
+        has_first = hasattr(loader, "_attach_first")
+        if has_first and (agent.is_training or isinstance(self, Repeated)):
+            if self._attach_drawn >= _length(loader):
+                raise StopIteration
+            self._attach_drawn += 1
+            return loader._attach_first.give()
+        batch = draw(self)
+        if loader is not None:
+            self._attach_drawn += 1
+        if loader is not None and agent.is_training:
+            loader._attach_first = Repeats(batch)
+            agent.facts["has_cached_input"] = True
+        return batch
+
+    dataloader.DataLoader.__iter__ = iterating  # type: ignore[method-assign]
+    iterator.__next__ = following  # type: ignore[method-assign]
+
+
+def _follow_epochs() -> None:
+    """Each iterator knows its loader, and how much of the epoch it has drawn."""
     iterator = dataloader._BaseDataLoaderIter
-    begin, draw = iterator.__init__, iterator.__next__
-    first: dict[int, Any] = {}
+    begin, reset = iterator.__init__, iterator._reset
 
     def init(self: Any, loader: Any) -> None:
         begin(self, loader)
         self._attach_loader, self._attach_drawn = loader, 0
 
-    def following(self: Any) -> Any:
-        loader = self._attach_loader
-        if not agent.is_armed or id(loader) not in first:
-            batch = draw(self)
-            self._attach_drawn += 1
-            if agent.is_armed:
-                first[id(loader)] = _copy(batch)
-                agent.facts["has_cached_input"] = True
-            return batch
-        try:
-            length = len(loader)
-        except TypeError:  # a stream has no length: it goes on
-            length = None
-        if length is not None and self._attach_drawn >= length:
-            raise StopIteration
-        self._attach_drawn += 1
-        return _copy(first[id(loader)])
+    def again(self: Any, *arguments: Any, **options: Any) -> None:
+        reset(self, *arguments, **options)  # of workers that are kept
+        self._attach_drawn = 0
 
-    iterator.__init__, iterator.__next__ = init, following  # type: ignore[method-assign]
+    iterator.__init__, iterator._reset = init, again  # type: ignore[method-assign]
+
+
+def _length(loader: Any) -> float:
+    """The batches of an epoch; infinite where that is not known."""
+    try:
+        return len(loader)
+    except Exception:  # noqa: BLE001 # a stream, or a sampler without a length
+        return math.inf

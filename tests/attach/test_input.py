@@ -1,0 +1,212 @@
+"""What the agent sees of a script's loaders, and how it repeats a batch."""
+
+import threading
+import time
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, dataloader
+
+from scaling.attach.inside import agent as inside
+from scaling.attach.inside import changes, marking, repeats
+
+Pair = namedtuple("Pair", ["inputs", "targets"])
+Valued = namedtuple("Valued", ["values", "targets"])
+PATCHED = (
+    *((dataloader._BaseDataLoaderIter, name) for name in ("__init__", "__next__", "_reset")),
+    (dataloader._MultiProcessingDataLoaderIter, "_shutdown_workers"),
+    (DataLoader, "__iter__"),
+)
+
+
+@pytest.fixture
+def loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders are as before after this."""
+    for holder, name in PATCHED:
+        monkeypatch.setattr(holder, name, getattr(holder, name))
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> inside.Agent:
+    """Of a run whose steps count."""
+    monkeypatch.setattr(inside, "register_optimizer_step_post_hook", lambda hook: None)  # global, for good
+    order = {"out": str(tmp_path), "arm": "no_exchange", "warmup": 1, "steps": 5, "deadline_s": 1}
+    made = inside.Agent(order)
+    made.is_armed = True
+    made.threads.add(threading.get_ident())
+    return made
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Numbers; knows how often it was asked in this process."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.asked = size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, at: int) -> float:
+        self.asked += 1
+        return float(at)
+
+
+class Stream(IterableDataset):
+    """Six samples without a length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+def test_batches_without_gradients_are_an_evaluations(agent: inside.Agent, loaders: None) -> None:
+    marking._batches(agent, timed=False)
+    agent.is_armed = True
+    for batch_size in (2, 4):
+        with torch.set_grad_enabled(batch_size == 2):
+            list(torch.utils.data.DataLoader(torch.zeros(4), batch_size))
+    assert (agent.batches, agent.done["input"]) == ([(2, 2), (2, 2)], 3)
+
+
+@dataclass
+class Fields:
+    """A batch of a user's own."""
+
+    values: Any
+    targets: Any
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes"),
+    [
+        (Valued(torch.zeros(4, 2), torch.zeros(4)), (4, 8)),
+        (Fields(torch.zeros(4, 2), torch.zeros(4)), (4, 8)),
+        (SimpleNamespace(values=[[1.0]]), (0, 0)),  # a DataFrame has them as no method
+        (Fields, (0, 0)),
+        (UserDict(a=[torch.zeros(()), torch.zeros(3)]), (3, 3)),
+        (SimpleNamespace(values=lambda: 1 / 0), (0, 0)),
+    ],
+)
+def test_a_batch_that_has_values_is_no_error(batch: Any, sizes: tuple[int, int]) -> None:
+    assert marking._sizes(batch) == sizes
+
+
+def test_what_another_thread_draws_ahead_is_no_input_of_a_step(agent: inside.Agent, loaders: None) -> None:
+    marking._batches(agent, timed=True)
+    thread = threading.Thread(target=lambda: list(DataLoader(Drawn(4), 2)))
+    thread.start()
+    thread.join()
+    assert (agent.phases, agent.done["input"]) == ([], 0)
+    assert agent.batches == [(2, 2), (2, 2)]
+    assert agent.facts["draws_in_thread"]
+    list(DataLoader(Drawn(4), 2))
+    assert agent.done["input"] == 2
+    assert {name for name, *_ in agent.phases} == {"input"}
+
+
+def test_workers_that_start_and_stop_in_each_step_are_input(agent: inside.Agent, loaders: None) -> None:
+    marking._batches(agent, timed=True)
+    loader = DataLoader(Drawn(8), 2, num_workers=1)
+    began_s = time.perf_counter()
+    for _ in range(3):
+        next(iter(loader))
+    took_s = time.perf_counter() - began_s
+    assert agent.facts["iterators"] == 3
+    assert agent.facts["loader_workers"] == 1
+    assert sum(end_s - start_s for _, start_s, end_s in agent.phases) > 0.9 * took_s
+
+
+def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(
+    agent: inside.Agent, loaders: None
+) -> None:
+    changes._cache_input(agent)
+    marking._batches(agent, timed=True)
+    data = Drawn(8)
+    loader = DataLoader(data, 2)
+    assert [batch.tolist() for batch in loader] == [[0.0, 1.0]] * 4
+    assert [len(list(loader)) for _ in range(3)] == [4, 4, 4]
+    assert data.asked == 2
+    with_workers = DataLoader(data, 2, num_workers=1)
+    next(iter(with_workers))
+    again = iter(with_workers)
+    assert not hasattr(again, "_workers")
+    assert next(again).tolist() == [0.0, 1.0]
+    assert agent.facts["iterators"] == 6
+
+
+def test_an_evaluation_loads_its_batches_and_ends(agent: inside.Agent, loaders: None) -> None:
+    changes._cache_input(agent)
+    trained = DataLoader(Stream(), 2)
+    drawn = iter(trained)
+    assert [next(drawn).tolist() for _ in range(5)] == [[0, 1]] * 5  # its epoch goes on
+    with torch.no_grad():
+        assert [batch.tolist() for batch in trained] == [[0, 1], [2, 3], [4, 5]]
+    agent.evaluating_since = 1.0
+    assert len(list(DataLoader(Stream(), 2))) == 3
+
+
+def test_epochs_of_kept_workers_have_their_length(agent: inside.Agent, loaders: None) -> None:
+    changes._cache_input(agent)
+    loader = DataLoader(Drawn(8), 2, num_workers=1, persistent_workers=True)
+    lengths = [len(list(loader)) for _ in range(2)]
+    with torch.no_grad():
+        evaluated = [batch.tolist() for batch in loader]
+    assert (lengths, len(evaluated), evaluated[3]) == ([4, 4], 4, [6.0, 7.0])
+    kept = loader._iterator
+    assert kept is not None
+    kept._reset(loader)  # as torch does for an epoch with the same workers
+    assert kept._attach_drawn == 0
+    assert len(list(loader)) == 4
+
+
+@pytest.mark.parametrize("made", [dict, OrderedDict, UserDict, lambda items: defaultdict(list, items),
+                                  lambda items: Fields(*(value for _, value in items)),
+                                  lambda items: Pair(*(value for _, value in items)),
+                                  lambda items: [value for _, value in items],
+                                  lambda items: tuple(value for _, value in items)])  # fmt: skip
+def test_a_cached_batch_is_a_copy_of_its_tensors_whatever_holds_them(made) -> None:
+    batch = made([("inputs", torch.zeros(2)), ("targets", [torch.zeros(2)])])
+    copied = repeats.copied(batch)
+    assert type(copied) is type(batch)
+    inputs, targets = _values(copied)
+    inputs += 1
+    targets[0] += 1
+    first, second = _values(batch)
+    assert (first.sum(), second[0].sum()) == (0, 0)
+
+
+def _values(batch: Any) -> list[Any]:
+    if isinstance(batch, Fields):
+        return [batch.values, batch.targets]
+    return list(batch.values() if isinstance(batch, (dict, UserDict)) else batch)
+
+
+def test_a_batch_is_given_again_without_a_copy_until_the_script_changes_it() -> None:
+    given = repeats.Repeats([torch.zeros(3), torch.utils.data.TensorDataset(torch.ones(1))])
+    first = [given.give()[0] for _ in range(repeats.COPIES)]
+    assert len({batch.data_ptr() for batch in first}) == repeats.COPIES  # in use at the same time
+    first[0].requires_grad_()
+    again = given.give()[0]
+    assert again.data_ptr() == first[0].data_ptr()
+    assert not again.requires_grad
+    first[1][:1].add_(1)
+    changed = given.give()[0]
+    assert changed.tolist() == [0.0, 0.0, 0.0]
+    changed.unsqueeze_(0).mul_(torch.ones(3, requires_grad=True))
+    for _ in range(repeats.COPIES):
+        assert given.give()[0].tolist() == [0.0, 0.0, 0.0]
+    assert not given.give()[0].requires_grad
+
+
+def test_a_part_that_cannot_be_copied_is_given_as_it_is() -> None:
+    class Own(tuple):
+        def __new__(cls, first: Any, second: Any) -> Any:
+            return super().__new__(cls, (first, second))
+
+    own = Own(torch.zeros(1), 2)
+    assert repeats.Repeats(own).give() is own
