@@ -8,15 +8,14 @@ from scaling.attach.arms import BUCKETS
 from scaling.attach.findings import (
     LEAST,
     MOSTLY_INPUT,
-    batch_making,
     best_buckets,
     bucket_runs,
     findings,
     idle_ratio,
     long_steps_advice,
     other_steps,
-    saved_by_cached_input,
 )
+from scaling.attach.loading import batch_making, saved_by_cached_input
 from scaling.attach.measured import BEFORE, Measured, Saved
 from scaling.attach.ranks import MOST_VARIATION, SlowRank, has_larger_batch, shares, slow_rank
 from scaling.attach.trace import Traced
@@ -151,6 +150,8 @@ def _slow_text(measured: Measured, slow: SlowRank | None) -> str:
         return _missing(measured, "Slow rank", "no_exchange")
     if measured.changed("no_exchange"):
         return f"Slow rank: {OTHER_STEP}."
+    if measured.facts["no_exchange"][0].get("exchanges_used"):
+        return "Slow rank: not measured, because find_unused_parameters makes ranks wait for one another."
     if measured.spread_ratio is None or len(measured.own_s[measured.own_arm]) < 2:
         return f"Slow rank: {NO_VERDICT}."
     if slow is None:

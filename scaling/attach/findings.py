@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaling.attach.arms import BUCKETS
+from scaling.attach.loading import batch_making, loader_starts, num_steps, saved_by_cached_input
 from scaling.attach.measured import BEFORE, Measured, Saved
 from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
 from scaling.attach.trace import Traced
@@ -24,12 +25,6 @@ WAITED_FOR = ("input", "slow_rank", "uneven", "turns", "gradients", "rest", "eva
 
 SETTINGS = ("threads", "no_debugging")
 """Arms that run once, and again where they were faster, each for itself."""
-
-SAME_SIZE = 0.05
-"""Batches whose mean sizes differ by more are other work."""
-
-BLOCKED = 0.5
-"""Making a batch that computes for less of its time waits: for storage, a network, a sleep."""
 
 MOSTLY_INPUT = 0.4
 """Of what long steps add: so much in their input is said."""
@@ -67,6 +62,7 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
         *_exchange_findings(measured),
         *_threads_finding(measured),
         *_debugging_finding(measured),
+        *_cores_finding(measured),
         *_phase_findings(measured),
         *_other_steps_finding(measured),
         *_long_steps_finding(measured),
@@ -201,51 +197,6 @@ def to_confirm(measured: Measured) -> list[str]:
     return found if measured.own_arm in ("no_exchange", *found) else [*found, measured.own_arm]
 
 
-def saved_by_cached_input(measured: Measured) -> Saved | None:
-    """By the arm with cached input, where its batches are as large as the script's."""
-    if measured.changed("cached_input"):
-        return None
-    usual, cached = (measured.mean_elements(arm) for arm in ("baseline", "cached_input"))
-    if usual and any(abs(b / a - 1) > SAME_SIZE for a, b in zip(usual, cached, strict=True) if a):
-        return None
-    return measured.saved("baseline", "cached_input")
-
-
-@dataclass(frozen=True)
-class BatchMaking:
-    """What making a batch takes, in loaders' workers too.
-
-    Attributes:
-        seconds: the median.
-        computes_ratio: of them on a processor.
-        queues_ratio: of them waiting for a processor.
-    """
-
-    seconds: float
-    computes_ratio: float
-    queues_ratio: float
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether it mostly waits for something else than a processor."""
-        return self.computes_ratio + self.queues_ratio < BLOCKED
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether it mostly waits for a processor."""
-        return self.queues_ratio >= BLOCKED
-
-
-def batch_making(measured: Measured) -> BatchMaking | None:
-    """Over all ranks and batches; None if not seen."""
-    fetches = [fetch for rank in measured.facts.get("no_exchange", []) for fetch in rank.get("fetches", [])]
-    if not fetches:
-        return None
-    wall_s, cpu_s, queued_s = (sum(column) for column in zip(*fetches, strict=True))
-    median_s, wall_s = float(np.median([fetch[0] for fetch in fetches])), max(wall_s, 1e-9)
-    return BatchMaking(median_s, min(cpu_s / wall_s, 1.0), queued_s / wall_s)
-
-
 def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
     saved, made = saved_by_cached_input(measured), batch_making(measured)
     by_phases = saved is None and "cached_input" in measured.steps_s  # its steps or batches became others
@@ -259,6 +210,9 @@ def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]
     if slow is not None and slow.phase == "input" and slow.longer_ratio > 0.5 * saved.ratio:
         return []  # it is one rank's input
     is_blocked = made is not None and made.is_blocked
+    if 2 * loader_starts(measured) > num_steps(measured):
+        advice = "keep the loader's iterator, as a `for` over the loader does: it starts anew in each step."
+        return [Avoidable("input", saved.ratio, advice, {"waits": is_blocked}, by_phases)]
     advice = "more loader workers, or data that need less work for each batch."
     if is_blocked:
         advice = "data on faster or nearer storage, or more loader workers: making a batch mostly waits."
@@ -279,6 +233,24 @@ def _threads_finding(measured: Measured) -> list[Avoidable]:
         f"a rank share {base['cores']} cores; with {fitted['threads']} a step is {saved.ratio:.0%} shorter."
     )
     return [Avoidable("threads", saved.ratio, advice)]
+
+
+def _cores_finding(measured: Measured) -> list[Avoidable]:
+    """Ranks that are bound to fewer cores than they are, where their host has more."""
+    ranks = measured.facts["baseline"]
+    if measured.device != "cpu":
+        return []
+    found = []
+    for host in sorted({rank.get("host", "") for rank in ranks}):
+        here = [rank for rank in ranks if rank.get("host", "") == host]
+        cores = set().union(*(rank.get("affinity", []) for rank in here))
+        if 0 < len(cores) < min(len(here), here[0].get("host_cores", 0)):
+            advice = (
+                f"give each rank a core of its own: {len(here)} ranks are bound to {len(cores)} of the "
+                f"{here[0]['host_cores']} cores of {host}."
+            )
+            found.append(Avoidable("cores", 1 - len(cores) / len(here), advice, {"host": host}, True))
+    return found
 
 
 def _debugging_finding(measured: Measured) -> list[Avoidable]:
@@ -338,10 +310,13 @@ def _other_steps_finding(measured: Measured) -> list[Avoidable]:
 def long_steps_advice(measured: Measured) -> str:
     """What to look for in steps over twice the usual time."""
     if measured.long_steps_found()[2] > MOSTLY_INPUT:
-        return (
-            "see why some batches come late: a loader that starts anew (persistent_workers=True keeps its "
-            "workers), or too few workers."
-        )
+        started = loader_starts(measured)
+        if started > 1:
+            return (
+                f"keep the loader's workers (persistent_workers=True) or one loader: in {num_steps(measured)} "
+                f"steps it starts anew {started} times."
+            )
+        return "more loader workers, or faster storage: some batches come late."
     return "see what some steps do that others do not: a loader that starts anew, a checkpoint, logging."
 
 

@@ -151,6 +151,9 @@ def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
     lines = answer(measured)
     assert f"{said}, 50% of it in their input." in lines
     assert "some batches come late" in lines[-1]
+    with_facts(measured, "no_exchange", iterators=3)
+    assert "persistent_workers=True" in answer(measured)[-1]
+    assert "in 7 steps it starts anew 3 times" in answer(measured)[-1]
 
 
 def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_others() -> None:

@@ -67,6 +67,23 @@ def test_debugging_that_makes_steps_longer_is_next() -> None:
     assert lines[-1] == "Next: turn off CUDA_LAUNCH_BLOCKING."
 
 
+def test_ranks_that_are_bound_to_fewer_cores_than_they_are_are_said() -> None:
+    measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1)})
+    with_facts(measured, "baseline", host="h", affinity=[0], host_cores=1)
+    assert "core" not in answer(measured)[-1]  # it has no more
+    with_facts(measured, "baseline", host_cores=2)
+    assert "core of its own: 2 ranks are bound to 1 of the 2 cores of h" in answer(measured)[-1]
+    with_facts(measured, "baseline", affinity=[0, 1])
+    assert "core" not in answer(measured)[-1]
+
+
+def test_a_loader_that_starts_anew_in_each_step_is_said() -> None:
+    measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)})
+    assert "more loader workers" in answer(measured)[-1]
+    with_facts(measured, "no_exchange", iterators=7)
+    assert answer(measured)[-1].startswith("Next: keep the loader's iterator")
+
+
 def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange() -> None:
     measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "no_exchange", has_closure=True)
     for arm in ("baseline", "no_exchange"):

@@ -277,6 +277,7 @@ class Agent:
             "pid": os.getpid(),
             "threads": torch.get_num_threads(),
             "cores": len(own["affinity"]),
+            "host_cores": os.cpu_count() or 1,
             "host_only": os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
             or os.environ.get("NCCL_P2P_LEVEL", "") in ("0", "LOC"),
             "gradients": self._gradients(),
