@@ -313,8 +313,8 @@ def long_steps_advice(measured: Measured) -> str:
         started = loader_starts(measured)
         if started > 1:
             return (
-                f"keep the loader's workers (persistent_workers=True) or one loader: in {num_steps(measured)} "
-                f"steps it starts anew {started} times."
+                f"keep the loader's workers (persistent_workers=True) or one loader: in "
+                f"{num_steps(measured)} steps it starts anew {started} times."
             )
         return "more loader workers, or faster storage: some batches come late."
     return "see what some steps do that others do not: a loader that starts anew, a checkpoint, logging."
