@@ -314,9 +314,7 @@ def _efficiency_text(measured: Measured) -> str:
         )
     if measured.variation["one_worker"] > MOST_VARIATION:
         return f"Efficiency against one worker: {UNEVEN_STEPS}."
-    same = (
-        "for the same batch on each" if single and several else "if each has the same batch (none was seen)"
-    )
+    same = "for the same batch on each" if single and several else "if its batch, not seen, is the same"
     return f"Efficiency against one worker: {ratio:.0%} {same} (seen once, no verdict)."
 
 

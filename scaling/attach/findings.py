@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaling.attach.arms import BUCKETS
-from scaling.attach.loading import batch_making, loader_starts, num_steps, saved_by_cached_input
+from scaling.attach.loading import batch_making, loader_starts, saved_by_cached_input
 from scaling.attach.measured import BEFORE, Measured, Saved
 from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
 from scaling.attach.trace import Traced
@@ -20,7 +20,7 @@ LEAST = 0.10
 LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30, "rest": 0.30, "idle": 0.20}
 """Of what no arm takes away: every script has some of it, and only a part can be avoided."""
 
-WAITED_FOR = ("input", "slow_rank", "uneven", "turns", "gradients", "rest", "evaluation")
+WAITED_FOR = ("input", "rest")
 """Findings in which a GPU is idle, and not for want of launched kernels."""
 
 SETTINGS = ("threads", "no_debugging")
@@ -210,7 +210,7 @@ def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]
     if slow is not None and slow.phase == "input" and slow.longer_ratio > 0.5 * saved.ratio:
         return []  # it is one rank's input
     is_blocked = made is not None and made.is_blocked
-    if 2 * loader_starts(measured) > num_steps(measured):
+    if 2 * (starts := loader_starts(measured)).abandoned > starts.num_steps:
         advice = "keep the loader's iterator, as a `for` over the loader does: it starts anew in each step."
         return [Avoidable("input", saved.ratio, advice, {"waits": is_blocked}, by_phases)]
     advice = "more loader workers, or data that need less work for each batch."
@@ -240,16 +240,25 @@ def _cores_finding(measured: Measured) -> list[Avoidable]:
     ranks = measured.facts["baseline"]
     if measured.device != "cpu":
         return []
+    # Of the waiting for a batch, or for other ranks, nothing is saved.
+    computes = min(
+        (
+            1 - (seconds["input"] + seconds["exchange"]) / max(sum(seconds.values()), 1e-9)
+            for seconds in shares(measured)
+        ),
+        default=1.0,
+    )
     found = []
     for host in sorted({rank.get("host", "") for rank in ranks}):
         here = [rank for rank in ranks if rank.get("host", "") == host]
         cores = set().union(*(rank.get("affinity", []) for rank in here))
         if 0 < len(cores) < min(len(here), here[0].get("host_cores", 0)):
             advice = (
-                f"give each rank a core of its own: {len(here)} ranks are bound to {len(cores)} of the "
-                f"{here[0]['host_cores']} cores of {host}."
+                f"give each rank a core of its own: {len(here)} ranks may use {len(cores)} of the "
+                f"{here[0]['host_cores']} cores of {host} (taskset, --cpu-bind, allocation)."
             )
-            found.append(Avoidable("cores", 1 - len(cores) / len(here), advice, {"host": host}, True))
+            ratio = (1 - len(cores) / len(here)) * computes
+            found.append(Avoidable("cores", ratio, advice, {"host": host}, True))
     return found
 
 
@@ -311,10 +320,10 @@ def long_steps_advice(measured: Measured) -> str:
     """What to look for in steps over twice the usual time."""
     if measured.long_steps_found()[2] > MOSTLY_INPUT:
         started = loader_starts(measured)
-        if started > 1:
+        if started.count > 1 and started.starts_workers:
             return (
-                f"keep the loader's workers (persistent_workers=True) or one loader: in "
-                f"{num_steps(measured)} steps it starts anew {started} times."
+                "keep the loader's workers (persistent_workers=True) or one loader: in "
+                f"{started.num_steps} steps it starts anew {started.count} times."
             )
         return "more loader workers, or faster storage: some batches come late."
     return "see what some steps do that others do not: a loader that starts anew, a checkpoint, logging."
@@ -334,6 +343,7 @@ def _trace_findings(measured: Measured, traced: Traced | None, waits_ratio: floa
     """The GPU's idle time, less what it waits for by other findings."""
     if traced is None:
         return []
+    idle = idle_ratio(measured, traced) - waits_ratio
     if traced.syncs_a_step >= 1 and traced.sync_ratio >= LEAST_UNPAIRED["idle"]:
         advice = (
             f"call .item(), .cpu() and print of tensors less often: the host waits for the GPU "
@@ -341,5 +351,4 @@ def _trace_findings(measured: Measured, traced: Traced | None, waits_ratio: floa
         )
     else:
         advice = "CUDA graphs, torch.compile or a larger batch: the GPU waits for the host to launch kernels."
-    idle = idle_ratio(measured, traced) - waits_ratio
     return [Avoidable("idle", idle, advice, {"syncs": traced.syncs_a_step}, True)]

@@ -93,7 +93,8 @@ def run_arm(
             return Run(arm, reason="the command does not say how many workers there are")
         words = changed
         if any(word.endswith(("torchrun", "torch.distributed.run")) for word in words):
-            more = {"OMP_NUM_THREADS": "1", **os.environ, **more}  # as torchrun sets it for several workers
+            threads = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun sets it for several workers
+            more = {"OMP_NUM_THREADS": threads, **more}
     out.mkdir(parents=True)
     wanted = {"out": str(out.resolve()), "arm": arm, "warmup": warmup, "steps": steps}
     wanted |= {"deadline_s": deadline_s, "bucket_mb": bucket_mb(arm), "began_s": began_s or time.time()}
@@ -234,6 +235,8 @@ def _why_not(
         return f"it ended by itself after {made} steps; let it make more{smaller}"
     if arm == "one_worker" and len(ranks) > 1:
         return f"with one worker asked for it still starts {len(ranks)}"
+    if arm == "no_debugging" and (on := ranks[0].get("debugging")):
+        return f"the script switches {' and '.join(on)} on again"
     if arm == "cached_input" and not any(rank.get("has_cached_input") for rank in ranks):
         return "the script draws its batches from no torch DataLoader"
     if arm not in ("trace", "clock"):

@@ -60,11 +60,30 @@ def saved_by_cached_input(measured: Measured) -> Saved | None:
     return measured.saved("baseline", "cached_input")
 
 
-def loader_starts(measured: Measured) -> int:
-    """How often a loader of the training began anew in a run, of the rank with the fewest."""
-    return min((rank.get("iterators", 0) for rank in measured.facts.get("no_exchange", [])), default=0)
+@dataclass(frozen=True)
+class LoaderStarts:
+    """How often a loader of the training began anew in a run.
+
+    Attributes:
+        count: on the rank with the fewest.
+        abandoned: of them before their last batch.
+        num_steps: of the run, the warm-up included.
+        starts_workers: each time.
+    """
+
+    count: int
+    abandoned: int
+    num_steps: int
+    starts_workers: bool
 
 
-def num_steps(measured: Measured) -> int:
-    """Of that run, the warm-up included."""
-    return max(min(map(len, rank["step_s"])) for rank in measured.facts["no_exchange"])
+def loader_starts(measured: Measured) -> LoaderStarts:
+    """In the run without exchange; none where it was not measured."""
+    ranks = measured.facts.get("no_exchange", [])
+    if not ranks:
+        return LoaderStarts(0, 0, 0, False)
+    rank = min(ranks, key=lambda rank: int(rank.get("iterators", 0)))
+    count = rank.get("iterators", 0)
+    has_workers = rank.get("loader_workers", 0) > 0 and not rank.get("persistent_workers", False)
+    steps = min(map(len, rank["step_s"]))
+    return LoaderStarts(count, count - rank.get("exhausted", 0), steps, has_workers)

@@ -67,7 +67,7 @@ def test_one_worker_that_does_other_work_gives_no_efficiency() -> None:
 
 @pytest.mark.parametrize(
     ("alone_s", "said"),
-    [(0.09, "90% if each has the same batch (none was seen)"), (0.16, "1.6 times as long")],
+    [(0.09, "90% if its batch, not seen, is the same"), (0.16, "1.6 times as long")],
 )
 def test_efficiency_where_no_batch_is_seen_is_not_taken_for_sure(alone_s: float, said: str) -> None:
     measured = with_facts(made_runs(EVEN), "baseline", batches=[])
@@ -152,6 +152,8 @@ def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
     assert f"{said}, 50% of it in their input." in lines
     assert "some batches come late" in lines[-1]
     with_facts(measured, "no_exchange", iterators=3)
+    assert "some batches come late" in answer(measured)[-1]  # no workers start
+    with_facts(measured, "no_exchange", loader_workers=2)
     assert "persistent_workers=True" in answer(measured)[-1]
     assert "in 7 steps it starts anew 3 times" in answer(measured)[-1]
 

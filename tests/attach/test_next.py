@@ -67,14 +67,19 @@ def test_debugging_that_makes_steps_longer_is_next() -> None:
     assert lines[-1] == "Next: turn off CUDA_LAUNCH_BLOCKING."
 
 
-def test_ranks_that_are_bound_to_fewer_cores_than_they_are_are_said() -> None:
+def test_ranks_that_have_fewer_cores_than_they_are_are_said() -> None:
     measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1)})
+
+    def said() -> dict[str, str]:
+        return {found.kind: found.advice for found in findings(measured) if found.kind == "cores"}
+
     with_facts(measured, "baseline", host="h", affinity=[0], host_cores=1)
-    assert "core" not in answer(measured)[-1]  # it has no more
+    assert said() == {}  # it has no more
     with_facts(measured, "baseline", host_cores=2)
-    assert "core of its own: 2 ranks are bound to 1 of the 2 cores of h" in answer(measured)[-1]
+    assert "2 ranks may use 1 of the 2 cores of h" in said()["cores"]
+    assert [round(found.ratio, 2) for found in findings(measured) if found.kind == "cores"] == [0.25]
     with_facts(measured, "baseline", affinity=[0, 1])
-    assert "core" not in answer(measured)[-1]
+    assert said() == {}
 
 
 def test_a_loader_that_starts_anew_in_each_step_is_said() -> None:
@@ -82,6 +87,13 @@ def test_a_loader_that_starts_anew_in_each_step_is_said() -> None:
     assert "more loader workers" in answer(measured)[-1]
     with_facts(measured, "no_exchange", iterators=7)
     assert answer(measured)[-1].startswith("Next: keep the loader's iterator")
+    with_facts(measured, "no_exchange", exhausted=6)  # epochs of one batch
+    assert "more loader workers" in answer(measured)[-1]
+
+
+def test_a_script_without_that_arm_has_an_answer_too() -> None:
+    measured = made_runs({**EVEN, "cached_input": (0.05, 0.05)})
+    assert answer(measured)[-1].startswith("Next: more loader workers")
 
 
 def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange() -> None:

@@ -88,6 +88,7 @@ class Agent:
             if self.arm in (
                 "no_exchange",
                 "marked",
+                "no_debugging",
                 "hook_control",
                 "buckets_2",
                 "buckets_25",

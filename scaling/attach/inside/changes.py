@@ -67,7 +67,6 @@ def _watch_models(agent: Agent) -> None:
         ):
             self.broadcast_buffers = False
         agent.wraps(self)
-        agent.facts["finds_unused"] = bool(self.find_unused_parameters)
         if agent.arm in HOOKS:
             register_hook(self, None, HOOKS[agent.arm])
         if agent.arm in WITHOUT_EXCHANGE and (zero := sys.modules.get(ZERO)) is not None:
@@ -92,7 +91,13 @@ def _fit_threads() -> None:
     """So many threads that all ranks of this host have cores of their own, whatever the script asks for."""
     own = place()
     torch.set_num_threads(threads_that_fit(own, _places(own)))
-    torch.set_num_threads = lambda nthreads: None
+    pid, set_num_threads = os.getpid(), torch.set_num_threads
+
+    def fitted(nthreads: int) -> None:
+        if os.getpid() != pid:  # a loader's worker, which takes one
+            set_num_threads(nthreads)
+
+    torch.set_num_threads = fitted
 
 
 def _places(own: dict[str, Any]) -> list[dict[str, Any]]:

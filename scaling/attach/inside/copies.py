@@ -5,6 +5,7 @@ It has the standard library alone, as the guard.
 
 from __future__ import annotations
 
+import _thread
 import os
 import shutil
 import stat
@@ -87,7 +88,7 @@ class Copies:
             self._mkdir(self._folder)
         place = self.place(status)
         if name is not None and not os.path.exists(place):
-            unfinished = f"{place}.{os.uname().nodename}-{os.getpid()}"
+            unfinished = _unfinished(place)
             self._copy(name, unfinished)
             try:
                 self._link(unfinished, place)  # where another process was first, its copy stays
@@ -102,7 +103,9 @@ class Copies:
 
     def put(self, src: Any, status: os.stat_result) -> None:
         """A file of the run's own becomes the copy of an older one."""
-        self._move(os.fspath(src), self.begin(status, None))
+        place = self.begin(status, None)
+        self._move(os.fspath(src), unfinished := _unfinished(place))  # from another file system it is a copy
+        self._replace(unfinished, place)
 
     def drop(self, path: Any, dir_fd: int | None = None) -> None:
         """An older file is removed: so is its copy."""
@@ -110,3 +113,8 @@ class Copies:
         if status is not None:
             with suppress(OSError):
                 self._unlink(self.place(status))
+
+
+def _unfinished(place: str) -> str:
+    """Where this thread writes what becomes a copy."""
+    return f"{place}.{os.uname().nodename}-{os.getpid()}-{_thread.get_ident()}"

@@ -28,8 +28,8 @@ COLLECTIVES = (
 """Of the script's own: in arms with phases the agent's hook exchanges nothing."""
 
 
-_open = Counter[str]()
-"""Calls that have not ended, of each name."""
+_open = Counter[tuple[str, int]]()
+"""Calls that have not ended, by name and thread; of backward passes those of all threads together."""
 
 
 def mark(agent: Agent) -> None:
@@ -88,8 +88,11 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
     is_counted = name in agent.done
     is_settled = agent.arm == "marked"
 
+    def key() -> tuple[str, int]:
+        return name, 0 if name == "backward" else threading.get_ident()
+
     def counted(*arguments: Any, **options: Any) -> Any:
-        if is_counted and _open[name] == 1:
+        if is_counted and _open[key()] == 1:
             start = time.perf_counter()
             agent.done[name] += 1
             if name == "backward":
@@ -99,12 +102,12 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
         return call(*arguments, **options)
 
     def outermost(*arguments: Any, **options: Any) -> Any:
-        _open[name] += 1
+        _open[key()] += 1
         try:
-            within = marked if timed and agent.is_armed and _open[name] == 1 else counted
+            within = marked if timed and agent.is_armed and _open[key()] == 1 else counted
             return within(*arguments, **options)
         finally:
-            _open[name] -= 1
+            _open[key()] -= 1
 
     def marked(*arguments: Any, **options: Any) -> Any:
         # Work that a GPU still has is part of the phase that asked for it; in the arm for that alone.
@@ -151,7 +154,12 @@ def _batches(agent: Agent, timed: bool) -> None:
     draw = iterator.__next__
 
     def drawn(self: Any) -> Any:
-        batch = draw(self)
+        try:
+            batch = draw(self)
+        except StopIteration:
+            if agent.is_training:
+                agent.facts["exhausted"] = agent.facts.get("exhausted", 0) + 1
+            raise
         start, is_own = time.perf_counter(), agent.is_own_thread
         if is_own:
             agent.done["input"] += 1
@@ -167,6 +175,7 @@ def _batches(agent: Agent, timed: bool) -> None:
     def iterated(self: Any) -> Any:
         if agent.is_training:
             agent.facts["iterators"] = agent.facts.get("iterators", 0) + 1
+            agent.facts["persistent_workers"] = bool(getattr(self, "persistent_workers", False))
         return iterate(self)
 
     iterator.__next__ = drawn  # type: ignore[method-assign]
