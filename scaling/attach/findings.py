@@ -70,7 +70,12 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
     claimed = _claimed(candidates, spread)
     waits = sum(finding.ratio for finding in claimed if finding.kind in WAITED_FOR)
     claimed += _claimed(_trace_findings(measured, traced, waits), spread)
-    return sorted(claimed, key=lambda finding: -finding.ratio)
+    # Where threads share cores, the exchange waits for them too: it is to be measured again without that.
+    most = min((finding.ratio for finding in claimed if finding.kind == "threads"), default=1.0)
+    return sorted(
+        claimed,
+        key=lambda one: (-min(one.ratio, most), True) if one.kind == "exchange" else (-one.ratio, False),
+    )
 
 
 def _claimed(candidates: Sequence[Avoidable], spread: float) -> list[Avoidable]:

@@ -50,6 +50,12 @@ def test_buffers_that_are_larger_than_gradients_are_said() -> None:
     assert "32 MB of them before each forward pass, and 4.2 MB of gradients" in answer(measured)[-1]
 
 
+def test_threads_that_share_cores_come_before_the_exchange_which_waits_for_them() -> None:
+    shared = {**EVEN, "no_exchange": (0.06, 0.06), "threads": (0.07, 0.07)}
+    kinds = [found.kind for found in findings(with_facts(made_runs(shared), "baseline", threads=4))]
+    assert kinds.index("threads") < kinds.index("exchange")
+
+
 def test_a_hook_that_is_slower_than_plain_all_reduce_is_said() -> None:
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06), "hook_control": (0.07, 0.07)})
     assert not any("communication hook" in line for line in answer(measured))  # the arm's own
