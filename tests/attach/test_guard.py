@@ -251,6 +251,7 @@ shutil.copytree('epoch-1', 'best')
 """
 
 
+@pytest.mark.processes  # where the frameworks are, which bring safetensors
 def test_checkpoints_that_are_left_out_are_not_missed(folder: _Folder) -> None:
     pytest.importorskip("safetensors")
     folder.has(older="mine", saved="mine")
