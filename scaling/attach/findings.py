@@ -166,7 +166,7 @@ def _fewer_bytes(measured: Measured) -> str:
             f"{buffers_mb:.3g} MB of them before each forward pass, and {gradients_mb:.3g} MB of gradients "
             "after it."
         )
-    ways = ["a larger batch on each rank", f"{'longer ' if backward > 1 else ''}gradient accumulation"]
+    ways = ["a larger batch on each rank", f"{'longer ' if backward > updates else ''}gradient accumulation"]
     ways += [] if "script_hook" in facts else ["a bf16 hook"]
     return f"{', '.join(ways[:-1])} or {ways[-1]}: fewer bytes a sample."
 

@@ -102,6 +102,13 @@ def test_a_script_without_that_arm_has_an_answer_too() -> None:
     assert answer(measured)[-1].startswith("Next: more loader workers")
 
 
+def test_several_updates_in_turn_are_no_accumulation() -> None:
+    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
+    for arm in ("baseline", "no_exchange"):
+        measured.signatures[arm] = (3, 3, 0, 3)
+    assert answer(measured)[-1].startswith("Next: a larger batch on each rank, gradient accumulation")
+
+
 def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange() -> None:
     measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "no_exchange", has_closure=True)
     for arm in ("baseline", "no_exchange"):
