@@ -140,7 +140,7 @@ def _hook_finding(measured: Measured) -> list[Avoidable]:
     """Where the script's own hook takes longer than plain all-reduce."""
     own = measured.facts["baseline"][0].get("script_hook")
     plain = measured.saved("baseline", "hook_control")
-    if own is None or plain is None or not plain.is_certain:
+    if own is None or plain is None or not plain.is_certain or plain.ratio < LEAST:
         return []
     advice = (
         f"leave out the communication hook {own}: with plain all-reduce a step is {plain.ratio:.0%} shorter."

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.attach.arms import bucket_mb, one_worker
+from scaling.attach.inside import NO_STEP
 from scaling.attach.marks import steady
 
 INJECT = Path(__file__).parent / "inject"
@@ -24,9 +25,6 @@ LEAST_STEPS = 5
 """After the warm-up: with fewer a run is not used."""
 
 TAIL_BYTES = 2**14
-NO_STEP = "it ended before an optimizer's step"
-"""What a rank says that has seen no error; one that `mp.spawn` started sees none of its own."""
-
 OTHER_RANK = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 """In errors of ranks that only miss another one."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from scaling.attach.measured import Measured, Saved
 
 SAME_SIZE = 0.05
-"""Batches whose mean sizes differ by more are other work."""
+"""If the mean sizes of batches differ by more, they are other work."""
 
 BLOCKED = 0.5
 """Making a batch that computes for less of its time waits: for storage, a network, a sleep."""

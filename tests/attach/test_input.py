@@ -34,7 +34,7 @@ def loaders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> inside.Agent:
-    """Of a run whose steps count."""
+    """Of a run in which steps count."""
     monkeypatch.setattr(inside, "register_optimizer_step_post_hook", lambda hook: None)  # global, for good
     order = {"out": str(tmp_path), "arm": "no_exchange", "warmup": 1, "steps": 5, "deadline_s": 1}
     made = inside.Agent(order)

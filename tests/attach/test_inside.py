@@ -162,7 +162,7 @@ class FullyShardedDataParallel(torch.nn.Module):
         ),
         (
             FullyShardedDataParallel,
-            "FSDP, whose exchange cannot be left out; take a trace with torch.profiler",
+            "FSDP: its exchange cannot be left out; take a trace with torch.profiler",
         ),
     ],
 )

@@ -83,7 +83,7 @@ def test_collectives_in_a_backward_pass_are_no_part_of_it() -> None:
         ("update", 0.8, 1.0),
     ]
     (step,) = steps_of(rank)
-    (phases,) = [phases_s([step])]
+    phases = phases_s([step])
     assert {name: round(phases[name], 6) for name in ("backward", "collective")} == {
         "backward": 0.3, "collective": 0.2,
     }  # fmt: skip

@@ -63,6 +63,10 @@ def test_a_hook_that_is_slower_than_plain_all_reduce_is_said() -> None:
     assert answer(measured)[-1].startswith("Next: leave out the communication hook top_k: with plain")
     kinds = {found.kind: round(found.ratio, 1) for found in findings(measured)}
     assert (kinds["hook"], kinds["exchange"]) == (0.3, 0.1)
+    little = made_runs({**EVEN, "no_exchange": (0.085, 0.085), "hook_control": (0.092, 0.092)})
+    with_facts(little, "baseline", script_hook="top_k")
+    ratios = {found.kind: round(found.ratio, 2) for found in findings(little)}
+    assert (ratios["exchange"], "hook" in ratios) == (0.15, False)  # nothing is taken off it
 
 
 def test_debugging_that_makes_steps_longer_is_next() -> None:

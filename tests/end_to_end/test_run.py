@@ -144,7 +144,7 @@ def test_wrong_means_and_replicas_that_drift_apart_fail_and_say_where(scaling, k
         assert "the replicas have drifted apart: in " in reasons[label]
         assert "rank 1 differs from rank 0 by up to" in reasons[label]
     assert records["ring"].summary["checks"]["exchange"] == "exact mean"
-    assert records["ring"].summary["checks"]["steps"] >= 2, "one at the start and one later, however slow"
+    assert records["ring"].summary["checks"]["steps"] >= 2  # a slow machine checks fewer
     assert records["sign"].summary["checks"]["exchange"] == "error bound"
 
 

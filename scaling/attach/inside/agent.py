@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from . import NO_STEP
 from .cores import place
 from .refusals import what_it_uses, without_ddp
 
@@ -241,7 +242,7 @@ class Agent:
         elif self._steps_without:
             self.facts["refused"] = without_ddp()
         elif self.is_armed:
-            self.facts["refused"] = "it ended before an optimizer's step"
+            self.facts["refused"] = NO_STEP
         else:
             return
         self.write()

@@ -15,12 +15,12 @@ USES = {
 """Modules that a script in which no DDP model steps has loaded -> what it uses, and what shows its time."""
 
 HOLDS = {
-    "FullyShardedDataParallel": "FSDP, whose exchange cannot be left out; take a trace with torch.profiler",
+    "FullyShardedDataParallel": "FSDP: its exchange cannot be left out; take a trace with torch.profiler",
     "DataParallel": "DataParallel, one process for all; DistributedDataParallel under torchrun is faster",
 }
 """Classes of which such a script has an object, likewise."""
 
-SHARDED = "FSDP2 or tensor parallelism, whose exchange cannot be left out; take a trace with torch.profiler"
+SHARDED = "FSDP2 or tensor parallelism: its exchange cannot be left out; take a trace with torch.profiler"
 
 
 def without_ddp() -> str:
