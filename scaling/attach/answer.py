@@ -296,9 +296,10 @@ def _efficiency_text(measured: Measured) -> str:
         return _missing(measured, "Efficiency against one worker", "one_worker")
     if measured.changed("one_worker"):
         alone, usual = measured.signatures["one_worker"], measured.signatures["baseline"]
+        batches, usual_batches = (f" and {alone[1]} batches", f" and {usual[1]}") if usual[1] else ("", "")
         return (
-            f"Efficiency: not measured, because with one worker the script makes {alone[0]} backward passes "
-            f"and {alone[1]} batches a step instead of {usual[0]} and {usual[1]}."
+            f"Efficiency: not measured, because with one worker the script makes {alone[0]} backward passes"
+            f"{batches} a step instead of {usual[0]}{usual_batches}."
         )
     single, several = (measured.mean_elements(arm)[0] for arm in ("one_worker", "baseline"))
     ratio = measured.step_s("one_worker") / measured.step_s("baseline")

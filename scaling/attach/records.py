@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.attach.launch import Run
-from scaling.attach.marks import steady
+from scaling.attach.marks import Signature, Step, medians_s, steady
 from scaling.errors import AttachError
 from scaling.measure.environment import collect
 from scaling.store import ResultsFolder, RunRecord
@@ -29,6 +29,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 PHASES = ("input", "forward", "backward", "update")
 """Of an iteration's budget; an evaluation and collectives of the script's own are in what is left."""
+
+MOST_LONGER = 1.1
+"""One worker's step with the same batch, which has no exchange, to that of several workers."""
 
 
 class AttachedFolder:
@@ -53,6 +56,7 @@ class AttachedFolder:
         self.settings = settings
         self.finish([])
         self.first: dict[str, Any] = {}
+        self.first_steps: tuple[Signature, list[list[Step]]] | None = None
         self.batch = 0
 
     def finish(self, lines: Sequence[str]) -> None:
@@ -104,16 +108,18 @@ class AttachedFolder:
 
     def _cell(self, run: Run) -> dict[str, Any]:
         if run.ranks and not self.first:
-            self.first = run.ranks[0]
+            self.first, self.first_steps = run.ranks[0], steady(run.ranks)
         world_size = run.ranks[0]["world_size"] if run.ranks else self.first.get("world_size", 1)
         batch = (_samples_a_step(run.ranks) if run.ranks else 0) or self.batch
         self.batch = self.batch or batch
         local_batch = batch or 1
-        dataset_label = "script" if batch else "script (batch not seen: counted as 1)"
+        dataset, dataset_label = "script", "script" if batch else "script (batch not seen: counted as 1)"
+        if not batch and self._is_other_work(run):
+            dataset, dataset_label = "script, one worker", "script (one worker, other work)"
         device = self.first.get("device", "cpu")
         is_host_only = device == "cuda" and world_size > 1 and self.first.get("host_only", False)
         cell = {
-            "kind": "attached", "model": self.script, "dataset": "script", "aggregator": "all_reduce",
+            "kind": "attached", "model": self.script, "dataset": dataset, "aggregator": "all_reduce",
             "step": "overlapped", "device": device, "scaling": "weak",
             "world_size": 1 if run.arm == "one_worker" else world_size,
             "local_batch": local_batch, "threads": (run.ranks[0] if run.ranks else self.first).get("threads"),
@@ -123,6 +129,16 @@ class AttachedFolder:
             "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(run.arm, {}),
         }  # fmt: skip
         return {**cell, "global_batch": local_batch * int(cell["world_size"])}
+
+    def _is_other_work(self, run: Run) -> bool:
+        """Whether one worker's step is seen to be another one than a rank's of several: nothing scales then.
+
+        Of batches that are not seen, a longer step tells that they are larger.
+        """
+        if run.arm != "one_worker" or not run.ranks or not self.first_steps:
+            return False
+        (signature, steps), (usual, usual_steps) = steady(run.ranks), self.first_steps
+        return signature != usual or max(medians_s(steps)) > MOST_LONGER * max(medians_s(usual_steps))
 
     def _bucket_mb(self, run: Run) -> float | None:
         """DDP's `bucket_cap_mb`; that of the first run where this one made no step."""

@@ -120,6 +120,21 @@ def test_a_step_of_several_batches_has_the_samples_of_all(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("step_s", "backward", "is_same"), [(0.09, 2, True), (0.09, 4, False), (0.16, 2, False)]
+)
+def test_one_worker_that_does_other_work_is_no_reference(tmp_path, step_s, backward, is_same):
+    """As of a script that divides its accumulation, or a batch that nothing shows, by the workers."""
+    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
+    for arm, seconds, passes, count in (("baseline", 0.1, 2, 2), ("one_worker", step_s, backward, 1)):
+        ranks = [made_rank(at, [seconds] * 6, [(passes, 0, 0, 1)] * 6) for at in range(count)]
+        facts = {"world_size": count, "gradients": [[3]], "threads": 1, "batches": []}
+        made.add(0, 0, Run(arm, [{**rank, **facts} for rank in ranks]))
+    rows = to_rows(build_table("out", read_cells(made.folder)))
+    (speedup,) = [row["speedup"] for row in rows if row["arm"] == "baseline"]
+    assert (speedup is not None) == is_same, speedup
+
+
+@pytest.mark.parametrize(
     ("command", "name"),
     [
         ("torchrun --nproc-per-node=2 code/train.py --config a.py", "train.py"),
