@@ -30,18 +30,18 @@ install: $(VENV)/.installed
 
 # The README's table and figures, from the raw samples of the committed studies, and the picture of synthesised trees.
 figures: $(VENV)/.installed
-	$(BIN)/python benchmarks/readme_figures.py
+	$(BIN)/python tools/readme_figures.py
 	mkdir -p build
 	$(BIN)/scaling synthesize --topology dual-k80 --out build/dual-k80-trees.yaml --picture docs/background/pictures/dual-k80-trees.svg
 
 # docs/reference from the code: keys of studies, columns, commands.
 reference: $(VENV)/.installed
-	$(BIN)/python benchmarks/reference_pages.py
+	$(BIN)/python tools/reference_pages.py
 
 # The documents, the reports of the committed results and the docstrings as one static site: build/site/index.html.
 docs: reference
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python benchmarks/docs_site.py --out build/site
+	$(BIN)/python tools/docs_site.py --out build/site
 	$(BIN)/python -m pdoc --docformat google --output-directory build/site/api scaling launchers topologies '!scaling.worker' '!scaling.__main__'
 
 # Horovod beside this torch: built once a version of torch and Python, then taken from the user's cache.

@@ -68,7 +68,7 @@ def test_links_between_the_documents_lead_somewhere():
 
 @pytest.fixture(scope="module")
 def readme_figures():
-    path = ROOT / "benchmarks" / "readme_figures.py"
+    path = ROOT / "tools" / "readme_figures.py"
     spec = importlib.util.spec_from_file_location("readme_figures", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

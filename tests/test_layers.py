@@ -21,9 +21,9 @@ from tests.read_imports import (
 ROOT = Path(__file__).parents[1]
 
 # Units of the project, from the ground up; each may import those named here and its own modules.
-VERSION_AND_ERRORS = frozenset({"scaling", "scaling.errors", "scaling.start_up"})
-AND_AXES = VERSION_AND_ERRORS | {"scaling.axes"}
-GROUND = VERSION_AND_ERRORS | {"scaling.process_group", "scaling.bucket", "scaling.registry", "topologies"}
+BOTTOM = frozenset({"scaling", "scaling.errors", "scaling.files", "scaling.start_up"})
+AND_AXES = BOTTOM | {"scaling.axes"}
+GROUND = BOTTOM | {"scaling.process_group", "scaling.bucket", "scaling.registry", "topologies"}
 ALGORITHMS = GROUND | {"scaling.collectives", "scaling.codecs"}
 AGGREGATION = ALGORITHMS | {"scaling.aggregators", "scaling.conformance"}
 PARTS = AGGREGATION | {
@@ -34,7 +34,7 @@ PARTS = AGGREGATION | {
     "scaling.store",
     "scaling.runtime",
 }
-READING = VERSION_AND_ERRORS | {"scaling.cli.options", "scaling.analysis", "scaling.report", "scaling.store"}
+READING = BOTTOM | {"scaling.cli.options", "scaling.analysis", "scaling.report", "scaling.store"}
 STUDYING = PARTS | {"scaling.cli.options", "scaling.study"}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -43,11 +43,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.axes": frozenset(),
     "scaling.start_up": frozenset(),
     "launchers": frozenset(),
-    "topologies": frozenset(),
-    "scaling.bucket": VERSION_AND_ERRORS,
-    "scaling.registry": VERSION_AND_ERRORS,
-    "scaling.aggregator_names": VERSION_AND_ERRORS | {"scaling.registry"},
-    "scaling.process_group": VERSION_AND_ERRORS,
+    "scaling.files": frozenset({"scaling.errors"}),
+    "topologies": frozenset({"scaling.files"}),
+    "scaling.bucket": BOTTOM,
+    "scaling.registry": BOTTOM,
+    "scaling.aggregator_names": BOTTOM | {"scaling.registry"},
+    "scaling.process_group": BOTTOM,
     "scaling.collectives": GROUND,
     "scaling.codecs": GROUND,
     "scaling.aggregators": ALGORITHMS | {"scaling.aggregator_names"},
@@ -60,8 +61,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.measure.probe.worker": AGGREGATION | {"scaling.measure", "scaling.runtime", "launchers"},
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.experiments": AGGREGATION | {"scaling.measure", "scaling.workloads"},
-    "scaling.runtime": VERSION_AND_ERRORS | {"scaling.process_group", "scaling.store", "launchers"},
-    "scaling.analysis": AND_AXES | {"scaling.store", "scaling.measure", "topologies"},
+    "scaling.runtime": BOTTOM | {"scaling.process_group", "scaling.store", "launchers"},
+    "scaling.analysis": AND_AXES | {"scaling.collectives", "scaling.store", "scaling.measure", "topologies"},
     "scaling.report": AND_AXES
     | {"scaling.registry", "scaling.analysis", "scaling.store", "scaling.measure"}
     | {"scaling.aggregator_names", "scaling.collectives", "topologies"},
@@ -72,12 +73,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"scaling.prediction.attached"},
     "scaling.study": PARTS
     | {"scaling.axes", "scaling.experiments", "scaling.prediction", "scaling.prediction.calibration_data"},
-    "scaling.interchange": VERSION_AND_ERRORS | {"scaling.collectives"},
+    "scaling.interchange": BOTTOM | {"scaling.collectives"},
     "scaling.doctor": PARTS,
     "scaling.worker": STUDYING,
-    "scaling.attach": VERSION_AND_ERRORS
-    | {"scaling.bucket", "scaling.store", "scaling.measure", "scaling.study"},
-    "scaling.cli.options": VERSION_AND_ERRORS | {"scaling.study"},
+    "scaling.attach": BOTTOM | {"scaling.bucket", "scaling.store", "scaling.measure", "scaling.study"},
+    "scaling.cli.options": BOTTOM | {"scaling.study"},
     "scaling.cli.schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
     "scaling.cli.predict": STUDYING
     | {"scaling.prediction", "scaling.prediction.attached", "scaling.prediction.calibration_data"}
@@ -102,7 +102,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.recommend": READING | {"topologies"},
     "scaling.cli.status": READING,
     "scaling.cli.watch": READING,
-    "scaling.cli": VERSION_AND_ERRORS
+    "scaling.cli": BOTTOM
     | {"topologies", "scaling.cli.options", "scaling.store"}
     | {
         f"scaling.cli.{verb}"
@@ -127,6 +127,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 
 MAY_IMPORT_FROM_OUTSIDE: dict[str, frozenset[str]] = {
     "launchers": frozenset(),
+    "scaling.files": frozenset({"yaml"}),
     "topologies": frozenset({"yaml", "networkx", "pydantic", "pynvml"}),
 }
 """Units of the standard library only, with what they may use besides."""
@@ -338,6 +339,9 @@ class TestTheChecker:
             ("topologies", "import yaml, networkx, pydantic", False),
             ("topologies", "def late():\n    import torch", True),
             ("topologies", "from scaling.errors import TopologyError", True),
+            ("topologies", "from scaling.files.documents import read_text", False),
+            ("scaling.files", "import yaml", False),
+            ("scaling.files", "import pydantic", True),
         ],
     )
     def test_launchers_and_topologies_are_of_the_standard_library(self, unit, source, wrong):

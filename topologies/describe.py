@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, permutations, product
 from typing import Any
 
+from scaling.files.texts import NO_BREAK, WIDTH, compact, flops_per_s, folded, gigabytes_per_s, microseconds
 from topologies.machine import MATRIX_FIGURES
 from topologies.model import Device, Link, Path, Topology
-from topologies.texts import NO_BREAK, WIDTH, compact, flops_per_s, folded, gigabytes_per_s, microseconds
 
 INDENT = "  "
 NARROW = 24

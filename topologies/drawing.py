@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import textwrap
 
+from scaling.files.texts import gigabytes, gigabytes_per_s, microseconds
 from topologies.layout import NIC_WIDTH, PAD, ROW_GAP, TRACK, Box, Layout, lay_out, shares_column
 from topologies.legend import DEVICE_COLORS, legend_parts, link_color
 from topologies.model import Device, Link, Topology
 from topologies.svg import Point, box, document, line, plate, text
-from topologies.texts import gigabytes, gigabytes_per_s, microseconds
 
 FRAME = "#8a8a8a"
 MARGIN = 28

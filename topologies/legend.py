@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
+from scaling.files.texts import compact, gigabytes, gigabytes_per_s, microseconds
 from topologies.model import DeviceKind, Link, Topology
 from topologies.svg import box, line, text
-from topologies.texts import compact, gigabytes, gigabytes_per_s, microseconds
 
 DEVICE_COLORS: dict[DeviceKind, tuple[str, str]] = {
     "host_memory": ("#ece6fa", "#6a4fb3"),

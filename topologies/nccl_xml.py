@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
+from scaling.files.texts import clean
 from topologies.errors import TopologyError
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
-from topologies.texts import clean
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 """GT/s of a lane -> PCIe generation."""

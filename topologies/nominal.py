@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scaling.files.texts import gigabytes_per_s
 from topologies.facts import Gpu, PcieLink
-from topologies.texts import gigabytes_per_s
 
 NCCL = "NCCL, src/graph/{file}, commit 5067397c"
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from topologies.documents import DocumentError, from_yaml, line_of
+from scaling.files.documents import DocumentError, from_yaml, line_of
 from topologies.errors import TopologyError
 from topologies.file_format import NESTED, DerivedFile, MachineFile
 

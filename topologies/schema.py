@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
+from scaling.files.documents import MAX_YAML_BYTES, DocumentError, read_text
 from topologies.build import build, check, check_ids, derived
-from topologies.documents import MAX_YAML_BYTES, DocumentError, read_text
 from topologies.errors import TopologyError
 from topologies.file_format import DerivedFile, MachineFile
 from topologies.model import Device, Link, Machine, Network, Topology

@@ -31,8 +31,8 @@ from scaling.aggregators.scheduled import AnySchedule, Ring
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage
 from scaling.errors import StudyError
+from scaling.files.documents import MAX_YAML_BYTES, DocumentError, decoded, from_yaml, read_bytes
 from scaling.process_group import Group
-from topologies.documents import MAX_YAML_BYTES, DocumentError, decoded, from_yaml, read_bytes
 
 EXCHANGES: Mapping[str, Aggregator[Any]] = {
     "all_reduce": AllReduce(),

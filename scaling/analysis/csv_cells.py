@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topologies.texts import clean
+from scaling.files.texts import clean
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t")
 

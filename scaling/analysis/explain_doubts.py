@@ -5,7 +5,7 @@ from __future__ import annotations
 from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
 from scaling.analysis.explain_view import Values, View
 from scaling.analysis.learning import REACHED
-from scaling.store.upgrades import OUT_OF_MEMORY, failure_kind
+from scaling.store.failures import OUT_OF_MEMORY, failure_kind
 
 WIDE_INTERVAL = 0.05
 LARGE_FLOOR = 0.05

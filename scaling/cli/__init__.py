@@ -40,9 +40,9 @@ from scaling.cli.tune import tune
 from scaling.cli.verify import verify
 from scaling.cli.watch import watch
 from scaling.errors import LaunchError, ScalingError
+from scaling.files.texts import clean
 from scaling.start_up import allow_open_files, installed_by, open_standard_streams
 from topologies.errors import TopologyError
-from topologies.texts import clean
 
 app = typer.Typer(
     name="scaling",

@@ -9,7 +9,7 @@ import typer
 
 from scaling.cli.options import AsJson
 from scaling.errors import StudyError
-from topologies.texts import folded
+from scaling.files.texts import folded
 
 
 def studies() -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import typer
 from scaling.cli.options import Out, Overrides, StudyArgument, note
 from scaling.cli.report import written_report
 from scaling.errors import ScalingError
-from topologies.texts import folded
+from scaling.files.texts import folded
 
 if TYPE_CHECKING:
     from launchers.zygote import Zygotes

@@ -13,7 +13,7 @@ import typer
 
 from scaling.cli.compare import show_comparison
 from scaling.cli.options import note
-from topologies.texts import folded
+from scaling.files.texts import folded
 
 if TYPE_CHECKING:
     from launchers.zygote import Zygotes

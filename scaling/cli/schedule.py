@@ -100,7 +100,7 @@ def import_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Import NCCL's topology XML, or measurements of nccl-tests or nvbandwidth."""
-    from topologies.documents import DocumentError, read_text
+    from scaling.files.documents import DocumentError, read_text
 
     try:
         text = read_text(file, MAX_FOREIGN_BYTES)

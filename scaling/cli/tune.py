@@ -13,7 +13,7 @@ import typer
 
 from scaling.cli.options import Out, Overrides, StudyArgument, note
 from scaling.cli.run import is_failure, measured, say_rest
-from topologies.texts import folded
+from scaling.files.texts import folded
 
 if TYPE_CHECKING:
     from launchers.zygote import Zygotes

@@ -13,7 +13,7 @@ import typer
 
 from scaling.cli.options import AsJson, note
 from scaling.errors import StudyError
-from topologies.texts import folded
+from scaling.files.texts import folded
 
 if TYPE_CHECKING:
     from scaling.conformance.fidelity.sheet import Sheet

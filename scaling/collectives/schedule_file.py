@@ -23,7 +23,7 @@ from typing import Any
 from scaling.collectives.schedule import Operation, Schedule, Step, Transfer
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
-from topologies.documents import MAX_YAML_BYTES, DocumentError, decoded, from_yaml, read_bytes
+from scaling.files.documents import MAX_YAML_BYTES, DocumentError, decoded, from_yaml, read_bytes
 
 SUFFIXES = (".yaml", ".yml")
 _FIELDS = ("name", "world_size", "num_chunks", "steps")

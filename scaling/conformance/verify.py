@@ -30,9 +30,9 @@ from scaling.collectives.schedule import Schedule
 from scaling.collectives.verify import Verification, verify
 from scaling.conformance.world_sizes import spelled
 from scaling.errors import ScheduleError, StudyError
+from scaling.files.texts import folded
 from scaling.registry import Registry, trust
 from topologies.detect import num_usable_cores
-from topologies.texts import folded
 
 SAMPLE_WORLD_SIZE = 8
 SAMPLE_LAYOUT = conformance.layout_of(((3, 171), (513,), ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from topologies.texts import folded
+from scaling.files.texts import folded
 
 State = Literal["ok", "warning", "error"]
 

@@ -16,16 +16,16 @@ from scaling.analysis.summary import add_intervals, cell_row, study_name
 from scaling.analysis.transfers import read_transfers
 from scaling.axes import ATTACHED
 from scaling.errors import StoreError
+from scaling.files.documents import decoded, gunzipped, read_bytes
+from scaling.files.texts import clean
 from scaling.measure.probe.cases import ProbeSample, from_csv
 from scaling.prediction.attached import as_timed, baseline_of, is_usable
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer, measured_cells
 from scaling.prediction.sources import Sources, gpu_names
 from scaling.store import ResultsFolder, RunRecord, changes_since
-from topologies.documents import decoded, gunzipped, read_bytes
 from topologies.errors import TopologyError
 from topologies.model import Topology
 from topologies.schema import load
-from topologies.texts import clean
 
 OPERATIONS = ("send", "swap", "shift", "all_reduce", "mpi_all_reduce")
 LEAST_RELATIVE_SD = 0.005

@@ -15,6 +15,7 @@ from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import REACHED, family_key, over_seeds
 from scaling.analysis.noise import noise_finding
 from scaling.analysis.training_findings import without_augmentation
+from scaling.files.texts import flops_per_s
 from scaling.report.budget_table import budget_table
 from scaling.report.formats import (
     MISSING,
@@ -32,7 +33,6 @@ from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import recipe_text, text_of
 from scaling.report.titles import title_of
 from scaling.report.warnings_text import warnings_of
-from topologies.texts import flops_per_s
 
 AGGREGATOR_WIDTH = 26
 """Longer labels are folded in a terminal: with five columns of numbers, this is what 80 characters leave."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from scaling.analysis.progress import LONGEST_START_S, Progress
 from scaling.axes import workers
+from scaling.files.texts import folded
 from scaling.report.formats import duration
 from scaling.report.status import without_model
 from scaling.store import RunRecord
-from topologies.texts import folded
 
 
 def progress_lines(progress: Progress) -> list[str]:

@@ -13,8 +13,8 @@ from scaling.analysis.killed import KILLED, seen_state
 from scaling.analysis.samples import CellResult, read_records
 from scaling.analysis.summary import build_table, study_name
 from scaling.axes import Role, with_columns
+from scaling.files.texts import WIDTH, folded
 from scaling.store import ResultsFolder, RunRecord
-from topologies.texts import WIDTH, folded
 
 COLUMNS = (
     *("cell_id", "kind", "model", "dataset", "aggregator", "step", "world_size", "global_batch"),

@@ -18,10 +18,10 @@ import jinja2
 from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
 from scaling.axes import workers
+from scaling.files.texts import gigabytes
 from scaling.measure.probe.series import size_text
 from scaling.report import formats
 from scaling.report.titles import title_of, unit_of
-from topologies.texts import gigabytes
 
 TEMPLATES = Path(__file__).parent / "templates"
 FINDINGS = TEMPLATES / "findings"

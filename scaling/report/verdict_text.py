@@ -12,10 +12,10 @@ from pathlib import Path
 
 from scaling.analysis.decisions import FEWEST
 from scaling.analysis.findings import Finding
+from scaling.files.texts import NO_BREAK, folded
 from scaling.report.text import text_of
 from scaling.report.titles import short_names, title_parts
 from scaling.store import ResultsFolder, RunRecord
-from topologies.texts import NO_BREAK, folded
 
 MOST_LINES = 5
 

@@ -14,6 +14,7 @@ from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
+from scaling.analysis.links import CellLinks, link_table, links_of
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.reading import environment_of, num_cores
 from scaling.analysis.samples import CellResult, read_cells
@@ -42,7 +43,7 @@ from scaling.report.device import (
 from scaling.report.fidelity import fidelity_tables, sheet_tables
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.draw import Formats, draw_figures
-from scaling.report.figures.links import CellLinks, link_remarks, link_table, links_of
+from scaling.report.figures.link_map import link_remarks
 from scaling.report.html import render_page
 from scaling.report.markdown import render_markdown
 from scaling.report.predictions import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from scaling.errors import DiskFullError
-from scaling.store.upgrades import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
+from scaling.store.failures import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
 
 
 def failure_kind(error: Exception, device: torch.device) -> str:
-    """As it is recorded of the run (`scaling.store.upgrades`).
+    """As it is recorded of the run (`scaling.store.failures`).
 
     Args:
         error: that a rank raised.

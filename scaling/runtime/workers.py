@@ -29,7 +29,7 @@ from scaling.errors import LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup
 from scaling.runtime.meeting import RankPlace, Waiting, here
 from scaling.runtime.watching import Watched
-from scaling.store.upgrades import DEVICE_LOST
+from scaling.store.failures import DEVICE_LOST
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class CellOutcome:
         reason: why it failed, from the rank that failed first; None if every rank finished.
         can_go_on: every rank has left the cell, and none has lost its device.
         summaries: what each finished rank has to say, by rank.
-        failure_kind: of the same failure (`scaling.store.upgrades`).
+        failure_kind: of the same failure (`scaling.store.failures`).
     """
 
     reason: str | None

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import StoreError
+from scaling.files.documents import DocumentError, gunzipped, json_samples, read_bytes
 from scaling.store.files import damaged, parsed_lines, text_of
 from scaling.store.records import checked
-from topologies.documents import DocumentError, gunzipped, json_samples, read_bytes
 
 SAMPLES, RUNS = "samples.csv.gz", "runs.jsonl"
 OWN_COLUMNS = ("cell_id", "repeat", "attempt", "rank", "keys", "line")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import StoreError
+from scaling.files.documents import DocumentError, decoded, from_json, gunzipped, read_bytes
 from scaling.store.archive import (
     MEND_ARCHIVE,
     OWN_COLUMNS,
@@ -24,7 +25,6 @@ from scaling.store.archive import (
 )
 from scaling.store.files import damaged, inside, rank_of, sample_files, write_whole, writing
 from scaling.store.records import MEND
-from topologies.documents import DocumentError, decoded, from_json, gunzipped, read_bytes
 
 _ATTEMPT = re.compile(r"attempt-[1-9]\d*", re.ASCII)
 

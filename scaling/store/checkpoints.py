@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from scaling.files.documents import DocumentError, read_bytes
 from scaling.store.files import write_whole, writing
-from topologies.documents import DocumentError, read_bytes
 
 
 @dataclass(frozen=True)

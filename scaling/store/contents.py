@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import StoreError
+from scaling.files.documents import from_json, from_yaml
+from scaling.files.texts import is_clean
 from scaling.store.content_schemas import (
     EnvironmentModel,
     LaunchTimesModel,
@@ -15,8 +17,6 @@ from scaling.store.content_schemas import (
 )
 from scaling.store.files import read_document
 from scaling.store.upgrades import upgraded_prediction, with_new_keys
-from topologies.documents import from_json, from_yaml
-from topologies.texts import is_clean
 
 MEND_TOPOLOGY = "restore it, or delete it: reports do without it"
 

@@ -17,9 +17,7 @@ from typing import IO, Any
 from pydantic import BaseModel
 
 from scaling.errors import StoreError
-from scaling.store.disk_full import disk_full
-from scaling.store.schemas import validate
-from topologies.documents import (
+from scaling.files.documents import (
     DocumentError,
     UnreadableError,
     gunzipped,
@@ -27,7 +25,9 @@ from topologies.documents import (
     read_bytes,
     read_text,
 )
-from topologies.texts import clean
+from scaling.files.texts import clean
+from scaling.store.disk_full import disk_full
+from scaling.store.schemas import validate
 
 LOOK_S = 0.02
 """Longer than a look at a lock takes."""
@@ -121,7 +121,7 @@ def read_document(
 
     Args:
         path: of the file.
-        parse: `topologies.documents.from_json` or `from_yaml`.
+        parse: `scaling.files.documents.from_json` or `from_yaml`.
         model: what may be in it.
         mend: what to do about one that is wrong.
 

@@ -31,6 +31,7 @@ from scaling.store.contents import (
     read_sheets,
     read_study,
 )
+from scaling.store.failures import FAILURE_KIND
 from scaling.store.files import (
     as_json,
     inside,
@@ -54,7 +55,6 @@ from scaling.store.records import (
     record_from,
 )
 from scaling.store.run_samples import appender, move_aside, read_samples
-from scaling.store.upgrades import FAILURE_KIND
 
 ROOM_BYTES = 65_536
 """More than a run's record takes."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scaling.errors import StoreError
+from scaling.files.documents import DocumentError, from_json
 from scaling.store.files import as_json, damaged, overwrite, text_of
 from scaling.store.schemas import RunModel, validate
 from scaling.store.upgrades import upgraded
-from topologies.documents import DocumentError, from_json
 
 SCHEMA_VERSION = 4  # what the ones before had: `scaling.store.upgrades`
 

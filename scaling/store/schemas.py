@@ -23,8 +23,8 @@ from pydantic import (
 
 from scaling.axes import AXES, LARGEST_COUNT, LARGEST_WORLD, Axis, Role
 from scaling.errors import StoreError
-from topologies.documents import line_of, shown_path
-from topologies.texts import clean
+from scaling.files.documents import line_of, shown_path
+from scaling.files.texts import clean
 
 MOST_PROBLEMS = 3
 """That a message names."""

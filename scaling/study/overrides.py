@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import StudyError
+from scaling.files.documents import MAX_YAML_BYTES, DocumentError, from_yaml, read_text
 from scaling.registry import trust
 from scaling.study.schema import Study, parse_study
-from topologies.documents import MAX_YAML_BYTES, DocumentError, from_yaml, read_text
 
 
 def shipped_studies() -> dict[str, str]:

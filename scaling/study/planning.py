@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from scaling.files.texts import folded
 from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
@@ -16,7 +17,6 @@ from scaling.study.step_time import ModelSize
 from scaling.training.flops import model_flops
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores
-from topologies.texts import folded
 
 BATCH = 2
 """With which operations are counted."""

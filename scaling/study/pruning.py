@@ -20,6 +20,7 @@ import yaml
 
 from scaling.axes import AXES, Axis, Role, Shared, fixed_batch, key_of, with_columns
 from scaling.errors import StudyError
+from scaling.files.texts import folded
 from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.kinds.base import START_UP_S
 from scaling.study.kinds.iteration import USUAL_ITERATIONS, IterationPart
@@ -28,7 +29,6 @@ from scaling.study.optimizers import CLIPPING, DEFAULTS
 from scaling.study.parts import NamedComponent, Training
 from scaling.study.schema import Study
 from scaling.study.variants import OF_DDP
-from topologies.texts import folded
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 JUDGES = "others are judged by it"

@@ -20,7 +20,7 @@ from scaling.runtime.failures import failure_kind
 from scaling.runtime.graceful_shutdown import RECORDING
 from scaling.runtime.workers import CellOutcome, Workers
 from scaling.store import ResultsFolder, RunRecord
-from scaling.store.upgrades import DISK_FULL, OUT_OF_MEMORY
+from scaling.store.failures import DISK_FULL, OUT_OF_MEMORY
 from scaling.study.cells import AnyCell, Cell
 from scaling.study.kinds import KINDS
 from scaling.study.launch_times import LaunchTimes, checked_by_command

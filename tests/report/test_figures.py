@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
+from scaling.analysis.links import CellLinks, LinkUse
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table, summary_table
 from scaling.analysis.variants import main_variant
@@ -23,7 +24,6 @@ from scaling.report.figures.buckets import bucket_responses
 from scaling.report.figures.budget import BudgetBar, axis_end_ms, budget_bars, draw_budget
 from scaling.report.figures.draw import Formats, draw_figures
 from scaling.report.figures.link_map import draw_links
-from scaling.report.figures.links import CellLinks, LinkUse
 from scaling.report.figures.parts import draw_point, set_title
 from scaling.report.figures.placements import placed
 from scaling.report.figures.scaling_lines import draw_scaling

@@ -9,12 +9,12 @@ import pytest
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
+from scaling.analysis.links import CellLinks, LinkUse, link_table, links_of
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.registry import trust
 from scaling.report import write_report
-from scaling.report.figures.link_map import busiest_links, draw_links, link_name
-from scaling.report.figures.links import CellLinks, LinkUse, link_remarks, link_table, links_of
+from scaling.report.figures.link_map import busiest_links, draw_links, link_name, link_remarks
 from scaling.report.write import read_topology
 from scaling.study.cells import Cell
 from scaling.study.recorded_plan import plan_record

@@ -7,7 +7,8 @@ import pytest
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.store import ResultsFolder, RunRecord
-from scaling.store.upgrades import _BACK_FROM_HOST, failure_kind
+from scaling.store.failures import failure_kind
+from scaling.store.upgrades import _BACK_FROM_HOST
 
 PARAMETERS = 100
 LAYOUT = BucketLayout.of([("weight", (PARAMETERS,))])

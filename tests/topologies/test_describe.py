@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from scaling.files.texts import NO_BREAK, compact, folded, gigabytes_per_s, microseconds
 from topologies.describe import as_dict, describe, host_only_path_lines, path_lines, peer_matrix
 from topologies.schema import load as load_anew
 from topologies.schema import shipped
-from topologies.texts import NO_BREAK, compact, folded, gigabytes_per_s, microseconds
 
 load = functools.cache(load_anew)
 

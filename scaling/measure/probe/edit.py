@@ -9,8 +9,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scaling.files.texts import flops_per_s, gigabytes_per_s, microseconds
 from scaling.measure.probe.series import Observed, size_text
-from topologies.texts import flops_per_s, gigabytes_per_s, microseconds
 
 OWN_TYPE_RATIO = 0.1
 DIGITS = 4

@@ -20,8 +20,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from scaling.files.documents import DocumentError, from_json, shown_path
 from scaling.measure.probe.cases import ProbeSample
-from topologies.documents import DocumentError, from_json, shown_path
 from topologies.errors import TopologyError
 
 PROGRAMS = {"all_reduce_perf": "all_reduce", "sendrecv_perf": "shift"}

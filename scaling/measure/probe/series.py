@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from scaling.files.texts import flops_per_s, gigabytes_per_s, microseconds
 from scaling.measure.probe.cases import ProbeSample, bus_factor, product_size
 from scaling.measure.probe.link_fit import LinkFit, fit_link
-from topologies.texts import flops_per_s, gigabytes_per_s, microseconds
 
 MOSTLY_LATENCY_RATIO = 0.5
 """A largest size of which this part is latency tells no bandwidth beyond its own rate."""

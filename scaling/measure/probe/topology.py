@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scaling.files.texts import gigabytes_per_s
 from scaling.measure.probe.cases import ProbeSample
 from scaling.measure.probe.edit import set_figures, set_latency
 from scaling.measure.probe.figures import ProbeReader
@@ -20,7 +21,6 @@ from topologies.build import build
 from topologies.detected_file import FOUND, peer_access
 from topologies.model import Path, Topology
 from topologies.parse import machine_file
-from topologies.texts import gigabytes_per_s
 
 DIFFERS_RATIO = 0.25
 """A prediction that is further off than this is reported."""

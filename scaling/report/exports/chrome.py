@@ -16,10 +16,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from scaling.analysis.exchange_plans import known_plan
 from scaling.analysis.sample_lines import rank_step
 from scaling.analysis.samples import CellResult
 from scaling.errors import ScalingError
-from scaling.report.exchange_plans import known_plan
 from scaling.store import ResultsFolder
 
 STREAMS = {"step": 0, "main": 1, "comm": 2, "copy": 3, "hook": 4}

@@ -27,10 +27,10 @@ from typing import Any
 from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import DEVICE
 from scaling.analysis.csv_cells import safe_cell
+from scaling.analysis.exchange_plans import known_plan
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.samples import CellResult
 from scaling.analysis.summary import study_name
-from scaling.report.exchange_plans import known_plan
 from scaling.store import ResultsFolder
 
 OF_THE_CELL = ("kind", "model", "dataset", "aggregator", "step", "device", "scaling")

@@ -20,8 +20,8 @@ from scaling.report.sections import TITLES
 from scaling.report.titles import title_parts
 
 if TYPE_CHECKING:  # they draw figures themselves
+    from scaling.analysis.links import CellLinks
     from scaling.report.device.results import Results
-    from scaling.report.figures.links import CellLinks
     from scaling.report.predictions import PredictedCell
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from scaling.analysis.links import CellLinks, LinkUse, all_links
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.links import CellLinks, LinkUse, all_links
 from scaling.report.figures.parts import WIDTH, set_title
 from scaling.report.figures.style import LATE_COLOURS
 from scaling.report.figures.svg import with_tip
@@ -56,6 +56,34 @@ def link_map(data: FigureInput) -> Iterator[Drawn]:
                 f"Busy part of the links, {workers(max(group.world_sizes), group.unit)}", group
             )
             yield Drawn(f"links-{group.slug}", title, CAPTION, draw_links(title, cells), "links.csv", group)
+
+
+def link_remarks(
+    known: Mapping[str, Sequence[CellLinks]], left_out: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """What a reader of the maps should know, in sentences.
+
+    Args:
+        known: group's title -> its cells.
+        left_out: group's title -> aggregator -> why it is not among them.
+    """
+    names: dict[str, dict[str, None]] = {}
+    for reasons in left_out.values():
+        for name, reason in reasons.items():
+            names.setdefault(reason, {})[name] = None
+    remarks = [
+        f"Not in Bytes on the links: {', '.join(without)}: {reason}." for reason, without in names.items()
+    ]
+    cells = [cell for same in known.values() for cell in same]
+    too_busy = dict.fromkeys(
+        use.link.rstrip("<>") for cell in cells for use in cell.uses if use.utilisation > 1
+    )
+    if too_busy:
+        remarks.append(
+            f"More than 100% is impossible: the bandwidth that topology.yaml gives {', '.join(too_busy)} is "
+            "lower than the real one. `scaling topology probe` measures it."
+        )
+    return remarks
 
 
 def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:

@@ -20,7 +20,7 @@ from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import CheckpointError
 from scaling.process_group import TorchGroup
 from scaling.runtime.failures import failure_kind
-from scaling.store.upgrades import DEVICE_LOST, OUT_OF_MEMORY
+from scaling.store.failures import DEVICE_LOST, OUT_OF_MEMORY
 from scaling.study.cells import Cell
 from scaling.study.prepared_step import PreparedStep
 from scaling.study.run_context import RunContext, SavedCheckpoints

@@ -12,12 +12,12 @@ from scaling.cli import app
 from scaling.study.kinds import KINDS
 from scaling.study.parts import Alternatives, Workload
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 
 
 def test_committed_pages_are_those_of_the_code():
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "benchmarks" / "reference_pages.py")
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "tools" / "reference_pages.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for name, text in module.pages().items():

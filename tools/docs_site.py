@@ -1,6 +1,6 @@
 """Makes one static site of docs/, with a report of every committed results folder: `make docs`.
 
-    python benchmarks/docs_site.py --out build/site [--folders fcn-r-4xh200,steps-4xh200]
+    python tools/docs_site.py --out build/site [--folders fcn-r-4xh200,steps-4xh200]
 
 The pages are docs/*.md and the README files of the results. Links to folders of results/reference lead to
 their reports, links to other files of the repository become their paths. The site needs no network: style and

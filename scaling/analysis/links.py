@@ -17,11 +17,11 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.columns import Row, is_control_arm
+from scaling.analysis.exchange_plans import plan_of_cell
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.samples import CellResult
 from scaling.analysis.variants import main_variant
 from scaling.errors import ScheduleError
-from scaling.report.exchange_plans import plan_of_cell
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
@@ -138,34 +138,6 @@ def _links(group: CellGroup, row: Row, cell: CellResult, topology: Topology | No
 def _local(resource: str) -> str:
     """`node0/gpu0-nvswitch0>` -> `gpu0-nvswitch0>`; other nodes keep theirs."""
     return resource.removeprefix("node0/")
-
-
-def link_remarks(
-    known: Mapping[str, Sequence[CellLinks]], left_out: Mapping[str, Mapping[str, str]]
-) -> list[str]:
-    """What a reader of the maps should know, in sentences.
-
-    Args:
-        known: group's title -> its cells.
-        left_out: group's title -> aggregator -> why it is not among them.
-    """
-    names: dict[str, dict[str, None]] = {}
-    for reasons in left_out.values():
-        for name, reason in reasons.items():
-            names.setdefault(reason, {})[name] = None
-    remarks = [
-        f"Not in Bytes on the links: {', '.join(without)}: {reason}." for reason, without in names.items()
-    ]
-    cells = [cell for same in known.values() for cell in same]
-    too_busy = dict.fromkeys(
-        use.link.rstrip("<>") for cell in cells for use in cell.uses if use.utilisation > 1
-    )
-    if too_busy:
-        remarks.append(
-            f"More than 100% is impossible: the bandwidth that topology.yaml gives {', '.join(too_busy)} is "
-            "lower than the real one. `scaling topology probe` measures it."
-        )
-    return remarks
 
 
 def link_table(cells: Iterable[CellLinks]) -> pd.DataFrame:

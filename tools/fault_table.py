@@ -1,7 +1,7 @@
 """Writes the table of planted faults into docs/background/reliability.md, from what tests/faults last saw.
 
 SCALING_FAULT_RESULTS=benchmarks/results/faults.json python -m pytest tests/faults
-python benchmarks/fault_table.py
+python tools/fault_table.py
 """
 
 from __future__ import annotations

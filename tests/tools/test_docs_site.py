@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def docs_site():
-    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "benchmarks" / "docs_site.py")
+    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "tools" / "docs_site.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

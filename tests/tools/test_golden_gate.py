@@ -17,7 +17,7 @@ STUDY = ROOT / "results" / "reference" / "planted-faults-4xh200"
 
 @pytest.fixture
 def gate(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import golden_gate
 
     return golden_gate
@@ -67,8 +67,8 @@ def test_a_change_of_one_sample_is_found_and_a_change_of_form_is_none(tmp_path):
     repository = tmp_path / "repository"
     for package in ("scaling", "launchers", "topologies"):
         shutil.copytree(ROOT / package, repository / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (repository / "benchmarks").mkdir()
-    shutil.copy(ROOT / "benchmarks" / "golden_gate.py", repository / "benchmarks")
+    (repository / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "golden_gate.py", repository / "tools")
     studies = [repository / "results" / "reference" / name for name in ("as-it-was", "changed")]
     for study in studies:
         shutil.copytree(STUDY, study, ignore=shutil.ignore_patterns("figures", "*.html"))
@@ -93,7 +93,7 @@ def test_a_change_of_one_sample_is_found_and_a_change_of_form_is_none(tmp_path):
     path.write_text("\n".join([*lines, json.dumps(sample)]) + "\n")
     for study in studies:
         ResultsFolder(study).archive()
-    command = [sys.executable, "benchmarks/golden_gate.py", before, commit(), "--csv"]
+    command = [sys.executable, "tools/golden_gate.py", before, commit(), "--csv"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     *found, total = done.stdout.splitlines()

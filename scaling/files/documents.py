@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from topologies.texts import is_clean
+from scaling.files.texts import is_clean
 
 MAX_YAML_BYTES = 2 << 20
 """A second's work for the parser on a slow machine; the largest machine file that we know has 8 KiB."""

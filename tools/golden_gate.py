@@ -4,8 +4,8 @@ For a change that must not change a result. Both commits are unpacked into a tem
 the reports of its own results/reference with `scaling report`, under the same relative paths. All CSV, SVG
 and HTML files that they write are compared. PNG files are not made: they show what the SVG files say.
 
-    python benchmarks/golden_gate.py main HEAD
-    python benchmarks/golden_gate.py v1.2 HEAD --only mnist-4xh200 --csv
+    python tools/golden_gate.py main HEAD
+    python tools/golden_gate.py v1.2 HEAD --only mnist-4xh200 --csv
 
 Prints one line for each file that differs and exits with 1; exits with 0 where none does. Both sides run at
 the same time, a process each, with this interpreter and its libraries. Only committed work is compared.

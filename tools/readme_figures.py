@@ -7,8 +7,8 @@ results/reference/fcn-r-4xh200.
 The figures are those of the reports of the folders in OF_THE_FIGURES. What was measured before the code
 changed how long it takes is named so, in the table as in the figures.
 
-    python benchmarks/readme_figures.py            # writes both documents and the reports
-    python benchmarks/readme_figures.py --check    # exit code 1 if a document has other numbers
+    python tools/readme_figures.py            # writes both documents and the reports
+    python tools/readme_figures.py --check    # exit code 1 if a document has other numbers
 """
 
 from __future__ import annotations

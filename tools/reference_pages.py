@@ -1,7 +1,7 @@
 """Makes docs/reference/{study-keys,columns,commands}.md from the code: `make reference`.
 
-python benchmarks/reference_pages.py            # writes the pages
-python benchmarks/reference_pages.py --check    # exit code 1 if a page is stale
+python tools/reference_pages.py            # writes the pages
+python tools/reference_pages.py --check    # exit code 1 if a page is stale
 """
 
 from __future__ import annotations

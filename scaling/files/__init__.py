@@ -1,0 +1,1 @@
+"""Reads, writes and folds text, JSON and YAML; knows nothing else."""
