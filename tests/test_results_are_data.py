@@ -283,7 +283,7 @@ class TestPlaces:
 
 
 OWN = """
-from scaling.aggregators.scheduled import Ring
+from scaling.aggregators.ring import Ring
 from torch import nn
 
 

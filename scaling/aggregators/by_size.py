@@ -27,7 +27,8 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
 from scaling.aggregators.native import AllReduce
-from scaling.aggregators.scheduled import AnySchedule, Ring
+from scaling.aggregators.ring import Ring
+from scaling.aggregators.schedule import AnySchedule
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage
 from scaling.errors import StudyError

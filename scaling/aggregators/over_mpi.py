@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import DTYPES, Aggregator, AggregatorState, PhaseMarker, unmarked
-from scaling.aggregators.compressed import OneBitState, StripedOneBit
+from scaling.aggregators.one_bit import OneBitState, StripedOneBit
 from scaling.aggregators.prediction import (
     all_reduce_bytes,
     copies_to_ranks,

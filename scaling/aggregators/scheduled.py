@@ -1,4 +1,4 @@
-"""Aggregators that run one of our schedules between ranks, in place on the flat gradient.
+"""What the aggregators share that run one of our schedules between ranks, in place on the flat gradient.
 
 Steps, messages and bytes are the schedule's (`scaling.collectives`). The sums of a step are part of its phase
 `communicate`: they cannot start before the message is there, and the next message cannot leave before they
@@ -8,10 +8,9 @@ complete (`scaling.collectives.split_at_reduction`), and its second half carries
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -21,14 +20,8 @@ from scaling.aggregators.prediction import sent_elements, stepped_by_owners
 from scaling.bucket import BucketLayout
 from scaling.collectives import plan
 from scaling.collectives.exchange import RankExchange, Transport
-from scaling.collectives.listing import schedule
-from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.schedule_file import is_file, read_schedule
-from scaling.collectives.sharded_owners import sharded_owners
 from scaling.collectives.split_at_reduction import split_at_reduction
-from scaling.collectives.tree import tree
-from scaling.errors import ScheduleError
 from scaling.process_group import Group
 
 
@@ -151,82 +144,3 @@ def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements:
             start = spans.pop()[0]
         spans.append((start, stop))
     return spans
-
-
-@final
-@dataclass(frozen=True)
-class Ring(Scheduled):
-    """Ring all-reduce: each of n ranks sends 2(n-1) messages of 1/n of the gradient.
-
-    Attributes:
-        directions: 2 sends half of the buffer round the other way at the same time, in twice the messages:
-            faster where a transport gives each pair of ranks only so much, as sends through host memory do.
-    """
-
-    name = "ring"
-
-    directions: Literal[1, 2] = 1
-
-    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """The ring through the ranks in their order."""
-        return ring(world_size, directions=self.directions)
-
-
-@final
-@dataclass(frozen=True)
-class Tree(Scheduled):
-    """Binomial-tree reduce to rank 0 and broadcast of the whole buffer: 2 ceil(log2 n) levels."""
-
-    name = "tree"
-
-    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """The binomial tree rooted at rank 0."""
-        return tree(world_size)
-
-
-@final
-@dataclass(frozen=True)
-class AnySchedule(Scheduled):
-    """A collective that the study names: one that `scaling verify` knows, or a file of `scaling synthesize`.
-
-    Attributes:
-        collective: its name, or FILE.yaml; "stripes" sends every pair of ranks a stripe directly, in two
-            steps.
-        sha256: of the file; filled in when a study is read. A file that has changed since is refused.
-    """
-
-    name = "schedule"
-
-    collective: str = "stripes"
-    sha256: str = ""
-
-    def parameters(self) -> dict[str, Any]:
-        """All by name; without a file there is no digest."""
-        return {name: value for name, value in super().parameters().items() if value or name != "sha256"}
-
-    def label(self) -> str:
-        """With the collective, whichever it is."""
-        label = super().label().replace(f", sha256={self.sha256}", "")
-        name, _, others = label.removesuffix(")").partition("(")
-        if self.collective == type(self).collective:
-            others = ", ".join(filter(None, (f"collective={self.collective}", others)))
-        return f"{name}({others})"
-
-    def __post_init__(self) -> None:
-        if is_file(self.collective):
-            _, sha256 = read_schedule(self.collective)
-            if self.sha256 not in ("", sha256):
-                raise ScheduleError(f"{self.collective}: has changed since the study was read")
-            object.__setattr__(self, "sha256", sha256)
-        elif self.sha256:
-            raise ScheduleError(f"collective {self.collective!r} is no file, and has no sha256")
-        elif schedule(self.collective, 2).num_hosts:
-            raise ScheduleError(
-                f"collective {self.collective!r} sums in host memory: use host_serial or host_parallel"
-            )
-
-    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """The collective with its default parameters; sharded owners are those of the bucket's tensors."""
-        if self.collective == "sharded_owners":
-            return sharded_owners(world_size, [math.prod(shape) for shape in layout.shapes])
-        return schedule(self.collective, world_size)

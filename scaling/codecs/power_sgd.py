@@ -13,8 +13,8 @@ P Q^T is linear in M, so encodings are summed on the wire. Matrices of one shape
 (`scaling.codecs.power_sgd_views`), so launches go by the number of shapes.
 
 Steps, bytes per rank: two all-reduces, of the P and what is sent as it is, and of the Q
-(`scaling.aggregators.summed`). Wire size: 4 r (n + m) bytes a matrix, 4 bytes a value sent as it is. Error
-property: n mean + the sum of new residuals = the sum of M.
+(`scaling.aggregators.sixteen_bit`). Wire size: 4 r (n + m) bytes a matrix, 4 bytes a value sent as it is.
+Error property: n mean + the sum of new residuals = the sum of M.
 
 Reference: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
 Distributed Optimization", NeurIPS 2019; PyTorch, ddp_comm_hooks/powerSGD_hook.py (the start, the rule what is

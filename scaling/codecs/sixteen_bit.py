@@ -4,9 +4,9 @@
 2. All-reduce in 16 bits.
 3. Copy back.
 
-Steps, bytes per rank: those of the all-reduce of 2 N bytes (`scaling.aggregators.summed`). Error property: no
-residual; each value is rounded once, and the sum after each of its additions, by at most 2**-11 (fp16) or
-2**-8 (bf16) of it; fp16 overflows beyond 65504, which is an error, and loses what is below 6e-8.
+Steps, bytes per rank: those of the all-reduce of 2 N bytes (`scaling.aggregators.sixteen_bit`). Error
+property: no residual; each value is rounded once, and the sum after each of its additions, by at most 2**-11
+(fp16) or 2**-8 (bf16) of it; fp16 overflows beyond 65504, which is an error, and loses what is below 6e-8.
 
 Reference: PyTorch, torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (fp16_compress_hook,
 bf16_compress_hook), whose bits these are.

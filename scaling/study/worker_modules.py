@@ -5,7 +5,7 @@ WORKER = "scaling.worker"
 
 IMPORTED_BEFORE_FORKS = (
     WORKER,
-    "scaling.aggregators.compressed",
+    "scaling.aggregators.one_bit",
     "scaling.aggregators.host",
     "scaling.study.dtypes",
     "scaling.study.kinds.run_convergence",

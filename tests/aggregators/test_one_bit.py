@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from scaling.aggregators.compressed import OneBit, stripe_columns
 from scaling.aggregators.native import AllReduce
+from scaling.aggregators.one_bit import OneBit, stripe_columns
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
 from scaling.codecs.finite import NotFiniteError

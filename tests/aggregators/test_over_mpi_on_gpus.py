@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scaling.aggregators import over_mpi
-from scaling.aggregators.compressed import OneBit
+from scaling.aggregators.one_bit import OneBit
 from scaling.aggregators.over_mpi import Mpi, MpiOneBit, MpiOneBitState, MpiState
 from scaling.bucket import BucketLayout
 from scaling.process_group import run_in_process

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from scaling.aggregators.compressed import OneBit, stripe_columns
+from scaling.aggregators.one_bit import OneBit, stripe_columns
 from scaling.aggregators.presets.cntk import PACK_THRESHOLD_BYTES, Cntk, Cntk32Bit
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit

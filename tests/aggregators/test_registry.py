@@ -8,10 +8,10 @@ import pytest
 
 from scaling import registry
 from scaling.aggregators.base import Aggregator
-from scaling.aggregators.compressed import OneBit
 from scaling.aggregators.controls import NoExchange
+from scaling.aggregators.one_bit import OneBit
 from scaling.aggregators.registry import BUILT_IN, REGISTRY, create
-from scaling.aggregators.scheduled import Ring
+from scaling.aggregators.ring import Ring
 from scaling.errors import StudyError
 
 
@@ -170,7 +170,7 @@ class TestOtherPackages:
     @pytest.mark.usefixtures("named_by_a_study")
     def test_module_and_class_can_be_named_all_the_same(self, offer):
         offer(ring=own("Halved"))
-        assert create("scaling.aggregators.scheduled:Ring") == Ring()
+        assert create("scaling.aggregators.ring:Ring") == Ring()
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,11 @@ class Nameless(Aggregator):
 @pytest.mark.usefixtures("named_by_a_study")
 class TestNames:
     def test_that_of_a_built_in_is_refused(self):
-        with pytest.raises(StudyError, match=r"has the name 'ring' of another one, .*scheduled:Ring"):
+        with pytest.raises(StudyError, match=r"has the name 'ring' of another one, .*ring:Ring"):
             create(own("OtherRing"))
 
     def test_a_built_in_may_be_named_by_its_module(self):
-        assert create("scaling.aggregators.scheduled:Ring") == Ring()
+        assert create("scaling.aggregators.ring:Ring") == Ring()
 
     def test_a_class_without_one_is_refused(self):
         with pytest.raises(StudyError, match="needs a `name`"):

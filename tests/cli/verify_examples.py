@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from scaling.aggregators import Aggregator, AggregatorState, unmarked
-from scaling.aggregators.compressed import StripedOneBit
+from scaling.aggregators.one_bit import StripedOneBit
 from scaling.aggregators.scheduled import Scheduled
 from scaling.collectives.recursive_doubling import recursive_doubling
 from scaling.collectives.ring import ring

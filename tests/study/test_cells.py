@@ -281,7 +281,7 @@ class Second(NoExchange):
     "names",
     [
         [f"{__name__}:First", f"{__name__}:Second"],
-        ["ring", "scaling.aggregators.scheduled:Ring"],
+        ["ring", "scaling.aggregators.ring:Ring"],
     ],
 )
 def test_two_aggregators_with_one_label_are_refused(names):

@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.aggregators.compressed import OneBit
 from scaling.aggregators.ef_sign import EfSign, MeanSignCodec
 from scaling.aggregators.host import HostParallel, HostSerial
 from scaling.aggregators.native import AllReduce
+from scaling.aggregators.one_bit import OneBit
 from scaling.aggregators.one_bit_flat import OneBitFlatCodec
 from scaling.aggregators.qsgd import Qsgd
 from scaling.aggregators.registry import BUILT_IN, create
-from scaling.aggregators.scheduled import Ring, Tree
+from scaling.aggregators.ring import Ring
 from scaling.aggregators.sign import Sign
-from scaling.aggregators.summed import Bf16, Fp16
+from scaling.aggregators.sixteen_bit import Bf16, Fp16
 from scaling.aggregators.top_k import TopK
+from scaling.aggregators.tree import Tree
 from scaling.errors import ExchangeError
 from scaling.process_group import run_in_process
 from scaling.training import replica_digest, step_check, update

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
-from scaling.aggregators.compressed import StripedOneBit
+from scaling.aggregators.one_bit import StripedOneBit
 from scaling.aggregators.prediction import all_reduce_bytes, copies_to_ranks, native_all_reduce, rows_to_host
 from scaling.aggregators.presets.host_rows import tensor_spans
 from scaling.bucket import BucketLayout
