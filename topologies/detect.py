@@ -95,7 +95,7 @@ def find_gpus() -> tuple[tuple[Gpu, ...], list[str]]:
     if gpus is None:
         gpus = detect_smi.read_gpus()
         return gpus, [*_asked_of_smi(gpus), *_untold(gpus)]
-    if len(gpus) > 1 and not any(gpu.nvlinks or gpu.switch_links for gpu in gpus):
+    if len(gpus) > 1 and not any(gpu.nvlinks or gpu.switch_links or gpu.unseen_links for gpu in gpus):
         # Virtual machines may hide the links' ends, but not which pairs they join.
         with_links = detect_smi.with_links(gpus)
         gpus = tuple(
@@ -155,6 +155,11 @@ def _asked_of_smi(gpus: tuple[Gpu, ...]) -> list[str]:
 def _untold(gpus: tuple[Gpu, ...]) -> list[str]:
     without_link = [gpu.id for gpu in gpus if gpu.pcie is None]
     missing = [f"PCIe link of {', '.join(without_link)}: the driver does not say"] if without_link else []
+    missing += [
+        f"{gpu.unseen_links} NVLinks of {gpu.id}: they lead to GPUs that are not visible here; left out"
+        for gpu in gpus
+        if gpu.unseen_links
+    ]
     if len(gpus) > 1 and any(gpu.peers is None for gpu in gpus):
         missing.append("peer access: the driver does not say, so that GPUs have it that NVLink joins")
     return missing

@@ -1,7 +1,8 @@
 """GPUs and their links as NVML tells them (package nvidia-ml-py); nothing else loads it.
 
 What a driver does not support is left out of a GPU's facts: on virtual machines much may be. NVLinks that do
-not end at a GPU of this machine are taken to lead to switches.
+not end at a visible GPU are counted by the type of what they lead to; where the driver does not say, they are
+taken to lead to switches.
 
 Reference: NVIDIA, NVML API Reference Guide.
 """
@@ -14,6 +15,9 @@ from typing import Any
 
 from topologies.detect_host import short_bus_id
 from topologies.facts import Gpu, PcieLink
+
+REMOTE_IS_GPU = 0
+"""NVML_NVLINK_DEVICE_TYPE_GPU."""
 
 P2P_CAPS_INDEX_READ = 0
 """The package's own constant of that name is a tuple in some versions."""
@@ -63,7 +67,7 @@ def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
 
 def _gpu(ask: Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[str, int]) -> Gpu:
     handle = handles[index]
-    straight, to_switch, speed = _nvlinks(ask, handle, index_at)
+    straight, to_switch, unseen, speed = _nvlinks(ask, handle, index_at)
     megahertz = ask("nvmlDeviceGetMaxClockInfo", handle, ask.nvml.NVML_CLOCK_MEM)
     return Gpu(
         index=index,
@@ -77,6 +81,7 @@ def _gpu(ask: Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[s
         memory_bits=ask("nvmlDeviceGetMemoryBusWidth", handle) or None,
         memory_hz=megahertz * 1e6 if megahertz else None,
         peers=_peers(ask, index, handles),
+        unseen_links=unseen,
     )
 
 
@@ -95,21 +100,24 @@ def _pcie(ask: Asker, handle: Any) -> PcieLink | None:
 
 def _nvlinks(
     ask: Asker, handle: Any, index_at: Mapping[str, int]
-) -> tuple[dict[int, int], int, float | None]:
-    """Links to each GPU, links to switches, and the speed of one."""
+) -> tuple[dict[int, int], int, int, float | None]:
+    """Links to each GPU, links to switches, links to GPUs that are not visible, and the speed of one."""
     straight: dict[int, int] = {}
-    to_switch, speed = 0, None
+    to_switch = unseen = 0
+    speed = None
     for link in range(getattr(ask.nvml, "NVML_NVLINK_MAX_LINKS", 18)):
         if not ask("nvmlDeviceGetNvLinkState", handle, link):
             continue
         speed = speed or _link_speed(ask, handle, link)
         remote = ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
         index = None if remote is None else index_at.get(short_bus_id(_string(remote.busId)))
-        if index is None:
-            to_switch += 1
-        else:
+        if index is not None:
             straight[index] = straight.get(index, 0) + 1
-    return straight, to_switch, speed
+        elif ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == REMOTE_IS_GPU:
+            unseen += 1
+        else:
+            to_switch += 1
+    return straight, to_switch, unseen, speed
 
 
 def _link_speed(ask: Asker, handle: Any, link: int) -> float | None:

@@ -105,7 +105,8 @@ def _with_links(gpu: Gpu, words: Matrix, access: Matrix, speeds: list[float]) ->
     speed = speeds[0] if speeds else None
     switched = sum(nvlinks.values()) > len(speeds) > 0 or _more_than_gpus_have(nvlinks)
     if not switched:
-        return replace(gpu, nvlinks=nvlinks, nvlink_bytes_per_s=speed, peers=peers)
+        unseen = max(0, len(speeds) - sum(nvlinks.values()))
+        return replace(gpu, nvlinks=nvlinks, nvlink_bytes_per_s=speed, peers=peers, unseen_links=unseen)
     links = len(speeds) or max(nvlinks.values())
     return replace(gpu, nvlinks={}, switch_links=links, nvlink_bytes_per_s=speed, peers=peers)
 

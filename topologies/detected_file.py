@@ -20,7 +20,6 @@ from topologies import nominal
 from topologies.facts import Facts, Gpu, PcieLink
 from topologies.nominal import Figure
 
-FOUND = "detected on this machine"
 SWITCH = "nvswitch0"
 
 
@@ -32,17 +31,18 @@ class _Parts:
     link_types: dict[str, Any] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
     links: list[dict[str, Any]] = field(default_factory=list)
+    origin: str = ""
 
     def device(self, id_: str, type_: str, kind: str, name: str, **figures: Figure | None) -> None:
         """Adds a device, and its type unless it is known."""
-        self.device_types.setdefault(type_, {"kind": kind, "name": name, **_figures(figures, FOUND)})
+        self.device_types.setdefault(type_, {"kind": kind, "name": name, **_figures(figures, self.origin)})
         self.devices.append({"id": id_, "type": type_})
 
     def link(
         self, type_: str, kind: str, between: tuple[str, str], count: int = 1, **figures: Figure | None
     ) -> None:
         """Adds a link, and its type unless it is known."""
-        self.link_types.setdefault(type_, {"kind": kind, **_figures(figures, FOUND)})
+        self.link_types.setdefault(type_, {"kind": kind, **_figures(figures, self.origin)})
         entry: dict[str, Any] = {"type": type_, "between": list(between)}
         self.links.append(entry | ({"count": count} if count > 1 else {}))
 
@@ -55,7 +55,7 @@ def _figures(figures: dict[str, Figure | None], origin: str) -> dict[str, Any]:
 
 def machine_file(facts: Facts) -> dict[str, Any]:
     """The machine as the content of a machine file (docs/reference/machine-files.md)."""
-    parts = _Parts()
+    parts = _Parts(origin=facts.origin)
     _add_host(parts, facts)
     _add_gpus(parts, facts)
     _add_nvlinks(parts, facts.gpus)
@@ -67,7 +67,7 @@ def machine_file(facts: Facts) -> dict[str, Any]:
         "devices": parts.devices,
         "links": parts.links,
         "peer_access": peer_access([gpu.id for gpu in facts.gpus], _peer_pairs(facts.gpus)),
-        "message_latency_s": _message_latency(facts.gpus),
+        "message_latency_s": _message_latency(facts),
     }
 
 
@@ -146,7 +146,7 @@ def _add_gpus(parts: _Parts, facts: Facts) -> None:
     kinds: dict[tuple[object, ...], str] = {}
     for gpu in facts.gpus:
         memory = nominal.gpu_memory(gpu)
-        kind = (gpu.name, gpu.memory_bits, gpu.memory_hz)
+        kind = (gpu.name, gpu.memory_bits, gpu.memory_hz, gpu.memory_bytes_per_s)
         type_ = kinds.setdefault(kind, _unique(_slug(gpu.name), kinds.values()))
         parts.device(
             gpu.id,
@@ -156,8 +156,13 @@ def _add_gpus(parts: _Parts, facts: Facts) -> None:
             bandwidth_bytes_per_s=memory,
             reduce_bytes_per_s=memory and nominal.gpu_sum(memory),
         )
-        above = switches.get(_root(facts, gpu) or "") or _cpu_of(facts, gpu)
-        _pcie_link(parts, gpu.pcie, (above, gpu.id))
+        if gpu.cpu_link_bytes_per_s:
+            bandwidth = nominal.Figure(gpu.cpu_link_bytes_per_s, "nominal: link from GPU to CPU")
+            parts.link("gpu-to-cpu", "nvlink-c2c", (_cpu_of(facts, gpu), gpu.id),
+                       bandwidth_bytes_per_s=bandwidth, latency_s=nominal.NVLINK_LATENCY)  # fmt: skip
+        else:
+            above = switches.get(_root(facts, gpu) or "") or _cpu_of(facts, gpu)
+            _pcie_link(parts, gpu.pcie, (above, gpu.id))
 
 
 def _pcie_link(parts: _Parts, link: PcieLink | None, between: tuple[str, str]) -> None:
@@ -192,7 +197,8 @@ def _add_nvlinks(parts: _Parts, gpus: tuple[Gpu, ...]) -> None:
     )
     for first, other in combinations(gpus, 2):
         if count := first.nvlinks.get(other.index, 0):
-            parts.link("nvlink", "nvlink", (first.id, other.id), count,
+            kind = "xgmi" if first.name.startswith("AMD") else "nvlink"
+            parts.link(kind, kind, (first.id, other.id), count,
                        bandwidth_bytes_per_s=bandwidth, latency_s=nominal.NVLINK_LATENCY)  # fmt: skip
     switched = [gpu for gpu in gpus if gpu.switch_links]
     if switched:
@@ -211,16 +217,16 @@ def _peer_pairs(gpus: tuple[Gpu, ...]) -> list[tuple[str, str]]:
     return [(gpu.id, other.id) for gpu, other in combinations(gpus, 2) if joined(gpu, other)]
 
 
-def _message_latency(gpus: tuple[Gpu, ...]) -> dict[str, Any]:
+def _message_latency(facts: Facts) -> dict[str, Any]:
     of_processes = {"host": nominal.MESSAGE_LATENCY_OF_PROCESSES}
-    return _figures({**(nominal.MESSAGE_LATENCY if gpus else of_processes)}, FOUND)
+    return _figures({**(nominal.MESSAGE_LATENCY if facts.gpus else of_processes)}, facts.origin)
 
 
 def _description(facts: Facts) -> str:
     names = [gpu.name for gpu in facts.gpus]
     sockets = len({node.socket for node in facts.host.nodes})
     gpus = " and ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no GPU"
-    return f"{gpus}; {sockets} x {facts.host.cpu_name}; {FOUND}"
+    return f"{gpus}; {sockets} x {facts.host.cpu_name}; {facts.origin}"
 
 
 def _slug(name: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+DETECTED = "detected on this machine"
+
 
 @dataclass(frozen=True)
 class PcieLink:
@@ -61,7 +63,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU.
+    """One GPU.
 
     Attributes:
         index: as NVML and nvidia-smi count.
@@ -72,6 +74,9 @@ class Gpu:
         nvlink_bytes_per_s: of one NVLink, one direction, raw.
         memory_bits, memory_hz: width and highest clock of its memory's bus.
         peers: indices of the GPUs whose memory it may read; None where nobody says.
+        cpu_link_bytes_per_s: one direction of a link to the CPU that is faster than PCIe (NVLink-C2C, POWER9).
+        memory_bytes_per_s, memory_source: of its memory where the bus is not known, and where that is from.
+        unseen_links: NVLinks to GPUs that are not visible here.
     """
 
     index: int
@@ -85,6 +90,10 @@ class Gpu:
     memory_bits: int | None = None
     memory_hz: float | None = None
     peers: frozenset[int] | None = None
+    cpu_link_bytes_per_s: float | None = None
+    memory_bytes_per_s: float | None = None
+    memory_source: str = ""
+    unseen_links: int = 0
 
     @property
     def id(self) -> str:
@@ -101,6 +110,7 @@ class Facts:
         places: bus_id of a GPU -> where it is.
         bridges: address of a bridge -> its link to what is above it.
         missing: what could not be found out, and what would help, for people.
+        origin: where all this is from, for people.
     """
 
     name: str
@@ -109,3 +119,4 @@ class Facts:
     places: Mapping[str, PciePlace] = field(default_factory=dict)
     bridges: Mapping[str, PcieLink] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    origin: str = DETECTED

@@ -1,131 +1,238 @@
-"""NCCL's topology XML (NCCL_TOPO_DUMP_FILE) as facts of a machine, from which a machine file is made.
+"""NCCL's and RCCL's topology XML (NCCL_TOPO_DUMP_FILE) as facts of a machine, for a machine file.
 
-The file is a tree: `system` of `cpu`s (NUMA nodes), each with `pci` devices, which are bridges where they
-hold further ones, and GPUs where they hold a `gpu` with its `nvlink`s. Read are bus addresses, `link_speed`
-and `link_width`, `nvlink`'s `target`, `count` and `tclass`. NICs are left out: which network they are on the
-file does not say. Nor does it name GPUs, memories and cores: their figures are assumptions.
+The file is a tree: `system` of `cpu`s (NUMA nodes), each with `pci` devices: bridges, and GPUs, which hold a `gpu`
+with its links: `nvlink` (NVIDIA), `xgmi` (AMD), `c2c` (to the CPU). Whatever is not used is named in
+`Facts.missing`. A file whose GPUs or links would be lost is refused.
 
-Format: NCCL's source, src/graph/xml.cc, as its dumps show it.
+Format: NCCL's source, src/graph/xml.cc and topo.cc; RCCL's, src/graph/xml.cc.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
 from scaling.files.texts import clean
 from topologies.errors import TopologyError
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
+from scaling.files.texts import clean
+from topologies.errors import TopologyError
+from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
+from topologies.gpus import LINK_BYTES_PER_S, GpuModel, model_named, model_of, slowest
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 """GT/s of a lane -> PCIe generation."""
 
-SWITCH_CLASS = "0x0680"
+SWITCH_CLASS, CPU_CLASS = "0x068000", "0x068001"
+"""What a link leads to: an NVSwitch, or a CPU with NVLink (POWER9)."""
 
-NVLINK_BYTES_PER_S = {60: 20e9, 70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9}
-"""Compute capability x 10 -> one NVLink, one direction, raw (NVIDIA's datasheets of P100 to B200)."""
+GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
+USED = {"system", "cpu", "pci", "gpu", "nvlink", "xgmi", "c2c", "nic", "net"}
+LINKS = ("nvlink", "xgmi")
 
 ASSUMED_CORES = 16
 """Of a NUMA node whose `affinity` says nothing."""
 
+DUMP = "give what NCCL_TOPO_DUMP_FILE wrote"
+
+
+@dataclass(frozen=True)
+class _Card:
+    """A PCI device of GPU class, and its `gpu` where it has one."""
+
+    device: ElementTree.Element
+    gpu: ElementTree.Element | None
+    bus_id: str
+
 
 @dataclass
 class _Found:
-    """What the walk through the tree has collected."""
+    """What the walk through the tree has collected.
 
-    gpus: list[tuple[ElementTree.Element, str, PcieLink | None]] = field(default_factory=list)
+    Attributes:
+        lost: GPUs and links that cannot be used, for people; they refuse the file.
+        notes: what else is left out or assumed.
+    """
+
+    source: str
+    cards: list[_Card] = field(default_factory=list)
     places: dict[str, PciePlace] = field(default_factory=dict)
     bridges: dict[str, PcieLink] = field(default_factory=dict)
     num_nics: int = 0
+    lost: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
-def facts_of(text: str, name: str, source: str = "") -> Facts:
+def facts_of(
+    text: str, name: str, source: str = "", *, gpu: str | None = None, allow_missing_links: bool = False
+) -> Facts:
     """The machine that the XML describes.
 
     Args:
         text: of the file.
         name: of the machine.
         source: where the text is from, for messages; by default the name.
+        gpu: name of its GPUs (`topologies.gpus`), where the file's PCI ids do not tell.
+        allow_missing_links: also take a file that leaves out GPUs' links or has ones that cannot be used.
 
     Raises:
-        TopologyError: it is no such file, or has no CPU.
+        TopologyError: it is no such file, has no CPU, describes several hosts, or loses GPUs or links.
     """
     source = source or name
-    try:
-        system = ElementTree.fromstring(text)  # noqa: S314 (expat limits entities since 2.4.1)
-    except ElementTree.ParseError as error:
-        raise TopologyError(f"{source}: no XML: {error}; give what NCCL_TOPO_DUMP_FILE wrote") from error
-    cpus = system.findall("cpu")
-    if system.tag != "system" or not cpus:
-        raise TopologyError(f"{source}: no <system> with <cpu>s; give what NCCL_TOPO_DUMP_FILE wrote")
-    parts = _Found()
+    cpus = _cpus(text, source)
+    found = _Found(source)
     nodes = []
     for cpu in cpus:
         number = max(0, _whole(cpu, "numaid", 0, source))
         nodes.append(NumaNode(number, number, _cores(cpu)))
         for device in cpu.findall("pci"):
-            _walk(device, number, (), parts)
+            _walk(device, number, (), found)
+    gpus = _gpus(found, None if gpu is None else model_named(gpu))
+    if found.lost and not allow_missing_links:
+        raise TopologyError(
+            f"{source}: links or GPUs would be lost: {'; '.join(found.lost)}; {DUMP} on the machine itself, or "
+            "take the file without them: --allow-missing-links"
+        )
+    unused = Counter(element.tag for cpu in cpus for element in cpu.iter() if element.tag not in USED)
+    found.notes += [f"<{clean(tag)}> ({number}): not used" for tag, number in unused.items()]
+    if found.num_nics:
+        found.notes.append(f"{found.num_nics} NICs: left out; add them and a network in a file on top")
+    if len(gpus) > 1:
+        found.notes.append(
+            "peer access: the XML does not say; GPUs that NVLink or xGMI joins have it, others are taken to have "
+            "none: change peer_access if they do"
+        )
     host = Host(_cpu_name(cpus[0]), tuple(nodes))
-    missing = ["names of GPUs, their memories, cores' rates: the XML does not have them"]
-    if parts.num_nics:
-        missing.append(f"{parts.num_nics} NICs: left out; add them and a network in a file on top")
-    return Facts(name, host, _gpus(parts, source), parts.places, parts.bridges, tuple(missing))
+    missing = (*(f"left out: {what}" for what in found.lost), *found.notes)
+    return Facts(name, host, gpus, found.places, found.bridges, missing, "NCCL's topology XML")
 
 
-def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], parts: _Found) -> None:
-    bus_id = device.get("busid", "")
-    link = _link(device)
-    gpu = device.find("gpu")
-    if gpu is not None:
-        parts.gpus.append((gpu, bus_id, link))
-        parts.places[bus_id] = PciePlace(node, above)
-    parts.num_nics += len(device.findall("nic"))
+def _cpus(text: str, source: str) -> list[ElementTree.Element]:
+    try:
+        system = ElementTree.fromstring(text)  # noqa: S314 (expat limits entities since 2.4.1)
+    except ElementTree.ParseError as error:
+        raise TopologyError(f"{source}: no XML: {error}; {DUMP}") from error
+    cpus = system.findall("cpu")
+    if system.tag != "system" or not cpus:
+        raise TopologyError(f"{source}: no <system> with <cpu>s; {DUMP}")
+    hosts = {cpu.get("host_hash", "") for cpu in cpus}
+    if len(hosts) > 1:
+        raise TopologyError(f"{source}: {len(hosts)} hosts (host_hash of <cpu>); give the dump of one host")
+    return cpus
+
+
+def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], found: _Found) -> None:
+    bus_id, inner = device.get("busid", ""), device.findall("pci")
+    gpus = device.findall("gpu")
+    if gpus or (not inner and _is_gpu_class(device)):
+        found.cards.append(_Card(device, gpus[0] if gpus else None, bus_id))
+        found.places[bus_id] = PciePlace(node, above)
+    if len(gpus) > 1:
+        found.lost.append(f"{len(gpus) - 1} more <gpu> in {clean(bus_id)}, which is one device")
+    found.num_nics += len(device.findall("nic"))
     # The file leaves root ports out: the first bridge is a switch, and its link leads to the CPU.
     bridges = (*above, bus_id) if above else (f"root of {bus_id}", bus_id)
-    inner = device.findall("pci")
-    if inner and link is not None:
-        parts.bridges.setdefault(bridges[0], link)
+    if inner and (link := _link(device)) is not None:
+        found.bridges.setdefault(bridges[0], link)
     for child in inner:
-        _walk(child, node, bridges, parts)
+        _walk(child, node, bridges, found)
 
 
-def _gpus(parts: _Found, source: str) -> tuple[Gpu, ...]:
-    numbers = {bus_id: index for index, (_, bus_id, _) in enumerate(parts.gpus)}
-    return tuple(
-        _gpu(numbers[bus_id], gpu, bus_id, link, numbers, source) for gpu, bus_id, link in parts.gpus
-    )
+def _is_gpu_class(device: ElementTree.Element) -> bool:
+    """3D controllers and accelerators; VGA controllers of makers of GPUs alone: servers have others."""
+    pci_class = device.get("class", "")
+    is_display = pci_class.startswith("0x0300") and device.get("vendor") in GPU_VENDORS
+    return pci_class.startswith(("0x0302", "0x1200")) or is_display
 
 
-def _gpu(
-    index: int,
-    gpu: ElementTree.Element,
-    bus_id: str,
-    link: PcieLink | None,
-    numbers: dict[str, int],
-    source: str,
-) -> Gpu:
-    direct: dict[int, int] = {}
-    to_switches = 0
-    for nvlink in gpu.findall("nvlink"):
-        target, count = nvlink.get("target", ""), _whole(nvlink, "count", 1, source)
-        if target in numbers:
-            direct[numbers[target]] = direct.get(numbers[target], 0) + count
-        elif nvlink.get("tclass", "").startswith(SWITCH_CLASS):
-            to_switches += count
-    sm = _whole(gpu, "sm", 0, source)
-    rate = NVLINK_BYTES_PER_S.get(sm // 10 * 10)
-    has_links = bool(direct or to_switches)
+def _gpus(found: _Found, model: GpuModel | None) -> tuple[Gpu, ...]:
+    numbers = _numbers(found)
+    without = [card.bus_id for card in found.cards if card.gpu is None]
+    if without:
+        found.lost.append(
+            f"links of {len(without)} GPUs that have no <gpu> ({', '.join(map(clean, without[:8]))}): a file for "
+            "NCCL_TOPO_FILE leaves them to the driver"
+        )
+    gpus = [_gpu(card, numbers, found, model) for card in found.cards]
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def _numbers(found: _Found) -> dict[str, int]:
+    """Bus id -> number of the GPU: NCCL's `dev` where every GPU has its own, else the order of the file."""
+    given = [_whole(card.gpu, "dev", -1, found.source) for card in found.cards if card.gpu is not None]
+    if len(given) == len(found.cards) and len(set(given)) == len(given) and -1 not in given:
+        return {card.bus_id: number for card, number in zip(found.cards, given, strict=True)}
+    if given:
+        found.notes.append("numbers of the GPUs (dev): missing or used twice; the file's order is taken")
+    return {card.bus_id: number for number, card in enumerate(found.cards)}
+
+
+def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | None) -> Gpu:
+    architecture, vendor = _architecture(card, found.source)
+    known = model or model_of(card.device.get("device", ""), architecture)
+    assumed = known or slowest(architecture)
+    links, to_switches, to_cpu = _links_of(card, numbers, found)
+    arch = known.architecture if known else architecture
+    rate = LINK_BYTES_PER_S.get(arch)
+    c2c = _c2c(card, found.source)
+    id_ = f"gpu{numbers[card.bus_id]}"
+    if known is None:
+        found.notes.append(f"name of {id_}: the PCI id does not tell; name it with --gpu")
+    if c2c and (pcie := _link(card.device)) is not None:
+        found.notes.append(f"PCIe gen {pcie.generation} x{pcie.width} of {id_}: its link to the CPU is used")
+    what = "data sheet" if known else f"assumption: as {assumed.name}, the slowest known of {arch or 'all'}; data sheet"
     return Gpu(
-        index,
-        f"GPU of compute capability {sm // 10}.{sm % 10}",
-        f"GPU-{bus_id}",
-        bus_id,
-        link,
-        direct,
+        numbers[card.bus_id],
+        f"{vendor} {known.name}" if known else f"{vendor} GPU {arch}".strip(),
+        f"GPU-{card.bus_id}",
+        card.bus_id,
+        _link(card.device),
+        links,
         to_switches,
-        rate if has_links else None,
+        rate if links or to_switches else None,
+        cpu_link_bytes_per_s=c2c or (to_cpu * rate if to_cpu and rate else None),
+        memory_bytes_per_s=assumed.memory_bytes_per_s,
+        memory_source=f"{what}: memory of {assumed.name}",
     )
+
+
+def _links_of(card: _Card, numbers: dict[str, int], found: _Found) -> tuple[dict[int, int], int, int]:
+    """Number of another GPU -> links to it; links to switches; links to the CPU."""
+    direct: dict[int, int] = {}
+    to_switches = to_cpu = 0
+    for link in (element for tag in LINKS if card.gpu is not None for element in card.gpu.findall(tag)):
+        target, count = link.get("target", ""), _whole(link, "count", 1, found.source)
+        if target in numbers and target != card.bus_id:
+            direct[numbers[target]] = direct.get(numbers[target], 0) + count
+        elif link.get("tclass", "").startswith(CPU_CLASS):
+            to_cpu += count
+        elif link.get("tclass", "").startswith(SWITCH_CLASS):
+            to_switches += count
+        else:
+            end = "itself" if target == card.bus_id else f"{clean(target) or 'nothing'}, which is not in the file"
+            found.lost.append(f"{count} <{link.tag}> from {clean(card.bus_id)} to {end}")
+    return direct, to_switches, to_cpu
+
+
+def _c2c(card: _Card, source: str) -> float | None:
+    """Bytes a second, one direction, of a chip-to-chip link to the CPU: `count` links of `bw` MB/s."""
+    links = [] if card.gpu is None else card.gpu.findall("c2c")
+    rate = sum(_whole(link, "bw", 0, source) * _whole(link, "count", 1, source) for link in links)
+    return rate * 1e6 or None
+
+
+def _architecture(card: _Card, source: str) -> tuple[str, str]:
+    """("sm_90", "NVIDIA") or ("gfx942", "AMD"): in AMD's dumps `sm` counts compute units."""
+    vendor = GPU_VENDORS.get(card.device.get("vendor", ""), "")
+    if card.gpu is None:
+        return "", vendor
+    if (gcn := card.gpu.get("gcn")) is not None or vendor == "AMD":
+        target = clean(gcn or "")
+        return (target if target.startswith("gfx") or not target else f"gfx{target}"), "AMD"
+    sm = _whole(card.gpu, "sm", 0, source)
+    return (f"sm_{sm}" if sm > 0 else ""), vendor or "NVIDIA"
 
 
 def _whole(element: ElementTree.Element, name: str, default: int, source: str) -> int:
@@ -135,10 +242,10 @@ def _whole(element: ElementTree.Element, name: str, default: int, source: str) -
         TopologyError: it is none.
     """
     text = element.get(name, str(default))
-    if not re.fullmatch(r"-1|\d{1,5}", text, re.ASCII):
+    if not re.fullmatch(r"-1|\d{1,6}", text, re.ASCII):
         raise TopologyError(
             f"{source}: {name} of <{element.tag}> is {clean(text)!r:.60}; it must be a whole number below "
-            "100000; give what NCCL_TOPO_DUMP_FILE wrote"
+            f"1000000; {DUMP}"
         )
     return int(text)
 

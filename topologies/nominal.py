@@ -54,6 +54,8 @@ def nvlink_bandwidth(raw_bytes_per_s: float | None) -> Figure:
 
 def gpu_memory(gpu: Gpu) -> Figure | None:
     """Bytes read and written a second; None where the driver does not tell of the memory's bus."""
+    if gpu.memory_bytes_per_s:
+        return Figure(gpu.memory_bytes_per_s, gpu.memory_source)
     if not gpu.memory_bits or not gpu.memory_hz:
         return None
     transfers_a_clock = 2

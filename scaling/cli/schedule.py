@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from scaling.cli.options import note
 from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
 
@@ -97,6 +98,14 @@ def import_(
             help="With nvbandwidth: machine that gets the measured bandwidths.",
         ),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="With XML: what its GPUs are, as A100-SXM4-80GB."),
+    ] = None,
+    allow_missing_links: Annotated[
+        bool,
+        typer.Option("--allow-missing-links", help="With XML: also take a file that leaves GPUs' links out."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Import NCCL's topology XML, or measurements of nccl-tests or nvbandwidth."""
@@ -112,7 +121,11 @@ def import_(
     if machine is not None:
         content, data = _measured_machine(text, file, machine, is_xml=is_xml)
     else:
-        content, data = _machine(text, file) if is_xml else _samples(text, str(file))
+        content, data = (
+            _machine(text, file, gpu, allow_missing_links=allow_missing_links)
+            if is_xml
+            else _samples(text, str(file))
+        )
     if out is not None:
         write_file(out, content.encode())
     if as_json:
@@ -121,14 +134,18 @@ def import_(
         typer.echo(content, nl=False)
 
 
-def _machine(text: str, path: Path) -> tuple[str, object]:
+def _machine(
+    text: str, path: Path, gpu: str | None, *, allow_missing_links: bool
+) -> tuple[str, object]:
     from topologies.detected_file import machine_file
     from topologies.file_text import as_yaml, validated
     from topologies.nccl_xml import facts_of
 
-    facts = facts_of(text, path.stem, str(path))
+    facts = facts_of(text, path.stem, str(path), gpu=gpu, allow_missing_links=allow_missing_links)
     file = machine_file(facts)
-    notes = [f"not known: {what}" for what in facts.missing]
+    notes = [f"not in the file: {what}" for what in facts.missing]
+    for line in notes:
+        note(line)
     content = as_yaml(file, ["From NCCL's topology XML; nothing is measured.", *notes])
     validated(content, "the imported machine")
     return content, file

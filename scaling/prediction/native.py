@@ -115,7 +115,7 @@ def _kind(topology: Topology, per_node: int, *, peer_access: bool) -> str:
     if not topology.machine.peer_access(gpus[0].id, gpus[1].id):
         return "pcie"
     route = topology.machine.route(gpus[0].id, gpus[1].id)
-    return "nvlink" if any(link.kind == "nvlink" for link, _ in route) else "pcie"
+    return "nvlink" if any(link.kind in ("nvlink", "xgmi") for link, _ in route) else "pcie"
 
 
 def _ring_flow_s(

@@ -18,7 +18,8 @@ from scaling.measure.probe.edit import set_figures, set_latency
 from scaling.measure.probe.figures import ProbeReader
 from scaling.measure.probe.series import Observed, OneSeries, Series, size_text, together
 from topologies.build import build
-from topologies.detected_file import FOUND, peer_access
+from topologies.detected_file import peer_access
+from topologies.facts import DETECTED
 from topologies.model import Path, Topology
 from topologies.parse import machine_file
 
@@ -57,7 +58,7 @@ def measured_file(measurement: ProbedTopology) -> tuple[dict[str, Any], list[str
     if measurement.gpu_ids and sorted(gpus) == sorted(measurement.gpu_ids):
         ids = measurement.gpu_ids
         file["peer_access"] = peer_access(gpus, [(ids[a], ids[b]) for a, b in measurement.peers])
-    file["description"] = file["description"].replace(FOUND, "measured on this machine")
+    file["description"] = file["description"].replace(DETECTED, "measured on this machine")
     for kind, observed, path in _latencies(measurement, topology, series):
         links_s = path.latency_s - topology.machine.message_latency_s.get(path.kind, 0.0)
         set_latency(file, kind, observed, links_s, measurement.stamp)

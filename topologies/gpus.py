@@ -1,0 +1,93 @@
+"""What data sheets say of GPUs, for machines that are described and not asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topologies.errors import TopologyError
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """One product.
+
+    Attributes:
+        name: as its driver gives it, without the vendor.
+        architecture: "sm_90" (compute capability 9.0) or AMD's "gfx942".
+        memory_bytes_per_s: its memory, read and written (NVIDIA's and AMD's data sheets).
+        pci_ids: device ids, as the PCI ID repository (pci-ids.ucw.cz) lists them.
+    """
+
+    name: str
+    architecture: str
+    memory_bytes_per_s: float
+    pci_ids: tuple[str, ...] = ()
+
+
+MODELS = (
+    GpuModel("P100-SXM2", "sm_60", 732e9, ("0x15f9",)),
+    GpuModel("V100-SXM2", "sm_70", 900e9, ("0x1db1", "0x1db5")),
+    GpuModel("V100-PCIE", "sm_70", 900e9, ("0x1db4", "0x1db6")),
+    GpuModel("T4", "sm_75", 320e9, ("0x1eb8",)),
+    GpuModel("A100-SXM4-40GB", "sm_80", 1555e9, ("0x20b0",)),
+    GpuModel("A100-SXM4-80GB", "sm_80", 2039e9, ("0x20b2",)),
+    GpuModel("A100-PCIE-40GB", "sm_80", 1555e9, ("0x20f1",)),
+    GpuModel("A100-PCIE-80GB", "sm_80", 1935e9, ("0x20b5",)),
+    GpuModel("RTX-A6000", "sm_86", 768e9, ("0x2230",)),
+    GpuModel("A40", "sm_86", 696e9, ("0x2235",)),
+    GpuModel("A10", "sm_86", 600e9, ("0x2236",)),
+    GpuModel("L40S", "sm_89", 864e9, ("0x26b9",)),
+    GpuModel("L4", "sm_89", 300e9, ("0x27b8",)),
+    GpuModel("H100-SXM", "sm_90", 3350e9, ("0x2330",)),
+    GpuModel("H100-PCIE", "sm_90", 2000e9, ("0x2331",)),
+    GpuModel("H200", "sm_90", 4800e9, ("0x2335",)),
+    GpuModel("B200", "sm_100", 8000e9, ("0x2901",)),
+    GpuModel("GB10", "sm_121", 273e9),
+    GpuModel("MI100", "gfx908", 1229e9, ("0x738c",)),
+    GpuModel("MI250X", "gfx90a", 1638e9, ("0x7408",)),
+    GpuModel("MI300X", "gfx942", 5300e9, ("0x74a1",)),
+    GpuModel("MI325X", "gfx942", 6000e9, ("0x74a5",)),
+)
+
+LINK_BYTES_PER_S = {
+    "sm_60": 20e9,
+    "sm_70": 25e9,
+    "sm_75": 25e9,
+    "sm_80": 25e9,
+    "sm_86": 14.0625e9,
+    "sm_90": 25e9,
+    "sm_100": 50e9,
+    "sm_103": 50e9,
+    "gfx906": 46e9,
+    "gfx908": 46e9,
+    "gfx90a": 50e9,
+    "gfx942": 64e9,
+    "gfx950": 76.8e9,
+}
+"""Architecture -> one NVLink or Infinity Fabric link, one direction, raw (data sheets of P100 to B300, RTX A6000
+and A40: 112.5 GB/s both ways over four links; MI50 to MI355X: half of the peak of a link)."""
+
+
+def model_named(name: str) -> GpuModel:
+    """The product of that name, whatever the case and the vendor before it.
+
+    Raises:
+        TopologyError: the table has none.
+    """
+    wanted = name.lower().removeprefix("nvidia ").removeprefix("amd instinct ").replace(" ", "-")
+    for model in MODELS:
+        if model.name.lower() == wanted:
+            return model
+    raise TopologyError(f"GPU {name!r} is not known; known: {', '.join(model.name for model in MODELS)}")
+
+
+def model_of(pci_id: str, architecture: str) -> GpuModel | None:
+    """The product with that PCI device id, if it is of that architecture."""
+    found = (m for m in MODELS if pci_id.lower() in m.pci_ids and m.architecture == architecture)
+    return next(found, None)
+
+
+def slowest(architecture: str) -> GpuModel:
+    """The product with the slowest memory of that architecture, or of all where none is known."""
+    same = [model for model in MODELS if model.architecture == architecture]
+    return min(same or MODELS, key=lambda model: model.memory_bytes_per_s)
