@@ -182,7 +182,11 @@ def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | 
         found.notes.append(f"name of {id_}: the PCI id does not tell; name it with --gpu")
     if c2c and (pcie := _link(card.device)) is not None:
         found.notes.append(f"PCIe gen {pcie.generation} x{pcie.width} of {id_}: its link to the CPU is used")
-    what = "data sheet" if known else f"assumption: as {assumed.name}, the slowest known of {arch or 'all'}; data sheet"
+    what = (
+        "data sheet"
+        if known
+        else f"assumption: as {assumed.name}, the slowest known of {arch or 'all'}; data sheet"
+    )
     return Gpu(
         numbers[card.bus_id],
         f"{vendor} {known.name}" if known else f"{vendor} GPU {arch}".strip(),
@@ -211,7 +215,11 @@ def _links_of(card: _Card, numbers: dict[str, int], found: _Found) -> tuple[dict
         elif link.get("tclass", "").startswith(SWITCH_CLASS):
             to_switches += count
         else:
-            end = "itself" if target == card.bus_id else f"{clean(target) or 'nothing'}, which is not in the file"
+            end = (
+                "itself"
+                if target == card.bus_id
+                else f"{clean(target) or 'nothing'}, which is not in the file"
+            )
             found.lost.append(f"{count} <{link.tag}> from {clean(card.bus_id)} to {end}")
     return direct, to_switches, to_cpu
 

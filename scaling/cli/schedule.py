@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from scaling.cli.options import note
 from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
 
@@ -134,9 +133,7 @@ def import_(
         typer.echo(content, nl=False)
 
 
-def _machine(
-    text: str, path: Path, gpu: str | None, *, allow_missing_links: bool
-) -> tuple[str, object]:
+def _machine(text: str, path: Path, gpu: str | None, *, allow_missing_links: bool) -> tuple[str, object]:
     from topologies.detected_file import machine_file
     from topologies.file_text import as_yaml, validated
     from topologies.nccl_xml import facts_of
@@ -145,7 +142,7 @@ def _machine(
     file = machine_file(facts)
     notes = [f"not in the file: {what}" for what in facts.missing]
     for line in notes:
-        note(line)
+        typer.echo(line, err=True)
     content = as_yaml(file, ["From NCCL's topology XML; nothing is measured.", *notes])
     validated(content, "the imported machine")
     return content, file

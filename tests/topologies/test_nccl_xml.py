@@ -1,4 +1,4 @@
-"""NCCL's topology XML becomes a machine file."""
+"""NCCL's topology XML becomes a machine file; what would be lost refuses the file or is named."""
 
 import re
 
@@ -9,53 +9,154 @@ from topologies.errors import TopologyError
 from topologies.file_text import as_yaml, validated
 from topologies.nccl_xml import facts_of
 
-GPU = """
-<pci busid="{bus}" class="0x030200" vendor="0x10de" link_speed="32.0 GT/s PCIe" link_width="16">
-  <gpu dev="{dev}" sm="90" rank="{dev}" gdr="1">
-    <nvlink target="{target}" count="{count}" tclass="{tclass}"/>
-  </gpu>
-</pci>"""
+SWITCH, TO_GPU, POWER9 = "0x068000", "0x030200", "0x068001"
+LINK = 'link_speed="32.0 GT/s PCIe" link_width="16"'
 
 
-def system(first, second, bridge=True):
-    gpus = first + second
-    link = 'link_speed="16.0 GT/s" link_width="16"'
-    inside = f'<pci busid="0000:10:00.0" class="0x060400" {link}>{gpus}</pci>'
-    cpu = '<cpu numaid="0" affinity="00000000,0000ffff" arch="x86_64" vendor="GenuineIntel">'
-    return f'<system version="1">{cpu}{inside if bridge else gpus}</cpu></system>'
+def bus(dev):
+    return f"0000:{20 + dev}:00.0"
 
 
-def gpu(dev, target, count=18, tclass="0x068000"):
-    return GPU.format(bus=f"0000:{20 + dev}:00.0", dev=dev, target=target, count=count, tclass=tclass)
+def link(target, count=18, tclass=SWITCH, tag="nvlink"):
+    return f'<{tag} target="{target}" count="{count}" tclass="{tclass}"/>'
 
 
-def machine(text):
-    return validated(as_yaml(machine_file(facts_of(text, "box")), []), "the test")
+def gpu(dev, links="", sm=90, device="0x2330", place=None, more=""):
+    """A GPU; `place`: of its PCI device, where that is not the one that follows from `dev`."""
+    inside = f'<gpu dev="{dev}" sm="{sm}" rank="{dev}" gdr="1">{links}</gpu>{more}'
+    at = bus(dev if place is None else place)
+    return f'<pci busid="{at}" class="0x030200" vendor="0x10de" device="{device}" {LINK}>{inside}</pci>'
+
+
+def cpu(inside, host="0x1"):
+    words = 'numaid="0" affinity="00000000,0000ffff" arch="x86_64" vendor="GenuineIntel"'
+    return f'<cpu {words} host_hash="{host}">{inside}</cpu>'
+
+
+def system(*devices):
+    bridge = f'<pci busid="0000:10:00.0" class="0x060400" link_speed="16.0 GT/s" link_width="16">{{}}</pci>'
+    return f'<system version="1">{cpu(bridge.format("".join(devices)))}</system>'
+
+
+def switched(**keywords):
+    return system(*(gpu(dev, link("0000:05:00.0"), **keywords) for dev in range(2)))
+
+
+def pair(count=4, tclass=TO_GPU, tag="nvlink", **keywords):
+    return system(*(gpu(dev, link(bus(1 - dev), count, tclass, tag), **keywords) for dev in range(2)))
+
+
+def machine(text, **keywords):
+    return validated(as_yaml(machine_file(facts_of(text, "box", **keywords)), []), "the test")
+
+
+def rate(topology, a="gpu0", b="gpu1"):
+    path = topology.path((0, a), (0, b))
+    return path.kind, topology.bandwidth_bytes_per_s(path)
 
 
 def test_gpus_behind_nvswitches_reach_each_other_with_all_their_links():
-    topology = machine(system(gpu(0, "0000:05:00.0"), gpu(1, "0000:05:00.0")))
-    path = topology.path((0, "gpu0"), (0, "gpu1"))
-    assert path.kind == "peer"
-    assert topology.bandwidth_bytes_per_s(path) == pytest.approx(18 * 25e9)
+    topology = machine(switched())
+    assert rate(topology) == ("peer", pytest.approx(18 * 25e9))
     assert topology.machine.of_kind("cpu")[0].cores == 16
 
 
-def test_direct_nvlinks_join_two_gpus():
-    topology = machine(system(gpu(0, "0000:21:00.0", 4, "0x030200"), gpu(1, "0000:20:00.0", 4, "0x030200")))
-    assert topology.bandwidth_bytes_per_s(topology.path((0, "gpu0"), (0, "gpu1"))) == pytest.approx(100e9)
+@pytest.mark.parametrize(
+    ("sm", "device", "of_one"), [(70, "0x1db1", 25e9), (86, "0x2230", 14.0625e9), (100, "0x2901", 50e9)]
+)
+def test_direct_nvlinks_have_the_rate_of_their_gpus(sm, device, of_one):
+    assert rate(machine(pair(sm=sm, device=device))) == ("peer", pytest.approx(4 * of_one, rel=1e-3))
 
 
 def test_pcie_links_have_their_generation_and_bridges_are_switches():
-    topology = machine(system(gpu(0, "0000:05:00.0"), gpu(1, "0000:05:00.0")))
+    topology = machine(switched())
     assert len(topology.machine.of_kind("pcie_switch")) == 1
     to_host = topology.path((0, "gpu0"), (0, topology.host(0)[1]))
     assert topology.bandwidth_bytes_per_s(to_host) <= 16e9 / 8 * 16
 
 
-def test_what_the_file_does_not_say_is_told():
-    facts = facts_of(system(gpu(0, "x"), "<pci busid='a'><nic><net/></nic></pci>"), "box")
-    assert any("1 NICs" in what for what in facts.missing)
+def amd(dev, links, gcn="gfx942"):
+    one = gpu(dev, links, sm=304).replace("0x10de", "0x1002").replace('class="0x030200"', 'class="0x120000"')
+    return one.replace("0x2330", "0x74a1").replace('sm="304"', f'sm="304" gcn="{gcn}"')
+
+
+def test_links_of_amd_gpus_join_them_and_their_target_is_no_compute_capability():
+    links = [link(bus(1 - dev), 1, "0x120000", "xgmi") for dev in range(2)]
+    topology = machine(system(*map(amd, range(2), links)))
+    assert rate(topology) == ("peer", pytest.approx(64e9))
+    assert topology.machine.of_kind("gpu")[0].name == "AMD MI300X"
+
+
+def test_chip_to_chip_link_leads_to_the_cpu_instead_of_pcie():
+    topology = machine(system(gpu(0, '<c2c bw="43125" count="8"/>', sm=121)))
+    (to_cpu,) = (item for item in topology.machine.links if "gpu0" in (item.first, item.second))
+    assert to_cpu.bandwidth_bytes_per_s == pytest.approx(345e9)
+
+
+def test_nvlinks_of_power9_lead_to_the_cpu_and_make_no_switch():
+    topology = machine(system(*(gpu(dev, link("0004:00", 3, POWER9), sm=70) for dev in range(2))))
+    assert not topology.machine.of_kind("nvswitch")
+    links = {item.second: item for item in topology.machine.links if item.second.startswith("gpu")}
+    assert links["gpu0"].bandwidth_bytes_per_s == pytest.approx(3 * 25e9)
+
+
+def test_gpus_have_the_numbers_of_the_file():
+    text = system(gpu(1, place=0), gpu(0, place=1))
+    assert [one.bus_id for one in facts_of(text, "box").gpus] == [bus(1), bus(0)]
+
+
+def test_numbers_that_are_used_twice_are_named():
+    facts = facts_of(system(gpu(0), gpu(0, place=1)), "box")
+    assert [one.index for one in facts.gpus] == [0, 1]
+    assert any("used twice" in what for what in facts.missing)
+
+
+WITHOUT_GPU = f'<pci busid="0001:00:00.0" class="0x030200" {LINK}/>'
+LOST = {
+    "GPUs that have no <gpu>": system(WITHOUT_GPU, WITHOUT_GPU.replace("0001", "0002")),
+    "to itself": system(gpu(0, link(bus(0), 4, TO_GPU)), gpu(1)),
+    "which is not in the file": system(gpu(0, link("0000:77:00.0", 4, TO_GPU)), gpu(1)),
+    "1 more <gpu>": system(gpu(0, more='<gpu dev="1" sm="90"/>')),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_file_that_loses_gpus_or_links_is_refused_unless_that_is_wanted(what):
+    with pytest.raises(TopologyError, match=f"{what}.*--allow-missing-links"):
+        facts_of(LOST[what], "box")
+    facts = facts_of(LOST[what], "box", allow_missing_links=True)
+    assert any(what in text for text in facts.missing)
+    assert facts.gpus
+
+
+def test_dump_of_two_hosts_is_refused():
+    with pytest.raises(TopologyError, match="2 hosts"):
+        facts_of(f"<system>{cpu(gpu(0))}{cpu(gpu(1), host='0x2')}</system>", "box")
+
+
+def test_what_is_not_used_is_named():
+    text = system(gpu(0, "<future/>"), gpu(1), "<pci busid='a'><nic><net/></nic></pci>")
+    missing = facts_of(text, "box").missing
+    for what in ("1 NICs", "<future> (1)", "peer access"):
+        assert any(what in text for text in missing), what
+
+
+def test_name_and_memory_of_a_gpu_come_from_its_pci_id_if_that_fits_its_compute_capability():
+    assert facts_of(switched(), "box").gpus[0].name == "NVIDIA H100-SXM"
+    facts = facts_of(switched(sm=86), "box")
+    assert facts.gpus[0].name == "NVIDIA GPU sm_86"
+    assert facts.gpus[0].memory_source.startswith("assumption")
+    assert facts_of(switched(sm=86), "box", gpu="nvidia rtx a6000").gpus[0].memory_bytes_per_s == 768e9
+    with pytest.raises(TopologyError, match=r"'H300' is not known; known: P100-SXM2, .*H200"):
+        facts_of(switched(), "box", gpu="H300")
+
+
+def test_imported_machine_can_be_simulated():
+    from scaling.collectives.listing import schedule
+    from scaling.collectives.simulate import simulate
+
+    done = simulate(schedule("ring", 2), machine(pair(sm=70, device="")), 1 << 20)
+    assert done.seconds > 0
 
 
 @pytest.mark.parametrize("text", ["no xml", "<graphs/>", "<system/>"])
@@ -67,6 +168,6 @@ def test_other_files_are_refused(text):
 @pytest.mark.parametrize("name", ["numaid", "sm", "count"])
 @pytest.mark.parametrize("value", ["x", "1e3", "-2", "9" * 30])
 def test_number_that_is_none_is_named(name, value):
-    text = re.sub(rf'{name}="\d+"', f'{name}="{value}"', system(gpu(0, "x"), ""), count=1)
+    text = re.sub(rf'{name}="\d+"', f'{name}="{value}"', switched(), count=1)
     with pytest.raises(TopologyError, match=f"dump.xml: {name} of <.*> is '{value}'; it must be"):
         facts_of(text, "machine", "dump.xml")
