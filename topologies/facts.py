@@ -74,7 +74,7 @@ class Gpu:
         nvlink_bytes_per_s: of one NVLink, one direction, raw.
         memory_bits, memory_hz: width and highest clock of its memory's bus.
         peers: indices of the GPUs whose memory it may read; None where nobody says.
-        cpu_link_bytes_per_s: one direction of a link to the CPU that is faster than PCIe (NVLink-C2C, POWER9).
+        cpu_link_bytes_per_s: one direction of a link to the CPU other than PCIe (NVLink-C2C, POWER9).
         memory_bytes_per_s, memory_source: of its memory where the bus is not known, and where that is from.
         unseen_links: NVLinks to GPUs that are not visible here.
     """

@@ -1,7 +1,7 @@
 """NCCL's and RCCL's topology XML (NCCL_TOPO_DUMP_FILE) as facts of a machine, for a machine file.
 
-The file is a tree: `system` of `cpu`s (NUMA nodes), each with `pci` devices: bridges, and GPUs, which hold a `gpu`
-with its links: `nvlink` (NVIDIA), `xgmi` (AMD), `c2c` (to the CPU). Whatever is not used is named in
+The file is a tree: `system` of `cpu`s (NUMA nodes), each with `pci` devices: bridges, and GPUs, which hold a
+`gpu` with its links: `nvlink` (NVIDIA), `xgmi` (AMD), `c2c` (to the CPU). Whatever is not used is named in
 `Facts.missing`. A file whose GPUs or links would be lost is refused.
 
 Format: NCCL's source, src/graph/xml.cc and topo.cc; RCCL's, src/graph/xml.cc.
@@ -14,9 +14,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
-from scaling.files.texts import clean
-from topologies.errors import TopologyError
-from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
 from scaling.files.texts import clean
 from topologies.errors import TopologyError
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
@@ -92,8 +89,8 @@ def facts_of(
     gpus = _gpus(found, None if gpu is None else model_named(gpu))
     if found.lost and not allow_missing_links:
         raise TopologyError(
-            f"{source}: links or GPUs would be lost: {'; '.join(found.lost)}; {DUMP} on the machine itself, or "
-            "take the file without them: --allow-missing-links"
+            f"{source}: links or GPUs would be lost: {'; '.join(found.lost)}; {DUMP} on the machine "
+            "itself, or take the file without them: --allow-missing-links"
         )
     unused = Counter(element.tag for cpu in cpus for element in cpu.iter() if element.tag not in USED)
     found.notes += [f"<{clean(tag)}> ({number}): not used" for tag, number in unused.items()]
@@ -101,8 +98,8 @@ def facts_of(
         found.notes.append(f"{found.num_nics} NICs: left out; add them and a network in a file on top")
     if len(gpus) > 1:
         found.notes.append(
-            "peer access: the XML does not say; GPUs that NVLink or xGMI joins have it, others are taken to have "
-            "none: change peer_access if they do"
+            "peer access: the XML does not say; GPUs that NVLink or xGMI joins have it, others are taken to "
+            "have none: change peer_access if they do"
         )
     host = Host(_cpu_name(cpus[0]), tuple(nodes))
     missing = (*(f"left out: {what}" for what in found.lost), *found.notes)
@@ -152,8 +149,8 @@ def _gpus(found: _Found, model: GpuModel | None) -> tuple[Gpu, ...]:
     without = [card.bus_id for card in found.cards if card.gpu is None]
     if without:
         found.lost.append(
-            f"links of {len(without)} GPUs that have no <gpu> ({', '.join(map(clean, without[:8]))}): a file for "
-            "NCCL_TOPO_FILE leaves them to the driver"
+            f"links of {len(without)} GPUs that have no <gpu> ({', '.join(map(clean, without[:8]))}): a file "
+            "for NCCL_TOPO_FILE leaves them to the driver"
         )
     gpus = [_gpu(card, numbers, found, model) for card in found.cards]
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
@@ -198,7 +195,7 @@ def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | 
         rate if links or to_switches else None,
         cpu_link_bytes_per_s=c2c or (to_cpu * rate if to_cpu and rate else None),
         memory_bytes_per_s=assumed.memory_bytes_per_s,
-        memory_source=f"{what}: memory of {assumed.name}",
+        memory_source=f"{what}data sheet of {assumed.name}",
     )
 
 

@@ -34,7 +34,7 @@ def cpu(inside, host="0x1"):
 
 
 def system(*devices):
-    bridge = f'<pci busid="0000:10:00.0" class="0x060400" link_speed="16.0 GT/s" link_width="16">{{}}</pci>'
+    bridge = '<pci busid="0000:10:00.0" class="0x060400" link_speed="16.0 GT/s" link_width="16">{}</pci>'
     return f'<system version="1">{cpu(bridge.format("".join(devices)))}</system>'
 
 
