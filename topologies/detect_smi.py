@@ -99,16 +99,25 @@ def parse_link_speeds(text: str) -> dict[int, list[float]]:
 
 
 def _with_links(gpu: Gpu, words: Matrix, access: Matrix, speeds: list[float]) -> Gpu:
-    nvlinks = _links(gpu.index, words)
     access = {pair: word for pair, word in access.items() if pair[0] == gpu.index}
     peers = frozenset(other for (_, other), word in access.items() if word == "OK") if access else None
-    speed = speeds[0] if speeds else None
-    switched = sum(nvlinks.values()) > len(speeds) > 0 or _more_than_gpus_have(nvlinks)
-    if not switched:
-        unseen = max(0, len(speeds) - sum(nvlinks.values()))
-        return replace(gpu, nvlinks=nvlinks, nvlink_bytes_per_s=speed, peers=peers, unseen_links=unseen)
-    links = len(speeds) or max(nvlinks.values())
-    return replace(gpu, nvlinks={}, switch_links=links, nvlink_bytes_per_s=speed, peers=peers)
+    gpu = replace(gpu, nvlink_bytes_per_s=speeds[0] if speeds else None, peers=peers)
+    return with_switches(gpu, words, len(speeds))
+
+
+def with_switches(gpu: Gpu, words: Matrix, num_links: int = 0) -> Gpu:
+    """The GPU with its NVLinks, which lead to switches where it would need more than it has.
+
+    Args:
+        gpu: without them.
+        words: of `topo -m`.
+        num_links: that are active; 0 where that is not known.
+    """
+    nvlinks = _links(gpu.index, words)
+    needed = sum(nvlinks.values())
+    if needed > num_links > 0 or _more_than_gpus_have(nvlinks):
+        return replace(gpu, switch_links=num_links or max(nvlinks.values()))
+    return replace(gpu, nvlinks=nvlinks, unseen_links=max(0, num_links - needed))
 
 
 def _links(index: int, words: Matrix) -> dict[int, int]:

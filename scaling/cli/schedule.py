@@ -79,7 +79,7 @@ def export(
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="NCCL's topology XML, or JSON of nccl-tests or nvbandwidth."),
+        typer.Argument(metavar="FILE", help="What the other tool wrote."),
     ],
     out: Annotated[
         Path | None,
@@ -99,7 +99,7 @@ def import_(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option("--gpu", metavar="NAME", help="With XML: what its GPUs are, as A100-SXM4-80GB."),
+        typer.Option("--gpu", metavar="NAME", help="With a machine: what its GPUs are, as A100-SXM4-80GB."),
     ] = None,
     allow_missing_links: Annotated[
         bool,
@@ -107,7 +107,7 @@ def import_(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Import NCCL's topology XML, or measurements of nccl-tests or nvbandwidth."""
+    """Import a machine (NCCL's topology XML, `nvidia-smi topo -m`) or samples (nccl-tests, nvbandwidth)."""
     from scaling.files.documents import DocumentError, read_text
 
     try:
@@ -120,11 +120,12 @@ def import_(
     if machine is not None:
         content, data = _measured_machine(text, file, machine, is_xml=is_xml)
     else:
-        content, data = (
-            _machine(text, file, gpu, allow_missing_links=allow_missing_links)
-            if is_xml
-            else _samples(text, str(file))
-        )
+        from topologies.smi_matrix import is_matrix
+
+        if is_xml or is_matrix(text):
+            content, data = _machine(text, file, gpu, allow_missing_links=allow_missing_links)
+        else:
+            content, data = _samples(text, str(file))
     if out is not None:
         write_file(out, content.encode())
     if as_json:
@@ -134,16 +135,21 @@ def import_(
 
 
 def _machine(text: str, path: Path, gpu: str | None, *, allow_missing_links: bool) -> tuple[str, object]:
+    from topologies import nccl_xml, smi_matrix
     from topologies.detected_file import machine_file
     from topologies.file_text import as_yaml, validated
-    from topologies.nccl_xml import facts_of
 
-    facts = facts_of(text, path.stem, str(path), gpu=gpu, allow_missing_links=allow_missing_links)
+    if smi_matrix.is_matrix(text):
+        facts = smi_matrix.facts_of(text, path.stem, str(path), gpu=gpu)
+    else:
+        facts = nccl_xml.facts_of(
+            text, path.stem, str(path), gpu=gpu, allow_missing_links=allow_missing_links
+        )
     file = machine_file(facts)
     notes = [f"not in the file: {what}" for what in facts.missing]
     for line in notes:
         typer.echo(line, err=True)
-    content = as_yaml(file, ["From NCCL's topology XML; nothing is measured.", *notes])
+    content = as_yaml(file, [f"From {facts.origin}; nothing is measured.", *notes])
     validated(content, "the imported machine")
     return content, file
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from topologies.detect import _untold as untold
 from topologies.detect_nvml import load, read_gpus
 from topologies.facts import PcieLink
 
@@ -30,6 +31,20 @@ def test_links_to_switches_and_to_gpus_are_told_apart(fake_nvml):
     assert [gpu.nvlinks for gpu in gpus] == [{1: 2, 2: 1}, {0: 2, 2: 1}, {0: 1, 1: 1}]
     assert [gpu.switch_links for gpu in gpus] == [0, 0, 2]
     assert [gpu.peers for gpu in gpus] == [{1, 2}, {0, 2}, {0}]
+
+
+def test_links_to_gpus_that_are_not_visible_make_no_switch(fake_nvml):
+    gpus = read_gpus(fake_nvml({"bus": 1, "links": [2, 7, 8]}, {"bus": 2, "links": [1, 7, 8]}))
+    assert [gpu.nvlinks for gpu in gpus] == [{1: 1}, {0: 1}]
+    assert [(gpu.switch_links, gpu.unseen_links) for gpu in gpus] == [(0, 2), (0, 2)]
+    assert len(untold(gpus)) == 2
+
+
+def test_links_lead_to_switches_where_the_driver_tells_no_type(fake_nvml):
+    nvml = fake_nvml({"bus": 1, "links": [7, 8]})
+    nvml.nvmlDeviceGetNvLinkRemoteDeviceType = nvml.fail
+    (gpu,) = read_gpus(nvml)
+    assert (gpu.switch_links, gpu.unseen_links) == (2, 0)
 
 
 def test_speed_of_a_link_is_in_bytes_a_second(fake_nvml):

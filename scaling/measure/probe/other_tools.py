@@ -1,4 +1,4 @@
-"""What other tools measured, as samples of a probe: nccl-tests and nvbandwidth, both by their `--json`.
+"""What other tools measured, as samples of a probe: nccl-tests, by `-J` or its table, and nvbandwidth's JSON.
 
 - nccl-tests (src/util.cu): `results`, each with `size` in bytes and `out_of_place` or `in_place` with `time`
   in microseconds; the program's name in `args` tells the operation, `env` whether NCCL_P2P_DISABLE was set.
@@ -21,12 +21,14 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scaling.files.documents import DocumentError, from_json, shown_path
+from scaling.measure.probe import nccl_tests_text
 from scaling.measure.probe.cases import ProbeSample
 from topologies.errors import TopologyError
 
 PROGRAMS = {"all_reduce_perf": "all_reduce", "sendrecv_perf": "shift"}
 """nccl-tests' programs whose operation a probe measures too; sendrecv sends to the next rank."""
 
+READ = "read are nccl-tests' output or JSON (-J FILE) and nvbandwidth's JSON (-j)"
 NVBANDWIDTH_BYTES = 512 << 20
 HOST_COPIES = {"host_to_device_memcpy_ce": "h2d", "device_to_host_memcpy_ce": "d2h"}
 AT_ONCE = {"host_to_all_memcpy_ce": "h2d", "all_to_host_memcpy_ce": "d2h"}
@@ -45,12 +47,18 @@ Few = Annotated[int, Field(ge=1, le=4096)]
 
 class _Time(_Open):
     time: Annotated[float, Field(gt=0, lt=1e15)]
+    nwrong: float | None = None
 
 
 class _NcclResult(_Open):
     size: Annotated[int, Field(ge=0, lt=2**62)]
     in_place: _Time | None = None
     out_of_place: _Time | None = None
+
+
+class _OutOfBounds(_Open):
+    count: int = 0
+    okay: bool = True
 
 
 class _NcclConfig(_Open):
@@ -66,6 +74,7 @@ class _NcclTests(_Open):
     config: _NcclConfig = _NcclConfig()
     devices: Annotated[list[Any], Field(max_length=4096)] = []
     results: list[_NcclResult]
+    out_of_bounds: _OutOfBounds = _OutOfBounds()
 
 
 def _is_rate(text: str) -> str:
@@ -95,18 +104,24 @@ def samples_of(text: str, source: str) -> list[ProbeSample]:
     """Whatever of the two it is.
 
     Raises:
-        TopologyError: it is neither, or measured nothing that a probe does.
+        TopologyError: it is neither, its results are wrong, or it measured nothing that a probe does.
     """
     try:
-        content = from_json(text)
+        content = (
+            nccl_tests_text.document(text, source) if nccl_tests_text.is_table(text) else from_json(text)
+        )
     except DocumentError as error:
-        raise TopologyError(f"{source}: {error}") from None
+        raise TopologyError(f"{source}: {error}; {READ}") from None
     if isinstance(content, dict) and "nvbandwidth" in content:
         figures = list(_nvbandwidth(_checked(_NvBandwidth, content["nvbandwidth"], source)))
     elif isinstance(content, dict) and "results" in content:
-        figures = list(_nccl_tests(_checked(_NcclTests, content, source)))
+        if any("cpu_time" in (result.get("in_place") or {}) for result in _dicts(content["results"])):
+            raise TopologyError(
+                f"{source}: measured with -C, which gives the CPU's time; run it again without"
+            )
+        figures = list(_nccl_tests(_checked(_NcclTests, content, source), source))
     else:
-        raise TopologyError(f"{source}: neither nccl-tests' nor nvbandwidth's JSON")
+        raise TopologyError(f"{source}: neither nccl-tests nor nvbandwidth; {READ}")
     if not figures:
         raise TopologyError(f"{source}: no operation that a probe measures ({', '.join(PROGRAMS)}, copies)")
     return figures
@@ -122,7 +137,25 @@ def _checked(model: type[Tool], values: Any, source: str) -> Tool:
         raise TopologyError(f"{source}: not as the tool writes it: {key}{given}: {message}") from None
 
 
-def _nccl_tests(content: _NcclTests) -> Iterator[ProbeSample]:
+def _dicts(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _check_results(content: _NcclTests, source: str) -> None:
+    """Raises where the sums were wrong: then the times are of something else."""
+    for result in content.results:
+        for side in (result.in_place, result.out_of_place):
+            if side is not None and side.nwrong:
+                raise TopologyError(
+                    f"{source}: {side.nwrong:.0f} wrong values at size {result.size} (nwrong): the exchange does "
+                    "not work there, so that its times mean nothing; mend it and measure again"
+                )
+    if not content.out_of_bounds.okay:
+        raise TopologyError(f"{source}: out_of_bounds is not okay; nccl-tests calls this run failed")
+
+
+def _nccl_tests(content: _NcclTests, source: str) -> Iterator[ProbeSample]:
+    _check_results(content, source)
     program = PurePath(content.args[0]).name
     if program not in PROGRAMS:
         return
@@ -141,8 +174,11 @@ def _nccl_tests(content: _NcclTests) -> Iterator[ProbeSample]:
 
 
 def nvbandwidth_version(text: str) -> str | None:
-    """`nvbandwidth v0.8` where the JSON is nvbandwidth's, else None."""
-    content = from_json(text)
+    """`nvbandwidth v0.8` where the text is nvbandwidth's JSON, else None."""
+    try:
+        content = from_json(text)
+    except DocumentError:
+        return None
     results = content.get("nvbandwidth") if isinstance(content, dict) else None
     return f"nvbandwidth {results.get('version', '')}".strip() if isinstance(results, dict) else None
 

@@ -44,6 +44,53 @@ def test_gpus_of_one_process_count_and_settings_tell_the_way():
     assert sample.captured
 
 
+OLD_TABLE = """
+# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+#   Rank  0 Pid 110419 on test-a device  0 [0x3b] Tesla T4
+#   Rank  1 Pid 110419 on test-a device  1 [0x86] Tesla T4
+#                                                     out-of-place                       in-place
+#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+           8             2   float     sum    20.36    0.00    0.00  0e+00    20.07    0.00    0.00  0e+00
+   134217728      33554432   float     sum    27000    4.97    4.97  0e+00    27010    4.97    4.97  0e+00
+# Out of bounds values : 0 OK
+"""
+NEW_TABLE = """
+# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807
+# Collective test starting: sendrecv_perf
+# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 graph: 1
+#  Rank  0 Group  0 Pid   6899 on a device  0 [0000:04:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   6900 on a device  1 [0000:05:00] NVIDIA H100 80GB HBM3
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+     1048576        262144     float     sum      -1    20.50   51.15   51.15       0    20.00   52.43   52.43       0
+"""
+
+
+def test_tables_of_old_and_new_nccl_tests_are_read():
+    small, large = samples_of(OLD_TABLE, "a file")
+    assert (large.operation, large.ranks, large.num_bytes) == ("all_reduce", (0, 1), 134217728)
+    assert large.seconds == pytest.approx(27010e-6)
+    assert small.num_bytes == 8
+    (one,) = samples_of(NEW_TABLE, "a file")
+    assert (one.operation, one.ranks, one.captured) == ("shift", (0, 1), True)
+    assert one.seconds == pytest.approx(20e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (OLD_TABLE.replace("#   Rank", "#"), "no line '#  Rank 0"),
+        (OLD_TABLE.replace("4.97  0e+00\n# Out", "4.97\n# Out"), "has not two times"),
+        (OLD_TABLE.replace("values : 0 OK", "values : 3 FAILED"), "out_of_bounds"),
+        (OLD_TABLE.replace("4.97    4.97", "4.97    2.49"), "cannot be told"),
+        (NEW_TABLE.replace("       0\n", "      12\n"), "12 wrong values"),
+        (NEW_TABLE.replace("    time", " cputime"), "-C, which gives the CPU's time"),
+    ],
+)
+def test_table_that_is_cut_off_or_of_wrong_results_is_refused(text, message):
+    with pytest.raises(TopologyError, match=message):
+        samples_of(text, "a file")
+
+
 def test_nvbandwidth_gives_copies_both_ways_and_between_gpus():
     content = {
         "nvbandwidth": {
@@ -80,6 +127,9 @@ def test_nvbandwidth_gives_copies_both_ways_and_between_gpus():
         ("{}", "neither"),
         (nccl_tests("all_gather_perf"), "no operation"),
         ('{"results": [1]}', "not as the tool"),
+        (nccl_tests().replace('"nwrong": 0.0', '"nwrong": 7.0'), "7 wrong values at size 1048576"),
+        (nccl_tests().replace('"time"', '"cpu_time"'), "-C, which gives the CPU's time"),
+        (nccl_tests()[:-1] + ', "out_of_bounds": {"count": 1, "okay": false}}', "out_of_bounds"),
     ],
 )
 def test_other_files_are_refused(text, message):

@@ -1,0 +1,86 @@
+"""The table that nccl-tests prints, as the document that its `-J` writes.
+
+`#` lines tell ranks and settings. A row has size, count, type, redop, in newer versions root, then time in
+microseconds, algbw, busbw and errors, out of place and in place. Older versions do not name the program: it
+follows from redop and from busbw / algbw (doc/PERFORMANCE.md), 2(n-1)/n for all_reduce_perf, 1 for sendrecv_perf.
+
+Source: nccl-tests, src/util.cu and src/common.cu, commit a0b82b2 and version 2.0.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from topologies.errors import TopologyError
+
+RANK = re.compile(r"#\s+Rank\s+(\d+) ")
+PROGRAM = re.compile(r"# Collective test starting: (\S+)")
+OUT_OF_BOUNDS = re.compile(r"# Out of bounds values\s*: (\d+)")
+ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s+\w+\s")
+SIDE = 4
+"""Columns: time, algbw, busbw, errors."""
+
+
+def is_table(text: str) -> bool:
+    """Whether a text is such a table."""
+    return "algbw" in text and any(ROW.match(line) for line in text.splitlines())
+
+
+def document(text: str, source: str) -> dict[str, Any]:
+    """The same as nccl-tests' JSON.
+
+    Raises:
+        TopologyError: the program or the number of ranks cannot be told, or a row is cut off.
+    """
+    lines = text.splitlines()
+    rows = [line.split() for line in lines if ROW.match(line)]
+    ranks = {match[1] for line in lines if (match := RANK.match(line))}
+    if not ranks:
+        raise TopologyError(f"{source}: no line '#  Rank 0 ...': give the whole output, or JSON by -J FILE")
+    if any("cputime" in line for line in lines if line.startswith("#")):
+        raise TopologyError(f"{source}: measured with -C, which gives the CPU's time; run it again without")
+    graph = next((match[1] for line in lines if (match := re.search(r"graph: (\d+)", line))), "0")
+    bad = next((match[1] for line in lines if (match := OUT_OF_BOUNDS.match(line))), "0")
+    named = next((match[1] for line in lines if (match := PROGRAM.match(line))), None)
+    results = [_result(row, source) for row in rows]
+    return {
+        "args": [named or _program(results, len(ranks), source)],
+        "config": {"graph": int(graph), "devices": [{}] * len(ranks)},
+        "results": results,
+        "out_of_bounds": {"count": int(bad), "okay": bad == "0"},
+    }
+
+
+def _result(row: list[str], source: str) -> dict[str, Any]:
+    # Newer versions have a root after redop.
+    first = 4 if (len(row) - 4) % SIDE == 0 else 5
+    sides = [row[at : at + SIDE] for at in range(first, len(row), SIDE)]
+    try:
+        out_of_place, in_place = (_side(*side) for side in sides)
+    except (TypeError, ValueError):
+        text = " ".join(row)
+        raise TopologyError(
+            f"{source}: row '{text:.80}' has not two times with rates; give whole rows"
+        ) from None
+    return {"size": int(row[0]), "redop": row[3], "out_of_place": out_of_place, "in_place": in_place}
+
+
+def _side(time: str, algbw: str, busbw: str, wrong: str) -> dict[str, Any]:
+    # Versions before 2.13 give the largest relative error, later ones the number of wrong elements.
+    nwrong = float(wrong) if wrong.isdecimal() else None
+    return {"time": float(time), "alg_bw": float(algbw), "bus_bw": float(busbw), "nwrong": nwrong}
+
+
+def _program(results: list[dict[str, Any]], num_ranks: int, source: str) -> str:
+    largest = max(results, key=lambda result: int(result["size"]))
+    side = largest["in_place"]
+    factor = side["bus_bw"] / side["alg_bw"] if side["alg_bw"] else 0.0
+    if largest["redop"] != "none" and abs(factor - 2 * (num_ranks - 1) / num_ranks) < 0.05:
+        return "all_reduce_perf"
+    if largest["redop"] == "none" and abs(factor - 1) < 0.05:
+        return "sendrecv_perf"
+    raise TopologyError(
+        f"{source}: which program of nccl-tests wrote this cannot be told (busbw / algbw {factor:.2f}, redop "
+        f"{largest['redop']}, {num_ranks} ranks); read are all_reduce_perf and sendrecv_perf"
+    )

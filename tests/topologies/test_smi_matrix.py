@@ -1,0 +1,59 @@
+"""`nvidia-smi topo -m` becomes a machine file."""
+
+import pytest
+
+from topologies.detected_file import machine_file
+from topologies.errors import TopologyError
+from topologies.file_text import as_yaml, validated
+from topologies.smi_matrix import facts_of, is_matrix
+
+BOARD = """
+\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tNV4\tPHB\tSYS\tPIX\t0-23\t0\tN/A
+GPU1\tNV4\t X \tSYS\tSYS\tSYS\t0-23\t0\tN/A
+GPU2\tPHB\tSYS\t X \tPXB\tSYS\t24-47,72-95\t1\tN/A
+GPU3\tSYS\tSYS\tPXB\t X \tSYS\t24-47,72-95\t1\tN/A
+NIC0\tPIX\tSYS\tSYS\tSYS\t X
+"""
+
+
+def machine(text, **keywords):
+    return validated(as_yaml(machine_file(facts_of(text, "box", **keywords)), []), "the test")
+
+
+def test_links_switches_and_cpus_of_the_table_are_read():
+    topology = machine(BOARD, gpu="RTX-A6000")
+    path = topology.path((0, "gpu0"), (0, "gpu1"))
+    assert (path.kind, topology.bandwidth_bytes_per_s(path)) == ("peer", pytest.approx(4 * 14.06e9, rel=1e-3))
+    assert topology.path((0, "gpu2"), (0, "gpu3")).kind == "staged"
+    assert [cpu.cores for cpu in topology.machine.of_kind("cpu")] == [24, 48]
+    (switch,) = topology.machine.of_kind("pcie_switch")
+    below = {link.second for link in topology.machine.links if link.first == switch.id}
+    assert below == {"gpu2", "gpu3"}
+
+
+def test_more_links_than_a_gpu_has_lead_to_a_switch():
+    names = [f"GPU{index}" for index in range(8)]
+    rows = [
+        "\t".join([name, *("X" if other == name else "NV12" for other in names), "0-9"]) for name in names
+    ]
+    topology = machine("\n".join(["\t" + "\t".join(names) + "\tCPU Affinity", *rows]), gpu="A100-SXM4-40GB")
+    path = topology.path((0, "gpu0"), (0, "gpu7"))
+    assert topology.bandwidth_bytes_per_s(path) == pytest.approx(12 * 25e9)
+
+
+def test_what_the_table_does_not_say_is_named():
+    missing = facts_of(BOARD, "box").missing
+    for what in ("1 NICs", "--gpu", "peer access", "PCIe generations"):
+        assert any(what in text for text in missing), what
+
+
+def test_rows_that_are_missing_refuse_the_table():
+    cut = "\n".join(BOARD.splitlines()[:4])
+    with pytest.raises(TopologyError, match="no row of GPU2, GPU3"):
+        facts_of(cut, "box")
+
+
+@pytest.mark.parametrize("text", ["<system/>", "{}", "# GPU0 is slow"])
+def test_other_texts_are_no_table(text):
+    assert not is_matrix(text)

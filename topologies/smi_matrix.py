@@ -1,0 +1,106 @@
+"""The table of `nvidia-smi topo -m` as facts of a machine.
+
+Read are NVLinks (`NV4`), PCIe switches that GPUs share (`PIX`, `PXB`) and the CPUs near each GPU. Everything else
+is an assumption and is named: the table has no names, rates or PCIe generations.
+
+Reference: NVIDIA, nvidia-smi manual page, topo.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import networkx as nx
+
+from topologies.detect_smi import ESCAPES, Matrix, parse_matrix, with_switches
+from topologies.errors import TopologyError
+from topologies.facts import Facts, Gpu, Host, NumaNode, PciePlace
+from topologies.gpus import LINK_BYTES_PER_S, model_named, slowest
+
+SHARED_SWITCH = ("PIX", "PXB")
+RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+def is_matrix(text: str) -> bool:
+    """Whether a text is such a table."""
+    return bool(re.search(r"^\s*(\x1b\[\S*m)?\s*GPU0\s", text, re.MULTILINE))
+
+
+def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) -> Facts:
+    """The machine of that table.
+
+    Args:
+        text: what the command printed.
+        name: of the machine.
+        source: where the text is from, for messages; by default the name.
+        gpu: name of its GPUs (`topologies.gpus`).
+
+    Raises:
+        TopologyError: GPUs of the header have no row, or `gpu` is not known.
+    """
+    words, cpus = parse_matrix(text), _cpus(text)
+    columns = sorted({other for _, other in words} | {index for index, _ in words})
+    rows = {index for index, _ in words}
+    if lost := [f"GPU{index}" for index in columns if index not in rows]:
+        raise TopologyError(
+            f"{source or name}: no row of {', '.join(lost)}; give all of `nvidia-smi topo -m`"
+        )
+    model = None if gpu is None else model_named(gpu)
+    assumed = model or slowest("")
+    sets = list(dict.fromkeys(cpus.get(index, "") for index in columns))
+    places = {}
+    switches = _switches(words)
+    gpus = []
+    for index in columns:
+        one = with_switches(
+            Gpu(
+                index,
+                f"NVIDIA {model.name}" if model else "NVIDIA GPU",
+                f"GPU-{index}",
+                f"gpu{index}",
+                nvlink_bytes_per_s=LINK_BYTES_PER_S.get(model.architecture) if model else None,
+                memory_bytes_per_s=assumed.memory_bytes_per_s,
+                memory_source=f"{'' if model else 'assumption: as '}data sheet of {assumed.name}",
+            ),
+            words,
+        )
+        places[one.bus_id] = PciePlace(sets.index(cpus.get(index, "")), switches.get(index, ()))
+        gpus.append(one)
+    nodes = tuple(NumaNode(at, at, _num_cpus(text)) for at, text in enumerate(sets))
+    missing = [
+        "PCIe generations and widths, memories, cores' rates: the table does not have them",
+        "peer access: the table does not say; GPUs that NVLink joins have it, others are taken to have none: "
+        "change peer_access if they do",
+    ]
+    if model is None:
+        missing.append("names of the GPUs and the rate of an NVLink: name them with --gpu")
+    if nics := re.findall(r"^(?:NIC\d+|mlx\S+)\s", text, re.MULTILINE):
+        missing.append(f"{len(nics)} NICs: left out; add them and a network in a file on top")
+    return Facts(
+        name, Host("processor", nodes), tuple(gpus), places, {}, tuple(missing), "nvidia-smi topo -m"
+    )
+
+
+def _switches(words: Matrix) -> dict[int, tuple[str, str]]:
+    """GPU -> (root, switch) where it shares a PCIe switch with another."""
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_edges_from(pair for pair, word in words.items() if word in SHARED_SWITCH)
+    groups = enumerate(sorted(nx.connected_components(graph), key=min))
+    return {index: (f"root{at}", f"switch{at}") for at, group in groups for index in group}
+
+
+def _cpus(text: str) -> dict[int, str]:
+    """GPU -> its column of CPUs, as `0-19,40-59`."""
+    found = {}
+    for line in text.splitlines():
+        cells = ESCAPES.sub("", line).split()
+        if cells and re.fullmatch(r"GPU\d+", cells[0]):
+            ranges = [cell for cell in cells[1:] if RANGES.fullmatch(cell) and ("-" in cell or "," in cell)]
+            found[int(cells[0].removeprefix("GPU"))] = ranges[0] if ranges else ""
+    return found
+
+
+def _num_cpus(ranges: str) -> int:
+    ends = [part.split("-") for part in ranges.split(",") if part]
+    return sum(int(end[-1]) - int(end[0]) + 1 for end in ends) or 16
