@@ -1,7 +1,7 @@
 """The table of `nvidia-smi topo -m` as facts of a machine.
 
-Read are NVLinks (`NV4`), PCIe switches that GPUs share (`PIX`, `PXB`) and the CPUs near each GPU. Everything else
-is an assumption and is named: the table has no names, rates or PCIe generations.
+Read are NVLinks (`NV4`), PCIe switches that GPUs share (`PIX`, `PXB`) and the CPUs near each GPU. Everything
+else is an assumption and is named: the table has no names, rates or PCIe generations.
 
 Reference: NVIDIA, nvidia-smi manual page, topo.
 """
@@ -9,7 +9,6 @@ Reference: NVIDIA, nvidia-smi manual page, topo.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import networkx as nx
 

@@ -2,7 +2,7 @@
 
 `#` lines tell ranks and settings. A row has size, count, type, redop, in newer versions root, then time in
 microseconds, algbw, busbw and errors, out of place and in place. Older versions do not name the program: it
-follows from redop and from busbw / algbw (doc/PERFORMANCE.md), 2(n-1)/n for all_reduce_perf, 1 for sendrecv_perf.
+follows from redop and busbw / algbw (doc/PERFORMANCE.md): 2(n-1)/n for all_reduce_perf, 1 for sendrecv_perf.
 
 Source: nccl-tests, src/util.cu and src/common.cu, commit a0b82b2 and version 2.0.
 """

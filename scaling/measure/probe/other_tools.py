@@ -147,8 +147,8 @@ def _check_results(content: _NcclTests, source: str) -> None:
         for side in (result.in_place, result.out_of_place):
             if side is not None and side.nwrong:
                 raise TopologyError(
-                    f"{source}: {side.nwrong:.0f} wrong values at size {result.size} (nwrong): the exchange does "
-                    "not work there, so that its times mean nothing; mend it and measure again"
+                    f"{source}: {side.nwrong:.0f} wrong values at size {result.size} (nwrong): the exchange "
+                    "does not work there, so that its times mean nothing; mend it and measure again"
                 )
     if not content.out_of_bounds.okay:
         raise TopologyError(f"{source}: out_of_bounds is not okay; nccl-tests calls this run failed")

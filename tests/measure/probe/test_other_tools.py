@@ -60,8 +60,8 @@ NEW_TABLE = """
 # nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 graph: 1
 #  Rank  0 Group  0 Pid   6899 on a device  0 [0000:04:00] NVIDIA H100 80GB HBM3
 #  Rank  1 Group  0 Pid   6900 on a device  1 [0000:05:00] NVIDIA H100 80GB HBM3
-#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
-     1048576        262144     float     sum      -1    20.50   51.15   51.15       0    20.00   52.43   52.43       0
+#       size    count   type  redop  root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+     1048576   262144  float    sum    -1    20.50   51.15   51.15       0    20.00   52.43   52.43       0
 """
 
 
