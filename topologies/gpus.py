@@ -64,8 +64,11 @@ LINK_BYTES_PER_S = {
     "gfx942": 64e9,
     "gfx950": 76.8e9,
 }
-"""Architecture -> one NVLink or Infinity Fabric link, one direction, raw (data sheets: P100 to B300; A6000 and
-A40: 112.5 GB/s both ways over four links; MI50 to MI355X: half of a link's peak)."""
+"""Architecture -> one NVLink or Infinity Fabric link, one direction, raw.
+
+Sources: data sheets of P100 to B300; RTX A6000 and A40: 112.5 GB/s both ways over four links; MI50 to MI355X:
+half of a link's peak.
+"""
 
 
 def model_named(name: str) -> GpuModel:
