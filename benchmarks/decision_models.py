@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from scaling.analysis.samples import CellResult, IterationLaunch
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.cells import resolve
-from scaling.study.kinds.base import AvailableMachine
+from scaling.study.cell import AvailableMachine
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
 Array = NDArray[np.float64]

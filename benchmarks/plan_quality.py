@@ -17,10 +17,11 @@ from pathlib import Path
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, Cell, resolve
+from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.kinds import KINDS
 from scaling.study.overrides import load_study
 from scaling.study.planning import model_sizes
+from scaling.study.resolve import resolve
 from scaling.study.step_time import check_seconds
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference"

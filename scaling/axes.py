@@ -2,7 +2,7 @@
 
 Columns and their order, baselines, control arms, groups and their titles, the comparison of folders,
 recommendations, exports, predictions and pruning read this table. A new variable is one row here, the key of
-a study file (`scaling.study.schema`), the field of a cell (`scaling.study.cells`), and what it does.
+a study file (`scaling.study.schema`), the field of a cell (`scaling.study.cell`), and what it does.
 
 A cell (of run.json, or `vars` of one that is planned) has a value by the name of its axis; a row of the
 summary has it by the axis's column, as text where the value is none for a table. Of models, data sets and

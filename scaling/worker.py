@@ -32,12 +32,12 @@ from scaling.runtime.graceful_shutdown import close_runs, closing_on_signals
 from scaling.runtime.watching import Watched
 from scaling.runtime.workers import Workers
 from scaling.store import ResultsFolder
-from scaling.study.cells import resolve
 from scaling.study.launches import Launch, handed_over, remaining_launches
 from scaling.study.libraries import runnable
 from scaling.study.overrides import load_study, texts
 from scaling.study.prepare import prepare, this_machine
-from scaling.study.run_launch import EXIT_GIVEN_UP, num_nodes, run_launch, say, usage_error
+from scaling.study.rank.launch import EXIT_GIVEN_UP, num_nodes, run_launch, say, usage_error
+from scaling.study.resolve import resolve
 from scaling.study.same_start import require_same_start, start_facts
 from scaling.study.schema import Study
 

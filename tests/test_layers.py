@@ -299,17 +299,17 @@ class TestTheChecker:
     @pytest.mark.parametrize(
         "source",
         [
-            "import scaling.study.cells",
-            "from scaling.study.cells import Cell",
-            "from scaling.study import cells",
+            "import scaling.study.cell",
+            "from scaling.study.cell import Cell",
+            "from scaling.study import cell",
             "from scaling import study",
-            "def late():\n    from scaling.study.cells import Cell",
+            "def late():\n    from scaling.study.cell import Cell",
             "if True:\n    import scaling.study",
             "try:\n    import scaling.study\nexcept ImportError:\n    pass",
         ],
     )
     def test_import_of_a_layer_above_is_found(self, source):
-        tree = planted(scaling__codecs__mine=source, scaling__study__cells="", scaling__study="", scaling="")
+        tree = planted(scaling__codecs__mine=source, scaling__study__cell="", scaling__study="", scaling="")
         (problem,) = wrong_imports(tree)
         assert problem.startswith("scaling.codecs.mine:")
         assert "imports scaling.study" in problem

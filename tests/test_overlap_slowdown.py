@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 
 STUDY = Path(__file__).parents[1] / "benchmarks" / "overlap_slowdown.yaml"
 

@@ -19,8 +19,9 @@ from scaling.errors import StoreError
 from scaling.report.exports import FORMATS
 from scaling.store import ResultsFolder
 from scaling.study import predicting
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 from tests.made_studies import StudyFolder
 from tests.received_folder import received_folder
 

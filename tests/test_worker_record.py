@@ -11,10 +11,10 @@ from launchers.rank_info import RankInfo
 from scaling.runtime.failures import failure_kind
 from scaling.runtime.workers import CellOutcome
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.cells import Cell
-from scaling.study.rank_summary import IN_HOST_MEMORY, RankSummary
+from scaling.study.cell import Cell
+from scaling.study.rank.launch import _record
+from scaling.study.rank.summary import IN_HOST_MEMORY, RankSummary
 from scaling.study.recorded_plan import plan_record
-from scaling.study.run_launch import _record
 
 TRAINED = Cell(
     kind="convergence",

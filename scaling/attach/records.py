@@ -15,7 +15,7 @@ from scaling.attach.marks import Signature, Step, medians_s, steady
 from scaling.errors import AttachError
 from scaling.measure.environment import collect
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.kinds.base import digest
+from scaling.study.cell import digest
 
 CHANGES: dict[str, dict[str, Any]] = {
     "aa": {"arm": "baseline", "aa_replicate": 1},

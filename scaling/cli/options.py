@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from scaling.study.cells import ResolvedStudy
+    from scaling.study.cell import ResolvedStudy
 
 StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
 Overrides = Annotated[
@@ -33,8 +33,8 @@ def note(message: str) -> None:
 
 def resolved_study(study_name: str, overrides: list[str] | None) -> ResolvedStudy:
     """A study with its overrides, as this machine would run it."""
-    from scaling.study.cells import resolve
     from scaling.study.overrides import load_study
     from scaling.study.prepare import this_machine
+    from scaling.study.resolve import resolve
 
     return resolve(load_study(study_name, overrides or []), this_machine())

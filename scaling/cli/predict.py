@@ -16,7 +16,7 @@ from scaling.errors import StudyError
 
 if TYPE_CHECKING:
     from scaling.prediction.predict import Prediction
-    from scaling.study.cells import Cell
+    from scaling.study.cell import Cell
     from scaling.study.predicting import NotPredicted
     from scaling.study.schema import Study
     from topologies.model import Topology
@@ -343,7 +343,8 @@ def plan_by_predictions(
 
 def resolve_for(study: Any, machine: Topology) -> Any:
     """The study's cells on a machine that is a file."""
-    from scaling.study.cells import AvailableMachine, resolve
+    from scaling.study.cell import AvailableMachine
+    from scaling.study.resolve import resolve
 
     cores = sum(device.cores or 0 for device in machine.machine.of_kind("cpu")) or 1
     return resolve(study, AvailableMachine(len(machine.machine.of_kind("gpu")), cores, machine.num_nodes))

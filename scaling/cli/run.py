@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from launchers.zygote import Zygotes
     from scaling.report.write import Report
     from scaling.store import ResultsFolder, RunRecord
-    from scaling.study.cells import ResolvedStudy
+    from scaling.study.cell import ResolvedStudy
     from scaling.study.libraries import RunnableStudy
     from scaling.study.schema import Study
     from scaling.study.scope import Scope
@@ -181,9 +181,9 @@ def _asked(study: str, overrides: list[str], out: Path | None, scope: Scope, zyg
     zygotes.begin_more(max(part.repeats for part in loaded.parts))  # import while this process does
 
     from scaling.store import ResultsFolder
-    from scaling.study.cells import resolve
     from scaling.study.libraries import runnable
     from scaling.study.prepare import this_machine
+    from scaling.study.resolve import resolve
     from scaling.study.trial import trial_overrides
 
     machine = this_machine(scope.launcher.num_nodes)

@@ -18,7 +18,7 @@ from scaling.files.texts import folded
 if TYPE_CHECKING:
     from launchers.zygote import Zygotes
     from scaling.store import ResultsFolder
-    from scaling.study.cells import ResolvedStudy
+    from scaling.study.cell import ResolvedStudy
     from scaling.study.launch_times import CommandTimes
     from scaling.study.other_environment import OtherEnvironment
     from scaling.study.scope import Scope
@@ -80,10 +80,10 @@ def _resolved(
     zygotes: Zygotes,
 ) -> tuple[list[str], ResolvedStudy]:
     """The study as both environments resolve it, with the overrides that size its batches."""
-    from scaling.study.cells import resolve
     from scaling.study.other_environment import require_same_cells
     from scaling.study.overrides import load_study
     from scaling.study.prepare import check_settings, this_machine
+    from scaling.study.resolve import resolve
     from scaling.study.trial import trial_overrides
 
     loaded = load_study(file, overrides)

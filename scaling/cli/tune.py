@@ -41,9 +41,9 @@ def tune(
     from launchers.local import LocalLauncher
     from launchers.zygote import Zygotes
     from scaling.report.text import text_of
-    from scaling.study.cells import resolve
     from scaling.study.overrides import load_study
     from scaling.study.prepare import this_machine
+    from scaling.study.resolve import resolve
     from scaling.study.scope import scope_for
     from scaling.study.tuning import cells_to_tune, deciding_study, measured_study, probe_study
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
@@ -90,8 +90,8 @@ def _measured(study: Study, out: Path, scope: Scope, zygotes: Zygotes) -> Result
 def _cells_by_part(study: Study, folder: ResultsFolder) -> list[list[CellResult]]:
     """Of each part of the study its measured cells; the same cell may be of several."""
     from scaling.analysis.samples import read_cells
-    from scaling.study.cells import resolve
     from scaling.study.prepare import this_machine
+    from scaling.study.resolve import resolve
 
     by_id = {cell.cell_id: cell for cell in read_cells(folder)}
     by_part = [study.model_copy(update={"parts": (part,)}) for part in study.parts]

@@ -14,7 +14,7 @@ from functools import cache
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
-from scaling.study.cells import AnyCell, Cell, ResolvedStudy
+from scaling.study.cell import AnyCell, Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import START_UP_S
 from scaling.study.step_time import ModelSize

@@ -10,7 +10,7 @@ from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import LaunchError
 from scaling.process_group.base import HOW_TO_BRING
 from scaling.store import ResultsFolder
-from scaling.study.cells import AnyCell, Cell, ResolvedStudy
+from scaling.study.cell import AnyCell, Cell, ResolvedStudy
 
 
 def libraries_of(cells: Iterable[AnyCell]) -> set[str]:

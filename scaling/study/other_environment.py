@@ -13,7 +13,7 @@ from pathlib import Path
 from launchers.rank_info import TABLES
 from launchers.worker_environment import WorkerEnvironment
 from scaling.errors import LaunchError
-from scaling.study.cells import ResolvedStudy
+from scaling.study.cell import ResolvedStudy
 
 ALLOWED = "env:NAME=VALUE [NAME=VALUE ...], venv:FOLDER, checkout:FOLDER or commit:REVISION"
 

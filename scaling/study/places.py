@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scaling.errors import StudyError
-from scaling.study.kinds.base import AvailableMachine
+from scaling.study.cell import AvailableMachine
 from scaling.study.parts import SIZE_WORDS, AnyPart, Part
 from scaling.study.sharing import most_workers_a_gpu, way_out
 

@@ -9,7 +9,7 @@ import torch
 
 from scaling.files.texts import folded
 from scaling.store import ResultsFolder
-from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.cell import Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import Kind
 from scaling.study.launches import Launch, estimate_seconds, remaining_launches

@@ -9,7 +9,7 @@ from scaling.prediction.calibration_data import MeasuredFolder, libraries_of
 from scaling.prediction.rows import row_of
 from scaling.prediction.sources import Sources
 from scaling.store import ResultsFolder
-from scaling.study.cells import Cell
+from scaling.study.cell import Cell
 from scaling.study.launches import Launch
 from scaling.study.predicting import predict_cells, strategy_of
 from topologies.schema import load

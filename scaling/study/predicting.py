@@ -21,9 +21,10 @@ from scaling.errors import ScalingError, ScheduleError, StudyError
 from scaling.prediction.overlapped import ddp_buckets
 from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.strategy import Strategy
-from scaling.study.cells import AvailableMachine, Cell, resolve
+from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.parts import TrainingPart
 from scaling.study.places import sizes_of
+from scaling.study.resolve import resolve
 from scaling.study.schema import Study
 from scaling.training.replica import Replica
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape

@@ -11,7 +11,7 @@ import torch
 from scaling.errors import StoreError, StudyError
 from scaling.measure.environment import collect, require_same
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, ResolvedStudy
+from scaling.study.cell import AvailableMachine, ResolvedStudy
 from scaling.study.schema import Study
 from scaling.workloads.registry import create_dataset
 from topologies.detect import detect, num_usable_cores

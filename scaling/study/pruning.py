@@ -21,7 +21,7 @@ import yaml
 from scaling.axes import AXES, Axis, Role, Shared, fixed_batch, key_of, with_columns
 from scaling.errors import StudyError
 from scaling.files.texts import folded
-from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.cell import Cell, ResolvedStudy
 from scaling.study.kinds.base import START_UP_S
 from scaling.study.kinds.iteration import USUAL_ITERATIONS, IterationPart
 from scaling.study.launches import Settings

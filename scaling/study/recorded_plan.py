@@ -7,7 +7,7 @@ from typing import Any
 from scaling.collectives.plan import exchanges_of
 from scaling.collectives.plan_record import plan_of
 from scaling.errors import ScalingError
-from scaling.study.cells import Cell
+from scaling.study.cell import Cell
 from scaling.study.predicting import own_errors, strategy_of
 from topologies.errors import TopologyError
 

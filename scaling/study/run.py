@@ -29,7 +29,7 @@ from scaling.store import ResultsFolder
 from scaling.store.disk_full import MARK, REASONS
 from scaling.store.files import writing
 from scaling.store.records import now
-from scaling.study.cells import ResolvedStudy
+from scaling.study.cell import ResolvedStudy
 from scaling.study.kinds import label_of
 from scaling.study.launch_times import COMMAND_VARIABLE, STARTED_VARIABLE
 from scaling.study.launches import Launch, hand_over

@@ -12,7 +12,7 @@ from launchers.local import LocalLauncher
 from launchers.registry import launcher_class
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.cells import ResolvedStudy
+from scaling.study.cell import ResolvedStudy
 from scaling.study.launches import Launch, remaining_launches
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scaling.study.cells import Cell
+    from scaling.study.cell import Cell
 
 OPERATIONS_PER_S = {"cpu": 2e10, "cuda": 3e13}
 """Of a CPU core and of a GPU, in float32."""

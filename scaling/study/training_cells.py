@@ -9,9 +9,8 @@ from typing import Any
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
-from scaling.study.cells import Cell
+from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.dtypes import check_dtypes
-from scaling.study.kinds.base import AvailableMachine
 from scaling.study.kinds.training import TrainingKind
 from scaling.study.memory_format import memory_formats
 from scaling.study.optimizers import check_optimizer_keys

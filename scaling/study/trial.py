@@ -21,7 +21,7 @@ from scaling.errors import LaunchError
 from scaling.experiments.training_step import training_step
 from scaling.store import ResultsFolder
 from scaling.store.files import write_whole
-from scaling.study.kinds.base import AvailableMachine
+from scaling.study.cell import AvailableMachine
 from scaling.study.parts import Alternatives, TrainingPart, Workload
 from scaling.study.places import device_of
 from scaling.study.schema import Study

@@ -18,7 +18,7 @@ from scaling.aggregators.registry import create as create_aggregator
 from scaling.axes import AXES, BYTE_MB, key_of
 from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import StudyError
-from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.cell import Cell, ResolvedStudy
 from scaling.study.kinds.iteration import IterationPart
 from scaling.study.pruning import part_of_cells
 from scaling.study.schema import Study

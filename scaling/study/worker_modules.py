@@ -8,8 +8,8 @@ IMPORTED_BEFORE_FORKS = (
     "scaling.aggregators.one_bit",
     "scaling.aggregators.host",
     "scaling.study.dtypes",
-    "scaling.study.kinds.run_convergence",
-    "scaling.study.kinds.run_iteration",
+    "scaling.study.rank.convergence",
+    "scaling.study.rank.iteration",
     "scipy.special",  # a measurement's first look at its interval would import it
     "torch._dynamo",  # the first optimizer, and DDP, would import it
 )

@@ -15,8 +15,9 @@ from scaling.prediction.measured import MeasuredCell
 from scaling.report.exports import FORMATS
 from scaling.report.status import status_table
 from scaling.report.titles import title_of
-from scaling.study.cells import AvailableMachine, Cell, resolve
+from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.pruning import judge
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
 PLAIN = [[0.010, 0.011, 0.012]]

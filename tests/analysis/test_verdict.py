@@ -14,8 +14,9 @@ from scaling.report.text import text_of
 from scaling.report.titles import short_names, title_of
 from scaling.report.verdict_text import MOST_LINES, command_of, folded_answer, names_of, verdict_lines
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 from tests.made_studies import iteration
 
 REFERENCE = Path(__file__).parents[2] / "results/reference"

@@ -10,8 +10,9 @@ from scaling.report import write_report
 from scaling.report.text import text_of
 from scaling.report.verdict_text import CAPTURED, command_of, verdict_lines
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 from tests.analysis.test_verdict import REFERENCE, add, answers
 
 

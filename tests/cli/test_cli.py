@@ -83,9 +83,9 @@ def test_unreadable_results_folder_is_one_message(call, tmp_path, verb):
 
 def test_folder_of_another_study_is_refused_naming_the_difference(call, study, tmp_path, monkeypatch):
     from scaling.store import ResultsFolder
-    from scaling.study.cells import resolve
     from scaling.study.overrides import load_study
     from scaling.study.prepare import prepare, this_machine
+    from scaling.study.resolve import resolve
 
     loaded = load_study(str(study))
     prepare(ResultsFolder(tmp_path / "out"), loaded, resolve(loaded, this_machine()))

@@ -7,8 +7,9 @@ import yaml
 
 from scaling.analysis.summary import summary_table
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 from tests.made_studies import StudyFolder
 
 OWN = {"kind": "own", "device": "cpu", "world_size": 1}

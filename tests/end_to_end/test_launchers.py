@@ -8,8 +8,9 @@ import yaml
 
 from scaling.analysis import summary_table
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.launches import remaining_launches
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from tests.conftest import still_there
 

@@ -7,9 +7,9 @@ import pytest
 from launchers.zygote import Zygotes
 from scaling.errors import LaunchError, StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import resolve
-from scaling.study.kinds.base import AvailableMachine
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from scaling.study.trial import LARGEST, LONGEST_S, SHORTEST_S, _fitting, in_forked_process, trial_overrides
 

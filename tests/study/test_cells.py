@@ -8,7 +8,8 @@ import pytest
 
 from scaling.aggregators.controls import NoExchange
 from scaling.errors import StudyError
-from scaling.study.cells import AvailableMachine, Cell, ResolvedStudy, resolve
+from scaling.study.cell import AvailableMachine, Cell, ResolvedStudy
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from scaling.workloads.mnist import Mnist
 

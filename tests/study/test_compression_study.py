@@ -2,8 +2,9 @@
 
 import pytest
 
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 
 LOSSY = {
     "one_bit", "one_bit_flat", "power_sgd", "top_k", "ef_sign", "qsgd",

@@ -8,7 +8,7 @@ import yaml
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.job_shape import job_shape
 from scaling.study.kinds import label_of
 from scaling.study.kinds.device import DeviceCell, measure_device
@@ -16,6 +16,7 @@ from scaling.study.launches import remaining_launches
 from scaling.study.overrides import load_study
 from scaling.study.planning import describe_plan
 from scaling.study.prepare import prepare
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "background" / "device-studies.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scaling.store import ResultsFolder
-from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.cell import Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
 from scaling.study.launches import (
     Launch,

@@ -7,8 +7,9 @@ import pytest
 from scaling.errors import LaunchError
 from scaling.report.status import describe_status, status_table
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.libraries import runnable
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
 

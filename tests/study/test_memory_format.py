@@ -8,8 +8,9 @@ import torch
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, Cell, resolve
+from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.pruning import Verdict, study_of
+from scaling.study.resolve import resolve
 from scaling.study.schema import Study, parse_study
 from tests.study.test_run_cell import TRAINED, group, losses, runner  # noqa: F401
 

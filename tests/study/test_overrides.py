@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from scaling.errors import StudyError
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study, shipped_studies
+from scaling.study.resolve import resolve
 
 TEXT = """
 name: by-hand

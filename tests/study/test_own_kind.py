@@ -9,12 +9,13 @@ import torch
 from scaling.errors import StudyError
 from scaling.report import write_report
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.kinds import KINDS, label_of
 from scaling.study.launches import estimate_seconds, remaining_launches
 from scaling.study.planning import describe_plan
 from scaling.study.prepare import prepare
-from scaling.study.run_cell import CellRunner
+from scaling.study.rank.cell_runner import CellRunner
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from tests.study.test_run_cell import group  # noqa: F401
 

@@ -3,8 +3,9 @@
 import pytest
 
 from scaling.aggregators.registry import BUILT_IN
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study, shipped_studies
+from scaling.study.resolve import resolve
 
 BATCHES = {
     "paper-fcn": ("fcn-r", 4096),

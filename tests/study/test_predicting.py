@@ -5,8 +5,9 @@ import pytest
 from scaling.bucket import layouts_of_text, shapes_by_dtype_text
 from scaling.collectives.plan import Codec, Exchange
 from scaling.errors import StudyError
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.predicting import strategy_of
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
 STUDY = {

@@ -10,9 +10,10 @@ import pytest
 from scaling.errors import StoreError, StudyError
 from scaling.store import ResultsFolder
 from scaling.study import prepare as module
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
 from scaling.study.prepare import prepare
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from scaling.workloads.digits import Digits
 

@@ -3,8 +3,9 @@
 import pytest
 import yaml
 
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.pruning import Verdict, study_of
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
 HERE = AvailableMachine(num_gpus=4, num_cores=8)

@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 
 from scaling.study import workloads
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 from scaling.workloads import registry
 
 

@@ -16,12 +16,12 @@ from scaling.measure.matrix_rate import MatrixRate
 from scaling.measure.probe.cases import matrix_sizes
 from scaling.process_group import TorchGroup
 from scaling.registry import trust
-from scaling.study import loaded
-from scaling.study.cells import Cell
-from scaling.study.kinds.run_iteration import extent_of
-from scaling.study.loaded import MAX_LOADED, Loaded
-from scaling.study.rank_summary import RankSummary
-from scaling.study.run_cell import CellRunner
+from scaling.study.cell import Cell
+from scaling.study.rank import loaded
+from scaling.study.rank.cell_runner import CellRunner
+from scaling.study.rank.iteration import extent_of
+from scaling.study.rank.loaded import MAX_LOADED, Loaded
+from scaling.study.rank.summary import RankSummary
 from scaling.training.timing import SPLIT_SETTLING
 from scaling.workloads.base import DataShape, Model
 

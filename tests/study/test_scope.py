@@ -9,7 +9,8 @@ from launchers.local import LocalLauncher
 from launchers.slurm_srun import SlurmSrun
 from scaling.errors import LaunchError, StoreError
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
+from scaling.study.resolve import resolve
 from scaling.study.run import alone_on_this_host, retry_failed
 from scaling.study.schema import parse_study
 from scaling.study.scope import Scope, scope_for

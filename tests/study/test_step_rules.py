@@ -6,8 +6,9 @@ import yaml
 from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import StudyError
 from scaling.study import step_rules
-from scaling.study.cells import AvailableMachine, resolve
-from scaling.study.prepared_step import settings_of
+from scaling.study.cell import AvailableMachine
+from scaling.study.rank.prepared_step import settings_of
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from scaling.training.optimizers import AdamSettings, SgdSettings
 

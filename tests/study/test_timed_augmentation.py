@@ -11,10 +11,10 @@ from torch import nn
 from scaling.errors import StudyError
 from scaling.registry import trust
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, Cell, resolve
-from scaling.study.kinds.training import TIMING_BATCHES
+from scaling.study.cell import TIMING_BATCHES, AvailableMachine, Cell
 from scaling.study.overrides import load_study
 from scaling.study.pruning import Verdict, judge, study_of
+from scaling.study.resolve import resolve
 from scaling.study.schema import Study, parse_study
 from scaling.training.step_check import StepCheck
 from scaling.workloads.augmentation import crop_and_flip, epoch_variations

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from scaling.errors import StudyError
-from scaling.study.cells import AvailableMachine, Cell, resolve
+from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.kinds.iteration import IterationPart
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
 CPU = AvailableMachine(num_gpus=0, num_cores=8)

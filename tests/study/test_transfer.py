@@ -8,11 +8,12 @@ import yaml
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.kinds import label_of
 from scaling.study.kinds.transfer import TransferCell
 from scaling.study.launches import remaining_launches
 from scaling.study.planning import describe_plan, plan_as_dict
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
 FOUR_GPUS = AvailableMachine(num_gpus=4, num_cores=64)

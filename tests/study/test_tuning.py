@@ -4,8 +4,9 @@ import pytest
 
 from scaling.axes import BYTE_MB
 from scaling.errors import StudyError
-from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from scaling.study.tuning import cells_to_tune, deciding_study, measured_study, probe_study, text_of
 

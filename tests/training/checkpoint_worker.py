@@ -15,10 +15,10 @@ from scaling.process_group import TorchGroup
 from scaling.registry import trust
 from scaling.runtime.workers import Workers
 from scaling.store import CheckpointFiles, ResultsFolder
-from scaling.study.cells import Cell
-from scaling.study.kinds import run_convergence
-from scaling.study.prepared_step import PreparedStep
-from scaling.study.run_cell import CellRunner
+from scaling.study.cell import Cell
+from scaling.study.rank import convergence as run_convergence
+from scaling.study.rank.cell_runner import CellRunner
+from scaling.study.rank.prepared_step import PreparedStep
 from scaling.training.checkpoint import Checkpoint, Target
 from tests.ranks import as_rank
 

@@ -9,8 +9,8 @@ from slow_parts import EXCHANGE_S, LATE_S, hooks_that_block
 
 from scaling.registry import trust
 from scaling.runtime.workers import Workers
-from scaling.study.cells import Cell
-from scaling.study.run_cell import CellRunner
+from scaling.study.cell import Cell
+from scaling.study.rank.cell_runner import CellRunner
 from tests.ranks import as_rank
 
 CPU = torch.device("cpu")

@@ -5,100 +5,20 @@ Nothing here imports torch, nor does the top of a kind's module: a study file is
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from scaling.study.cell import AnyCell, AvailableMachine
 from scaling.study.parts import AnyPart
 
 if TYPE_CHECKING:
-    from scaling.study.rank_summary import RankSummary
-    from scaling.study.run_context import RunContext
+    from scaling.study.rank.context import RunContext
+    from scaling.study.rank.summary import RankSummary
     from scaling.study.step_time import ModelSize
 
 START_UP_S = {"cpu": 2.0, "cuda": 5.0}
 """What a launch is assumed to take before its first cell."""
-
-
-@dataclass(frozen=True)
-class AvailableMachine:
-    """What a study is resolved against.
-
-    Attributes:
-        num_gpus: GPUs that torch can use here; on several nodes, of one node.
-        num_cores: CPU cores that this process may use.
-        num_nodes: nodes of the launch.
-    """
-
-    num_gpus: int
-    num_cores: int
-    num_nodes: int = 1
-
-
-class AnyCell(Protocol):
-    """A cell of any kind.
-
-    Attributes:
-        kind: a name of `scaling.study.kinds.KINDS`.
-        world_size, threads: of its launch.
-        device: "cpu" or "cuda".
-        peer_access: whether GPUs may access each other's memory; None where there are none.
-        tf32: whether products may be rounded so; None where there are none.
-        workers_per_gpu: that share a GPU; None where none do.
-        id: identifies it: twelve hexadecimal digits, of all that decides its result.
-    """
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def peer_access(self) -> bool | None: ...
-    @property
-    def tf32(self) -> bool | None: ...
-    @property
-    def workers_per_gpu(self) -> int | None: ...
-    @property
-    def id(self) -> str: ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
-
-    def describe(self) -> str:
-        """One line for people."""
-
-
-def digest(identity: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits of an identity's SHA-256."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-
-
-@dataclass(frozen=True)
-class CellWithoutModel:
-    """What the cells of kinds without a model have in common; a subclass is a dataclass with a `kind`."""
-
-    kind: ClassVar[str]
-    tf32: ClassVar[bool | None] = None
-    workers_per_gpu: ClassVar[int | None] = None
-    not_in_identity: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def id(self) -> str:
-        """Of all fields but `not_in_identity`."""
-        return digest(
-            {key: value for key, value in self.to_dict().items() if key not in self.not_in_identity}
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
-        return {"kind": self.kind, **asdict(self)}
 
 
 PartT = TypeVar("PartT", bound=AnyPart)

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from scaling.errors import StudyError
-from scaling.study.kinds.training import TIMING_BATCHES, TrainingKind
+from scaling.study.cell import TIMING_BATCHES
+from scaling.study.kinds.training import TrainingKind
 from scaling.study.parts import PositiveInt, Recipe, TrainingPart
 
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator
-    from scaling.study.cells import Cell
-    from scaling.study.rank_summary import RankSummary
-    from scaling.study.run_context import RunContext
+    from scaling.study.cell import Cell
+    from scaling.study.rank.context import RunContext
+    from scaling.study.rank.summary import RankSummary
     from scaling.study.workloads import ChosenWorkload
 
 
@@ -71,7 +72,7 @@ class ConvergenceKind(TrainingKind[ConvergencePart]):
 
     def run(self, cell: Cell, context: RunContext) -> RankSummary:
         """Trains it."""
-        from scaling.study.kinds.run_convergence import converge
+        from scaling.study.rank.convergence import converge
 
         return converge(cell, context)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from scaling.errors import StudyError
-from scaling.study.kinds.base import AvailableMachine, CellWithoutModel, Kind
+from scaling.study.cell import AvailableMachine, CellWithoutModel
+from scaling.study.kinds.base import Kind
 from scaling.study.kinds.device_times import FIRST_CELL_S, START_UP_S, cell_seconds
 from scaling.study.parts import AnyPart, Axis, Component, Device, Number, Repeats
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
     from scaling.experiments.base import Point
-    from scaling.study.rank_summary import RankSummary
-    from scaling.study.run_context import RunContext
+    from scaling.study.rank.context import RunContext
+    from scaling.study.rank.summary import RankSummary
     from scaling.study.step_time import ModelSize
 
 ALL_THREADS = "all"
@@ -157,7 +158,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
 
     def run(self, cell: DeviceCell, context: RunContext) -> RankSummary:
         """Measures the point on this process's device."""
-        from scaling.study.rank_summary import RankSummary
+        from scaling.study.rank.summary import RankSummary
 
         measure_device(cell, context.device, context.write)
         context.seconds["unsplit"] = context.elapsed_s()

@@ -11,15 +11,15 @@ from pydantic import Field, model_validator
 
 from scaling.errors import StudyError
 from scaling.store.upgrades import with_new_keys
-from scaling.study.kinds.base import AvailableMachine
+from scaling.study.cell import AvailableMachine
 from scaling.study.kinds.training import TrainingKind
 from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, TrainingPart
 
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator
-    from scaling.study.cells import Cell
-    from scaling.study.rank_summary import RankSummary
-    from scaling.study.run_context import RunContext
+    from scaling.study.cell import Cell
+    from scaling.study.rank.context import RunContext
+    from scaling.study.rank.summary import RankSummary
     from scaling.study.workloads import ChosenWorkload
 
 USUAL_ITERATIONS = 100
@@ -127,7 +127,7 @@ class IterationKind(TrainingKind[IterationPart]):
 
     def run(self, cell: Cell, context: RunContext) -> RankSummary:
         """Measures it."""
-        from scaling.study.kinds.run_iteration import time_cell
+        from scaling.study.rank.iteration import time_cell
 
         return time_cell(cell, context)
 

@@ -7,18 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scaling.store.upgrades import DATA_IN_HOST_MEMORY
-from scaling.study.kinds.base import AvailableMachine, Kind
+from scaling.study.cell import AvailableMachine
+from scaling.study.kinds.base import Kind
 from scaling.study.parts import TrainingPart
 from scaling.study.step_time import ModelSize, check_seconds, set_up_seconds, step_seconds
 
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator
-    from scaling.study.cells import Cell
-    from scaling.study.rank_summary import RankSummary
+    from scaling.study.cell import Cell
+    from scaling.study.rank.summary import RankSummary
     from scaling.study.workloads import ChosenWorkload
-
-TIMING_BATCHES = 4
-"""Different global batches that timed iterations take in turn."""
 
 TrainingPartT = TypeVar("TrainingPartT", bound=TrainingPart)
 

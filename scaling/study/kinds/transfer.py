@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from scaling.study.kinds.base import AvailableMachine, CellWithoutModel, Kind
+from scaling.study.cell import AvailableMachine, CellWithoutModel
+from scaling.study.kinds.base import Kind
 from scaling.study.parts import Number, Part
 
 if TYPE_CHECKING:
-    from scaling.study.rank_summary import RankSummary
-    from scaling.study.run_context import RunContext
+    from scaling.study.rank.context import RunContext
+    from scaling.study.rank.summary import RankSummary
     from scaling.study.step_time import ModelSize
 
 SLACK_RATIO = 1.2
@@ -79,7 +80,7 @@ class TransferKind(Kind[TransferPart, TransferCell]):
         """Measures the probe's cases; rank 0 writes the rows, whose times are those of the slowest rank."""
         from scaling.measure.probe.machine_file import with_detected
         from scaling.measure.probe.ranks import Prober
-        from scaling.study.rank_summary import RankSummary
+        from scaling.study.rank.summary import RankSummary
         from topologies.detect import read_facts
 
         rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""A study resolved for one machine: its cells, one a combination, each with an identity.
+"""A cell: one combination of a study, with an identity. Data alone: `scaling.study.resolve` makes cells.
 
 A cell's id is a hash of everything that decides its result. Launcher, host, job and time are recorded with a
 run, but are no part of it: the same cell measured under another launcher is the same cell.
@@ -6,30 +6,99 @@ run, but are no part of it: the same cell measured under another launcher is the
 
 from __future__ import annotations
 
-import math
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from scaling.axes import AXES, Role
-from scaling.errors import StudyError
-from scaling.study.kinds import KINDS
-from scaling.study.kinds.base import AnyCell, AvailableMachine, digest
-from scaling.study.parts import AnyPart, Workload
-from scaling.study.schema import Study
-from scaling.study.workloads import label
 from scaling.training.learning_rate import Rule, Schedule
 
-__all__ = ["AnyCell", "AvailableMachine", "Cell", "ResolvedStudy", "resolve"]
-
-MOST = {"cells": 20_000, "runs": 200_000}
-"""Of a study. A run takes a second at least: these would take two days."""
-
-NO_AXES = frozenset({"workloads", "milestones"})
-"""Lists of a part that its cells do not differ in."""
+TIMING_BATCHES = 4
+"""Different global batches that timed iterations take in turn."""
 
 NO_PART_OF_THE_IDENTITY = frozenset(
     {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy", "keep_checkpoints"}
 )
+
+
+@dataclass(frozen=True)
+class AvailableMachine:
+    """What a study is resolved against.
+
+    Attributes:
+        num_gpus: GPUs that torch can use here; on several nodes, of one node.
+        num_cores: CPU cores that this process may use.
+        num_nodes: nodes of the launch.
+    """
+
+    num_gpus: int
+    num_cores: int
+    num_nodes: int = 1
+
+
+class AnyCell(Protocol):
+    """A cell of any kind.
+
+    Attributes:
+        kind: a name of `scaling.study.kinds.KINDS`.
+        world_size, threads: of its launch.
+        device: "cpu" or "cuda".
+        peer_access: whether GPUs may access each other's memory; None where there are none.
+        tf32: whether products may be rounded so; None where there are none.
+        workers_per_gpu: that share a GPU; None where none do.
+        id: identifies it: twelve hexadecimal digits, of all that decides its result.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def peer_access(self) -> bool | None: ...
+    @property
+    def tf32(self) -> bool | None: ...
+    @property
+    def workers_per_gpu(self) -> int | None: ...
+    @property
+    def id(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+
+    def describe(self) -> str:
+        """One line for people."""
+
+
+def digest(identity: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits of an identity's SHA-256."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class CellWithoutModel:
+    """What the cells of kinds without a model have in common; a subclass is a dataclass with a `kind`."""
+
+    kind: ClassVar[str]
+    tf32: ClassVar[bool | None] = None
+    workers_per_gpu: ClassVar[int | None] = None
+    not_in_identity: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def id(self) -> str:
+        """Of all fields but `not_in_identity`."""
+        return digest(
+            {key: value for key, value in self.to_dict().items() if key not in self.not_in_identity}
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+        return {"kind": self.kind, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -164,79 +233,3 @@ class ResolvedStudy:
     def trained(self) -> list[Cell]:
         """The cells that have a model."""
         return [cell for cell in self.cells.values() if isinstance(cell, Cell)]
-
-
-def resolve(study: Study, machine: AvailableMachine) -> ResolvedStudy:
-    """All cells of a study on that machine.
-
-    Raises:
-        StudyError: a name or parameter is unknown, a combination cannot be, or GPUs are missing.
-    """
-    cells: dict[str, AnyCell] = {}
-    repeats: dict[str, int] = {}
-    part_of: dict[str, int] = {}
-    notes: list[str] = []
-    labelled: dict[str, Cell] = {}
-    for index, part in enumerate(study.parts):
-        _require_few(num_combinations(part), _where(study, index))
-    _require_few(sum(map(num_combinations, study.parts)), f"{study.name}: ")
-    for index, part in enumerate(study.parts):
-        where = _where(study, index)
-        try:
-            for cell in KINDS[part.kind].cells(part, machine, where, notes):
-                _require_own_label(cell, labelled)
-                cells[cell.id] = cell
-                part_of[cell.id] = index
-                repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
-        except StudyError as error:
-            message = str(error)
-            raise StudyError(message if message.startswith(where) else f"{where}{message}") from error
-    _require_few(sum(repeats.values()), f"{study.name}: ", "runs")
-    if not cells:
-        # A part that is dropped as a whole says so in its note.
-        raise StudyError(f"{study.name}: nothing is left to measure here: {'; '.join(dict.fromkeys(notes))}")
-    return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)), part_of)
-
-
-def _where(study: Study, index: int) -> str:
-    return f"{study.name}: " + (f"parts.{index}: " if len(study.parts) > 1 else "")
-
-
-def num_combinations(part: AnyPart) -> int:
-    """The most cells that a part may have: the product of the lengths of its lists."""
-    values = {name: getattr(part, name) for name in type(part).model_fields if name not in NO_AXES}
-    axes = math.prod(len(value) for value in values.values() if isinstance(value, list))
-    workloads = getattr(part, "workloads", None)
-    if workloads is None:
-        return axes
-    chosen = [
-        max(getattr(workload, "first_available", [workload]), key=_num_batches) for workload in workloads
-    ]
-    return axes * sum(map(_num_batches, chosen))
-
-
-def _num_batches(workload: Workload) -> int:
-    return len(workload.global_batch or workload.local_batch or [1])
-
-
-def _require_few(number: int, where: str, what: str = "cells") -> None:
-    """Raises StudyError before so many are made that nobody could wait for them."""
-    if number > MOST[what]:
-        raise StudyError(
-            f"{where}it would have {number} {what}; at most {MOST[what]} are planned: leave some values out, "
-            "or make several studies of it"
-        )
-
-
-def _require_own_label(cell: AnyCell, labelled: dict[str, Cell]) -> None:
-    """Raises StudyError where another aggregator has the same label: their results would be in one row."""
-    if not isinstance(cell, Cell):
-        return
-    first = labelled.setdefault(cell.aggregator_label, cell)
-    same = (first.aggregator, first.aggregator_parameters) == (cell.aggregator, cell.aggregator_parameters)
-    if not same:
-        raise StudyError(
-            f"aggregators {label(first.aggregator, first.aggregator_parameters)} and "
-            f"{label(cell.aggregator, cell.aggregator_parameters)} have the same label "
-            f"{cell.aggregator_label!r}: give each class a `name` of its own, and name each class in one way"
-        )

@@ -21,14 +21,14 @@ from scaling.runtime.graceful_shutdown import RECORDING
 from scaling.runtime.workers import CellOutcome, Workers
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.failures import DISK_FULL, OUT_OF_MEMORY
-from scaling.study.cells import AnyCell, Cell
+from scaling.study.cell import AnyCell, Cell
 from scaling.study.kinds import KINDS
 from scaling.study.launch_times import LaunchTimes, checked_by_command
 from scaling.study.launches import Launch
 from scaling.study.libraries import libraries_of
-from scaling.study.rank_summary import RankSummary, notes_of
+from scaling.study.rank.cell_runner import CellRunner
+from scaling.study.rank.summary import RankSummary, notes_of
 from scaling.study.recorded_plan import plan_record
-from scaling.study.run_cell import CellRunner
 from scaling.study.sharing import gpu_of, sharing_note
 from topologies.detect import num_usable_cores
 from topologies.detect_host import boot_id

@@ -11,10 +11,10 @@ from torch import Tensor
 from scaling.measure import host, power
 from scaling.measure.clock import clock_for
 from scaling.measure.phases import Marks, PhaseRecorder
-from scaling.study.cells import Cell
-from scaling.study.prepared_step import PreparedStep
-from scaling.study.rank_summary import RankSummary
-from scaling.study.run_context import RunContext
+from scaling.study.cell import Cell
+from scaling.study.rank.context import RunContext
+from scaling.study.rank.prepared_step import PreparedStep
+from scaling.study.rank.summary import RankSummary
 from scaling.training.feeding import AugmentedFeeder, Feeder, InputPlacement, feeder_for
 from scaling.training.finite import add_up, not_finite
 from scaling.training.timing import Extent, Measurement

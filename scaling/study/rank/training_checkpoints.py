@@ -21,9 +21,9 @@ from scaling.errors import CheckpointError
 from scaling.process_group import TorchGroup
 from scaling.runtime.failures import failure_kind
 from scaling.store.failures import DEVICE_LOST, OUT_OF_MEMORY
-from scaling.study.cells import Cell
-from scaling.study.prepared_step import PreparedStep
-from scaling.study.run_context import RunContext, SavedCheckpoints
+from scaling.study.cell import Cell
+from scaling.study.rank.context import RunContext, SavedCheckpoints
+from scaling.study.rank.prepared_step import PreparedStep
 from scaling.training.checkpoint import WRONG_CONTENT, Checkpoint, Target
 from scaling.training.step import Step
 

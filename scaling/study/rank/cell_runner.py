@@ -8,11 +8,11 @@ import torch
 
 from launchers.watch.heartbeat import SILENT, UNLIMITED, Heartbeat
 from scaling.process_group import TorchGroup
+from scaling.study.cell import AnyCell
 from scaling.study.kinds import KINDS
-from scaling.study.kinds.base import AnyCell
-from scaling.study.loaded import Loaded
-from scaling.study.rank_summary import RankSummary
-from scaling.study.run_context import RunContext, SavedCheckpoints, WriteSamples
+from scaling.study.rank.context import RunContext, SavedCheckpoints, WriteSamples
+from scaling.study.rank.loaded import Loaded
+from scaling.study.rank.summary import RankSummary
 
 
 class CellRunner:

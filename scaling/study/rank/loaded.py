@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from scaling.measure.matrix_rate import MatrixRate, matrix_rate
 from scaling.process_group import Group
-from scaling.study.cells import Cell
-from scaling.study.kinds.training import TIMING_BATCHES
+from scaling.study.cell import TIMING_BATCHES, Cell
 from scaling.training.flops import model_flops
 from scaling.workloads.base import DataShape, DataSplits, Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape

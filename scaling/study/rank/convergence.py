@@ -19,11 +19,11 @@ import torch
 from scaling.measure import power
 from scaling.measure.clock import clock_for
 from scaling.process_group import TorchGroup
-from scaling.study.cells import Cell
-from scaling.study.kinds.training_checkpoints import TrainingCheckpoints, saved_of
-from scaling.study.prepared_step import PreparedStep, build_step
-from scaling.study.rank_summary import RankSummary
-from scaling.study.run_context import RunContext
+from scaling.study.cell import Cell
+from scaling.study.rank.context import RunContext
+from scaling.study.rank.prepared_step import PreparedStep, build_step
+from scaling.study.rank.summary import RankSummary
+from scaling.study.rank.training_checkpoints import TrainingCheckpoints, saved_of
 from scaling.training.batch_norm import has_batch_norm
 from scaling.training.checkpoint import Checkpoint
 from scaling.training.convergence import TrainingPlan, TrainingProgress, train

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.bucket import shapes_by_dtype_text
-from scaling.study.cells import Cell
-from scaling.study.kinds.training import TIMING_BATCHES
-from scaling.study.rank_summary import RankSummary
-from scaling.study.run_context import RunContext
-from scaling.study.same_model import require_same_model
+from scaling.study.cell import TIMING_BATCHES, Cell
+from scaling.study.rank.context import RunContext
+from scaling.study.rank.same_model import require_same_model
+from scaling.study.rank.summary import RankSummary
 from scaling.training.activations import with_checkpointing
 from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep

@@ -13,7 +13,7 @@ import torch
 
 from launchers.watch.heartbeat import SILENT, Heartbeat
 from scaling.process_group import TorchGroup
-from scaling.study.loaded import Loaded
+from scaling.study.rank.loaded import Loaded
 
 WriteSamples = Callable[[Iterable[Mapping[str, Any]]], None]
 

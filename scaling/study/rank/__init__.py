@@ -1,0 +1,1 @@
+"""What one rank does with the cells of its launch."""
