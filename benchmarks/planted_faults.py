@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import AggregatorState, DdpPath, PhaseMarker, unmarked
+from scaling.aggregators.base import DdpPath, PhaseMarker, unmarked
 from scaling.aggregators.native import AllReduce
+from scaling.aggregators.state import AggregatorState
 
 
 @dataclass(frozen=True)

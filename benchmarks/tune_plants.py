@@ -10,8 +10,9 @@ from itertools import pairwise
 from diagnosis_plants import SlowBackward
 from torch import Tensor, nn
 
-from scaling.aggregators.base import AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import PhaseMarker, unmarked
 from scaling.aggregators.native import AllReduce
+from scaling.aggregators.state import AggregatorState
 from scaling.workloads.base import declares
 
 INPUTS, CLASSES = 64, 10

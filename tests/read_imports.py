@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import networkx as nx
+
 
 @dataclass(frozen=True)
 class Import:
@@ -27,13 +29,18 @@ class Module:
     @cached_property
     def imports(self) -> list[Import]:
         """What it imports at run time: not what only type checkers see."""
-        return list(self._imports(self.tree, late=False))
+        return list(self._imports(self.tree, late=False, typing=False))
 
-    def _imports(self, node: ast.AST, *, late: bool) -> Iterator[Import]:
+    @cached_property
+    def all_imports(self) -> list[Import]:
+        """Those too."""
+        return list(self._imports(self.tree, late=False, typing=True))
+
+    def _imports(self, node: ast.AST, *, late: bool, typing: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            if not typing and isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
                 for other in child.orelse:
-                    yield from self._imports(other, late=late)
+                    yield from self._imports(other, late=late, typing=typing)
             elif isinstance(child, ast.Import):
                 yield from (Import(alias.name, child.lineno, late) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
@@ -42,7 +49,7 @@ class Module:
                 yield from (Import(f"{base}.{alias.name}", child.lineno, late) for alias in child.names)
             else:
                 function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                yield from self._imports(child, late=late or function)
+                yield from self._imports(child, late=late or function, typing=typing)
 
     def _base(self, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -101,6 +108,17 @@ def reaches(start: str, forbidden: frozenset[str], modules: Modules, *, late: bo
                     seen.add(runs)
                     queue.append([*chain, runs])
     return chains
+
+
+def circles(modules: Modules) -> list[list[str]]:
+    """Modules that import one another, by however many steps, late and for type checkers too."""
+    graph = nx.DiGraph(
+        (name, target)
+        for name, module in modules.items()
+        for one in module.all_imports
+        if (target := resolve(one.target, modules)) in modules and target != name
+    )
+    return sorted(sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1)
 
 
 def uses_of(modules: Modules, dotted: str, allowed: frozenset[str]) -> list[str]:

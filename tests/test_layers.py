@@ -9,6 +9,7 @@ import pytest
 from tests.read_imports import (
     Module,
     Modules,
+    circles,
     is_ours,
     planted,
     reaches,
@@ -174,6 +175,12 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.attach.launch": frozenset({"open", "write_text"}),  # what the script prints; the run's order
     "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path
 }
+CIRCLES: list[list[str]] = [
+    [
+        "scaling.attach.inside",
+        *(f"scaling.attach.inside.{name}" for name in ("agent", "alone", "changes", "marking", "safety")),
+    ]
+]
 LATE_IN_CLI = frozenset({"torch", "numpy", "pydantic"})
 
 
@@ -256,6 +263,9 @@ class TestTheProject:
     def test_imports_point_down_only(self, project):
         assert wrong_imports(project) == []
 
+    def test_no_modules_import_one_another(self, project):
+        assert circles(project) == CIRCLES
+
     def test_report_never_reaches_torch(self, project):
         assert reached_by_unit("scaling.report", frozenset({"torch"}), project) == []
         assert reached_by_unit("scaling.prediction", frozenset({"torch"}), project) == []
@@ -317,6 +327,23 @@ class TestTheChecker:
     def test_relative_import_of_a_layer_above_is_found(self):
         tree = planted(scaling__codecs__mine="from ..aggregators import base", scaling__aggregators__base="")
         assert "scaling.codecs.mine:1 imports scaling.aggregators.base" in wrong_imports(tree)[0]
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "import scaling.codecs.mine",
+            "def late():\n    from scaling.codecs import mine",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from scaling.codecs.mine import Mine",
+        ],
+    )
+    def test_a_circle_is_found_over_all_imports(self, source):
+        tree = planted(
+            scaling__codecs__mine="from scaling.codecs.other import f",
+            scaling__codecs__other="import scaling.bucket\nfrom scaling.codecs.third import g",
+            scaling__codecs__third=source,
+            scaling__bucket="",
+        )
+        assert circles(tree) == [["scaling.codecs.mine", "scaling.codecs.other", "scaling.codecs.third"]]
 
     def test_import_for_type_checkers_alone_is_no_import(self):
         source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import scaling.study"

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.native import AllReduce
 from scaling.aggregators.ring import Ring
 from scaling.aggregators.schedule import AnySchedule
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage
 from scaling.errors import StudyError

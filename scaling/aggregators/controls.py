@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, DdpPath, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, unmarked
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group

@@ -31,15 +31,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.own_momentum import single_rank_result
 from scaling.aggregators.prediction import gathered_by_all
 from scaling.aggregators.same_layout import require_same_layout
 from scaling.aggregators.saved_state import named
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
-from scaling.codecs.base import ChunkCodec, Chunks, require_exchange
 from scaling.codecs.base import Codec as WireCodec
-from scaling.codecs.chunk_coder import ChunkCoder
+from scaling.codecs.base import require_exchange
+from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch
 from scaling.codecs.kernels import Kernels, chunk_coder
 from scaling.codecs.noise import Noise

@@ -33,8 +33,9 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
 from scaling.aggregators.prediction import stepped_on_host, sums_alone
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.execute_host import NUM_SLOTS, HostExecution
 from scaling.collectives.host_staging import host_parallel, host_serial

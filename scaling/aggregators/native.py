@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, DdpPath, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, unmarked
 from scaling.aggregators.prediction import native_all_reduce
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group

@@ -38,10 +38,11 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, encoded_stripes, native_all_reduce
 from scaling.aggregators.same_layout import require_same_layout
 from scaling.aggregators.saved_state import named
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, stripe_codec

@@ -29,10 +29,11 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.one_bit_momentum import OneBitMomentum
 from scaling.aggregators.own_momentum import check_momentum
 from scaling.aggregators.saved_state import load_into, named
+from scaling.aggregators.state import AggregatorState
 from scaling.aggregators.striped import StripesState
 from scaling.bucket import BucketLayout
 from scaling.codecs.kernels import Kernels

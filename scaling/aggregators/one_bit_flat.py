@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.striped import Striped
-from scaling.codecs.base import ChunkCodec, Kernel
+from scaling.codecs.chunks import ChunkCodec, Kernel
 
 
 @dataclass(frozen=True)

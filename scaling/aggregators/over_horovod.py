@@ -32,8 +32,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, DdpPath, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.sixteen_bit import SixteenBitCodec
 from scaling.collectives.plan import Stage, Update

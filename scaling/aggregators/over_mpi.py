@@ -30,7 +30,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import DTYPES, Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import DTYPES, Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.one_bit import OneBitState, StripedOneBit
 from scaling.aggregators.prediction import (
     all_reduce_bytes,
@@ -39,6 +39,7 @@ from scaling.aggregators.prediction import (
     rows_from_host,
     rows_to_host,
 )
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Codec, Exchange, Stage, Update
 from scaling.process_group import Group, Message, MpiGroup

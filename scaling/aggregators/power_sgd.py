@@ -26,10 +26,11 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.aggregators.same_layout import require_same_layout
 from scaling.aggregators.saved_state import named
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, require_exchange
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch, chunk_sums

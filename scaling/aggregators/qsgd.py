@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.gathered import GatheredChunks
-from scaling.codecs.base import ChunkCodec, Kernel
+from scaling.codecs.chunks import ChunkCodec, Kernel
 from scaling.codecs.noise import Noise
 
 LevelBits = Literal[2, 4, 8]

@@ -8,16 +8,12 @@ a parameter: it is found again whatever bucket the parameter is in then, and in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from scaling.bucket import BucketLayout
 from scaling.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from scaling.aggregators.base import AggregatorState
 
 SEPARATOR = "/"
 """Between a kind and a parameter, whose name may hold more of them."""
@@ -76,21 +72,3 @@ def load_into(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> Non
     sources = [saved_tensor(saved, name, tensor.shape) for name, tensor in tensors.items()]
     for tensor, source in zip(tensors.values(), sources, strict=True):
         tensor.copy_(source)
-
-
-def save_buckets(states: Sequence[AggregatorState]) -> dict[str, dict[str, Tensor]]:
-    """What the state of each bucket has to save, by the bucket's number."""
-    return {str(number): state.state_dict() for number, state in enumerate(states)}
-
-
-def load_buckets(states: Sequence[AggregatorState], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Takes over what `save_buckets` gave of the same parameters in these or in other buckets. Collective.
-
-    Raises:
-        CheckpointError: a bucket lacks something.
-    """
-    by_parameter = {
-        name: tensor for tensors in saved.values() for name, tensor in tensors.items() if SEPARATOR in name
-    }
-    for number, state in enumerate(states):
-        state.load_state_dict(by_parameter | dict(saved.get(str(number), {})))

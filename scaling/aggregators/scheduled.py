@@ -15,8 +15,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
 from scaling.aggregators.prediction import sent_elements, stepped_by_owners
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives import plan
 from scaling.collectives.exchange import RankExchange, Transport

@@ -25,8 +25,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, DdpPath, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, Span, unmarked
 from scaling.aggregators.prediction import stepped_by_owners
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage, Update
 from scaling.collectives.ring import ring

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.striped import Striped
-from scaling.codecs.base import ChunkCodec, Kernel
+from scaling.codecs.chunks import ChunkCodec, Kernel
 from scaling.codecs.signs import SignCodec
 
 

@@ -17,9 +17,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes
 from scaling.aggregators.same_layout import require_same_layout
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import require_exchange
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch

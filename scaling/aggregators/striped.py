@@ -1,6 +1,6 @@
 """Compressed stripes: every rank owns a part of the bucket, sums it decoded, and sends the sum to all.
 
-The flat bucket is cut into chunks (`scaling.codecs.base`), and each rank owns num_chunks // n of them, the
+The flat bucket is cut into chunks (`scaling.codecs.chunks`), and each rank owns num_chunks // n of them, the
 first ranks one more; with fewer chunks than ranks, the last ones own none. A step on every rank:
 
 1. encode: v = gradient + residual, chunk by chunk; what is lost becomes the new residual;
@@ -41,14 +41,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
 from scaling.aggregators.own_momentum import single_rank_result
 from scaling.aggregators.prediction import encoded_stripes
 from scaling.aggregators.same_layout import require_same_layout
+from scaling.aggregators.state import AggregatorState
 from scaling.aggregators.stripe_parts import StripeParts
 from scaling.bucket import BucketLayout
-from scaling.codecs.base import WORD_BYTES, ChunkCodec, Chunks, require_exchange
-from scaling.codecs.chunk_coder import ChunkCoder, Momentum
+from scaling.codecs.base import WORD_BYTES, require_exchange
+from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks, Momentum
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, chunk_coder
 from scaling.collectives.plan import Stage, Update

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.striped import Striped
-from scaling.codecs.base import ChunkCodec, Kernel, PlainChunks
+from scaling.codecs.chunks import ChunkCodec, Kernel, PlainChunks
 from scaling.errors import StudyError
 
 CODE_PLUS, CODE_MINUS, CODE_NOT_FINITE = 3, 2, 1

@@ -6,105 +6,12 @@ CUDA devices. Rows are a codec's: [chunks, row_words] int32, a head and codes a 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from scaling.codecs.base import ChunkCodec, Chunks
+from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks, Momentum
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.noise import Noise
-
-
-@dataclass(frozen=True)
-class Momentum:
-    """The common momentum, of which every rank makes its own.
-
-    Attributes:
-        values: [padded] float32, what `decode` gave last.
-        factor: by which it is multiplied before the gradient is added.
-    """
-
-    values: Tensor
-    factor: float
-
-
-class ChunkCoder(ABC):
-    """Encodes and decodes one rank's bucket, in the order of the current stream.
-
-    Residuals are empty where there are none.
-
-    Args:
-        codec: of the gradient.
-        back: of the sums of stripes.
-        chunks: of the bucket, the codecs' own.
-        device: of all tensors.
-
-    Attributes:
-        note: what runs, for the record of a run.
-    """
-
-    note: str
-
-    def __init__(self, codec: ChunkCodec, back: ChunkCodec, chunks: Chunks, device: torch.device) -> None:
-        self.codec, self.back, self.chunks, self.device = codec, back, chunks, device
-
-    @abstractmethod
-    def encode(
-        self,
-        gradient: Tensor,
-        residual: Tensor,
-        rows: Tensor,
-        momentum: Momentum | None = None,
-        noise: Noise | None = None,
-    ) -> None:
-        """The gradient with what is added to it into rows; new residual.
-
-        Args:
-            gradient: [num_elements], of any floating type.
-            residual: [padded] float32; zeros in the filling, which stay.
-            rows: [num_chunks, row_words] int32 of the codec.
-            momentum: what is added too; there is a residual then.
-            noise: where the codec needs it; moves on.
-        """
-
-    @abstractmethod
-    def encode_sums(self, received: Tensor, residual: Tensor, rows: Tensor, first: int, rank: int) -> None:
-        """What the codec's `combine` makes of all ranks' stripes, with the residual, into rows; new residual.
-
-        Args:
-            received: [ranks, own chunks, row_words] int32 of the codec.
-            residual: [own chunks, chunk_elements] float32.
-            rows: [own chunks, row_words] int32 of the codec for sums.
-            first: of the own chunks.
-            rank: the own one.
-        """
-
-    @abstractmethod
-    def decode(
-        self,
-        rows: Tensor,
-        divisor: int,
-        result: Tensor,
-        watch: FiniteWatch,
-        momentum: Momentum | None = None,
-    ) -> None:
-        """The sum over `rows` in their order, divided; marks chunks that were not finite.
-
-        Args:
-            rows: [ranks, num_chunks, row_words] int32 of the codec for sums, which is the codec itself where
-                there is more than one rank.
-            divisor: of the sum.
-            result: [num_elements], of any floating type, filled.
-            watch: of the bucket, by chunks.
-            momentum: takes over the result.
-        """
-
-    def own_elements(self, num_chunks: int, first: int) -> int:
-        """Elements of some chunks that are no filling, the first being number `first`."""
-        size = self.chunks.chunk_elements
-        return max(0, min(self.chunks.num_elements - first * size, num_chunks * size))
 
 
 class TorchChunks(ChunkCoder):

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from scaling.codecs.base import ChunkCodec
+from scaling.codecs.chunks import ChunkCodec
 
 
 @dataclass(frozen=True)

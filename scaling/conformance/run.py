@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import HOST_SITES, Aggregator, AggregatorState, Span
+from scaling.aggregators.base import HOST_SITES, Aggregator, Span
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.process_group import Group, run_in_process
 

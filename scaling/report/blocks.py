@@ -11,10 +11,9 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, in_order_of
 from scaling.axes import workers
 from scaling.measure.statistics import ONE_LAUNCH
-from scaling.report.figures.base import SavedFigure
 from scaling.report.formats import milliseconds, percent, ratio
 from scaling.report.page_tables import answer_columns, answer_legend, best_of_rows, quality_of
-from scaling.report.sections import Section, arrange
+from scaling.report.sections import SavedFigure, Section, arrange
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.titles import short_names, title_parts
 

@@ -18,11 +18,10 @@ from scaling.analysis.study_scatter import StudyScatter, study_scatter
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
 from scaling.report.blocks import Block, blocks_of
-from scaling.report.figures.base import SavedFigure
 from scaling.report.formats import MISSING
 from scaling.report.glosses import aggregators_of, settings_of
 from scaling.report.page_tables import page_tables
-from scaling.report.sections import Section, arrange
+from scaling.report.sections import SavedFigure, Section, arrange
 from scaling.report.tables import Table
 from scaling.report.text import Sentence, sentences_of, text_of
 

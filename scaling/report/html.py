@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from scaling.report.content import Content
 from scaling.report.evidence import PATHS
-from scaling.report.figures.base import SavedFigure
 from scaling.report.figures.svg import for_page, page_styles
 from scaling.report.glosses import name_in
-from scaling.report.sections import Section
+from scaling.report.sections import SavedFigure, Section
 from scaling.report.text import TEMPLATES, environment, text_of
 from scaling.report.titles import title_parts
 from scaling.report.verdict_text import facts_of, lead_of_command, names_of

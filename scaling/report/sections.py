@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from scaling.report.tables import Table
 
-if TYPE_CHECKING:  # it reads the sections' names
-    from scaling.report.figures.base import SavedFigure
+
+@dataclass(frozen=True)
+class SavedFigure:
+    """A figure on the disk.
+
+    Attributes:
+        name, title, caption, source: as of `scaling.report.figures.base.Drawn`.
+        section: of the page (`TITLES`).
+        svg: the vector file.
+        kind: the name under which `scaling.report.figures.draw` knows what drew it.
+        group: key of the comparable cells that it shows; "" where it shows none or several.
+    """
+
+    name: str
+    title: str
+    caption: str
+    section: str
+    svg: Path
+    source: str
+    kind: str
+    group: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.dtypes import check_dtypes
-from scaling.study.kinds.training import TrainingKind
 from scaling.study.memory_format import memory_formats
 from scaling.study.optimizers import check_optimizer_keys
 from scaling.study.parts import SIZE_WORDS, TrainingPart
@@ -25,8 +24,20 @@ from scaling.study.workloads import ChosenWorkload, choose
 NamedAggregator = tuple[str, Aggregator[Any]]
 
 
+class TrainsCells(Protocol):
+    """What a kind says of its cells (`scaling.study.kinds.training.TrainingKind`)."""
+
+    def check(
+        self, part: Any, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str, where: str
+    ) -> None: ...
+
+    def input_placements(self, part: Any) -> Sequence[str]: ...
+
+    def extent(self, workload: ChosenWorkload, part: Any, device: str, placement: str) -> dict[str, Any]: ...
+
+
 def training_cells(
-    kind: TrainingKind[Any], part: TrainingPart, machine: AvailableMachine, where: str, notes: list[str]
+    kind: TrainsCells, part: TrainingPart, machine: AvailableMachine, where: str, notes: list[str]
 ) -> Iterator[Cell]:
     """All combinations of a part on that machine.
 
@@ -75,7 +86,7 @@ def _divides(part: TrainingPart, size: int, where: str, notes: list[str]) -> boo
 
 
 def _combinations(
-    kind: TrainingKind[Any],
+    kind: TrainsCells,
     part: TrainingPart,
     workload: ChosenWorkload,
     aggregators: Sequence[NamedAggregator],

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span
+from scaling.aggregators.base import Aggregator, PhaseMarker, Span
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.process_group import Group
 

@@ -26,11 +26,11 @@ from scaling.errors import CheckpointError, LaunchError, StudyError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.activations import checkpointed_layers
-from scaling.training.compute import FLOAT32, Compute, take_passes
+from scaling.training.compute import FLOAT32, Compute
 from scaling.training.exchanges import Record, recomputed_exchanges, repeatable_gradients
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings, set_learning_rate
-from scaling.training.replica import Replica, dtype_name, whole
+from scaling.training.replica import Replica, dtype_name, take_passes, whole
 from scaling.workloads.base import Loss, cross_entropy
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker
-from scaling.aggregators.saved_state import load_buckets, save_buckets
+from scaling.aggregators.base import Aggregator, PhaseMarker
+from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.collectives.side_stream import side_stream
 from scaling.measure.phases import Marks

@@ -33,17 +33,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span
-from scaling.aggregators.saved_state import load_buckets, save_buckets
+from scaling.aggregators.base import Aggregator, PhaseMarker, Span
+from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
-from scaling.training.compute import take_passes
 from scaling.training.dtypes import require_dtypes
 from scaling.training.exchanges import Record, aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
-from scaling.training.replica import FlatBucket, FlatReplica
+from scaling.training.replica import FlatBucket, FlatReplica, take_passes
 from scaling.training.step import by_bucket, of_buckets, sum_over_owners
 from scaling.training.update import SpansUpdate
 

@@ -41,7 +41,6 @@ from scaling.collectives.sharded_owners import assign_owners
 from scaling.errors import LaunchError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
-from scaling.training.compute import take_passes
 from scaling.training.ddp import USUAL_DDP, DdpSettings, wrapped
 from scaling.training.dtypes import require_dtypes
 from scaling.training.exchanges import (
@@ -61,7 +60,7 @@ from scaling.training.optimizers import (
     skip_where,
     state_tensors,
 )
-from scaling.training.replica import Replica
+from scaling.training.replica import Replica, take_passes
 
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket

@@ -8,11 +8,13 @@ control arm takes the same path.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from scaling.bucket import BucketLayout
+from scaling.measure.phases import Marks
 from scaling.training.compute import FLOAT32, Compute
 from scaling.workloads.base import Loss, cross_entropy
 
@@ -174,3 +176,51 @@ class FlatReplica(Replica):
             for bucket in self.buckets:
                 bucket.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
+
+
+def whole_batch(_: bool) -> AbstractContextManager[None]:
+    """Of steps for which the last micro-batch is as the others."""
+    return nullcontext()
+
+
+def take_passes(
+    replica: Replica,
+    inputs: Tensor,
+    targets: Tensor,
+    marks: Marks,
+    scaled: Callable[[Tensor], Tensor],
+    *,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    around: Callable[[bool], AbstractContextManager[None]] = whole_batch,
+    after: Callable[[], None] | None = None,
+) -> Tensor:
+    """Forward and backward passes of a batch; leaves the gradient of its mean loss.
+
+    Args:
+        replica: of this rank.
+        inputs, targets: of the whole batch; a multiple of the micro-batches.
+        marks: take the phases.
+        scaled: what is differentiated, of a loss.
+        forward: the module; None: the replica's.
+        around: is entered for each micro-batch, told whether it is the last.
+        after: is called at the end of the last backward pass, within its phase.
+
+    Returns:
+        The mean loss, detached.
+    """
+    count = replica.compute.accumulate
+    total: Tensor | None = None
+    for number in range(count):
+        micro_batch = slice(number * len(inputs) // count, (number + 1) * len(inputs) // count)
+        is_last = number == count - 1
+        with around(is_last):
+            with marks.phase("forward"):
+                loss = replica.forward(inputs[micro_batch], targets[micro_batch], forward)
+                loss = loss / count if count > 1 else loss
+            with marks.phase("backward"):
+                replica.backward(scaled(loss), adding=number > 0)
+                if is_last and after is not None:
+                    after()
+        total = loss.detach() if total is None else total + loss.detach()
+    assert total is not None
+    return total

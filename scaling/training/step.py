@@ -12,16 +12,16 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import HOST_SITES, Aggregator, AggregatorState, PhaseMarker, UpdateSite
+from scaling.aggregators.base import HOST_SITES, Aggregator, PhaseMarker, UpdateSite
+from scaling.aggregators.state import AggregatorState
 from scaling.errors import CheckpointError, StudyError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
-from scaling.training.compute import take_passes
 from scaling.training.dtypes import require_dtypes
 from scaling.training.exchanges import Record, aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
-from scaling.training.replica import FlatBucket, FlatReplica, Replica
+from scaling.training.replica import FlatBucket, FlatReplica, Replica, take_passes
 from scaling.training.update import SiteUpdate, update_at
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scaling.aggregators.registry import BUILT_IN, create
-from scaling.aggregators.saved_state import load_buckets, save_buckets
+from scaling.aggregators.state import load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.errors import CheckpointError
 from scaling.process_group import run_in_process

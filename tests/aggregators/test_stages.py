@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from scaling.aggregators.base import Aggregator, AggregatorState, unmarked
+from scaling.aggregators.base import Aggregator, unmarked
 from scaling.aggregators.presets import mxnet
 from scaling.aggregators.presets.mxnet import MxnetLocal
 from scaling.aggregators.registry import BUILT_IN, create
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Codec, Update, exchanges_of, simulate_plan
 from scaling.collectives.plan_record import plan_of

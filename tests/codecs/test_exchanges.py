@@ -12,7 +12,8 @@ from scaling.aggregators.qsgd import QsgdCodec
 from scaling.aggregators.striped import Striped
 from scaling.aggregators.top_k import TopKCodec
 from scaling.aggregators.two_bit import TwoBitCodec
-from scaling.codecs.base import ChunkCodec, exchanges_of, require_exchange
+from scaling.codecs.base import exchanges_of, require_exchange
+from scaling.codecs.chunks import ChunkCodec
 from scaling.codecs.power_sgd import PowerSgdCodec
 from scaling.codecs.sixteen_bit import SixteenBitCodec
 from scaling.errors import StudyError

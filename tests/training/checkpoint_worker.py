@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from scaling.aggregators.base import AggregatorState
+from scaling.aggregators.state import AggregatorState
 from scaling.errors import CheckpointError
 from scaling.process_group import TorchGroup
 from scaling.registry import trust

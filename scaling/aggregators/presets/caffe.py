@@ -38,9 +38,10 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage, Update
 from scaling.collectives.schedule import Schedule

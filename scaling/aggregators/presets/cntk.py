@@ -38,10 +38,11 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
 from scaling.aggregators.one_bit import StripedOneBit
 from scaling.aggregators.prediction import all_reduce_bytes, copies_to_ranks, native_all_reduce, rows_to_host
 from scaling.aggregators.presets.host_rows import tensor_spans
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.one_bit import View
 from scaling.collectives.plan import Codec, Stage, Update

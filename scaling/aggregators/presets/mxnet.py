@@ -50,11 +50,12 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, UpdateSite, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, UpdateSite, unmarked
 from scaling.aggregators.host import threads
 from scaling.aggregators.prediction import copies_to_ranks, rows_to_host, stepped_on_host
 from scaling.aggregators.presets.host_rows import HostRows
 from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.mxnet_tree import mxnet_tree
 from scaling.collectives.parts import BufferPart, of_parts

@@ -41,8 +41,9 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce, sent_elements
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives import plan
 from scaling.collectives.exchange import RankExchange, Transport

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from scaling.codecs.base import WORD_BYTES, ChunkCodec, Chunks, Kernel, KernelKind
-from scaling.codecs.chunk_coder import ChunkCoder, Momentum
+from scaling.codecs.base import WORD_BYTES
+from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks, Kernel, KernelKind, Momentum
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.noise import Noise
 from scaling.codecs.packing import BITS_PER_BYTE

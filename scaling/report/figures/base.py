@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
@@ -93,28 +92,6 @@ class Drawn:
     figure: Figure
     source: str = "summary.csv"
     group: CellGroup | None = None
-
-
-@dataclass(frozen=True)
-class SavedFigure:
-    """A figure on the disk.
-
-    Attributes:
-        name, title, caption, source: as of `Drawn`.
-        section: of the page (`scaling.report.sections.TITLES`).
-        svg: the vector file.
-        kind: the name under which `scaling.report.figures.draw` knows what drew it.
-        group: key of the comparable cells that it shows; "" where it shows none or several.
-    """
-
-    name: str
-    title: str
-    caption: str
-    section: str
-    svg: Path
-    source: str
-    kind: str
-    group: str = ""
 
 
 Draw = Callable[[FigureInput], Iterable[Drawn]]

@@ -16,9 +16,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from scaling.errors import StoreError, StudyError
 from scaling.registry import Registry
-from scaling.report.figures.base import Drawn, FigureInput, FigureKind, SavedFigure
+from scaling.report.figures.base import Drawn, FigureInput, FigureKind
 from scaling.report.figures.style import SETTINGS
 from scaling.report.figures.svg import compact, resized
+from scaling.report.sections import SavedFigure
 from scaling.store import ResultsFolder
 from topologies.detect import num_usable_cores
 

@@ -9,8 +9,10 @@ from pydantic import Field
 
 from scaling.errors import StudyError
 from scaling.study.cell import TIMING_BATCHES
-from scaling.study.kinds.training import TrainingKind
-from scaling.study.parts import PositiveInt, Recipe, TrainingPart
+from scaling.study.kinds.training import TrainingKind, check_images, named
+from scaling.study.optimizers import chosen
+from scaling.study.parts import PositiveInt, Recipe, TrainingPart, Workload
+from scaling.training.learning_rate import DEFAULT_GAMMA
 
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
     from scaling.study.rank.context import RunContext
     from scaling.study.rank.summary import RankSummary
     from scaling.study.workloads import ChosenWorkload
+
+DEFAULTS = {
+    "learning_rate_rule": "fixed",
+    "warmup_epochs": 0.0,
+    "schedule": "constant",
+    "augmentation": "none",
+}
+"""Of the keys of a recipe."""
 
 
 class ConvergencePart(TrainingPart, Recipe):
@@ -66,8 +76,6 @@ class ConvergenceKind(TrainingKind[ConvergencePart]):
         self, workload: ChosenWorkload, part: ConvergencePart, device: str, placement: str
     ) -> dict[str, Any]:
         """How long it is trained, with which rates and augmentation."""
-        from scaling.study.recipes import recipe_of
-
         return {**recipe_of(workload, part), "keep_checkpoints": part.keep_checkpoints}
 
     def run(self, cell: Cell, context: RunContext) -> RankSummary:
@@ -90,3 +98,74 @@ class ConvergenceKind(TrainingKind[ConvergencePart]):
         """Also the hosts of a training that was cut off and went on elsewhere."""
         before = ranks[0].hosts_before
         return {**super().summary(ranks), **({"hosts_before": before} if before else {})}
+
+
+def recipe_of(choice: ChosenWorkload, part: ConvergencePart) -> dict[str, Any]:
+    """The fields of `Cell` that say how long it is trained, with which rates and augmentation.
+
+    A key that its rule or schedule does not have is None, where a workload has chosen another than its part.
+
+    Raises:
+        StudyError: keys contradict each other, or the data cannot be augmented.
+    """
+    workload = choice.keys
+    values = {key: chosen(key, workload, part, DEFAULTS.get(key)) for key in Recipe.model_fields}
+    where = named(workload)
+    _check_base_batch(values, workload, part, where)
+    _check_schedule(values, workload, part, where)
+    if values["warmup_epochs"] >= values["epochs"]:
+        raise StudyError(
+            f"{where}: warmup_epochs {values['warmup_epochs']:g} must be less than the epochs, "
+            f"{values['epochs']}: else the learning rate never reaches its peak"
+        )
+    if values["target_bits_per_byte"] is not None:
+        _check_bytes(values, choice, where)
+    if values["augmentation"] == "standard":
+        check_images(choice, where)
+    return values
+
+
+def _check_bytes(values: dict[str, Any], choice: ChosenWorkload, where: str) -> None:
+    if not choice.dataset.bits_per_byte:
+        raise StudyError(
+            f"{where}: target_bits_per_byte is a target of texts of bytes, such as data set text; use "
+            "target_accuracy"
+        )
+    if values["target_accuracy"] is not None:
+        raise StudyError(f"{where}: target_bits_per_byte and target_accuracy are two targets; leave one out")
+
+
+def _check_base_batch(values: dict[str, Any], workload: Workload, part: ConvergencePart, where: str) -> None:
+    rule = values["learning_rate_rule"]
+    if rule != "fixed" and values["base_batch"] is None:
+        raise StudyError(
+            f"{where}: learning_rate_rule: {rule} needs base_batch, the global batch for which learning_rate "
+            "was chosen"
+        )
+    if rule == "fixed" and values["base_batch"] is not None:
+        if _is_own("base_batch", "learning_rate_rule", workload, part):
+            raise StudyError(
+                f"{where}: base_batch belongs to learning_rate_rule: linear or sqrt; fixed has none"
+            )
+        values["base_batch"] = None
+
+
+def _check_schedule(values: dict[str, Any], workload: Workload, part: ConvergencePart, where: str) -> None:
+    schedule, milestones = values["schedule"], values["milestones"]
+    if schedule == "step":
+        if milestones is None:
+            raise StudyError(f"{where}: schedule: step needs milestones, the epochs behind which it falls")
+        if sorted(set(milestones)) != milestones:
+            raise StudyError(f"{where}: milestones {milestones} must ascend")
+        values["milestones"] = tuple(milestones)
+        values["gamma"] = DEFAULT_GAMMA if values["gamma"] is None else values["gamma"]
+        return
+    for key in ("milestones", "gamma"):
+        if values[key] is not None and _is_own(key, "schedule", workload, part):
+            raise StudyError(f"{where}: {key} belongs to schedule: step, not to {schedule}; leave it out")
+        values[key] = None
+
+
+def _is_own(key: str, chooser: str, workload: Workload, part: ConvergencePart) -> bool:
+    """Whether `key` stands where `chooser` was chosen, and not in a part that chose otherwise."""
+    return getattr(workload, key) is not None or getattr(workload, chooser) is None

@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 from scaling.errors import StudyError
 from scaling.store.upgrades import with_new_keys
 from scaling.study.cell import AvailableMachine
-from scaling.study.kinds.training import TrainingKind
+from scaling.study.kinds.training import TrainingKind, check_images, named
+from scaling.study.optimizers import chosen
 from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, TrainingPart
 
 if TYPE_CHECKING:
@@ -111,8 +112,6 @@ class IterationKind(TrainingKind[IterationPart]):
         self, workload: ChosenWorkload, part: IterationPart, device: str, placement: str
     ) -> dict[str, Any]:
         """How many iterations are measured, and what loads their batches."""
-        from scaling.study.recipes import timed_augmentation
-
         names = ("warmup", "iterations", "precision_goal", "max_seconds", "profiled_iterations")
         min_seconds = part.min_seconds
         if min_seconds is None:
@@ -168,3 +167,15 @@ def _replicates(cells: Iterable[Cell]) -> Iterator[Cell]:
         size = max(cell.world_size for cell in group)
         largest = [cell for cell in group if cell.world_size == size]
         yield replace(next((cell for cell in largest if cell.exchanges), largest[0]), aa_replicate=1)
+
+
+def timed_augmentation(workload: ChosenWorkload, part: IterationPart) -> str | None:
+    """What a timed step does to its batch: None is nothing, so that ids stay those of before.
+
+    Raises:
+        StudyError: the data cannot be augmented.
+    """
+    if chosen("augmentation", workload.keys, part) != "standard":
+        return None
+    check_images(workload, named(workload.keys))
+    return "standard"

@@ -6,10 +6,11 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from scaling.errors import StudyError
 from scaling.store.upgrades import DATA_IN_HOST_MEMORY
 from scaling.study.cell import AvailableMachine
 from scaling.study.kinds.base import Kind
-from scaling.study.parts import TrainingPart
+from scaling.study.parts import TrainingPart, Workload
 from scaling.study.step_time import ModelSize, check_seconds, set_up_seconds, step_seconds
 
 if TYPE_CHECKING:
@@ -101,3 +102,18 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
     def label(self, cell: Mapping[str, Any]) -> str:
         """`iteration fcn-r, ring`."""
         return f"{cell['kind']} {cell['model_label']}, {cell['aggregator_label']}"
+
+
+def named(workload: Workload) -> str:
+    """For messages."""
+    return f"workload {workload.model.name} on {workload.dataset.name}"
+
+
+def check_images(workload: ChosenWorkload, where: str) -> None:
+    """Raises StudyError where the data is no images, which alone are augmented."""
+    shape = workload.shape
+    if shape.tokens or len(shape.input_shape) != 3:
+        raise StudyError(
+            f"{where}: augmentation: standard crops and mirrors images [channels, height, width]; the data "
+            f"has samples of shape {list(shape.input_shape)}; use augmentation: none"
+        )

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from scaling.report.device import Results, read_devices, report_of
-from scaling.report.figures.base import FigureInput, SavedFigure
+from scaling.report.figures.base import FigureInput
 from scaling.report.figures.draw import draw_figures
+from scaling.report.sections import SavedFigure
 from scaling.store import ResultsFolder, RunRecord
 
 

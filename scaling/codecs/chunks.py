@@ -1,0 +1,274 @@
+"""Codecs by chunks, and what encodes a rank's bucket with one."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Union
+
+import torch
+from torch import Tensor
+
+from scaling.bucket import BucketLayout
+from scaling.codecs.base import WORD_BYTES, Codec
+from scaling.codecs.finite import FiniteWatch
+from scaling.codecs.noise import Noise
+from scaling.codecs.packing import BITS_PER_BYTE, pack, unpack
+from scaling.errors import StudyError
+
+KernelKind = Literal["FLAT", "MEAN", "ROOT", "VOTE", "TWO", "LEVELS", "LEVELS_OF_LARGEST"]
+"""The kernels of `scaling.codecs.kernels.chunk_blocks`, which is imported where Triton is."""
+
+Kernel = Union[KernelKind, "type[ChunkCoder]", None]  # evaluated when the module is imported
+
+CHUNK_MULTIPLE = 32
+"""Elements of a chunk come in multiples: whole words, whatever the bits of an element."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A flat buffer cut into chunks of equal size, the last one filled up.
+
+    Attributes:
+        num_elements: of the buffer.
+        chunk_elements: of a chunk.
+        num_chunks: at least as many as hold them.
+    """
+
+    num_elements: int
+    chunk_elements: int
+
+    @property
+    def num_chunks(self) -> int:
+        """How many there are, the last of them padded."""
+        return math.ceil(self.num_elements / self.chunk_elements)
+
+    @property
+    def padded(self) -> int:
+        """Elements of all chunks."""
+        return self.num_chunks * self.chunk_elements
+
+    def matrix(self, flat: Tensor) -> Tensor:
+        """[num_chunks, chunk_elements] view of a flat tensor of `padded` elements."""
+        return flat.view(self.num_chunks, self.chunk_elements)
+
+    def valid(self, device: torch.device) -> Tensor:
+        """[num_chunks, 1] float32: elements of each chunk that are no filling."""
+        counts = torch.full((self.num_chunks, 1), float(self.chunk_elements), device=device)
+        counts[-1:] -= self.padded - self.num_elements
+        return counts
+
+
+def chunks_of(num_elements: int, chunk_elements: int) -> Chunks:
+    """Chunks of that size, or one smaller one where the buffer is smaller."""
+    rounded = CHUNK_MULTIPLE * math.ceil(max(1, num_elements) / CHUNK_MULTIPLE)
+    return Chunks(num_elements, min(chunk_elements, rounded))
+
+
+def check_chunk_elements(what: str, chunk_elements: int) -> None:
+    """Raises StudyError unless it is a positive multiple of 32."""
+    if chunk_elements < CHUNK_MULTIPLE or chunk_elements % CHUNK_MULTIPLE:
+        raise StudyError(
+            f"{what}: allowed is a multiple of {CHUNK_MULTIPLE} from {CHUNK_MULTIPLE}, got {chunk_elements}"
+        )
+
+
+@dataclass(frozen=True)
+class ChunkCodec(Codec):
+    """A codec by chunks: a row of the wire is a chunk's head, some floats, and then a code an element.
+
+    Attributes:
+        chunk_elements: values that share a head.
+        head: floats of a head.
+        bits: of a code.
+        needs_noise: `encode` takes uniform random numbers.
+        kernel: its kernel on CUDA devices: a kind of `scaling.codecs.kernels.chunk_blocks`, or a `ChunkCoder`
+            of its own; None: plain torch. A subclass may compute otherwise, so it does not inherit it.
+    """
+
+    chunk_elements: int
+    head: ClassVar[int]
+    bits: ClassVar[int]
+    divisible = True
+    needs_noise: ClassVar[bool] = False
+    kernel: ClassVar[Kernel] = None
+
+    def __post_init__(self) -> None:
+        check_chunk_elements(f"codec {self.name!r}: chunk_elements", self.chunk_elements)
+
+    def chunks(self, num_elements: int) -> Chunks:
+        """How it cuts a buffer."""
+        return chunks_of(num_elements, self.chunk_elements)
+
+    def code_bits(self) -> int:
+        """Bits of a code; to be overridden where a parameter decides."""
+        return self.bits
+
+    def kernel_kind(self) -> tuple[str, float]:
+        """The name of its kernel and the number that it takes; overridden where a parameter decides."""
+        return str(self.kernel), 0.0
+
+    def row_words(self, chunk_elements: int) -> int:
+        """32-bit words of a row."""
+        return self.head + chunk_elements * self.code_bits() // (BITS_PER_BYTE * WORD_BYTES)
+
+    def bucket_bytes(self, layout: BucketLayout) -> int:
+        """Shapes do not matter: `wire_bytes` of its elements."""
+        return self.wire_bytes(layout.num_elements)
+
+    def wire_bytes(self, num_elements: int) -> int:
+        """Every chunk's head and codes, those of the filling too."""
+        chunks = self.chunks(num_elements)
+        return WORD_BYTES * chunks.num_chunks * self.row_words(chunks.chunk_elements)
+
+    @abstractmethod
+    def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Heads [chunks, head] float32 and codes [chunks, n] uint8 or bool.
+
+        Args:
+            values: [chunks, n] float32, zeros in the filling.
+            valid: [chunks, 1] float32, elements that are no filling.
+            noise: [chunks, n] float32 uniform in [0, 1), where `needs_noise`.
+        """
+
+    @abstractmethod
+    def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
+        """Values [..., chunks, n] float32 of heads [..., chunks, head] and codes [..., chunks, n] uint8."""
+
+    def combine(self, decoded: Tensor, rank: int) -> Tensor:
+        """What the owner of a stripe makes of all ranks' decoded copies [ranks, chunks, n]: [chunks, n], new.
+
+        To be overridden where it is not their sum; `own` is the owner's rank.
+        """
+        return decoded.sum(0)
+
+    def encode(self, values: Tensor, valid: Tensor, rows: Tensor, noise: Tensor | None = None) -> None:
+        """Writes `quantise`'s heads and codes to `rows` [chunks, row_words] int32."""
+        heads, codes = self.quantise(values, valid, noise)
+        rows[:, : self.head].view(torch.float32).copy_(heads)
+        rows[:, self.head :].view(torch.uint8).copy_(pack(codes, self.code_bits()))
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """Values [..., chunks, n] float32 of rows [..., chunks, row_words] int32; filling holds anything."""
+        codes = unpack(rows[..., self.head :].view(torch.uint8), self.code_bits())
+        return self.restore(self.heads(rows), codes)
+
+    def heads(self, rows: Tensor) -> Tensor:
+        """[..., chunks, head] float32: not finite where a chunk was not."""
+        return rows[..., : self.head].view(torch.float32)
+
+
+@dataclass(frozen=True)
+class PlainChunks(ChunkCodec):
+    """Values as they are, for a direction that is not compressed."""
+
+    name: ClassVar[str] = "float32"
+    head: ClassVar[int] = 0
+    bits: ClassVar[int] = 32
+
+    def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Not of use: `encode` copies."""
+        raise NotImplementedError("values are copied, not quantised")
+
+    def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
+        """Likewise."""
+        raise NotImplementedError("values are copied, not restored")
+
+    def encode(self, values: Tensor, valid: Tensor, rows: Tensor, noise: Tensor | None = None) -> None:
+        """A copy."""
+        rows.view(torch.float32).copy_(values)
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """A view."""
+        return rows.view(torch.float32)
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """The common momentum, of which every rank makes its own.
+
+    Attributes:
+        values: [padded] float32, what `decode` gave last.
+        factor: by which it is multiplied before the gradient is added.
+    """
+
+    values: Tensor
+    factor: float
+
+
+class ChunkCoder(ABC):
+    """Encodes and decodes one rank's bucket, in the order of the current stream.
+
+    Residuals are empty where there are none.
+
+    Args:
+        codec: of the gradient.
+        back: of the sums of stripes.
+        chunks: of the bucket, the codecs' own.
+        device: of all tensors.
+
+    Attributes:
+        note: what runs, for the record of a run.
+    """
+
+    note: str
+
+    def __init__(self, codec: ChunkCodec, back: ChunkCodec, chunks: Chunks, device: torch.device) -> None:
+        self.codec, self.back, self.chunks, self.device = codec, back, chunks, device
+
+    @abstractmethod
+    def encode(
+        self,
+        gradient: Tensor,
+        residual: Tensor,
+        rows: Tensor,
+        momentum: Momentum | None = None,
+        noise: Noise | None = None,
+    ) -> None:
+        """The gradient with what is added to it into rows; new residual.
+
+        Args:
+            gradient: [num_elements], of any floating type.
+            residual: [padded] float32; zeros in the filling, which stay.
+            rows: [num_chunks, row_words] int32 of the codec.
+            momentum: what is added too; there is a residual then.
+            noise: where the codec needs it; moves on.
+        """
+
+    @abstractmethod
+    def encode_sums(self, received: Tensor, residual: Tensor, rows: Tensor, first: int, rank: int) -> None:
+        """What the codec's `combine` makes of all ranks' stripes, with the residual, into rows; new residual.
+
+        Args:
+            received: [ranks, own chunks, row_words] int32 of the codec.
+            residual: [own chunks, chunk_elements] float32.
+            rows: [own chunks, row_words] int32 of the codec for sums.
+            first: of the own chunks.
+            rank: the own one.
+        """
+
+    @abstractmethod
+    def decode(
+        self,
+        rows: Tensor,
+        divisor: int,
+        result: Tensor,
+        watch: FiniteWatch,
+        momentum: Momentum | None = None,
+    ) -> None:
+        """The sum over `rows` in their order, divided; marks chunks that were not finite.
+
+        Args:
+            rows: [ranks, num_chunks, row_words] int32 of the codec for sums, which is the codec itself where
+                there is more than one rank.
+            divisor: of the sum.
+            result: [num_elements], of any floating type, filled.
+            watch: of the bucket, by chunks.
+            momentum: takes over the result.
+        """
+
+    def own_elements(self, num_chunks: int, first: int) -> int:
+        """Elements of some chunks that are no filling, the first being number `first`."""
+        size = self.chunks.chunk_elements
+        return max(0, min(self.chunks.num_elements - first * size, num_chunks * size))
