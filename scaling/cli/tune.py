@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaling.cli.options import Out, Overrides, StudyArgument, note
-from scaling.cli.run import is_failure, measured, say_rest
+from scaling.cli.run import measured
 from scaling.files.texts import folded
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def _measured(study: Study, out: Path, scope: Scope, zygotes: Zygotes) -> Result
 
     file = out.with_suffix(".yaml")
     write_whole(file, text_of(study).encode())
-    folder, _, left_out = measured(str(file), [], out, scope, zygotes)
-    failed = [record for record in folder.runs() if record.state == "failed"]
-    say_rest(failed, left_out)
-    if is_failure(failed, left_out, is_fault=True):
+    outcome = measured(str(file), [], out, scope, zygotes)
+    for line in outcome.rest():
+        note(line)
+    if outcome.is_failure:
         raise typer.Exit(1)
-    return folder
+    return outcome.folder
 
 
 def _cells_by_part(study: Study, folder: ResultsFolder) -> list[list[CellResult]]:

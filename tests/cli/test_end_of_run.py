@@ -9,8 +9,10 @@ import pytest
 import typer
 
 import scaling.cli
+from launchers.local import LocalLauncher
 from scaling.report import write_report
 from scaling.store import ResultsFolder
+from scaling.study.session import Outcome
 
 running = sys.modules[f"{scaling.cli.__name__}.run"]  # `scaling.cli.run` is the verb
 REFERENCE = Path(__file__).parents[2] / "results/reference"
@@ -34,14 +36,19 @@ def test_few_lines_stand_above_the_verdict(made, capsys):
 
 
 def test_verdict_comes_after_what_failed(monkeypatch):
-    said = []
-    made, scope = object(), SimpleNamespace(launcher=SimpleNamespace(leaves_the_rest=False))
-    scope.records = lambda _: [SimpleNamespace(state="failed")]
-    monkeypatch.setattr("scaling.study.scope.scope_for", lambda *_: scope)
-    monkeypatch.setattr(running, "measured", lambda *_, **__: (SimpleNamespace(path="x"), made, ["left out"]))
-    monkeypatch.setattr(running, "say_rest", lambda failed, left: said.append((len(failed), left)))
+    said, made = [], object()
+    cell = {"kind": "transfer", "world_size": 2}
+    failed = [SimpleNamespace(cell=cell, repeat=0, reason="rank 1: no")]
+    folder = SimpleNamespace(path=Path("x"))
+    outcome = Outcome(folder, made, failed, ["left out"], leaves_the_rest=False)
+    monkeypatch.setattr("scaling.study.session.run_session", lambda *_, **__: outcome)
+    monkeypatch.setattr(running, "note", said.append)
     monkeypatch.setattr(running, "_show", said.append)
+    monkeypatch.setattr(LocalLauncher, "forks_workers", False)
     with pytest.raises(typer.Exit) as ended:
-        running._run("quickstart", [], None, False, "local", None, None, None)
+        running.run("quickstart")
     assert ended.value.exit_code == 1
-    assert said == [(1, ["left out"]), made]
+    first, again, left_out, shown = said
+    assert first == "failed: transfer, 2 workers, repeat 0: rank 1: no"
+    assert "--retry-failed" in again
+    assert (left_out, shown) == ("left out", made)

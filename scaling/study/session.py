@@ -1,0 +1,151 @@
+"""The sequence of `scaling run`: what is asked, its folder, its launches, its report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from launchers.zygote import Zygotes
+from scaling.store import ResultsFolder, RunRecord
+from scaling.study import run
+from scaling.study.cell import ResolvedStudy
+from scaling.study.kinds import label_of
+from scaling.study.launch_times import CommandTimes
+from scaling.study.libraries import RunnableStudy, runnable
+from scaling.study.overrides import load_study
+from scaling.study.pre_launch_prediction import PreLaunchPrediction
+from scaling.study.prepare import prepare, this_machine
+from scaling.study.progress import progress_for
+from scaling.study.resolve import resolve
+from scaling.study.schema import Study
+from scaling.study.scope import Scope
+from scaling.study.trial import trial_overrides
+
+ReportT = TypeVar("ReportT")
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[ReportT]):
+    """What a run has come to.
+
+    Attributes:
+        folder: of the results.
+        report: of the whole study; None where one world size alone was run.
+        failed: records of the runs that failed.
+        left_out: a line for each reason why some runs stay planned.
+        leaves_the_rest: what is left out is no failure: other jobs may wait for the success of this one.
+    """
+
+    folder: ResultsFolder
+    report: ReportT | None
+    failed: list[RunRecord]
+    left_out: list[str]
+    leaves_the_rest: bool
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the command ends with exit code 1."""
+        return bool(self.failed or (self.left_out and not self.leaves_the_rest))
+
+    def rest(self) -> list[str]:
+        """A line for everything that was not measured."""
+        lines = [
+            f"failed: {label_of(record.cell)}, {record.cell['world_size']} workers, repeat {record.repeat}: "
+            f"{record.reason}"
+            for record in self.failed
+        ]
+        again = ["`--retry-failed` runs them again"] if self.failed else []
+        return [*lines, *again, *self.left_out]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be run.
+
+    Attributes:
+        folder: of the results.
+        study: with the batches of trials, if it has any.
+        overrides: with those too.
+        resolved: its cells.
+        can_run: those of which the libraries are installed.
+    """
+
+    folder: ResultsFolder
+    study: Study
+    overrides: list[str]
+    resolved: ResolvedStudy
+    can_run: RunnableStudy
+
+
+def run_session(
+    study: str,
+    overrides: list[str],
+    out: Path | None,
+    scope: Scope,
+    zygotes: Zygotes,
+    *,
+    note: Callable[[str], None],
+    interrupted: Callable[[ResultsFolder, bool], AbstractContextManager[None]],
+    report: Callable[[ResultsFolder, Callable[[], None]], ReportT],
+    retry_failed: bool = False,
+) -> Outcome[ReportT]:
+    """Runs or resumes a study.
+
+    Args:
+        study, overrides, out: as on the command line.
+        scope: which launches are run, and how.
+        zygotes: fork the workers, if the launcher forks.
+        note: takes what a person should read.
+        interrupted: around the launches, told the folder and whether all world sizes are run.
+        report: of the folder; calls the second argument before it writes the page.
+        retry_failed: failed runs are run again.
+    """
+    asked = _asked(study, overrides, out, scope, zygotes, note)
+    folder, can_run, is_whole = asked.folder, asked.can_run, scope.world_size is None
+    with scope.lock(folder):
+        prepare(folder, asked.study, asked.resolved)
+        for line in can_run.record_missing_libraries(folder):
+            note(line)
+        if retry_failed:
+            note(f"{run.retry_failed(folder, scope)} failed runs are tried again")
+        times = CommandTimes(folder)
+        try:
+            with interrupted(folder, is_whole), progress_for(sys.stderr) as progress:
+                stall_timeout_s = max(part.stall_timeout for part in asked.study.parts)
+                command = run.RunCommand(study, asked.overrides, folder.path, stall_timeout_s)
+                predict = times.predicting(PreLaunchPrediction(folder, progress.say))
+                run.run_study(folder, can_run.study, command, progress, scope, predict, zygotes)
+        finally:
+            times.reporting()
+            times.write()
+        made = report(folder, times.write) if is_whole else None
+    failed = [record for record in scope.records(folder) if record.state == "failed"]
+    left_out = [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
+    return Outcome(folder, made, failed, left_out, scope.launcher.leaves_the_rest)
+
+
+def _asked(
+    study: str,
+    overrides: list[str],
+    out: Path | None,
+    scope: Scope,
+    zygotes: Zygotes,
+    note: Callable[[str], None],
+) -> _Asked:
+    loaded = load_study(study, overrides)
+    zygotes.begin_more(max(part.repeats for part in loaded.parts))  # import while this process resolves
+    machine = this_machine(scope.launcher.num_nodes)
+    folder = ResultsFolder(out or Path("results") / loaded.name)
+    if sized := trial_overrides(loaded, machine, folder, note, zygotes):
+        overrides = [*overrides, *sized]
+        loaded = load_study(study, overrides)
+    resolved = resolve(loaded, machine)
+    scope.require_cells(resolved)
+    can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=scope.world_size)
+    for text in resolved.notes:
+        note(text)
+    return _Asked(folder, loaded, overrides, resolved, can_run)
