@@ -107,8 +107,8 @@ def cases(seed: int) -> list[Case]:
     return order
 
 
-DECIDING = ("aa", "no_exchange", "cached_input", "threads", "buckets_2", "buckets_25")
-"""The arms that findings are made of: the others take half of the time."""
+DECIDING = ("aa", "no_exchange", "cached_input", "no_collectives", "threads", "buckets_2", "buckets_25")
+"""The arms that findings are made of."""
 
 FLOPS, BYTES_PER_S, BUCKET_S = 100e9, 1e9, 0.3e-3
 """Of one core in float32 products, of Gloo between two processes of a host, and what each bucket takes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaling.attach.arms import BUCKETS
 from scaling.attach.findings import (
     LEAST,
     MOSTLY_INPUT,
@@ -15,6 +14,7 @@ from scaling.attach.findings import (
     long_steps_advice,
     other_steps,
 )
+from scaling.attach.inside.arms import BUCKETS
 from scaling.attach.loading import batch_making, saved_by_cached_input
 from scaling.attach.measured import BEFORE, Measured, Saved
 from scaling.attach.ranks import MOST_VARIATION, SlowRank, has_larger_batch, shares, slow_rank
@@ -31,22 +31,19 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
     """A few lines: where the time goes, what would change it, and what to try next."""
     if "baseline" not in measured.steps_s:
         return [f"Not measured, because {measured.reasons.get('baseline', 'the baseline did not run')}."]
-    spread = measured.spread_ratio
-    floor = (
-        _no_pair(measured)
-        if spread is None
-        else f"A/A spread {spread:.1%}: smaller differences are not reported"
-    )
     ranks = measured.facts["baseline"]
     is_host_only = ranks[0].get("host_only") and measured.device == "cuda" and len(ranks) > 1
     peers = " without peer access" if is_host_only else ""
     gains = findings(measured, traced)
     lines = [
-        f"A step takes {_ms(measured.step_s('baseline'))}{peers} ({floor}{_marks_text(measured)}).",
+        _step_text(measured, peers),
+        _apart_text(measured),
         _where(measured),
         _slow_text(measured, slow_rank(measured)),
         _exchange_text(measured),
+        _half_text(measured),
         _input_text(measured),
+        _collectives_text(measured),
         _buckets_text(measured),
         _threads_text(measured),
         _debugging_text(measured),
@@ -63,7 +60,6 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
 OTHER_STEP = "not measured, because without the exchange the script's step became another one"
 UNEVEN_STEPS = "not measured, because some steps of a rank take twice as long as others by themselves"
 NO_VERDICT = "no verdict, which takes two launches with an A/A pair"
-CHEAP_HOOK = "its hook costs less than the A/A spread"
 NOTHING = "nothing stands out; profile the computation itself, which the arms leave as it is."
 NOT_TOLD_APART = f"nothing stands out; profile the {BEFORE} (input, logging, forward) and the computation."
 
@@ -88,21 +84,28 @@ def _missing(measured: Measured, what: str, arm: str) -> str:
     return f"{what}: not measured, because {reason}."
 
 
-def _no_pair(measured: Measured) -> str:
-    reason = measured.reasons.get("aa", "the arm aa was not asked for")
-    return f"no A/A pair, because {reason}: nothing is claimed"
-
-
-def _marks_text(measured: Measured) -> str:
-    """What the baseline's marks cost: by their own clock, and against runs with a clock at exit alone."""
+def _step_text(measured: Measured, peers: str) -> str:
+    """The script's own step where the clock took it, what is added, and how well differences are known."""
+    usual_s, saved = measured.step_s("baseline"), measured.aa
     by_clock_ratio, more_ratio = measured.marks_ratio
-    text = f"; its marks cost {by_clock_ratio:.2%}"
-    if "clock" not in measured.steps_s:
-        return text
-    if more_ratio is None:
-        return f"{text}, and runs without marks are not faster"
-    once = " (seen once, no verdict)" if len(measured.steps_s["clock"]) == 1 else ""
-    return f"{text}, and runs without marks are {more_ratio:.1%} faster{once}"
+    hook = f"its marks cost {by_clock_ratio:.2%}"
+    text = f"A step takes {_ms(usual_s)}{peers}"
+    if more_ratio is not None:
+        text = f"A step takes {_ms(usual_s / (1 + more_ratio))}{peers}"
+        hook = f"with the hook that switches arms {_ms(usual_s)}, {more_ratio:+.1%}"
+    if saved is None:
+        reason = measured.reasons.get("aa", "the arm aa was not asked for")
+        return f"{text} ({hook}; no A/A pair, because {reason}: nothing is claimed)."
+    launches = len(saved.launches)
+    spread = f"A/A {saved.change}, {measured.spread_ratio:.1%} in a launch at most"
+    rounds = f"{saved.rounds} rounds of {launches} launch{'es' * (launches > 1)}"
+    return f"{text} ({hook}; {spread}; {rounds})."
+
+
+def _apart_text(measured: Measured) -> str:
+    if measured.apart is None:
+        return ""
+    return f"Each arm was a process of its own, which is less exact: {measured.apart}."
 
 
 def _where(measured: Measured) -> str:
@@ -123,26 +126,14 @@ def _where(measured: Measured) -> str:
             if name in OFTEN or seconds.get(name, 0.0) >= LEAST_SAID * total_s
         ]
         texts = [f"{word} {value / total_s:.0%}" for word, value in [*words, ("rest", seconds["rest"])]]
-        # A difference of two arms; the others are times of one.
-        texts.append(f"exchange and waiting {_waits_text(measured, rank, seconds['exchange'] / total_s)}")
         parts.append(f"rank {rank}: {', '.join(texts)}")
     return f"Where it goes: {'; '.join(parts)}."
 
 
-def _waits_text(measured: Measured, rank: int, ratio: float) -> str:
-    """The ratio, where a rank's step is shorter without exchange in each of several launches."""
-    base, alone, spread = (
-        measured.steps_s["baseline"], measured.steps_s["no_exchange"], measured.spread_ratio,
-    )  # fmt: skip
-    both = base.keys() & alone.keys()
-    if spread is None or len(both) < 2:
-        return "not known"
-    is_shorter = min(1 - alone[launch][rank] / base[launch][rank] for launch in both) > spread
-    return f"{ratio:.0%}" if is_shorter else "not above the spread"
-
-
 def _no_gain(saved: Saved) -> str:
-    return "no gain above the A/A spread" if saved.is_compared else NO_VERDICT
+    if not saved.is_compared:
+        return NO_VERDICT
+    return f"no gain above the A/A spread ({saved.change} of a step's time)"
 
 
 def _slow_text(measured: Measured, slow: SlowRank | None) -> str:
@@ -169,24 +160,25 @@ def _exchange_text(measured: Measured) -> str:
         return _missing(measured, "Without the exchange", "no_exchange")
     if measured.changed("no_exchange"):
         return "Without the exchange: not measured, because the script's step became another one."
-    bound = _hook_text(measured)
     if not saved.is_certain:
-        return f"Without the exchange: {_no_gain(saved)} ({bound}){_turns_text(measured)}."
-    return f"Without the exchange a step would be {saved.ratio:.0%} shorter ({bound}){_turns_text(measured)}."
+        return f"Without the exchange: {_no_gain(saved)}{_turns_text(measured)}."
+    return f"Without the exchange a step would be {saved.text} shorter{_turns_text(measured)}."
 
 
-def _hook_text(measured: Measured) -> str:
-    """What the arm's own hook costs; or what the script's saves, which runs in neither of the two arms."""
-    control, reverse = measured.saved("baseline", "hook_control"), measured.saved("hook_control", "baseline")
-    own = measured.facts["baseline"][0].get("script_hook")
-    in_place = f"plain all-reduce in place of its hook {own}"
-    if control is None or reverse is None or not control.is_compared:
-        return "its hook's cost is not known" if own is None else f"{in_place}: not known"
-    if own is None:
-        return f"its hook costs {-control.ratio:.1%}" if reverse.is_certain else CHEAP_HOOK
-    if control.is_certain or reverse.is_certain:
-        return f"{in_place}: {-control.ratio:+.0%}"
-    return f"{in_place}: no difference above the A/A spread"
+def _half_text(measured: Measured) -> str:
+    """What gradients of half the bytes give."""
+    parts = []
+    for arm, name in (("fp16_hook", "fp16_compress_hook"), ("bf16_hook", "bf16_compress_hook")):
+        if (saved := measured.saved("baseline", arm)) is not None:
+            parts.append(f"{name} {saved.change}")
+    return f"Gradients in half the bytes: {', '.join(parts)} of a step's time." if parts else ""
+
+
+def _collectives_text(measured: Measured) -> str:
+    saved = measured.saved("baseline", "no_collectives")
+    if saved is None:
+        return ""
+    return f"Without the script's own collectives: {saved.change} of a step's time."
 
 
 def _turns_text(measured: Measured) -> str:
@@ -211,11 +203,9 @@ def _buckets_text(measured: Measured) -> str:
     changes = ", ".join(f"{arm.partition('_')[2]} MB {-saved.ratio:+.0%}" for arm, saved in runs)
     best = best_buckets(measured)
     if best is None:
-        no_gain = "no verdict" if measured.spread_ratio is None else "no gain above the A/A spread"
-        return f"Other bucket sizes (it has {buckets}): {no_gain} ({changes} of a step's time)."
-    arm, ratio = best
-    paired = f"; with {arm.partition('_')[2]} MB {-ratio:+.0%} against baselines next to it"
-    return f"Other bucket sizes (it has {buckets}): {changes} of a step's time{paired}."
+        once = "" if any(saved.is_compared for _, saved in runs) else ", seen once"
+        return f"Other bucket sizes (it has {buckets}): no gain for sure ({changes} of a step's time{once})."
+    return f"Other bucket sizes (it has {buckets}): {changes} of a step's time."
 
 
 def _fewer_threads(measured: Measured) -> str:
@@ -229,24 +219,24 @@ def _fewer_threads(measured: Measured) -> str:
 
 
 def _threads_text(measured: Measured) -> str:
-    saved, once = measured.saved("baseline", "threads"), measured.saved_once("threads")
-    if saved is None or once is None:
+    saved = measured.saved_once("threads")
+    if saved is None:
         return ""
     base, fitted = measured.facts["baseline"][0]["threads"], measured.facts["threads"][0]["threads"]
     text = f"With {fitted} instead of {base} threads a rank"
     if saved.is_certain:
         return f"{text} a step would be {saved.ratio:.0%} shorter."
-    return f"{text}: {_no_gain(saved)} ({-once.ratio:+.0%} of a step's time)."
+    return f"{text}: no gain for sure ({-saved.ratio:+.0%} of a step's time)."
 
 
 def _debugging_text(measured: Measured) -> str:
-    saved, once = measured.saved("baseline", "no_debugging"), measured.saved_once("no_debugging")
-    if saved is None or once is None:
+    saved = measured.saved_once("no_debugging")
+    if saved is None:
         return ""
     text = f"Without {' and '.join(measured.facts['baseline'][0]['debugging'])}"
     if saved.is_certain:
         return f"{text} a step would be {saved.ratio:.0%} shorter."
-    return f"{text}: {_no_gain(saved)} ({-once.ratio:+.0%} of a step's time)."
+    return f"{text}: no gain for sure ({-saved.ratio:+.0%} of a step's time)."
 
 
 def _input_text(measured: Measured) -> str:
@@ -257,7 +247,7 @@ def _input_text(measured: Measured) -> str:
         return _missing(measured, "With cached input", "cached_input")
     if not saved.is_certain:
         return f"With cached input: {_no_gain(saved)}."
-    text = f"With cached input a step would be {saved.ratio:.0%} shorter"
+    text = f"With cached input a step would be {saved.text} shorter"
     made = batch_making(measured)
     if made is None:
         return f"{text}."

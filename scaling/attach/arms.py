@@ -1,4 +1,4 @@
-"""The arms: what each run of the script is, in which order, and the command of one worker."""
+"""Which arms run in which order, and the command of one worker."""
 
 from __future__ import annotations
 
@@ -6,17 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 
-REPEATED = ("baseline", "aa", "no_exchange", "hook_control", "cached_input")
-"""Run in every launch, interleaved: what the answers compare."""
-
-BUCKETS = ("buckets_2", "buckets_25", "buckets_200")
-"""With DDP's `bucket_cap_mb` replaced."""
-
-ONCE = ("clock", "marked", "threads", "no_debugging", *BUCKETS, "one_worker", "trace")
-"""Run once: without a verdict."""
-
-FIRST = ("baseline", "no_exchange")
-"""In the first launch: they say which other arms can tell anything."""
+from scaling.attach.inside.arms import ARMS, PROCESS
 
 _WORKERS = {
     "torchrun": (r"--nproc[-_]per[-_]node", r"--nnodes"),
@@ -36,34 +26,22 @@ _OF_SEVERAL = ("--multi_gpu", "--multi-gpu")
 _OF_NODE = r"--node[-_]rank|--machine[-_]rank"
 
 
-def order(
-    launches: int, seed: int, arms: Sequence[str] = (*REPEATED, *ONCE), often: Sequence[str] = ()
-) -> list[tuple[int, str]]:
-    """(launch, arm) as they run: each launch has its arms in an order of its own, the others come last.
-
-    Args:
-        often: arms that run in every launch though they are not of `REPEATED`.
-    """
-    draw = random.Random(seed)
-    runs: list[tuple[int, str]] = []
-    for launch in range(launches):
-        repeated = [arm for arm in arms if arm in REPEATED or arm in often]
-        draw.shuffle(repeated)
-        if not launch:
-            repeated.sort(key=lambda arm: FIRST.index(arm) if arm in FIRST else len(FIRST))
-        runs += [(launch, arm) for arm in repeated]
-    return runs + [(0, arm) for arm in ONCE if arm in arms and arm not in often]
+def switchable(arms: Sequence[str]) -> list[str]:
+    """Those that can be switched within one process."""
+    return [arm for arm in arms if ARMS[arm].when != PROCESS]
 
 
-def confirming(launches: int, found: Sequence[str]) -> list[tuple[int, str]]:
-    """Two more launches, of arms that ran once and were faster, next to runs in which nothing is changed."""
-    first, second = ["baseline", *found, "aa"], [*reversed(found), "baseline", "aa"]
-    return [(launches + at, arm) for at, arms in enumerate((first, second)) for arm in arms if found]
-
-
-def bucket_mb(arm: str) -> float | None:
-    """The `bucket_cap_mb` of an arm; None where the script's own stays."""
-    return float(arm.partition("_")[2]) if arm in BUCKETS else None
+def apart(arms: Sequence[str], launch: int, seed: int) -> list[str]:
+    """The same, each as a process of its own, in the order of a launch."""
+    drawn = switchable(arms)
+    random.Random(f"{seed}-{launch}").shuffle(drawn)
+    if not launch:
+        drawn.sort(
+            key=lambda arm: (
+                ("baseline", "no_exchange").index(arm) if arm in ("baseline", "no_exchange") else 2
+            )
+        )
+    return drawn
 
 
 def one_worker(command: Sequence[str]) -> list[str] | None:

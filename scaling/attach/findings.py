@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling.attach.arms import BUCKETS
+from scaling.attach.inside.arms import BUCKETS
 from scaling.attach.loading import batch_making, loader_starts, saved_by_cached_input
 from scaling.attach.measured import BEFORE, Measured, Saved
 from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
@@ -23,7 +23,7 @@ LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30,
 WAITED_FOR = ("input", "rest")
 """Findings in which a GPU is idle, and not for want of launched kernels."""
 
-SETTINGS = ("threads", "no_debugging")
+SETTINGS = ("threads", "no_debugging", "plain_all_reduce")
 """Arms that run once, and again where they were faster, each for itself."""
 
 MOSTLY_INPUT = 0.4
@@ -139,7 +139,7 @@ def _exchange_findings(measured: Measured) -> list[Avoidable]:
 def _hook_finding(measured: Measured) -> list[Avoidable]:
     """Where the script's own hook takes longer than plain all-reduce."""
     own = measured.facts["baseline"][0].get("script_hook")
-    plain = measured.saved("baseline", "hook_control")
+    plain = measured.saved_once("plain_all_reduce")
     if own is None or plain is None or not plain.is_certain or plain.ratio < LEAST:
         return []
     advice = (
@@ -183,23 +183,18 @@ def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
 
 
 def best_buckets(measured: Measured) -> tuple[str, float] | None:
-    """The arm with other buckets that saves most, in every pair with a baseline more than the A/A spread."""
-    pairs = [(arm, measured.saved("baseline", arm)) for arm, _ in bucket_runs(measured)]
-    sure = [(arm, saved.ratio) for arm, saved in pairs if saved is not None and saved.is_certain]
+    """The arm with other buckets that saves most for sure."""
+    sure = [(arm, saved.ratio) for arm, saved in bucket_runs(measured) if saved.is_certain]
     return max(sure, key=lambda run: run[1], default=None)
 
 
 def to_confirm(measured: Measured) -> list[str]:
-    """Arms that ran once and were so much faster that pairs with the baseline are worth their time.
-
-    And the one that tells a slow rank, where no arm of every launch does.
-    """
+    """Arms that ran once and were so much faster that another run is worth its time."""
     runs = bucket_runs(measured)
     runs += [(arm, saved) for arm in SETTINGS if (saved := measured.saved_once(arm)) is not None]
     runs = [(arm, saved) for arm, saved in runs if saved.ratio >= LEAST and len(measured.steps_s[arm]) == 1]
     best = max((run for run in runs if run[0] in BUCKETS), key=lambda run: run[1].ratio, default=None)
-    found = [arm for arm, _ in runs if arm in SETTINGS or (best is not None and arm == best[0])]
-    return found if measured.own_arm in ("no_exchange", *found) else [*found, measured.own_arm]
+    return [arm for arm, _ in runs if arm in SETTINGS or (best is not None and arm == best[0])]
 
 
 def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
@@ -229,7 +224,7 @@ def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]
 
 
 def _threads_finding(measured: Measured) -> list[Avoidable]:
-    saved = measured.saved("baseline", "threads")
+    saved = measured.saved_once("threads")
     if saved is None or not saved.is_certain:
         return []
     base, fitted = measured.facts["baseline"][0], measured.facts["threads"][0]
@@ -268,7 +263,7 @@ def _cores_finding(measured: Measured) -> list[Avoidable]:
 
 
 def _debugging_finding(measured: Measured) -> list[Avoidable]:
-    saved = measured.saved("baseline", "no_debugging")
+    saved = measured.saved_once("no_debugging")
     if saved is None or not saved.is_certain:
         return []
     names = measured.facts["baseline"][0]["debugging"]

@@ -7,15 +7,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scaling.attach.arms import bucket_mb, one_worker
+from scaling.attach.arms import one_worker
 from scaling.attach.inside import NO_STEP
-from scaling.attach.marks import steady
+from scaling.attach.marks import after_warmup, steady
 
 INJECT = Path(__file__).parent / "inject"
 END_S = 5.0
@@ -51,15 +51,39 @@ class Run:
     """What one run gave.
 
     Attributes:
+        arm: or what the launch is called in which arms are switched.
         ranks: each rank's record, in their order; empty where it was not measured.
         reason: why it was not measured.
         took_s: from its start to its end.
+        arms: of the launch.
     """
 
     arm: str
     ranks: list[dict[str, Any]] = field(default_factory=list)
     reason: str | None = None
     took_s: float = 0.0
+    arms: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.arms:
+            object.__setattr__(self, "arms", (self.arm,))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How arms are switched within one process.
+
+    Attributes:
+        arms: of each round; the first one is on in the warm-up.
+        seed: of their orders.
+        budget_s: seconds of rounds, after which no further one but one begins.
+        is_enough: asked with the ranks' records after each round.
+    """
+
+    arms: tuple[str, ...]
+    seed: int
+    budget_s: float
+    is_enough: Callable[[Run], bool]
 
 
 def run_arm(
@@ -73,9 +97,11 @@ def run_arm(
     cwd: Path,
     device: str = "cpu",
     began_s: float | None = None,
+    blocks: Blocks | None = None,
 ) -> Run:
     """Runs the command as this arm in the folder `cwd`; its records and its output go to `out`.
 
+    With `blocks` several arms are switched within it; `arm` is a name for the folder alone.
     Files from before `began_s` (seconds since the epoch; None: now) are the user's, which stay as they are.
     """
     words: list[str] = list(command)
@@ -94,24 +120,62 @@ def run_arm(
             threads = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun sets it for several workers
             more = {"OMP_NUM_THREADS": threads, **more}
     out.mkdir(parents=True)
-    wanted = {"out": str(out.resolve()), "arm": arm, "warmup": warmup, "steps": steps}
-    wanted |= {"deadline_s": deadline_s, "bucket_mb": bucket_mb(arm), "began_s": began_s or time.time()}
+    arms = blocks.arms if blocks else (arm,)
+    wanted = {"out": str(out.resolve()), "arm": arm, "arms": arms, "warmup": warmup, "steps": steps}
+    wanted |= {"deadline_s": deadline_s, "began_s": began_s or time.time()}
+    wanted |= {"seed": blocks.seed, "budget_s": blocks.budget_s} if blocks else {}
     unfinished = out / ".order.json"
     unfinished.write_text(json.dumps(wanted))
     unfinished.rename(out / "order.json")  # others that join read it
     started = time.monotonic()
-    code = start_and_wait(words, wanted, out / "output.log", cwd, more)
+    watch = _watching(arm, out, blocks) if blocks else None
+    code = start_and_wait(words, wanted, out / "output.log", cwd, more, watch)
     took_s = time.monotonic() - started
     if isinstance(code, str):
-        return Run(arm, reason=code, took_s=took_s)
+        return Run(arm, reason=code, took_s=took_s, arms=arms)
     run = _read(arm, out, code, warmup + steps, deadline_s)
-    return Run(arm, run.ranks, run.reason, took_s)
+    return Run(arm, run.ranks, run.reason, took_s, arms)
+
+
+def _watching(arm: str, out: Path, blocks: Blocks) -> Callable[[], None]:
+    """What is called again and again during such a launch: asks whether there is enough, once a round."""
+    seen = 0.0
+
+    def watch() -> None:
+        nonlocal seen
+        try:
+            changed_s = (out / "rank0.json").stat().st_mtime
+            if changed_s == seen or (out / "enough").exists():
+                return
+            ranks = _records(out)
+        except (OSError, ValueError):  # not written yet
+            return
+        seen = changed_s
+        is_going_on = all(rank["labels"] and not rank["is_last"] for rank in ranks)
+        if (
+            is_going_on
+            and len(ranks) == ranks[0]["world_size"]
+            and blocks.is_enough(Run(arm, ranks, arms=blocks.arms))
+        ):
+            (out / "enough").touch()
+
+    return watch
+
+
+def _records(out: Path) -> list[dict[str, Any]]:
+    ranks = [json.loads(path.read_text()) for path in out.glob("rank*.json")]
+    return sorted(ranks, key=lambda record: int(record["rank"]))
 
 
 def start_and_wait(
-    words: Sequence[str], wanted: Mapping[str, Any], log_path: Path, cwd: Path, more: Mapping[str, str]
+    words: Sequence[str],
+    wanted: Mapping[str, Any],
+    log_path: Path,
+    cwd: Path,
+    more: Mapping[str, str],
+    watch: Callable[[], None] | None = None,
 ) -> int | str | None:
-    """Runs the command with the agent until it ends or has to.
+    """Runs the command with the agent until it ends or has to; `watch` is called meanwhile.
 
     Returns:
         Its exit code; None where it was ended here; a text where it does not start.
@@ -135,6 +199,8 @@ def start_and_wait(
         try:
             while process.poll() is None and time.monotonic() < end:
                 time.sleep(0.1)
+                if watch is not None:
+                    watch()
                 if end > time.monotonic() + END_S and _all_written(Path(wanted["out"])):
                     end = time.monotonic() + END_S
             return process.poll()
@@ -158,8 +224,12 @@ def _shorten(log_path: Path) -> None:
 
 
 def _all_written(out: Path) -> bool:
-    records = list(out.glob("rank*.json"))
-    return bool(records) and len(records) == json.loads(records[0].read_text())["world_size"]
+    records = _records(out)
+    return (
+        bool(records)
+        and len(records) == records[0]["world_size"]
+        and all(record.get("is_last") for record in records)
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -191,8 +261,7 @@ def _groups_below(pid: int) -> set[int]:
 
 
 def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float) -> Run:
-    ranks = [json.loads(path.read_text()) for path in out.glob("rank*.json")]
-    ranks.sort(key=lambda record: int(record["rank"]))
+    ranks = _records(out)
     reason = _why_not(arm, out, ranks, code, wanted, deadline_s)
     if reason is not None:
         return Run(arm, reason=reason)
@@ -237,11 +306,11 @@ def _why_not(
         return f"the script switches {' and '.join(on)} on again"
     if arm == "cached_input" and not any(rank.get("has_cached_input") for rank in ranks):
         return "the script draws its batches from no torch DataLoader"
-    if arm not in ("trace", "clock"):
+    if arm != "trace":
         signature, usual = steady(ranks)
-        if not signature[0]:
+        if not signature[0] and arm != "clock":
             return "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
-        all_steps = min(min(map(len, rank["step_s"])) - int(rank["warmup"]) for rank in ranks)
+        all_steps = min(sum(step.block >= 0 for step in steps) for steps in after_warmup(ranks))
         if 2 * len(usual[0]) < all_steps or len(usual[0]) < LEAST_STEPS:
             return f"its steps are not of one kind: the most frequent one is {len(usual[0])} of {all_steps}"
     return None

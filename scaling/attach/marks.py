@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from scaling.attach.inside.arms import ARMS
+
 Signature = tuple[int, ...]
 """Of a step: backward calls, batches drawn, evaluations begun, steps of all optimizers."""
 
@@ -26,6 +28,7 @@ class Step:
         step_s: its length.
         spans: (phase, start, stop) in seconds after its start; but for evaluations, only in arms with phases.
         waited_s: in collectives of the script's own, those in a backward pass included.
+        arm, block: that was on, and the number of its round; -1 for a step that is left out.
     """
 
     number: int
@@ -34,20 +37,29 @@ class Step:
     signature: Signature
     spans: list[tuple[str, float, float]]
     waited_s: float = 0.0
+    arm: str = ""
+    block: int = 0
 
 
 def steps_of(rank: dict[str, Any]) -> list[Step]:
     """All steps of a rank's record, of the optimizer that fired least."""
     anchor = _anchor([len(marks) for marks in rank["step_s"]])
     marks, counts = rank["step_s"][anchor], rank["counts"][anchor]
+    on_host, labels = rank.get("host_s", rank["step_s"])[anchor], rank.get("labels") or []
     steps = []
-    for number, (start_s, stop_s) in enumerate(pairwise(marks)):
+    for number, edges in enumerate(pairwise(marks)):
+        start_s, stop_s = edges
+        arm, block = rank.get("arms", [""])[0], 0 if number >= rank["warmup"] - 1 else -1
+        if labels:
+            arm, block, within = labels[number + 1] if number + 1 < len(labels) else (arm, -1, 0)
+            block = block if within else -1  # the first step of a block has something of the arm before
+        if arm and ARMS[arm].is_settled:
+            start_s, stop_s = on_host[number : number + 2]
         signature = tuple(int(b - a) for a, b in zip(counts[number], counts[number + 1], strict=True))
         inside = [span for span in rank["phases"] if start_s <= span[1] and span[2] <= stop_s]
         waited_s = sum(end_s - begin_s for name, begin_s, end_s in inside if name == "collective")
         spans = _spans(inside, start_s)
-        step_s = (stop_s - start_s) / rank.get("steps_a_mark", 1)
-        steps.append(Step(number, start_s, step_s, signature, spans, waited_s))
+        steps.append(Step(number, start_s, stop_s - start_s, signature, spans, waited_s, arm, block))
     return steps
 
 
@@ -109,17 +121,47 @@ def _without_collectives(
     return [*spans, ("backward", begin_s, end_s)]
 
 
+def after_warmup(ranks: Sequence[dict[str, Any]]) -> list[list[Step]]:
+    """The steps of each rank after the warm-up."""
+    return [steps_of(rank)[rank["warmup"] - 1 :] for rank in ranks]
+
+
+def blocks_of(steps: Sequence[Sequence[Step]]) -> dict[str, dict[int, list[list[Step]]]]:
+    """Steady steps by arm and round, [rank][step]; a round without one in an arm's block lacks it."""
+    blocks: dict[str, dict[int, list[list[Step]]]] = {}
+    for rank, own in enumerate(steps):
+        for step in own:
+            rounds = blocks.setdefault(step.arm, {})
+            rounds.setdefault(step.block, [[] for _ in steps])[rank].append(step)
+    return blocks
+
+
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]]:
     """The most frequent signature of a run, and the steps that have it after the warm-up, [rank][step].
 
     A step that is another one on any rank is left out on all of them.
     """
-    by_rank = [steps_of(rank)[rank["warmup"] - 1 :] for rank in ranks]
+    by_rank = after_warmup(ranks)
     shortest = min(map(len, by_rank))
     counted = Counter(steps[at].signature for steps in by_rank for at in range(shortest))
     signature = counted.most_common(1)[0][0]
-    positions = [at for at in range(shortest) if all(steps[at].signature == signature for steps in by_rank)]
+    positions = [
+        at
+        for at in range(shortest)
+        if all(steps[at].signature == signature and steps[at].block >= 0 for steps in by_rank)
+    ]
     return signature, [[steps[at] for at in positions] for steps in by_rank]
+
+
+def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) -> Signature:
+    """The most frequent signature of an arm's steps, after the first of each block."""
+    counted = Counter(
+        step.signature
+        for steps in after_warmup(ranks)
+        for step in steps
+        if step.arm == arm and step.block >= 0
+    )
+    return counted.most_common(1)[0][0] if counted else usual
 
 
 def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, float]]:
@@ -129,20 +171,29 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
     """
     least: tuple[float, dict[str, float]] | None = None
     _, steady_steps = steady(ranks)
-    for rank, steps in zip(ranks, steady_steps, strict=True):
-        every = steps_of(rank)[rank["warmup"] - 1 :]
-        usual_s = float(np.median([step.step_s for step in steps]))
+    for every, steps in zip(after_warmup(ranks), steady_steps, strict=True):
+        usual_s = _usual_s(steps)
+        first_s = usual_s.get("baseline", next(iter(usual_s.values())))
         numbers = {step.number for step in steps}
-        others = [step for step in every if step.number not in numbers]
-        more = sum(step.step_s - usual_s for step in others) / len(every) / usual_s
+        counted = [step for step in every if step.block >= 0 and step.arm in usual_s]
+        others = [step for step in counted if step.number not in numbers]
+        more = sum(step.step_s - usual_s[step.arm] for step in others) / len(counted) / first_s
         phases = {
             phase: sum(end - start for step in others for name, start, end in step.spans if name == phase)
-            / (len(every) * usual_s)
+            / (len(counted) * first_s)
             for phase in MOST_PHASES
         }
         if least is None or more < least[0]:
             least = more, phases
     return least or (0.0, {})
+
+
+def _usual_s(steps: Sequence[Step]) -> dict[str, float]:
+    """The median step of each arm."""
+    by_arm: dict[str, list[float]] = {}
+    for step in steps:
+        by_arm.setdefault(step.arm, []).append(step.step_s)
+    return {arm: float(np.median(own)) for arm, own in by_arm.items()}
 
 
 @dataclass(frozen=True)
@@ -162,9 +213,11 @@ class LongSteps:
     input_ratio: float | None
 
 
-def long_steps(ranks: Sequence[dict[str, Any]]) -> LongSteps:
-    """Those of a run; a loader that starts anew makes them, or a checkpoint."""
-    return min((_long_steps(steps) for steps in steady(ranks)[1]), key=lambda found: found.more_ratio)
+def long_steps(ranks: Sequence[dict[str, Any]], arm: str) -> LongSteps:
+    """Those of a run while nothing is changed; a loader that starts anew makes them, or a checkpoint."""
+    arms = (arm, "", "aa" if arm == "baseline" else arm)
+    by_rank = [[step for step in steps if step.arm in arms] for steps in steady(ranks)[1]]
+    return min((_long_steps(steps) for steps in by_rank if steps), key=lambda found: found.more_ratio)
 
 
 def _long_steps(steps: Sequence[Step]) -> LongSteps:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
+from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import Run
 from scaling.attach.marks import (
     LongSteps,
     Signature,
     Step,
+    blocks_of,
     left_out_ratio,
     long_steps,
     mean_s,
     medians_s,
     phases_s,
+    signature_of,
     steady,
 )
 
@@ -32,8 +37,21 @@ PHASES = (
 )
 """A phase and the word for it in a sentence."""
 
+LONG = 2.0
+"""Times the usual step: what takes longer is in no block."""
+
+LEAST_ROUNDS = 2
+"""In each half of a launch, for ranks to be compared in both."""
+
+AGREE = 0.02
+"""Of a step: launches that differ by less agree."""
+
 BEFORE = "time before backward"
 """Of a phase that is more than the forward pass."""
+
+
+Key = tuple[int, int]
+"""A launch, and a round in it; where each arm is a process of its own, each launch is one round."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +59,44 @@ class Saved:
     """Of a step.
 
     Attributes:
-        ratio: of the step's time.
-        is_certain: more than the A/A spread in every launch, of which there are several.
+        ratio: of the step's time, from the mean over rounds of the logarithms of neighbouring blocks.
+        is_certain: above 0 by the interval, and more than the A/A spread in every launch, of which there are
+            several.
         is_compared: there are several, and an A/A spread.
+        half: of the 95% t interval over rounds, of a step; not less than half of what launches differ by.
+            None of fewer than three rounds.
+        rounds: how many.
+        launches: the ratio in each.
     """
 
     ratio: float
     is_certain: bool
     is_compared: bool = True
+    half: float | None = None
+    rounds: int = 0
+    launches: tuple[float, ...] = ()
+    half_in_launches: float | None = None
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether launches differ by more than the rounds do."""
+        apart = max(self.launches, default=0.0) - min(self.launches, default=0.0)
+        within = self.half_in_launches or 0.0
+        return len(self.launches) > 1 and apart > max(2 * within, AGREE)
+
+    @property
+    def text(self) -> str:
+        """With its interval, as `12.3% ± 0.8%`."""
+        return f"{self.ratio:.1%}{self._half_text}"
+
+    @property
+    def change(self) -> str:
+        """The change of a step's time, as `-12.3% ± 0.8%`."""
+        return f"{-self.ratio:+.1%}{self._half_text}"
+
+    @property
+    def _half_text(self) -> str:
+        return "" if self.half is None else f" ± {self.half:.1%}"
 
 
 @dataclass
@@ -57,23 +105,27 @@ class Measured:
 
     Attributes:
         steps_s: arm -> launch -> median seconds of a step, by rank.
-        together_s: arm -> launch -> the median over steps of the slowest rank's: what a step takes where all
-            wait for the last rank in it.
-        own_s: the same as `steps_s` without the script's own collectives, in which a rank waits for others.
+        own_s: arm -> half of a launch -> as `steps_s`, without the script's own collectives, in which a rank
+            waits for others.
         means_s: arm -> launch -> the mean step of the slowest rank, steps of other kinds included.
-        uneven_s: arm without exchange -> launch -> what the slowest rank of each step takes, on average, more
-            than the rank that is slowest on average.
+        uneven_s: arm without exchange -> half of a launch -> what the slowest rank of each step takes, on
+            average, more than the rank that is slowest on average.
         variation: arm -> upper to lower quartile of a rank's steps, the largest of its ranks and launches.
         phases: arm with phases -> launch -> of each rank, the median seconds of each phase.
         signatures: arm -> what a step consists of.
         reasons: arm -> why a run of it was not measured.
         facts: arm -> each rank's record, of its last run.
+        rounds: arm -> round -> the slowest rank's mean step in the arm's block.
+        rounds_together: the same where all wait for the last rank in each step.
+        apart: why arms were not switched within one process.
         long_steps: arm -> of each run, its steps that take over twice the usual time.
         left_out: what the baseline's steps of another kind add, of a steady step, and in which phases.
     """
 
     steps_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
-    together_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    rounds: dict[str, dict[Key, float]] = field(default_factory=dict)
+    rounds_together: dict[str, dict[Key, float]] = field(default_factory=dict)
+    apart: str | None = None
     own_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     means_s: dict[str, dict[int, float]] = field(default_factory=dict)
     uneven_s: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -88,48 +140,74 @@ class Measured:
     def add(self, launch: int, run: Run) -> None:
         """Takes a run."""
         if run.reason is not None:
-            self.reasons[run.arm] = run.reason
+            for arm in run.arms:
+                self.reasons[arm] = run.reason
             return
-        self.facts[run.arm] = run.ranks
+        for arm in run.arms:
+            self.facts[arm] = run.ranks
         if run.arm == "trace":
             return
-        self.signatures[run.arm], steps = steady(run.ranks)
-        self.steps_s.setdefault(run.arm, {})[launch] = medians_s(steps)
+        signature, steps = steady(run.ranks)
+        blocks = blocks_of(steps)
+        if len(run.arms) == 1:
+            blocks = dict.fromkeys(run.arms, next(iter(blocks.values()), {}))
+        for arm in run.arms:
+            self.signatures[arm] = (
+                signature if len(run.arms) == 1 else signature_of(run.ranks, arm, signature)
+            )
+            rounds = {at: ranks for at, ranks in blocks.get(arm, {}).items() if all(ranks)}
+            reason = _why_not_cached(run) if arm == "cached_input" else None
+            if reason is not None:
+                self.reasons[arm] = reason
+            elif rounds:
+                self._take(launch, arm, rounds)
+                if arm == "baseline" or ARMS[arm].has_phases:
+                    self.long_steps.setdefault(arm, []).append(long_steps(run.ranks, arm))
+            elif self.signatures[arm] == signature:
+                self.reasons[arm] = "the run was over before"
         self.means_s.setdefault(run.arm, {})[launch] = mean_s(run.ranks)
-        every = np.array([[step.step_s for step in rank] for rank in steps])
-        lower, upper = np.percentile(every, (25, 75), axis=1)
-        self.variation[run.arm] = max(self.variation.get(run.arm, 1.0), float((upper / lower).max()))
-        self.together_s.setdefault(run.arm, {})[launch] = float(np.median(every.max(axis=0)))
-        busy_s = [[step.step_s - step.waited_s for step in rank] for rank in steps]
-        self.own_s.setdefault(run.arm, {})[launch] = [float(np.median(rank)) for rank in busy_s]
-        if run.arm != "clock":
-            self.long_steps.setdefault(run.arm, []).append(long_steps(run.ranks))
-        if any(name != "evaluation" for rank in run.ranks for name, _, _ in rank["phases"]):
-            self.phases.setdefault(run.arm, {})[launch] = [phases_s(rank) for rank in steps]
-        if run.arm in ("no_exchange", "marked"):
-            self.uneven_s.setdefault(run.arm, {})[launch] = _uneven_s(steps)
-        if run.arm == "baseline":
+        if "baseline" in run.arms:
             self.left_out.append(left_out_ratio(run.ranks))
+
+    def _take(self, launch: int, arm: str, rounds: Mapping[int, list[list[Step]]]) -> None:
+        """Takes the blocks of an arm in a launch."""
+        ranks = range(len(next(iter(rounds.values()))))
+        steps = [[step for block in rounds.values() for step in block[rank]] for rank in ranks]
+        every = np.array([[step.step_s for step in rank] for rank in steps])
+        usual_s = float(np.median(every.max(axis=0)))
+        for at, block in rounds.items():
+            own = np.array([[step.step_s for step in rank] for rank in block])
+            own = own[:, own.max(axis=0) <= LONG * usual_s]  # long steps have a line of their own
+            if not own.size:
+                continue
+            self.rounds.setdefault(arm, {})[launch, at] = float(own.mean(axis=1).max())
+            self.rounds_together.setdefault(arm, {})[launch, at] = float(own.max(axis=0).mean())
+        self.steps_s.setdefault(arm, {})[launch] = medians_s(steps)
+        lower, upper = np.percentile(every, (25, 75), axis=1)
+        self.variation[arm] = max(self.variation.get(arm, 1.0), float((upper / lower).max()))
+        busy_s = np.array([[step.step_s - step.waited_s for step in rank] for rank in steps])
+        halves = np.array_split(busy_s, 2, axis=1) if len(rounds) >= 2 * LEAST_ROUNDS else [busy_s]
+        for half, seconds in enumerate(halves):
+            self.own_s.setdefault(arm, {})[2 * launch + half] = np.median(seconds, axis=1).tolist()
+        if any(step.spans for rank in steps for step in rank) and ARMS[arm].has_phases:
+            self.phases.setdefault(arm, {})[launch] = [phases_s(rank) for rank in steps]
+            for half, seconds in enumerate(halves):
+                uneven_s = seconds.max(axis=0).mean() - seconds.mean(axis=1).max()
+                self.uneven_s.setdefault(arm, {})[2 * launch + half] = float(uneven_s)
 
     @property
     def marks_ratio(self) -> tuple[float, float | None]:
-        """What marks cost of a baseline's step: by their own clock, and against a clock alone if that shows.
+        """What marks cost of a step by their own clock; and how much longer a hooked step is.
 
-        A clock alone tells the mean step. It shows where it is shorter than that of every unchanged run, by
-        more than the differences of A/A means.
+        The second is against the clock's; None where that was not measured.
         """
         by_clock_s = max(
             rank.get("own_s", 0.0) / max(len(min(rank["step_s"], key=len)), 1)
             for rank in self.facts["baseline"]
         )
-        means = self.means_s["baseline"]
-        again = self.means_s.get("aa", {})
-        unchanged = [*means.values(), *again.values()]
-        clock_s = float(np.median(list(self.means_s.get("clock", means).values())))
-        ratio = 1 - clock_s / float(np.median(unchanged))
-        floor = max((abs(b - a) / a for a, b in _paired(means, again)), default=1.0)
-        shows = clock_s < min(unchanged) and ratio > floor
-        return by_clock_s / self.step_s("baseline"), ratio if shows else None
+        clock = self.slowest_s("clock")
+        more_ratio = self.step_s("baseline") / float(np.median(list(clock.values()))) - 1 if clock else None
+        return by_clock_s / self.step_s("baseline"), more_ratio
 
     @property
     def device(self) -> str:
@@ -146,40 +224,70 @@ class Measured:
 
     @property
     def spread_ratio(self) -> float | None:
-        """The largest relative difference of a baseline and its repetition; None without a pair."""
-        pairs = _paired(self.slowest_s("baseline"), self.slowest_s("aa"))
-        return max((abs(b - a) / a for a, b in pairs), default=None)
+        """The largest relative difference of a baseline and its repetition in a launch; None without one."""
+        saved = self._saved("baseline", "aa", self.rounds, None)
+        return max(map(abs, saved.launches)) if saved is not None else None
+
+    @property
+    def aa(self) -> Saved | None:
+        """The difference for no reason."""
+        return self._saved("baseline", "aa", self.rounds, None)
 
     def saved(self, reference: str, arm: str) -> Saved | None:
         """How much shorter a step is; None where either was not measured."""
-        return self._saved(_paired(self.slowest_s(reference), self.slowest_s(arm)))
+        return self._saved(reference, arm, self.rounds, self.spread_ratio)
 
     @property
     def exchange(self) -> Saved | None:
         """How much shorter a step is without exchange, where all still wait for the last rank in it."""
-        return self._saved(_paired(self.slowest_s("baseline"), self.together_s.get("no_exchange", {})))
+        return self._saved("baseline", "no_exchange", self.rounds_together, self.spread_ratio)
 
-    def _saved(self, pairs: Sequence[tuple[float, float]]) -> Saved | None:
-        if not pairs:
+    def _saved(
+        self, reference: str, arm: str, values: Mapping[str, Mapping[Key, float]], floor: float | None
+    ) -> Saved | None:
+        before, after = self.rounds.get(reference, {}), values.get(arm, {})
+        both = sorted(before.keys() & after.keys())
+        if not both:
             return None
-        ratios = [(before - after) / before for before, after in pairs]
-        floor = self.spread_ratio if len(pairs) > 1 else None
-        is_certain = floor is not None and min(ratios) > floor
-        return Saved(float(np.median(ratios)), is_certain, floor is not None)
+        logs = {key: math.log(after[key] / before[key]) for key in both}
+        by_launch: dict[int, list[float]] = {}
+        for (launch, _), value in logs.items():
+            by_launch.setdefault(launch, []).append(value)
+        means = {launch: float(np.mean(own)) for launch, own in by_launch.items()}
+        mean = float(np.mean(list(logs.values())))
+        ratio, gains = 1 - math.exp(mean), tuple(1 - math.exp(value) for value in means.values())
+        inside = [value - means[launch] for (launch, _), value in logs.items()]
+        half_inside = _t_half(inside, len(inside) - len(means))
+        half = _t_half(list(logs.values()), len(logs) - 1) if len(logs) > 2 else None
+        if half is not None:
+            half = max(half, (max(gains) - min(gains)) / 2)
+        is_above = floor is not None and len(gains) > 1 and min(gains) > floor
+        is_certain = is_above and (half is None or ratio - half > 0)
+        is_compared = floor is not None and len(gains) > 1
+        return Saved(ratio, is_certain, is_compared, half, len(logs), gains, half_inside)
 
     def saved_once(self, arm: str) -> Saved | None:
-        """How much shorter a step is than the median of all unchanged runs; None where it was not measured.
+        """How much shorter a step is than that of unchanged runs; None where it was not measured.
 
-        What is seen once has no baseline of its own launch: it is never certain.
+        An arm in a process of its own is compared with the clock, which has no hook either. It is certain
+        where each of several runs is faster than each of the clock's by more than the A/A spread.
         """
         if arm not in self.steps_s:
             return None
-        every = [*self.slowest_s("baseline").values(), *self.slowest_s("aa").values()]
-        return Saved(1 - self.step_s(arm) / float(np.median(every)), False)
+        own, clock = list(self.slowest_s(arm).values()), list(self.slowest_s("clock").values())
+        every = clock or list(self.slowest_s("baseline").values())
+        least, floor = 1 - max(own) / min(every), self.spread_ratio
+        is_certain = floor is not None and len(own) > 1 and len(every) > 1 and least > floor
+        return Saved(1 - self.step_s(arm) / float(np.median(every)), is_certain, len(own) > 1)
 
     def mean_elements(self, arm: str) -> list[float]:
         """Of each rank, the mean elements of its batches; 0 where none was seen."""
-        drawn = [[size for _, size in rank["batches"]] for rank in self.facts[arm]]
+        name = (
+            "cached_batches"
+            if arm == "cached_input" and len(self.facts[arm][0].get("arms", ())) > 1
+            else "batches"
+        )
+        drawn = [[size for _, size in rank[name]] for rank in self.facts[arm]]
         return [float(np.mean(sizes)) if sizes else 0.0 for sizes in drawn]
 
     def changed(self, arm: str) -> bool:
@@ -204,7 +312,7 @@ class Measured:
 
         Third, how much of it is in their input; 0 where that is not seen.
         """
-        runs = [*self.long_steps["baseline"], *self.long_steps.get("aa", [])]
+        runs = self.long_steps["baseline"]
         usual = sorted(runs, key=lambda found: found.more_ratio)[len(runs) // 2]
         seen = [found.input_ratio for found in self.long_steps.get(self.phase_source, [])]
         in_input = next((ratio for ratio in seen if ratio is not None), 0.0)
@@ -247,10 +355,18 @@ class Measured:
         return "marked" if self.device == "cuda" or "no_exchange" not in self.phases else "no_exchange"
 
 
-def _paired(first: Mapping[int, float], second: Mapping[int, float]) -> list[tuple[float, float]]:
-    return [(first[launch], second[launch]) for launch in sorted(first.keys() & second.keys())]
+def _why_not_cached(run: Run) -> str | None:
+    """Why the arm was no other than the baseline."""
+    if any(rank.get("draws_in_thread") for rank in run.ranks) and len(run.arms) > 1:
+        return "a thread of the script draws batches ahead of the steps"
+    if not any(rank.get("has_cached_input", len(run.arms) == 1) for rank in run.ranks):
+        return "the script draws its batches from no torch DataLoader"
+    return None
 
 
-def _uneven_s(steps: Sequence[Sequence[Step]]) -> float:
-    busy_s = np.array([[step.step_s - step.waited_s for step in rank] for rank in steps])
-    return float(busy_s.max(axis=0).mean() - busy_s.mean(axis=1).max())
+def _t_half(values: Sequence[float], freedom: int) -> float | None:
+    """Half of the 95% t interval of a mean; None without a degree of freedom."""
+    if freedom < 1:
+        return None
+    deviation = math.sqrt(sum((value - float(np.mean(values))) ** 2 for value in values) / freedom)
+    return float(stats.t.ppf(0.975, freedom)) * deviation / math.sqrt(len(values))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import Run
 from scaling.attach.marks import Signature, Step, medians_s, steady
 from scaling.errors import AttachError
@@ -19,8 +20,11 @@ from scaling.study.cell import digest
 
 CHANGES: dict[str, dict[str, Any]] = {
     "aa": {"arm": "baseline", "aa_replicate": 1},
-    "no_exchange": {"aggregator": "none", "aggregator_label": "none", "exchanges": False},
-    "marked": {"aggregator": "none", "aggregator_label": "none", "exchanges": False},
+    **{
+        name: {"aggregator": "none", "aggregator_label": "none", "exchanges": False}
+        for name, arm in ARMS.items()
+        if not arm.exchanges
+    },
     "cached_input": {"input_placement": "device"},
     "one_worker": {"aggregator": "none", "aggregator_label": "none", "exchanges": False},
 }
@@ -71,23 +75,28 @@ class AttachedFolder:
         )
 
     def add(self, launch: int, position: int, run: Run) -> None:
-        """Writes one run of the script, done or failed; a trace's steps are no samples."""
-        if run.arm == "trace":
-            return
-        cell = self._cell(run)
-        identity = {key: value for key, value in cell.items() if not key.endswith("_label")}
-        record = RunRecord(digest({**identity, "command": self.command}), launch, cell)
-        self.folder.start_run(
-            record, {"launcher": "attach", "host": platform.node(), "position": position, "num_nodes": 1}
-        )
-        if run.reason is not None:
-            self.folder.fail_run(record, run.reason)
-            return
+        """Writes a launch of the script, each of its arms as a run; the steps of a trace are no samples."""
+        for arm in run.arms if run.arm != "trace" else ():
+            cell = self._cell(run, arm)
+            identity = {key: value for key, value in cell.items() if not key.endswith("_label")}
+            record = RunRecord(digest({**identity, "command": self.command}), launch, cell)
+            self.folder.start_run(
+                record, {"launcher": "attach", "host": platform.node(), "position": position, "num_nodes": 1}
+            )
+            if run.reason is not None:
+                self.folder.fail_run(record, run.reason)
+            elif not self._write_steps(record, launch, run, arm):
+                self.folder.fail_run(record, "none of its steps is of the usual kind")
+
+    def _write_steps(self, record: RunRecord, launch: int, run: Run, arm: str) -> bool:
         signature, by_rank = steady(run.ranks)
+        by_rank = [[step for step in steps if step.arm == arm or len(run.arms) == 1] for steps in by_rank]
+        if not all(by_rank):
+            return False
         for rank, steps in enumerate(by_rank):
             lines = []
             for at, step in enumerate(steps):
-                is_profiled = run.arm == "marked" and at >= len(steps) // 2
+                is_profiled = arm == "marked" and at >= len(steps) // 2
                 line: dict[str, Any] = {"iteration": step.number, "warmup": False, "split": is_profiled}
                 line |= {"start_s": step.start_s, "step_s": step.step_s}
                 if is_profiled:
@@ -105,8 +114,9 @@ class AttachedFolder:
                 "bucket_bytes": run.ranks[0]["bucket_bytes"],
             },
         )
+        return True
 
-    def _cell(self, run: Run) -> dict[str, Any]:
+    def _cell(self, run: Run, arm: str) -> dict[str, Any]:
         if run.ranks and not self.first:
             self.first, self.first_steps = run.ranks[0], steady(run.ranks)
         world_size = run.ranks[0]["world_size"] if run.ranks else self.first.get("world_size", 1)
@@ -121,12 +131,12 @@ class AttachedFolder:
         cell = {
             "kind": "attached", "model": self.script, "dataset": dataset, "aggregator": "all_reduce",
             "step": "overlapped", "device": device, "scaling": "weak",
-            "world_size": 1 if run.arm == "one_worker" else world_size,
+            "world_size": 1 if arm == "one_worker" else world_size,
             "local_batch": local_batch, "threads": (run.ranks[0] if run.ranks else self.first).get("threads"),
             "peer_access": False if is_host_only else None, "bucket_mb": self._bucket_mb(run),
-            "input_placement": "loader", "arm": run.arm, "aa_replicate": 0,
+            "input_placement": "loader", "arm": arm, "aa_replicate": 0,
             "model_label": self.script, "dataset_label": dataset_label, "aggregator_label": "all_reduce",
-            "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(run.arm, {}),
+            "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(arm, {}),
         }  # fmt: skip
         return {**cell, "global_batch": local_batch * int(cell["world_size"])}
 

@@ -1,4 +1,4 @@
-"""Runs all arms of a script in turn and writes what they gave."""
+"""Runs a script with its arms and writes what they gave."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from scaling.attach.answer import answer
-from scaling.attach.arms import BUCKETS, ONCE, REPEATED, bucket_mb, confirming, order
+from scaling.attach.arms import apart, switchable
 from scaling.attach.findings import LEAST, findings, to_confirm
+from scaling.attach.inside.arms import ARMS, BUCKETS, LATER, PROCESS, SAFE
 from scaling.attach.inside.cores import threads_that_fit
-from scaling.attach.launch import run_arm, start_and_wait
+from scaling.attach.inside.refusals import NO_SWITCH
+from scaling.attach.launch import Blocks, Run, run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.ranks import shares
 from scaling.attach.records import AttachedFolder
@@ -29,6 +32,18 @@ FINISHED = "finished"
 TRACED_STEPS = 5
 LONGEST_RATIO, LONGER_S = 3.0, 20.0
 """A run may take so many times what the first one took, and so much more: an arm that hangs is ended then."""
+
+ENOUGH, LEAST_ROUNDS = 0.01, 4
+"""Half of an interval, of a step: no more rounds are needed then, but for so many in each launch."""
+
+WORTH = 0.03
+"""Of a step: if the exchange takes less, compressing it is not tried."""
+
+LAUNCHES_APART = 3
+"""Of each arm, where arms cannot be switched within one process."""
+
+HANGS = ("a rank raised", "it did not make", "it ended with code")
+"""Begins a reason that switching may have made: each arm is tried by itself."""
 
 QUIET_S = 600.0
 """A node that joins gives up after so long without a run."""
@@ -48,12 +63,13 @@ class Plan:
 
     Attributes:
         command: of the user.
-        arms: which of `scaling.attach.arms`.
-        warmup, steps: of each run; the warm-up is left out.
-        launches: of each repeated arm.
-        deadline_s: of each run.
+        arms: which of `scaling.attach.inside.arms`.
+        warmup: steps at the start of each launch, which are left out.
+        steps: of each run with a process of its own.
+        launches: in which arms are switched; one more where they disagree.
+        deadline_s: of each launch.
+        budget_s: of the rounds of a launch.
         seed: of the order.
-        often: arms that run in every launch though they are not of those that do.
     """
 
     command: Sequence[str]
@@ -62,109 +78,230 @@ class Plan:
     steps: int
     launches: int
     deadline_s: float
+    budget_s: float = 10.0
     seed: int = 0
-    often: Sequence[str] = ()
 
 
-def arms_of(names: str | None) -> tuple[list[str], list[str]]:
-    """The arms of `a,b`, and those that run in every launch because they are named; all without a name.
-
-    The baseline is always one.
+def arms_of(names: str | None) -> list[str]:
+    """The arms of `a,b`; all without a name. The baseline is always one.
 
     Raises:
         AttachError: a name is no arm's.
     """
-    every = (*REPEATED, *ONCE)
-    chosen = every if names is None else [name.strip() for name in names.split(",") if name.strip()]
-    wrong = [name for name in chosen if name not in every]
+    chosen = list(ARMS) if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    wrong = [name for name in chosen if name not in ARMS]
     if wrong:
-        raise AttachError(f"--arms: {wrong[0]!r} is none; allowed are {', '.join(every)}")
-    often = [] if names is None else [name for name in chosen if name not in ("marked", "trace")]
-    return [name for name in every if name in chosen or name == "baseline"], often
+        raise AttachError(f"--arms: {wrong[0]!r} is none; allowed are {', '.join(ARMS)}")
+    return [name for name in ARMS if name in chosen or name == "baseline"]
 
 
-def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
-    """Runs the plan, writes the results folder `out`, and returns the answer's lines.
+class Terminated(KeyboardInterrupt):
+    """The command was asked to end (SIGTERM)."""
+
+
+def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
+    """Runs the plan, writes the results folder `out`, and returns the answer's lines and the exit code.
 
     Args:
         plan: what is run.
         out: of the results.
-        say: takes a line a run.
+        say: takes a line of progress.
 
     Raises:
-        AttachError: the folder is not empty, or the first baseline cannot be measured.
+        AttachError: the folder is not empty, or the script cannot be measured.
     """
     settings = {"arms": list(plan.arms), "warmup": plan.warmup, "steps": plan.steps}
     folder = AttachedFolder(out, plan.command, {**settings, "launches": plan.launches})
-    measured, cwd = Measured(), Path.cwd()
+    session, cwd, code = _Session(plan, folder, out, say), Path.cwd(), 0
+    measured = session.measured
     (out / "launches").mkdir()
     before = _files(cwd, out)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the script would go on without us
+    signal.signal(signal.SIGTERM, _terminate)  # or the script would go on without us
     try:
-        traced = _run_all(plan, folder, measured, out, say)
-    except KeyboardInterrupt:
-        traced = None
+        session.run()
+    except KeyboardInterrupt as interruption:
+        code = 143 if isinstance(interruption, Terminated) else 130
         say("interrupted: what was measured until then")
+        session.take_unfinished()
         for arm in set(plan.arms) - measured.steps_s.keys():
             measured.reasons.setdefault(arm, "the runs were interrupted before")
     finally:
         (out / "launches" / FINISHED).touch()
-    lines = answer(measured, traced)
+    lines = answer(measured, session.traced)
     _say_files(measured, cwd, before, _files(cwd, out), say)
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
-    gains = [asdict(finding) for finding in findings(measured, traced)]
+    gains = [asdict(finding) for finding in findings(measured, session.traced)]
     folder.folder.write_text("findings.json", json.dumps(gains, indent=1) + "\n")
-    return lines
+    return lines, code
 
 
-def _run_all(
-    plan: Plan, folder: AttachedFolder, measured: Measured, out: Path, say: Callable[[str], None]
-) -> Traced | None:
-    planned = order(plan.launches, plan.seed, plan.arms, plan.often)
-    deadline_s, traced, began_s, position = plan.deadline_s, None, time.time(), 0
-    failed, is_confirming = dict[str, str](), False
-    while planned:
-        launch, arm = planned.pop(0)
-        reason = failed.get(arm) or _why_skipped(arm, measured)
-        if reason is not None:  # what was left out is no failure
-            measured.reasons[arm] = reason
-        else:
-            say(f"{position + 1}: {arm}, launch {launch + 1}; at most {len(planned)} more runs")
-            log = out / "launches" / f"{position:03d}-{arm}"
-            run = run_arm(
-                plan.command, arm, log, warmup=plan.warmup, steps=plan.steps, deadline_s=deadline_s,
-                cwd=Path.cwd(), device=measured.device, began_s=began_s,
-            )  # fmt: skip
-            if run.reason is not None:
-                say(f"  not measured, because {run.reason}")
-                if not position:
-                    raise AttachError(f"the script cannot be measured: {run.reason}; its output is in {log}")
-            elif not position:
-                deadline_s = min(deadline_s, LONGEST_RATIO * run.took_s + LONGER_S)
-            elif arm == "trace":
-                paths = [log / f"trace-rank{rank}.json.gz" for rank in range(len(run.ranks))]
-                traced = read_traces([path for path in paths if path.exists()], TRACED_STEPS)
-            if arm not in measured.steps_s:
-                measured.reasons.pop(arm, None)  # it was left out of a launch before
-                if run.reason is not None:
-                    failed[arm] = run.reason
-            folder.add(launch, position, run)
-            measured.add(launch, run)
-            position += 1
-        if not planned and "aa" in plan.arms and not is_confirming:
-            is_confirming, faster = True, [arm for arm in to_confirm(measured) if arm not in plan.often]
-            planned = confirming(plan.launches, faster)
-    return traced
+def _terminate(*_: object) -> None:
+    raise Terminated
+
+
+class _Session:
+    """The launches of one plan, and what they gave so far."""
+
+    def __init__(self, plan: Plan, folder: AttachedFolder, out: Path, say: Callable[[str], None]) -> None:
+        self.plan, self.folder, self.out, self.say = plan, folder, out, say
+        self.measured = Measured()
+        self.traced: Traced | None = None
+        self._runs: list[tuple[int, Run]] = []
+        self._under_way: tuple[int, Run] | None = None
+        self._deadline_s, self._began_s = plan.deadline_s, time.time()
+        self._position, self._launch = 0, 0
+
+    def run(self) -> None:
+        """All launches."""
+        reason = self._switch()
+        if reason is not None:
+            self.say(f"{reason}: each arm is a process of its own")
+            self.measured.apart = reason
+            self._each_apart()
+        self._processes()
+
+    def _switch(self) -> str | None:
+        """The launches in which arms are switched; why they cannot be."""
+        for launch in range(self.plan.launches + 1):
+            if launch == self.plan.launches and not self._disagrees():
+                break
+            arms = [arm for arm in switchable(self.plan.arms) if self._is_on(arm, launch)]
+            name = "switched" if len(arms) > 1 else "baseline"
+            run = self._start(name, launch, self._blocks(arms) if len(arms) > 1 else None)
+            if run.reason is None or launch:
+                continue
+            if run.reason.startswith((NO_SWITCH, *HANGS)) and len(arms) > 1:
+                self.measured.reasons.clear()
+                return run.reason
+            raise AttachError(f"the script cannot be measured: {run.reason}; its output is in {self._log}")
+        self._launch = launch + 1
+        return None
+
+    def _is_on(self, arm: str, launch: int) -> bool:
+        if not launch:
+            return ARMS[arm].when != LATER
+        if ARMS[arm].when != LATER:
+            return arm in self.measured.steps_s
+        reason = _why_skipped(arm, self.measured)
+        if reason is not None:
+            self.measured.reasons[arm] = reason
+        return reason is None
+
+    def _blocks(self, arms: Sequence[str]) -> Blocks:
+        return Blocks(
+            tuple(arms), self.plan.seed + 1000 * self._position, self.plan.budget_s, self._is_enough
+        )
+
+    def _is_enough(self, run: Run) -> bool:
+        """Whether no more rounds are needed; says what is known so far."""
+        self._under_way = self._number, run
+        known = Measured()
+        for number, one in [*self._runs, self._under_way]:
+            known.add(number, one)
+        gains = [
+            (arm, known.exchange if arm == "no_exchange" else known.saved("baseline", arm))
+            for arm in run.arms[1:]
+        ]
+        some = [(arm, saved) for arm, saved in gains if saved is not None]
+        if "baseline" not in known.rounds or not some:
+            return False
+        texts = [f"{arm} {saved.change}" for arm, saved in some]
+        rounds = len([key for key in known.rounds["baseline"] if key[0] == self._number])
+        self.say(f"  {rounds} rounds, a step {known.step_s('baseline') * 1e3:.3g} ms: {', '.join(texts)}")
+        halves = [saved.half for _, saved in some]
+        return rounds >= LEAST_ROUNDS and all(half is not None and half <= ENOUGH for half in halves)
+
+    def _disagrees(self) -> bool:
+        """Whether launches differ by more than their rounds do."""
+        every = [self.measured.aa, self.measured.exchange, self.measured.saved("baseline", "cached_input")]
+        return any(saved is not None and saved.disagrees for saved in every)
+
+    def _each_apart(self) -> None:
+        failed = set[str]()
+        for launch in range(LAUNCHES_APART):
+            for arm in apart(self.plan.arms, launch, self.plan.seed):
+                reason = None if arm == "baseline" else _why_skipped(arm, self.measured)
+                if arm in failed or reason is not None:
+                    self.measured.reasons[arm] = reason or self.measured.reasons[arm]
+                    continue
+                run = self._start(arm, launch)
+                if run.reason is not None and arm not in self.measured.steps_s:
+                    failed.add(arm)
+                    if arm == "baseline":
+                        raise AttachError(
+                            f"the script cannot be measured: {run.reason}; its output is in {self._log}"
+                        )
+        self._launch = LAUNCHES_APART
+
+    def _processes(self) -> None:
+        """Arms with a process of their own; those that were faster once run again, next to another clock."""
+        arms = [arm for arm in self.plan.arms if ARMS[arm].when == PROCESS]
+        if any(arm in arms for arm in (*BUCKETS, "threads", "no_debugging")) and "clock" not in arms:
+            arms.insert(0, "clock")
+        for arm in arms:
+            reason = _why_skipped(arm, self.measured)
+            if reason is not None:
+                self.measured.reasons[arm] = reason
+                continue
+            self._start(arm, self._launch)
+        for arm in to_confirm(self.measured):
+            for name in (arm, "clock"):
+                self._launch += 1
+                self._start(name, self._launch)
+
+    def _start(self, name: str, launch: int, blocks: Blocks | None = None) -> Run:
+        """One launch of the script; it is added to what is measured."""
+        self.say(f"{self._position + 1}: {name}, launch {launch + 1}")
+        self._log, self._number = self.out / "launches" / f"{self._position:03d}-{name}", launch
+        run = run_arm(
+            self.plan.command, name, self._log, warmup=self.plan.warmup, steps=self.plan.steps,
+            deadline_s=self._deadline_s, cwd=Path.cwd(), device=self.measured.device, began_s=self._began_s,
+            blocks=blocks,
+        )  # fmt: skip
+        self._under_way = None
+        if run.reason is not None:
+            self.say(f"  not measured, because {run.reason}")
+        elif not self._position:
+            self._deadline_s = min(self._deadline_s, LONGEST_RATIO * run.took_s + LONGER_S)
+        elif name == "trace":
+            paths = [self._log / f"trace-rank{rank}.json.gz" for rank in range(len(run.ranks))]
+            self.traced = read_traces([path for path in paths if path.exists()], TRACED_STEPS)
+        self._take(launch, run)
+        return run
+
+    def _take(self, launch: int, run: Run) -> None:
+        if run.reason is None:
+            for arm in run.arms:
+                self.measured.reasons.pop(arm, None)
+        self._runs.append((launch, run))
+        self.folder.add(launch, self._position, run)
+        self.measured.add(launch, run)
+        self._position += 1
+
+    def take_unfinished(self) -> None:
+        """The rounds that an interrupted launch has made."""
+        if self._under_way is not None:
+            self._take(*self._under_way)
 
 
 def _why_skipped(arm: str, measured: Measured) -> str | None:
-    """Why a run would tell nothing; None if it may."""
+    """Why an arm would tell nothing; None if it may."""
     ranks = measured.facts.get("baseline", [])
-    if not ranks or arm in measured.steps_s:
+    if not ranks:
         return None
-    if arm == "trace" and measured.device != "cuda":
+    exchange, on_gpu = measured.exchange, measured.device == "cuda"
+    if arm in ("trace", "marked") and not on_gpu:
         return "there is no GPU"
+    if arm in ("fp16_hook", "bf16_hook"):
+        if exchange is not None and exchange.ratio < WORTH:
+            return f"without any exchange a step is not {WORTH:.0%} shorter"
+        if arm == "bf16_hook" and not on_gpu:
+            return "there is no GPU"
+    if arm == "plain_all_reduce" and not ranks[0].get("script_hook"):
+        return "the script has no communication hook of its own"
+    if arm == "no_collectives":
+        return _why_no_collectives(ranks)
     if arm in BUCKETS:
         return _why_no_buckets(arm, measured)
     if arm == "cached_input":
@@ -178,9 +315,19 @@ def _why_skipped(arm: str, measured: Measured) -> str | None:
     return None
 
 
+def _why_no_collectives(ranks: Sequence[dict[str, Any]]) -> str | None:
+    """Where there are none, or leaving them out would leave results without a value."""
+    called = ranks[0].get("collectives", {})
+    often = [name for name, count in called.items() if 4 * count >= len(min(ranks[0]["step_s"], key=len))]
+    if not often:
+        return "the script has no collectives of its own in its steps"
+    unsafe = sorted(name for name in called if name not in SAFE)
+    return f"a result of {unsafe[0]} cannot be made by one rank" if unsafe else None
+
+
 def _why_no_buckets(arm: str, measured: Measured) -> str | None:
     sizes, saved = measured.facts["baseline"][0]["bucket_bytes"], measured.exchange
-    is_one = len(sizes) < 2 and sum(sizes) <= (bucket_mb(arm) or 0.0) * 2**20  # with this arm's size too
+    is_one = len(sizes) < 2 and sum(sizes) <= (ARMS[arm].bucket_mb or 0.0) * 2**20  # with this arm's size too
     smaller = [measured.facts[name] for name in BUCKETS[: BUCKETS.index(arm)] if name in measured.facts]
     if is_one or any(len(ranks[0]["bucket_bytes"]) < 2 for ranks in smaller):
         return "all gradients are in one bucket"
@@ -214,7 +361,7 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
         AttachError: nothing was begun there for a long time, or the command does not start.
     """
     launches, joined = path / "launches", set[str]()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
     quiet_since = time.monotonic()
     while not (launches / FINISHED).exists():
         orders = sorted(

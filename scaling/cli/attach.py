@@ -16,13 +16,22 @@ def attach(
     ],
     out: Annotated[Path, typer.Option("--out", help="New results folder.")] = Path("results/attach"),
     arms: Annotated[str | None, typer.Option("--arms", help="Run only these arms: no_exchange,aa")] = None,
-    steps: Annotated[int, typer.Option("--steps", min=5, max=100_000, help="Measured steps of a run.")] = 30,
+    steps: Annotated[
+        int,
+        typer.Option("--steps", min=5, max=100_000, help="Measured steps of an arm with its own process."),
+    ] = 30,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=1_000_000, help="Of a launch that switches arms.")
+    ] = 10.0,
     warmup: Annotated[
         int, typer.Option("--warmup", min=1, max=100_000, help="Warm-up steps before them.")
     ] = 10,
     launches: Annotated[
-        int, typer.Option("--launches", min=1, max=1000, help="Launches of each repeated arm.")
-    ] = 3,
+        int,
+        typer.Option(
+            "--launches", min=1, max=1000, help="Launches that switch arms; one more if they disagree."
+        ),
+    ] = 2,
     deadline: Annotated[
         float, typer.Option("--deadline", min=1, max=1_000_000, help="Seconds that a run may take.")
     ] = 120.0,
@@ -31,14 +40,16 @@ def attach(
         typer.Option("--join", metavar="DIR", help="On each further node: join the runs in DIR."),
     ] = None,
 ) -> None:
-    """Run a training script several times for some steps each, and say what limits it."""
+    """Run a training script for some steps, change one thing after another meanwhile, say what limits it."""
     from scaling.attach.study import Plan, arms_of, attach, join
 
     if join_folder is not None:
         join(join_folder, command, note)
         return
-    chosen, often = arms_of(arms)
-    plan = Plan(command, chosen, warmup, steps, launches, deadline, often=often)
-    for line in attach(plan, out, note):
+    plan = Plan(command, arms_of(arms), warmup, steps, launches, deadline, seconds)
+    lines, code = attach(plan, out, note)
+    for line in lines:
         typer.echo(line)
     note(f"results: {out}; `scaling report {out}` makes its page")
+    if code:
+        raise typer.Exit(code)

@@ -22,9 +22,18 @@ def made_rank(rank: int, steps_s: list[float], counts: list[tuple[int, ...]] | N
         phases.append(("update", start_s + step_s * 0.7, marks[-1]))
     return {
         "rank": rank, "world_size": 2, "warmup": 1, "step_s": [marks], "counts": [cumulative],
-        "phases": phases, "device": "cpu", "batches": [(8, 64)] * 7, "bucket_bytes": [4096, 2**22],
+        "phases": phases, "device": "cpu", "batches": [(8, 64)] * 7, "cached_batches": [(8, 64)] * 7,
+        "is_last": True, "has_cached_input": True, "bucket_bytes": [4096, 2**22],
         "threads": 1, "cores": 2,
     }  # fmt: skip
+
+
+def made_switched(arms_s: dict[str, float], rounds: int = 4, block: int = 3) -> list[dict[str, Any]]:
+    """The records of two ranks of a launch that switches these arms, whose steps take so long."""
+    labels: list[tuple[str, int, int]] = [("baseline", -1, 0)]
+    labels += [(arm, at, within) for at in range(rounds) for arm in arms_s for within in range(block)]
+    steps_s = [arms_s[arm] for arm, _, _ in labels[1:]]
+    return [{**made_rank(at, steps_s), "labels": labels, "arms": list(arms_s)} for at in range(2)]
 
 
 def made_runs(steps_s: dict[str, tuple[float, float]], drift: float = 0.001) -> Measured:
@@ -38,7 +47,7 @@ def made_runs(steps_s: dict[str, tuple[float, float]], drift: float = 0.001) -> 
     return measured
 
 
-EVEN = {"baseline": (0.1, 0.1), "aa": (0.1, 0.1), "hook_control": (0.1, 0.1)}
+EVEN = {"baseline": (0.1, 0.1), "aa": (0.1, 0.1)}
 
 
 def with_facts(measured: Measured, arm: str, **facts: Any) -> Measured:

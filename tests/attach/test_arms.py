@@ -1,29 +1,28 @@
-"""The order of an attached script's runs, and the command of one worker."""
+"""The table of arms, their order, and the command of one worker."""
 
 import pytest
 
-from scaling.attach.arms import ONCE, REPEATED, confirming, one_worker, order
+from scaling.attach.arms import apart, one_worker
+from scaling.attach.inside.arms import ARMS, PROCESS, order_of
 
 
-def test_every_launch_has_every_repeated_arm_once() -> None:
-    runs = order(3, seed=1)
-    for launch in range(3):
-        assert sorted(arm for at, arm in runs[: 3 * len(REPEATED)] if at == launch) == sorted(REPEATED)
-    once = runs[3 * len(REPEATED) :]
-    assert once == [(0, arm) for arm in ONCE]
-    assert [arm for _, arm in runs[:2]] == ["baseline", "no_exchange"]  # they say what else is worth its time
+def test_all_ranks_draw_the_same_order_and_rounds_differ() -> None:
+    arms = [name for name, arm in ARMS.items() if arm.when != PROCESS]
+    orders = [order_of(arms, 3, number) for number in range(8)]
+    assert orders == [order_of(arms, 3, number) for number in range(8)]
+    assert all(sorted(order) == sorted(arms) for order in orders)
+    assert len(set(map(tuple, orders))) == 8
 
 
-def test_what_was_faster_once_runs_next_to_two_more_pairs_of_the_same() -> None:
-    assert confirming(3, []) == []
-    assert confirming(3, ["threads", "buckets_2"]) == [
-        *((3, arm) for arm in ("baseline", "threads", "buckets_2", "aa")),
-        *((4, arm) for arm in ("buckets_2", "threads", "baseline", "aa")),
-    ]
+def test_arms_that_run_apart_begin_with_those_that_say_what_else_is_worth_its_time() -> None:
+    assert apart(list(ARMS), 0, 1)[:2] == ["baseline", "no_exchange"]
+    assert "one_worker" not in apart(list(ARMS), 1, 1)
 
 
-def test_the_launches_differ_in_their_order() -> None:
-    assert len({tuple(arm for at, arm in order(8, 3) if at == launch) for launch in range(8)}) > 1
+def test_every_arm_says_which_others_exclude_it() -> None:
+    processes = {name for name, arm in ARMS.items() if arm.when == PROCESS}
+    for name, arm in ARMS.items():
+        assert set(arm.excluded_by) == ({"*"} if name in processes else processes), name
 
 
 @pytest.mark.parametrize(
@@ -56,9 +55,3 @@ def test_the_launches_differ_in_their_order() -> None:
 )
 def test_one_worker_replaces_only_the_launchers_option(command: str, expected: str | None) -> None:
     assert one_worker(command.split()) == (expected.split() if expected else None)
-
-
-def test_arms_that_are_named_run_in_every_launch() -> None:
-    runs = order(3, 0, ["baseline", "aa", "buckets_25", "trace"], ["aa", "buckets_25"])
-    assert [arm for _, arm in runs].count("buckets_25") == 3
-    assert runs[-1] == (0, "trace")

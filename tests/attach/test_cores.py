@@ -35,6 +35,7 @@ def test_ranks_with_cores_of_their_own_need_no_fewer_threads(is_bound: bool) -> 
     measured.facts["baseline"] = [
         {
             "host": "a",
+            "device": "cpu",
             "cores": 4,
             "threads": 4,
             "affinity": list(range(4 * rank * is_bound, 4 * rank * is_bound + 4)),

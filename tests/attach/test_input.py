@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import changes, marking, repeats
+from scaling.attach.inside import cached, marking, repeats
+from scaling.attach.inside.arms import ARMS
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
 Valued = namedtuple("Valued", ["values", "targets"])
@@ -65,7 +66,7 @@ class Stream(IterableDataset):
 
 
 def test_batches_without_gradients_are_an_evaluations(agent: inside.Agent, loaders: None) -> None:
-    marking._batches(agent, timed=False)
+    marking._batches(agent)
     agent.is_armed = True
     for batch_size in (2, 4):
         with torch.set_grad_enabled(batch_size == 2):
@@ -97,7 +98,7 @@ def test_a_batch_that_has_values_is_no_error(batch: Any, sizes: tuple[int, int])
 
 
 def test_what_another_thread_draws_ahead_is_no_input_of_a_step(agent: inside.Agent, loaders: None) -> None:
-    marking._batches(agent, timed=True)
+    marking._batches(agent)
     thread = threading.Thread(target=lambda: list(DataLoader(Drawn(4), 2)))
     thread.start()
     thread.join()
@@ -110,7 +111,7 @@ def test_what_another_thread_draws_ahead_is_no_input_of_a_step(agent: inside.Age
 
 
 def test_workers_that_start_and_stop_in_each_step_are_input(agent: inside.Agent, loaders: None) -> None:
-    marking._batches(agent, timed=True)
+    marking._batches(agent)
     loader = DataLoader(Drawn(8), 2, num_workers=1)
     began_s = time.perf_counter()
     for _ in range(3):
@@ -124,8 +125,9 @@ def test_workers_that_start_and_stop_in_each_step_are_input(agent: inside.Agent,
 def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(
     agent: inside.Agent, loaders: None
 ) -> None:
-    changes._cache_input(agent)
-    marking._batches(agent, timed=True)
+    agent.arm = ARMS["cached_input"]
+    cached.cache_input(agent)
+    marking._batches(agent)
     data = Drawn(8)
     loader = DataLoader(data, 2)
     assert [batch.tolist() for batch in loader] == [[0.0, 1.0]] * 4
@@ -140,7 +142,8 @@ def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(
 
 
 def test_an_evaluation_loads_its_batches_and_ends(agent: inside.Agent, loaders: None) -> None:
-    changes._cache_input(agent)
+    agent.arm = ARMS["cached_input"]
+    cached.cache_input(agent)
     trained = DataLoader(Stream(), 2)
     drawn = iter(trained)
     assert [next(drawn).tolist() for _ in range(5)] == [[0, 1]] * 5  # its epoch goes on
@@ -151,7 +154,8 @@ def test_an_evaluation_loads_its_batches_and_ends(agent: inside.Agent, loaders: 
 
 
 def test_epochs_of_kept_workers_have_their_length(agent: inside.Agent, loaders: None) -> None:
-    changes._cache_input(agent)
+    agent.arm = ARMS["cached_input"]
+    cached.cache_input(agent)
     loader = DataLoader(Drawn(8), 2, num_workers=1, persistent_workers=True)
     lengths = [len(list(loader)) for _ in range(2)]
     with torch.no_grad():

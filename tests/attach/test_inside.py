@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 
 from scaling.attach.inside import agent as inside
 from scaling.attach.inside import debugging, marking, safety
+from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import INJECT, _read
 from tests.attach.made_marks import made_rank
 
@@ -137,8 +138,8 @@ def test_what_is_saved_to_memory_or_as_a_temporary_start_is_no_checkpoint(
 
 @pytest.mark.parametrize("arm", ["baseline", "no_exchange"])
 def test_the_backward_passes_inside_one_are_part_of_it(agent: inside.Agent, monkeypatch, arm: str) -> None:
-    agent.arm, agent.is_armed = arm, True
-    backward = marking._counted(agent, "backward", torch.autograd.backward, timed=arm == "no_exchange")
+    agent.arm, agent.is_armed = ARMS[arm], True
+    backward = marking._counted(agent, "backward", torch.autograd.backward)
     monkeypatch.setattr(torch.autograd, "backward", backward)
     values = torch.ones(2, requires_grad=True)
     for _ in range(2):
@@ -209,6 +210,7 @@ def test_a_closure_is_no_part_of_an_optimizers_step(agent: inside.Agent, monkeyp
     hooks, clock = [], iter((1.0, 5.0))
     monkeypatch.setattr(marking, "register_optimizer_step_pre_hook", hooks.append)
     monkeypatch.setattr(marking.time, "perf_counter", lambda: next(clock))
+    agent.arm = ARMS["no_exchange"]
     marking._updates(agent)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     agent.is_armed = True

@@ -97,11 +97,12 @@ def test_what_an_interruption_left_out_is_said(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study, "_run_all", interrupted)
+    monkeypatch.setattr(study._Session, "run", interrupted)
     monkeypatch.setattr(study.signal, "signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     plan = study.Plan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0)
-    (line,) = study.attach(plan, tmp_path / "out", lambda _: None)
+    (line,), code = study.attach(plan, tmp_path / "out", lambda _: None)
+    assert code == 130
     assert line == "Not measured, because the runs were interrupted before."
 
 

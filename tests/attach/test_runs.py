@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from scaling.attach.launch import Run, run_arm
-from scaling.attach.marks import mean_s, medians_s, phases_s, steady
+from scaling.attach.inside.refusals import NO_SWITCH
+from scaling.attach.launch import Blocks, Run, run_arm
+from scaling.attach.marks import medians_s, phases_s, steady
+from scaling.attach.measured import Measured
 from scaling.attach.study import TRACED_STEPS
 from scaling.attach.trace import read_traces
 from tests.ranks import free_port
@@ -31,7 +33,7 @@ def _run(
     return run_arm(script, arm, folder / "out", warmup=3, steps=10, deadline_s=deadline_s, cwd=cwd)
 
 
-@pytest.mark.parametrize("arm", ["baseline", "hook_control", "cached_input", "marked"])
+@pytest.mark.parametrize("arm", ["baseline", "cached_input", "marked"])
 def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, tmp_path: Path) -> None:
     run = _run(tmp_path, arm, "plain.py")
     assert run.reason is None, run.reason
@@ -42,27 +44,64 @@ def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, tmp_path: Pat
     assert not list((tmp_path / "work").iterdir())
 
 
-def test_a_clock_alone_tells_the_mean_step(tmp_path: Path) -> None:
-    run = _run(tmp_path, "clock", "plain.py", "1")
+def _switched(folder: Path, script: Path, arms: tuple[str, ...], *words: str, rounds: int = 3) -> Run:
+    """A launch in which arms are switched until there are so many rounds."""
+
+    def is_enough(run: Run) -> bool:
+        return max(label[1] for label in run.ranks[0]["labels"]) >= rounds - 1
+
+    command = [*TORCHRUN, str(script), *words]
+    return run_arm(
+        command, "switched", folder / "out", warmup=5, steps=5, deadline_s=LIMIT_S, cwd=folder,
+        blocks=Blocks(arms, 3, LIMIT_S, is_enough),
+    )  # fmt: skip
+
+
+def test_arms_are_switched_on_all_ranks_after_the_same_steps(tmp_path: Path) -> None:
+    arms = ("baseline", "aa", "no_exchange", "cached_input", "fp16_hook")
+    run = _switched(tmp_path, SCRIPTS / "plain.py", arms, "1")
     assert run.reason is None, run.reason
-    assert [len(rank["step_s"][0]) for rank in run.ranks] == [2, 2]
-    assert run.ranks[0]["counts"] == [[[0, 0, 0, 3], [0, 0, 0, 13]]]
-    assert 0.03 < mean_s(run.ranks) < 0.3
+    first, second = (rank["labels"] for rank in run.ranks)
+    assert first == second
+    by_round = {number: {arm for arm, at, _ in first if at == number} for number in range(3)}
+    assert list(by_round.values()) == [set(arms)] * 3
+    measured = Measured()
+    measured.add(0, run)
+    fast_s, slow_s = measured.steps_s["no_exchange"][0]
+    assert slow_s > fast_s  # rank 1 waits 30 ms in each step: without exchange rank 0 does not wait for it
+    assert measured.signatures["cached_input"] == measured.signatures["baseline"]
 
 
-def test_the_control_broadcasts_buffers_as_the_baseline_does(tmp_path: Path) -> None:
-    script = tmp_path / "buffers.py"
-    script.write_text(
-        (SCRIPTS / "plain.py")
-        .read_text()
-        .replace("while True:", "print(model.broadcast_buffers)\nwhile True:")
-    )
-    for arm, said in (("hook_control", "True"), ("no_exchange", "False")):
-        out = tmp_path / arm
-        run = run_arm([*TORCHRUN, str(script)], arm, out, warmup=3, steps=5, deadline_s=LIMIT_S, cwd=tmp_path)
-        assert run.reason is None, run.reason
-        text = (out / "output.log").read_text()  # ranks may write between each other's word and its newline
-        assert "".join(text.split()) == said * 2
+DRIFT = """
+import sys, torch.distributed as dist, torch
+agent = sys.modules["_scaling_attach_inside"]._agents
+def compare(model, step=[0, "baseline"]):
+    if agent[0].arm.exchanges and not agent[0].arm.name == step[1]:
+        value = sum(p.detach().double().abs().sum() for p in model.module.parameters())
+        both = [torch.zeros_like(value) for _ in range(2)]
+        dist.all_gather(both, value)
+        print("same" if both[0] == both[1] else "differ", agent[0].arm.name, flush=True)
+    step[1] = agent[0].arm.name
+"""
+
+
+def test_replicas_that_drifted_are_made_equal_before_they_exchange(tmp_path: Path) -> None:
+    script = tmp_path / "drift.py"
+    text = (SCRIPTS / "plain.py").read_text()
+    script.write_text(DRIFT + text.replace("optimizer.step()", "optimizer.step(); compare(model)"))
+    run = _switched(tmp_path, script, ("baseline", "no_exchange"))
+    assert run.reason is None, run.reason
+    said = (tmp_path / "out" / "output.log").read_text()
+    assert "same baseline" in said
+    assert "differ" not in said
+
+
+def test_a_script_with_a_hook_of_its_own_is_not_switched(tmp_path: Path) -> None:
+    script = tmp_path / "builtin.py"
+    registers = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
+    script.write_text((SCRIPTS / "plain.py").read_text().replace("while True:", registers))
+    run = _switched(tmp_path, script, ("baseline", "aa"))
+    assert run.reason == f"{NO_SWITCH}the script has a communication hook of its own, FP16_COMPRESS"
 
 
 ROTATES = """
@@ -200,7 +239,7 @@ def test_when_it_is_ended_the_script_is_too(tmp_path: Path) -> None:
     process = subprocess.Popen(
         attach, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(SCRIPTS.parents[2])}
     )
-    started = tmp_path / "out" / "launches" / "000-baseline" / "output.log"
+    started = tmp_path / "out" / "launches" / "000-switched" / "output.log"
     until = time.monotonic() + 60
     while not started.exists() and time.monotonic() < until:
         time.sleep(0.05)
@@ -356,12 +395,12 @@ def test_a_second_node_joins_every_run(tmp_path: Path) -> None:
     for node, where in enumerate(("--out", "--join")):
         launcher = [*TORCHRUN[:3], "--nproc-per-node=1", "--nnodes=2", f"--node-rank={node}"]
         launcher += ["--master-addr=127.0.0.1", f"--master-port={port}", str(SCRIPTS / "plain.py")]
-        attach = ["--arms=aa", "--launches=1", "--steps=5", "--warmup=3", where, str(tmp_path / "out")]
+        attach = ["--arms=aa", "--launches=1", "--seconds=1", "--warmup=3", where, str(tmp_path / "out")]
         words = [sys.executable, "-m", "scaling", "attach", *attach, "--", *launcher]
         started.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
     first, second = (process.communicate(timeout=2 * LIMIT_S)[0] for process in started)
     assert [process.returncode for process in started] == [0, 0]
     assert first.startswith("A step takes ")
     assert second == ""
-    for run in ("000-baseline", "001-aa"):
+    for run in ("000-switched",):
         assert len(list((tmp_path / "out" / "launches" / run).glob("rank*.json"))) == 2

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from scaling.attach import study
-from scaling.attach.arms import BUCKETS, ONCE, REPEATED, bucket_mb
-from scaling.attach.launch import Run
-from tests.attach.made_marks import made_rank
+from scaling.attach.inside.arms import ARMS, BUCKETS
+from scaling.attach.inside.refusals import NO_SWITCH
+from scaling.attach.launch import Blocks, Run
+from tests.attach.made_marks import made_rank, made_switched
 
 
 def _runs(
@@ -19,48 +20,70 @@ def _runs(
     """How often each arm ran of a script whose steps take so long (0.1 s otherwise), and the answer."""
     ran: Counter[str] = Counter()
 
-    def run_arm(_: Any, arm: str, *__: Any, **___: Any) -> Run:
-        ran[arm] += 1
-        ranks = [made_rank(at, [steps_s.get(arm, 0.1)] * 6) for at in range(2)]
+    def run_arm(_: Any, arm: str, *__: Any, blocks: Blocks | None = None, **___: Any) -> Run:
+        arms = blocks.arms if blocks else (arm,)
+        ran.update(arms)
+        if reason := facts.get("apart") if blocks else None:
+            return Run(arm, reason=reason, arms=arms)
+        by_arm = {name: steps_s.get(name, 0.1) for name in arms}
+        ranks = made_switched(by_arm) if blocks else [made_rank(at, [by_arm[arm]] * 6) for at in range(2)]
         more = {
             "bucket_bytes": [2**20] * (1 if arm == "buckets_200" else 9),
             "gradients": [[3]],
             "host": "h",
             **facts,
         }
-        return Run(arm, [{**rank, **more} for rank in ranks])
+        return Run(arm, [{**rank, **more} for rank in ranks], arms=arms)
 
     monkeypatch.setattr(study, "run_arm", run_arm)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    plan = study.Plan(["torchrun", "train.py"], [*REPEATED, *ONCE], 1, 5, 3, 10.0)
-    return ran, study.attach(plan, tmp_path / "out", lambda _: None)
+    plan = study.Plan(["torchrun", "train.py"], list(ARMS), 1, 5, 2, 10.0)
+    return ran, study.attach(plan, tmp_path / "out", lambda _: None)[0]
 
 
 def test_runs_that_can_tell_nothing_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick_input = [("input", 0.0, 0.001)]
     ran, lines = _runs(tmp_path, monkeypatch, {"no_exchange": 0.098}, phases=quick_input)
-    repeated = dict.fromkeys(("baseline", "aa", "no_exchange", "hook_control"), 3)
-    assert ran == {**repeated, "clock": 1, "marked": 1, "one_worker": 1}
+    assert ran == {"baseline": 2, "aa": 2, "no_exchange": 2, "cached_input": 2, "clock": 1, "one_worker": 1}
     text = "\n".join(lines)
-    assert "With cached input: not measured, because drawing a batch takes 0.0% of a step" in text
     assert "Other bucket sizes: not measured, because without any exchange a step is not 10% shorter." in text
 
 
-def test_input_that_comes_from_no_loader_is_not_cached(
+def test_launches_that_agree_are_two_and_others_get_a_third(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran, lines = _runs(tmp_path, monkeypatch, {}, batches=[])
-    assert ran["cached_input"] == 0
+    ran, _ = _runs(tmp_path, monkeypatch, {"no_exchange": 0.05})
+    assert ran["baseline"] == 2
+    monkeypatch.setattr(study._Session, "_disagrees", lambda _: True)
+    (tmp_path / "again").mkdir()
+    assert _runs(tmp_path / "again", monkeypatch, {})[0]["baseline"] == 3
+
+
+def test_where_arms_cannot_be_switched_each_is_a_process_and_the_answer_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = f"{NO_SWITCH}its model has a static graph"
+    ran, lines = _runs(tmp_path, monkeypatch, {"no_exchange": 0.06}, apart=reason)
+    assert (ran["aa"], ran["no_exchange"]) == (4, 4)  # once in the launch that failed
+    assert f"Each arm was a process of its own, which is less exact: {reason}." in lines
+    assert "Without the exchange a step would be 40.0% \u00b1 0.0% shorter." in lines
+
+
+def test_input_that_comes_from_no_loader_is_not_cached_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, lines = _runs(tmp_path, monkeypatch, {}, batches=[], has_cached_input=False)
+    assert ran["cached_input"] == 1
     said = "With cached input: not measured, because the script draws its batches from no torch DataLoader."
     assert said in lines
 
 
-def test_other_buckets_that_were_faster_once_are_measured_next_to_baselines(
+def test_other_buckets_that_were_faster_once_are_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran, lines = _runs(tmp_path, monkeypatch, {"no_exchange": 0.05, "buckets_200": 0.06})
-    assert (ran["baseline"], ran["buckets_2"], ran["buckets_200"]) == (5, 1, 3)
+    assert (ran["clock"], ran["buckets_2"], ran["buckets_200"]) == (2, 1, 2)
     assert lines[-1] == "Next: bucket_cap_mb=200."
 
 
@@ -75,19 +98,22 @@ def test_tiny_buckets_are_tried_whatever_the_exchange_shows(
 def test_one_huge_bucket_is_compared_with_smaller_ones(
     num_mb: int, tried: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_arm(_: Any, arm: str, *__: Any, **___: Any) -> Run:
-        size_mb = bucket_mb(arm) or 500
+    def run_arm(_: Any, arm: str, *__: Any, blocks: Blocks | None = None, **___: Any) -> Run:
+        size_mb = ARMS[arm].bucket_mb or 500 if not blocks else 500
         sizes = [2**20] * num_mb if size_mb < num_mb else [num_mb * 2**20]
         more = {"bucket_bytes": sizes, "gradients": [[3]], "host": "h"}
-        step_s = 0.05 if arm == "no_exchange" else 0.1
         ran.append(arm)
-        return Run(arm, [{**made_rank(at, [step_s] * 6), **more} for at in range(2)])
+        arms_s = {
+            name: 0.05 if name == "no_exchange" else 0.1 for name in (blocks.arms if blocks else (arm,))
+        }
+        ranks = made_switched(arms_s) if blocks else [made_rank(at, [0.1] * 6) for at in range(2)]
+        return Run(arm, [{**rank, **more} for rank in ranks], arms=tuple(arms_s))
 
     ran: list[str] = []
     monkeypatch.setattr(study, "run_arm", run_arm)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    plan = study.Plan(["torchrun", "train.py"], [*REPEATED, *BUCKETS], 1, 5, 2, 10.0)
+    plan = study.Plan(["torchrun", "train.py"], ["baseline", "aa", "no_exchange", *BUCKETS], 1, 5, 2, 10.0)
     study.attach(plan, tmp_path / "out", lambda _: None)
     assert [arm for arm in ran if arm in BUCKETS] == tried
 
@@ -95,7 +121,7 @@ def test_one_huge_bucket_is_compared_with_smaller_ones(
 def _said(folder: Path, monkeypatch: pytest.MonkeyPatch, changes: Callable[[], None]) -> list[str]:
     """What is said of the folder's files where runs make these changes."""
     said: list[str] = []
-    monkeypatch.setattr(study, "_run_all", lambda *_: changes())
+    monkeypatch.setattr(study._Session, "run", lambda _: changes())
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(folder)
     plan = study.Plan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0)

@@ -40,7 +40,7 @@ def start() -> Any:
     if not _agents:
         agent = Agent(json.loads(os.environ["SCALING_ATTACH"]))
         _agents.append(agent)
-        if agent.arm == "no_debugging":
+        if agent.arm.name == "no_debugging":
             switch_off()
         change(agent)
         mark(agent)

@@ -1,4 +1,4 @@
-"""One process of one run: keeps the marks of its steps, and ends it when there are enough.
+"""One process of one run: keeps the marks of its steps, changes arms, and ends it when there are enough.
 
 Nothing is changed before the script wraps a model by DistributedDataParallel: torchrun's agent and loaders'
 workers have torch too.
@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from . import NO_STEP
+from .arms import ARMS, BUCKETS, Arm
 from .cores import place
+from .plan import Plan
 from .refusals import what_it_uses, without_ddp
 
 TRACED_STEPS = 5
@@ -34,9 +37,11 @@ class Agent:
         done: how often each thing was done so far.
         phases: (name, start, end) in seconds: of all that is timed in this arm.
         updates: when each optimizer began its step, in arms with phases.
-        batches: (samples, elements) of every batch drawn for training.
+        batches: (samples, elements) of every batch drawn for training; those that were cached by themselves.
+        scalers: of gradients, that the script has.
         own_s: what counting and marking has taken so far.
         is_armed: the steps count.
+        when_exchanging: called where exchange begins and ends.
         when_armed: called once, when the first model is known.
         threads: of this process, those that have wrapped a model or made a step.
         pid: of the process that makes them; it may fork loaders' workers.
@@ -45,19 +50,24 @@ class Agent:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.out = Path(order["out"])
-        self.arm = str(order["arm"])
+        self.plan = Plan(order)
+        self.arm: Arm = ARMS[self.plan.first]
         self.warmup, self.steps = int(order["warmup"]), int(order["steps"])
         self.deadline = time.monotonic() + float(order["deadline_s"])
-        self.bucket_mb: float | None = order.get("bucket_mb")
         self.began_s = float(order.get("began_s", time.time()))
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
         self.phases: list[tuple[str, float, float]] = []
         self.updates: dict[int, float] = {}
         self.batches: list[tuple[int, int]] = []
+        self.cached_batches: list[tuple[int, int]] = []
+        self.scalers: list[Any] = []
+        self.collectives: Counter[str] = Counter()
         self.own_s = 0.0
         self.facts: dict[str, Any] = {}
         self.models: list[Any] = []
         self.is_armed = False
+        self.leaves_out_collectives = False
+        self.when_exchanging: list[Callable[[], None]] = []
         self.when_armed: list[Callable[[], None]] = []
         self.threads: set[int] = set()
         self.evaluating_since: float | None = None
@@ -86,15 +96,7 @@ class Agent:
     def take(self, model: Any, optimizer: Any) -> None:
         """The script has named its model and optimizer."""
         if model not in self.models:
-            if self.arm in (
-                "no_exchange",
-                "marked",
-                "no_debugging",
-                "hook_control",
-                "buckets_2",
-                "buckets_25",
-                "buckets_200",
-            ):
+            if self.plan.is_switched or not self.arm.exchanges or self.arm.name in (*BUCKETS, "no_debugging"):
                 # Wrapped before this: what the arm changes would be no more than its name.
                 self.refuse("the model was wrapped before `attached` could change it")
             self.arm_with(model)
@@ -109,6 +111,8 @@ class Agent:
         self.is_armed = True
         self.threads.add(threading.get_ident())
         self._watch_exit()
+        if is_first:
+            self.arm.on(self)
         self._parameters.update(id(parameter) for parameter in model.parameters())
         self.device = next(model.parameters()).device.type
         if dist.is_initialized():
@@ -128,7 +132,7 @@ class Agent:
 
     def notes_exchange(self) -> None:
         """Whether a backward pass leaves the exchange to a later one, as under `no_sync`."""
-        if any(not model.require_backward_grad_sync for model in self._ddp()):
+        if any(not model.require_backward_grad_sync for model in self.ddp()):
             self.facts["skips_exchange"] = True
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -155,23 +159,53 @@ class Agent:
             self.evaluating_since = None
         marks = self._marks.setdefault(index, [])
         if self.device == "cuda":
-            if self.arm == "marked" or (self.arm == "clock" and self._is_edge(len(marks) + 1)):
+            if self.arm.is_settled:
                 torch.cuda.synchronize()
                 now = time.perf_counter()
-            elif self.arm != "clock":
-                event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                event.record()
-                self._events.setdefault(index, []).append(event)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._events.setdefault(index, []).append(event)
         if id(optimizer) in self.updates:
             self.phases.append(("update", self.updates.pop(id(optimizer)), now))
         marks.append(now)
         self._counts.setdefault(index, []).append(list(self.done.values()))
         made = self._made(marks)
         self.own_s += time.perf_counter() - now
-        if self.arm == "trace":
+        if self.arm.name == "trace":
             self._trace(made)
+        elif self.plan.is_switched:
+            self._follow(made)
         elif made >= self.warmup + self.steps:
             self.stop()
+
+    def _follow(self, made: int) -> None:
+        """Changes the arm where a block ends; the ranks do so after the same step."""
+        if len(self.plan.labels) >= made:
+            return  # of several optimizers, another one makes the step
+        if self.device == "cuda" and self.plan.ends_block(made, self.warmup):
+            torch.cuda.synchronize()  # no arm begins while steps of another one wait
+        place, at = self.plan.next(made, self.warmup, self.marks_s(), self._place[0])
+        if at == 0 and self.plan.rounds:
+            self.write()
+        if place == "stop":
+            self.stop()
+        elif place != self.arm.name:
+            self.switch(ARMS[place])
+
+    def marks_s(self) -> list[float]:
+        """The host's time of each step so far."""
+        return min(self._marks.values(), key=len)
+
+    def switch(self, arm: Arm) -> None:
+        """Another arm is on from here."""
+        before, self.arm = self.arm, arm
+        before.off(self)
+        if before.exchanges != arm.exchanges:
+            for call in self.when_exchanging:
+                call()
+        if before.is_settled and self.device == "cuda":
+            torch.cuda.synchronize()
+        arm.on(self)
 
     def _made(self, marks: list[float]) -> int:
         """The steps of the optimizer that fires least; one that a script has replaced fires no more."""
@@ -182,13 +216,9 @@ class Agent:
                     kept.pop(index, None)
         return min(map(len, self._marks.values()))
 
-    def _is_edge(self, made: int) -> bool:
-        """Whether so many steps are the warm-up, or all."""
-        return made in (self.warmup, self.warmup + self.steps)
-
     def _passes(self, optimizer: Optimizer) -> bool:
         """A step without a model that is wrapped; whether it is none of ours."""
-        if self.arm == "one_worker":  # a script may wrap its model only for several
+        if self.arm.name == "one_worker":  # a script may wrap its model only for several
             self.is_armed = True
             self._watch_exit()
             self.device = next(
@@ -245,10 +275,12 @@ class Agent:
             self.facts["refused"] = NO_STEP
         else:
             return
+        self._is_stopping = True
         self.write()
 
     def stop(self) -> None:
         """Writes the record, meets the other ranks and ends the process, without the script's own ending."""
+        self._is_stopping = True
         self.write()
         if dist.is_initialized():
             self._meet()
@@ -259,20 +291,24 @@ class Agent:
         os._exit(0)
 
     def write(self) -> None:
-        """Writes the record."""
-        self._is_stopping = True
+        """Writes the record; of a process that goes on, as far as it has come."""
         rank, world_size = self._place
         own = place()
         record = {
             "rank": rank,
             "world_size": world_size,
-            "arm": self.arm,
+            "is_last": self._is_stopping,
+            "arms": self.plan.arms,
+            "labels": self.plan.labels,
             "warmup": self.warmup,
             "step_s": self._times_s(),
+            "host_s": list(self._marks.values()),
             "counts": list(self._counts.values()),
             "own_s": self.own_s,
             "phases": self.phases,
             "batches": self.batches,
+            "cached_batches": self.cached_batches,
+            "collectives": dict(self.collectives),
             "device": self.device,
             "num_models": len(self.models),
             **own,
@@ -286,32 +322,16 @@ class Agent:
             "bucket_bytes": self._bucket_bytes(),
             "buffer_bytes": sum(
                 buffer.nbytes
-                for model in self._ddp()
+                for model in self.ddp()
                 if model.broadcast_buffers
                 for buffer in model.module.buffers()
             ),
-            "bucket_mb": next((model.bucket_bytes_cap / 2**20 for model in self._ddp()), None),
+            "bucket_mb": next((model.bucket_bytes_cap / 2**20 for model in self.ddp()), None),
             **self.facts,
         }
-        if self.arm == "clock":
-            record |= self._edges()
         unfinished = self.out / f".rank{rank}.json"
         unfinished.write_text(json.dumps(record))
         unfinished.rename(self.out / f"rank{rank}.json")
-
-    def _edges(self) -> dict[str, Any]:
-        """Of the arm with a clock alone: when the warm-up ended, and the last step."""
-        if not self._marks or min(map(len, self._marks.values())) <= self.warmup:
-            return {}
-        index = min(self._marks, key=lambda optimizer: (len(self._marks[optimizer]), -optimizer))
-        marks, counts = self._marks[index], self._counts[index]
-        first = self.warmup - 1
-        return {
-            "warmup": 1,
-            "step_s": [[marks[first], marks[-1]]],
-            "counts": [[counts[first], counts[-1]]],
-            "steps_a_mark": len(marks) - self.warmup,
-        }
 
     def _times_s(self) -> list[list[float]]:
         """The end of every step; of a GPU's by its own clock, which the host's runs ahead of."""
@@ -337,13 +357,14 @@ class Agent:
     def _bucket_bytes(self) -> list[int]:
         """DDP's buckets, as rebuilt after the first step where they were."""
         sizes: list[int] = []
-        for model in self._ddp():
+        for model in self.ddp():
             data = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
             text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
             sizes += [int(part) for part in str(text).split(",") if part.strip()]
         return sizes
 
-    def _ddp(self) -> list[DistributedDataParallel]:
+    def ddp(self) -> list[DistributedDataParallel]:
+        """The models that are wrapped."""
         return [model for model in self.models if isinstance(model, DistributedDataParallel)]
 
     def _meet(self) -> None:

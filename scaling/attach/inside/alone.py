@@ -1,4 +1,4 @@
-"""A group of one rank, for what DDP's reducer exchanges where an arm exchanges nothing."""
+"""A group for what DDP's reducer exchanges past its hook: nothing while an arm exchanges nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,24 +10,28 @@ from torch._C import _distributed_c10d
 
 from .agent import Agent
 
-_groups: list[dist.ProcessGroup] = []
-"""The group, once there is one: torch itself holds no reference to the Python object."""
-
 
 class Alone(dist.ProcessGroup):
-    """Its collectives leave tensors as they are."""
+    """The script's group while the arm exchanges; else collectives leave tensors as they are."""
+
+    agent: Agent
+    group: dist.ProcessGroup
 
     def getBackendName(self) -> str:  # noqa: N802
         """The name in DDP's logs."""
         return "alone"
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
-        """The tensors, summed over one rank."""
-        return _done(tensors)
+        """The tensors, summed over the ranks or over one."""
+        return self.group.allreduce(tensors, opts) if self.agent.arm.exchanges else _done(tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
-        """The tensors, from this rank."""
-        return _done(tensors)
+        """The tensors, from another rank or from this one."""
+        return self.group.broadcast(tensors, opts) if self.agent.arm.exchanges else _done(tensors)
+
+
+_groups: list[Alone] = []
+"""The groups: torch itself holds no reference to the Python objects."""
 
 
 def _done(tensors: Any) -> Any:
@@ -39,10 +43,10 @@ def _done(tensors: Any) -> Any:
 
 @contextmanager
 def without_bitmap(agent: Agent, model: Any) -> Iterator[None]:
-    """A model that is wrapped meanwhile does not exchange which of its parameters a step has used.
+    """A model that is wrapped meanwhile does not exchange which parameters a step has used, in such arms.
 
     With `find_unused_parameters` DDP's reducer does so in every backward pass and waits for all ranks. Here
-    the reducer has a group of its rank alone. The module keeps the script's group: it compares the shapes of
+    the reducer has a group that asks the arm. The module keeps the script's group: it compares the shapes of
     all ranks' parameters by it and sends those of rank 0 to the others.
     """
     module: Any = dist  # where DDP looks the reducer up
@@ -53,9 +57,11 @@ def without_bitmap(agent: Agent, model: Any) -> Iterator[None]:
             return original(*arguments, **options)
         agent.facts["exchanges_used"] = False
         try:
-            _groups[:] = _groups or [Alone(0, 1)]  # type: ignore[call-arg]
             at = next(i for i, argument in enumerate(arguments) if isinstance(argument, dist.ProcessGroup))
-            return original(*arguments[:at], _groups[0], *arguments[at + 1 :], **options)
+            group = Alone(arguments[at].rank(), arguments[at].size())  # type: ignore[call-arg]
+            group.agent, group.group = agent, arguments[at]
+            _groups.append(group)
+            return original(*arguments[:at], group, *arguments[at + 1 :], **options)
         except (RuntimeError, TypeError, StopIteration):  # another torch
             agent.facts["exchanges_used"] = True
             return original(*arguments, **options)

@@ -1,9 +1,9 @@
 """What an arm changes in a process of the script."""
 
 import json
-import math
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,80 +11,152 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import dataloader
 
 from .agent import Agent
 from .alone import without_bitmap
+from .cached import cache_input
 from .cores import place, threads_that_fit
-from .repeats import Repeats
+from .refusals import NO_SWITCH
 
 
-def local(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def local(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Exchanges nothing."""
-    # torch checks the annotations of a hook, so this file has them as objects, not as text.
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())
+    buffer = bucket.buffer()
+    done: torch.futures.Future[torch.Tensor] = (
+        torch.futures.Future(devices=[buffer.device]) if buffer.is_cuda else torch.futures.Future()
+    )
+    done.set_result(buffer)
     return done
 
 
-def all_reduce(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does without a hook."""
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    future = dist.all_reduce(buffer, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+def _reduced(bucket: GradBucket, dtype: torch.dtype | None) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does without a hook; or its `fp16_compress_hook` and `bf16_compress_hook`."""
+    buffer = bucket.buffer()
+    sent = buffer.to(dtype or buffer.dtype).div_(dist.get_world_size())
+    future = _all_reduce(sent, async_op=True).get_future()
+    if dtype is None:
+        return future.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+    return future.then(lambda done: buffer.copy_(done.value()[0]))  # type: ignore[no-any-return]
 
 
-WITHOUT_EXCHANGE = ("no_exchange", "marked")
-HOOKS = {"no_exchange": local, "marked": local, "hook_control": all_reduce}
+_all_reduce = dist.all_reduce  # before the script's own calls are counted
+
+HOOKS: dict[str, Callable[[GradBucket], torch.futures.Future[torch.Tensor]]] = {
+    "local": local,
+    "all_reduce": lambda bucket: _reduced(bucket, None),
+    "fp16": lambda bucket: _reduced(bucket, torch.float16),
+    "bf16": lambda bucket: _reduced(bucket, torch.bfloat16),
+}
+"""What an arm's row names."""
 
 ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 """Its optimizer sends every rank's part of the parameters to all others after each step."""
 
+BROADCAST_BYTES = 250 * 2**20
+
 
 def change(agent: Agent) -> None:
-    """Makes the process that of the agent's arm."""
+    """Lets the process be that of any arm, or of the one that it has."""
+    if agent.arm.name == "clock":
+        _tell(agent)
+        return
     _watch_models(agent)
     _refuse_join(agent)
-    if agent.arm == "cached_input":
-        _cache_input(agent)
-    if agent.arm == "threads":
+    if "cached_input" in agent.plan.arms:
+        cache_input(agent)
+    if agent.arm.name == "threads":
         agent.when_armed.append(_fit_threads)
+    agent.when_exchanging.append(lambda: _exchange_or_not(agent))
+
+
+def _tell(agent: Agent) -> None:
+    """Tells the agent of each model that is wrapped."""
+    begin = DistributedDataParallel.__init__
+
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        agent.wraps(self)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
 
 
 def _watch_models(agent: Agent) -> None:
-    """Tells the agent of each model that is wrapped; in arms with a hook the script's own is left out."""
+    """As that, with a hook that asks which arm is on; the script's own hook excludes it."""
     begin, register_hook = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
     register_builtin = DistributedDataParallel._register_builtin_comm_hook
+    is_hooked = agent.plan.is_switched or not agent.arm.exchanges or agent.arm.name == "plain_all_reduce"
+
+    def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return HOOKS[agent.arm.hook](bucket)
 
     def init(self: Any, module: Any, *arguments: Any, **options: Any) -> None:
-        if agent.bucket_mb is not None:
-            options["bucket_cap_mb"] = agent.bucket_mb
-        with without_bitmap(agent, self) if agent.arm in WITHOUT_EXCHANGE else nullcontext():
+        if agent.arm.bucket_mb is not None:
+            options["bucket_cap_mb"] = agent.arm.bucket_mb
+        if agent.plan.is_switched and options.get("static_graph"):
+            agent.refuse(f"{NO_SWITCH}its model has a static graph")
+        with without_bitmap(agent, self) if is_hooked else nullcontext():
             begin(self, module, *arguments, **options)
-        # Buffers are exchanged too; the control differs from the baseline by its hook alone.
-        if agent.arm in WITHOUT_EXCHANGE and not any(
+        agent.facts["find_unused"] = bool(self.find_unused_parameters)
+        # Batch normalization that is synchronized needs its buffers to be the same.
+        self._attach_broadcasts = self.broadcast_buffers
+        self._attach_is_synchronized = any(
             isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules()
-        ):
-            self.broadcast_buffers = False
+        )
         agent.wraps(self)
-        if agent.arm in HOOKS:
-            register_hook(self, None, HOOKS[agent.arm])
-        if agent.arm in WITHOUT_EXCHANGE and (zero := sys.modules.get(ZERO)) is not None:
-            zero.ZeroRedundancyOptimizer._sync_params = lambda self: None
+        if is_hooked:
+            register_hook(self, None, hook)
+        _exchange_or_not(agent)
 
     def register(self: Any, state: Any, hook: Any) -> None:
-        agent.facts["script_hook"] = getattr(hook, "__name__", str(hook))
-        if agent.arm not in HOOKS:
+        _own_hook(agent, getattr(hook, "__name__", str(hook)))
+        if not is_hooked:
             register_hook(self, state, hook)
 
     def builtin(self: Any, comm_hook_type: Any) -> None:
-        agent.facts["script_hook"] = str(comm_hook_type).rpartition(".")[2]
-        if agent.arm not in HOOKS:
+        _own_hook(agent, str(comm_hook_type).rpartition(".")[2])
+        if not is_hooked:
             register_builtin(self, comm_hook_type)  # type: ignore[no-untyped-call]
 
     DistributedDataParallel._register_builtin_comm_hook = builtin  # type: ignore[method-assign]
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
     DistributedDataParallel.register_comm_hook = register  # type: ignore[method-assign]
+
+
+def _own_hook(agent: Agent, name: str) -> None:
+    agent.facts["script_hook"] = name
+    if agent.plan.is_switched:
+        agent.refuse(f"{NO_SWITCH}the script has a communication hook of its own, {name}")
+
+
+def _exchange_or_not(agent: Agent) -> None:
+    """Buffers and shards of the parameters are exchanged too; what has drifted is made equal again before."""
+    for model in agent.ddp():
+        is_left_out = not agent.arm.exchanges and not model._attach_is_synchronized
+        model.broadcast_buffers = bool(model._attach_broadcasts) and not is_left_out
+        if agent.arm.exchanges and agent.plan.is_switched and len(agent.plan.labels) >= agent.warmup:
+            _make_equal(agent, model)
+    zero: Any = sys.modules.get(ZERO)
+    if zero is not None:
+        kind = zero.ZeroRedundancyOptimizer
+        if not hasattr(kind, "_attach_sync"):
+            kind._attach_sync = kind._sync_params
+            kind._sync_params = lambda self: self._attach_sync() if agent.arm.exchanges else None
+
+
+def _make_equal(agent: Agent, model: Any) -> None:
+    """Parameters and buffers are those of rank 0 again, and so is the scale of gradients."""
+    with torch.no_grad():
+        tensors = [tensor.detach() for tensor in (*model.module.parameters(), *model.module.buffers())]
+        numbers = [tensor for tensor in tensors if tensor.is_floating_point()]
+        if not all(bool(norm.isfinite()) for norm in torch._foreach_norm(numbers)):
+            agent.facts["not_finite"] = len(agent.plan.labels)
+        for scaler in agent.scalers:
+            tensors += [value for value in (scaler._scale, scaler._growth_tracker) if value is not None]
+        by_kind: dict[Any, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        for same in by_kind.values():
+            dist._broadcast_coalesced(model.process_group, same, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]
 
 
 def _fit_threads() -> None:
@@ -120,72 +192,3 @@ def _refuse_join(agent: Agent) -> None:
         agent.refuse("it trains under Join (uneven inputs), in which ranks make different numbers of steps")
 
     Join.__enter__ = enter  # type: ignore[method-assign]
-
-
-class Repeated(dataloader._BaseDataLoaderIter):
-    """An epoch of a loader that repeats its batch: no worker is started for it and nothing is loaded.
-
-    Args:
-        loader: it has its batch.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self._attach_loader, self._attach_drawn = loader, 0
-        self._num_workers = loader.num_workers
-        self._index_sampler = loader._index_sampler
-
-
-def _cache_input(agent: Agent) -> None:
-    """Every batch after a loader's first one repeats that one; epochs keep their length.
-
-    A stream has no length: its epoch does not end. What an evaluation draws is loaded as ever.
-    """
-    _follow_epochs()
-    iterator, iterate = dataloader._BaseDataLoaderIter, dataloader.DataLoader.__iter__
-    draw = iterator.__next__
-
-    def iterating(self: Any) -> Any:
-        return Repeated(self) if agent.is_training and hasattr(self, "_attach_first") else iterate(self)
-
-    def following(self: Any) -> Any:
-        loader: Any = getattr(self, "_attach_loader", None)
-        has_first = hasattr(loader, "_attach_first")
-        if has_first and (agent.is_training or isinstance(self, Repeated)):
-            if self._attach_drawn >= _length(loader):
-                raise StopIteration
-            self._attach_drawn += 1
-            return loader._attach_first.give()
-        batch = draw(self)
-        if loader is not None:
-            self._attach_drawn += 1
-        if loader is not None and agent.is_training:
-            loader._attach_first = Repeats(batch)
-            agent.facts["has_cached_input"] = True
-        return batch
-
-    dataloader.DataLoader.__iter__ = iterating  # type: ignore[method-assign]
-    iterator.__next__ = following  # type: ignore[method-assign]
-
-
-def _follow_epochs() -> None:
-    """Each iterator knows its loader, and how much of the epoch it has drawn."""
-    iterator = dataloader._BaseDataLoaderIter
-    begin, reset = iterator.__init__, iterator._reset
-
-    def init(self: Any, loader: Any) -> None:
-        begin(self, loader)
-        self._attach_loader, self._attach_drawn = loader, 0
-
-    def again(self: Any, *arguments: Any, **options: Any) -> None:
-        reset(self, *arguments, **options)  # of workers that are kept
-        self._attach_drawn = 0
-
-    iterator.__init__, iterator._reset = init, again  # type: ignore[method-assign]
-
-
-def _length(loader: Any) -> float:
-    """The batches of an epoch; infinite where that is not known."""
-    try:
-        return len(loader)
-    except Exception:  # noqa: BLE001 # a stream, or a sampler without a length
-        return math.inf

@@ -15,9 +15,8 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
 
 from .agent import Agent
+from .arms import SAFE
 from .debugging import switched_on
-
-WITH_PHASES = ("marked", "no_exchange")
 
 COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "all_to_all"),
@@ -27,38 +26,58 @@ COLLECTIVES = (
 )
 """Of the script's own: in arms with phases the agent's hook exchanges nothing."""
 
-
 _open = Counter[tuple[str, int]]()
 """Calls that have not ended, by name and thread; of backward passes those of all threads together."""
 
 
 def mark(agent: Agent) -> None:
     """Wraps what is counted; the arm with nothing but a clock wraps nothing."""
-    if agent.arm == "clock":
+    if agent.arm.name == "clock":
         return
-    timed = agent.arm in WITH_PHASES
-    _batches(agent, timed)
-    torch.autograd.backward = _counted(agent, "backward", torch.autograd.backward, timed)
+    _batches(agent)
+    torch.autograd.backward = _counted(agent, "backward", torch.autograd.backward)
     _evaluations(agent)
     _skipped_steps(agent)
-    if timed:
-        for name in COLLECTIVES:
-            setattr(dist, name, _counted(agent, "collective", getattr(dist, name), True))
-        dist.Work.wait = _counted(agent, "collective", dist.Work.wait, True)  # type: ignore[method-assign]
-        _fetches(agent)
-        _updates(agent)
+    for name in COLLECTIVES:
+        call = own_or_left_out(agent, name, getattr(dist, name))
+        setattr(dist, name, _counted(agent, "collective", call))
+    dist.Work.wait = _counted(agent, "collective", dist.Work.wait)  # type: ignore[method-assign]
+    _fetches(agent)
+    _updates(agent)
+
+
+def own_or_left_out(agent: Agent, name: str, call: Any) -> Any:
+    """A collective of the script's own; while they are left out, its result is of this rank alone."""
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        if agent.is_armed:
+            agent.collectives[name] += 1
+        if not agent.leaves_out_collectives or name not in SAFE or options.get("async_op"):
+            return call(*arguments, **options)
+        if name.startswith("all_gather"):
+            values = [*arguments, *options.values()]
+            if isinstance(values[0], torch.Tensor):
+                values[0].view(-1, *values[1].shape)[:] = values[1]
+            elif name == "all_gather":
+                for place in values[0]:
+                    place.copy_(values[1])
+            else:
+                values[0][:] = [values[1]] * len(values[0])
+        return None
+
+    return called
 
 
 def _updates(agent: Agent) -> None:
     """When an optimizer's step begins, after its closure if it has one; it ends with the agent's mark."""
 
     def begins(optimizer: Optimizer) -> None:
-        if agent.arm == "marked" and agent.device == "cuda":
+        if agent.arm.is_settled and agent.device == "cuda":
             torch.cuda.synchronize()
         agent.updates[id(optimizer)] = time.perf_counter()
 
     def before_step(optimizer: Optimizer, arguments: Any, options: Any) -> Any:
-        if not agent.is_armed:
+        if not agent.is_armed or not agent.arm.has_phases:
             return None
         begins(optimizer)
         closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
@@ -79,14 +98,13 @@ def _updates(agent: Agent) -> None:
     register_optimizer_step_pre_hook(before_step)
 
 
-def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
+def _counted(agent: Agent, name: str, call: Any) -> Any:
     """The call; counted where a step's signature has it.
 
     A call inside another one is part of that: checkpointed layers run a backward pass of their own in it, in
     another thread on a GPU.
     """
     is_counted = name in agent.done
-    is_settled = agent.arm == "marked"
 
     def key() -> tuple[str, int]:
         return name, 0 if name == "backward" else threading.get_ident()
@@ -104,20 +122,21 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
     def outermost(*arguments: Any, **options: Any) -> Any:
         _open[key()] += 1
         try:
-            within = marked if timed and agent.is_armed and _open[key()] == 1 else counted
+            is_timed = agent.arm.has_phases and agent.is_armed and _open[key()] == 1
+            within = marked if is_timed else counted
             return within(*arguments, **options)
         finally:
             _open[key()] -= 1
 
     def marked(*arguments: Any, **options: Any) -> Any:
         # Work that a GPU still has is part of the phase that asked for it; in the arm for that alone.
-        if is_settled and agent.device == "cuda":
+        if agent.arm.is_settled and agent.device == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
         try:
             return counted(*arguments, **options)
         finally:
-            if is_settled and agent.device == "cuda":
+            if agent.arm.is_settled and agent.device == "cuda":
                 torch.cuda.synchronize()
             agent.phases.append((name, start, time.perf_counter()))
 
@@ -145,7 +164,7 @@ def _parts(batch: Any) -> Iterable[Any]:
     return values() if callable(values) else ()
 
 
-def _batches(agent: Agent, timed: bool) -> None:
+def _batches(agent: Agent) -> None:
     """Counts the batches that a loader gives, and the iterators over it, but for those of an evaluation.
 
     What another thread draws ahead belongs to no step: its size alone is noted.
@@ -164,7 +183,8 @@ def _batches(agent: Agent, timed: bool) -> None:
         if is_own:
             agent.done["input"] += 1
         if agent.is_training:
-            agent.batches.append(_sizes(batch))
+            is_cached = agent.arm.name == "cached_input"
+            (agent.cached_batches if is_cached else agent.batches).append(_sizes(batch))
             agent.facts.setdefault("loader_workers", getattr(self, "_num_workers", 0))
             if not is_own:
                 agent.facts["draws_in_thread"] = True
@@ -180,8 +200,7 @@ def _batches(agent: Agent, timed: bool) -> None:
 
     iterator.__next__ = drawn  # type: ignore[method-assign]
     dataloader.DataLoader.__iter__ = iterated  # type: ignore[method-assign]
-    if timed:
-        _time_input(agent)
+    _time_input(agent)
 
 
 def _time_input(agent: Agent) -> None:
@@ -207,7 +226,7 @@ def _counted_as(agent: Agent, call: Any) -> Any:
         try:
             return call(self)
         finally:
-            if agent.is_armed and agent.is_own_thread:
+            if agent.arm.has_phases and agent.is_armed and agent.is_own_thread:
                 agent.phases.append(("input", start, time.perf_counter()))
 
     return timed
@@ -282,6 +301,8 @@ def _skipped_steps(agent: Agent) -> None:
 
     def scaled(self: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
         before = agent.done["update"]
+        if self not in agent.scalers:
+            agent.scalers.append(self)
         result = step(self, optimizer, *arguments, **options)
         if agent.is_armed and agent.done["update"] == before:
             agent.after_step(optimizer)

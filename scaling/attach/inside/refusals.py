@@ -7,6 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
+NO_SWITCH = "arms cannot be switched within the process: "
+"""Then each arm is a process of its own."""
+
 USES = {
     "deepspeed.runtime.engine": "DeepSpeed; its wall_clock_breakdown shows where a step's time goes",
     "megatron.core": "Megatron; its --timing-log-level 2 shows where a step's time goes",

@@ -77,8 +77,7 @@ def save_nothing(agent: Agent, guard: Guard) -> None:
         _block()
 
     agent.arm_with = armed  # type: ignore[method-assign]
-    if agent.arm == "marked":
-        _list_written(agent)
+    _list_written(agent)
 
 
 def _loading(load: Any, guard: Guard) -> Any:

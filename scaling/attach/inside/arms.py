@@ -1,0 +1,139 @@
+"""The arms: a row of one table each. What an arm changes in a process of the script is in `changes`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SWITCHED, LATER, PROCESS = "switched", "switched, from the second launch on", "a process of its own"
+"""When an arm is on: in blocks of steps within one process of the script, or in a run for itself."""
+
+
+def _nothing(agent: Any) -> None:
+    """Nothing is changed."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A row.
+
+    Attributes:
+        when: `SWITCHED`, `LATER` or `PROCESS`.
+        change: what is changed, for the table in the documentation.
+        question: what it answers.
+        excluded_by: arms that cannot be on in the same process; every row says it.
+        on, off: called with the agent where a block begins and ends, or at the start of a run of its own.
+        exchanges: gradients and buffers are exchanged.
+        has_phases: the phases of a step are timed; `is_settled`: after a GPU has finished each.
+        hook: the name in `changes` of what DDP calls for each bucket.
+        bucket_mb: DDP's `bucket_cap_mb`.
+    """
+
+    name: str
+    when: str
+    change: str
+    question: str
+    excluded_by: tuple[str, ...]
+    on: Callable[[Any], None] = _nothing
+    off: Callable[[Any], None] = _nothing
+    exchanges: bool = True
+    has_phases: bool = False
+    is_settled: bool = False
+    hook: str = "all_reduce"
+    bucket_mb: float | None = None
+
+
+def _collectives_off(agent: Any) -> None:
+    agent.leaves_out_collectives = True
+
+
+def _collectives_on(agent: Any) -> None:
+    agent.leaves_out_collectives = False
+
+
+ALONE = (
+    "clock",
+    "trace",
+    "plain_all_reduce",
+    "threads",
+    "no_debugging",
+    "buckets_2",
+    "buckets_25",
+    "buckets_200",
+    "one_worker",
+)
+
+ALL = ("*",)
+"""Of an arm with a process of its own."""
+
+_ROWS = (
+    Arm("baseline", SWITCHED, "nothing", "how long is a step", ALONE),
+    Arm("aa", SWITCHED, "nothing", "how much do steps differ for no reason", ALONE),
+    Arm(
+        "no_exchange", SWITCHED,
+        "no gradients, buffers, shards of `ZeroRedundancyOptimizer` or used parameters are exchanged; "
+        "on a CPU the phases of each step are timed",
+        "what does the exchange cost, and which rank is slow", ALONE, exchanges=False, has_phases=True,
+        hook="local",
+    ),
+    Arm(
+        "cached_input", SWITCHED, "each loader gives one batch again and again; evaluations load theirs",
+        "what does the input cost", ALONE,
+    ),
+    Arm(
+        "no_collectives", LATER, "the script's own all-reduces, gathers and barriers exchange nothing",
+        "what do the script's own collectives cost", ALONE, on=_collectives_off, off=_collectives_on,
+    ),
+    *(
+        Arm(
+            f"{kind}_hook", LATER, f"DDP's `{kind}_compress_hook`", "what do half the bytes give", ALONE,
+            hook=kind,
+        )
+        for kind in ("fp16", "bf16")
+    ),
+    Arm(
+        "marked", LATER, "as `no_exchange`, and a GPU finishes each phase before the next begins",
+        "where does the time of a step on a GPU go", ALONE, exchanges=False, has_phases=True,
+        is_settled=True, hook="local",
+    ),
+    Arm(
+        "clock", PROCESS, "nothing: no hook, no counters, no phases",
+        "how long is a step of the script as it is", ALL,
+    ),
+    Arm("trace", PROCESS, "nothing; five steps under torch.profiler", "when does the GPU idle", ALL),
+    Arm(
+        "plain_all_reduce", PROCESS, "all-reduce in place of the script's own communication hook",
+        "does that hook make steps shorter", ALL,
+    ),
+    Arm(
+        "threads", PROCESS, "as many threads as fit on the cores of a rank", "do threads share cores", ALL,
+    ),
+    Arm(
+        "no_debugging", PROCESS,
+        "no anomaly detection, `TORCH_DISTRIBUTED_DEBUG=DETAIL` or `CUDA_LAUNCH_BLOCKING`",
+        "what do debugging switches cost", ALL,
+    ),
+    *(
+        Arm(
+            f"buckets_{size}", PROCESS, f"DDP's `bucket_cap_mb={size}`", "would other buckets be faster", ALL,
+            bucket_mb=float(size),
+        )
+        for size in (2, 25, 200)
+    ),
+    Arm("one_worker", PROCESS, "one process in place of all", "how efficient are several workers", ALL),
+)  # fmt: skip
+
+ARMS = {arm.name: arm for arm in _ROWS}
+SAFE = {"all_reduce", "barrier", "all_gather", "all_gather_object", "all_gather_into_tensor"}
+"""Collectives that can be left out: a rank makes their results of its own part."""
+
+BUCKETS = tuple(arm.name for arm in _ROWS if arm.bucket_mb)
+
+
+def order_of(arms: Sequence[str], seed: int, number: int) -> list[str]:
+    """The arms of a round, the same on all ranks."""
+    drawn = list(arms)
+    random.Random(f"{seed}-{number}").shuffle(drawn)
+    return drawn

@@ -1,0 +1,113 @@
+"""Which arm is on in which step: blocks of a few steps, the arms of a round in random order.
+
+All ranks draw the same orders from a seed and count the same steps, so they need not ask one another which
+arm is on. They agree by the store on two numbers alone: the steps of a block, and the last round.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from .arms import order_of
+
+LONGEST_BLOCK, LEAST_BLOCK, BLOCK_S = 6, 3, 0.5
+"""Steps of a block, the first of which is left out; and how long it takes, if it has more than the least."""
+
+KEY = "scaling_attach_{}"
+
+
+class Plan:
+    """Of one process.
+
+    Args:
+        order: of the run.
+
+    Attributes:
+        arms: of each round.
+        labels: of each step that was made: the arm, the round (-1: warm-up), and the number in its block.
+        rounds: that have ended.
+    """
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.arms: list[str] = list(order.get("arms") or [order["arm"]])
+        self.labels: list[tuple[str, int, int]] = []
+        self.rounds = 0
+        self._seed, self._enough = int(order.get("seed", 0)), Path(order["out"]) / "enough"
+        self._budget_s, self._began_s = float(order.get("budget_s", 0.0)), 0.0
+        self._block, self._last = LONGEST_BLOCK, 0
+        self._label = (self.first, -1, 0)
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether arms change within the process."""
+        return len(self.arms) > 1
+
+    @property
+    def first(self) -> str:
+        """The arm of the warm-up."""
+        return self.arms[0]
+
+    def ends_block(self, made: int, warmup: int) -> bool:
+        """Whether the next step begins a block."""
+        return made >= warmup and not (made - warmup) % self._block
+
+    def next(self, made: int, warmup: int, marks_s: list[float], rank: int) -> tuple[str, int]:
+        """The arm of the step after so many; "stop" after the last round. And its number in the round.
+
+        Args:
+            marks_s: when the steps ended, by which rank 0 decides.
+        """
+        self.labels += [self._label] * (made - len(self.labels))
+        step = made - warmup
+        if step < 0:
+            return self.first, 1
+        if step == 0:
+            self._began_s = marks_s[-1]
+            self._block = self._agree_on_block(marks_s[-min(warmup, 5) :], rank)
+        block, within = divmod(step, self._block)
+        number, place = divmod(block, len(self.arms))
+        at = place * self._block + within
+        if at == 0 and number > 0:
+            self.rounds = number
+            if self._is_over(number, rank):
+                return "stop", at
+        arm = order_of(self.arms, self._seed, number)[place]
+        self._label = (arm, number, within)
+        return arm, at
+
+    def _agree_on_block(self, marks_s: list[float], rank: int) -> int:
+        step_s = (marks_s[-1] - marks_s[0]) / max(len(marks_s) - 1, 1)
+        block = max(LEAST_BLOCK, min(LONGEST_BLOCK, int(BLOCK_S / max(step_s, 1e-9)) + 1))
+        store = _store()
+        if store is None:
+            return LONGEST_BLOCK
+        if rank == 0:
+            store.set(KEY.format("block"), str(block))
+        return int(store.get(KEY.format("block")))
+
+    def _is_over(self, number: int, rank: int) -> bool:
+        """Whether this was the last round. Rank 0 says so one round ahead; the others come to know in time,
+        for no rank ends a round in which it exchanges before rank 0 has begun it.
+        """
+        store = _store()
+        if rank == 0 and not self._last:
+            is_enough = self._enough.exists() or time.perf_counter() - self._began_s > self._budget_s
+            if is_enough:
+                self._last = number + (store is not None)
+                if store is not None:
+                    store.set(KEY.format("last"), str(self._last))
+        elif store is not None and not self._last and store.check([KEY.format("last")]):
+            self._last = int(store.get(KEY.format("last")))
+        return bool(self._last) and number >= self._last
+
+
+def _store() -> Any:
+    """The script's; None where it has none, as with MPI."""
+    if not dist.is_initialized():
+        return None
+    try:
+        return dist.distributed_c10d._get_default_store()
+    except RuntimeError:
+        return None
