@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaling.attach import study
+from scaling.attach import files, study
 from scaling.attach.inside.arms import ARMS, BUCKETS
 from scaling.attach.inside.refusals import NO_SWITCH
 from scaling.attach.launch import Blocks, Run
@@ -149,7 +149,7 @@ def test_logs_of_the_command_itself_are_not_changed_files(
     own.write_text("old words")
     tee.write_text("1: baseline")
     status = own.stat()
-    monkeypatch.setattr(study.os, "fstat", lambda _: status)
+    monkeypatch.setattr(files.os, "fstat", lambda _: status)
 
     def changes() -> None:
         own.write_text("")
@@ -160,7 +160,7 @@ def test_logs_of_the_command_itself_are_not_changed_files(
 
 
 def test_of_too_many_files_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "MOST_FILES", 3)
+    monkeypatch.setattr(files, "MOST_FILES", 3)
     for at in range(4):
         (tmp_path / f"{at}.txt").write_text("mine")
 
