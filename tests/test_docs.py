@@ -1,7 +1,9 @@
 """What the documents say is true: numbers against the committed results, examples by running them."""
 
 import csv
+import importlib
 import math
+import operator
 import re
 import sys
 from pathlib import Path
@@ -49,6 +51,21 @@ def test_table_of_aggregators_is_that_of_the_committed_results():
             for text, value in ((shown, row["iteration_s"] * 1e3), (shown_half, half * 1e3)):
                 digits = len(text.partition(".")[2])
                 assert math.isclose(float(text), value, abs_tol=0.5001 * 10**-digits), (name, text, value)
+
+
+ARCHITECTURE = ROOT / "docs" / "background" / "architecture.md"
+
+
+@pytest.mark.parametrize("route", ["gradient", "study"])
+def test_routes_of_the_architecture_have_few_stops_that_exist(route):
+    text = ARCHITECTURE.read_text().partition(f"## The route of a {route}\n")[2].partition("\n## ")[0]
+    stops = re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]
+    assert 3 < len(stops) <= 8
+    for stop in stops:
+        named = re.findall(r"`(\w[\w/]*)\.py:([\w.]+)`", stop)
+        assert named, stop
+        for file, name in named:
+            operator.attrgetter(name)(importlib.import_module(file.replace("/", ".")))
 
 
 def test_readme_study_is_valid():

@@ -124,7 +124,7 @@ Component = Annotated[NamedComponent, BeforeValidator(_component), PlainSerializ
 
 
 class Training(Strict):
-    """How the optimizer is set; the defaults of each are in `scaling.study.optimizers`."""
+    """How the optimizer is set; the defaults of each are in `scaling.study.variants`."""
 
     learning_rate: Number | None = Field(None, gt=0)
     """Default 0.01 with SGD, 0.001 with Adam and AdamW."""
@@ -300,3 +300,11 @@ class TrainingPart(Part, Training):
     """replica: statistics of each worker's share; sync: of the global batch."""
     memory_format: Annotated[list[Literal["contiguous", "channels_last"]], Axis] = ["contiguous"]
     """channels_last is for networks with convolutions."""
+
+
+def chosen(key: str, workload: Workload, part: TrainingPart, default: Any = None) -> Any:
+    """A key's value: the workload's own, or else its part's, or else the default."""
+    for level in (workload, part):
+        if getattr(level, key) is not None:
+            return getattr(level, key)
+    return default

@@ -25,10 +25,9 @@ from scaling.study.cell import Cell, ResolvedStudy
 from scaling.study.kinds.base import START_UP_S
 from scaling.study.kinds.iteration import USUAL_ITERATIONS, IterationPart
 from scaling.study.launches import Settings
-from scaling.study.optimizers import CLIPPING, DEFAULTS
 from scaling.study.parts import NamedComponent, Training
 from scaling.study.schema import Study
-from scaling.study.variants import OF_DDP
+from scaling.study.variants import CLIPPING, DEFAULTS, OF_DDP
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 JUDGES = "others are judged by it"

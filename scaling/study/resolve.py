@@ -37,9 +37,10 @@ def resolve(study: Study, machine: AvailableMachine) -> ResolvedStudy:
         try:
             for cell in KINDS[part.kind].cells(part, machine, where, notes):
                 _require_own_label(cell, labelled)
-                cells[cell.id] = cell
-                part_of[cell.id] = index
-                repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
+                cell_id = cell.id
+                cells[cell_id] = cell
+                part_of[cell_id] = index
+                repeats[cell_id] = max(part.repeats, repeats.get(cell_id, 0))
         except StudyError as error:
             message = str(error)
             raise StudyError(message if message.startswith(where) else f"{where}{message}") from error

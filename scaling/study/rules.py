@@ -7,9 +7,9 @@ from typing import Any
 
 from scaling.aggregators.base import Aggregator
 from scaling.errors import StudyError
-from scaling.study.optimizers import optimizer_fields
 from scaling.study.parts import TrainingPart
 from scaling.study.step_rules import check_step_keys
+from scaling.study.variants import optimizer_fields
 
 
 def check_part(

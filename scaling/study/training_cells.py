@@ -12,13 +12,12 @@ from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.dtypes import check_dtypes
 from scaling.study.memory_format import memory_formats
-from scaling.study.optimizers import check_optimizer_keys
 from scaling.study.parts import SIZE_WORDS, TrainingPart
 from scaling.study.places import default_threads, device_of, world_sizes_on
 from scaling.study.rules import check_part
 from scaling.study.sharing import check_sharing, notes_on_sharing, workers_a_gpu
 from scaling.study.step_rules import check_accumulation, check_workload
-from scaling.study.variants import precisions, variants
+from scaling.study.variants import check_optimizer_keys, optimizers_of, precisions, variants
 from scaling.study.workloads import ChosenWorkload, choose
 
 NamedAggregator = tuple[str, Aggregator[Any]]
@@ -99,7 +98,8 @@ def _combinations(
     placements = kind.input_placements(part)
     extents = {placement: kind.extent(workload, part, device, placement) for placement in placements}
     check_optimizer_keys(workload.keys, part, where)
-    formats = memory_formats(workload, part, where)
+    optimizers = optimizers_of(workload.keys, part)
+    formats, named = memory_formats(workload, part, where), workload.fields()
     axes = itertools.product(
         *(workload.batches(device), shares, aggregators, part.step, peer_access, precisions(part, device)),
         *(part.seed, placements, part.batch_norm, formats),
@@ -109,10 +109,10 @@ def _combinations(
         workload.require_samples(total, where)
         if shares[size] and peer is not peer_access[0]:
             continue  # no GPU of sharing workers accesses another, whatever may be
-        for variant in variants(part, workload.keys, step, aggregator):
+        for variant in variants(part, optimizers, step, aggregator):
             check_accumulation(variant["accumulate"], local, where)
             yield {
-                **workload.fields(),
+                **named,
                 **variant,
                 **precision,
                 "aggregator": name,

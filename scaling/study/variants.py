@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scaling.aggregators.base import Aggregator
 from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import StudyError
-from scaling.study.optimizers import chosen, optimizer_fields
-from scaling.study.parts import TrainingPart, Workload
+from scaling.study.parts import Training, TrainingPart, Workload, chosen
 from scaling.training.gradients import WIRES
 
 OF_DDP = ("first_bucket_mb", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 """Keys that are arguments of torch's DDP."""
 
 _OF_DDP_DEFAULTS = {"static_graph": False, "gradient_as_bucket_view": False}
+
+_ADAM: dict[str, Any] = {
+    "learning_rate": 0.001,
+    "weight_decay": 0.0,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "epsilon": 1e-8,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "sgd": {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False},
+    "adam": _ADAM,
+    "adamw": {**_ADAM, "weight_decay": 0.01},
+}
+"""What each has where the study does not say; of Adam they are torch's."""
+
+_OF_NONE = {"momentum": 0.0, "nesterov": False}
+"""Fields that every cell has, of an optimizer that has no such number."""
+
+CLIPPING = ("clip_norm", "clip_gradient")
+"""Keys that go with every optimizer."""
 
 
 def precisions(part: TrainingPart, device: str) -> list[dict[str, Any]]:
@@ -39,12 +58,12 @@ def precisions(part: TrainingPart, device: str) -> list[dict[str, Any]]:
 
 
 def variants(
-    part: TrainingPart, workload: Workload, step: str, aggregator: Aggregator[Any]
+    part: TrainingPart, optimizers: Sequence[Mapping[str, Any]], step: str, aggregator: Aggregator[Any]
 ) -> Iterator[dict[str, Any]]:
     """The fields of `Cell` for each combination of the keys that this step and aggregator have.
 
-    Raises:
-        StudyError: numbers of the optimizer contradict each other.
+    Args:
+        optimizers: of `optimizers_of`.
     """
     ddp = {key: _of_ddp(key, part, step, aggregator) for key in OF_DDP}
     axes: dict[str, Sequence[Any]] = {
@@ -55,12 +74,49 @@ def variants(
         "compile": part.compile,
         **ddp,
     }
-    clip_norm = chosen("clip_norm", workload, part)
-    clipping = {"clip_norm": clip_norm, "clip_gradient": clip_norm and clipped_gradient(workload, part)}
-    for name in part.optimizer:
-        fields = {**optimizer_fields(name, workload, part), **clipping}
+    for fields in optimizers:
         for values in itertools.product(*axes.values()):
             yield {**fields, **dict(zip(axes, values, strict=True)), **_buckets(values[0])}
+
+
+def optimizers_of(workload: Workload, part: TrainingPart) -> list[dict[str, Any]]:
+    """The fields of `Cell` that set each optimizer of the part, and what it clips.
+
+    Raises:
+        StudyError: numbers of the optimizer contradict each other.
+    """
+    clip_norm = chosen("clip_norm", workload, part)
+    clipping = {"clip_norm": clip_norm, "clip_gradient": clip_norm and clipped_gradient(workload, part)}
+    return [{**optimizer_fields(name, workload, part), **clipping} for name in part.optimizer]
+
+
+def optimizer_fields(name: str, workload: Workload, part: TrainingPart) -> dict[str, Any]:
+    """The fields of `Cell` that say how the optimizer is set: by the workload's keys, or else the part's.
+
+    Raises:
+        StudyError: the numbers contradict each other.
+    """
+    values = {key: chosen(key, workload, part, default) for key, default in DEFAULTS[name].items()}
+    if values.get("nesterov") and not values["momentum"]:
+        raise StudyError("nesterov: true needs a momentum above 0")
+    return {"optimizer": name, **_OF_NONE, **values}
+
+
+def check_optimizer_keys(workload: Workload, part: TrainingPart, where: str) -> None:
+    """Refuses numbers of optimizers that the part does not have.
+
+    Raises:
+        StudyError: naming the key and its optimizers.
+    """
+    for key in Training.model_fields:
+        owners = [name for name, defaults in DEFAULTS.items() if key in defaults]
+        if key in CLIPPING or set(owners) & set(part.optimizer):
+            continue
+        if chosen(key, workload, part) is not None:
+            raise StudyError(
+                f"{where}{key} belongs to optimizer: {' or '.join(owners)}, and the part has "
+                f"{', '.join(part.optimizer)}; leave it out"
+            )
 
 
 def clipped_gradient(workload: Workload, part: TrainingPart) -> str:

@@ -7,15 +7,17 @@ import torch
 import yaml
 
 from scaling.errors import StudyError
+from scaling.experiments.base import Budget
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
 from scaling.study.job_shape import job_shape
 from scaling.study.kinds import label_of
-from scaling.study.kinds.device import DeviceCell, measure_device
+from scaling.study.kinds.device import DeviceCell
 from scaling.study.launches import remaining_launches
 from scaling.study.overrides import load_study
 from scaling.study.planning import describe_plan
 from scaling.study.prepare import prepare
+from scaling.study.rank.device import measure_point
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
@@ -194,7 +196,8 @@ def test_example_of_the_documents_is_an_experiment(tmp_path, monkeypatch):
     found = cells(NO_GPU, experiment={"name": "my_experiments:MatrixProduct", "sizes": [3]})
     assert [(cell.device, cell.threads, cell.point) for cell in found] == [("cpu", 2, {"size": 3})]
     rows: list[dict[str, object]] = []
-    measure_device(found[0], torch.device("cpu"), rows.extend)
+    cell, budget = found[0], Budget(found[0].seconds, limit_s=found[0].limit_s)
+    measure_point(cell.experiment, cell.parameters, cell.point, budget, torch.device("cpu"), rows.extend)
     assert sum(row.get("phase") == "step" for row in rows) >= 6
 
 

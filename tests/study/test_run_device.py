@@ -6,8 +6,9 @@ from unittest import mock
 import pytest
 import torch
 
-from scaling.experiments.base import Experiment, LeftOutError
-from scaling.study.kinds.device import DeviceCell, measure_device
+from scaling.experiments.base import Budget, Experiment, LeftOutError
+from scaling.study.kinds.device import DeviceCell
+from scaling.study.rank.device import measure_point
 
 CPU = torch.device("cpu")
 
@@ -46,8 +47,11 @@ class Faulty(Experiment):
 def rows_of(fault):
     cell = DeviceCell("faulty", {}, {"fault": fault}, "cpu", 1, 0.1, 1.0, 1)
     rows = []
-    with mock.patch("scaling.experiments.registry.create", return_value=Faulty()):
-        measure_device(cell, CPU, rows.extend)
+    with mock.patch("scaling.study.rank.device.create", return_value=Faulty()):
+        measure_point(
+            *(cell.experiment, cell.parameters, cell.point),
+            *(Budget(cell.seconds, limit_s=cell.limit_s), CPU, rows.extend),
+        )
     return rows
 
 

@@ -10,8 +10,7 @@ from pydantic import Field
 from scaling.errors import StudyError
 from scaling.study.cell import TIMING_BATCHES
 from scaling.study.kinds.training import TrainingKind, check_images, named
-from scaling.study.optimizers import chosen
-from scaling.study.parts import PositiveInt, Recipe, TrainingPart, Workload
+from scaling.study.parts import PositiveInt, Recipe, TrainingPart, Workload, chosen
 from scaling.training.learning_rate import DEFAULT_GAMMA
 
 if TYPE_CHECKING:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -16,8 +15,6 @@ from scaling.study.kinds.device_times import FIRST_CELL_S, START_UP_S, cell_seco
 from scaling.study.parts import AnyPart, Axis, Component, Device, Number, Repeats
 
 if TYPE_CHECKING:
-    import torch
-
     from scaling.experiments.base import Point
     from scaling.study.rank.context import RunContext
     from scaling.study.rank.summary import RankSummary
@@ -26,18 +23,6 @@ if TYPE_CHECKING:
 ALL_THREADS = "all"
 NOT_VARIABLES = ("only_device", "threads")
 """Keys of a point that say where it is measured."""
-
-LEFT_OUT = "left_out"
-"""The fact that says why a point was not measured."""
-
-LOAD = "load_average"
-"""The fact with the host's processes that ran or waited to, in the minute before."""
-
-WRITE_EVERY = 500
-"""Rows that are kept in memory."""
-
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-"""What allocators say that raise nothing more special than a RuntimeError."""
 
 
 class DevicePart(AnyPart):
@@ -158,9 +143,12 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
 
     def run(self, cell: DeviceCell, context: RunContext) -> RankSummary:
         """Measures the point on this process's device."""
+        from scaling.experiments.base import Budget
+        from scaling.study.rank.device import measure_point
         from scaling.study.rank.summary import RankSummary
 
-        measure_device(cell, context.device, context.write)
+        budget = Budget(cell.seconds, limit_s=cell.limit_s)
+        measure_point(cell.experiment, cell.parameters, cell.point, budget, context.device, context.write)
         context.seconds["unsplit"] = context.elapsed_s()
         return RankSummary(memory_peak_bytes=context.memory_peak_bytes(), seconds=context.seconds)
 
@@ -206,57 +194,3 @@ def _threads(point: Point, device: str, num_cores: int, gpu_threads: int) -> int
         return gpu_threads
     threads = point.get("threads", ALL_THREADS)
     return num_cores if threads == ALL_THREADS else int(threads)
-
-
-def measure_device(
-    cell: DeviceCell, device: torch.device, write: Callable[[Iterable[Mapping[str, Any]]], None]
-) -> None:
-    """Measures one point and hands out its samples and facts.
-
-    A point that is left out, or does not fit into memory, is a result: the fact `left_out` says why.
-
-    Raises:
-        RuntimeError: the experiment has failed; what it raises passes.
-    """
-    import torch
-
-    from scaling.experiments.base import Budget, LeftOutError
-    from scaling.experiments.registry import create
-
-    experiment = create(cell.experiment, cell.parameters)
-    budget = Budget(cell.seconds, limit_s=cell.limit_s)
-    torch.manual_seed(0)
-    rows: list[Mapping[str, Any]] = [{"fact": LOAD, "value": os.getloadavg()[0]}]
-    try:
-        for row in experiment.measure(cell.point, device, budget):
-            rows.append(row)
-            if len(rows) >= WRITE_EVERY:
-                write(rows)
-                rows = []
-    except LeftOutError as error:
-        rows.append({"fact": LEFT_OUT, "value": str(error)})
-    except (MemoryError, RuntimeError) as error:
-        reason = _memory_error(error)
-        if reason is None:
-            raise
-        rows.append({"fact": LEFT_OUT, "value": f"out of memory: {reason}"})
-    write(rows)
-
-
-def _memory_error(error: BaseException) -> str | None:
-    """What it says where it, or what led to it, is memory that ran out: capturing a graph hides the cause."""
-    import torch
-
-    for cause in _chain(error):
-        text = (str(cause).splitlines() or [""])[0]
-        if isinstance(cause, torch.OutOfMemoryError | MemoryError) or any(
-            word in text for word in OUT_OF_MEMORY
-        ):
-            return text.partition(". GPU 0 has")[0].rstrip(".")
-    return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -13,8 +13,7 @@ from scaling.errors import StudyError
 from scaling.store.upgrades import with_new_keys
 from scaling.study.cell import AvailableMachine
 from scaling.study.kinds.training import TrainingKind, check_images, named
-from scaling.study.optimizers import chosen
-from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, TrainingPart
+from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, TrainingPart, chosen
 
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator

@@ -1,0 +1,75 @@
+"""Measures a point of an experiment on this rank's device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from scaling.experiments.base import Budget, LeftOutError, Point
+from scaling.experiments.registry import create
+
+LEFT_OUT = "left_out"
+"""The fact that says why a point was not measured."""
+
+LOAD = "load_average"
+"""The fact with the host's processes that ran or waited to, in the minute before."""
+
+WRITE_EVERY = 500
+"""Rows that are kept in memory."""
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+"""What allocators say that raise nothing more special than a RuntimeError."""
+
+
+def measure_point(
+    experiment: str,
+    parameters: Mapping[str, Any],
+    point: Point,
+    budget: Budget,
+    device: torch.device,
+    write: Callable[[Iterable[Mapping[str, Any]]], None],
+) -> None:
+    """Measures one point of an experiment and hands out its samples and facts.
+
+    A point that is left out, or does not fit into memory, is a result: the fact `left_out` says why.
+
+    Raises:
+        RuntimeError: the experiment has failed; what it raises passes.
+    """
+    created = create(experiment, parameters)
+    torch.manual_seed(0)
+    rows: list[Mapping[str, Any]] = [{"fact": LOAD, "value": os.getloadavg()[0]}]
+    try:
+        for row in created.measure(point, device, budget):
+            rows.append(row)
+            if len(rows) >= WRITE_EVERY:
+                write(rows)
+                rows = []
+    except LeftOutError as error:
+        rows.append({"fact": LEFT_OUT, "value": str(error)})
+    except (MemoryError, RuntimeError) as error:
+        reason = _memory_error(error)
+        if reason is None:
+            raise
+        rows.append({"fact": LEFT_OUT, "value": f"out of memory: {reason}"})
+    write(rows)
+
+
+def _memory_error(error: BaseException) -> str | None:
+    """What it says where it, or what led to it, is memory that ran out: capturing a graph hides the cause."""
+    for cause in _chain(error):
+        text = (str(cause).splitlines() or [""])[0]
+        if isinstance(cause, torch.OutOfMemoryError | MemoryError) or any(
+            word in text for word in OUT_OF_MEMORY
+        ):
+            return text.partition(". GPU 0 has")[0].rstrip(".")
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
