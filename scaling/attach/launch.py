@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.attach.arms import one_worker
-from scaling.attach.inside import NO_STEP
+from scaling.attach.inside.arms import NO_STEP
 from scaling.attach.marks import after_warmup, steady
 
 INJECT = Path(__file__).parent / "inject"

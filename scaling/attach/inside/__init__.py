@@ -12,9 +12,6 @@ from typing import Any
 INJECTED = "_scaling_attach_inside"
 """This package's name where `inject/sitecustomize.py` has loaded it by file."""
 
-NO_STEP = "it ended before an optimizer's step"
-"""What a rank says that has seen no error; one that `mp.spawn` started sees none of its own."""
-
 _agents: list[Any] = []
 _guards: list[Any] = []
 """The process's agent and the guard of its files, once there is one."""

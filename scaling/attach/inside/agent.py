@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from . import NO_STEP
-from .arms import ARMS, BUCKETS, Arm
+from .arms import ARMS, BUCKETS, NO_STEP, Arm
 from .cores import place
 from .plan import Plan
 from .refusals import what_it_uses, without_ddp
