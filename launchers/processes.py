@@ -39,7 +39,11 @@ class Running(Protocol):
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], folder: Path | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: IO[bytes],
+    folder: Path | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts a launch, which ends when this process dies; whoever leaves it early calls `end`.
 
@@ -48,17 +52,44 @@ def start(
         environment: all of it.
         output: a real file for what it and the workers print.
         folder: in which it starts; None: that of this process.
+        pass_fds: descriptors that it inherits.
     """
     return subprocess.Popen(
         command,
         env=environment,
         cwd=folder,
+        pass_fds=pass_fds,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the launch in order
         preexec_fn=_end_with_parent,  # noqa: PLW1509 (one system call)
     )
+
+
+def start_any(
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], folder: Path
+) -> subprocess.Popen[bytes]:
+    """Starts a command that is no launcher's: all that it starts ends with it (`launchers.keeper`).
+
+    Args:
+        command, environment, output, folder: as of `start`.
+
+    Raises:
+        OSError: it does not start.
+    """
+    reader, writer = os.pipe()
+    keeper = str(Path(__file__).with_name("keeper.py"))
+    try:
+        words = [sys.executable, "-I", "-S", keeper, str(writer), *command]
+        process = start(words, environment, output, folder, (writer,))
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as said:
+        if number := said.read():
+            process.wait()
+            raise OSError(int(number), os.strerror(int(number)))
+    return process
 
 
 def run_to_end(
@@ -118,14 +149,19 @@ def interrupts_hurry(process: Running) -> Iterator[None]:
     """Within it Ctrl-C kills the launch at once, and what is under way goes on to its end."""
 
     def kill(number: int, frame: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
 
     before = signal.signal(signal.SIGINT, kill)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def kill_group(leader: int) -> None:
+    """Ends a process group by force, if any of it is left."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def end(process: Running) -> None:

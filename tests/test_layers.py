@@ -77,7 +77,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.interchange": BOTTOM | {"scaling.collectives"},
     "scaling.doctor": PARTS,
     "scaling.worker": STUDYING,
-    "scaling.attach": BOTTOM | {"scaling.bucket", "scaling.store", "scaling.measure", "scaling.study"},
+    "scaling.attach": BOTTOM
+    | {"launchers", "scaling.bucket", "scaling.store", "scaling.measure", "scaling.study"},
     "scaling.cli.options": BOTTOM | {"scaling.study"},
     "scaling.cli.schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
     "scaling.cli.predict": STUDYING
@@ -246,6 +247,18 @@ def wrong_writers(modules: Modules) -> list[str]:
     ]
 
 
+def process_calls(modules: Modules) -> list[str]:
+    """Calls of Popen and killpg outside the launchers, as `module:line calls what`."""
+    return [
+        f"{name}:{call.lineno} calls {called}: processes are started and ended by launchers alone"
+        for name, module in modules.items()
+        if unit_of(name) != "launchers"
+        for call in ast.walk(module.tree)
+        if isinstance(call, ast.Call)
+        and (called := ast.unparse(call.func)).rpartition(".")[2] in ("Popen", "killpg")
+    ]
+
+
 @pytest.fixture(scope="module")
 def project() -> dict[str, Module]:
     return read_modules(ROOT)
@@ -287,6 +300,9 @@ class TestTheProject:
 
     def test_files_are_written_by_the_store_alone(self, project):
         assert wrong_writers(project) == []
+
+    def test_processes_are_started_and_ended_by_the_launchers_alone(self, project):
+        assert process_calls(project) == []
 
     def test_no_name_in_the_tables_is_out_of_date(self, project):
         modules = {*TORCH_DISTRIBUTED, *CUDA_EVENTS, *NVML, *WRITERS}
@@ -421,6 +437,15 @@ class TestTheChecker:
     def test_nvml_elsewhere_is_found(self, source):
         assert nvml_uses(planted(scaling__training__step=source))
         assert not nvml_uses(planted(scaling__measure__power=source))
+
+    @pytest.mark.parametrize("source", ["subprocess.Popen(words)", "Popen(words)", "os.killpg(1, 9)"])
+    def test_processes_started_or_ended_elsewhere_are_found(self, source):
+        assert len(process_calls(planted(scaling__attach__mine=source))) == 1
+        assert process_calls(planted(launchers__mine=source)) == []
+
+    def test_a_patch_or_an_annotation_of_popen_is_no_call(self):
+        source = "begin = module.Popen.__init__\ndef f(one: subprocess.Popen[bytes]): ..."
+        assert process_calls(planted(scaling__attach__mine=source)) == []
 
     @pytest.mark.parametrize(
         "source",

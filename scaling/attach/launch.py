@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launchers import processes
 from scaling.attach.arms import one_worker
 from scaling.attach.inside.arms import NO_STEP
 from scaling.attach.marks import after_warmup, steady
@@ -190,10 +188,7 @@ def start_and_wait(
     end = time.monotonic() + float(wanted["deadline_s"])
     with log_path.open("wb") as log:
         try:
-            process = subprocess.Popen(
-                words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+            process = processes.start_any(words, environment, log, cwd)
         except OSError as error:
             return f"{words[0]} does not start: {error.strerror}"
         try:
@@ -205,7 +200,7 @@ def start_and_wait(
                     end = time.monotonic() + END_S
             return process.poll()
         finally:
-            _end(process)
+            processes.end(process)
             _shorten(log_path)
 
 
@@ -230,34 +225,6 @@ def _all_written(out: Path) -> bool:
         and len(records) == records[0]["world_size"]
         and all(record.get("is_last") for record in records)
     )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of the run: its session, and those it has started, as torchrun does for ranks."""
-    groups = {process.pid, *_groups_below(process.pid)}
-    for kind in (signal.SIGTERM, signal.SIGKILL):
-        for group in groups:
-            with suppress(OSError):  # it has ended
-                os.killpg(group, kind)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-
-
-def _groups_below(pid: int) -> set[int]:
-    """The process groups of a session's processes and their descendants; none where there is no /proc."""
-    children: dict[int, list[tuple[int, int]]] = {}
-    found, groups = [pid], set[int]()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            _, parent, group, session, *_ = path.read_text(errors="replace").rpartition(")")[2].split()
-            children.setdefault(int(parent), []).append((int(path.parent.name), int(group)))
-            if int(session) == pid:  # its parent may have ended
-                found.append(int(path.parent.name))
-    for process in found:
-        for child, child_group in children.get(process, []):
-            found.append(child)
-            groups.add(child_group)
-    return groups
 
 
 def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float) -> Run:

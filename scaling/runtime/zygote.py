@@ -69,8 +69,7 @@ def _serve(request: Mapping[str, Any], reports: int) -> None:
         _lead(request, reports)
     _, status = os.waitpid(leader, 0)
     # A leader that was killed leaves ranks, which the kernel kills: they are this process's children now.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+    processes.kill_group(leader)
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-leader, 0)
