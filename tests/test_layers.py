@@ -150,13 +150,15 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.attach.inside.debugging",
         "scaling.attach.inside.marking",
         "scaling.attach.inside.plan",
+        "scaling.attach.inside.record",
         "scaling.attach.inside.refusals",
         "scaling.runtime.meeting",  # at that store
         "scaling.runtime.zygote",  # holds the store at which the ranks meet
     }
 )
 CUDA_EVENTS = frozenset(
-    {"scaling.measure.clock", "scaling.collectives.execute_host", "scaling.attach.inside.agent"}
+    {"scaling.measure.clock", "scaling.collectives.execute_host"}
+    | {"scaling.attach.inside.agent", "scaling.attach.inside.record"}
 )
 NVML = frozenset({"topologies.detect_nvml", "scaling.measure.power"})
 WRITERS: dict[str, frozenset[str]] = {
@@ -172,8 +174,9 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.cli.topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
     "scaling.measure.probe.worker": frozenset({"open"}),  # samples, for the process that started it
     "scaling.training.checkpoint": frozenset({"torch.save"}),  # into memory, for the store
-    "scaling.attach.inside.agent": frozenset({"write_text"}),  # its record, inside the user's script
+    "scaling.attach.inside.record": frozenset({"write_text"}),  # its record, inside the user's script
     "scaling.attach.inside.marking": frozenset({"open"}),  # likewise, in its loaders' workers
+    "scaling.attach.files": frozenset({"move"}),  # what a script wrote, to its run's folder
     "scaling.attach.launch": frozenset({"open", "write_text"}),  # what the script prints; the run's order
     "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path
 }

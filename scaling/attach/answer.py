@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from scaling.attach.facts import facts_text, horizon_text, rare_text
 from scaling.attach.findings import (
     LEAST,
     MOSTLY_INPUT,
@@ -49,8 +50,11 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
         _debugging_text(measured),
         _efficiency_text(measured),
         _trace_text(measured, traced),
+        rare_text(measured),
         _other_steps_text(measured),
         _long_steps_text(measured),
+        facts_text(measured),
+        horizon_text(measured),
         _left_out_text(measured),
         f"Next: {gains[0].advice if gains else _otherwise(measured)}",
     ]

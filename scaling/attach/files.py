@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-
-from scaling.attach.measured import Measured
+from typing import Any
 
 MOST_FILES = 20_000
 """Files of the working folder that are compared before and after; of a folder with more, none is."""
@@ -18,19 +19,50 @@ _State = tuple[int, int, int]
 _States = dict[str, _State]
 
 
+def take_files(out: Path, cwd: Path) -> None:
+    """Moves what a run has made on this host, and its Python has noted, to the run's folder.
+
+    Args:
+        out: of the run; the files are in `files` there.
+        cwd: in which it ran.
+    """
+    names = {
+        name
+        for path in out.glob(f"made-{platform.node()}-*")
+        for name in path.read_bytes().decode(errors="surrogateescape").split("\n")
+        if name
+    }
+    for name in sorted(names, reverse=True):  # what is in a folder before the folder
+        path = Path(name)
+        with suppress(OSError):  # gone meanwhile, or a folder that has more in it
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            elif os.path.lexists(path):
+                inside = path.relative_to(cwd) if path.is_relative_to(cwd) else Path(*path.parts[1:])
+                target = out / "files" / inside
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, target)
+
+
 def say_files(
-    measured: Measured, cwd: Path, before: _States | None, after: _States | None, say: Callable[[str], None]
+    ranks: Sequence[dict[str, Any]],
+    out: Path,
+    cwd: Path,
+    before: _States | None,
+    after: _States | None,
+    say: Callable[[str], None],
 ) -> None:
     """Which files appeared, were spared or changed during the runs."""
-    written = [path for path in _named(measured, "written") if Path(path).exists()]
     appeared, changed = list[str](), list[str]()
     if before is not None and after is not None:
-        written = [path for path in written if not Path(path).is_relative_to(cwd)]
         appeared = sorted(after.keys() - before.keys())
         changed = sorted(name for name, state in before.items() if not _only_grew(state, after.get(name)))
-    if appeared or written:
-        say(f"the script wrote {_some([*appeared, *written])}")
-    if spared := _named(measured, "kept"):
+    if appeared:
+        say(f"the script wrote {_some(appeared)}")
+    taken = [path for launch in sorted((out / "launches").glob("*/files")) for path in launch.rglob("*")]
+    if moved := [str(path.relative_to(out)) for path in taken if path.is_file()]:
+        say(f"what it wrote is in {out}: {_some(moved)}")
+    if spared := sorted({str(path) for rank in ranks for path in rank.get("kept", [])}):
         say(f"it would have deleted or changed {_some(spared)}: left as before")
     if changed:
         say(f"changed meanwhile: {_some(changed)}; by something other than the script's Python")
@@ -41,12 +73,6 @@ def say_files(
 def _only_grew(before: _State, after: _State | None) -> bool:
     """Whether a file is as it was, or longer, as a log of this command is."""
     return after is not None and (after == before or (after[0] == before[0] and after[1] > before[1]))
-
-
-def _named(measured: Measured, fact: str) -> list[str]:
-    """Paths that the ranks of any run have recorded under that name."""
-    ranks = [rank for ranks in measured.facts.values() for rank in ranks]
-    return sorted({str(path) for rank in ranks for path in rank.get(fact, [])})
 
 
 def _some(paths: Sequence[str]) -> str:

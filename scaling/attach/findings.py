@@ -8,10 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from scaling.attach.facts import rare, reduces_a_step, same_samples
 from scaling.attach.inside.arms import BUCKETS
 from scaling.attach.loading import batch_making, loader_starts, saved_by_cached_input
 from scaling.attach.measured import BEFORE, Measured, Saved
-from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
+from scaling.attach.ranks import (
+    SlowRank,
+    batch_elements,
+    has_larger_batch,
+    shares,
+    slow_rank,
+    unevenness,
+)
 from scaling.attach.trace import Traced
 
 LEAST = 0.10
@@ -22,6 +30,9 @@ LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30,
 
 WAITED_FOR = ("input", "rest")
 """Findings in which a GPU is idle, and not for want of launched kernels."""
+
+CAUSES = ("no_sampler", "saves", "evaluation")
+"""Findings that name what is done: before phases of which only the time is known."""
 
 SETTINGS = ("threads", "no_debugging", "plain_all_reduce")
 """Arms that run once, and again where they were faster, each for itself."""
@@ -66,6 +77,7 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
         *_phase_findings(measured),
         *_other_steps_finding(measured),
         *_long_steps_finding(measured),
+        *_work_finding(measured),
     ]
     claimed = _claimed(candidates, spread)
     waits = sum(finding.ratio for finding in claimed if finding.kind in WAITED_FOR)
@@ -74,7 +86,11 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
     most = min((finding.ratio for finding in claimed if finding.kind == "threads"), default=1.0)
     return sorted(
         claimed,
-        key=lambda one: (-min(one.ratio, most), True) if one.kind == "exchange" else (-one.ratio, False),
+        key=lambda one: (
+            one.kind not in CAUSES,
+            -min(one.ratio, most) if one.kind == "exchange" else -one.ratio,
+            one.kind == "exchange",
+        ),
     )
 
 
@@ -101,12 +117,12 @@ def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable
     """Ranks that take turns at being last: for the size of their batches where that is seen."""
     sizes, spread = batch_elements(measured), measured.spread_ratio
     uneven_s = measured.uneven_s.get(measured.own_arm, {})
-    if spread is None or slow is not None or len(uneven_s) < 2:
+    if spread is None or len(uneven_s) < 2:
         return []
     ratios = [seconds / measured.step_s("baseline") for seconds in uneven_s.values()]
     ratio, least = float(np.median(ratios)), min(ratios)
-    if least <= spread:
-        return []
+    if least <= spread or (slow is not None and slow.longer_ratio >= ratio):
+        return []  # or it was slow in these launches by its draw of batches
     if sizes is not None and unevenness(sizes) >= 1.1:
         advice = (
             "group samples of like length, or fix the batch's size: in each step all wait for the largest "
@@ -150,7 +166,7 @@ def _hook_finding(measured: Measured) -> list[Avoidable]:
 
 def _fewer_bytes(measured: Measured) -> str:
     """What makes the exchange smaller."""
-    facts, (backward, _, _, updates) = measured.facts["baseline"][0], measured.signatures["baseline"]
+    facts, (backward, _, _, updates, *_) = measured.facts["baseline"][0], measured.signatures["baseline"]
     # A closure that an optimizer evaluates several times needs each exchange.
     has_closure = measured.facts["no_exchange"][0].get("has_closure")
     is_one = facts.get("num_models", 1) == 1  # of several each pass may exchange its own
@@ -159,10 +175,13 @@ def _fewer_bytes(measured: Measured) -> str:
             f"put all but the last of a step's {backward} backward passes in model.no_sync(): each of them "
             "exchanges all gradients."
         )
+    if (often := reduces_a_step([facts])) >= 3:
+        return f"DistributedDataParallel, or one all_reduce for many gradients: it calls {often:.0f} a step."
     buffers_mb, gradients_mb = facts.get("buffer_bytes", 0) / 1e6, sum(facts.get("bucket_bytes") or []) / 1e6
     if buffers_mb > gradients_mb:
+        option = facts.get("buffers_option", "broadcast_buffers")
         return (
-            "broadcast_buffers=False in DDP, if each rank's buffers stay the same without it: it sends "
+            f"{option}=False in DDP, if each rank's buffers stay the same without it: it sends "
             f"{buffers_mb:.3g} MB of them before each forward pass, and {gradients_mb:.3g} MB of gradients "
             "after it."
         )
@@ -303,17 +322,35 @@ def other_steps(measured: Measured) -> tuple[float, float, str]:
     """What steps of another kind add, the least and the median over launches, and the phase it is in."""
     ratios = [ratio for ratio, _ in measured.left_out] or [0.0]
     phases = measured.left_out[-1][1] if measured.left_out else {}
-    is_evaluation = phases.get("evaluation", 0.0) > 0.5 * ratios[-1]
-    return min(ratios), float(np.median(ratios)), "evaluation" if is_evaluation else "other work"
+    most = max(("evaluation", "save"), key=lambda kind: phases.get(kind, 0.0))
+    is_known = phases.get(most, 0.0) > 0.5 * ratios[-1]
+    return min(ratios), float(np.median(ratios)), most if is_known else "other work"
 
 
 def _other_steps_finding(measured: Measured) -> list[Avoidable]:
     least, ratio, what = other_steps(measured)
     if measured.spread_ratio is None or least <= measured.spread_ratio:
         return []
-    if what == "evaluation":
-        return [Avoidable("evaluation", ratio, "evaluate less often.")]
+    if what in ("evaluation", "save"):
+        (one,) = [one for one in rare(measured) if one.kind == what]
+        do = "evaluate" if what == "evaluation" else "save"
+        advice = f"{do} less often."
+        if one.is_waited_for and what == "evaluation":
+            advice = f"evaluate a part on each rank, or less often: {one.text}."
+        elif what == "save":
+            advice = f"save less often, in the background, or on all ranks: {one.text}."
+        kind = "evaluation" if what == "evaluation" else "saves"
+        return [Avoidable(kind, ratio, advice, {"ranks": list(one.ranks)})]
     return [Avoidable("other_steps", ratio, "see what the script does in some steps only (epochs, logging).")]
+
+
+def _work_finding(measured: Measured) -> list[Avoidable]:
+    """Ranks that do one another's work."""
+    world_size = len(measured.facts["baseline"])
+    if same_samples(measured):
+        advice = f"a DistributedSampler: {world_size} ranks draw the same samples, and do the work of one."
+        return [Avoidable("no_sampler", 1 - 1 / world_size, advice)]
+    return []
 
 
 def long_steps_advice(measured: Measured) -> str:

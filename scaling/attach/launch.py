@@ -12,6 +12,7 @@ from typing import Any
 
 from launchers import processes
 from scaling.attach.arms import one_worker
+from scaling.attach.files import take_files
 from scaling.attach.inside.arms import NO_STEP
 from scaling.attach.marks import after_warmup, steady
 
@@ -202,6 +203,7 @@ def start_and_wait(
         finally:
             processes.end(process)
             _shorten(log_path)
+            take_files(Path(wanted["out"]), cwd)
 
 
 def _shorten(log_path: Path) -> None:

@@ -15,7 +15,7 @@ from scaling.attach.inside.arms import ARMS
 Signature = tuple[int, ...]
 """Of a step: backward calls, batches drawn, evaluations begun, steps of all optimizers."""
 
-MOST_PHASES = ("input", "forward", "backward", "gradients", "update", "evaluation", "collective")
+MOST_PHASES = ("input", "forward", "backward", "gradients", "update", "evaluation", "collective", "save")
 
 
 @dataclass(frozen=True)
@@ -139,16 +139,24 @@ def blocks_of(steps: Sequence[Sequence[Step]]) -> dict[str, dict[int, list[list[
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]]:
     """The most frequent signature of a run, and the steps that have it after the warm-up, [rank][step].
 
-    A step that is another one on any rank is left out on all of them.
+    A step that is another one on any rank is left out on all of them, and so is one with a save that most
+    have not.
     """
     by_rank = after_warmup(ranks)
     shortest = min(map(len, by_rank))
     counted = Counter(steps[at].signature for steps in by_rank for at in range(shortest))
     signature = counted.most_common(1)[0][0]
+    rare = set[int]()
+    for steps in by_rank:
+        saves = {
+            at for at, step in enumerate(steps[:shortest]) if any(span[0] == "save" for span in step.spans)
+        }
+        rare |= saves if 2 * len(saves) < shortest else set()
     positions = [
         at
         for at in range(shortest)
-        if all(steps[at].signature == signature and steps[at].block >= 0 for steps in by_rank)
+        if at not in rare
+        and all(steps[at].signature == signature and steps[at].block >= 0 for steps in by_rank)
     ]
     return signature, [[steps[at] for at in positions] for steps in by_rank]
 
@@ -167,11 +175,11 @@ def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) ->
 def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, float]]:
     """How much longer the mean step is than the steady one, and the phases of the others, as such ratios.
 
-    Steps of another kind (evaluations, starts of an epoch) make it so. Of the rank with the least.
+    Steps of another kind (evaluations, saves, starts of an epoch) make it so. Of the rank with the least; the
+    phases are of the rank with the most, for which others wait.
     """
-    least: tuple[float, dict[str, float]] | None = None
-    _, steady_steps = steady(ranks)
-    for every, steps in zip(after_warmup(ranks), steady_steps, strict=True):
+    found: list[tuple[float, dict[str, float]]] = []
+    for every, steps in zip(after_warmup(ranks), steady(ranks)[1], strict=True):
         usual_s = _usual_s(steps)
         first_s = usual_s.get("baseline", next(iter(usual_s.values())))
         numbers = {step.number for step in steps}
@@ -183,9 +191,9 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
             / (len(counted) * first_s)
             for phase in MOST_PHASES
         }
-        if least is None or more < least[0]:
-            least = more, phases
-    return least or (0.0, {})
+        found.append((more, phases))
+    largest = {phase: max(phases[phase] for _, phases in found) for phase in MOST_PHASES}
+    return min(more for more, _ in found), largest
 
 
 def _usual_s(steps: Sequence[Step]) -> dict[str, float]:

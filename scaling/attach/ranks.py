@@ -44,18 +44,24 @@ class SlowRank:
     """The ranks that the others wait for, how much longer they take by themselves, and in which phase.
 
     Attributes:
-        batch_ratio: their elements of a batch, to those of the others.
+        batch_ratio: their elements of a batch, to those of the others; and the standard error of it.
     """
 
     ranks: tuple[int, ...]
     longer_ratio: float
     phase: str
     batch_ratio: float = 1.0
+    batch_error: float = 0.0
 
     @property
     def name(self) -> str:
         """As in a sentence."""
-        return f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+        return named(self.ranks)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """As in a sentence."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def slow_rank(measured: Measured) -> SlowRank | None:
@@ -79,7 +85,9 @@ def slow_rank(measured: Measured) -> SlowRank | None:
     if min(longer) <= max(spread, LEAST_SLOWER):
         return None
     ratio = float(np.median(longer))
-    return SlowRank(group, ratio, _slow_phase(measured, group, ratio * base_s), _batch_ratio(measured, group))
+    return SlowRank(
+        group, ratio, _slow_phase(measured, group, ratio * base_s), *_batch_ratio(measured, group)
+    )
 
 
 def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> str:
@@ -115,13 +123,15 @@ def batch_elements(measured: Measured) -> np.ndarray[Any, Any] | None:
     return np.array([rank[:shortest] for rank in drawn], dtype=float)
 
 
-def _batch_ratio(measured: Measured, group: Sequence[int]) -> float:
+def _batch_ratio(measured: Measured, group: Sequence[int]) -> tuple[float, float]:
     sizes = batch_elements(measured)
     if sizes is None:
-        return 1.0
+        return 1.0, 0.0
     in_group = [at in group for at in range(len(sizes))]
     others = [not is_in for is_in in in_group]
-    return float(sizes[in_group].mean() / max(sizes[others].mean(), 1e-9))
+    ratio = float(sizes[in_group].mean() / max(sizes[others].mean(), 1e-9))
+    relative = float(sizes.std() / max(sizes.mean(), 1e-9))
+    return ratio, ratio * relative * (1 / sizes[in_group].size + 1 / sizes[others].size) ** 0.5
 
 
 def unevenness(sizes: np.ndarray[Any, Any]) -> float:
@@ -130,5 +140,5 @@ def unevenness(sizes: np.ndarray[Any, Any]) -> float:
 
 
 def has_larger_batch(slow: SlowRank) -> bool:
-    """Whether its batches explain that it is slow."""
-    return slow.batch_ratio > 1.1
+    """Whether its batches explain that it is slow: they are larger beyond the sampling error."""
+    return slow.batch_ratio > 1.1 and slow.batch_ratio - 1 > 2 * slow.batch_error

@@ -120,7 +120,8 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str]
     finally:
         (out / "launches" / FINISHED).touch()
     lines = answer(measured, session.traced)
-    say_files(measured, cwd, before, files_below(cwd, out), say)
+    ranks = [rank for ranks in measured.facts.values() for rank in ranks]
+    say_files(ranks, out, cwd, before, files_below(cwd, out), say)
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
     gains = [asdict(finding) for finding in findings(measured, session.traced)]

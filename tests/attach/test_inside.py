@@ -16,7 +16,7 @@ import torch
 import torch.utils.checkpoint
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import debugging, marking, safety
+from scaling.attach.inside import debugging, marking, record, safety
 from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import INJECT, _read
 from tests.attach.made_marks import made_rank
@@ -41,12 +41,12 @@ def agent(tmp_path: Path, monkeypatch) -> inside.Agent:
 
 def test_steps_on_a_gpu_end_when_the_gpu_says_so(agent: inside.Agent, monkeypatch) -> None:
     # The host has run ahead: it asked for three steps in 1 ms, which took the GPU 20 ms.
-    agent._marks, agent._events = (
+    agent.marks, agent.events = (
         {0: [5.0, 5.0005, 5.001]},
         {0: [_Event(100.0), _Event(110.0), _Event(120.0)]},
     )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert [[round(end_s, 6) for end_s in marks] for marks in agent._times_s()] == [[5.0, 5.01, 5.02]]
+    assert [[round(end_s, 6) for end_s in marks] for marks in record.times_s(agent)] == [[5.0, 5.01, 5.02]]
 
 
 class _Wrapped(torch.nn.Module):
@@ -75,11 +75,11 @@ def test_an_optimizer_that_a_script_has_replaced_is_not_waited_for(agent: inside
     of_heads, of_all, rare = (torch.optim.SGD([torch.ones(1)], lr=1.0) for _ in range(3))
     for optimizer in (rare, of_heads, of_heads, of_all, of_all, rare, *[of_all] * 4):
         agent.after_step(optimizer)
-    assert (stopped, len(agent._marks)) == ([], 2)  # that of the heads is left out
+    assert (stopped, len(agent.marks)) == ([], 2)  # that of the heads is left out
     for optimizer in [rare, of_all] * 4:
         agent.after_step(optimizer)
     assert stopped
-    assert sorted(map(len, agent._marks.values())) == [6, 10]
+    assert sorted(map(len, agent.marks.values())) == [6, 10]
 
 
 @pytest.mark.parametrize("has_own", [False, True])
@@ -108,7 +108,7 @@ def test_an_error_before_the_first_step_is_said_and_not_its_consequence(
     assert record.get("raised", [0, None])[1] == ("ValueError: no such hook" if error else None)
 
 
-def test_what_is_saved_to_memory_or_as_a_temporary_start_is_no_checkpoint(
+def test_what_is_saved_to_memory_is_no_save_and_what_is_saved_to_a_file_is_timed(
     agent: inside.Agent, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(torch, "save", torch.save)  # as before after this
@@ -116,8 +116,7 @@ def test_what_is_saved_to_memory_or_as_a_temporary_start_is_no_checkpoint(
     monkeypatch.setattr(torch, "load", torch.load)
     monkeypatch.setattr(torch.jit, "load", torch.jit.load)
     guard = SimpleNamespace(instead=lambda path, **_: path, latest=lambda path: path)
-    guard.leaves_out = lambda path: guard.is_without_saves(path)  # noqa: PLW0108 - it is set below
-    safety.save_nothing(agent, guard)
+    safety.watch_saves(agent, guard)
     agent.is_armed = True
     for named in (False, True):
         buffer = io.BytesIO()
@@ -127,13 +126,10 @@ def test_what_is_saved_to_memory_or_as_a_temporary_start_is_no_checkpoint(
             torch.save({"step": 3}, buffer)
         buffer.seek(0)
         assert torch.load(buffer) == {"step": 3}
-    torch.save({}, tmp_path / "last.pt")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    torch.save({"step": 0}, tmp_path / "first.pt")
-    assert torch.load(tmp_path / "first.pt") == {"step": 0}  # all ranks start from it
-    agent.done["update"] = 1
-    torch.save({}, tmp_path / "last.pt")
-    assert [path.name for path in tmp_path.glob("*.pt")] == ["first.pt"]
+    assert agent.phases == []
+    torch.save({"step": 0}, tmp_path / "last.pt")
+    assert torch.load(tmp_path / "last.pt") == {"step": 0}
+    assert [name for name, _, _ in agent.phases] == ["save"]
 
 
 @pytest.mark.parametrize("arm", ["baseline", "no_exchange"])

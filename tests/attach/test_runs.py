@@ -39,7 +39,7 @@ def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, tmp_path: Pat
     assert run.reason is None, run.reason
     assert [len(rank["step_s"][0]) for rank in run.ranks] == [13, 13]
     assert {name for name, _, _ in run.ranks[0]["phases"]} == (
-        {"input", "backward", "update"} if arm == "marked" else set()
+        {"input", "backward", "update", "save"} if arm == "marked" else {"save"}
     )
     assert not list((tmp_path / "work").iterdir())
 
@@ -104,11 +104,38 @@ def test_a_script_with_a_hook_of_its_own_is_not_switched(tmp_path: Path) -> None
     assert run.reason == f"{NO_SWITCH}the script has a communication hook of its own, FP16_COMPRESS"
 
 
+ATOMIC = """
+        if dist.get_rank() == 0:
+            os.makedirs("ck", exist_ok=True)
+            torch.save({"step": 1}, "ck/last.pt.tmp")
+            os.replace("ck/last.pt.tmp", "ck/last.pt")
+            shutil.copyfile("ck/last.pt", "ck/best.pt")
+            assert os.path.getsize("ck/best.pt") and torch.load("ck/last.pt")["step"] == 1
+            with open("partial.pt", "wb") as file:
+                torch.save({}, file)
+"""
+
+
+def test_saves_are_read_back_and_end_in_the_runs_folder(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    script = tmp_path / "atomic.py"
+    script.write_text("import shutil\n" + (SCRIPTS / "plain.py").read_text() + ATOMIC)
+    run = run_arm(
+        [*TORCHRUN, str(script)], "baseline", tmp_path / "out", warmup=3, steps=5, deadline_s=LIMIT_S,
+        cwd=tmp_path / "work",
+    )  # fmt: skip
+    assert run.reason is None, run.reason
+    assert not list((tmp_path / "work").iterdir())
+    taken = {path.name for path in (tmp_path / "out" / "files").rglob("*") if path.is_file()}
+    assert taken == {"last.pt", "best.pt", "partial.pt", "checkpoint.pt"}
+    assert all(path.stat().st_size for path in (tmp_path / "out" / "files").rglob("*.pt"))
+
+
 ROTATES = """
-        torch.save(model.state_dict(), "tmp.pt")
-        os.replace(src="tmp.pt", dst="last.pt")
-        for name in ("old.pt", "gone.pt"):
-            os.remove(name)
+        torch.save(model.state_dict(), f"tmp{dist.get_rank()}.pt")
+        os.replace(src=f"tmp{dist.get_rank()}.pt", dst="last.pt")
+        torch.load("last.pt")
+        os.remove("old.pt")
         shutil.rmtree("folder")
         shutil.rmtree("links")
         open("log.txt", "w").close()
@@ -212,7 +239,8 @@ def test_what_an_arm_before_wrote_is_not_the_users(tmp_path: Path) -> None:
             cwd=tmp_path, began_s=began_s,
         )  # fmt: skip
         assert run.reason is None, run.reason
-        assert (tmp_path / "metrics.csv").exists()
+        assert not (tmp_path / "metrics.csv").exists()
+        assert (tmp_path / arm / "files" / "metrics.csv").exists()
         assert run.ranks[0]["kept"] == []
 
 

@@ -32,7 +32,7 @@ def start() -> Any:
     from .changes import change
     from .debugging import switch_off
     from .marking import mark
-    from .safety import save_nothing
+    from .safety import watch_saves
 
     if not _agents:
         agent = Agent(json.loads(os.environ["SCALING_ATTACH"]))
@@ -41,7 +41,7 @@ def start() -> Any:
             switch_off()
         change(agent)
         mark(agent)
-        save_nothing(agent, protect())
+        watch_saves(agent, protect())
     return _agents[0]
 
 

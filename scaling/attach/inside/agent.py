@@ -4,7 +4,6 @@ Nothing is changed before the script wraps a model by DistributedDataParallel: t
 workers have torch too.
 """
 
-import json
 import multiprocessing
 import multiprocessing.util
 import os
@@ -22,11 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from .arms import ARMS, BUCKETS, NO_STEP, Arm
-from .cores import place
 from .plan import Plan
+from .record import write
 from .refusals import what_it_uses, without_ddp
 
 TRACED_STEPS = 5
+
+UNWRAPPED = 3
+"""Steps of an optimizer before those of a script without DDP count: a model may be wrapped after some."""
 
 
 class Agent:
@@ -59,6 +61,7 @@ class Agent:
         self.updates: dict[int, float] = {}
         self.batches: list[tuple[int, int]] = []
         self.cached_batches: list[tuple[int, int]] = []
+        self.digests: list[int] = []
         self.scalers: list[Any] = []
         self.collectives: Counter[str] = Counter()
         self.own_s = 0.0
@@ -71,14 +74,15 @@ class Agent:
         self.threads: set[int] = set()
         self.evaluating_since: float | None = None
         self.device = "cpu"
-        self._marks: dict[int, list[float]] = {}
-        self._events: dict[int, list[Any]] = {}
-        self._counts: dict[int, list[list[int]]] = {}
+        self.marks: dict[int, list[float]] = {}
+        self.events: dict[int, list[Any]] = {}
+        self.counts_of: dict[int, list[list[int]]] = {}
         self._parameters: set[int] = set()
         self._optimizers: list[Optimizer] = []
-        self._steps_without = 0
-        self._is_stopping = False
-        self._place = (int(os.environ.get("RANK", "0")), 1)
+        self.all_used = False
+        self._steps_without = self._backward_without = 0
+        self.is_stopping = False
+        self.place = (int(os.environ.get("RANK", "0")), 1)
         self._profiler: Any = None
         self._traced_from = 0
         register_optimizer_step_post_hook(self.after_step)
@@ -115,7 +119,7 @@ class Agent:
         self._parameters.update(id(parameter) for parameter in model.parameters())
         self.device = next(model.parameters()).device.type
         if dist.is_initialized():
-            self._place = (dist.get_rank(), dist.get_world_size())
+            self.place = (dist.get_rank(), dist.get_world_size())
         for call in self.when_armed if is_first else ():
             call()
 
@@ -136,8 +140,7 @@ class Agent:
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """The global hook after every optimizer's step."""
-        now = time.perf_counter()
-        if self._is_stopping:
+        if self.is_stopping:
             return
         if not self.is_armed and self._passes(optimizer):
             return
@@ -146,29 +149,46 @@ class Agent:
             owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             if self._parameters and not owned & self._parameters:
                 self._steps_without += 1
-                if self._marks or self._steps_without < self.warmup:
+                if self.marks or self._steps_without < self.warmup:
                     return
                 self._parameters |= owned  # no other one steps: they are copies (fp32 master weights)
             index = len(self._optimizers)
             self._optimizers.append(optimizer)
+        if -1 in self.marks:  # it accumulated: backward passes were no steps
+            for kept in (self.marks, self.counts_of, self.events):
+                kept.pop(-1, None)
+            self.facts.pop("steps_are_backward", None)
+            self.plan.labels.clear()
+        self._mark(index, optimizer)
+
+    def _mark(self, index: int, optimizer: Optimizer | None) -> None:
+        """The end of a step of this optimizer; -1: of a backward pass."""
+        now = time.perf_counter()
         self.done["update"] += 1
         self.threads.add(threading.get_ident())
         if self.evaluating_since is not None:
             self.phases.append(("evaluation", self.evaluating_since, now))
             self.evaluating_since = None
-        marks = self._marks.setdefault(index, [])
+        marks = self.marks.setdefault(index, [])
         if self.device == "cuda":
             if self.arm.is_settled:
                 torch.cuda.synchronize()
                 now = time.perf_counter()
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
-            self._events.setdefault(index, []).append(event)
-        if id(optimizer) in self.updates:
+            self.events.setdefault(index, []).append(event)
+        if optimizer is not None and id(optimizer) in self.updates:
             self.phases.append(("update", self.updates.pop(id(optimizer)), now))
         marks.append(now)
-        self._counts.setdefault(index, []).append(list(self.done.values()))
+        self.counts_of.setdefault(index, []).append(list(self.done.values()))
         made = self._made(marks)
+        if made == self.warmup:
+            self.all_used = all(
+                parameter.grad is not None
+                for model in self.ddp()
+                for parameter in model.parameters()
+                if parameter.requires_grad
+            )
         self.own_s += time.perf_counter() - now
         if self.arm.name == "trace":
             self._trace(made)
@@ -183,7 +203,7 @@ class Agent:
             return  # of several optimizers, another one makes the step
         if self.device == "cuda" and self.plan.ends_block(made, self.warmup):
             torch.cuda.synchronize()  # no arm begins while steps of another one wait
-        place, at = self.plan.next(made, self.warmup, self.marks_s(), self._place[0])
+        place, at = self.plan.next(made, self.warmup, self.marks_s(), self.place[0])
         if at == 0 and self.plan.rounds:
             self.write()
         if place == "stop":
@@ -193,7 +213,7 @@ class Agent:
 
     def marks_s(self) -> list[float]:
         """The host's time of each step so far."""
-        return min(self._marks.values(), key=len)
+        return min(self.marks.values(), key=len)
 
     def switch(self, arm: Arm) -> None:
         """Another arm is on from here."""
@@ -210,28 +230,52 @@ class Agent:
         """The steps of the optimizer that fires least; one that a script has replaced fires no more."""
         if len(marks) >= self.warmup + self.steps:
             since_s = marks[-self.warmup - self.steps]
-            for index in [index for index, others in self._marks.items() if others[-1] < since_s]:
-                for kept in (self._marks, self._counts, self._events):
+            for index in [index for index, others in self.marks.items() if others[-1] < since_s]:
+                for kept in (self.marks, self.counts_of, self.events):
                     kept.pop(index, None)
-        return min(map(len, self._marks.values()))
+        return min(map(len, self.marks.values()))
 
     def _passes(self, optimizer: Optimizer) -> bool:
         """A step without a model that is wrapped; whether it is none of ours."""
-        if self.arm.name == "one_worker":  # a script may wrap its model only for several
+        is_alone = self.arm.name == "one_worker"  # a script may wrap its model only for several
+        self._watch_exit()
+        self._steps_without += 1
+        used = what_it_uses(optimizer) if self._steps_without == 1 and not is_alone else None
+        if used is not None:
+            self.refuse(f"it uses {used}")
+        if is_alone or (self._steps_without > UNWRAPPED and self._begin_without()):
             self.is_armed = True
-            self._watch_exit()
             self.device = next(
                 parameter.device.type for group in optimizer.param_groups for parameter in group["params"]
             )
             return False
-        self._watch_exit()
-        self._steps_without += 1
-        used = what_it_uses(optimizer) if self._steps_without == 1 else None
-        if used is not None:
-            self.refuse(f"it uses {used}")
         if self._steps_without >= self.warmup + self.steps:
             self.refuse(without_ddp())
         return True
+
+    def _begin_without(self) -> bool:
+        """Whether steps of several ranks count though no model is wrapped; `no_exchange` is then without the
+        script's own collectives.
+        """
+        if not dist.is_initialized() or dist.get_world_size() < 2:
+            return False
+        self.facts["without_ddp"] = True
+        self.place = (dist.get_rank(), dist.get_world_size())
+        self.when_exchanging.append(lambda: setattr(self, "leaves_out_collectives", not self.arm.exchanges))
+        return True
+
+    def after_backward(self) -> None:
+        """Where no optimizer of torch steps, backward passes are the steps."""
+        if self._optimizers or self.is_stopping or torch.is_grad_enabled() is False:
+            return
+        self._backward_without += 1
+        if self._backward_without <= 3 * self.warmup or not (self.is_armed or self._begin_without()):
+            return
+        if not self.is_armed:
+            self.is_armed, self.device = True, "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+            self._watch_exit()
+        self.facts["steps_are_backward"] = True
+        self._mark(-1, None)
 
     def _trace(self, made: int) -> None:
         """Five steps under the profiler, of the optimizer that steps least."""
@@ -243,7 +287,7 @@ class Agent:
             if self.device == "cuda":
                 torch.cuda.synchronize()
             self._profiler.stop()
-            self._profiler.export_chrome_trace(str(self.out / f"trace-rank{self._place[0]}.json.gz"))
+            self._profiler.export_chrome_trace(str(self.out / f"trace-rank{self.place[0]}.json.gz"))
             self.stop()
 
     def refuse(self, reason: str) -> None:
@@ -259,13 +303,13 @@ class Agent:
 
     def at_exit(self) -> None:
         """The script has ended by itself, before it made all its steps."""
-        if self._is_stopping or os.getpid() != self.pid:
+        if self.is_stopping or os.getpid() != self.pid:
             return
         error = getattr(sys, "last_value", None)
         if error is not None:
             self.facts["raised"] = [time.time(), f"{type(error).__name__}: {error}"[:300]]
-        if self._marks:
-            self.facts["ended_after"] = min(map(len, self._marks.values()))
+        if self.marks:
+            self.facts["ended_after"] = min(map(len, self.marks.values()))
         elif error is not None:
             pass  # it says more than that there were no steps
         elif self._steps_without:
@@ -274,12 +318,12 @@ class Agent:
             self.facts["refused"] = NO_STEP
         else:
             return
-        self._is_stopping = True
+        self.is_stopping = True
         self.write()
 
     def stop(self) -> None:
         """Writes the record, meets the other ranks and ends the process, without the script's own ending."""
-        self._is_stopping = True
+        self.is_stopping = True
         self.write()
         if dist.is_initialized():
             self._meet()
@@ -291,76 +335,7 @@ class Agent:
 
     def write(self) -> None:
         """Writes the record; of a process that goes on, as far as it has come."""
-        rank, world_size = self._place
-        own = place()
-        record = {
-            "rank": rank,
-            "world_size": world_size,
-            "is_last": self._is_stopping,
-            "arms": self.plan.arms,
-            "labels": self.plan.labels,
-            "warmup": self.warmup,
-            "step_s": self._times_s(),
-            "host_s": list(self._marks.values()),
-            "counts": list(self._counts.values()),
-            "own_s": self.own_s,
-            "phases": self.phases,
-            "batches": self.batches,
-            "cached_batches": self.cached_batches,
-            "collectives": dict(self.collectives),
-            "device": self.device,
-            "num_models": len(self.models),
-            **own,
-            "pid": os.getpid(),
-            "threads": torch.get_num_threads(),
-            "cores": len(own["affinity"]),
-            "host_cores": os.cpu_count() or 1,
-            "host_only": os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
-            or os.environ.get("NCCL_P2P_LEVEL", "") in ("0", "LOC"),
-            "gradients": self._gradients(),
-            "bucket_bytes": self._bucket_bytes(),
-            "buffer_bytes": sum(
-                buffer.nbytes
-                for model in self.ddp()
-                if model.broadcast_buffers
-                for buffer in model.module.buffers()
-            ),
-            "bucket_mb": next((model.bucket_bytes_cap / 2**20 for model in self.ddp()), None),
-            **self.facts,
-        }
-        unfinished = self.out / f".rank{rank}.json"
-        unfinished.write_text(json.dumps(record))
-        unfinished.rename(self.out / f"rank{rank}.json")
-
-    def _times_s(self) -> list[list[float]]:
-        """The end of every step; of a GPU's by its own clock, which the host's runs ahead of."""
-        if not self._events:
-            return list(self._marks.values())
-        torch.cuda.synchronize()
-        index, events = next(iter(self._events.items()))
-        first, first_s = events[0], self._marks[index][0]
-        return [
-            [first_s + first.elapsed_time(event) / 1e3 for event in events]
-            for events in self._events.values()
-        ]
-
-    def _gradients(self) -> list[list[int]]:
-        """The shapes of what is exchanged."""
-        return [
-            list(parameter.shape)
-            for model in self.models
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        ]
-
-    def _bucket_bytes(self) -> list[int]:
-        """DDP's buckets, as rebuilt after the first step where they were."""
-        sizes: list[int] = []
-        for model in self.ddp():
-            data = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-            text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
-            sizes += [int(part) for part in str(text).split(",") if part.strip()]
-        return sizes
+        write(self)
 
     def ddp(self) -> list[DistributedDataParallel]:
         """The models that are wrapped."""
@@ -368,7 +343,7 @@ class Agent:
 
     def _meet(self) -> None:
         """Waits until every rank has written; rank 0 leaves last, for it may hold the store."""
-        rank, world_size = self._place
+        rank, world_size = self.place
         try:
             store = dist.distributed_c10d._get_default_store()
             store.add("scaling_attach_written", 1)

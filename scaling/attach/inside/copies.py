@@ -17,7 +17,7 @@ class Copies:
     """In the run's folder, for all its processes.
 
     `instead/` has one copy for each older file that was written to, named by what identifies that file.
-    `removed-PID` has a line for each path that was removed.
+    `removed-HOST-PID` has a line for each path that was removed.
 
     Args:
         out: the run's folder.
@@ -37,7 +37,11 @@ class Copies:
         if (kind, name) in self._noted:
             return
         self._noted.add((kind, name))
-        file = self._open(f"{self._out}/{kind}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        file = self._open(
+            f"{self._out}/{kind}-{os.uname().nodename}-{os.getpid()}",
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+            0o644,
+        )
         os.write(file, os.fsencode(name) + b"\n")
         os.close(file)
 

@@ -25,6 +25,9 @@ MOST_COPIED = 256 * 2**20
 QUIET = ("/dev/", "/proc/", "/sys/", "/tmp/torchinductor", "/tmp/torchelastic")  # noqa: S108
 """Where every run writes."""
 
+CACHES = ("__pycache__", "/.cache/", "/.triton/", "/.nv/")
+"""Parts of paths that stay where they are: what is made anew in every launch takes its time."""
+
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 
 
@@ -55,28 +58,24 @@ class Guard:
     """Of one process, and of those that it forks.
 
     Calls that would delete, replace or write over an older file do nothing, or write to a copy, which later
-    reads of that file are given, in all processes of the run. A file that is not there is none to delete or
-    rename either: it may be a checkpoint that was not saved. Each path that is kept is a line of a file
-    `kept-PID`.
+    reads of that file are given, in all processes of the run. Each path that is kept is a line of a file
+    `kept-HOST-PID`; each that is new, of `made-HOST-PID`: what is there after the run is moved to its folder.
 
     Args:
         order: of the run.
 
     Attributes:
         refuse: called with a reason where a run cannot go on.
-        is_without_saves: whether something that is saved now to this path is left out.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._out, self._began_s = str(order["out"]), float(order["began_s"])
         self._kept: set[str] = set()
-        self._left_out: set[str] = set()
         self._copies = Copies(self._out, self._began_s)
         self.latest = self._copies.latest
         self._open, self._write = os.open, builtins.open
         self._remove_tree, self._truncate = shutil.rmtree, os.truncate
         self.refuse: Callable[[str], None] = _refuse
-        self.is_without_saves: Callable[[Any], bool] = lambda path: False
         for name in ("remove", "unlink", "rmdir"):
             _replace(os, name, self._removal(getattr(os, name)))
         for holder, name in ((os, "rename"), (os, "replace"), (shutil, "move")):
@@ -87,8 +86,6 @@ class Guard:
         for name in ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr"):
             if hasattr(os, name):
                 _replace(os, name, self._marking(getattr(os, name)))
-        for name in ("copyfile", "copy", "copy2", "copytree"):
-            _replace(shutil, name, self._copying(getattr(shutil, name)))
         _replace(os.path, "getsize", self._sizing(os.path.getsize))
         _replace(os, "open", self._opened_low)
         _replace(os, "truncate", self._truncated)
@@ -132,19 +129,12 @@ class Guard:
         above = [name[:at] for at, letter in enumerate(name) if letter == os.sep]
         return not removed.isdisjoint(above) and (self._age(name) == "older" or self._has_older(name))
 
-    def leaves_out(self, path: Any) -> bool:
-        """Whether something that is saved now to this path is left out; it is remembered."""
-        if not self.is_without_saves(path):
-            return False
-        if isinstance(path, (str, bytes, os.PathLike)):
-            self._left_out.add(os.path.abspath(os.fsdecode(path)))
-        return True
-
     def instead(self, path: Any, *, is_emptied: bool, dir_fd: int | None = None) -> Any:
         """Where what is written to a path goes: there, or to a copy if an older file is there."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return path
         if (status := self._copies.older_file(path, dir_fd)) is None:
+            self._make(path, dir_fd)
             return path
         name = os.path.abspath(_absolute(path, dir_fd))
         if name.startswith(QUIET):
@@ -163,7 +153,18 @@ class Guard:
         """Where a file goes that must not be there yet."""
         if self._age(path, dir_fd) == "older" and self._is_removed(path, dir_fd):
             return self.instead(path, is_emptied=True, dir_fd=dir_fd)
+        self._make(path, dir_fd)
         return path
+
+    def _make(self, path: Any, dir_fd: int | None = None) -> None:
+        """Notes a path that is not there yet."""
+        name = os.path.abspath(_absolute(path, dir_fd))
+        if (
+            not os.path.lexists(name)
+            and not name.startswith((self._out, *QUIET))
+            and not any(part in name for part in CACHES)
+        ):
+            self._copies.note("made", name)
 
     def _opened(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         if not isinstance(mode, str) or isinstance(file, int):
@@ -199,7 +200,7 @@ class Guard:
             if state == "older":
                 self._keep(path, dir_fd, is_removed=True)
                 self._copies.drop(path, dir_fd)
-            elif state == "newer":
+            else:
                 more = {} if dir_fd is None else {"dir_fd": dir_fd}
                 call(path, *arguments, **more, **named)
 
@@ -213,7 +214,8 @@ class Guard:
             ages = [self._age(*place) for place in places]
             if ages[0] == "newer" and places[0][1] is None and self._has_older(src):
                 ages[0] = "older"
-            if ages[0] == "newer" and ages[1] != "older":
+            if ages[0] == "missing" or (ages[0] == "newer" and ages[1] != "older"):
+                self._make(*places[1])
                 return call(src, dst, *arguments, **named)
             for place, its_age in zip(places, ages, strict=True):
                 if its_age == "older":
@@ -246,6 +248,10 @@ class Guard:
 
         def make(*arguments: Any, **named: Any) -> Any:
             try:
+                self._make(
+                    arguments[at] if len(arguments) > at else named[("path", "dst")[at]],
+                    named.get(("dir_fd", "dst_dir_fd")[at]),
+                )
                 return call(*arguments, **named)
             except FileExistsError:
                 path = arguments[at] if len(arguments) > at else named[("path", "dst")[at]]
@@ -262,7 +268,7 @@ class Guard:
             if age == "older":
                 target = os.path.abspath(_absolute(src, named.get("src_dir_fd")))
                 os.symlink(target, os.fsdecode(dst), dir_fd=named.get("dst_dir_fd"))
-            elif age == "newer" or not self.is_without_saves(src):
+            else:
                 call(src, dst, **named)
 
         return functools.update_wrapper(link, call)
@@ -280,22 +286,9 @@ class Guard:
 
         return change
 
-    def _copying(self, call: Any) -> Any:
-        def copy(src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
-            if not os.path.lexists(src) and self.is_without_saves(src):
-                return dst
-            return call(src, dst, *arguments, **named)
-
-        return copy
-
     def _sizing(self, call: Any) -> Any:
         def size(filename: Any) -> int:
-            try:
-                return int(call(self.latest(filename)))
-            except FileNotFoundError:
-                if os.path.abspath(os.fsdecode(filename)) in self._left_out:
-                    return 0
-                raise
+            return int(call(self.latest(filename)))
 
         return size
 

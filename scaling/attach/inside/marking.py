@@ -4,6 +4,7 @@ import dataclasses
 import os
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -26,6 +27,9 @@ COLLECTIVES = (
 )
 """Of the script's own: in arms with phases the agent's hook exchanges nothing."""
 
+DIGESTS, DIGESTED = 6, 256
+"""Batches of which a digest is kept, and numbers of each."""
+
 _open = Counter[tuple[str, int]]()
 """Calls that have not ended, by name and thread; of backward passes those of all threads together."""
 
@@ -35,7 +39,20 @@ def mark(agent: Agent) -> None:
     if agent.arm.name == "clock":
         return
     _batches(agent)
-    torch.autograd.backward = _counted(agent, "backward", torch.autograd.backward)
+    backward = _counted(agent, "backward", torch.autograd.backward)
+
+    def stepping(*arguments: Any, **options: Any) -> None:
+        backward(*arguments, **options)
+        agent.after_backward()
+
+    torch.autograd.backward = stepping
+    enter: Any = torch.autocast.__enter__
+
+    def entered(self: Any) -> Any:
+        agent.facts["autocasts"] = True
+        return enter(self)
+
+    torch.autocast.__enter__ = entered  # type: ignore[method-assign]
     _evaluations(agent)
     _skipped_steps(agent)
     for name in COLLECTIVES:
@@ -153,6 +170,13 @@ def _sizes(batch: Any) -> tuple[int, int]:
         return (0, 0)
 
 
+def _digest(batch: Any) -> int:
+    """Of the first numbers of a batch's first tensor; 0 without one."""
+    if isinstance(batch, torch.Tensor):
+        return zlib.crc32(repr(batch.detach().flatten()[:DIGESTED].tolist()).encode())
+    return next((own for own in map(_digest, _parts(batch)) if own), 0)
+
+
 def _parts(batch: Any) -> Iterable[Any]:
     if isinstance(batch, (list, tuple)):
         return batch
@@ -185,6 +209,8 @@ def _batches(agent: Agent) -> None:
         if agent.is_training:
             is_cached = agent.arm.name == "cached_input"
             (agent.cached_batches if is_cached else agent.batches).append(_sizes(batch))
+            if len(agent.digests) < DIGESTS and not is_cached:
+                agent.digests.append(_digest(batch))
             agent.facts.setdefault("loader_workers", getattr(self, "_num_workers", 0))
             if not is_own:
                 agent.facts["draws_in_thread"] = True
@@ -195,6 +221,7 @@ def _batches(agent: Agent) -> None:
     def iterated(self: Any) -> Any:
         if agent.is_training:
             agent.facts["iterators"] = agent.facts.get("iterators", 0) + 1
+            agent.facts["pin_memory"] = bool(self.pin_memory)
             agent.facts["persistent_workers"] = bool(getattr(self, "persistent_workers", False))
         return iterate(self)
 

@@ -1,16 +1,15 @@
-"""No checkpoint of a run that is stopped after some steps, and a list of what it writes."""
+"""Saves of the script: where they go, how often they are and how long they take; uploads are left out."""
 
 import functools
 import io
-import os
 import sys
-import tempfile
+import time
 from typing import Any
 
 import torch
 
 from .agent import Agent
-from .guard import QUIET, Guard
+from .guard import Guard
 
 SAVERS = (
     ("safetensors.torch", "", "save_file"),
@@ -39,45 +38,50 @@ SAVERS = (
 )
 """Module, class and function of what else writes, deletes or sends checkpoints."""
 
-MOST_WRITTEN = 1000
+_open: list[str] = []
+"""Saves that have not ended: those within one are part of it."""
 
 
-def save_nothing(agent: Agent, guard: Guard) -> None:
-    """From the first model that is wrapped on; a script may have taken `torch.save` by name before.
-
-    What torch saves before the first step in the system's temporary folder is written: all ranks load it as
-    their start. It writes by a path in C++, past the guard, so that is asked here.
-    """
+def watch_saves(agent: Agent, guard: Guard) -> None:
+    """Saves write what they would, to new files; `torch.save` may write by a path in C++, past the guard."""
 
     def saving(save: Any) -> Any:
         def saved(*arguments: Any, **named: Any) -> Any:
-            target = named.get("f", arguments[1] if len(arguments) > 1 else None)
-            if isinstance(target, io.BytesIO):  # no file: it is sent to other ranks, or copied
-                return save(*arguments, **named)
-            if guard.leaves_out(target):
-                return None
             if "f" in named:
                 named["f"] = guard.instead(named["f"], is_emptied=True)
             else:
                 arguments = (*arguments[:1], guard.instead(arguments[1], is_emptied=True), *arguments[2:])
             return save(*arguments, **named)
 
-        return saved
+        return _timed(agent, saved)
 
-    def is_without_saves(path: Any) -> bool:
-        return agent.is_armed and bool(agent.done["update"] or not _is_temporary(path))
-
-    guard.refuse, guard.is_without_saves = agent.refuse, is_without_saves
+    guard.refuse = agent.refuse
     torch.save, torch.jit.save = saving(torch.save), saving(torch.jit.save)
     torch.load, torch.jit.load = _loading(torch.load, guard), _loading(torch.jit.load, guard)
     arm_with = agent.arm_with
 
     def armed(model: Any) -> None:
         arm_with(model)
-        _block()
+        _watch_libraries(agent)
 
     agent.arm_with = armed  # type: ignore[method-assign]
-    _list_written(agent)
+
+
+def _timed(agent: Agent, save: Any) -> Any:
+    """The call, timed as a save where it is none within another one."""
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        in_memory = any(isinstance(value, io.BytesIO) for value in (*arguments, *named.values()))
+        start_s, is_outer = time.perf_counter(), not _open and not in_memory
+        _open.append("save")
+        try:
+            return save(*arguments, **named)
+        finally:
+            _open.pop()
+            if is_outer and agent.is_armed:
+                agent.phases.append(("save", start_s, time.perf_counter()))
+
+    return functools.update_wrapper(timed, save)
 
 
 def _loading(load: Any, guard: Guard) -> Any:
@@ -89,36 +93,18 @@ def _loading(load: Any, guard: Guard) -> Any:
     return functools.update_wrapper(loaded, load)
 
 
-def _is_temporary(path: Any) -> bool:
-    is_path = isinstance(path, (str, os.PathLike))
-    return is_path and os.path.dirname(os.path.abspath(path)) == tempfile.gettempdir()
-
-
-def _block() -> None:
+def _watch_libraries(agent: Agent) -> None:
     for module, owner, name in SAVERS:
         holder = sys.modules.get(module)
         holder = getattr(holder, owner, None) if owner else holder
-        if holder is not None and hasattr(holder, name):
-            setattr(holder, name, lambda *_, **__: None)
+        call = getattr(holder, name, None)
+        if call is None or hasattr(call, "_attach_watched"):
+            continue
+        watched = _timed(agent, call)
+        if "upload" in name or "push" in name:
 
+            def watched(*_: Any, **__: Any) -> None:
+                agent.facts["uploads"] = agent.facts.get("uploads", 0) + 1
 
-def _list_written(agent: Agent) -> None:
-    """Every file that Python opens for writing; the last is listed as of now."""
-    run_folder = str(agent.out)
-    written: set[str] = set()
-    agent.facts["written"] = []
-
-    def heard(event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or not isinstance(arguments[0], str):
-            return
-        mode, flags = arguments[1], arguments[2]
-        if not (any(letter in mode for letter in "wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR)):
-            return
-        path = os.path.abspath(arguments[0])
-        if path.startswith((run_folder, *QUIET)) or "__pycache__" in path or len(written) >= MOST_WRITTEN:
-            return
-        if path not in written:
-            written.add(path)
-            agent.facts["written"].append(path)
-
-    sys.addaudithook(heard)
+        watched._attach_watched = True
+        setattr(holder, name, watched)

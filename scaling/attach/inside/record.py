@@ -1,0 +1,103 @@
+"""What a process writes of its steps."""
+
+import inspect
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from .cores import place
+
+TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard", "torch.utils.tensorboard")
+"""Modules that log experiments: off in these runs, or writing to the run's folder."""
+
+
+def write(agent: Any) -> None:
+    """Writes the record of an agent."""
+    rank, world_size = agent.place
+    own = place()
+    record = {
+        "rank": rank,
+        "world_size": world_size,
+        "is_last": agent.is_stopping,
+        "arms": agent.plan.arms,
+        "labels": agent.plan.labels,
+        "warmup": agent.warmup,
+        "step_s": times_s(agent),
+        "host_s": list(agent.marks.values()),
+        "counts": list(agent.counts_of.values()),
+        "own_s": agent.own_s,
+        "phases": agent.phases,
+        "batches": agent.batches,
+        "cached_batches": agent.cached_batches,
+        "digests": agent.digests,
+        "collectives": dict(agent.collectives),
+        "device": agent.device,
+        "num_models": len(agent.models),
+        **own,
+        "pid": os.getpid(),
+        "threads": torch.get_num_threads(),
+        "cores": len(own["affinity"]),
+        "host_cores": os.cpu_count() or 1,
+        "host_only": os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
+        or os.environ.get("NCCL_P2P_LEVEL", "") in ("0", "LOC"),
+        "gradients": _gradients(agent),
+        "float32_products": torch.get_float32_matmul_precision() == "highest"
+        and not agent.facts.get("autocasts"),
+        "buffers_option": next(
+            (name for name in ("forward_sync_buffers", "broadcast_buffers") if name in _ddp_options()), ""
+        ),
+        "all_used": agent.all_used,
+        "trackers": [name for name in TRACKERS if name in sys.modules],
+        "bucket_bytes": _bucket_bytes(agent),
+        "buffer_bytes": sum(
+            buffer.nbytes
+            for model in agent.ddp()
+            if model.broadcast_buffers
+            for buffer in model.module.buffers()
+        ),
+        "bucket_mb": next((model.bucket_bytes_cap / 2**20 for model in agent.ddp()), None),
+        **agent.facts,
+    }
+    unfinished = agent.out / f".rank{rank}.json"
+    unfinished.write_text(json.dumps(record))
+    unfinished.rename(agent.out / f"rank{rank}.json")
+
+
+def times_s(agent: Any) -> list[list[float]]:
+    """The end of every step; of a GPU's by its own clock, which the host's runs ahead of."""
+    if not agent.events:
+        return list(agent.marks.values())
+    torch.cuda.synchronize()
+    index, events = next(iter(agent.events.items()))
+    first, first_s = events[0], agent.marks[index][0]
+    return [
+        [first_s + first.elapsed_time(event) / 1e3 for event in events] for events in agent.events.values()
+    ]
+
+
+def _gradients(agent: Any) -> list[list[int]]:
+    """The shapes of what is exchanged."""
+    return [
+        list(parameter.shape)
+        for model in agent.models
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+
+
+def _bucket_bytes(agent: Any) -> list[int]:
+    """DDP's buckets, as rebuilt after the first step where they were."""
+    sizes: list[int] = []
+    for model in agent.ddp():
+        data = model._get_ddp_logging_data()
+        text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+        sizes += [int(part) for part in str(text).split(",") if part.strip()]
+    return sizes
+
+
+def _ddp_options() -> Any:
+    return inspect.signature(DistributedDataParallel.__init__).parameters
