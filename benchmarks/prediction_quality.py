@@ -43,7 +43,7 @@ from typing import Any
 
 from prediction_scores import FOLD_COLUMNS, line, summary, table, write
 
-from scaling.collectives.plan import Codec, Exchange
+from scaling.collectives.plan import CodecWork, Exchange
 from scaling.errors import ScalingError
 from scaling.prediction.calibration_data import MeasuredFolder, read_samples, transfers_from
 from scaling.prediction.fitting import machinery_for, term_of_transfer
@@ -262,7 +262,7 @@ def family_of(plan: Strategy) -> str:
     exchanges = [stage for stage in stages if isinstance(stage, Exchange)]
     if not plan.cell.get("exchanges", True) or not exchanges:
         return "no exchange"
-    if any(isinstance(stage, Codec) and stage.where == "rank" for stage in stages):
+    if any(isinstance(stage, CodecWork) and stage.where == "rank" for stage in stages):
         return "codec"
     if any(stage.schedule.num_hosts or stage.library == "mpi" for stage in exchanges):
         return "host"

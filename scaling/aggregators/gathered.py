@@ -44,7 +44,7 @@ from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch
 from scaling.codecs.kernels import Kernels, chunk_coder
 from scaling.codecs.noise import Noise
-from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.process_group import Group, Message
 
 TORCH_ENCODE_BYTES_MOVED = 16.0
@@ -205,9 +205,9 @@ class Gathered(Aggregator[GatheredState]):
             return [update]
         encode, decode = self.bytes_moved(world_size)
         return [
-            Codec("encode", num_bytes, bytes_moved=encode),
+            CodecWork("encode", num_bytes, bytes_moved=encode),
             gathered_by_all(self.codec().bucket_bytes(layout), world_size),
-            Codec("decode", num_bytes * world_size, bytes_moved=decode),
+            CodecWork("decode", num_bytes * world_size, bytes_moved=decode),
             update,
         ]
 

@@ -39,7 +39,7 @@ from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.execute_host import NUM_SLOTS, HostExecution
 from scaling.collectives.host_staging import host_parallel, host_serial
-from scaling.collectives.plan import Codec, Exchange, Stage, Update
+from scaling.collectives.plan import CodecWork, Exchange, Stage, Update
 from scaling.process_group import Group
 
 MAX_CHUNK_BYTES, MIN_CHUNK_BYTES = 28 << 20, 4 << 20
@@ -116,7 +116,7 @@ class HostSerial(Aggregator[HostState]):
         """Up, summed and divided by one thread, the step by one thread, and back."""
         n = layout.num_elements
         schedule = host_serial(world_size, num_chunks=_chunks(self.num_chunks, 4 * n, world_size))
-        mean = [Codec("mean", 4.0 * n, where="host", by_all=False)] if world_size > 1 else []
+        mean = [CodecWork("mean", 4.0 * n, where="host", by_all=False)] if world_size > 1 else []
         return [Exchange(sums_alone(schedule), n), *mean, *stepped_on_host(n, world_size, num_threads=1)]
 
 

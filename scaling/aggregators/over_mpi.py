@@ -41,7 +41,7 @@ from scaling.aggregators.prediction import (
 )
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
-from scaling.collectives.plan import Codec, Exchange, Stage, Update
+from scaling.collectives.plan import CodecWork, Exchange, Stage, Update
 from scaling.process_group import Group, Message, MpiGroup
 from scaling.process_group.over_mpi import SUMMED
 
@@ -107,7 +107,7 @@ class Mpi(Aggregator[MpiState]):
         return [
             replace(rows_to_host(n, world_size), for_gpus=True),
             *native_all_reduce([n], world_size, "all_reduce", library="mpi"),
-            Codec("divide", 4.0 * n, where="host", bytes_moved=DIVIDE_BYTES_MOVED),
+            CodecWork("divide", 4.0 * n, where="host", bytes_moved=DIVIDE_BYTES_MOVED),
             replace(copies_to_ranks(n, world_size), for_gpus=True),
             Update("replica", n),
         ]

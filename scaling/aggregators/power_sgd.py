@@ -37,7 +37,7 @@ from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch, chunk_sums
 from scaling.codecs.noise import Noise
 from scaling.codecs.power_sgd import MatrixGroup, PowerSgdCodec, starting_q
 from scaling.codecs.power_sgd_views import ThinMatrices, batches_of, matrix_views, spans_sent_whole
-from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.process_group import Group
 
 ENCODE_BYTES_MOVED = 5.0
@@ -257,10 +257,10 @@ class PowerSgd(Aggregator[PowerSgdState]):
         sizes = [size // WORD_BYTES for size in self.codec().message_bytes(layout)]
         first, second = native_all_reduce(sizes, world_size, "all_reduce")
         return [
-            Codec("encode", num_bytes, bytes_moved=ENCODE_BYTES_MOVED),
+            CodecWork("encode", num_bytes, bytes_moved=ENCODE_BYTES_MOVED),
             first,
             second,
-            Codec("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
+            CodecWork("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
             update,
         ]
 

@@ -29,7 +29,7 @@ from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.aggregators.saved_state import layout_digest, require_same_layout, saved_tensor
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES
-from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.errors import StudyError
 
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
@@ -88,9 +88,9 @@ class PowerSgdHook(PowerSgd):
         n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
         sizes = [size // WORD_BYTES for size in self.messages(layout)]
         return [
-            Codec("encode", num_bytes, bytes_moved=ENCODE_BYTES_MOVED),
+            CodecWork("encode", num_bytes, bytes_moved=ENCODE_BYTES_MOVED),
             *(native_all_reduce(sizes, world_size, "all_reduce") if world_size > 1 else []),
-            Codec("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
+            CodecWork("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
             Update("replica", n),
         ]
 

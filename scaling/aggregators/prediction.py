@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from scaling.collectives.plan import Codec, Exchange, Library, Stage, Update
+from scaling.collectives.plan import CodecWork, Exchange, Library, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Columns, Schedule, Transfer
 from scaling.collectives.split_at_reduction import split_at_reduction
@@ -92,12 +92,12 @@ def encoded_stripes(
     num_bytes = 4.0 * num_elements
     to_owners, to_all = stripes_up_and_down(up_bytes, down_bytes, world_size)
     return [
-        Codec("encode", num_bytes, bytes_moved=encode),
+        CodecWork("encode", num_bytes, bytes_moved=encode),
         to_owners,
-        Codec("decode", num_bytes, bytes_moved=decode),
-        Codec("encode", num_bytes / world_size, bytes_moved=encode),
+        CodecWork("decode", num_bytes, bytes_moved=decode),
+        CodecWork("encode", num_bytes / world_size, bytes_moved=encode),
         to_all,
-        Codec("decode", num_bytes, bytes_moved=decode),
+        CodecWork("decode", num_bytes, bytes_moved=decode),
         Update("replica", num_elements),
     ]
 

@@ -25,7 +25,7 @@ from scaling.bucket import BucketLayout
 from scaling.codecs.base import require_exchange
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch
 from scaling.codecs.sixteen_bit import SixteenBitCodec
-from scaling.collectives.plan import Codec, Exchange, Stage, Update
+from scaling.collectives.plan import CodecWork, Exchange, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.process_group import Group
 
@@ -105,9 +105,9 @@ class SixteenBits(Aggregator[SixteenBitState]):
         if world_size == 1:
             return [update]
         return [
-            Codec("encode", 4.0 * n, bytes_moved=CAST_BYTES_MOVED),
+            CodecWork("encode", 4.0 * n, bytes_moved=CAST_BYTES_MOVED),
             Exchange(ring(world_size), n, bytes_per_element=2.0, name="all_reduce"),
-            Codec("decode", 4.0 * n, bytes_moved=CAST_BYTES_MOVED),
+            CodecWork("decode", 4.0 * n, bytes_moved=CAST_BYTES_MOVED),
             update,
         ]
 

@@ -102,7 +102,7 @@ class View:
         return rank_times.own_phases(self.row["step"])
 
     @cached_property
-    def slow_rank(self) -> rank_times.SlowRank | None:
+    def slow_rank(self) -> rank_times.SlowRankTimes | None:
         """The rank that the others wait for in every launch, and in the A/A replicate's; None if there is
         none, or if profiling adds as much to a step.
         """

@@ -39,7 +39,7 @@ MAIN_PHASE_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class SlowRank:
+class SlowRankTimes:
     """A rank that makes the step longer by itself; times in seconds per step.
 
     Attributes:
@@ -85,7 +85,7 @@ def excess_s(own_s: Floats) -> Floats:
 
 def slow_rank(
     launches: Sequence[IterationLaunch], phases: Sequence[str], again: Sequence[IterationLaunch] = ()
-) -> SlowRank | None:
+) -> SlowRankTimes | None:
     """The rank that makes the step longer in all launches; None if there is none.
 
     Args:
@@ -119,7 +119,7 @@ def slow_rank(
         if of_phases[at] >= MAIN_PHASE_SHARE * total_s[rank]
     } or {phases[int(of_phases.argmax())]: float(of_phases.max())}
     bucket, num_buckets = _bucket(profiled, rank) if next(iter(main_phases)) == "backward" else (None, 0)
-    return SlowRank(rank, lost_s, main_phases, bucket, num_buckets, late_s, steps_ratio)
+    return SlowRankTimes(rank, lost_s, main_phases, bucket, num_buckets, late_s, steps_ratio)
 
 
 def _step_s(launches: Sequence[IterationLaunch]) -> float:

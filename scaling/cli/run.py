@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scaling.report.write import Report
     from scaling.store import ResultsFolder
     from scaling.study.scope import Scope
-    from scaling.study.session import Outcome
+    from scaling.study.session import RunResult
 
 
 _Launcher = Annotated[
@@ -96,7 +96,7 @@ def measured(
     zygotes: Zygotes,
     *,
     retry_failed: bool = False,
-) -> Outcome[Report]:
+) -> RunResult[Report]:
     """Runs or resumes a study, and makes its report (`scaling.study.session`)."""
     from scaling.study.session import run_session
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scaling.collectives.placement import BYTES_MOVED_PER_BYTE_ADDED, Place
-from scaling.collectives.schedule import Schedule, Step, Transfer, messages
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer, messages
 from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
 from topologies.model import Path, Topology
@@ -120,7 +120,7 @@ class _StepPricer:
         sizes = schedule.chunk_elements or (1,) * schedule.num_chunks
         self._bytes_before = np.cumsum([0.0, *sizes]) * (num_bytes / max(sum(sizes), 1))
 
-    def price(self, step: Step) -> tuple[float, float, str | None]:
+    def price(self, step: ScheduleStep) -> tuple[float, float, str | None]:
         if len(step) > MAX_TRANSFERS:
             raise ScheduleError(
                 f"{len(step)} messages of MPI in one step; up to {MAX_TRANSFERS} are priced: fewer ranks"

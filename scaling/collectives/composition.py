@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 
-from scaling.collectives.schedule import Step, Transfer
+from scaling.collectives.schedule import ScheduleStep, Transfer
 
 
-def mirrored(reduction: Sequence[Step]) -> list[Step]:
+def mirrored(reduction: Sequence[ScheduleStep]) -> list[ScheduleStep]:
     """The way back: the same transfers in reverse order of the steps, from target to source, as copies.
 
     What was reduced to one place is spread to all the places that it came from.
@@ -19,7 +19,7 @@ def mirrored(reduction: Sequence[Step]) -> list[Step]:
     ]
 
 
-def pipelined(levels: Sequence[Step], num_groups: int, width: int = 1) -> list[Step]:
+def pipelined(levels: Sequence[ScheduleStep], num_groups: int, width: int = 1) -> list[ScheduleStep]:
     """Level d of group c in step d + c: len(levels) + num_groups - 1 steps.
 
     Args:
@@ -40,12 +40,14 @@ def pipelined(levels: Sequence[Step], num_groups: int, width: int = 1) -> list[S
     ]
 
 
-def side_by_side(collectives: Iterable[Sequence[Step]]) -> list[Step]:
+def side_by_side(collectives: Iterable[Sequence[ScheduleStep]]) -> list[ScheduleStep]:
     """Step t of every collective in one step t; the longest decides how many there are."""
     return [tuple(chain.from_iterable(steps)) for steps in zip_longest(*collectives, fillvalue=())]
 
 
-def placed(steps: Iterable[Step], nodes: Sequence[int], first_chunk: int = 0, width: int = 1) -> list[Step]:
+def placed(
+    steps: Iterable[ScheduleStep], nodes: Sequence[int], first_chunk: int = 0, width: int = 1
+) -> list[ScheduleStep]:
     """The steps elsewhere: node i is `nodes[i]`, chunk c the `width` chunks from `first_chunk` + c width."""
     return [
         tuple(

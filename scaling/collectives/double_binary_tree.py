@@ -25,7 +25,7 @@ gets both children's sums in one step.
 from __future__ import annotations
 
 from scaling.collectives.composition import mirrored, pipelined, placed, side_by_side
-from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.errors import ScheduleError
 
 
@@ -59,7 +59,7 @@ def second_tree_ranks(world_size: int) -> list[int]:
     return [(r + 1) % n for r in range(n)] if n % 2 else [n - 1 - r for r in range(n)]
 
 
-def _reduce(world_size: int) -> list[Step]:
+def _reduce(world_size: int) -> list[ScheduleStep]:
     levels: list[list[Transfer]] = [[] for _ in range((world_size - 1).bit_length())]
     for rank in range(1, world_size):
         parent = binary_tree_parent(rank, world_size)

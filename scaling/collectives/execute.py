@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from scaling.collectives.schedule import Operation, Schedule, Step, Transfer, messages
+from scaling.collectives.schedule import Operation, Schedule, ScheduleStep, Transfer, messages
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, Message
 
@@ -65,7 +65,7 @@ class Execution:
     def _span(self, transfer: Transfer) -> Span:
         return self._bounds[transfer.start], self._bounds[transfer.stop]
 
-    def _compile(self, step: Step, rank: int) -> _RankStep | None:
+    def _compile(self, step: ScheduleStep, rank: int) -> _RankStep | None:
         compiled = _RankStep()
         step = tuple(step)  # each transfer one object
         for source, target, transfers in messages(step):

@@ -26,7 +26,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from scaling.collectives.schedule import Schedule, Step
+from scaling.collectives.schedule import Schedule, ScheduleStep
 from scaling.collectives.side_stream import side_stream
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, HostCounters
@@ -259,7 +259,7 @@ def _chunks(schedule: Schedule, num_elements: int) -> list[list[Span]]:
     return chunks
 
 
-def _pieces(step: Step, source: int, target: int, bounds: list[int]) -> list[Span]:
+def _pieces(step: ScheduleStep, source: int, target: int, bounds: list[int]) -> list[Span]:
     return [(bounds[t.start], bounds[t.stop]) for t in step if (t.source, t.target) == (source, target)]
 
 

@@ -25,7 +25,7 @@ from itertools import pairwise
 import torch
 
 from scaling.collectives.execute import Span, overlap
-from scaling.collectives.schedule import Operation, Schedule, Step, Transfer
+from scaling.collectives.schedule import Operation, Schedule, ScheduleStep, Transfer
 from scaling.collectives.side_stream import side_stream
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, PeerMemory
@@ -76,7 +76,7 @@ class PeerExecution:
         self._peers = {peer: memory.of(peer) for peer in _peers_of(steps, group.rank)}
         self._streams = [side_stream(local.device) for _ in range(num_lanes - 1)]
 
-    def _compile(self, step: Step, lane: list[Span]) -> _LaneStep:
+    def _compile(self, step: ScheduleStep, lane: list[Span]) -> _LaneStep:
         rank, compiled, used = self._group.rank, _LaneStep(), 0
         moves = [(t, span) for t in step for span in _spans(t, lane)]
         read_at: dict[int, list[Span]] = {}
@@ -173,7 +173,7 @@ def _spans(transfer: Transfer, lane: list[Span]) -> Iterator[Span]:
         yield begin, end
 
 
-def sent_in_step(step: Step, bounds: list[int], rank: int) -> Iterator[int]:
+def sent_in_step(step: ScheduleStep, bounds: list[int], rank: int) -> Iterator[int]:
     """Elements of each message that the rank would send in this step."""
     sent = Counter[int]()
     for t in step:
@@ -182,7 +182,7 @@ def sent_in_step(step: Step, bounds: list[int], rank: int) -> Iterator[int]:
     return (count for count in sent.values() if count)
 
 
-def _peers_of(steps: list[Step], rank: int) -> set[int]:
+def _peers_of(steps: list[ScheduleStep], rank: int) -> set[int]:
     """Ranks whose buffers the rank reads or writes."""
     pairs = {(t.source, t.target) for step in steps for t in step if rank in (t.source, t.target)}
     return {peer for pair in pairs for peer in pair} - {rank}

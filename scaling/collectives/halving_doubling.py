@@ -32,7 +32,7 @@ from typing import Literal
 
 from scaling.collectives.composition import mirrored, placed, side_by_side
 from scaling.collectives.recursive_doubling import folding, power_of_two_below
-from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.errors import ScheduleError
 
 Treatment = Literal["fold", "binary_blocks"]
@@ -67,7 +67,7 @@ def _window(rank: int, num_halvings: int, m: int) -> tuple[int, int]:
     return start, stop
 
 
-def _reduce_scatter(m: int) -> list[Step]:
+def _reduce_scatter(m: int) -> list[ScheduleStep]:
     """Ranks 0 to m - 1, m a power of two; afterwards each holds the sum of one chunk, that of `_window`."""
     return [
         tuple(
@@ -79,7 +79,7 @@ def _reduce_scatter(m: int) -> list[Step]:
     ]
 
 
-def _reduce_scatter_in_blocks(world_size: int) -> list[Step]:
+def _reduce_scatter_in_blocks(world_size: int) -> list[ScheduleStep]:
     sizes = [2**bit for bit in reversed(range(world_size.bit_length())) if world_size >> bit & 1]
     firsts = [sum(sizes[:i]) for i in range(len(sizes))]
     m = sizes[0]
@@ -92,7 +92,7 @@ def _reduce_scatter_in_blocks(world_size: int) -> list[Step]:
     return side_by_side(parts)
 
 
-def _merge(small_first: int, small: int, large_first: int, large: int, m: int) -> Step:
+def _merge(small_first: int, small: int, large_first: int, large: int, m: int) -> ScheduleStep:
     """The smaller block's ranks add their windows into those of the larger block that are within them."""
     transfers = []
     for rank in range(large):

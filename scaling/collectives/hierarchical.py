@@ -35,12 +35,12 @@ from typing import Literal
 
 from scaling.collectives.composition import placed
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import LazySteps, Schedule, Step
+from scaling.collectives.schedule import LazySteps, Schedule, ScheduleStep
 from scaling.collectives.tree import tree
 from scaling.errors import ScheduleError
 
 Intra = Literal["ring", "leader"]
-StepParts = Callable[[int], list[Step]]
+StepParts = Callable[[int], list[ScheduleStep]]
 
 
 def hierarchical(world_size: int, ranks_per_host: int, intra: Intra = "ring") -> Schedule:
@@ -71,10 +71,10 @@ def _by_rings(machines: list[range]) -> LazySteps:
     g, num_hosts = len(machines[0]), len(machines)
     inside, across = ring(g), ring(num_hosts)
 
-    def in_machines(t: int) -> list[Step]:
+    def in_machines(t: int) -> list[ScheduleStep]:
         return [placed([inside.steps[t]], ranks, width=num_hosts)[0] for ranks in machines]
 
-    def over_machines(t: int) -> list[Step]:
+    def over_machines(t: int) -> list[ScheduleStep]:
         step = [across.steps[t]]
         # A local rank's segment is that whose sum it holds after the reduce-scatter.
         return [
@@ -88,10 +88,10 @@ def _by_rings(machines: list[range]) -> LazySteps:
 def _by_leaders(machines: list[range]) -> LazySteps:
     inside, across = tree(len(machines[0])), ring(len(machines))
 
-    def in_machines(t: int) -> list[Step]:
+    def in_machines(t: int) -> list[ScheduleStep]:
         return [placed([inside.steps[t]], ranks, width=len(machines))[0] for ranks in machines]
 
-    def over_machines(t: int) -> list[Step]:
+    def over_machines(t: int) -> list[ScheduleStep]:
         return placed([across.steps[t]], [ranks[0] for ranks in machines])
 
     return _three_stages(inside, in_machines, across, over_machines)
@@ -108,7 +108,7 @@ def _three_stages(
             return across, over_machines, t - num_up
         return inside, in_machines, t if t < num_up else t - num_across
 
-    def step(t: int) -> Step:
+    def step(t: int) -> ScheduleStep:
         _, parts, index = stage(t)
         return tuple(chain.from_iterable(parts(index)))
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from scaling.collectives.composition import pipelined, placed
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Columns, LazySteps, Schedule, Step, Transfer
+from scaling.collectives.schedule import Columns, LazySteps, Schedule, ScheduleStep, Transfer
 from scaling.errors import ScheduleError
 
 
@@ -80,7 +80,7 @@ def _steps_on_one_host(world_size: int, num_pieces: int, num_groups: int) -> Laz
     ranks, host = np.arange(world_size), world_size
     sources, pieces = np.repeat(ranks, num_pieces), np.tile(np.arange(num_pieces), world_size)
 
-    def step(t: int) -> Step:
+    def step(t: int) -> ScheduleStep:
         up, back = pieces + t * num_pieces, (t - 1) * num_pieces
         if t == 0:
             return Columns(sources, host, up, up + 1, True)

@@ -34,7 +34,7 @@ from scaling.collectives.composition import mirrored, placed, side_by_side
 from scaling.collectives.halving_doubling import halving_doubling
 from scaling.collectives.recursive_doubling import recursive_doubling
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.collectives.tree import tree
 from scaling.errors import ScheduleError
 
@@ -176,15 +176,15 @@ def segmented_ring(world_size: int, num_phases: int) -> Schedule:
     """
     n, k = world_size, num_phases
 
-    def reduce(phase: int, t: int) -> Step:
+    def reduce(phase: int, t: int) -> ScheduleStep:
         blocks = [(rank - t) % n * k + phase for rank in range(n)]
         return tuple(Transfer(r, (r + 1) % n, blocks[r], blocks[r] + 1, "add") for r in range(n))
 
-    def gather(t: int) -> Step:
+    def gather(t: int) -> ScheduleStep:
         blocks = [(rank + 1 - t) % n * k for rank in range(n)]
         return tuple(Transfer(r, (r + 1) % n, blocks[r], blocks[r] + k, "copy") for r in range(n))
 
-    def steps() -> Iterator[Step]:
+    def steps() -> Iterator[ScheduleStep]:
         yield from (reduce(phase, t) for phase in range(k) for t in range(n - 1))
         yield from (gather(t) for t in range(n - 1))
 

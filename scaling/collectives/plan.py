@@ -53,7 +53,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Codec:
+class CodecWork:
     """Encoding, decoding, copying or summing by every rank at the same time, or by rank 0 alone.
 
     Attributes:
@@ -103,7 +103,7 @@ class Update:
         return f"update ({self.site})"
 
 
-Stage = Exchange | Codec | Update
+Stage = Exchange | CodecWork | Update
 
 
 def exchanges_of(stages: Iterable[Stage], *, with_gpus: bool) -> list[Exchange]:
@@ -115,7 +115,7 @@ def exchanges_of(stages: Iterable[Stage], *, with_gpus: bool) -> list[Exchange]:
     """
     sent: list[Exchange] = []
     for stage in stages:
-        if isinstance(stage, Codec):
+        if isinstance(stage, CodecWork):
             sent += stage.messages
         elif isinstance(stage, Exchange) and (with_gpus or not stage.for_gpus):
             sent.append(stage)
@@ -205,7 +205,7 @@ def _exchange(stage: Exchange, topology: Topology, ranks: list[Place], *, peer_a
     return StagePrice(stage.name or stage.schedule.name, simulation.seconds, simulation)
 
 
-def _tasks(stage: Codec | Update, topology: Topology, ranks: list[Place]) -> list[Task]:
+def _tasks(stage: CodecWork | Update, topology: Topology, ranks: list[Place]) -> list[Task]:
     if isinstance(stage, Update):
         return _update_tasks(stage, topology, ranks)
     ranks = ranks if stage.by_all else ranks[:1]

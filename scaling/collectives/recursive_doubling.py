@@ -21,7 +21,7 @@ we fold the last e into the first e.
 from __future__ import annotations
 
 from scaling.collectives.composition import mirrored
-from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 
 
 def recursive_doubling(world_size: int) -> Schedule:
@@ -39,7 +39,7 @@ def power_of_two_below(world_size: int) -> int:
     return int(2 ** (world_size.bit_length() - 1))
 
 
-def folding(world_size: int, num_chunks: int) -> list[Step]:
+def folding(world_size: int, num_chunks: int) -> list[ScheduleStep]:
     """One step in which the ranks from m on add their whole buffer into rank 0, 1, ...; none if n is m."""
     m = power_of_two_below(world_size)
     step = tuple(Transfer(r, r - m, 0, num_chunks, "add") for r in range(m, world_size))

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaling.collectives.schedule import Columns, LazySteps, Schedule, Step
+from scaling.collectives.schedule import Columns, LazySteps, Schedule, ScheduleStep
 from scaling.errors import ScheduleError
 
 
@@ -53,11 +53,11 @@ def ring(world_size: int, subrings: int = 1, directions: int = 1) -> Schedule:
     successor = (rank + 1) % n
     position = (rank - subring * (n // k)) % n
 
-    def transfers(first_segment: int, t: int, is_add: bool) -> Step:
+    def transfers(first_segment: int, t: int, is_add: bool) -> ScheduleStep:
         chunk = (position + first_segment - t) % n * k + subring
         return Columns(rank, successor, chunk, chunk + 1, is_add)
 
-    def step(t: int) -> Step:
+    def step(t: int) -> ScheduleStep:
         return transfers(0, t, True) if t < n - 1 else transfers(1, t - (n - 1), False)
 
     steps = LazySteps(2 * (n - 1), step, kind_of=lambda t: "add" if t < n - 1 else "copy")
@@ -68,7 +68,7 @@ def _both_ways(one_way: Schedule) -> Schedule:
     """The ring, and the same ring on as many further chunks with the ranks in opposite order."""
     n, chunks = one_way.world_size, one_way.num_chunks
 
-    def step(t: int) -> Step:
+    def step(t: int) -> ScheduleStep:
         forth = Columns.of(one_way.steps[t])
         return Columns(
             np.append(forth.source, n - 1 - forth.source),

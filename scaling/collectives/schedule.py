@@ -37,7 +37,7 @@ class Transfer(NamedTuple):
     operation: Operation
 
 
-Step = Sequence[Transfer]
+ScheduleStep = Sequence[Transfer]
 
 
 class Columns(Sequence[Transfer]):
@@ -59,7 +59,7 @@ class Columns(Sequence[Transfer]):
         self.is_add: NDArray[np.bool_] = adds
 
     @classmethod
-    def of(cls, step: Step) -> Columns:
+    def of(cls, step: ScheduleStep) -> Columns:
         """The columns of any step. Its operations must be `add` or `copy`."""
         if isinstance(step, Columns):
             return step
@@ -92,7 +92,7 @@ class Columns(Sequence[Transfer]):
         return hash(tuple(self))  # that of the tuple that it equals
 
 
-class LazySteps(Sequence[Step]):
+class LazySteps(Sequence[ScheduleStep]):
     """Steps that are made when they are read: a ring of 1,024 ranks has two million transfers.
 
     Args:
@@ -107,7 +107,7 @@ class LazySteps(Sequence[Step]):
     def __init__(
         self,
         num_steps: int,
-        step: Callable[[int], Step],
+        step: Callable[[int], ScheduleStep],
         kind_of: Callable[[int], Hashable] | None = None,
         *,
         hosts_are_alike: bool = False,
@@ -126,10 +126,10 @@ class LazySteps(Sequence[Step]):
         return len(self._indices)
 
     @overload
-    def __getitem__(self, index: int) -> Step: ...
+    def __getitem__(self, index: int) -> ScheduleStep: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Step]: ...
-    def __getitem__(self, index: int | slice) -> Step | Sequence[Step]:
+    def __getitem__(self, index: slice) -> Sequence[ScheduleStep]: ...
+    def __getitem__(self, index: int | slice) -> ScheduleStep | Sequence[ScheduleStep]:
         if isinstance(index, slice):
             return tuple(self._step(i) for i in self._indices[index])
         return self._step(self._indices[index])
@@ -161,7 +161,7 @@ class Schedule:
     name: str
     world_size: int
     num_chunks: int
-    steps: Sequence[Step]
+    steps: Sequence[ScheduleStep]
     num_hosts: int = 0
     chunk_elements: tuple[int, ...] | None = None
 
@@ -210,7 +210,7 @@ def chunk_bounds(num_elements: int, num_chunks: int) -> list[int]:
     return [*inner, num_elements]
 
 
-def messages(step: Step) -> Iterator[tuple[int, int, list[Transfer]]]:
+def messages(step: ScheduleStep) -> Iterator[tuple[int, int, list[Transfer]]]:
     """The step's messages as (source, target, transfers), in the order of their first transfer (rule 4)."""
     grouped: dict[tuple[int, int], list[Transfer]] = {}
     for transfer in step:

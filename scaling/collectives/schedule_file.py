@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from scaling.collectives.schedule import Operation, Schedule, Step, Transfer
+from scaling.collectives.schedule import Operation, Schedule, ScheduleStep, Transfer
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
 from scaling.files.documents import MAX_YAML_BYTES, DocumentError, decoded, from_yaml, read_bytes
@@ -90,7 +90,7 @@ def _schedule(path: str, value: Any) -> Schedule:
     return Schedule(value["name"], value["world_size"], value["num_chunks"], steps)
 
 
-def _step(path: str, number: int, text: object) -> Step:
+def _step(path: str, number: int, text: object) -> ScheduleStep:
     matches = [_TRANSFER.fullmatch(part) for part in text.split(", ")] if isinstance(text, str) else [None]
     transfers = []
     for match in matches:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from scaling.collectives.schedule import Schedule, Step
+from scaling.collectives.schedule import Schedule, ScheduleStep
 from scaling.errors import ScheduleError
 
 
@@ -53,7 +53,7 @@ class _Places:
         masks = [1 << rank for rank in range(schedule.world_size)] + [0] * schedule.num_hosts
         self.held = [[mask] * schedule.num_chunks for mask in masks]
 
-    def run(self, step: Step) -> None:
+    def run(self, step: ScheduleStep) -> None:
         before = {(t.source, c): self.held[t.source][c] for t in step for c in range(t.start, t.stop)}
         for source, target, start, stop, operation in step:
             for chunk in range(start, stop):

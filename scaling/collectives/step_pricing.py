@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from scaling.collectives.fair_sharing import Activities, ActivityTimes, Floats, Ints, Uses, ranges, run
 from scaling.collectives.placement import Placement
-from scaling.collectives.schedule import Columns, Schedule, Step
+from scaling.collectives.schedule import Columns, Schedule, ScheduleStep
 from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
 
@@ -117,7 +117,7 @@ class StepReader:
         self._element_bytes = num_bytes / max(int(self._elements_before[-1]), 1)
         self._filled = np.zeros(schedule.num_hosts * schedule.num_chunks, dtype=bool)
 
-    def read(self, step: Step) -> StepWork:
+    def read(self, step: ScheduleStep) -> StepWork:
         """The messages and sums of the step."""
         sources, targets, starts, stops, is_add = self._columns(step)
         in_hosts = int((is_add & (targets >= self._schedule.world_size)).sum())
@@ -147,7 +147,7 @@ class StepReader:
         sums = Moves(sources[adds], targets[adds], elements[adds] * self._element_bytes)
         return StepWork(messages, sums, message[adds], after)
 
-    def _columns(self, step: Step) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
+    def _columns(self, step: ScheduleStep) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
         """The transfers that carry something."""
         moves = Columns.of(step)
         sent = self._elements_before[moves.stop] > self._elements_before[moves.start]

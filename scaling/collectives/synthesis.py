@@ -31,7 +31,7 @@ from scaling.collectives.composition import mirrored
 from scaling.collectives.fair_sharing import Floats
 from scaling.collectives.link_bound import Bound, PairLinks, all_reduce_bound
 from scaling.collectives.listing import COLLECTIVES
-from scaling.collectives.schedule import Columns, Schedule, Step, Transfer
+from scaling.collectives.schedule import Columns, Schedule, ScheduleStep, Transfer
 from scaling.collectives.simulate import Simulation, simulate
 from scaling.collectives.verify import verify
 from topologies.model import Topology
@@ -164,7 +164,7 @@ def _reaches_all(links: PairLinks, room: Floats) -> bool:
     return bool(near.all())
 
 
-def _gather_steps(links: PairLinks, per_rank: int, room: Floats, seed: int | None) -> list[Step]:
+def _gather_steps(links: PairLinks, per_rank: int, room: Floats, seed: int | None) -> list[ScheduleStep]:
     """The all-gather: rank r begins with the chunks from r `per_rank` on."""
     pairs = _usable_pairs(links, room, seed)
     least = dict[int, float]()  # of the weights with which a resource is used
@@ -176,7 +176,7 @@ def _gather_steps(links: PairLinks, per_rank: int, room: Floats, seed: int | Non
     has = [((1 << per_rank) - 1) << rank * per_rank for rank in range(n)]
     holders = [1] * (n * per_rank)
     rarities = [0, everything, *[0] * n]  # masks of the chunks that so many ranks have
-    steps: list[Step] = []
+    steps: list[ScheduleStep] = []
     while any(held != everything for held in has):
         room_left, coming, moves, full = room.tolist(), list(has), list[Transfer](), 0
         active = pairs

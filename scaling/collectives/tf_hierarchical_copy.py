@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scaling.collectives.composition import mirrored, side_by_side
-from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.errors import ScheduleError
 
 GCP_V100_PAIRS = ((0, 5), (2, 7), (5, 0), (7, 2))
@@ -64,7 +64,7 @@ def _round_robin_pair(i: int, half: int) -> tuple[int, int]:
     return (i, i + half) if i < half else (i, min(i - half, half - 1))
 
 
-def _chunk_steps(world_size: int, chunk: int, a: int, b: int) -> list[Step]:
+def _chunk_steps(world_size: int, chunk: int, a: int, b: int) -> list[ScheduleStep]:
     half = world_size // 2
     main_of = [a if (rank < half) == (a < half) else b for rank in range(world_size)]
     gather = tuple(

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scaling.collectives.composition import mirrored, pipelined
-from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.errors import ScheduleError
 
 Pair = tuple[int, int]  # (parent, child)
@@ -68,7 +68,7 @@ def _check_pairs(world_size: int, pairs: Sequence[Pair]) -> None:
         raise ScheduleError(f"tree: ranks {sorted(waiting)} are no one's child; only one may be, the root")
 
 
-def _levels(world_size: int, pairs: Sequence[Pair]) -> list[Step]:
+def _levels(world_size: int, pairs: Sequence[Pair]) -> list[ScheduleStep]:
     """The reduction: each pair in the first level at which neither of its ranks is in an earlier pair."""
     levels: list[list[Transfer]] = []
     free_from = [0] * world_size

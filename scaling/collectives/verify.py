@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.collectives.schedule import Columns, Schedule, Step, Transfer
+from scaling.collectives.schedule import Columns, Schedule, ScheduleStep, Transfer
 from scaling.collectives.well_formed import OPERATIONS, check_shape, check_types
 from scaling.errors import ScheduleError
 
@@ -79,7 +79,7 @@ class _Moves:
     """One step as columns, one entry a chunk of a transfer, in order: loops over millions are too slow."""
 
     index: int
-    step: Step
+    step: ScheduleStep
     transfer: NDArray[np.int64]  # the entry's transfer, as its position in the step
     chunk: NDArray[np.int64]
     target: NDArray[np.int64]  # the place that it writes
@@ -101,7 +101,7 @@ class _Interpreter:
         self.elements_sent = np.zeros(schedule.num_nodes, dtype=np.int64)
         self.messages_sent = np.zeros(schedule.num_nodes, dtype=np.int64)
 
-    def run(self, index: int, step: Step) -> None:
+    def run(self, index: int, step: ScheduleStep) -> None:
         """One step: all reads, then all writes in the order listed."""
         check_types(self.schedule.name, index, step)
         if not step:
@@ -115,7 +115,7 @@ class _Interpreter:
         else:
             self._write_at_once(moves)
 
-    def _read(self, index: int, step: Step) -> _Moves:
+    def _read(self, index: int, step: ScheduleStep) -> _Moves:
         if not isinstance(step, Columns):
             self._check_operations(index, step)
         columns = Columns.of(step)
@@ -138,7 +138,7 @@ class _Interpreter:
             self._refuse(moves, int(np.argmax(arriving == 0)), "is empty at the source")
         return moves
 
-    def _check_operations(self, index: int, step: Step) -> None:
+    def _check_operations(self, index: int, step: ScheduleStep) -> None:
         wrong = next((t for t in step if t.operation not in OPERATIONS), None)
         if wrong is not None:
             allowed = ", ".join(OPERATIONS)
@@ -183,7 +183,7 @@ class _Interpreter:
                 f"in chunk {chunk}"
             )
 
-    def _check_ranges(self, index: int, step: Step, *columns: NDArray[np.int64]) -> None:
+    def _check_ranges(self, index: int, step: ScheduleStep, *columns: NDArray[np.int64]) -> None:
         sources, targets, starts, stops = columns
         num_nodes, num_chunks = self.schedule.num_nodes, self.schedule.num_chunks
         in_range = np.min(columns) >= 0 and np.max((sources, targets)) < num_nodes

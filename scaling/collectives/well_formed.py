@@ -12,7 +12,7 @@ from itertools import pairwise
 from numbers import Integral
 from typing import NoReturn
 
-from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Columns, Schedule, Step, Transfer
+from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Columns, Schedule, ScheduleStep, Transfer
 from scaling.errors import ScheduleError
 
 NUMBERS = ("source", "target", "start", "stop")
@@ -40,7 +40,7 @@ def check_shape(schedule: Schedule) -> None:
         _check_bounds(schedule, num_elements)
 
 
-def check_types(name: str, index: int, step: Step) -> None:
+def check_types(name: str, index: int, step: ScheduleStep) -> None:
     """Checks what the transfers of a step consist of; whether nodes and chunks exist is not asked here.
 
     Raises:

@@ -27,12 +27,12 @@ PILOT_FACTOR = 4
 
 STEPS = ("eager", "captured")
 
-Step = Callable[[], object]
+StepFunction = Callable[[], object]
 
 
 def training_step(
     module: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss = cross_entropy, captured: bool = False
-) -> Step:
+) -> StepFunction:
     """One optimizer update of `module`, ready to be called.
 
     Args:
@@ -59,14 +59,14 @@ def training_step(
 class _Captured:
     """Replays a graph, and keeps what it works on: the graph holds addresses, not tensors."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, step: Step) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, step: StepFunction) -> None:
         self._graph, self._step = graph, step
 
     def __call__(self) -> None:
         self._graph.replay()
 
 
-def capture(step: Step) -> Step:
+def capture(step: StepFunction) -> StepFunction:
     """The step as a CUDA graph: the same kernels, launched at once.
 
     Args:
@@ -108,7 +108,7 @@ def batch_of(shape: DataShape, batch: int, device: torch.device) -> tuple[Tensor
 
 def network_steps(
     model: Model, shape: DataShape, device: torch.device, *, captured: bool = False
-) -> Callable[[int], Step]:
+) -> Callable[[int], StepFunction]:
     """Training steps of one network of `scaling.workloads` by their batch size, on random samples.
 
     Its weights are drawn once: of a large network that takes longer than many steps.
@@ -116,14 +116,14 @@ def network_steps(
     with device:
         module = build_module(model, shape)
 
-    def make(batch: int) -> Step:
+    def make(batch: int) -> StepFunction:
         return training_step(module, *batch_of(shape, batch, device), loss=model.loss, captured=captured)
 
     return make
 
 
 def timed(
-    make: Callable[[int], Step], batch: int, device: torch.device, budget: Budget
+    make: Callable[[int], StepFunction], batch: int, device: torch.device, budget: Budget
 ) -> Iterator[dict[str, Any]]:
     """Samples of a training step on `batch` samples, and how many these are.
 
@@ -139,7 +139,7 @@ def timed(
     yield from steps(budget.samples(make(batch), device))
 
 
-def _try(step: Step, pilot: int, batch: int, budget: Budget) -> None:
+def _try(step: StepFunction, pilot: int, batch: int, budget: Budget) -> None:
     """Refuses the batch where a step on the smaller one is too slow already."""
     samples = f"{pilot} sample{'s' * (pilot > 1)}"
     seconds: list[float] = []

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scaling.collectives.plan import Codec, Exchange, Update, simulate_plan
+from scaling.collectives.plan import CodecWork, Exchange, Update, simulate_plan
 from scaling.prediction.estimate import NOTHING, PredictedValue
 from scaling.prediction.exchange_terms import KERNEL_S, exchange_terms, is_by_mpi
 from scaling.prediction.strategy import Machinery, Strategy, Term
@@ -85,7 +85,7 @@ def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: 
     for stage in strategy.buckets[bucket]:
         if isinstance(stage, Exchange):
             terms += exchange_terms(stage, strategy, transport, machinery, world_size)
-        elif isinstance(stage, Codec) and stage.where == "rank":
+        elif isinstance(stage, CodecWork) and stage.where == "rank":
             terms.append(_codec_term(stage, strategy, bucket, machinery, world_size))
         else:
             terms.append(_host_work(stage, machinery, world_size, threads))
@@ -152,7 +152,9 @@ def sums_by_mpi(strategy: Strategy) -> bool:
     )
 
 
-def _codec_term(stage: Codec, strategy: Strategy, bucket: int, machinery: Machinery, world_size: int) -> Term:
+def _codec_term(
+    stage: CodecWork, strategy: Strategy, bucket: int, machinery: Machinery, world_size: int
+) -> Term:
     priced = simulate_plan([stage], machinery.topology, world_size).seconds
     num_messages = world_size if stage.name == "decode" else 1
     if strategy.codes_by_tensor:
@@ -164,7 +166,7 @@ def _codec_term(stage: Codec, strategy: Strategy, bucket: int, machinery: Machin
     return Term(kind, stage.name, CODEC_KERNELS * num_messages * KERNEL_S, priced)
 
 
-def _host_work(stage: Codec | Update, machinery: Machinery, world_size: int, threads: int) -> Term:
+def _host_work(stage: CodecWork | Update, machinery: Machinery, world_size: int, threads: int) -> Term:
     by_all = stage.num_threads > 1 and (isinstance(stage, Update) or stage.by_all)
     if by_all and isinstance(stage, Update):  # a share a rank, by all of its threads
         stage = replace(stage, num_threads=stage.num_threads * threads)

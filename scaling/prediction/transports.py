@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.collectives.simulate import simulate
 from scaling.prediction.measured import MeasuredTransfer
 from topologies.model import Device, Link, Machine, Topology
@@ -57,7 +57,7 @@ def in_turns(schedule: Schedule) -> Schedule:
     A turn of a step has what each rank has for one partner; several that turn to the same rank at once share
     its link (`scaling.collectives.execute_peer`).
     """
-    steps: list[Step] = []
+    steps: list[ScheduleStep] = []
     for step in schedule.steps:
         partners: dict[int, list[tuple[int, str]]] = defaultdict(list)
         turns: dict[int, list[Transfer]] = defaultdict(list)

@@ -32,7 +32,7 @@ class Place(NamedTuple):
     local_world_size: int
 
 
-class Horovod:
+class HorovodWorld:
     """Horovod for this launch; started when a cell first needs it, and anew after a failure.
 
     Args:

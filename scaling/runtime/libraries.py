@@ -10,8 +10,8 @@ from launchers import mpi as mpi_launcher
 from launchers.rank_info import RankInfo
 from scaling.process_group import Group
 from scaling.runtime.address import Share, over_horovodrun
-from scaling.runtime.horovod import Horovod, forget_network
-from scaling.runtime.mpi import Mpi
+from scaling.runtime.horovod import HorovodWorld, forget_network
+from scaling.runtime.mpi import MpiWorld
 from scaling.runtime.workers import Workers, join_limit_s
 
 
@@ -29,8 +29,8 @@ class LaunchLibraries:
     def __init__(self, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> None:
         self._info, self._environ = info, environ
         forget_network(info, environ)
-        self._mpi = Mpi.start(info, environ) if info.table in mpi_launcher.TABLES else None
-        self._horovod: Horovod | None = None
+        self._mpi = MpiWorld.start(info, environ) if info.table in mpi_launcher.TABLES else None
+        self._horovod: HorovodWorld | None = None
 
     def share(self) -> Share | None:
         """How rank 0 tells the others where to meet; None where the launcher's variables say it."""
@@ -42,7 +42,7 @@ class LaunchLibraries:
 
     def offer(self, workers: Workers) -> None:
         """Has groups of these workers carry messages by what is there."""
-        self._horovod = Horovod(workers, by_mpi=self._mpi is not None, environ=self._environ)
+        self._horovod = HorovodWorld(workers, by_mpi=self._mpi is not None, environ=self._environ)
         workers.libraries["horovod"] = self._horovod.group
         workers.on_leave = self._horovod.stop
         if mpi_launcher.started_by_mpi(self._info, self._environ):
@@ -62,9 +62,9 @@ class LaunchLibraries:
     def _over_mpi(self, outer: Group) -> Group:
         return self._started_mpi().group(outer)
 
-    def _started_mpi(self) -> Mpi:
+    def _started_mpi(self) -> MpiWorld:
         if self._mpi is None:  # srun: its variables said where to meet, and MPI is started when it is needed
-            self._mpi = Mpi.start(self._info, self._environ)
+            self._mpi = MpiWorld.start(self._info, self._environ)
         return self._mpi
 
     def record(self) -> dict[str, Any]:

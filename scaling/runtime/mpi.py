@@ -25,7 +25,7 @@ FORWARDED_S = 1.0
 """Time for mpirun to pass on what a rank has printed: MPICH's drops what it has not read by an abort."""
 
 
-class Mpi:
+class MpiWorld:
     """MPI's world of this launch, in which the ranks are those of the launcher.
 
     Args:
@@ -47,7 +47,7 @@ class Mpi:
             )
 
     @classmethod
-    def start(cls, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> Mpi:
+    def start(cls, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> MpiWorld:
         """Starts MPI in this process; from now on an error in one rank ends all of them.
 
         Raises:

@@ -57,7 +57,7 @@ SIZE_WORDS = ("auto", "all")
 """In place of world sizes: 1, 2, 4, ... and all GPUs of the machine or the allocation; these all alone."""
 
 PositiveInt = Annotated[int, Field(gt=0, le=10**9, strict=True)]
-Repeats = Annotated[int, Field(gt=0, le=10_000, strict=True)]
+NumRepeats = Annotated[int, Field(gt=0, le=10_000, strict=True)]
 Threads = Annotated[int, Field(gt=0, le=4096, strict=True)]
 WorldSize = Annotated[int, Field(gt=0, le=2**16, strict=True)]
 Size = Annotated[Number, Field(gt=0)]
@@ -247,7 +247,7 @@ class Part(AnyPart):
 
     world_sizes: Sizes
     """Numbers of workers; auto: 1, 2, 4, ... and all GPUs; all: all GPUs."""
-    repeats: Repeats = 1
+    repeats: NumRepeats = 1
     """Number of launches; a decision needs two or more."""
     device: Device = "auto"
     """auto: GPUs if there are any."""

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.bucket import ITEMSIZES, BucketLayout, layouts_of_text
-from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.errors import ScalingError, ScheduleError, StudyError
 from scaling.prediction.overlapped import ddp_buckets
 from scaling.prediction.predict import Prediction, Predictor
@@ -98,7 +98,7 @@ def _parameters(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def _threaded(stage: Stage, cell: Mapping[str, Any]) -> Stage:
     """A division in host memory is one of torch's operations, with the cell's threads."""
-    if isinstance(stage, Codec) and stage.where == "host" and stage.name == "divide":
+    if isinstance(stage, CodecWork) and stage.where == "host" and stage.name == "divide":
         return replace(stage, num_threads=int(cell.get("threads") or 1))
     return stage
 
@@ -119,7 +119,7 @@ def _in_dtype(stage: Stage, itemsize: int, aggregator: Aggregator[Any]) -> Stage
     factor = itemsize / FLOAT32_BYTES
     if factor == 1 or (aggregator.lossy and not isinstance(stage, Update)):
         return stage
-    if isinstance(stage, Codec):
+    if isinstance(stage, CodecWork):
         return replace(stage, num_bytes=stage.num_bytes * factor)
     return replace(stage, bytes_per_element=stage.bytes_per_element * factor)
 

@@ -36,7 +36,7 @@ SET_UP_S = 0.5
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CellChoice:
     """Whether a cell is to be measured.
 
     Attributes:
@@ -82,7 +82,7 @@ def judge(
     budget_s: float | None = None,
     *,
     skip_dominated: bool = True,
-) -> list[Verdict]:
+) -> list[CellChoice]:
     """A verdict on each cell, in the order of `cells`.
 
     Args:
@@ -104,37 +104,37 @@ def judge(
 
 def _domination(
     cell: Cell, cells: Sequence[Cell], known: Mapping[str, Mapping[str, Any]], repeats: Mapping[str, int]
-) -> Verdict:
+) -> CellChoice:
     row = known.get(cell.id)
     seconds = repeats[cell.id] * _measuring_s(cell, row)
     if row is None:
-        return Verdict(cell, True, "not predicted", seconds)
+        return CellChoice(cell, True, "not predicted", seconds)
     if not cell.exchanges:
-        return Verdict(cell, True, JUDGES, seconds)
+        return CellChoice(cell, True, JUDGES, seconds)
     rivals = [other for other in cells if other.exchanges and other.id in known and _alike(other, cell)]
     best = min(rivals, key=lambda other: _sample_s(known[other.id], other, "high"))
     low_s, high_s = _sample_s(row, cell, "low"), _sample_s(known[best.id], best, "high")
     if low_s > high_s:
         ratio = low_s / high_s
-        return Verdict(
+        return CellChoice(
             cell,
             False,
             f"dominated: at best {ratio:.3g} times the time a sample that {best.aggregator_label} on "
             f"{best.world_size}, {best.step}, takes at worst (simulated)",
             seconds,
         )
-    return Verdict(cell, True, "can still win", seconds)
+    return CellChoice(cell, True, "can still win", seconds)
 
 
 def _within(
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[CellChoice],
     known: Mapping[str, Mapping[str, Any]],
     repeats: Mapping[str, int],
     budget_s: float,
-) -> list[Verdict]:
+) -> list[CellChoice]:
     """The same without what does not fit into the time."""
 
-    def rank(verdict: Verdict) -> tuple[int, float]:
+    def rank(verdict: CellChoice) -> tuple[int, float]:
         row = known.get(verdict.cell.id)
         low_s = _sample_s(row, verdict.cell, "low") if row else 0.0
         if not verdict.cell.exchanges:
@@ -153,7 +153,7 @@ def _within(
     return [
         verdict
         if not verdict.keep or verdict.cell.id in fits
-        else Verdict(verdict.cell, False, f"no time left of {budget_s:.0f} s", verdict.seconds)
+        else CellChoice(verdict.cell, False, f"no time left of {budget_s:.0f} s", verdict.seconds)
         for verdict in verdicts
     ]
 
@@ -180,7 +180,7 @@ def _measuring_s(cell: Cell, row: Mapping[str, Any] | None) -> float:
     return seconds + SET_UP_S
 
 
-def describe(verdicts: Sequence[Verdict]) -> str:
+def describe(verdicts: Sequence[CellChoice]) -> str:
     """What is kept and what is left, with the reasons, for people; as wide as a terminal."""
     kept = [verdict for verdict in verdicts if verdict.keep]
     left_out = [verdict for verdict in verdicts if not verdict.keep]
@@ -191,11 +191,11 @@ def describe(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def _line(verdict: Verdict) -> str:
+def _line(verdict: CellChoice) -> str:
     return folded(f"  {verdict.cell.id}  ", f"{verdict.cell.describe()}: {verdict.reason}")
 
 
-def study_of(study: Study, verdicts: Sequence[Verdict], resolved: ResolvedStudy) -> str:
+def study_of(study: Study, verdicts: Sequence[CellChoice], resolved: ResolvedStudy) -> str:
     """A study file with the kept cells alone: a part for each that share all but their aggregator.
 
     Their ids are those of the whole study's cells, so that a folder which holds some of them goes on.

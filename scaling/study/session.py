@@ -29,7 +29,7 @@ ReportT = TypeVar("ReportT")
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[ReportT]):
+class RunResult(Generic[ReportT]):
     """What a run has come to.
 
     Attributes:
@@ -92,7 +92,7 @@ def run_session(
     interrupted: Callable[[ResultsFolder, bool], AbstractContextManager[None]],
     report: Callable[[ResultsFolder, Callable[[], None]], ReportT],
     retry_failed: bool = False,
-) -> Outcome[ReportT]:
+) -> RunResult[ReportT]:
     """Runs or resumes a study.
 
     Args:
@@ -125,7 +125,7 @@ def run_session(
         made = report(folder, times.write) if is_whole else None
     failed = [record for record in scope.records(folder) if record.state == "failed"]
     left_out = [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
-    return Outcome(folder, made, failed, left_out, scope.launcher.leaves_the_rest)
+    return RunResult(folder, made, failed, left_out, scope.launcher.leaves_the_rest)
 
 
 def _asked(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from scaling.aggregators.stripe_parts import BORDERS, PART
 from scaling.errors import CheckpointError
 from scaling.training.convergence import TrainingProgress
-from scaling.training.step import Step
+from scaling.training.step import TrainingStep
 
 SCHEMA_VERSION = 4  # 3: without what was saved together; 2: without digest and target; 1: residuals by bucket
 MAGIC = b"scaling checkpoint 4\n"
@@ -102,7 +102,7 @@ class Checkpoint:
     @classmethod
     def of(
         cls,
-        step: Step,
+        step: TrainingStep,
         progress: TrainingProgress,
         rows: list[dict[str, Any]],
         device: torch.device,
@@ -114,7 +114,7 @@ class Checkpoint:
             states.append(torch.cuda.get_rng_state(device))
         return cls(progress, rows, step.state_dict(), states, list(hosts))
 
-    def restore(self, step: Step, device: torch.device) -> None:
+    def restore(self, step: TrainingStep, device: torch.device) -> None:
         """Puts `step` and torch's random states where they were. Collective."""
         step.load_state_dict(self.step)
         torch.set_rng_state(self.random_states[0])
@@ -167,7 +167,7 @@ class Checkpoint:
         """The same for what the optimizer keeps."""
         return _digest(_tensors(self.step["update"]).values())
 
-    def not_restored(self, step: Step) -> str | None:
+    def not_restored(self, step: TrainingStep) -> str | None:
         """The first tensor of which `step` has other bits, in words; None where it has all as they are here.
 
         What the step has besides, under another name or in other stripes does not count: buckets may differ.

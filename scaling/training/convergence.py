@@ -20,7 +20,7 @@ from scaling.process_group import Group
 from scaling.training.compute import FLOAT32, Compute
 from scaling.training.learning_rate import LearningRate
 from scaling.training.replica import Replica
-from scaling.training.step import Step
+from scaling.training.step import TrainingStep
 from scaling.workloads.augmentation import crop_and_flip, epoch_variations
 from scaling.workloads.base import Loss, Split, cross_entropy
 from scaling.workloads.sampling import epoch_batches, shard
@@ -69,7 +69,7 @@ EnergyMeter = Callable[[], Callable[[], float | None]]
 
 
 def train(
-    step: Step,
+    step: TrainingStep,
     train_split: Split,
     test_split: Split,
     plan: TrainingPlan,
@@ -159,7 +159,7 @@ class _Timed:
 
 
 def _timed_epoch(
-    step: Step,
+    step: TrainingStep,
     feed: _Feed,
     plan: TrainingPlan,
     group: Group,
@@ -181,7 +181,7 @@ def _timed_epoch(
 
 
 def _take_steps(
-    step: Step, feed: _Feed, plan: TrainingPlan, losses: Tensor, after_each: Callable[[], None]
+    step: TrainingStep, feed: _Feed, plan: TrainingPlan, losses: Tensor, after_each: Callable[[], None]
 ) -> float | None:
     """One epoch; fills `losses` with this rank's, and gives the last step's learning rate."""
     set_before: float | None = None

@@ -17,7 +17,7 @@ from scaling.process_group import Group
 
 
 @dataclass(frozen=True)
-class Repeats:
+class RepeatDifferences:
     """By how much computations of the same gradient differ on this rank.
 
     Attributes:
@@ -49,7 +49,7 @@ class BucketExchange:
     owned: list[Span]
     old_residual: Tensor | None = None
     new_residual: Tensor | None = None
-    repeats: Repeats | None = None
+    repeats: RepeatDifferences | None = None
 
 
 Record = list[BucketExchange]
@@ -153,7 +153,9 @@ def recomputed_exchanges(
         flat = torch.cat([gradients[number].reshape(-1) for number in chosen])
         mean = torch.cat([means[number].reshape(-1) for number in chosen])
         owned = [(0, flat.numel())] if flat.numel() else []
-        repeats = Repeats(_epsilon(dtype, autocast), tuple(repeated.apart[number] for number in chosen))
+        repeats = RepeatDifferences(
+            _epsilon(dtype, autocast), tuple(repeated.apart[number] for number in chosen)
+        )
         exchanges.append(BucketExchange(layout, flat, mean, owned, repeats=repeats))
     return exchanges
 

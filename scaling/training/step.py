@@ -25,7 +25,7 @@ from scaling.training.replica import FlatBucket, FlatReplica, Replica, take_pass
 from scaling.training.update import SiteUpdate, update_at
 
 
-class Step(Protocol):
+class TrainingStep(Protocol):
     """One way to take a training step on one rank.
 
     Attributes:

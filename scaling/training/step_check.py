@@ -43,7 +43,7 @@ from scaling.training.optimizers import AdamSettings, OptimizerSettings
 from scaling.training.replay_check import adam_problem, sgd_problem
 from scaling.training.replica import FlatReplica
 from scaling.training.replica_digest import require_equal, shared_tensors
-from scaling.training.step import Step, of_buckets
+from scaling.training.step import TrainingStep, of_buckets
 from scaling.training.update_check import TITLES, Delivered, Moments, worst_update
 
 FIRST_STEPS = 10
@@ -117,10 +117,14 @@ class StepCheck:
     """
 
     def __init__(
-        self, step: Step, aggregator: Aggregator[Any], settings: OptimizerSettings, ranks: ComparedRanks
+        self,
+        step: TrainingStep,
+        aggregator: Aggregator[Any],
+        settings: OptimizerSettings,
+        ranks: ComparedRanks,
     ) -> None:
         self._step, self._aggregator, self._settings, self._ranks = step, aggregator, settings, ranks
-        self._inner: Step = step.uncaptured if isinstance(step, CapturedStep) else step
+        self._inner: TrainingStep = step.uncaptured if isinstance(step, CapturedStep) else step
         module = step.replica.module
         self._initial = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         # Parameters of which a mean is not known: nor are their moments since.

@@ -12,7 +12,7 @@ from scaling.aggregators.presets.mxnet import MxnetLocal
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
-from scaling.collectives.plan import Codec, Update, exchanges_of, simulate_plan
+from scaling.collectives.plan import CodecWork, Update, exchanges_of, simulate_plan
 from scaling.collectives.plan_record import plan_of
 from scaling.errors import StudyError
 from scaling.workloads.networks import build_fcn_r, fcn_r
@@ -117,7 +117,7 @@ class TestOrder:
 
     def test_large_tensors_are_summed_by_several_threads(self, monkeypatch, network):
         monkeypatch.setattr(mxnet, "BIGARRAY_BOUND", 257 * 263)
-        sums = [s for s in MxnetLocal().stages(network, 4) if isinstance(s, Codec)]
+        sums = [s for s in MxnetLocal().stages(network, 4) if isinstance(s, CodecWork)]
         assert [s.num_threads for s in sums] == [4, 1]
         assert sums[0].num_bytes == 4 * 4 * 257 * 263
         assert sum(s.num_bytes for s in sums) == 4 * 4 * network.num_elements

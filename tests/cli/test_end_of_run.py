@@ -12,7 +12,7 @@ import scaling.cli
 from launchers.local import LocalLauncher
 from scaling.report import write_report
 from scaling.store import ResultsFolder
-from scaling.study.session import Outcome
+from scaling.study.session import RunResult
 
 running = sys.modules[f"{scaling.cli.__name__}.run"]  # `scaling.cli.run` is the verb
 REFERENCE = Path(__file__).parents[2] / "results/reference"
@@ -40,7 +40,7 @@ def test_verdict_comes_after_what_failed(monkeypatch):
     cell = {"kind": "transfer", "world_size": 2}
     failed = [SimpleNamespace(cell=cell, repeat=0, reason="rank 1: no")]
     folder = SimpleNamespace(path=Path("x"))
-    outcome = Outcome(folder, made, failed, ["left out"], leaves_the_rest=False)
+    outcome = RunResult(folder, made, failed, ["left out"], leaves_the_rest=False)
     monkeypatch.setattr("scaling.study.session.run_session", lambda *_, **__: outcome)
     monkeypatch.setattr(running, "note", said.append)
     monkeypatch.setattr(running, "_show", said.append)

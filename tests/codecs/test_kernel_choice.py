@@ -18,7 +18,7 @@ from scaling.codecs.kernels import choice, chunk_coder, stripe_codec, triton_pro
 from scaling.codecs.kernels.chunk_engine import LARGEST_BUCKET, _written, kernel_problem
 from scaling.codecs.one_bit_stripes import StripeBuffers, TorchStripes
 from scaling.codecs.stripes import StripeLayout
-from scaling.collectives.plan import Codec
+from scaling.collectives.plan import CodecWork
 from scaling.errors import LaunchError, StudyError
 from scaling.process_group import run_in_process
 
@@ -224,7 +224,7 @@ class TestAggregators:
             kernels: [
                 stage.bytes_moved
                 for stage in create(name, {"kernels": kernels}).stages(LAYOUT, 4)
-                if isinstance(stage, Codec)
+                if isinstance(stage, CodecWork)
             ]
             for kernels in ("torch", "auto")
         }

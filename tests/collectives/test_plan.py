@@ -4,7 +4,7 @@ import pytest
 
 from scaling.collectives.host_staging import host_serial
 from scaling.collectives.plan import (
-    Codec,
+    CodecWork,
     Exchange,
     Update,
     simulate_plan,
@@ -76,31 +76,31 @@ class TestExchanges:
 
 class TestCodecs:
     def test_gpus_work_at_the_same_time(self):
-        assert seconds(Codec("encode", 100, bytes_per_s=20)) == 5
+        assert seconds(CodecWork("encode", 100, bytes_per_s=20)) == 5
 
     def test_on_the_host_each_rank_has_a_core(self):
-        assert seconds(Codec("encode", 100, bytes_per_s=20, where="host")) == 5
+        assert seconds(CodecWork("encode", 100, bytes_per_s=20, where="host")) == 5
 
     def test_on_the_host_ranks_share_the_cores(self):
-        assert seconds(Codec("encode", 100, bytes_per_s=20, where="host"), machine(16), 16) == pytest.approx(
-            10
-        )
+        assert seconds(
+            CodecWork("encode", 100, bytes_per_s=20, where="host"), machine(16), 16
+        ) == pytest.approx(10)
 
     def test_on_the_host_ranks_share_the_memory(self):
         # 4 ranks, 2 bytes moved for each of 100.
-        codec = Codec("encode", 100, bytes_per_s=20, where="host")
+        codec = CodecWork("encode", 100, bytes_per_s=20, where="host")
         assert seconds(codec, machine(memory_bytes_per_s=80.0)) == pytest.approx(800 / 80)
 
     def test_ranks_of_other_nodes_have_cores_of_their_own(self):
-        codec = Codec("encode", 100, bytes_per_s=20, where="host")
+        codec = CodecWork("encode", 100, bytes_per_s=20, where="host")
         assert seconds(codec, machine(8, num_nodes=2), 16) == 5
 
     def test_ranks_without_a_gpu_have_a_core_each(self):
-        codec = Codec("encode", 5e9, bytes_per_s=1e9, bytes_moved=0.1)
+        codec = CodecWork("encode", 5e9, bytes_per_s=1e9, bytes_moved=0.1)
         assert simulate_plan([codec], load("cpu-2"), 2).seconds == pytest.approx(5)
 
     @pytest.mark.parametrize(
-        "codec", [Codec("encode", -1, 20), Codec("encode", 1, 0), Codec("e", 1, 1, "host", 0)]
+        "codec", [CodecWork("encode", -1, 20), CodecWork("encode", 1, 0), CodecWork("e", 1, 1, "host", 0)]
     )
     def test_rates_are_checked(self, codec):
         with pytest.raises(ScheduleError, match=r"allowed are|must be positive"):
@@ -148,10 +148,10 @@ class TestUpdates:
 
 class TestPlans:
     STAGES = (
-        Codec("encode", 100, 20),
+        CodecWork("encode", 100, 20),
         Exchange(host_serial(4), 10),
         Update("host", 10, num_threads=4),
-        Codec("encode", 40, 20),
+        CodecWork("encode", 40, 20),
     )
 
     def test_stages_follow_one_another(self):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scaling.collectives.plan import Codec, simulate_plan
+from scaling.collectives.plan import CodecWork, simulate_plan
 from topologies.model import Device, Link, Machine, Topology
 
 
@@ -23,26 +23,26 @@ def seconds(codec, topology=None):
 
 
 def test_on_a_gpu_the_memory_decides_where_no_rate_is_given():
-    assert seconds(Codec("encode", 100, bytes_moved=5)) == pytest.approx(100 * 5 / 50)
+    assert seconds(CodecWork("encode", 100, bytes_moved=5)) == pytest.approx(100 * 5 / 50)
 
 
 def test_on_the_host_a_core_moves_as_much_as_when_it_adds():
-    assert seconds(Codec("sum", 120, where="host", bytes_moved=2)) == pytest.approx(120 * 2 / 12)
+    assert seconds(CodecWork("sum", 120, where="host", bytes_moved=2)) == pytest.approx(120 * 2 / 12)
 
 
 def test_threads_share_the_work_of_a_rank():
-    one, four = (Codec("sum", 120, where="host", num_threads=count, by_all=False) for count in (1, 4))
+    one, four = (CodecWork("sum", 120, where="host", num_threads=count, by_all=False) for count in (1, 4))
     assert seconds(four) == pytest.approx(seconds(one) / 4)
 
 
 def test_threads_do_not_help_where_the_memory_is_the_limit():
     slow = machine(memory_bytes_per_s=6.0)
-    one, four = (Codec("sum", 120, where="host", num_threads=count, by_all=False) for count in (1, 4))
+    one, four = (CodecWork("sum", 120, where="host", num_threads=count, by_all=False) for count in (1, 4))
     assert seconds(one, slow) == seconds(four, slow) == pytest.approx(120 * 2 / 6)
 
 
 def test_one_rank_alone_has_the_memory_for_itself():
     slow = machine(memory_bytes_per_s=12.0)
-    alone, both = (Codec("sum", 120, where="host", by_all=by_all) for by_all in (False, True))
+    alone, both = (CodecWork("sum", 120, where="host", by_all=by_all) for by_all in (False, True))
     assert seconds(alone, slow) == pytest.approx(20)
     assert seconds(both, slow) == pytest.approx(40)

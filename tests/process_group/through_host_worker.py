@@ -18,7 +18,7 @@ from scaling.training.batch_norm import synchronized
 from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
-from scaling.training.step import EagerStep, Step
+from scaling.training.step import EagerStep, TrainingStep
 from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
@@ -120,7 +120,7 @@ def batch(rank: int, number: int) -> tuple[Tensor, Tensor]:
     return torch.randn((10, 12), generator=generator), torch.randint(6, (10,), generator=generator)
 
 
-def training(group: TorchGroup, step: Step, device: torch.device) -> list[float]:
+def training(group: TorchGroup, step: TrainingStep, device: torch.device) -> list[float]:
     batches = [batch(group.rank, number) for number in range(4)]
     return [step(inputs.to(device), targets.to(device)).item() for inputs, targets in batches]
 

@@ -9,7 +9,7 @@ import torch
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine, Cell
-from scaling.study.pruning import Verdict, study_of
+from scaling.study.pruning import CellChoice, study_of
 from scaling.study.resolve import resolve
 from scaling.study.schema import Study, parse_study
 from tests.study.test_run_cell import TRAINED, group, losses, runner  # noqa: F401
@@ -68,7 +68,7 @@ class TestAxis:
         resolved = resolve(whole, CPU)
         first, second = resolved.trained
         for cell in (first, second):
-            verdicts = [Verdict(one, one is cell, "", 0.0) for one in (first, second)]
+            verdicts = [CellChoice(one, one is cell, "", 0.0) for one in (first, second)]
             assert f"- {cell.memory_format or 'contiguous'}\n" in study_of(whole, verdicts, resolved)
 
 

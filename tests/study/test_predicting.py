@@ -3,7 +3,7 @@
 import pytest
 
 from scaling.bucket import layouts_of_text, shapes_by_dtype_text
-from scaling.collectives.plan import Codec, Exchange
+from scaling.collectives.plan import CodecWork, Exchange
 from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine
 from scaling.study.predicting import strategy_of
@@ -25,7 +25,7 @@ def bytes_moved(aggregator, device):
     study = parse_study({**STUDY, "aggregators": [aggregator], "device": device}, "s.yaml")
     cell = next(iter(resolve(study, MACHINE).cells.values()))
     stages = [stage for bucket in strategy_of(cell.to_dict()).buckets for stage in bucket]
-    return sum(stage.num_bytes * stage.bytes_moved for stage in stages if isinstance(stage, Codec))
+    return sum(stage.num_bytes * stage.bytes_moved for stage in stages if isinstance(stage, CodecWork))
 
 
 @pytest.mark.parametrize("name", ["one_bit", "one_bit_flat", "ef_sign", "qsgd"])

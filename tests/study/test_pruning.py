@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from scaling.study.cell import AvailableMachine
-from scaling.study.pruning import Verdict, study_of
+from scaling.study.pruning import CellChoice, study_of
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 
@@ -36,7 +36,7 @@ def test_parts_that_differ_in_one_key_keep_their_cells_and_their_iterations(one,
     parts = [{**one, "iterations": 50}, {**other, "iterations": 200}]
     whole = parse_study({**BASE, "parts": parts}, "my.yaml")
     resolved = resolve(whole, HERE)
-    verdicts = [Verdict(cell, cell.world_size == 2, "", 0.0) for cell in resolved.trained]
+    verdicts = [CellChoice(cell, cell.world_size == 2, "", 0.0) for cell in resolved.trained]
     pruned = parse_study(yaml.safe_load(study_of(whole, verdicts, resolved)), "pruned.yaml")
     left = {cell.id: cell.iterations for cell in resolve(pruned, HERE).trained}
     assert left == {cell.id: cell.iterations for cell in resolved.trained if cell.world_size == 2}
@@ -47,7 +47,7 @@ def test_parts_that_differ_in_one_key_keep_their_cells_and_their_iterations(one,
 def test_workloads_that_differ_in_how_the_optimizer_is_set_stay_two(key):
     whole = parse_study({**BASE, "workloads": [{**RESNET, key: 0.1}, {**RESNET, key: 0.2}]}, "my.yaml")
     resolved = resolve(whole, HERE)
-    verdicts = [Verdict(cell, True, "", 0.0) for cell in resolved.trained]
+    verdicts = [CellChoice(cell, True, "", 0.0) for cell in resolved.trained]
     pruned = resolve(parse_study(yaml.safe_load(study_of(whole, verdicts, resolved)), "pruned.yaml"), HERE)
     assert len(resolved.cells) == 4
     assert set(pruned.cells) == set(resolved.cells)
@@ -57,7 +57,7 @@ def test_a_cell_of_two_parts_keeps_the_larger_number_of_repeats():
     parts = [{"repeats": 5}, {"repeats": 1, "world_sizes": [2]}]
     whole = parse_study({**BASE, "parts": parts}, "my.yaml")
     resolved = resolve(whole, HERE)
-    verdicts = [Verdict(cell, True, "", 0.0) for cell in resolved.trained]
+    verdicts = [CellChoice(cell, True, "", 0.0) for cell in resolved.trained]
     pruned = resolve(parse_study(yaml.safe_load(study_of(whole, verdicts, resolved)), "pruned.yaml"), HERE)
     assert pruned.repeats == resolved.repeats
     assert set(resolved.repeats.values()) == {5}

@@ -13,7 +13,7 @@ from scaling.registry import trust
 from scaling.store import ResultsFolder
 from scaling.study.cell import TIMING_BATCHES, AvailableMachine, Cell
 from scaling.study.overrides import load_study
-from scaling.study.pruning import Verdict, judge, study_of
+from scaling.study.pruning import CellChoice, judge, study_of
 from scaling.study.resolve import resolve
 from scaling.study.schema import Study, parse_study
 from scaling.training.step_check import StepCheck
@@ -125,7 +125,7 @@ def test_a_pruned_study_keeps_it(changes):
     resolved = resolve(whole, CPU)
     assert {cell.augmentation for cell in resolved.trained} == {None, "standard"}
     for kept in (*([cell] for cell in resolved.trained), resolved.trained):
-        verdicts = [Verdict(cell, cell in kept, "", 0.0) for cell in resolved.trained]
+        verdicts = [CellChoice(cell, cell in kept, "", 0.0) for cell in resolved.trained]
         pruned = parse_study(yaml.safe_load(study_of(whole, verdicts, resolved)), "pruned.yaml")
         assert list(resolve(pruned, CPU).cells) == [cell.id for cell in kept]
 

@@ -19,7 +19,7 @@ from scaling.training.ddp import DdpSettings
 from scaling.training.optimizers import AdamSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
-from scaling.training.step import EagerStep, Step
+from scaling.training.step import EagerStep, TrainingStep
 from scaling.training.step_check import StepCheck
 from tests.ranks import as_rank
 from tests.training.decoder import BATCH, batches, network
@@ -76,7 +76,7 @@ def overlapped(
     )
 
 
-def training(step: Step, group: TorchGroup, device: torch.device) -> list[float]:
+def training(step: TrainingStep, group: TorchGroup, device: torch.device) -> list[float]:
     own = slice(group.rank * BATCH // group.world_size, (group.rank + 1) * BATCH // group.world_size)
     return [
         step(inputs[own].to(device), targets[own].to(device)).item() for inputs, targets in batches(NUM_STEPS)
@@ -96,7 +96,7 @@ def trainings(group: TorchGroup, device: torch.device) -> dict[str, Any]:
                 if compiled:
                     module.compile(backend=graphs)
                 replica = FlatReplica(module, compute=compute)
-                step: Step = EagerStep(replica, create(arm), SETTINGS, group)
+                step: TrainingStep = EagerStep(replica, create(arm), SETTINGS, group)
             else:
                 replica_of_ddp = Replica(module, compute=compute)
                 step = overlapped(replica_of_ddp, arm, group, device, bucket_mb, compiled=compiled)

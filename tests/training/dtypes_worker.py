@@ -14,7 +14,7 @@ from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
-from scaling.training.step import EagerStep, Step
+from scaling.training.step import EagerStep, TrainingStep
 from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def overlapped(module: nn.Module, name: str, group: TorchGroup) -> OverlappedSte
     )
 
 
-def take(step: Step, rank: int, start: int = 0, stop: int = NUM_STEPS) -> list[float]:
+def take(step: TrainingStep, rank: int, start: int = 0, stop: int = NUM_STEPS) -> list[float]:
     return [step(*batch(rank, number)).item() for number in range(start, stop)]
 
 

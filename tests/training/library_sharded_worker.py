@@ -16,7 +16,7 @@ from scaling.training.gradients import GradientSettings
 from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica, whole
-from scaling.training.step import EagerStep, Step
+from scaling.training.step import EagerStep, TrainingStep
 from scaling.training.step_check import StepCheck
 from tests.ranks import as_rank
 
@@ -62,7 +62,7 @@ def batches(group: Group) -> list[tuple[Tensor, Tensor]]:
     return [(inputs[share], targets[share]) for inputs, targets in drawn]
 
 
-def made(arm: str, optimizer: str, treatment: str, group: TorchGroup, accumulate: int = 1) -> Step:
+def made(arm: str, optimizer: str, treatment: str, group: TorchGroup, accumulate: int = 1) -> TrainingStep:
     gradients, compute = TREATMENTS[treatment], Compute(accumulate=accumulate)
     if arm == "zero_redundancy_optimizer":
         inputs, targets = batches(group)[0]
@@ -73,7 +73,7 @@ def made(arm: str, optimizer: str, treatment: str, group: TorchGroup, accumulate
     return FullyShardedStep(sharded, SETTINGS[optimizer], group, gradients)
 
 
-def trained(step: Step, group: Group, which: slice = slice(None)) -> dict[str, Any]:
+def trained(step: TrainingStep, group: Group, which: slice = slice(None)) -> dict[str, Any]:
     for batch in batches(group)[which]:
         group.meter.reset()
         step(*batch)

@@ -11,7 +11,7 @@ from scaling.runtime.workers import Workers
 from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
-from scaling.training.step import EagerStep, Step
+from scaling.training.step import EagerStep, TrainingStep
 from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def overlapped(group: TorchGroup, bucket_mb: float) -> OverlappedStep:
     )
 
 
-def losses(step: Step, group: TorchGroup, numbers: range) -> list[float]:
+def losses(step: TrainingStep, group: TorchGroup, numbers: range) -> list[float]:
     return [step(*batch(group.rank, number)).item() for number in numbers]
 
 

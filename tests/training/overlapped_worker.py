@@ -20,7 +20,7 @@ from scaling.runtime.workers import Workers
 from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
-from scaling.training.step import EagerStep, Step
+from scaling.training.step import EagerStep, TrainingStep
 from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def made(label: str, group: TorchGroup, bucket_mb: float = SMALL_BUCKET_MB) -> O
     return overlapped(create_arm(label), group, bucket_mb, network())
 
 
-def training(step: Step, group: TorchGroup, split_from: int = NUM_STEPS) -> dict[str, Any]:
+def training(step: TrainingStep, group: TorchGroup, split_from: int = NUM_STEPS) -> dict[str, Any]:
     """What comes of some steps, of which those from `split_from` on are split."""
     torch.manual_seed(group.rank)
     recorder = PhaseRecorder(MonotonicClock())

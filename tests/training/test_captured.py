@@ -15,7 +15,7 @@ from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep, Step
+from scaling.training.step import EagerStep, TrainingStep
 
 SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
 NUM_STEPS = 6
@@ -58,7 +58,7 @@ def captured(group: InProcessGroup, module: nn.Module, aggregator: str) -> Captu
     return CapturedStep(step, *batch(99, "cuda"), group)
 
 
-def losses(step: Step, numbers: Sequence[int] = range(NUM_STEPS)) -> list[float]:
+def losses(step: TrainingStep, numbers: Sequence[int] = range(NUM_STEPS)) -> list[float]:
     return [step(*batch(number, "cuda")).item() for number in numbers]
 
 

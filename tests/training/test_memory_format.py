@@ -11,7 +11,7 @@ from scaling.training.layered import LayeredStep
 from scaling.training.memory_format import with_channels_last
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep, Step
+from scaling.training.step import EagerStep, TrainingStep
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
 LAST = torch.channels_last
@@ -94,12 +94,12 @@ def test_captured_training_is_that_of_the_contiguous_eager_step(layered, monkeyp
     settings = SgdSettings(learning_rate=0.05, momentum=0.9)
     inputs, targets = images().cuda(), torch.tensor([0, 1], device="cuda")
 
-    def losses(step: Step) -> list[float]:
+    def losses(step: TrainingStep) -> list[float]:
         return [step(inputs, targets).item() for _ in range(3)]
 
     def captured(group: InProcessGroup) -> list[float]:
         replica = FlatReplica(with_channels_last(network()).cuda())
-        own: Step = EagerStep(replica, create("none"), settings, group, capturable=True)
+        own: TrainingStep = EagerStep(replica, create("none"), settings, group, capturable=True)
         if layered:
             own = LayeredStep(
                 replica, create("all_reduce"), settings, group, bucket_mb=0.001, capturable=True

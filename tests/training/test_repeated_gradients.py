@@ -10,7 +10,7 @@ from scaling.training import exchange_check
 from scaling.training.exchange_check import deviation, place
 from scaling.training.exchanges import (
     BucketExchange,
-    Repeats,
+    RepeatDifferences,
     recomputed_exchanges,
     repeatable_gradients,
 )
@@ -131,7 +131,7 @@ def test_a_tensor_that_varies_too_much_for_that_is_named():
 
 
 def test_few_elements_say_little_of_how_much_they_vary():
-    repeats = Repeats(BF16_EPS, (0.1, 0.1))
+    repeats = RepeatDifferences(BF16_EPS, (0.1, 0.1))
     layout = BucketLayout.of([("scale", ()), ("weights", (400,))])
     values = torch.zeros(401)
 

@@ -45,7 +45,7 @@ from scaling.aggregators.presets.host_rows import tensor_spans
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.one_bit import View
-from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.collectives.side_stream import side_stream
 from scaling.process_group import Group
 
@@ -152,7 +152,7 @@ class Cntk32Bit(Aggregator[MessagesState]):
             return [*native_all_reduce(_messages(layout, itemsize=4), world_size, self.name), update]
         sent_bytes = 4.0 * n * 2 * (world_size - 1) / world_size
         rings = native_all_reduce(_messages(layout, itemsize=4), world_size, "all_reduce", "gloo")
-        all_reduce = Codec(
+        all_reduce = CodecWork(
             "all_reduce", sent_bytes, where="host", bytes_moved=HOST_BYTES_MOVED, messages=tuple(rings)
         )
         return [rows_to_host(n, world_size), all_reduce, copies_to_ranks(n, world_size), update]

@@ -59,7 +59,7 @@ from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.mxnet_tree import mxnet_tree
 from scaling.collectives.parts import BufferPart, of_parts
-from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.process_group import Group
@@ -191,7 +191,7 @@ class MxnetLocal(Aggregator[LocalState]):
         one_of = (2 + 2 * (world_size - 1) + passes + 2) / world_size
 
         def summed(size: int, num_threads: int) -> Stage:
-            return Codec(
+            return CodecWork(
                 "sum", 4.0 * size * world_size, None, "host", one_of, num_threads=num_threads, by_all=False
             )
 

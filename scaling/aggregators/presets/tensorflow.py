@@ -44,7 +44,7 @@ from scaling.aggregators.scheduled import Scheduled
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.parts import BufferPart, of_parts
-from scaling.collectives.plan import Codec, Stage
+from scaling.collectives.plan import CodecWork, Stage
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.shuffle import shuffle
 from scaling.process_group import Group
@@ -94,8 +94,8 @@ class TensorFlow(Aggregator[TowersState]):
         one_of = 1 + 3 / world_size  # all rows are read, their sum is written, read to be divided and written
         return [
             rows_to_host(n, world_size),
-            Codec("concatenate", num_bytes, where="host", by_all=False),
-            Codec("mean", num_bytes, where="host", bytes_moved=one_of, by_all=False),
+            CodecWork("concatenate", num_bytes, where="host", by_all=False),
+            CodecWork("mean", num_bytes, where="host", bytes_moved=one_of, by_all=False),
             *stepped_on_host(n, world_size, num_threads=1),
         ]
 

@@ -34,7 +34,7 @@ LOG_LINES_SHOWN = 15
 
 
 @dataclass
-class Measured:
+class ProbeMeasurement:
     """What the launches left.
 
     Attributes:
@@ -150,7 +150,9 @@ def spec_for(
     return ProbeSpec(chosen, "cuda" if num_gpus else "cpu", seconds, threads, host_only, launcher)
 
 
-def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Measured:
+def measure(
+    spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, str] = os.environ
+) -> ProbeMeasurement:
     """Runs the launches one after the other.
 
     A launch that fails is recorded in `failures`; what it measured before is kept.
@@ -162,7 +164,7 @@ def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, s
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
         raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --no-peer-access")
     starter = _starter(spec.launcher, environ)
-    measured = Measured(environment=collect(environ))
+    measured = ProbeMeasurement(environment=collect(environ))
     for launch in spec.launches():
         what = "without access between GPUs, " if launch.host_only else ""
         say(f"{spec.world_size} workers ({spec.device}), {what}about {launch.seconds:.0f} s after the start")
@@ -180,7 +182,11 @@ def _starter(name: str, environ: Mapping[str, str]) -> Launcher:
 
 
 def _run(
-    spec: ProbeSpec, launch: ProbeLaunch, starter: Launcher, measured: Measured, environ: Mapping[str, str]
+    spec: ProbeSpec,
+    launch: ProbeLaunch,
+    starter: Launcher,
+    measured: ProbeMeasurement,
+    environ: Mapping[str, str],
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="scaling-probe-") as folder, tempfile.TemporaryFile() as log:
         path = Path(folder) / "samples.jsonl"
@@ -205,7 +211,7 @@ def _failure(how: str, log: IO[bytes]) -> str:
     return "\n".join([f"the workers' launch {how}; the last that they said:", *lines])
 
 
-def read_lines(path: Path, measured: Measured) -> bool:
+def read_lines(path: Path, measured: ProbeMeasurement) -> bool:
     """Adds what a launch wrote; returns whether it came to its end."""
     is_done = False
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -223,7 +229,7 @@ def read_lines(path: Path, measured: Measured) -> bool:
     return is_done
 
 
-def machine_of(measured: Measured, detected: Facts, today: date | None = None) -> ProbeResult:
+def machine_of(measured: ProbeMeasurement, detected: Facts, today: date | None = None) -> ProbeResult:
     """The machine file of what was found and measured.
 
     Args:

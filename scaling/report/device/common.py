@@ -37,7 +37,7 @@ NO_ROWS = "there are no rows and no lines of the GPU"
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One way to compute a point: a device with its threads, and how the step is launched there.
 
     Attributes:
@@ -81,16 +81,16 @@ class Arm:
         return [cell for cell in cells if self.holds(cell)]
 
 
-def arms_of(results: Results) -> list[Arm]:
+def arms_of(results: Results) -> list[Variant]:
     """All that the experiment's cells were computed by: CPU threads ascending, then the GPU."""
     looks = zip(cycle(CPU_COLOURS), cycle(CPU_MARKERS), strict=False)
     threads = sorted({cell.threads for cell in results.all("cpu")})
-    cpu = [Arm("cpu", "eager", count, *look) for count, look in zip(threads, looks, strict=False)]
+    cpu = [Variant("cpu", "eager", count, *look) for count, look in zip(threads, looks, strict=False)]
     used = {cell.point.get("step", "eager") for cell in results.all("cuda")}
-    return [*cpu, *(Arm("cuda", step, None, *look) for step, look in GPU_LOOKS.items() if step in used)]
+    return [*cpu, *(Variant("cuda", step, None, *look) for step, look in GPU_LOOKS.items() if step in used)]
 
 
-def gpu_arms(results: Results) -> list[Arm]:
+def gpu_arms(results: Results) -> list[Variant]:
     """Those of the GPU."""
     return [arm for arm in arms_of(results) if arm.device == "cuda"]
 
@@ -123,10 +123,10 @@ def median_text(results: Results) -> str:
     return f"Medians; 95% intervals: {'; '.join(methods) or MISSING}. A dash: not measured, see below."
 
 
-def columns_of(results: Results) -> list[Arm]:
+def columns_of(results: Results) -> list[Variant]:
     """The arms that a table has columns for: those of the GPU too where the study asked for one in vain."""
     missing = GPU_LOOKS if "cuda" in results.missing else {}
-    return [*arms_of(results), *(Arm("cuda", step, None, *look) for step, look in missing.items())]
+    return [*arms_of(results), *(Variant("cuda", step, None, *look) for step, look in missing.items())]
 
 
 def device_table(
@@ -171,7 +171,9 @@ def variable(name: str, header: str | None = None, otherwise: str = MISSING) -> 
     return Column(header or name, text)
 
 
-def measured(arm: Arm | None = None, step: str = "ms a step", rate: str = "samples/s") -> list[Column[Cells]]:
+def measured(
+    arm: Variant | None = None, step: str = "ms a step", rate: str = "samples/s"
+) -> list[Column[Cells]]:
     """Time of a step, its interval and the rate, of the arm's cell or the only one."""
 
     def column(header: str, text: Callable[[DeviceResult | None], str]) -> Column[Cells]:

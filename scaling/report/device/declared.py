@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from scaling.report.device.common import (
     NO_ROWS,
-    Arm,
+    Variant,
     arms_of,
     device_table,
     interval_cell,
@@ -64,7 +64,7 @@ class Lines:
     title: Callable[[Results], str]
     panels: Callable[[Results], Sequence[Panel]]
     y: str = "ms a step"
-    hues: Callable[[Results], Iterable[Arm]] = arms_of
+    hues: Callable[[Results], Iterable[Variant]] = arms_of
     rows: int | None = None
     row_height: float = 2.5
     share: Mapping[str, bool | str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Lines:
         legend_below(figure, handles(arms))
         return figure
 
-    def _draw(self, axes: Axes, panel: Panel, arms: Sequence[Arm]) -> None:
+    def _draw(self, axes: Axes, panel: Panel, arms: Sequence[Variant]) -> None:
         every = [time_line(arm, arm.of(panel.cells), panel.x, panel.phase) for arm in arms]
         lines = [line for line in every if not line.is_empty]
         is_rate = self.y == RATE

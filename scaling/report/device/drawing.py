@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from scaling.report.device.common import Arm
+from scaling.report.device.common import Variant
 from scaling.report.device.results import STEP, DeviceResult, grouped
 from scaling.report.figures.parts import WIDTH, add_tip, set_title
 from scaling.report.figures.style import LineStyle
@@ -105,7 +105,7 @@ def seconds_of(cells: Iterable[DeviceResult], phase: str = STEP) -> Floats:
     return np.array(ends, dtype=np.float64).reshape(-1, 3).T
 
 
-def time_line(arm: Arm, cells: Iterable[DeviceResult], x: str, phase: str = STEP) -> DrawnLine:
+def time_line(arm: Variant, cells: Iterable[DeviceResult], x: str, phase: str = STEP) -> DrawnLine:
     """Times of a phase in milliseconds over an axis; broken at cells without one."""
     ordered = sorted(cells, key=lambda cell: cell.value(x) or 0)
     at = np.array([cell.value(x) or 0 for cell in ordered], dtype=np.float64)
@@ -131,12 +131,12 @@ def draw_lines(axes: Axes, lines: Iterable[DrawnLine], unit: str) -> None:
             add_tip(axes, at, value, f"{line.name}, {at:,g}: {value:.3g} {unit}")
 
 
-def handles(hues: Iterable[DrawnLine | Arm]) -> list[Artist]:
+def handles(hues: Iterable[DrawnLine | Variant]) -> list[Artist]:
     """Entries of a legend."""
     return [Line2D([], [], label=hue.name, **look(hue)) for hue in hues]
 
 
-def look(hue: DrawnLine | Arm) -> dict[str, Any]:
+def look(hue: DrawnLine | Variant) -> dict[str, Any]:
     """Of a line and of its entry in a legend."""
     hollow = {} if hue.dashes == "-" else {"linestyle": hue.dashes, "markerfacecolor": "white"}
     return {"color": hue.colour, "marker": hue.marker, "markersize": 4, **hollow}

@@ -7,8 +7,8 @@ from typing import Any
 
 from scaling.report.device.common import (
     DEVICES,
-    Arm,
     Cells,
+    Variant,
     device_table,
     missing_remark,
     remarks,
@@ -105,9 +105,9 @@ def _panels(results: Results) -> list[Panel]:
     ]
 
 
-def _arms(results: Results) -> list[Arm]:
+def _arms(results: Results) -> list[Variant]:
     return [
-        Arm(
+        Variant(
             *(device, "eager", None, COLOURS[name], MARKERS[name], ("implementation", name)),
             label=f"{DEVICES[device]}, {NAMES[name]}",
             dashes=dashes,

@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 
 from scaling.analysis.decisions import Difference
 from scaling.report.device.common import (
-    Arm,
     Cells,
+    Variant,
     columns_of,
     device_table,
     gpu_arms,
@@ -84,7 +84,7 @@ def _fastest_threads(cells: Iterable[DeviceResult]) -> DeviceResult | None:
     return fastest(on_cpu) if all(cell.is_over for cell in on_cpu) else None
 
 
-def cpu_over_gpu(cells: Iterable[DeviceResult], gpu: Arm, *names: str) -> dict[Any, Difference | None]:
+def cpu_over_gpu(cells: Iterable[DeviceResult], gpu: Variant, *names: str) -> dict[Any, Difference | None]:
     """Values of those variables -> time on the CPU over that on the GPU; None where one was not measured."""
     times = {
         key: (fastest(gpu.of(same)), _fastest_threads(same)) for key, same in grouped(cells, *names).items()
@@ -92,7 +92,7 @@ def cpu_over_gpu(cells: Iterable[DeviceResult], gpu: Arm, *names: str) -> dict[A
     return {key: fast.difference(slow) if fast and slow else None for key, (fast, slow) in times.items()}
 
 
-def width_crossings(results: Results, gpu: Arm) -> dict[int, Crossing | None]:
+def width_crossings(results: Results, gpu: Variant) -> dict[int, Crossing | None]:
     """Batch -> from which width on the GPU takes less time."""
     return {
         batch: crossing(cpu_over_gpu(cells, gpu, "width"))
@@ -257,13 +257,13 @@ def _rows(results: Results) -> Iterator[Table]:
     yield from _times_table(results, title, family(results))
 
 
-def _crossing_column(results: Results, gpu: Arm) -> Column[int]:
+def _crossing_column(results: Results, gpu: Variant) -> Column[int]:
     crossings = width_crossings(results, gpu)
     return Column(gpu.name, lambda batch: crossing_text(crossings[batch], "width"))
 
 
 def _times_table(results: Results, title: str, cells: Sequence[DeviceResult]) -> Iterator[Table]:
-    def of(arm: Arm) -> Column[Cells]:
+    def of(arm: Variant) -> Column[Cells]:
         return Column(arm.name, lambda same_point: time_and_interval_cell(fastest(arm.of(same_point))))
 
     columns = [
@@ -319,7 +319,7 @@ def _answer(results: Results) -> str:
     )
 
 
-def _ahead(results: Results, gpu: Arm) -> str:
+def _ahead(results: Results, gpu: Variant) -> str:
     """`at batch 1 from width 2,100 [1,900, 2,300] on; at batch 64 at every measured width (10 to 8,192)`."""
     groups: dict[str, list[str]] = {}
     for batch, width in width_crossings(results, gpu).items():
@@ -327,7 +327,7 @@ def _ahead(results: Results, gpu: Arm) -> str:
     return "; ".join(f"at batch {listed(batches)} {text}" for text, batches in groups.items())
 
 
-def _sweep_sentences(results: Results, gpus: Sequence[Arm]) -> Iterator[str]:
+def _sweep_sentences(results: Results, gpus: Sequence[Variant]) -> Iterator[str]:
     for axis, label in SWEPT.items():
         base, cells, clauses = _base_point(results, axis), sweep(results, axis), []
         if not _is_swept(cells, axis):

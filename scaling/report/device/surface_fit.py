@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from scaling.analysis.study_scatter import CellTimes
-from scaling.report.device.common import Arm
+from scaling.report.device.common import Variant
 from scaling.report.device.declared import Drawing
 from scaling.report.device.drawing import log_axes
 from scaling.report.device.results import DeviceResult, Results
@@ -26,14 +26,14 @@ EXTENT = 3.0
 
 
 ARMS = (
-    Arm("cpu", "eager", None, BLUE, "o", ("data", "device"), "CPU eager"),
-    Arm("cpu", "compiled", None, SKY_BLUE, "P", ("data", "device"), "CPU compiled"),
-    Arm("cpu", "eager", None, GREEN, "v", ("data", "loader"), "CPU eager, DataLoader"),
-    Arm("cuda", "eager", None, ORANGE, "s", ("data", "device"), "GPU eager"),
-    Arm("cuda", "compiled", None, PURPLE, "X", ("data", "device"), "GPU compiled"),
-    Arm("cuda", "captured", None, VERMILLION, "D", ("data", "device"), "GPU captured"),
-    Arm("cuda", "eager", None, BLACK, "<", ("data", "host"), "GPU eager, data in host memory"),
-    Arm("cuda", "eager", None, GREY, "^", ("data", "loader"), "GPU eager, DataLoader"),
+    Variant("cpu", "eager", None, BLUE, "o", ("data", "device"), "CPU eager"),
+    Variant("cpu", "compiled", None, SKY_BLUE, "P", ("data", "device"), "CPU compiled"),
+    Variant("cpu", "eager", None, GREEN, "v", ("data", "loader"), "CPU eager, DataLoader"),
+    Variant("cuda", "eager", None, ORANGE, "s", ("data", "device"), "GPU eager"),
+    Variant("cuda", "compiled", None, PURPLE, "X", ("data", "device"), "GPU compiled"),
+    Variant("cuda", "captured", None, VERMILLION, "D", ("data", "device"), "GPU captured"),
+    Variant("cuda", "eager", None, BLACK, "<", ("data", "host"), "GPU eager, data in host memory"),
+    Variant("cuda", "eager", None, GREY, "^", ("data", "loader"), "GPU eager, DataLoader"),
 )
 
 
@@ -42,7 +42,7 @@ def activation(results: Results) -> str:
     return str(results.parameters.get("activation", "tanh"))
 
 
-def cells_by_arm(results: Results) -> dict[Arm, list[DeviceResult]]:
+def cells_by_arm(results: Results) -> dict[Variant, list[DeviceResult]]:
     """Each that has a cell -> its cells by their number of points."""
     cells = sorted(results.cells, key=lambda cell: cell.point["points"])
     return {arm: timed for arm in ARMS if (timed := arm.of(cells))}
@@ -52,7 +52,7 @@ def cells_by_arm(results: Results) -> dict[Arm, list[DeviceResult]]:
 class FitTraining:
     """A complete training: of that cell, computed by that arm."""
 
-    arm: Arm
+    arm: Variant
     cell: DeviceResult
 
     @property

@@ -12,7 +12,7 @@ from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine, CellWithoutModel
 from scaling.study.kinds.base import Kind
 from scaling.study.kinds.device_times import FIRST_CELL_S, START_UP_S, cell_seconds
-from scaling.study.parts import AnyPart, Axis, Component, Device, Number, Repeats
+from scaling.study.parts import AnyPart, Axis, Component, Device, Number, NumRepeats
 
 if TYPE_CHECKING:
     from scaling.experiments.base import Point
@@ -37,7 +37,7 @@ class DevicePart(AnyPart):
     """Time for each point."""
     limit_seconds: Number = Field(10.0, gt=0)
     """A point that would take longer is left out."""
-    repeats: Repeats = 1
+    repeats: NumRepeats = 1
     """Number of launches; a decision needs two or more."""
 
     @property

@@ -23,7 +23,7 @@ from scaling.training.memory_format import with_channels_last
 from scaling.training.optimizers import AdamSettings, OptimizerSettings, SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
-from scaling.training.step import EagerStep, Step
+from scaling.training.step import EagerStep, TrainingStep
 from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
 from scaling.workloads.registry import create_model
 from scaling.workloads.sampling import epoch_batches, shard
@@ -93,7 +93,7 @@ class PreparedStep:
         )
 
 
-def build_step(cell: Cell, context: RunContext) -> Step:
+def build_step(cell: Cell, context: RunContext) -> TrainingStep:
     """The step of a cell on this rank, from the initial weights. Collective."""
     group, device = context.group, context.device
     module = context.loaded.module(cell)

@@ -25,7 +25,7 @@ from scaling.study.cell import Cell
 from scaling.study.rank.context import RunContext, SavedCheckpoints
 from scaling.study.rank.prepared_step import PreparedStep
 from scaling.training.checkpoint import WRONG_CONTENT, Checkpoint, Target
-from scaling.training.step import Step
+from scaling.training.step import TrainingStep
 
 
 class TrainingCheckpoints:
@@ -80,7 +80,7 @@ class TrainingCheckpoints:
         notes = self._of_all_ranks(notes)
         return None, [*notes, "no checkpoint is good on all ranks: the training began anew"] if notes else []
 
-    def restore(self, checkpoint: Checkpoint, step: Step, device: torch.device) -> None:
+    def restore(self, checkpoint: Checkpoint, step: TrainingStep, device: torch.device) -> None:
         """Puts the step where it was.
 
         Raises:

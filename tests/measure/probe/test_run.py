@@ -11,7 +11,7 @@ from launchers.rank_info import LAUNCHER_VARIABLE
 from scaling.errors import LaunchError
 from scaling.measure.probe import run as module
 from scaling.measure.probe.cases import ProbeSample
-from scaling.measure.probe.run import Measured, ProbeLaunch, ProbeSpec, measure, read_lines, spec_for
+from scaling.measure.probe.run import ProbeLaunch, ProbeMeasurement, ProbeSpec, measure, read_lines, spec_for
 
 SAMPLE = ProbeSample("default", "send", (0, 1), "", True, None, 4096, 7, 2e-6)
 FACTS = {"facts": {"torch": "2.11.0"}}
@@ -145,14 +145,14 @@ class TestMeasure:
 def test_line_that_was_cut_off_ends_the_reading(tmp_path):
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in LINES) + '{"sample": {"laun')
-    measured = Measured()
+    measured = ProbeMeasurement()
     assert not read_lines(path, measured)
     assert measured.samples == [SAMPLE]
     assert not read_lines(tmp_path / "none.jsonl", measured)
 
 
 def test_samples_as_json_hold_the_facts():
-    measured = Measured(facts=FACTS["facts"], samples=[SAMPLE], notes=["a note"])
+    measured = ProbeMeasurement(facts=FACTS["facts"], samples=[SAMPLE], notes=["a note"])
     loaded = json.loads(measured.samples_text(as_json=True))
     assert loaded["facts"] == FACTS["facts"]
     assert ProbeSample.from_row(loaded["samples"][0]) == SAMPLE

@@ -10,7 +10,7 @@ from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
 from scaling.measure.probe.cases import ProbeSample, cases, product_size
 from scaling.measure.probe.machine_file import gpu_ids
-from scaling.measure.probe.run import Measured, machine_of
+from scaling.measure.probe.run import ProbeMeasurement, machine_of
 from topologies.describe import describe
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
 from topologies.file_text import validated
@@ -85,7 +85,7 @@ def found_machine(number=4):
 
 
 def probed(samples=None, found=None, workers=None):
-    measured = Measured(facts=workers or facts_of_workers(), samples=samples or samples_of())
+    measured = ProbeMeasurement(facts=workers or facts_of_workers(), samples=samples or samples_of())
     result = machine_of(measured, found or found_machine(), date(2025, 3, 1))
     return validated(result.machine, "box.yaml"), result
 
