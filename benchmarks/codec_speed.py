@@ -34,8 +34,7 @@ from scaling.aggregators.gathered import GatheredChunks
 from scaling.aggregators.registry import create
 from scaling.aggregators.striped import Striped
 from scaling.bucket import BucketLayout
-from scaling.codecs.chunk_coder import TorchChunks
-from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Momentum
+from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Momentum, TorchChunks
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels.chunk_engine import BlockSize, TritonChunks
 from scaling.codecs.noise import Noise

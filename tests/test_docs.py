@@ -14,7 +14,7 @@ import yaml
 
 from scaling import conformance
 from scaling.aggregators.registry import create
-from scaling.codecs.chunk_coder import TorchChunks
+from scaling.codecs.chunks import TorchChunks
 from scaling.codecs.kernels import choice
 from scaling.conformance import verify as verification
 from scaling.process_group import run_in_process

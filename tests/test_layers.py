@@ -137,7 +137,6 @@ MAY_IMPORT_FROM_OUTSIDE: dict[str, frozenset[str]] = {
 TORCH_DISTRIBUTED = frozenset(
     {
         "scaling.process_group.over_torch",
-        "scaling.process_group.symmetric_memory",
         "scaling.process_group.through_host",
         "scaling.training.ddp",  # a constant of DDP
         "scaling.training.overlapped",  # the DDP hook

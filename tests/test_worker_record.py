@@ -12,9 +12,8 @@ from scaling.runtime.failures import failure_kind
 from scaling.runtime.workers import CellOutcome
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cell import Cell
-from scaling.study.rank.launch import _record
+from scaling.study.rank.launch import _record, plan_record
 from scaling.study.rank.summary import IN_HOST_MEMORY, RankSummary
-from scaling.study.recorded_plan import plan_record
 
 TRAINED = Cell(
     kind="convergence",

@@ -10,15 +10,14 @@ from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine, Cell
-from scaling.study.dtypes import check_dtypes
-from scaling.study.memory_format import memory_formats
 from scaling.study.parts import SIZE_WORDS, TrainingPart
 from scaling.study.places import default_threads, device_of, world_sizes_on
-from scaling.study.rules import check_part
 from scaling.study.sharing import check_sharing, notes_on_sharing, workers_a_gpu
-from scaling.study.step_rules import check_accumulation, check_workload
-from scaling.study.variants import check_optimizer_keys, optimizers_of, precisions, variants
+from scaling.study.step_rules import check_accumulation, check_step_keys, check_workload
+from scaling.study.variants import check_optimizer_keys, optimizer_fields, optimizers_of, precisions, variants
 from scaling.study.workloads import ChosenWorkload, choose
+from scaling.training.dtypes import require_dtypes
+from scaling.workloads.registry import BUILT_IN_MODELS
 
 NamedAggregator = tuple[str, Aggregator[Any]]
 
@@ -143,3 +142,139 @@ def _batch_sizes(part: TrainingPart, batch: int, world_size: int, where: str) ->
             f"the same share: use a multiple of {world_size}, or leave that size out"
         )
     return batch // world_size, batch
+
+
+def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
+    """Builds a model of the user's own without its values, and checks its parameters' dtypes.
+
+    A model that cannot be built so is left to the workers, which check it before their first step.
+
+    Raises:
+        StudyError: naming the model, the parameter and what is allowed.
+    """
+    name = workload.keys.model.name
+    if name in BUILT_IN_MODELS:
+        return  # float32 throughout
+    try:
+        module = workload.module
+    except Exception:  # noqa: BLE001 (of the user's code, which may want values)
+        return
+    for aggregator in aggregators:
+        try:
+            require_dtypes(module, aggregator)
+        except StudyError as error:
+            raise StudyError(f"{where}model {name!r}: {error}") from error
+
+
+def memory_formats(workload: ChosenWorkload, part: TrainingPart, where: str) -> list[str | None]:
+    """The axis, as the workload's cells have it: None is contiguous, so that ids stay those of before.
+
+    Raises:
+        StudyError: channels are to come last in a network that convolves no images.
+    """
+    if "channels_last" in part.memory_format:
+        _check_convolutions(workload, where)
+    return [None if name == "contiguous" else name for name in part.memory_format]
+
+
+def _check_convolutions(workload: ChosenWorkload, where: str) -> None:
+    """A convolution of images has a weight [channels out, channels in, height, width]."""
+    shape = workload.shape
+    what = f"samples of shape {list(shape.input_shape)}"
+    if not shape.tokens and len(shape.input_shape) == 3:
+        if any(parameter.dim() == 4 for parameter in workload.module.parameters()):
+            return
+        what = "no convolution"
+    raise StudyError(
+        f"{where}memory_format: channels_last is an order of the images [channels, height, width] that a "
+        f"network convolves; {workload.keys.model.name} on {workload.keys.dataset.name} has {what}; use "
+        "memory_format: contiguous, in a part of its own if need be"
+    )
+
+
+def check_part(
+    part: TrainingPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str, where: str
+) -> None:
+    """Checks what the parts of a combination demand of each other.
+
+    Args:
+        part: of the study.
+        aggregators: its aggregators.
+        sizes: its world sizes on this machine.
+        device: "cpu" or "cuda".
+        where: the part, for messages.
+
+    Raises:
+        StudyError: naming the combination, the rule and a way out.
+    """
+    if part.bucket_mb is not None and not {"overlapped", "captured"} & set(part.step):
+        raise StudyError(
+            f"{where}bucket_mb is the size of the buckets that are exchanged under the backward pass, which "
+            "only step: overlapped and captured do; leave it out"
+        )
+    check_step_keys(part, aggregators, where)
+    for aggregator in aggregators:
+        _check_worlds(aggregator, sizes, where)
+        _check_momentum(aggregator, part, where)
+        for step in part.step:
+            _check_step(aggregator, step, device, where, under_backward=part.bucket_mb is not None)
+
+
+def _check_worlds(aggregator: Aggregator[Any], sizes: Sequence[int], where: str) -> None:
+    if min(sizes) < aggregator.min_world_size:
+        raise StudyError(
+            f"{where}aggregator {aggregator.label()!r} needs a world size of {aggregator.min_world_size} at "
+            f"least, world_sizes has {min(sizes)}"
+        )
+
+
+def _check_momentum(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> None:
+    workloads = [keys for choice in part.workloads for keys in getattr(choice, "first_available", [choice])]
+    if not aggregator.own_momentum():
+        return
+    what = (
+        f"{where}aggregator {aggregator.label()!r} applies a momentum of {aggregator.own_momentum()} itself"
+    )
+    if part.optimizer != ["sgd"]:
+        raise StudyError(
+            f"{what}: it goes with optimizer: sgd and momentum: 0 alone, in a part of its own if need be; "
+            f"with {part.optimizer[-1]} use one_bit"
+        )
+    momenta = [optimizer_fields("sgd", keys, part)["momentum"] for keys in workloads]
+    if any(momenta):
+        raise StudyError(
+            f"{what}, and the optimizer's is {max(momenta)}, which would apply it twice; set momentum: 0, in "
+            "a part of its own if need be"
+        )
+
+
+def _check_step(
+    aggregator: Aggregator[Any], step: str, device: str, where: str, *, under_backward: bool
+) -> None:
+    label = aggregator.label()
+    if aggregator.overlapped_only and step != "overlapped":
+        raise StudyError(
+            f"{where}aggregator {label!r} is for step: overlapped alone; for step: {step} use "
+            f"{'zero1' if aggregator.exchanges else 'none'}, or a part of its own"
+        )
+    on_owners = aggregator.update_site != "replica" and aggregator.ddp_path() != "layered"
+    if aggregator.releases_gradients and (step == "eager" or (step == "captured" and not under_backward)):
+        raise StudyError(
+            f"{where}aggregator {label!r} releases gradients under the backward pass, which step: {step} has "
+            "complete before it exchanges them; use step: overlapped, or captured with bucket_mb, or zero1"
+        )
+    if step == "overlapped" and (on_owners or not aggregator.overlaps):
+        raise StudyError(
+            f"{where}aggregator {label!r} cannot overlap with the backward pass: it needs the whole gradient "
+            "at once, or takes the optimizer step elsewhere than on every replica; use step: eager, or a "
+            "part of its own"
+        )
+    if step != "captured":
+        return
+    if device != "cuda":
+        raise StudyError(f"{where}step: captured is a CUDA graph and needs GPUs; on {device} use step: eager")
+    if not aggregator.graph_capturable or on_owners:
+        raise StudyError(
+            f"{where}aggregator {label!r} cannot be captured in a CUDA graph: its sums or its update are the "
+            "processor's or an owner's work; use step: eager, or a part of its own"
+        )

@@ -120,7 +120,7 @@ def check_optimizer_keys(workload: Workload, part: TrainingPart, where: str) -> 
 
 
 def clipped_gradient(workload: Workload, part: TrainingPart) -> str:
-    """Which gradient is clipped; that of a lossy aggregator the study has to name (`scaling.study.rules`)."""
+    """Which gradient is clipped; of a lossy aggregator the study has to name it."""
     return str(chosen("clip_gradient", workload, part, "mean"))
 
 

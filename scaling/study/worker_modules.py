@@ -7,7 +7,7 @@ IMPORTED_BEFORE_FORKS = (
     WORKER,
     "scaling.aggregators.one_bit",
     "scaling.aggregators.host",
-    "scaling.study.dtypes",
+    "scaling.study.training_cells",
     "scaling.study.rank.convergence",
     "scaling.study.rank.iteration",
     "scipy.special",  # a measurement's first look at its interval would import it

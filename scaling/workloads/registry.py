@@ -1,18 +1,107 @@
-"""Name -> model, name -> data set: built-ins, entry points of other packages, or `module:attribute`."""
+"""Name -> model, name -> data set: built-ins, entry points of other packages, or `module:attribute`.
+
+Any function or class that gives a torch module as a model: `module:callable` in a study.
+
+The input and the loss are what `scaling.workloads.base.declares` said of it. Where it says nothing, as those
+of torchvision and timm, the input is the data set's, and the loss the mean cross-entropy. A study's
+parameters are its keyword arguments; an argument called `shape` that they leave out is given the `DataShape`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from scaling.errors import StudyError
 from scaling.registry import Registry, check_names, checked
-from scaling.workloads.base import Dataset, DataShape, Model
-from scaling.workloads.callables import model_of
+from scaling.workloads.base import Dataset, DataShape, Declared, Model, cross_entropy
+
+KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+PROBE_SAMPLES = 2
+
+
+def model_of(name: str, maker: Callable[..., Any], parameters: Mapping[str, Any]) -> Model:
+    """The model that `maker` makes.
+
+    Args:
+        name: `module:callable`, for messages.
+        maker: gives a torch module.
+        parameters: what the study sets of its keyword arguments.
+
+    Raises:
+        StudyError: it has no such argument, one is of the wrong type, or one that it needs is missing.
+    """
+    what = f"model {name!r}"
+    arguments = _arguments(maker, what)
+    takes_any = any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments.values())
+    named = {key: argument for key, argument in arguments.items() if argument.kind in KEYWORDS}
+    check_names(what, parameters, {**named, **(parameters if takes_any else {})})
+    takes_shape = "shape" in named and "shape" not in parameters
+    for key, argument in named.items():
+        if (
+            argument.default is argument.empty
+            and key not in parameters
+            and not (key == "shape" and takes_shape)
+        ):
+            raise StudyError(f"{what} needs a value for {key!r}: {{name: {name!r}, {key}: ...}}")
+    values = {key: _value(what, named.get(key), value, key) for key, value in parameters.items()}
+    declared: Declared = getattr(maker, "declared", Declared(None, cross_entropy))
+
+    def build(shape: DataShape, **chosen: Any) -> nn.Module:
+        module = maker(**({"shape": shape} if takes_shape else {}), **chosen)
+        if not isinstance(module, nn.Module):
+            raise StudyError(f"{what} gave {module!r}; it must return a torch.nn.Module")
+        _check_logits(what, module, shape)
+        return module
+
+    source = f"{getattr(maker, '__module__', '?')}.{getattr(maker, '__qualname__', name)}"
+    return Model(name, build, declared.shape, "any that fits", source, values, declared.loss)
+
+
+def _arguments(maker: Callable[..., Any], what: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(maker, eval_str=True).parameters
+    except (NameError, TypeError):  # annotations that only a type checker can see
+        return inspect.signature(maker).parameters
+    except ValueError as error:
+        raise StudyError(f"{what}: its arguments cannot be read: {error}") from error
+
+
+def _value(what: str, argument: inspect.Parameter | None, value: object, key: str) -> Any:
+    if argument is None or argument.annotation is inspect.Parameter.empty:
+        return value
+    return value if isinstance(argument.annotation, str) else checked(what, argument.annotation, value, key)
+
+
+@torch.no_grad()
+def _check_logits(what: str, module: nn.Module, shape: DataShape) -> None:
+    """Passes two samples through, without a trace in the module or in torch's random state."""
+    first = next(module.parameters(), torch.empty(0))
+    if first.is_meta:  # only counted, and not every operation knows that device
+        return
+    modes = {part: part.training for part in module.modules()}
+    kind = torch.int64 if shape.tokens else torch.float32
+    with torch.random.fork_rng([]):
+        try:
+            given = tuple(module.eval()(torch.zeros((PROBE_SAMPLES, *shape.input_shape), dtype=kind)).shape)
+        except Exception as error:
+            raise StudyError(
+                f"{what} does not take inputs [n, {', '.join(map(str, shape.input_shape))}]: {error}"
+            ) from error
+    for part, mode in modes.items():
+        part.training = mode
+    wanted = (PROBE_SAMPLES, *(shape.input_shape if shape.tokens else ()), shape.num_classes)
+    if given != wanted:
+        raise StudyError(
+            f"{what} gives {list(given)} for {PROBE_SAMPLES} samples, and the data has {shape.num_classes} "
+            f"classes: it must give {list(wanted)}; set its number of classes (often `num_classes`)"
+        )
+
 
 BUILT_IN_MODELS = {
     "fcn-r": "scaling.workloads.networks:fcn_r",

@@ -225,7 +225,7 @@ def test_schedules_are_exported_and_measurements_imported(call, tmp_path):
 
 def test_a_launch_is_predicted_once_and_before_it_is_measured(results, study):
     from scaling.study.launches import Launch, Settings
-    from scaling.study.pre_launch_prediction import PreLaunchPrediction
+    from scaling.study.session import PreLaunchPrediction
     from topologies.schema import shipped
 
     folder = ResultsFolder(results)

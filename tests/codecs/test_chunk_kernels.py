@@ -12,8 +12,7 @@ from scaling.aggregators.qsgd import QsgdCodec
 from scaling.aggregators.sign import VoteCodec
 from scaling.aggregators.two_bit import TwoBitCodec
 from scaling.bucket import BucketLayout
-from scaling.codecs.chunk_coder import TorchChunks
-from scaling.codecs.chunks import Momentum, PlainChunks
+from scaling.codecs.chunks import Momentum, PlainChunks, TorchChunks
 from scaling.codecs.finite import FiniteWatch, NotFiniteError
 from scaling.codecs.kernels import chunk_engine, triton_problem
 from scaling.codecs.kernels.chunk_engine import BlockSize, TritonChunks

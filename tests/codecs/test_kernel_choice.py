@@ -12,8 +12,7 @@ from scaling.aggregators.ef_sign import MeanSignCodec
 from scaling.aggregators.qsgd import QsgdCodec
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
-from scaling.codecs.chunk_coder import TorchChunks
-from scaling.codecs.chunks import Chunks
+from scaling.codecs.chunks import Chunks, TorchChunks
 from scaling.codecs.kernels import choice, chunk_coder, stripe_codec, triton_problem, versions
 from scaling.codecs.kernels.chunk_engine import LARGEST_BUCKET, _written, kernel_problem
 from scaling.codecs.one_bit_stripes import StripeBuffers, TorchStripes

@@ -2,8 +2,15 @@ import pytest
 
 from scaling.collectives.listing import schedule
 from scaling.errors import ScheduleError
-from scaling.interchange.chakra import COMM_RECV_NODE, COMM_SEND_NODE, all_reduce_traces, traces
-from scaling.interchange.protobuf import fields, read_varint, varint
+from scaling.interchange.chakra import (
+    COMM_RECV_NODE,
+    COMM_SEND_NODE,
+    all_reduce_traces,
+    fields,
+    read_varint,
+    traces,
+    varint,
+)
 
 
 def messages(content):

@@ -12,7 +12,7 @@ import pytest
 from markupsafe import escape
 
 from scaling.report import write_report
-from scaling.report.evidence import PATHS
+from scaling.report.html import PATHS
 from scaling.store import ResultsFolder
 from tests.made_studies import StudyFolder, epoch, iteration, split
 

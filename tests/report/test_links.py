@@ -17,7 +17,7 @@ from scaling.report import write_report
 from scaling.report.figures.link_map import busiest_links, draw_links, link_name, link_remarks
 from scaling.report.write import read_topology
 from scaling.study.cell import Cell
-from scaling.study.recorded_plan import plan_record
+from scaling.study.rank.launch import plan_record
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "budget-4xh200"
 PARAMETERS = 1000

@@ -9,8 +9,7 @@ from scaling.experiments.registry import BUILT_IN, create
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
 from scaling.study.kinds import KINDS
-from scaling.study.kinds.device import DeviceCell
-from scaling.study.kinds.device_times import CELL_TIMES
+from scaling.study.kinds.device import CELL_TIMES, DeviceCell
 from scaling.study.launches import estimate_seconds, remaining_launches
 from scaling.study.overrides import load_study
 from scaling.study.resolve import resolve

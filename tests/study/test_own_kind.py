@@ -14,7 +14,7 @@ from scaling.study.kinds import KINDS, label_of
 from scaling.study.launches import estimate_seconds, remaining_launches
 from scaling.study.planning import describe_plan
 from scaling.study.prepare import prepare
-from scaling.study.rank.cell_runner import CellRunner
+from scaling.study.rank.launch import CellRunner
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from tests.study.test_run_cell import group  # noqa: F401

@@ -18,8 +18,8 @@ from scaling.process_group import TorchGroup
 from scaling.registry import trust
 from scaling.study.cell import Cell
 from scaling.study.rank import loaded
-from scaling.study.rank.cell_runner import CellRunner
 from scaling.study.rank.iteration import extent_of
+from scaling.study.rank.launch import CellRunner
 from scaling.study.rank.loaded import MAX_LOADED, Loaded
 from scaling.study.rank.summary import RankSummary
 from scaling.training.timing import SPLIT_SETTLING

@@ -6,7 +6,7 @@ from torch import nn
 
 from scaling.errors import ExchangeError, LaunchError
 from scaling.process_group.in_process import run_in_process
-from scaling.study.rank.same_model import require_same_model
+from scaling.study.rank.prepared_step import require_same_model
 from scaling.study.same_start import require_same_start, start_facts
 
 SAME = {"arguments": "s.yaml", "the study file s.yaml": "ab12", "torch": "2.6"}

@@ -17,7 +17,7 @@ from scaling.runtime.workers import Workers
 from scaling.store import CheckpointFiles, ResultsFolder
 from scaling.study.cell import Cell
 from scaling.study.rank import convergence as run_convergence
-from scaling.study.rank.cell_runner import CellRunner
+from scaling.study.rank.launch import CellRunner
 from scaling.study.rank.prepared_step import PreparedStep
 from scaling.training.checkpoint import Checkpoint, Target
 from tests.ranks import as_rank

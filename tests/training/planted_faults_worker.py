@@ -10,7 +10,7 @@ from slow_parts import EXCHANGE_S, LATE_S, hooks_that_block
 from scaling.registry import trust
 from scaling.runtime.workers import Workers
 from scaling.study.cell import Cell
-from scaling.study.rank.cell_runner import CellRunner
+from scaling.study.rank.launch import CellRunner
 from tests.ranks import as_rank
 
 CPU = torch.device("cpu")

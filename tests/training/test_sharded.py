@@ -11,7 +11,7 @@ from scaling.aggregators.registry import create
 from scaling.errors import StudyError
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.study.parts import TrainingPart
-from scaling.study.rules import check_part
+from scaling.study.training_cells import check_part
 from scaling.training.compute import Compute
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings
 from scaling.training.layered import LayeredStep

@@ -7,8 +7,7 @@ from typing import Literal
 
 import torch
 
-from scaling.codecs.chunk_coder import TorchChunks
-from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks
+from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks, TorchChunks
 from scaling.codecs.kernels.chunk_engine import TritonChunks, kernel_of, kernel_problem
 from scaling.codecs.kernels.engine import TritonStripes
 from scaling.codecs.kernels.tiles import LARGEST_MATRIX

@@ -1,4 +1,4 @@
-"""Codecs by chunks in a launch or two, in Triton; the reference is `scaling.codecs.chunk_coder.TorchChunks`.
+"""Codecs by chunks in a launch or two, in Triton; the reference is `scaling.codecs.chunks.TorchChunks`.
 
 What is read and written of device memory for each element of 4 bytes, besides its code and chunk's head:
 1. `encode`, of chunks that fit a program: reads the gradient and the residual, takes the chunk's statistics,

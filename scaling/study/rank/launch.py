@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sys
@@ -13,8 +14,11 @@ from typing import Any
 import torch
 
 from launchers.rank_info import RankInfo
-from launchers.watch.heartbeat import Heartbeat
-from scaling.errors import LaunchError, StoreError
+from launchers.watch.heartbeat import SILENT, UNLIMITED, Heartbeat
+from scaling.collectives.plan import exchanges_of
+from scaling.collectives.plan_record import plan_of
+from scaling.errors import LaunchError, ScalingError, StoreError
+from scaling.process_group import TorchGroup
 from scaling.runtime import LaunchLibraries
 from scaling.runtime.failures import failure_kind
 from scaling.runtime.graceful_shutdown import RECORDING
@@ -26,12 +30,77 @@ from scaling.study.kinds import KINDS
 from scaling.study.launch_times import LaunchTimes, checked_by_command
 from scaling.study.launches import Launch
 from scaling.study.libraries import libraries_of
-from scaling.study.rank.cell_runner import CellRunner
+from scaling.study.predicting import own_errors, strategy_of
+from scaling.study.rank.context import RunContext, SavedCheckpoints, WriteSamples
+from scaling.study.rank.loaded import Loaded
 from scaling.study.rank.summary import RankSummary, notes_of
-from scaling.study.recorded_plan import plan_record
 from scaling.study.sharing import gpu_of, sharing_note
 from topologies.detect import num_usable_cores
 from topologies.detect_host import boot_id
+from topologies.errors import TopologyError
+
+
+class CellRunner:
+    """Runs cells on one rank; keeps what it has loaded.
+
+    Args:
+        device: this rank's.
+        heartbeat: is told what is under way.
+
+    Attributes:
+        seconds: part of the last cell -> wall time, as far as it came.
+    """
+
+    def __init__(self, device: torch.device, heartbeat: Heartbeat = SILENT) -> None:
+        self._device, self.heartbeat = device, heartbeat
+        self._loaded = Loaded(device)
+        self.seconds: dict[str, float] = {}
+
+    def run(
+        self,
+        cell: AnyCell,
+        group: TorchGroup,
+        write: WriteSamples,
+        saved: SavedCheckpoints | None = None,
+        *,
+        is_checked: bool = False,
+    ) -> RankSummary:
+        """Measures or trains `cell`. Collective.
+
+        Args:
+            cell: on this rank's kind of device and of the group's world size.
+            group: the ranks of the cell.
+            write: takes this rank's samples, in order.
+            saved: where a training's checkpoints are; None: it has none.
+            is_checked: see `RunContext`.
+        """
+        configure_torch(cell, self._device)
+        self.seconds = {}
+        self._loaded.begin_cell()
+        context = RunContext(
+            group, self._device, write, saved, self._loaded, self.seconds, is_checked, self.heartbeat
+        )
+        self.heartbeat.phase("the cell", UNLIMITED)  # a kind that says nothing of its steps has any time
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            context.kept_bytes = torch.cuda.memory_allocated(self._device) - self._loaded.device_bytes()
+        try:
+            return KINDS[cell.kind].run(cell, context)
+        finally:
+            group.release_host_buffers()
+            gc.collect()
+            if self._device.type == "cuda":
+                torch._C._cuda_clearCublasWorkspaces()  # one a stream, which the next cell's peak would have
+                torch.cuda.empty_cache()
+
+
+def configure_torch(cell: AnyCell, device: torch.device) -> None:
+    """Threads and precision of this process, as the cell has them; float32 means float32 everywhere."""
+    torch.set_num_threads(cell.threads)
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = bool(cell.tf32)
+        torch.backends.cudnn.allow_tf32 = bool(cell.tf32)
+
 
 EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
 
@@ -219,3 +288,21 @@ def _record(
     folder.finish_run(record, summary, notes)
     if not (isinstance(cell, Cell) and cell.keep_checkpoints):
         folder.remove_checkpoints(record.cell_id, record.repeat)
+
+
+def plan_record(cell: Cell, tensor_shapes: str) -> dict[str, Any]:
+    """`plan`, as the aggregator's own stages have it, or `plan_unknown` with the reason; of a run's summary.
+
+    Args:
+        cell: that was run.
+        tensor_shapes: of its model, as the run records them.
+    """
+    try:
+        with own_errors(f"the plan of aggregator {cell.aggregator!r}"):
+            stages = [
+                stage for bucket in strategy_of(cell.to_dict(), tensor_shapes).buckets for stage in bucket
+            ]
+            exchanges = exchanges_of(stages, with_gpus=cell.device == "cuda")
+            return {"plan": plan_of(exchanges, cell.world_size).to_record()}
+    except (ScalingError, TopologyError) as error:
+        return {"plan_unknown": str(error)}
