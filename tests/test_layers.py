@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.conformance": ALGORITHMS | {"scaling.aggregators"},
     "scaling.conformance.fidelity": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.store": AND_AXES | {"topologies"},
+    "scaling.store.upgrades.plans": BOTTOM | {"scaling.collectives"},
     "scaling.workloads": GROUND,
     "scaling.measure": AGGREGATION,
     "scaling.measure.probe.run": AGGREGATION | {"scaling.measure", "launchers"},
@@ -63,7 +64,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.experiments": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.runtime": BOTTOM | {"scaling.process_group", "scaling.store", "launchers"},
-    "scaling.analysis": AND_AXES | {"scaling.collectives", "scaling.store", "scaling.measure", "topologies"},
+    "scaling.analysis": AND_AXES
+    | {"scaling.collectives", "scaling.store", "scaling.store.upgrades.plans", "scaling.measure"}
+    | {"topologies"},
     "scaling.report": AND_AXES
     | {"scaling.registry", "scaling.analysis", "scaling.store", "scaling.measure"}
     | {"scaling.aggregator_names", "scaling.collectives", "topologies"},

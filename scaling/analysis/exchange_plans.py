@@ -11,8 +11,8 @@ from typing import Any
 
 from scaling.analysis.samples import CellResult
 from scaling.collectives.plan_record import ExchangePlan, read_plan
-from scaling.collectives.plans_before_records import plan_before_records
 from scaling.errors import ScheduleError
+from scaling.store.upgrades.plans import plan_before_records
 
 LARGEST_DISAGREEMENT = 0.01
 """A plan that sends other bytes than were metered by more than this is not what was run."""

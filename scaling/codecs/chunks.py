@@ -1,4 +1,4 @@
-"""Codecs by chunks, and what encodes a rank's bucket with one: residual, encoding and new residual in one call.
+"""Codecs by chunks, and what encodes a rank's bucket: residual, encoding and new residual in one.
 
 `TorchChunks` is plain torch, runs everywhere and is the reference; `scaling.codecs.kernels` has the one for
 CUDA devices. Rows are a codec's: [chunks, row_words] int32, a head and codes a chunk.

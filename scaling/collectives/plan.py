@@ -1,12 +1,8 @@
 """What one training step's aggregation takes: exchanges, codec work and the update, one after the other.
 
-A strategy is a list of stages; nothing overlaps. What works at the same time inside a stage shares what it
-has to share (local_work.py).
-
-Work that sends nothing, done at the same time at several places: codecs and updates.
-
-Each GPU has a memory of its own. CPU threads share the cores and the bandwidth of host memory max-min fair
-(fair_sharing.py), one core a thread.
+A strategy is a list of stages; nothing overlaps. What works at the same time inside a stage, at one place or
+at several, shares what it has to share. Each GPU has a memory of its own. CPU threads share the cores and
+the bandwidth of host memory max-min fair (fair_sharing.py), one core a thread.
 """
 
 from __future__ import annotations

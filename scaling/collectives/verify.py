@@ -10,8 +10,9 @@ A place (one chunk at one node) holds a set of contributions, kept as a bit mask
    contribution twice, each is there exactly once.
 
 What is refused is a `ScheduleError` that names the schedule, the step (from 0), the nodes and the chunk.
-What a schedule is made of is checked first: whole numbers, transfers, chunks that cover the buffer. A float that equals a rank, or a bool that equals a chunk, passes many comparisons and fails where tensors are
-cut; it is refused by its type.
+What a schedule is made of is checked first: whole numbers, transfers, chunks that cover the buffer. A float
+that equals a rank, or a bool that equals a chunk, passes many comparisons and fails where tensors are cut;
+it is refused by its type.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from scaling.axes import AXES, LARGEST_COUNT, LARGEST_WORLD, Axis, Role
 from scaling.errors import StoreError
 from scaling.files.documents import line_of, shown_path
 from scaling.files.texts import clean
+from scaling.store.upgrades import RENAMED_KEYS
 
 MOST_PROBLEMS = 3
 """That a message names."""
@@ -98,7 +99,10 @@ _VARIABLES: dict[str, Any] = {
     for row in AXES
     if Role.RECORDED not in row.role
 }
-_Variables: Any = create_model("_Variables", __base__=OpenModel, **_VARIABLES)
+_OLD_KEYS: dict[str, Any] = {
+    old: _VARIABLES.get(new, (Count | None, None)) for old, new in RENAMED_KEYS.items()
+}
+_Variables: Any = create_model("_Variables", __base__=OpenModel, **_VARIABLES, **_OLD_KEYS)
 
 
 class CellModel(_Variables):  # type: ignore[misc]
@@ -108,7 +112,6 @@ class CellModel(_Variables):  # type: ignore[misc]
     device: str
     world_size: Size
     scaling: Literal["strong", "weak"] | None = None
-    twin: Annotated[int, Field(ge=0, le=1)] | None = None  # `aa_replicate` in older folders
     model_label: str | None = None
     dataset_label: str | None = None
     aggregator_label: str | None = None
@@ -119,7 +122,6 @@ class CellModel(_Variables):  # type: ignore[misc]
     min_seconds: Seconds | None = None
     max_seconds: Seconds | None = None
     profiled_iterations: Count | None = None
-    split_iterations: Count | None = None  # the same in older folders
     epochs: Count | None = None
     target_accuracy: Finite | None = None
     exchanges: bool | None = None

@@ -21,6 +21,7 @@ from scaling.errors import ScalingError, ScheduleError, StudyError
 from scaling.prediction.overlapped import ddp_buckets
 from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.strategy import Strategy
+from scaling.store.upgrades import kernels_then
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.parts import TrainingPart
 from scaling.study.places import sizes_of
@@ -91,9 +92,8 @@ def _parameters(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The cell's; kernels are torch's on the CPU, and of one that was recorded before codecs had others."""
     recorded = dict(cell["aggregator_parameters"])
     known = create_aggregator(cell["aggregator"], recorded).parameters()
-    older = recorded and "kernels" in known.keys() - recorded
-    by_torch = older or (known.get("kernels") == "auto" and cell["device"] == "cpu")
-    return {**known, "kernels": "torch"} if by_torch else known
+    by_torch = known.get("kernels") == "auto" and cell["device"] == "cpu"
+    return {**known, **({"kernels": "torch"} if by_torch else {}), **kernels_then(recorded, known)}
 
 
 def _threaded(stage: Stage, cell: Mapping[str, Any]) -> Stage:

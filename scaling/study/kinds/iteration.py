@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from scaling.errors import StudyError
-from scaling.store.upgrades import with_new_keys
+from scaling.store.upgrades import keys_renamed_since, with_new_keys
 from scaling.study.cell import AvailableMachine
 from scaling.study.kinds.training import TrainingKind, check_images, named
 from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, TrainingPart, chosen
@@ -59,10 +59,11 @@ class IterationPart(TrainingPart):
     @model_validator(mode="before")
     @classmethod
     def _under_its_old_name(cls, values: Any) -> Any:
-        """`split_iterations` works one version more."""
-        if not isinstance(values, dict) or "split_iterations" not in values:
+        """A key's old name works one version more."""
+        if not isinstance(values, dict):
             return values
-        warnings.warn("split_iterations is called profiled_iterations now", FutureWarning, stacklevel=2)
+        for old, new in keys_renamed_since(values).items():
+            warnings.warn(f"{old} is called {new} now", FutureWarning, stacklevel=2)
         return with_new_keys(values)
 
 

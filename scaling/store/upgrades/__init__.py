@@ -59,13 +59,18 @@ _BETWEEN_RANKS = (
 """The aggregators of version 1 that copy nothing to host memory; the two of MPI where there is no GPU."""
 
 
-_RENAMED_KEYS = {"twin": "aa_replicate", "split_iterations": "profiled_iterations"}
+RENAMED_KEYS = {"twin": "aa_replicate", "split_iterations": "profiled_iterations"}
 """Of a cell or a part of a study."""
+
+
+def keys_renamed_since(values: Iterable[str]) -> dict[str, str]:
+    """Those of the keys that have other names today -> these."""
+    return {key: RENAMED_KEYS[key] for key in values if key in RENAMED_KEYS}
 
 
 def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """A cell or a part of a study under the names of today."""
-    return {_RENAMED_KEYS.get(key, key): value for key, value in values.items()}
+    return {RENAMED_KEYS.get(key, key): value for key, value in values.items()}
 
 
 def upgraded(values: Mapping[str, Any], version: int) -> dict[str, Any]:
@@ -116,3 +121,13 @@ def upgraded_prediction(row: Mapping[str, Any]) -> dict[str, Any]:
         notes = today.get("notes") or []
         today["compute_notes"] = [note for note in notes if str(note).startswith("compute")]
     return today
+
+
+def kernels_then(recorded: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameter `kernels` of a lossy aggregator: torch's, where its record is older than the parameter.
+
+    Args:
+        recorded: the parameters in the record.
+        known: all that the aggregator has today.
+    """
+    return {"kernels": "torch"} if recorded and "kernels" in known.keys() - recorded else {}
