@@ -93,8 +93,8 @@ class Axis:
         least, most: of a number.
         default: what it was in folders that lack it, and what None stands for.
         older: the same, where that depends on the cell's other values.
-        since: the schema version (`scaling.store.records`) that brought it. After the first one it is no part
-            of a cell's identity while it has its default: cells that were measured before stay the same.
+        later: it came after cells had identities: it is no part of one while it has its default, so that
+            cells that were measured before stay the same.
         was: its key in the identity, where that was its name before.
         kinds: of cells that always have it; in others it may be missing.
         shared: with which cells.
@@ -112,7 +112,7 @@ class Axis:
     holds: str = "scalar"
     least: float = 0
     most: float = LARGEST_COUNT
-    since: int = 1
+    later: bool = False
     was: str = ""
     kinds: tuple[str, ...] = TRAINED
     shared: Shared = Shared.ALL
@@ -146,6 +146,10 @@ class Axis:
         if self.labelled:
             return str(cell.get(f"{self.name}_label") or cell[self.name])
         return self.show(cell.get(self.name, self.default))
+
+    def is_in_identity(self, value: Any) -> bool:
+        """Whether a cell with that value has it in its identity."""
+        return not self.later or value not in (None, self.default)
 
     @property
     def default_shown(self) -> Any:
@@ -236,57 +240,60 @@ AXES: list[Axis] = [
          role=Role.CHOSEN | Role.PREDICTED),
     Axis("num_nodes", "Int64", least=1, most=LARGEST_WORLD, kinds=EVERY_KIND, shared=_NONE,
          role=Role.RECORDED | Role.CHOSEN, label="on {} nodes"),
-    Axis("workers_per_gpu", "Int64", least=1, most=LARGEST_WORLD, since=2,
+    Axis("workers_per_gpu", "Int64", least=1, most=LARGEST_WORLD, later=True,
          shared=Shared.TIMED | Shared.FOLDERS, role=Role.DESCRIBED, label="{} workers a GPU"),
     Axis("tf32", "boolean", default=False, column="", role=Role.PREDICTED),
-    Axis("precision", default="float32", since=4, label="{}", older=_float32_or_tf32,
+    Axis("precision", default="float32", later=True, label="{}", older=_float32_or_tf32,
          role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
-    Axis("wire", default="float32", since=4, shared=Shared.TIMED | Shared.FOLDERS, role=_SET,
+    Axis("wire", default="float32", later=True, shared=Shared.TIMED | Shared.FOLDERS, role=_SET,
          show=lambda name: name or "float32", label="{} on the wire", short="{} wire"),
-    Axis("memory_format", default="contiguous", since=2, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
+    Axis("memory_format", default="contiguous", later=True, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
          show=lambda name: name or "contiguous", label="{}"),
-    Axis("compile", "boolean", default=False, since=4, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
+    Axis("compile", "boolean", default=False, later=True, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
          label="compile {}"),
-    Axis("checkpoint_activations", "boolean", default=False, since=4, shared=_ALL & ~Shared.WORKLOAD,
+    Axis("checkpoint_activations", "boolean", default=False, later=True, shared=_ALL & ~Shared.WORKLOAD,
          role=_SET, label="activation checkpointing {}"),
-    Axis("accumulate", "Int64", least=1, most=LARGEST_WORLD, default=1, since=4,
+    Axis("accumulate", "Int64", least=1, most=LARGEST_WORLD, default=1, later=True,
          shared=_ALL & ~Shared.WORKLOAD, role=_SET, label="micro-batches {}"),
-    Axis("first_bucket_mb", "Float64", least=BYTE_MB, since=4, shared=_OF_DDP, role=Role.CHOSEN,
+    Axis("first_bucket_mb", "Float64", least=BYTE_MB, later=True, shared=_OF_DDP, role=Role.CHOSEN,
          label="first bucket of {:g} MiB"),
-    Axis("bucket_sizes_mb", holds="numbers", since=4, shared=_OF_DDP, role=_SET, show=_sizes,
+    Axis("bucket_sizes_mb", holds="numbers", later=True, shared=_OF_DDP, role=_SET, show=_sizes,
          label="buckets of {} MiB", short="{} MiB"),
-    Axis("find_unused_parameters", "boolean", since=4, shared=_OF_DDP, role=Role.CHOSEN),
-    Axis("static_graph", "boolean", default=False, since=4, shared=_OF_DDP, role=Role.CHOSEN),
-    Axis("gradient_as_bucket_view", "boolean", default=False, since=4, shared=_OF_DDP, role=Role.CHOSEN),
-    Axis("optimizer", default="sgd", since=4, shared=_ALL | Shared.UPDATE, label="{}",
+    Axis("find_unused_parameters", "boolean", later=True, shared=_OF_DDP, role=Role.CHOSEN),
+    Axis("static_graph", "boolean", default=False, later=True, shared=_OF_DDP, role=Role.CHOSEN),
+    Axis("gradient_as_bucket_view", "boolean", default=False, later=True, shared=_OF_DDP, role=Role.CHOSEN),
+    Axis("optimizer", default="sgd", later=True, shared=_ALL | Shared.UPDATE, label="{}",
          role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
-    Axis("beta1", "float64", since=4, shared=_RATE, label="beta1 {:g}"),
-    Axis("beta2", "float64", since=4, shared=_RATE, label="beta2 {:g}"),
-    Axis("epsilon", "float64", since=4, shared=_RATE, label="epsilon {:g}"),
-    Axis("clip_norm", "float64", since=4, label="clipped to {:g}", role=Role.RECIPE | Role.DESCRIBED),
-    Axis("clip_gradient", since=4, label="{} gradient clipped"),
+    Axis("beta1", "float64", later=True, shared=_RATE, label="beta1 {:g}"),
+    Axis("beta2", "float64", later=True, shared=_RATE, label="beta2 {:g}"),
+    Axis("epsilon", "float64", later=True, shared=_RATE, label="epsilon {:g}"),
+    Axis("clip_norm", "float64", later=True, label="clipped to {:g}", role=Role.RECIPE | Role.DESCRIBED),
+    Axis("clip_gradient", later=True, label="{} gradient clipped"),
     Axis("learning_rate", "float64", shared=_RATE, label="learning rate {:g}"),
     Axis("momentum", "float64", shared=_RATE | Shared.UPDATE, label="momentum {:g}"),
     Axis("weight_decay", "float64", shared=_RATE, label="weight decay {:g}"),
     Axis("nesterov", "boolean", shared=_RATE | Shared.TIMED | Shared.UPDATE),
-    Axis("learning_rate_rule", default="fixed", since=2, kinds=_TRAINING, shared=_RATE, label="{} rule"),
-    Axis("base_batch", "Int64", least=1, since=2, kinds=_TRAINING, shared=_RATE, label="base batch {:g}"),
-    Axis("warmup_epochs", "float64", default=0.0, since=2, kinds=_TRAINING, shared=_RATE,
+    Axis("learning_rate_rule", default="fixed", later=True, kinds=_TRAINING, shared=_RATE, label="{} rule"),
+    Axis("base_batch", "Int64", least=1, later=True, kinds=_TRAINING, shared=_RATE, label="base batch {:g}"),
+    Axis("warmup_epochs", "float64", default=0.0, later=True, kinds=_TRAINING, shared=_RATE,
          label="warm-up {:g}"),
-    Axis("schedule", default="constant", since=2, kinds=_TRAINING, shared=_RATE, label="{} schedule"),
-    Axis("milestones", holds="numbers", since=2, kinds=_TRAINING, shared=_RATE, show=_milestones),
-    Axis("gamma", "float64", since=2, kinds=_TRAINING, shared=_RATE, label="gamma {:g}"),
-    Axis("target_bits_per_byte", "float64", since=4, kinds=_TRAINING, shared=_NONE,
+    Axis("schedule", default="constant", later=True, kinds=_TRAINING, shared=_RATE, label="{} schedule"),
+    Axis("milestones", holds="numbers", later=True, kinds=_TRAINING, shared=_RATE, show=_milestones),
+    Axis("gamma", "float64", later=True, kinds=_TRAINING, shared=_RATE, label="gamma {:g}"),
+    Axis("target_bits_per_byte", "float64", later=True, kinds=_TRAINING, shared=_NONE,
          label="to {:g} bits a byte"),
-    Axis("augmentation", default="none", since=2, kinds=_TRAINING, shared=_ALL & ~Shared.TIMED,
+    Axis("augmentation", default="none", later=True, kinds=_TRAINING, shared=_ALL & ~Shared.TIMED,
          role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
-    Axis("batch_norm", default="replica", since=2),
-    Axis("arm", since=4, shared=Shared.FOLDERS, role=Role.CHOSEN, label="arm {}", short="{}"),
+    Axis("batch_norm", default="replica", later=True),
+    Axis("arm", later=True, shared=Shared.FOLDERS, role=Role.CHOSEN, label="arm {}", short="{}"),
     Axis("seed", "Int64", shared=_RATE, role=Role.REPETITION | Role.DESCRIBED),
     Axis("aa_replicate", "Int64", most=1, was="twin", default=0, shared=Shared.FOLDERS, role=Role.DESCRIBED,
          label="A/A pair"),
 ]
 # fmt: on
+
+DEFAULTS: dict[str, Any] = {row.name: row.default for row in AXES}
+"""Of keys of a study and fields of a cell; None where there is none."""
 
 
 def workers(world_size: int, unit: str = "worker") -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from scaling.axes import AXES, Role
+from scaling.axes import AXES, DEFAULTS, Role
 from scaling.training.learning_rate import Rule, Schedule
 
 TIMING_BATCHES = 4
@@ -138,9 +138,9 @@ class Cell:
     min_seconds: float | None = None
     max_seconds: float | None = None
     profiled_iterations: int | None = None
-    input_placement: str = "device"
+    input_placement: str = DEFAULTS["input_placement"]
     loader_workers: int | None = None
-    aa_replicate: int = 0
+    aa_replicate: int = DEFAULTS["aa_replicate"]
     epochs: int | None = None
     target_accuracy: float | None = None
     target_bits_per_byte: float | None = None
@@ -151,20 +151,20 @@ class Cell:
     milestones: tuple[float, ...] | None = None
     gamma: float | None = None
     augmentation: str | None = None
-    batch_norm: str = "replica"
+    batch_norm: str = DEFAULTS["batch_norm"]
     workers_per_gpu: int | None = None
     memory_format: str | None = None
     precision: str | None = None
     wire: str | None = None
-    optimizer: str = "sgd"
+    optimizer: str = DEFAULTS["optimizer"]
     beta1: float | None = None
     beta2: float | None = None
     epsilon: float | None = None
-    accumulate: int = 1
+    accumulate: int = DEFAULTS["accumulate"]
     clip_norm: float | None = None
     clip_gradient: str | None = None
-    checkpoint_activations: bool = False
-    compile: bool = False
+    checkpoint_activations: bool = DEFAULTS["checkpoint_activations"]
+    compile: bool = DEFAULTS["compile"]
     first_bucket_mb: float | None = None
     bucket_sizes_mb: tuple[float, ...] | None = None
     find_unused_parameters: bool | None = None
@@ -183,13 +183,13 @@ class Cell:
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits of the identity's SHA-256."""
-        added = {axis.name: axis.default for axis in AXES if axis.since > 1}
+        axes = {axis.name: axis for axis in AXES}
         names = {axis.name: axis.was for axis in AXES if axis.was}
         names["profiled_iterations"] = "split_iterations"  # what it was called when identities began
         identity = {
             names.get(key, key): value
             for key, value in asdict(self).items()
-            if key not in NO_PART_OF_THE_IDENTITY and not (key in added and value in (None, added[key]))
+            if key not in NO_PART_OF_THE_IDENTITY and (key not in axes or axes[key].is_in_identity(value))
         }
         return digest(identity)
 

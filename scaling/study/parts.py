@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S
+from scaling.axes import DEFAULTS
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -276,15 +277,15 @@ class TrainingPart(Part, Training):
     """Older form of `precision: tf32`."""
     precision: Annotated[list[Literal["float32", "tf32", "bf16", "fp16"]], Axis] | None = None
     """Of the computation; bf16 and fp16 by torch.autocast, parameters stay float32."""
-    wire: Annotated[list[Literal["float32", "bf16", "fp16"]], Axis] = ["float32"]
+    wire: Annotated[list[Literal["float32", "bf16", "fp16"]], Axis] = [DEFAULTS["wire"]]
     """Type of the exchanged gradient."""
-    optimizer: Annotated[list[Literal["sgd", "adam", "adamw"]], Axis] = ["sgd"]
+    optimizer: Annotated[list[Literal["sgd", "adam", "adamw"]], Axis] = [DEFAULTS["optimizer"]]
     """Its numbers are keys of their own (`learning_rate`, `momentum`, ...)."""
-    accumulate: Annotated[list[PositiveInt], Axis] = [1]
+    accumulate: Annotated[list[PositiveInt], Axis] = [DEFAULTS["accumulate"]]
     """Micro-batches per step, with one exchange."""
-    checkpoint_activations: Annotated[list[bool], Axis] = [False]
+    checkpoint_activations: Annotated[list[bool], Axis] = [DEFAULTS["checkpoint_activations"]]
     """Recompute activations in the backward pass."""
-    compile: Annotated[list[bool], Axis] = [False]
+    compile: Annotated[list[bool], Axis] = [DEFAULTS["compile"]]
     """Compile the model with torch.compile."""
     first_bucket_mb: Annotated[list[Annotated[Number, Field(gt=0)]], Axis] | None = None
     """Of DDP: size of its first bucket in MiB; without `bucket_mb` 1, DDP's default; else as the others."""
@@ -296,9 +297,9 @@ class TrainingPart(Part, Training):
     """Of DDP."""
     seed: Annotated[list[Seed], Axis] = [0]
     """Of the initial weights and of the order of the data."""
-    batch_norm: Annotated[list[Literal["replica", "sync"]], Axis] = ["replica"]
+    batch_norm: Annotated[list[Literal["replica", "sync"]], Axis] = [DEFAULTS["batch_norm"]]
     """replica: statistics of each worker's share; sync: of the global batch."""
-    memory_format: Annotated[list[Literal["contiguous", "channels_last"]], Axis] = ["contiguous"]
+    memory_format: Annotated[list[Literal["contiguous", "channels_last"]], Axis] = [DEFAULTS["memory_format"]]
     """channels_last is for networks with convolutions."""
 
 

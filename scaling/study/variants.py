@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scaling.aggregators.base import Aggregator
+from scaling.axes import axis
 from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import StudyError
 from scaling.study.parts import Training, TrainingPart, Workload, chosen
@@ -14,8 +15,6 @@ from scaling.training.gradients import WIRES
 
 OF_DDP = ("first_bucket_mb", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 """Keys that are arguments of torch's DDP."""
-
-_OF_DDP_DEFAULTS = {"static_graph": False, "gradient_as_bucket_view": False}
 
 _ADAM: dict[str, Any] = {
     "learning_rate": 0.001,
@@ -139,7 +138,7 @@ def wraps_in_ddp(step: str, aggregator: Aggregator[Any]) -> bool:
 def _of_ddp(key: str, part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> Sequence[Any]:
     if not wraps_in_ddp(step, aggregator):
         return [None]
-    default: Any = _OF_DDP_DEFAULTS.get(key)
+    default: Any = axis(key).default
     if key == "first_bucket_mb" and part.bucket_mb is None:
         default = DDP_BUCKETS_MB[0]
     return getattr(part, key) or [default]

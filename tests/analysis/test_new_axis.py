@@ -27,7 +27,7 @@ DROPPING = [[0.020, 0.021, 0.022]]
 @pytest.fixture(autouse=True)
 def dropout():
     """The row; studies that were measured before have no dropout."""
-    row = axes.Axis("dropout", "float64", default=0.0, since=3, label="dropout {:g}")
+    row = axes.Axis("dropout", "float64", default=0.0, later=True, label="dropout {:g}")
     axes.AXES.append(row)
     yield row
     axes.AXES.remove(row)

@@ -9,14 +9,14 @@ from scaling.store.upgrades import RENAMED_KEYS
 from tests.read_imports import Module, planted, read_modules
 
 UPGRADES = "scaling.store.upgrades"
-OF_AXES = ("since", "was", "older")
+OF_AXES = ("later", "was", "older")
 
 ALLOWED = {
     "scaling.store.records": {"SCHEMA_VERSION", "schema_version"},
     "scaling.store": {"SCHEMA_VERSION"},  # part of the package's interface
     "scaling.store.schemas": {"schema_version"},  # the key of a record
     "scaling.axes": {*OF_AXES, "twin"},
-    "scaling.study.cell": {"since", "was", "split_iterations"},  # the identity, which does not change
+    "scaling.study.cell": {"was", "split_iterations"},  # the identity, which does not change
     # Files with a format of their own, study.yaml among them.
     "scaling.store.folder": {"SCHEMA_VERSION", "schema_version"},
     "scaling.training.checkpoint": {"SCHEMA_VERSION"},
@@ -60,7 +60,7 @@ def test_versions_and_old_names_are_known_in_these_places_alone(known):
     [
         "def f(run):\n    return run['twin']",
         "def f(run):\n    return run.schema_version < 3",
-        "from scaling.axes import AXES\nnew = [row for row in AXES if row.since > 2]",
+        "from scaling.axes import AXES\nnew = [row for row in AXES if row.later]",
     ],
 )
 def test_another_place_is_found(source):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from scaling.axes import DEFAULTS
 from scaling.errors import StudyError
 from scaling.study.cell import TIMING_BATCHES
 from scaling.study.kinds.training import TrainingKind, check_images, named
@@ -19,14 +20,6 @@ if TYPE_CHECKING:
     from scaling.study.rank.context import RunContext
     from scaling.study.rank.summary import RankSummary
     from scaling.study.workloads import ChosenWorkload
-
-DEFAULTS = {
-    "learning_rate_rule": "fixed",
-    "warmup_epochs": 0.0,
-    "schedule": "constant",
-    "augmentation": "none",
-}
-"""Of the keys of a recipe."""
 
 
 class ConvergencePart(TrainingPart, Recipe):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from scaling.axes import DEFAULTS
 from scaling.errors import StudyError
 from scaling.store.upgrades import keys_renamed_since, with_new_keys
 from scaling.study.cell import AvailableMachine
@@ -47,7 +48,9 @@ class IterationPart(TrainingPart):
     """Most time of the measured iterations; null: no limit."""
     profiled_iterations: PositiveInt = 20
     """Profiled iterations, in which phases are marked."""
-    input_placement: Annotated[list[Literal["device", "pinned", "pageable", "loader"]], Axis] = ["device"]
+    input_placement: Annotated[list[Literal["device", "pinned", "pageable", "loader"]], Axis] = [
+        DEFAULTS["input_placement"]
+    ]
     """Where batches come from: GPU memory, host memory (pinned, pageable), or a DataLoader."""
     loader_workers: PositiveInt | None = None
     """Processes of the DataLoader; default 2."""
