@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from scaling.analysis.column_meanings import MEANINGS
 from scaling.analysis.columns import columns
+from scaling.attach.inside.arms import ARMS
 from scaling.cli import app
 from scaling.study.kinds import KINDS
 from scaling.study.parts import Alternatives, AnyPart, Part, Recipe, Strict, Training, TrainingPart, Workload
@@ -205,9 +206,20 @@ def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _leaves(one, f"{path} {name}")
 
 
+def arms() -> str:
+    """What `scaling attach` changes in a script."""
+    rows = [row(f"`{arm.name}`", arm.when, arm.change, f"{arm.question}?") for arm in ARMS.values()]
+    return (
+        "# Arms of `scaling attach`\n\n"
+        "What is changed in a script, one thing at a time. Arms that are switched are on in blocks of steps "
+        "within one process.\n\n" + table("arm", "runs", "what is changed", "question", rows=rows)
+    )
+
+
 def pages() -> dict[str, str]:
     """File name -> the page's text."""
     made = {"study-keys.md": study_keys(), "columns.md": column_page(), "commands.md": commands()}
+    made["arms.md"] = arms()
     return {name: GENERATED + text.rstrip() + "\n" for name, text in made.items()}
 
 

@@ -15,7 +15,7 @@ from scaling.attach.findings import (
     long_steps_advice,
     other_steps,
 )
-from scaling.attach.inside.arms import BUCKETS
+from scaling.attach.inside.arms import ARMS, BUCKETS
 from scaling.attach.loading import batch_making, saved_by_cached_input
 from scaling.attach.measured import BEFORE, Measured, Saved
 from scaling.attach.ranks import MOST_VARIATION, SlowRank, has_larger_batch, shares, slow_rank
@@ -42,9 +42,8 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
         _where(measured),
         _slow_text(measured, slow_rank(measured)),
         _exchange_text(measured),
-        _half_text(measured),
         _input_text(measured),
-        _collectives_text(measured),
+        _others_text(measured),
         _buckets_text(measured),
         _threads_text(measured),
         _debugging_text(measured),
@@ -60,6 +59,9 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
     ]
     return [line for line in lines if line]
 
+
+SAME_WORK = 0.02
+"""Batches that differ by less are of one size."""
 
 OTHER_STEP = "not measured, because without the exchange the script's step became another one"
 UNEVEN_STEPS = "not measured, because some steps of a rank take twice as long as others by themselves"
@@ -169,20 +171,11 @@ def _exchange_text(measured: Measured) -> str:
     return f"Without the exchange a step would be {saved.text} shorter{_turns_text(measured)}."
 
 
-def _half_text(measured: Measured) -> str:
-    """What gradients of half the bytes give."""
-    parts = []
-    for arm, name in (("fp16_hook", "fp16_compress_hook"), ("bf16_hook", "bf16_compress_hook")):
-        if (saved := measured.saved("baseline", arm)) is not None:
-            parts.append(f"{name} {saved.change}")
-    return f"Gradients in half the bytes: {', '.join(parts)} of a step's time." if parts else ""
-
-
-def _collectives_text(measured: Measured) -> str:
-    saved = measured.saved("baseline", "no_collectives")
-    if saved is None:
-        return ""
-    return f"Without the script's own collectives: {saved.change} of a step's time."
+def _others_text(measured: Measured) -> str:
+    """What arms give whose rows say it."""
+    gains = [(arm.said, measured.saved("baseline", name)) for name, arm in ARMS.items() if arm.said]
+    texts = [f"{said} {saved.change}" for said, saved in gains if saved is not None]
+    return f"A step's time {', '.join(texts)}." if texts else ""
 
 
 def _turns_text(measured: Measured) -> str:
@@ -288,28 +281,30 @@ def _long_steps_text(measured: Measured) -> str:
 def _efficiency_text(measured: Measured) -> str:
     if "one_worker" not in measured.steps_s:
         return _missing(measured, "Efficiency against one worker", "one_worker")
-    if measured.changed("one_worker"):
-        alone, usual = measured.signatures["one_worker"], measured.signatures["baseline"]
-        batches, usual_batches = (f" and {alone[1]} batches", f" and {usual[1]}") if usual[1] else ("", "")
-        return (
-            f"Efficiency: not measured, because with one worker the script makes {alone[0]} backward passes"
-            f"{batches} a step instead of {usual[0]}{usual_batches}."
-        )
+    if measured.variation["one_worker"] > MOST_VARIATION:
+        return f"Efficiency against one worker: {UNEVEN_STEPS}."
+    world_size = len(measured.facts["baseline"])
+    alone, usual = (measured.signatures[arm][0] for arm in ("one_worker", "baseline"))
     single, several = (measured.mean_elements(arm)[0] for arm in ("one_worker", "baseline"))
-    ratio = measured.step_s("one_worker") / measured.step_s("baseline")
-    if not (single and several) and ratio > 1 + max(measured.spread_ratio or 0.0, LEAST):
+    is_seen = bool(single and several)
+    work = max(alone, 1) / max(usual, 1) * (single / several if is_seen else 1.0)
+    step_s = measured.step_s("clock" if "clock" in measured.steps_s else "baseline")
+    ratio = measured.step_s("one_worker") / (work * step_s)
+    if not is_seen and alone == usual and ratio > 1 + max(measured.spread_ratio or 0.0, LEAST):
         return (
             f"Efficiency: not measured, because with one worker a step takes {ratio:.2g} times as long; its "
             "batch, which was not seen, may be larger."
         )
-    if single and several and abs(single / several - 1) > 0.02:
+    if abs(work / world_size - 1) < SAME_WORK:
+        counted = f"{alone} backward passes of one worker, {usual} of each of {world_size}"
         return (
-            f"Efficiency: not measured, because with one worker the script's batch has "
-            f"{single / several:.2g} times the elements."
+            f"Efficiency against one worker: {ratio:.0%}, strong scaling of one global batch ({counted}); "
+            f"{ratio * world_size:.3g} times as fast (seen once, no verdict)."
         )
-    if measured.variation["one_worker"] > MOST_VARIATION:
-        return f"Efficiency against one worker: {UNEVEN_STEPS}."
-    same = "for the same batch on each" if single and several else "if its batch, not seen, is the same"
+    if abs(work - 1) > SAME_WORK:
+        same = f"by samples, though one worker's step has {work:.2g} times those of a rank"
+    else:
+        same = "for the same batch on each" if is_seen else "if its batch, not seen, is the same"
     return f"Efficiency against one worker: {ratio:.0%} {same} (seen once, no verdict)."
 
 

@@ -31,6 +31,9 @@ LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30,
 WAITED_FOR = ("input", "rest")
 """Findings in which a GPU is idle, and not for want of launched kernels."""
 
+OFTEN_STEPS = 1.5
+"""What is done once in so many steps is a part of the usual one."""
+
 CAUSES = ("no_sampler", "saves", "evaluation")
 """Findings that name what is done: before phases of which only the time is known."""
 
@@ -306,7 +309,6 @@ def _phase_findings(measured: Measured) -> list[Avoidable]:
             "see what runs between backward and the optimizer (clipping, logging of gradients).", {}, True,
         ),
         Avoidable("optimizer", least("update"), "a fused optimizer, with its state on the device.", {}, True),
-        Avoidable("evaluation", least("evaluation"), "evaluate less often: every step does.", {}, True),
         Avoidable(
             "collectives", least("collective"),
             "call the script's own collectives (metrics, statistics of batches) less often: every step waits "
@@ -350,7 +352,14 @@ def _work_finding(measured: Measured) -> list[Avoidable]:
     if same_samples(measured):
         advice = f"a DistributedSampler: {world_size} ranks draw the same samples, and do the work of one."
         return [Avoidable("no_sampler", 1 - 1 / world_size, advice)]
-    return []
+    often = [one for one in rare(measured) if one.every < OFTEN_STEPS]
+    kinds = {"evaluation": ("evaluation", "evaluate"), "save": ("saves", "save")}
+    return [
+        Avoidable(
+            kinds[one.kind][0], one.ratio, f"{kinds[one.kind][1]} less often: every step does.", {}, True
+        )
+        for one in often
+    ]
 
 
 def long_steps_advice(measured: Measured) -> str:

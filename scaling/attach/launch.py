@@ -23,6 +23,7 @@ END_S = 5.0
 LEAST_STEPS = 5
 """After the warm-up: with fewer a run is not used."""
 
+NOTHING = "it wrote nothing"
 TAIL_BYTES = 2**14
 OTHER_RANK = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 """In errors of ranks that only miss another one."""
@@ -256,7 +257,9 @@ def _why_not(
     if reasons:
         return reasons[0]
     if not ranks and code is None:
-        return f"it did not make {wanted} steps in {deadline_s:g} s"
+        return f"it did not make {wanted} steps in {deadline_s:g} s; its last line is: {_last_line(out)}"
+    if not ranks and (said := _last_line(out)) != NOTHING:
+        return f"it ended without a step that could be seen; its last line is: {said}"
     if not ranks:
         return (
             "it ended without a step that could be seen, or by os._exit before its last one; where it starts "
@@ -300,4 +303,6 @@ def _last_line(out: Path) -> str:
     own = printed[: tracebacks[-1]] if ends < len(printed) and tracebacks else printed
     errors = [line for line in own if "Error" in line]
     errors = [line for line in errors if not any(text in line for text in OTHER_RANK)] or errors
-    return (errors or own or printed or ["it wrote nothing"])[-1][-300:]
+    if errors and errors[-1].endswith("AssertionError"):  # without a text: the line before is its source
+        errors.append(f"{errors[-1]} at `{own[max(own.index(errors[-1]) - 1, 0)]}`")
+    return (errors or own or printed or [NOTHING])[-1][-300:]

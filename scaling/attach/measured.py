@@ -270,15 +270,15 @@ class Measured:
         """How much shorter a step is than that of unchanged runs; None where it was not measured.
 
         An arm in a process of its own is compared with the clock, which has no hook either. It is certain
-        where each of several runs is faster than each of the clock's by more than the A/A spread.
+        where each of several runs is faster than all unchanged ones by more than the A/A spread.
         """
         if arm not in self.steps_s:
             return None
         own, clock = list(self.slowest_s(arm).values()), list(self.slowest_s("clock").values())
-        every = clock or list(self.slowest_s("baseline").values())
-        least, floor = 1 - max(own) / min(every), self.spread_ratio
-        is_certain = floor is not None and len(own) > 1 and len(every) > 1 and least > floor
-        return Saved(1 - self.step_s(arm) / float(np.median(every)), is_certain, len(own) > 1)
+        hooked = list(self.slowest_s("baseline").values())
+        least, floor = 1 - max(own) / min([*clock, *hooked]), self.spread_ratio
+        is_certain = floor is not None and min(len(own), len(clock or hooked)) > 1 and least > floor
+        return Saved(1 - self.step_s(arm) / float(np.median(clock or hooked)), is_certain, len(own) > 1)
 
     def mean_elements(self, arm: str) -> list[float]:
         """Of each rank, the mean elements of its batches; 0 where none was seen."""

@@ -162,13 +162,13 @@ class _Session:
             arms = [arm for arm in switchable(self.plan.arms) if self._is_on(arm, launch)]
             name = "switched" if len(arms) > 1 else "baseline"
             run = self._start(name, launch, self._blocks(arms) if len(arms) > 1 else None)
+            self._launch = launch
             if run.reason is None or launch:
                 continue
             if run.reason.startswith((NO_SWITCH, *HANGS)) and len(arms) > 1:
                 self.measured.reasons.clear()
                 return run.reason
             raise AttachError(f"the script cannot be measured: {run.reason}; its output is in {self._log}")
-        self._launch = launch + 1
         return None
 
     def _is_on(self, arm: str, launch: int) -> bool:
@@ -225,11 +225,12 @@ class _Session:
                         raise AttachError(
                             f"the script cannot be measured: {run.reason}; its output is in {self._log}"
                         )
-        self._launch = LAUNCHES_APART
+        self._launch = LAUNCHES_APART - 1
 
     def _processes(self) -> None:
         """Arms with a process of their own; those that were faster once run again, next to another clock."""
         arms = [arm for arm in self.plan.arms if ARMS[arm].when == PROCESS]
+        self._launch += 1
         if any(arm in arms for arm in (*BUCKETS, "threads", "no_debugging")) and "clock" not in arms:
             arms.insert(0, "clock")
         for arm in arms:

@@ -1,11 +1,13 @@
 """What is said of an attached script, from marks that are made up."""
 
+import gc
 from pathlib import Path
 
 import pytest
 
 from scaling.attach.answer import answer
 from scaling.attach.findings import findings, to_confirm
+from scaling.attach.inside.arms import ALONE, ARMS, LATER, Arm
 from scaling.attach.launch import Run, _why_not
 from scaling.attach.measured import Measured
 from scaling.attach.ranks import slow_rank
@@ -54,12 +56,20 @@ def test_an_arm_that_failed_says_why() -> None:
     assert len(lines) <= 11
 
 
-def test_one_worker_that_does_other_work_gives_no_efficiency() -> None:
+@pytest.mark.parametrize(
+    ("passes", "said"),
+    [
+        (
+            2,
+            "80%, strong scaling of one global batch (2 backward passes of one worker, 1 of each of 2)",
+        ),
+        (4, "40% by samples, though one worker's step has 4 times those of a rank"),
+    ],
+)
+def test_one_worker_that_makes_more_backward_passes_is_compared_by_samples(passes: int, said: str) -> None:
     measured = made_runs(EVEN)
-    measured.add(0, Run("one_worker", [made_rank(0, [0.1] * 4, [(4, 4, 0, 1)] * 4)]))
-    assert any(
-        "makes 4 backward passes and 4 batches a step instead of 1 and 1" in line for line in answer(measured)
-    )
+    measured.add(0, Run("one_worker", [made_rank(0, [0.16] * 6, [(passes, passes, 0, 1)] * 6)]))
+    assert any(said in line for line in answer(measured))
 
 
 @pytest.mark.parametrize(
@@ -319,6 +329,21 @@ def test_a_difference_of_unchanged_blocks_bounds_what_is_claimed() -> None:
     saved = _switched([arms, arms]).exchange
     assert saved is not None
     assert not saved.is_certain
+
+
+def test_an_arm_that_switches_garbage_collection_off_takes_a_row_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = Arm(
+        "no_gc", LATER, "no garbage collection", "what does it cost", ALONE, on=lambda _: gc.disable(),
+        off=lambda _: gc.enable(), said="without garbage collection",
+    )  # fmt: skip
+    monkeypatch.setitem(ARMS, "no_gc", row)
+    arms = {"baseline": 0.1, "aa": 0.1, "no_exchange": 0.1, "no_gc": 0.09}
+    lines = answer(_switched([arms, arms]))
+    assert "A step's time without garbage collection -10.0% \u00b1 0.0%." in lines
+    with pytest.raises(TypeError, match="excluded_by"):
+        Arm("no_gc", LATER, "no garbage collection", "what does it cost")  # type: ignore[call-arg]
 
 
 def test_the_first_step_of_a_block_is_in_no_arm() -> None:

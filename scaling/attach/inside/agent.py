@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -307,7 +308,9 @@ class Agent:
             return
         error = getattr(sys, "last_value", None)
         if error is not None:
-            self.facts["raised"] = [time.time(), f"{type(error).__name__}: {error}"[:300]]
+            last = traceback.extract_tb(error.__traceback__)[-1:]
+            where = f" at `{last[0].line}`" if last and isinstance(error, AssertionError) else ""
+            self.facts["raised"] = [time.time(), f"{type(error).__name__}: {error}{where}"[:300]]
         if self.marks:
             self.facts["ended_after"] = min(map(len, self.marks.values()))
         elif error is not None:

@@ -32,6 +32,7 @@ class Arm:
         has_phases: the phases of a step are timed; `is_settled`: after a GPU has finished each.
         hook: the name in `changes` of what DDP calls for each bucket.
         bucket_mb: DDP's `bucket_cap_mb`.
+        said: before the change of a step's time in the answer, where the arm has no line of its own.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Arm:
     is_settled: bool = False
     hook: str = "all_reduce"
     bucket_mb: float | None = None
+    said: str = ""
 
 
 def _collectives_off(agent: Any) -> None:
@@ -88,11 +90,12 @@ _ROWS = (
     Arm(
         "no_collectives", LATER, "the script's own all-reduces, gathers and barriers exchange nothing",
         "what do the script's own collectives cost", ALONE, on=_collectives_off, off=_collectives_on,
+        said="without the script's own collectives",
     ),
     *(
         Arm(
             f"{kind}_hook", LATER, f"DDP's `{kind}_compress_hook`", "what do half the bytes give", ALONE,
-            hook=kind,
+            hook=kind, said=f"with {kind}_compress_hook",
         )
         for kind in ("fp16", "bf16")
     ),
