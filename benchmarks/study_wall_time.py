@@ -146,7 +146,7 @@ def account(out: Path) -> dict[str, Any]:
         "cells": len(cells),
         "accounted_s": launched_s + sum(sum(command.values()) for command in commands),
         "start_up_s": sum(launch["start_up_s"] for launch in launches),
-        "measuring_s": sum(cell["unsplit_s"] + cell["split_s"] for cell in cells) + trained_s,
+        "measuring_s": sum(cell["unprofiled_s"] + cell["profiled_s"] for cell in cells) + trained_s,
         "iteration_s": {
             f"{row['model']} {row['aggregator']} {row['world_size']}": float(row["iteration_s"])
             for row in rows

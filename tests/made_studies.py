@@ -62,11 +62,11 @@ class StudyFolder:
     def add_split(
         self, unsplit_s: Sequence[Sequence[float]], ranks: Sequence[Sequence[Line]], **cell: Any
     ) -> str:
-        """Adds an iteration cell: each launch has those unsplit steps, which all ranks share, and the split
-        lines [rank][line]."""
+        """Adds an iteration cell: each launch has those unprofiled steps, which all ranks share, and the
+        profiled lines [rank][line]."""
         runs = []
         for steps in unsplit_s:
-            lines = [iteration(number, step_s, split=False) for number, step_s in enumerate(steps)]
+            lines = [iteration(number, step_s, profiled=False) for number, step_s in enumerate(steps)]
             runs.append([[*lines, *own] for own in ranks])
         return self.add(runs, world_size=len(ranks), **cell)
 
@@ -85,7 +85,7 @@ def split(
     number: int, step_s: float, *spans: tuple[str, str, float, float], start_s: float = 0.0, **more: Any
 ) -> dict[str, Any]:
     """A line of an iteration cell's samples whose phases were marked."""
-    line = {"iteration": number, "warmup": False, "split": True, "start_s": start_s, "step_s": step_s}
+    line = {"iteration": number, "warmup": False, "profiled": True, "start_s": start_s, "step_s": step_s}
     return {**line, "spans": [list(span) for span in spans], **more}
 
 
@@ -176,12 +176,12 @@ class Synthetic:
         state: Any = "done",
         **cell: Any,
     ) -> str:
-        """Adds an iteration cell; each launch is its unsplit steps in seconds, which all ranks share.
+        """Adds an iteration cell; each launch is its unprofiled steps in seconds, which all ranks share.
 
         Args:
             launches: the steps of each.
             spans: of every split step, on every rank; a list a rank where the first is a list of spans.
-            split_s: length of the split steps; by default the first launch's median.
+            split_s: length of the profiled steps; by default the first launch's median.
             summary: of every run.
             state: of every run.
             cell: its variables.

@@ -80,11 +80,11 @@ def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
     budgets = [ranks[launch.waited_for] for launch in launches for ranks in launch.budgets]
     middle = [budgets[index] for index in middle_half(np.array(slowest_s))]
     values = [_by_column(step) for step in middle]
-    split_s = float(np.mean([step.step_s for step in middle]))
+    profiled_s = float(np.mean([step.step_s for step in middle]))
     return CellBudget(
         {name: float(np.mean([columns[name] for columns in values])) for name in _existing(launches)},
-        split_s,
-        _profiling_overhead_s(launches, split_s),
+        profiled_s,
+        _profiling_overhead_s(launches, profiled_s),
         _skew_s(launches),
     )
 
@@ -95,13 +95,13 @@ def middle_half(order_by: Floats) -> NDArray[np.intp]:
     return np.argsort(order_by, kind="stable")[dropped : len(order_by) - dropped]
 
 
-def _profiling_overhead_s(launches: Sequence[IterationLaunch], split_s: float) -> float | None:
-    """`split_s` minus the mean over the middle half of the same ranks' unprofiled iterations."""
+def _profiling_overhead_s(launches: Sequence[IterationLaunch], profiled_s: float) -> float | None:
+    """`profiled_s` minus the mean over the middle half of the same ranks' unprofiled iterations."""
     if any(step.iteration in launch.iterations for launch in launches for step in launch.profiled_steps[:1]):
         return None
     slowest_s = np.concatenate([launch.step_s for launch in launches])
     own_s = np.concatenate([launch.rank_steps_s[launch.waited_for] for launch in launches])
-    return split_s - float(own_s[middle_half(slowest_s)].mean())
+    return profiled_s - float(own_s[middle_half(slowest_s)].mean())
 
 
 def _existing(launches: Sequence[IterationLaunch]) -> list[str]:

@@ -67,13 +67,13 @@ def _of_host_memory(cell: CellResult, row: Row) -> _Cautions:
 
 
 def _of_budget(_: CellResult, row: Row) -> _Cautions:
-    split_s = row["profiled_iteration_s"]
-    if not split_s:
+    profiled_s = row["profiled_iteration_s"]
+    if not profiled_s:
         return
-    if row["unattributed_s"] > LARGEST_UNATTRIBUTED * split_s:
-        yield "unattributed_time", {"share": row["unattributed_s"] / split_s}
+    if row["unattributed_s"] > LARGEST_UNATTRIBUTED * profiled_s:
+        yield "unattributed_time", {"share": row["unattributed_s"] / profiled_s}
     overhead_s = row["profiling_overhead_s"] or 0.0
-    ratio = overhead_s / (split_s - overhead_s)
+    ratio = overhead_s / (profiled_s - overhead_s)
     if abs(ratio) > LARGEST_PROFILING_OVERHEAD:
         yield "profiling_overhead", {"overhead_ratio": ratio}
 
@@ -121,7 +121,7 @@ def _of_precision(cell: CellResult, _: Row) -> _Cautions:
         {
             "goal_ratio": goal,
             "half_width_ratio": None if math.isinf(half) else half,
-            "seconds": (record.summary.get("seconds") or {}).get("unsplit"),
+            "seconds": (record.summary.get("seconds") or {}).get("unprofiled"),
             "iterations": len(launches[record.repeat].iterations),
         },
     )

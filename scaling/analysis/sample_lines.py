@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scaling.errors import StoreError
 from scaling.measure.budget import MAIN, RankStep, Span
 from scaling.measure.phase_names import PHASES
+from scaling.store.upgrades import old_spans
 
 Integers = NDArray[np.int64]
 Line = dict[str, Any]
@@ -19,16 +20,16 @@ Line = dict[str, Any]
 
 def is_unprofiled(line: Line) -> bool:
     """Whether a line's `step_s` is the time of a whole step; lines of old folders count as both kinds."""
-    return not line.get("split", False)
+    return not line.get("profiled", False)
 
 
-def is_split(line: Line, *, captured: bool) -> bool:
+def is_profiled(line: Line, *, captured: bool) -> bool:
     """Whether a line has phases. In old folders every line with phases does, except captured steps: they
     recorded only the copy of the batch into the graph.
     """
-    if "split" in line:
-        return bool(line["split"])
-    return not captured and any(f"{name}_s" in line for name in PHASES)
+    if "profiled" in line:
+        return bool(line["profiled"])
+    return not captured and bool(old_spans(line, PHASES))
 
 
 def rank_step(line: Line, where: str) -> RankStep:
@@ -38,8 +39,8 @@ def rank_step(line: Line, where: str) -> RankStep:
         StoreError: it has no spans, or one of an unknown phase.
     """
     step_s = float(line["step_s"])
-    if "split" not in line:
-        return RankStep(step_s, _one_after_the_other(line))
+    if "profiled" not in line:
+        return RankStep(step_s, [Span(name, MAIN, *times_s) for name, times_s in old_spans(line, PHASES)])
     spans = [_span(span, where) for span in field(line, "spans", where)]
     return RankStep(step_s, spans, line.get("start_s"), line.get("behind_s"))
 
@@ -49,16 +50,6 @@ def _span(value: Sequence[Any], where: str) -> Span:
     if phase not in PHASES:
         raise StoreError(f"{where}: a span is of phase {phase!r}; allowed: {', '.join(PHASES)}")
     return Span(phase, lane, float(start_s), float(stop_s))
-
-
-def _one_after_the_other(line: Line) -> list[Span]:
-    """The phases of an old line, end to end: their durations were recorded, their start times were not."""
-    spans, end_s = [], 0.0
-    for name in PHASES:
-        if f"{name}_s" in line:
-            start_s, end_s = end_s, end_s + line[f"{name}_s"]
-            spans.append(Span(name, MAIN, start_s, end_s))
-    return spans
 
 
 def aligned(ranks: Sequence[Sequence[Line]], key: str, where: str, *, required: bool = True) -> Integers:

@@ -23,7 +23,7 @@ from scaling.analysis.sample_lines import (
     Line,
     aligned,
     by_number,
-    is_split,
+    is_profiled,
     is_unprofiled,
     loss,
     rank_step,
@@ -217,12 +217,12 @@ def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
     measured = [[line for line in lines if not line["warmup"]] for lines in _lines(folder, record)]
     unprofiled = [[line for line in lines if is_unprofiled(line)] for lines in measured]
     captured = record.cell["step"] == "captured"
-    split = [[line for line in lines if is_split(line, captured=captured)] for lines in measured]
+    profiled = [[line for line in lines if is_profiled(line, captured=captured)] for lines in measured]
     numbers = aligned(unprofiled, "iteration", where)
     steps_s = [[line["step_s"] for line in by_number(lines, "iteration")] for lines in unprofiled]
     rank_steps_s = np.array(steps_s, dtype=np.float64)
     starts_s = _starts_s(by_number(unprofiled[0], "iteration"))
-    return IterationLaunch(record.repeat, numbers, rank_steps_s, _profiled_steps(split, where), starts_s)
+    return IterationLaunch(record.repeat, numbers, rank_steps_s, _profiled_steps(profiled, where), starts_s)
 
 
 def _starts_s(lines: Sequence[Line]) -> Floats | None:

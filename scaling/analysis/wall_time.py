@@ -102,7 +102,7 @@ def wall_time(
         start_up_s=_sum(launches, "start_up_s"),
         setup_s=_sum(cells, "setup_s"),
         warmup_s=_sum(cells, "warmup_s"),
-        measuring_s=_sum(cells, "unsplit_s") + _sum(cells, "split_s") + _sum(cells, "training_s"),
+        measuring_s=_sum(cells, "unprofiled_s") + _sum(cells, "profiled_s") + _sum(cells, "training_s"),
         outside_s=outside_s,
     )
 

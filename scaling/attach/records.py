@@ -97,7 +97,7 @@ class AttachedFolder:
             lines = []
             for at, step in enumerate(steps):
                 is_profiled = arm == "marked" and at >= len(steps) // 2
-                line: dict[str, Any] = {"iteration": step.number, "warmup": False, "split": is_profiled}
+                line: dict[str, Any] = {"iteration": step.number, "warmup": False, "profiled": is_profiled}
                 line |= {"start_s": step.start_s, "step_s": step.step_s}
                 if is_profiled:
                     line["spans"] = [[name, "main", *span] for name, *span in step.spans if name in PHASES]

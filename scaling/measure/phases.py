@@ -1,7 +1,7 @@
 """Records what a step does when, as spans on lanes.
 
 Whole steps are timed without any mark inside; where the time goes is shown by other steps, whose phases are
-marked ("split" steps). The lane `main` is the stream of the computation, where phases follow each other.
+marked (profiled steps). The lane `main` is the stream of the computation, where phases follow each other.
 Concurrently run the lanes `comm` (an exchange under the backward pass) and `copy` (the next batch on its
 way). On the lane `hook` stands how long the computation waited for the host to set an exchange going.
 """
@@ -115,14 +115,14 @@ class PhaseRecorder:
         self.uncertainty_s = self._anchor.uncertainty_s
 
     @contextmanager
-    def step(self, *, split: bool) -> Iterator[Marks]:
+    def step(self, *, profiled: bool) -> Iterator[Marks]:
         """One whole step; gives what it marks its phases on."""
-        spans: list[_Span] | None = [] if split else None
+        spans: list[_Span] | None = [] if profiled else None
         self._spans = spans
         try:
             start = self._clock.mark()
             self._last = {"main": (start, time.perf_counter())}
-            yield self if split else UNMARKED
+            yield self if profiled else UNMARKED
             self._steps.append((start, self._clock.mark(), spans))
         finally:
             self._spans, self._open = None, {}

@@ -41,7 +41,7 @@ PATHS = (
     EvidencePath(
         "time of a step",
         "summary.csv: iteration_s, iteration_s_low, iteration_s_high",
-        "step_s of lines with warmup false and without split true, of every rank",
+        "step_s of lines with warmup false and without profiled true (older folders: split), of every rank",
         "the largest over ranks at each step; the median over the steps of all repeats; the "
         "interval from the repeats' medians (of one repeat: from its steps)",
     ),
@@ -55,13 +55,13 @@ PATHS = (
     EvidencePath(
         "where a step's time goes",
         "summary.csv: <part>_s, profiled_iteration_s, profiling_overhead_s; budget.csv: each step",
-        "spans of lines with split true (older folders: <phase>_s of every measured line)",
+        "spans of lines with profiled true (older folders: split, or <phase>_s of every measured line)",
         "mean over the middle half of the profiled steps, of the rank that the others wait for",
     ),
     EvidencePath(
         "stragglers",
         "summary.csv: skew_s; budget.csv: arrived_after_first_s",
-        "start_s and the first communicate span of lines with split true",
+        "start_s and the first communicate span of lines with profiled true",
         "start_s + the span's start, less the first rank's at the same step; the median of the last rank's",
     ),
     EvidencePath(

@@ -142,8 +142,8 @@ class _CellTimesModel(OpenModel):
     cell_id: str | None = None
     setup_s: Seconds | None = None
     warmup_s: Seconds | None = None
-    unsplit_s: Seconds | None = None
-    split_s: Seconds | None = None
+    unprofiled_s: Seconds | None = None
+    profiled_s: Seconds | None = None
     other_s: Seconds | None = None
 
 

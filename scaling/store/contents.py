@@ -16,7 +16,7 @@ from scaling.store.content_schemas import (
     StudyModel,
 )
 from scaling.store.files import read_document
-from scaling.store.upgrades import upgraded_prediction, with_new_keys
+from scaling.store.upgrades import upgraded_launch_times, upgraded_prediction, with_new_keys
 
 MEND_TOPOLOGY = "restore it, or delete it: reports do without it"
 
@@ -80,4 +80,4 @@ def read_launch_times(folder: Path, prefix: str = "") -> list[dict[str, Any]]:
     numbered = {path.stem.removeprefix(prefix): path for path in folder.glob(f"launches/{prefix}*.json")}
     files = [numbered[number] for number in sorted(filter(str.isdecimal, numbered), key=int)]
     mend = "delete it: it says where wall time went, and no more"
-    return [read_document(path, from_json, LaunchTimesModel, mend) for path in files]
+    return [upgraded_launch_times(read_document(path, from_json, LaunchTimesModel, mend)) for path in files]

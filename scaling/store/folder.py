@@ -55,6 +55,7 @@ from scaling.store.records import (
     record_from,
 )
 from scaling.store.run_samples import appender, move_aside, read_samples
+from scaling.store.upgrades import upgraded_lines
 
 ROOM_BYTES = 65_536
 """More than a run's record takes."""
@@ -230,7 +231,8 @@ class ResultsFolder:
             StoreError: a file is missing or damaged.
         """
         folder = self._run_file(cell_id, repeat).parent
-        return read_samples(folder, self._archive(), cell_id, repeat, unfinished=unfinished)
+        ranks = read_samples(folder, self._archive(), cell_id, repeat, unfinished=unfinished)
+        return [upgraded_lines(lines) for lines in ranks]
 
     # -- the archived form -----------------------------------------------------------------------------------
 
@@ -319,7 +321,7 @@ class ResultsFolder:
 
         Args:
             times: world_size, repeat, settings, start_up_s, total_s, and cells: a list of cell_id, setup_s,
-                warmup_s, unsplit_s, split_s, training_s, other_s.
+                warmup_s, unprofiled_s, profiled_s, training_s, other_s.
             number: that of the launch's log; None: the next one that is free.
         """
         if number is None:

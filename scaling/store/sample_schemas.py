@@ -37,7 +37,7 @@ class IterationLine(_Line):
     iteration: Count
     warmup: bool
     step_s: Seconds
-    split: NotRequired[bool]
+    profiled: NotRequired[bool]
     start_s: NotRequired[Seconds | None]
     spans: NotRequired[list[Span]]
     behind_s: NotRequired[dict[str, Finite] | None]

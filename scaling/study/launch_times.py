@@ -19,7 +19,7 @@ STARTED_VARIABLE = "SCALING_LAUNCH_STARTED_AT"
 COMMAND_VARIABLE = "SCALING_COMMAND_STARTED_AT"
 """Set by `scaling run`: when it began with its launches, as run records have times."""
 
-PARTS = ("setup", "warmup", "unsplit", "split", "training")
+PARTS = ("setup", "warmup", "unprofiled", "profiled", "training")
 
 
 def checked_by_command(folder: ResultsFolder, record: RunRecord, environ: Mapping[str, str]) -> bool:

@@ -47,7 +47,7 @@ class CapturedStep:
         LaunchError: the replica is not on CUDA.
     """
 
-    settle_split = True
+    settle_profiled = True
 
     def __init__(self, step: EagerStep | LayeredStep, inputs: Tensor, targets: Tensor, group: Group) -> None:
         if not inputs.is_cuda:
@@ -124,7 +124,7 @@ class CapturedStep:
         """See `Step`."""
         self._step.check()
 
-    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """Captures the step a second time, with events between its phases; the first graph is given up.
 
         Returns:
@@ -140,7 +140,7 @@ class CapturedStep:
         return True
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """One replay; see `Step`. Before `prepare_split` no phase in the graph can be distinguished."""
+        """One replay; see `Step`. Before `prepare_profiled` no phase in the graph can be distinguished."""
         with marks.phase("input"):
             self._inputs.copy_(inputs)
             self._targets.copy_(targets)

@@ -147,7 +147,7 @@ class FullyShardedStep:
         LaunchError: workers share a GPU.
     """
 
-    settle_split = False
+    settle_profiled = False
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class FullyShardedStep:
     def check(self) -> None:
         """See `Step`."""
 
-    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """Forward, backward and update can be marked, the exchange cannot."""
         return True
 

@@ -95,7 +95,7 @@ class LayeredStep:
         capturable: the step is to be captured in a CUDA graph.
     """
 
-    settle_split = False
+    settle_profiled = False
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class LayeredStep:
         for bucket in self._buckets:
             bucket.update.set_learning_rate(rate)
 
-    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """Every phase can be marked as it is."""
         return True
 

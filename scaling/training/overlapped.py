@@ -86,7 +86,7 @@ class OverlappedStep:
         targets: likewise.
     """
 
-    settle_split = False
+    settle_profiled = False
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class OverlappedStep:
         """See `Step`."""
         self._buckets.check()
 
-    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """DDP's own path gets a hook that does the same: only a hook can mark the exchange."""
         if self._path == "own":
             self._hook_in(1)

@@ -58,7 +58,7 @@ class TrainingStep(Protocol):
         Args:
             inputs: [local_batch, ...] on the replica's device.
             targets: [local_batch] int64 (or [local_batch, ...], one class a logit), there too.
-            marks: takes the phases, after `prepare_split`.
+            marks: takes the phases, after `prepare_profiled`.
 
         Returns:
             The local loss before the update, detached, on the device: not waited for.
@@ -73,7 +73,7 @@ class TrainingStep(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over, in place, what `state_dict` gave on this rank, maybe in another process. Collective."""
 
-    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """Gets ready for steps with marked phases; there is no way back. Collective.
 
         Args:
@@ -90,7 +90,7 @@ class TrainingStep(Protocol):
         """
 
     @property
-    def settle_split(self) -> bool:
+    def settle_profiled(self) -> bool:
         """Whether the marks of a profiled iteration are lost unless they are taken before the next."""
 
 
@@ -114,7 +114,7 @@ class EagerStep:
         capturable: the step is to be captured in a CUDA graph.
     """
 
-    settle_split = False
+    settle_profiled = False
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class EagerStep:
         for part in self._parts:
             part.update.set_learning_rate(rate)
 
-    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """Every phase can be marked as it is."""
         return True
 

@@ -32,7 +32,7 @@ WARMUP_WINDOW = 10
 BLOCK_S = 0.1
 """A block lasts so long at least: what the ranks say to each other between two blocks takes milliseconds."""
 
-SPLIT_SETTLING = 2
+PROFILED_SETTLING = 2
 """Profiled iterations that are discarded: their first marks and, after a change of the path, first calls."""
 
 DECIMALS = 9  # of a second, in raw samples
@@ -106,7 +106,7 @@ class Extent:
             return "seconds"
         return None
 
-    def num_split(self, pace_s: float) -> int:
+    def num_profiled(self, pace_s: float) -> int:
         """Profiled iterations to keep."""
         if self.max_seconds is None:
             return self.profiled_iterations
@@ -127,9 +127,9 @@ class Measurement:
         after_each: called after each iteration, between two samples.
 
     Attributes:
-        rows: raw samples so far, one an iteration: `iteration`, `warmup`, `split`, `start_s` (on rank 0's
-            monotonic clock), `step_s`, and `spans` of split ones: [phase, lane, start, stop] in seconds from
-            the step's start; on a GPU also `behind_s` (`scaling.measure.phases.StepSample`).
+        rows: raw samples so far, one an iteration: `iteration`, `warmup`, `profiled`, `start_s` (on rank 0's
+            monotonic clock), `step_s`, and `spans` of profiled ones: [phase, lane, start, stop] in seconds
+            from the step's start; on a GPU also `behind_s` (`scaling.measure.phases.StepSample`).
         seconds: part -> wall time, of the slowest rank.
         warmup_end: why warm-up ended.
         stop_reason: why the unprofiled part ended.
@@ -154,7 +154,7 @@ class Measurement:
         ended = None
         while ended is None:
             start = time.perf_counter()
-            self._run(1, split=False)
+            self._run(1, profiled=False)
             self._keep(warmup=True)  # waits for the device
             times.append(self.agreement.largest(time.perf_counter() - start))
             self._elapsed_s += times[-1]
@@ -168,37 +168,37 @@ class Measurement:
         window_s, reason = 0.0, None
         start = time.perf_counter()
         while reason is None:
-            self._run(self.extent.block(len(times), self._elapsed_s + window_s, self._pace_s), split=False)
+            self._run(self.extent.block(len(times), self._elapsed_s + window_s, self._pace_s), profiled=False)
             samples = self._keep(warmup=False)
             times += self.agreement.largest_of([sample.step_s for sample in samples])
             window_s = self.agreement.largest(time.perf_counter() - start)
             self._pace_s = float(np.median(times))
             reason = self.extent.end(times, window_s, self._elapsed_s + window_s)
         self._elapsed_s += window_s
-        self.stop_reason, self.seconds["unsplit"] = reason, window_s
+        self.stop_reason, self.seconds["unprofiled"] = reason, window_s
 
-    def split(self, *, settle_each: bool) -> None:
+    def profile(self, *, settle_each: bool) -> None:
         """Part 3.
 
         Args:
             settle_each: take each step's marks before the next.
         """
         start = time.perf_counter()
-        self._split(SPLIT_SETTLING, settle_each=settle_each, warmup=True)
-        num_kept = self.extent.num_split(self._pace_s)
-        self._split(num_kept, settle_each=settle_each, warmup=False)
-        self.seconds["split"] = self.agreement.largest(time.perf_counter() - start)
+        self._profile(PROFILED_SETTLING, settle_each=settle_each, warmup=True)
+        num_kept = self.extent.num_profiled(self._pace_s)
+        self._profile(num_kept, settle_each=settle_each, warmup=False)
+        self.seconds["profiled"] = self.agreement.largest(time.perf_counter() - start)
 
-    def _split(self, count: int, *, settle_each: bool, warmup: bool) -> None:
+    def _profile(self, count: int, *, settle_each: bool, warmup: bool) -> None:
         for _ in range(count):
-            self._run(1, split=True)
+            self._run(1, profiled=True)
             if settle_each:
                 self._keep(warmup=warmup)
         self._keep(warmup=warmup)
 
-    def _run(self, count: int, *, split: bool) -> None:
+    def _run(self, count: int, *, profiled: bool) -> None:
         for _ in range(count):
-            with self.recorder.step(split=split) as marks:
+            with self.recorder.step(profiled=profiled) as marks:
                 self.iterate(marks)
             self.after_each()
 
@@ -208,7 +208,7 @@ class Measurement:
             row: dict[str, Any] = {
                 "iteration": len(self.rows),
                 "warmup": warmup,
-                "split": sample.spans is not None,
+                "profiled": sample.spans is not None,
                 "start_s": round(sample.start_s + self.host_offset_s, DECIMALS),
                 "step_s": round(sample.step_s, DECIMALS),
             }

@@ -32,7 +32,7 @@ def test_budget_is_the_mean_over_the_middle_half_of_split_steps(study, split_lin
     study.add_split([[1.0, 2.0, 4.0, 100.0]], [lines])
     row = row_of(study)
     assert (row["profiled_iteration_s"], row["forward_s"], row["unattributed_s"]) == (3.0, 1.5, 1.5)
-    # Of the unsplit ones the middle half is 2 and 4 as well: profiling cost nothing.
+    # Of the unprofiled ones the middle half is 2 and 4 as well: profiling cost nothing.
     assert row["profiling_overhead_s"] == 0.0
     assert row["iteration_s"] == 3.0
 

@@ -57,7 +57,7 @@ def gpu(**values):
 
 
 def add_with(study, gpus, launches=1, **summary):
-    lines = [[{"iteration": i, "warmup": False, "split": False, "step_s": 1.0 + i % 2} for i in range(20)]]
+    lines = [[{"iteration": i, "warmup": False, "profiled": False, "step_s": 1.0 + i % 2} for i in range(20)]]
     study.add([lines * len(gpus)] * launches, world_size=len(gpus), summary={"gpu": gpus, **summary})
 
 
@@ -100,7 +100,7 @@ def test_memory_peak_is_the_largest_of_all_ranks(study, peaks, expected):
 
 
 def add_with_goal(study, steps_s, stop_reason, goal=0.01, **summary):
-    lines = [{"iteration": i, "warmup": False, "split": False, "step_s": s} for i, s in enumerate(steps_s)]
+    lines = [{"iteration": i, "warmup": False, "profiled": False, "step_s": s} for i, s in enumerate(steps_s)]
     summary = {"stop_reason": stop_reason, **summary}
     study.add([[lines]], precision_goal=goal, summary=summary)
 
@@ -109,7 +109,7 @@ SCATTERED = [1.0, 1.1] * 10
 
 
 def test_goal_that_was_missed_is_warned_of_with_what_was_reached(study):
-    add_with_goal(study, SCATTERED, "seconds", seconds={"unsplit": 10.2})
+    add_with_goal(study, SCATTERED, "seconds", seconds={"unprofiled": 10.2})
     assert warnings(study) == ["precision: 95% interval within a launch is +-4.8% after 10 s, goal 1%"]
 
 
@@ -119,7 +119,7 @@ def test_goal_that_was_missed_is_told_in_iterations_where_seconds_are_not_known(
 
 
 def test_too_few_iterations_for_an_interval_are_told_so(study):
-    add_with_goal(study, [1.0, 1.1, 1.0], "seconds", seconds={"unsplit": 3.1})
+    add_with_goal(study, [1.0, 1.1, 1.0], "seconds", seconds={"unprofiled": 3.1})
     assert warnings(study) == ["precision: no 95% interval after 3.1 s, goal 1%"]
 
 

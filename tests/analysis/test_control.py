@@ -216,7 +216,7 @@ class TestDifferencesOfLaunches:
         runs = []
         for backward_s, sign in zip(launches, (1, -1), strict=True):
             end = backward_s + sign * scatter_s
-            lines = [iteration(0, end + 1e-3, split=False)]
+            lines = [iteration(0, end + 1e-3, profiled=False)]
             lines += [split(number, end + 1e-3, ("backward", "compute", 0.0, end)) for number in range(1, 5)]
             runs.append([lines] * 2)
         return study.add(runs, world_size=2, aggregator=label, aggregator_label=label)

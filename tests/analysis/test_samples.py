@@ -13,11 +13,11 @@ def launch_of(study):
 FORWARD = ("forward", "main", 0.0, 0.4)
 
 
-def test_time_comes_from_unsplit_steps_alone_and_phases_from_split_ones(study, line, split_line):
+def test_time_comes_from_unprofiled_steps_alone_and_phases_from_profiled_ones(study, line, split_line):
     lines = [
-        line(0, 9.0, warmup=True, split=False),
-        line(1, 1.0, split=False),
-        line(2, 2.0, split=False),
+        line(0, 9.0, warmup=True, profiled=False),
+        line(1, 1.0, profiled=False),
+        line(2, 2.0, profiled=False),
         {**split_line(3, 7.0, FORWARD), "warmup": True},
         split_line(4, 1.5, FORWARD, start_s=3.25),
     ]
@@ -37,7 +37,7 @@ def test_step_is_that_of_the_slowest_rank_and_ranks_are_kept(study, line):
     assert launch.rank_steps_s.tolist() == [[1.0, 4.0], [2.0, 3.0]]
 
 
-def test_old_line_is_both_unsplit_and_split_with_its_phases_one_after_the_other(study, line):
+def test_old_line_is_both_unprofiled_and_profiled_with_its_phases_one_after_the_other(study, line):
     study.add([[[line(0, 1.0, forward_s=0.25, backward_s=0.5, communicate_s=0.125)]]], aggregator="ring")
     launch = launch_of(study)
     assert launch.step_s.tolist() == [1.0]
@@ -59,7 +59,7 @@ def test_old_line_without_marks_inside_the_step_tells_no_phase(study, line, cell
 
 
 def test_captured_step_with_split_lines_tells_its_phases(study, line, split_line):
-    study.add([[[line(0, 1.0, split=False), split_line(1, 1.0, FORWARD)]]], step="captured")
+    study.add([[[line(0, 1.0, profiled=False), split_line(1, 1.0, FORWARD)]]], step="captured")
     assert len(launch_of(study).profiled_steps) == 1
 
 
@@ -84,7 +84,7 @@ def test_rank_that_waits_least_in_split_steps_is_waited_for(study, split_line):
     ],
 )
 def test_damaged_split_line_is_an_error_that_names_the_run(study, line, split_line, change, message):
-    cell_id = study.add([[[line(0, 1.0, split=False), {**split_line(1, 1.0, FORWARD), **change}]]])
+    cell_id = study.add([[[line(0, 1.0, profiled=False), {**split_line(1, 1.0, FORWARD), **change}]]])
     with pytest.raises(StoreError, match=message) as caught:
         read_cells(study.folder)
     assert f"{cell_id}/0" in str(caught.value)
@@ -93,19 +93,19 @@ def test_damaged_split_line_is_an_error_that_names_the_run(study, line, split_li
 def test_split_line_without_spans_is_an_error(study, line, split_line):
     broken = split_line(1, 1.0)
     del broken["spans"]
-    study.add([[[line(0, 1.0, split=False), broken]]])
+    study.add([[[line(0, 1.0, profiled=False), broken]]])
     with pytest.raises(StoreError, match="lacks 'spans'"):
         read_cells(study.folder)
 
 
 def test_split_steps_of_ranks_that_differ_are_an_error(study, line, split_line):
-    one = [line(0, 1.0, split=False), split_line(1, 1.0, FORWARD)]
-    other = [line(0, 1.0, split=False), split_line(2, 1.0, FORWARD)]
+    one = [line(0, 1.0, profiled=False), split_line(1, 1.0, FORWARD)]
+    other = [line(0, 1.0, profiled=False), split_line(2, 1.0, FORWARD)]
     study.add([[one, other]], world_size=2)
     with pytest.raises(StoreError, match="ranks 0 and 1 recorded different iterations"):
         read_cells(study.folder)
 
 
 def test_start_that_is_not_known_is_allowed(study, line, split_line):
-    study.add([[[line(0, 1.0, split=False), {**split_line(1, 1.0, FORWARD), "start_s": None}]]])
+    study.add([[[line(0, 1.0, profiled=False), {**split_line(1, 1.0, FORWARD), "start_s": None}]]])
     assert launch_of(study).profiled_steps[0].ranks[0].start_s is None

@@ -102,7 +102,7 @@ def add(study, runs, of, notes=()):
             study.folder.fail_run(record, run)
             continue
         study.folder.sample_writer(cell_id, repeat, 0)(run)
-        study.folder.finish_run(record, {"seconds": {"unsplit": 20.0}}, notes)
+        study.folder.finish_run(record, {"seconds": {"unprofiled": 20.0}}, notes)
 
 
 @pytest.fixture

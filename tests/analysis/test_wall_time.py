@@ -17,8 +17,8 @@ def launch(**changes):
         "cell_id": "a",
         "setup_s": 10.0,
         "warmup_s": 5.0,
-        "unsplit_s": 20.0,
-        "split_s": 10.0,
+        "unprofiled_s": 20.0,
+        "profiled_s": 10.0,
         "other_s": 1.0,
     }
     return {"world_size": 2, "start_up_s": 15.0, "cells": [cell, cell], "total_s": 105.0, **changes}

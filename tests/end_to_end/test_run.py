@@ -183,7 +183,7 @@ def test_killed_worker_loses_nothing_and_nothing_is_measured_twice(scaling):
     for record in scaling.results().runs():
         for rows in scaling.results().samples(record.cell_id, record.repeat):
             assert [row["iteration"] for row in rows] == list(range(len(rows)))
-            assert sum(not row["warmup"] and not row["split"] for row in rows) == FEW["iterations"]
+            assert sum(not row["warmup"] and not row["profiled"] for row in rows) == FEW["iterations"]
 
 
 def test_killed_zygote_loses_nothing(scaling):

@@ -20,7 +20,7 @@ class TestStartsOnTheHostsClock:
     def test_step_starts_when_the_host_says(self, clock, recorder):
         clock.now_s += 3
         expected = clock.host_s()
-        with recorder.step(split=False):
+        with recorder.step(profiled=False):
             clock.now_s += 1
         (sample,) = recorder.take()
         assert sample.start_s == pytest.approx(expected)
@@ -33,7 +33,7 @@ class TestStartsOnTheHostsClock:
             for _ in range(3):
                 clock.now_s += 10
                 expected.append(clock.host_s())
-                with recorder.step(split=True):
+                with recorder.step(profiled=True):
                     clock.now_s += 5
             clock.now_s += 2
             taken = recorder.take()
@@ -44,7 +44,7 @@ class TestStartsOnTheHostsClock:
 
     def test_steps_that_take_no_time_start_all_the_same(self, clock, recorder):
         for _ in range(2):
-            with recorder.step(split=False):
+            with recorder.step(profiled=False):
                 pass
         assert [sample.start_s for sample in recorder.take()] == [1000.0, 1000.0]
 
@@ -67,7 +67,7 @@ class TestMarksThatArePlaced:
         return tuple(marks)
 
     def test_they_are_phases_on_main(self, clock, recorder):
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             with marks.phase("input"):
                 clock.now_s += 1
             first, second, third = self.replayed(clock)
@@ -83,20 +83,23 @@ class TestMarksThatArePlaced:
     def test_they_are_not_given_back_to_the_recorders_clock(self, clock, recorder):
         foreign = self.replayed(clock)
         for _ in range(3):
-            with recorder.step(split=True):
+            with recorder.step(profiled=True):
                 recorder.place("forward", foreign[0], foreign[2])
             recorder.take()
         assert clock.seconds(foreign[0], foreign[2]) == 3
 
     def test_outside_a_profiled_iteration_there_is_no_place_for_them(self, clock, recorder):
         foreign = self.replayed(clock)
-        with pytest.raises(AssertionError, match="inside a profiled iteration"), recorder.step(split=False):
+        with (
+            pytest.raises(AssertionError, match="inside a profiled iteration"),
+            recorder.step(profiled=False),
+        ):
             recorder.place("forward", foreign[0], foreign[1])
 
 
 class TestMarksAreUsedAgain:
     def step(self, clock, recorder) -> None:
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             for phase in ("forward", "backward"):
                 with marks.phase(phase), marks.on_lane("comm")("communicate"):
                     clock.now_s += 1
@@ -117,7 +120,7 @@ class TestMarksAreUsedAgain:
 
     def test_step_that_raised_spoils_nothing(self, clock, recorder):
         for _ in range(3):
-            with pytest.raises(KeyError), recorder.step(split=True) as marks, marks.phase("forward"):
+            with pytest.raises(KeyError), recorder.step(profiled=True) as marks, marks.phase("forward"):
                 raise KeyError
             self.step(clock, recorder)
             (sample,) = recorder.take()
@@ -129,7 +132,7 @@ class TestPhasesThatFollowEachOther:
         """Two phases, the second `gap_s` after the first on the host; (marks that it took, spans)."""
         clock.chain_s = 1.0
         before = clock.num_marks
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             host.now_s += 5
             for phase in ("forward", "backward"):
                 with marks.phase(phase):
@@ -152,7 +155,7 @@ class TestPhasesThatFollowEachOther:
 
     def test_first_phase_begins_with_the_step(self, clock, host, recorder):
         clock.chain_s = 1.0
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             clock.now_s += 1
             with marks.phase("input"):
                 clock.now_s += 1
@@ -161,14 +164,14 @@ class TestPhasesThatFollowEachOther:
 
     def test_pause_takes_no_mark_more_than_its_two_ends(self, clock, host, recorder):
         before = clock.num_marks
-        with recorder.step(split=True) as marks, marks.phase("backward"), marks.paused():
+        with recorder.step(profiled=True) as marks, marks.phase("backward"), marks.paused():
             pass
         assert clock.num_marks - before == 2 + 4
 
     def test_work_beside_follows_nothing_of_another_call(self, clock, host, recorder):
         """A stream waits for the computation before each exchange: that wait is none of it."""
         clock.chain_s = 1.0
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             for _ in range(2):
                 phase = marks.on_lane("comm")
                 with phase("communicate"):
@@ -189,7 +192,7 @@ class TestHowFarTheDeviceIsBehind:
     def test_it_is_known_of_forward_and_backward_where_the_device_runs_by_itself(self, clock, recorder):
         clock.is_asynchronous = True
         clock.change_drift(1.0)
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             with marks.phase("forward"):
                 clock.now_s += 1
             with marks.phase("backward"):
@@ -200,7 +203,7 @@ class TestHowFarTheDeviceIsBehind:
         assert sample.behind_s["backward"] - sample.behind_s["forward"] == pytest.approx(4, abs=0.1)
 
     def test_a_host_that_computes_is_never_ahead(self, clock, recorder):
-        with recorder.step(split=True) as marks, marks.phase("forward"):
+        with recorder.step(profiled=True) as marks, marks.phase("forward"):
             clock.now_s += 1
         (sample,) = recorder.take()
         assert sample.behind_s is None

@@ -17,7 +17,7 @@ def spans_of(recorder: PhaseRecorder) -> list[tuple[str, str, float, float]]:
 
 class TestUnsplitSteps:
     def test_they_have_a_length_and_no_spans(self, clock, recorder):
-        with recorder.step(split=False) as marks:
+        with recorder.step(profiled=False) as marks:
             clock.now_s += 1
             with marks.phase("forward"), marks.on_lane("comm")("communicate"), marks.paused():
                 clock.now_s += 2
@@ -26,7 +26,7 @@ class TestUnsplitSteps:
 
     def test_nothing_is_marked_inside(self, clock, recorder):
         before = clock.num_marks
-        with recorder.step(split=False) as marks:
+        with recorder.step(profiled=False) as marks:
             assert marks is UNMARKED
             with marks.phase("forward"):
                 pass
@@ -34,7 +34,7 @@ class TestUnsplitSteps:
 
     def test_they_keep_their_order_and_are_taken_once(self, clock, recorder):
         for seconds in (3, 1, 2):
-            with recorder.step(split=False):
+            with recorder.step(profiled=False):
                 clock.now_s += seconds
         assert [sample.step_s for sample in recorder.take()] == [3, 1, 2]
         assert recorder.take() == []
@@ -43,7 +43,7 @@ class TestUnsplitSteps:
 class TestMainLane:
     def test_phases_are_spans_from_the_steps_start(self, clock, recorder):
         clock.now_s += 50
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             clock.now_s += 1
             with marks.phase("forward"):
                 clock.now_s += 2
@@ -53,27 +53,27 @@ class TestMainLane:
         assert spans_of(recorder) == [("forward", "main", 1, 3), ("backward", "main", 3, 7)]
 
     def test_phase_that_comes_twice_is_two_spans(self, clock, recorder):
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             for seconds in (1, 2):
                 with marks.phase("communicate"):
                     clock.now_s += seconds
         assert spans_of(recorder) == [("communicate", "main", 0, 1), ("communicate", "main", 1, 3)]
 
     def test_split_step_in_which_nothing_was_marked_has_no_span(self, recorder):
-        with recorder.step(split=True):
+        with recorder.step(profiled=True):
             pass
         assert spans_of(recorder) == []
 
     def test_clock_is_not_settled_inside_the_measured_window(self, clock, recorder):
         before = clock.num_settled
-        with recorder.step(split=True) as marks, marks.phase("update"):
+        with recorder.step(profiled=True) as marks, marks.phase("update"):
             clock.now_s += 1
         assert clock.num_settled == before
 
 
 class TestLanesBeside:
     def test_they_run_under_main_and_under_each_other(self, clock, recorder):
-        with recorder.step(split=True) as marks, marks.phase("backward"):
+        with recorder.step(profiled=True) as marks, marks.phase("backward"):
             with marks.on_lane("comm")("communicate"):
                 clock.now_s += 1
                 with marks.on_lane("copy")("h2d"):
@@ -90,7 +90,7 @@ class TestLanesBeside:
             with recorder.on_lane("comm")("communicate"):
                 clock.now_s += 5
 
-        with recorder.step(split=True) as marks, marks.phase("backward"):
+        with recorder.step(profiled=True) as marks, marks.phase("backward"):
             thread = threading.Thread(target=exchange)
             thread.start()
             thread.join()
@@ -99,7 +99,7 @@ class TestLanesBeside:
     def test_phases_of_one_do_not_nest(self, recorder):
         with (
             pytest.raises(ValueError, match="phase 'reduce' inside phase 'communicate'"),
-            recorder.step(split=True) as marks,
+            recorder.step(profiled=True) as marks,
             marks.on_lane("comm")("communicate"),
             marks.on_lane("comm")("reduce"),
         ):
@@ -108,7 +108,7 @@ class TestLanesBeside:
 
 class TestPaused:
     def test_phase_is_cut_and_the_pause_is_an_exchange_on_the_hook_lane(self, clock, recorder):
-        with recorder.step(split=True) as marks, marks.phase("backward"):
+        with recorder.step(profiled=True) as marks, marks.phase("backward"):
             clock.now_s += 1
             with marks.paused():
                 clock.now_s += 2
@@ -125,7 +125,7 @@ class TestPaused:
         ids=["done before", "done while it waits", "done after it"],
     )
     def test_rest_of_the_phase_begins_when_the_lane_comm_is_done(self, clock, recorder, exchanged_s, rest):
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             backward, exchange = marks.phase("backward"), marks.on_lane("comm")("communicate")
             pause = marks.paused(until_beside_ends=True)
             begun = [(0, backward.__enter__), (1, pause.__enter__), (1, exchange.__enter__)]
@@ -137,7 +137,7 @@ class TestPaused:
         assert [span[2:] for span in spans_of(recorder) if span[0] == "backward"] == [(0, 1), rest]
 
     def test_rest_begins_at_once_where_nothing_ran_beside(self, clock, recorder):
-        with recorder.step(split=True) as marks, marks.phase("backward"):
+        with recorder.step(profiled=True) as marks, marks.phase("backward"):
             clock.now_s += 1
             with marks.paused(until_beside_ends=True):
                 clock.now_s += 1
@@ -149,7 +149,7 @@ class TestErrors:
     def test_unknown_phase_is_an_error_with_the_names_allowed(self, recorder):
         with (
             pytest.raises(ValueError, match="unknown phase 'foward'; allowed: input, h2d, forward"),
-            recorder.step(split=True) as marks,
+            recorder.step(profiled=True) as marks,
             marks.phase("foward"),
         ):
             pass
@@ -157,7 +157,7 @@ class TestErrors:
     def test_phase_inside_a_phase_is_an_error_naming_both(self, recorder):
         with (
             pytest.raises(ValueError, match="phase 'reduce' inside phase 'update'"),
-            recorder.step(split=True) as marks,
+            recorder.step(profiled=True) as marks,
             marks.phase("update"),
             marks.phase("reduce"),
         ):
@@ -170,7 +170,7 @@ class TestErrors:
     @pytest.mark.parametrize("where", ["phase", "beside", "paused"])
     def test_step_that_raised_is_not_recorded_and_the_next_one_is(self, clock, recorder, where):
         def fails() -> None:
-            with recorder.step(split=True) as marks, marks.phase("forward"):
+            with recorder.step(profiled=True) as marks, marks.phase("forward"):
                 clock.now_s += 5
                 inside = {
                     "phase": lambda: marks.phase("backward"),
@@ -182,12 +182,12 @@ class TestErrors:
 
         with pytest.raises((KeyError, ValueError)):
             fails()
-        with recorder.step(split=True) as marks, marks.phase("forward"):
+        with recorder.step(profiled=True) as marks, marks.phase("forward"):
             clock.now_s += 1
         assert spans_of(recorder) == [("forward", "main", 0, 1)]
 
     def test_phase_that_raised_is_no_span_where_the_step_goes_on(self, clock, recorder):
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             with pytest.raises(KeyError), marks.phase("forward"):
                 raise KeyError
             with marks.phase("backward"):
@@ -196,7 +196,7 @@ class TestErrors:
 
 
 def test_every_phase_may_be_marked_on_every_lane(recorder):
-    with recorder.step(split=True) as marks:
+    with recorder.step(profiled=True) as marks:
         for phase in PHASES:
             with marks.phase(phase), marks.on_lane("comm")(phase), marks.on_lane("copy")(phase):
                 pass

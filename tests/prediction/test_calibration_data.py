@@ -77,7 +77,7 @@ def test_cell_of_which_another_repeat_is_done_is_read_anew(study, read):
     del read[:]
     record = study.folder.run(planned, 0)
     study.folder.start_run(record, {"launcher": "local", "host": "here"})
-    lines = [{"iteration": n, "warmup": False, "split": False, "step_s": 0.2} for n in range(3)]
+    lines = [{"iteration": n, "warmup": False, "profiled": False, "step_s": 0.2} for n in range(3)]
     for rank in range(2):
         study.folder.sample_writer(planned, 0, rank)(lines)
     study.folder.finish_run(record, {})

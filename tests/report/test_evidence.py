@@ -27,7 +27,7 @@ def report(tmp_path_factory):
         runs = []
         for repeat in range(3):
             warm = [iteration(i, 9.0, warmup=True) for i in range(2)]
-            steps = [iteration(2 + i, step_s + 0.001 * (i + repeat), split=False) for i in range(5)]
+            steps = [iteration(2 + i, step_s + 0.001 * (i + repeat), profiled=False) for i in range(5)]
             ranks = []
             for rank in range(size):
                 spans = [
@@ -44,7 +44,7 @@ def report(tmp_path_factory):
             world_size=size,
             summary={"wire_bytes_per_rank": [1_000_000 * number, 2_000_000 * number][:size]},
         )
-    replicate = [[[iteration(i, 0.26, split=False) for i in range(5)]] * 2] * 3
+    replicate = [[[iteration(i, 0.26, profiled=False) for i in range(5)]] * 2] * 3
     study.add(replicate, aggregator="ring", world_size=2, aa_replicate=1)
     lines = [epoch(1, 1.5, 0.5, 0.91), epoch(2, 2.75, 0.25, 0.96), epoch(3, 4.0, 0.125, 0.97)]
     late = [{**one, "train_s": one["train_s"] + 0.5} for one in lines]
@@ -85,7 +85,11 @@ class Report:
         slowest = []
         for ranks in self.lines(cell_id):
             kept = [
-                [line["step_s"] for line in rank if not line["warmup"] and not line.get("split")]
+                [
+                    line["step_s"]
+                    for line in rank
+                    if not line["warmup"] and not line.get("profiled", line.get("split"))
+                ]
                 for rank in ranks
             ]
             slowest += [max(steps) for steps in zip(*kept, strict=True)]
@@ -103,7 +107,10 @@ def test_time_per_iteration_is_the_median_of_the_slowest_ranks_samples(report):
         low, high = (float(part) for part in row["95% interval, ms"].split(" to "))
         medians = []
         for ranks in report.lines(row["cell"]):
-            kept = [[x["step_s"] for x in rank if not x["warmup"] and not x.get("split")] for rank in ranks]
+            kept = [
+                [x["step_s"] for x in rank if not x["warmup"] and not x.get("profiled", x.get("split"))]
+                for rank in ranks
+            ]
             medians.append(statistics.median(max(steps) for steps in zip(*kept, strict=True)))
         middle = 1000 * statistics.geometric_mean(medians)
         assert low < middle < high
@@ -122,7 +129,7 @@ def test_speedup_and_efficiency_are_ratios_of_two_cells_samples(report):
 def test_parts_of_a_step_are_the_spans_of_its_split_lines(report):
     row = report.shown("Where a step's time goes", "ring", 2)
     (ranks, *_) = report.lines(row["cell"])
-    marked = [line for line in ranks[1] if line.get("split")]
+    marked = [line for line in ranks[1] if line.get("profiled", line.get("split"))]
     spans = {name: stop - start for name, _, start, stop in marked[0]["spans"]}
     assert float(row["forward"]) == pytest.approx(1000 * spans["forward"], rel=1e-3)
     # Rank 1 arrives last at the exchange: all of it is exposed, and none of it waiting.
@@ -134,7 +141,9 @@ def test_skew_is_the_last_ranks_arrival_after_the_first(report):
     row = report.shown("Where a step's time goes", "ring", 2)
     (ranks, *_) = report.lines(row["cell"])
     skews = []
-    for steps in zip(*([line for line in rank if line.get("split")] for rank in ranks), strict=True):
+    for steps in zip(
+        *([line for line in rank if line.get("profiled", line.get("split"))] for rank in ranks), strict=True
+    ):
         arrivals = [one["start_s"] + one["spans"][1][2] for one in steps]
         skews.append(max(arrivals) - min(arrivals))
     assert float(row["skew"]) == pytest.approx(1000 * statistics.median(skews), rel=1e-3)
@@ -152,7 +161,10 @@ def test_noise_floor_is_the_distance_of_an_a_a_pair(report):
     for own, other in zip(report.lines(cell_id), report.lines(replicate), strict=True):
         pair = []
         for ranks in (own, other):
-            kept = [[x["step_s"] for x in rank if not x["warmup"] and not x.get("split")] for rank in ranks]
+            kept = [
+                [x["step_s"] for x in rank if not x["warmup"] and not x.get("profiled", x.get("split"))]
+                for rank in ranks
+            ]
             pair.append(statistics.median(max(steps) for steps in zip(*kept, strict=True)))
         distances.append(math.log(pair[1] / pair[0]))
     assert floor == pytest.approx(abs(statistics.mean(distances)), abs=0.0006)

@@ -21,7 +21,7 @@ def timed(study, split_line, line):
     """Two ranks, an unprofiled and a profiled iteration each; rank 1 starts a millisecond later."""
 
     def rank(late_s):
-        own = {**line(0, 0.010, split=False), "start_s": 100.0 + late_s}
+        own = {**line(0, 0.010, profiled=False), "start_s": 100.0 + late_s}
         spans = [("forward", "main", 0.001, 0.004), ("communicate", "comm", 0.003, 0.008)]
         return [own, split_line(1, 0.010, *spans, start_s=100.02 + late_s)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
-from scaling.store import ResultsFolder, RunRecord
+from scaling.store import SCHEMA_VERSION, ResultsFolder, RunRecord
 from scaling.store.failures import failure_kind
 from scaling.store.upgrades import _BACK_FROM_HOST
 
@@ -24,7 +24,7 @@ def read_back(tmp_path, version, aggregator, counted, device="cuda", num_paramet
     path = tmp_path / "runs" / "abc" / "0" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
     record = folder.run("abc", 0)
-    assert record.schema_version == 4
+    assert record.schema_version == SCHEMA_VERSION
     assert folder.runs() == [record]
     return record.summary
 
@@ -106,3 +106,16 @@ def test_profiled_iterations_had_another_name(tmp_path):
     folder.write_run(RunRecord("abc", 0, cell, schema_version=3))
     assert folder.run("abc", 0).cell["profiled_iterations"] == 7
     assert folder.study()["parts"] == [{"kind": "iteration", "profiled_iterations": 7}]
+
+
+def test_profiled_iterations_had_another_name_in_samples_seconds_and_launch_times(tmp_path):
+    folder = ResultsFolder(tmp_path)
+    cell = {"kind": "own", "device": "cpu", "world_size": 1}
+    seconds = {"setup": 1.0, "unsplit": 3.0, "split": 0.5}
+    folder.write_run(RunRecord("abc", 0, cell, "done", summary={"seconds": seconds}, schema_version=5))
+    folder.sample_writer("abc", 0, 0)([{"iteration": 0, "split": True}, {"iteration": 1}])
+    folder.write_launch_times({"cells": [{"cell_id": "abc", "unsplit_s": 3.0, "split_s": 0.5}]})
+    assert folder.run("abc", 0).summary["seconds"] == {"setup": 1.0, "unprofiled": 3.0, "profiled": 0.5}
+    assert folder.samples("abc", 0) == [[{"iteration": 0, "profiled": True}, {"iteration": 1}]]
+    (times,) = folder.launch_times()
+    assert times["cells"] == [{"cell_id": "abc", "unprofiled_s": 3.0, "profiled_s": 0.5}]

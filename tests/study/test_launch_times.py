@@ -87,7 +87,7 @@ def test_one_file_is_written_anew_after_each_cell(clock, folder):
 
 def test_parts_sum_to_the_total(clock, folder):
     times = LaunchTimes(folder, LAUNCH, STARTED)
-    for seconds in ({"setup": 1.0, "warmup": 2.0, "unsplit": 3.0, "split": 0.5}, {"setup": 4.0}, {}):
+    for seconds in ({"setup": 1.0, "warmup": 2.0, "unprofiled": 3.0, "profiled": 0.5}, {"setup": 4.0}, {}):
         clock.now_s += 8
         times.add("cell", seconds)
     (written,) = folder.launch_times()
@@ -95,8 +95,8 @@ def test_parts_sum_to_the_total(clock, folder):
         "cell_id": "cell",
         "setup_s": 1.0,
         "warmup_s": 2.0,
-        "unsplit_s": 3.0,
-        "split_s": 0.5,
+        "unprofiled_s": 3.0,
+        "profiled_s": 0.5,
         "training_s": 0.0,
         "other_s": 1.5,
     }

@@ -22,7 +22,7 @@ from scaling.study.rank.iteration import extent_of
 from scaling.study.rank.launch import CellRunner
 from scaling.study.rank.loaded import MAX_LOADED, Loaded
 from scaling.study.rank.summary import RankSummary
-from scaling.training.timing import SPLIT_SETTLING
+from scaling.training.timing import PROFILED_SETTLING
 from scaling.workloads.base import DataShape, Model
 
 TIMED = Cell(
@@ -278,11 +278,11 @@ def ran(group) -> tuple[list[dict[str, Any]], RankSummary, dict[str, float]]:
 class TestTimedCell:
     def test_samples_are_of_three_parts(self, ran):
         rows, summary, _ = ran
-        warmup = [row for row in rows if row["warmup"] and not row["split"]]
-        split = [row for row in rows if row["split"]]
+        warmup = [row for row in rows if row["warmup"] and not row["profiled"]]
+        split = [row for row in rows if row["profiled"]]
         assert len(warmup) == summary.warmup_iterations >= 10
-        assert len(split) == SPLIT_SETTLING + 4
-        assert rows == [*warmup, *(row for row in rows if not (row["warmup"] or row["split"])), *split]
+        assert len(split) == PROFILED_SETTLING + 4
+        assert rows == [*warmup, *(row for row in rows if not (row["warmup"] or row["profiled"])), *split]
 
     def test_split_steps_know_their_phases(self, ran):
         rows, *_ = ran
@@ -295,7 +295,7 @@ class TestTimedCell:
         assert summary.stop_reason in ("precision", "iterations")
         assert summary.clock_uncertainty_s == 0
         assert (summary.gpu, summary.memory_peak_bytes) == (None, None)
-        assert set(summary.seconds) == {"setup", "warmup", "unsplit", "split"}
+        assert set(summary.seconds) == {"setup", "warmup", "unprofiled", "profiled"}
         assert summary.seconds == seconds
 
     def test_cell_that_fails_leaves_the_seconds_of_the_parts_it_came_through(self, runner, group):
@@ -304,7 +304,7 @@ class TestTimedCell:
 
         with pytest.raises(OSError, match="no space left"):
             runner.run(TIMED, group, full)
-        assert set(runner.seconds) == {"setup", "warmup", "unsplit", "split"}
+        assert set(runner.seconds) == {"setup", "warmup", "unprofiled", "profiled"}
         with pytest.raises(ValueError, match="unknown aggregator"):
             run(runner, group, replace(TIMED, aggregator="rings"))
         assert runner.seconds == {}

@@ -52,7 +52,7 @@ def trained(name: str, group: TorchGroup, ddp: DdpSettings) -> dict[str, Any]:
     )
     for number in range(STEPS):
         step(*batch(group.rank, number))
-    step.prepare_split(PhaseRecorder(clock_for(CPU)))
+    step.prepare_profiled(PhaseRecorder(clock_for(CPU)))
     parameters = torch.cat([one.flatten() for one in step.replica.trainable])
     return {"bytes": step.bucket_bytes, "parameters": parameters.tolist(), "notes": step.notes}
 

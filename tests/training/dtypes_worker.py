@@ -77,7 +77,7 @@ def split(group: TorchGroup) -> dict[str, Any]:
     expected = plainly_trained(MODELS["three dtypes"](), group.world_size)
     step = overlapped(MODELS["three dtypes"](), "all_reduce", group)
     take(step, group.rank, 0, 2)
-    step.prepare_split(PhaseRecorder(MonotonicClock()))
+    step.prepare_profiled(PhaseRecorder(MonotonicClock()))
     take(step, group.rank, 2)
     return {"apart": apart(step.replica.module, expected), "notes": step.notes}
 

@@ -91,9 +91,9 @@ def training(step: TrainingStep, group: TorchGroup, split_from: int = NUM_STEPS)
     losses, sent = [], []
     for number in range(NUM_STEPS):
         if number == split_from:
-            step.prepare_split(recorder)
+            step.prepare_profiled(recorder)
         group.meter.reset()
-        with recorder.step(split=number >= split_from) as marks:
+        with recorder.step(profiled=number >= split_from) as marks:
             losses.append(step(*batch(group.rank, number), marks).item())
         sent.append(group.meter.bytes_sent)
     state = step.replica.module.state_dict()
@@ -130,7 +130,7 @@ def dry_passes(group: TorchGroup) -> dict[str, Any]:
         torch.manual_seed(5)
         random_state = torch.get_rng_state()
         step = overlapped(create_arm(label), group, SMALL_BUCKET_MB, module)
-        step.prepare_split(PhaseRecorder(MonotonicClock()))
+        step.prepare_profiled(PhaseRecorder(MonotonicClock()))
         same = {name: torch.equal(value, expected[name]) for name, value in module.state_dict().items()}
         seen[label] = {"state": same, "random": torch.equal(torch.get_rng_state(), random_state)}
     return seen
@@ -143,7 +143,7 @@ def forgotten(group: TorchGroup) -> dict[str, Any]:
         for is_split in (False, True):
             step = made(label, group)
             if is_split:
-                step.prepare_split(PhaseRecorder(MonotonicClock()))
+                step.prepare_profiled(PhaseRecorder(MonotonicClock()))
             step(*batch(group.rank, 0))
             watched: list[weakref.ref[Any]] = [weakref.ref(step), weakref.ref(step.replica.module)]
             del step

@@ -107,7 +107,7 @@ class TestOnAGpu:
         def work(group: InProcessGroup) -> list[float]:
             step = captured(group, network(), "all_reduce")
             first = losses(step, range(3))
-            assert step.prepare_split(PhaseRecorder(clock_for(torch.device("cuda"))))
+            assert step.prepare_profiled(PhaseRecorder(clock_for(torch.device("cuda"))))
             return first + losses(step, range(3, NUM_STEPS))
 
         expected = alone(lambda group: losses(eager(group, network(), "all_reduce")))
@@ -118,10 +118,10 @@ class TestOnAGpu:
         def work(group: InProcessGroup) -> None:
             recorder = PhaseRecorder(clock_for(torch.device("cuda")))
             step = captured(group, network(), "all_reduce")
-            step.prepare_split(recorder)
-            assert step.settle_split
+            step.prepare_profiled(recorder)
+            assert step.settle_profiled
             for number in range(3):
-                with recorder.step(split=True) as marks:
+                with recorder.step(profiled=True) as marks:
                     step(*batch(number, "cuda"), marks)
                 (sample,) = recorder.take()
                 phases = [phase for phase, *_ in sample.spans]

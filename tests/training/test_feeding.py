@@ -165,10 +165,10 @@ class TestOnAGpu:
             recorder = PhaseRecorder(clock_for(device))
             found = []
             for _ in range(num_steps):
-                with recorder.step(split=False) as marks:
+                with recorder.step(profiled=False) as marks:
                     found.append(captured(*augmented.next(marks), marks).item())
-            if captured.prepare_split(recorder):
-                with recorder.step(split=True) as marks:
+            if captured.prepare_profiled(recorder):
+                with recorder.step(profiled=True) as marks:
                     captured(*augmented.next(marks), marks)
                 phases = [name for name, lane, *_ in recorder.take()[-1].spans if lane == "main"]
                 # Gathering, augmenting, the copy into the graph's buffers.
@@ -213,7 +213,7 @@ class TestOnAGpu:
         recorder = PhaseRecorder(clock_for(device))
         feeder = feeder_for("pinned", split(device), batches(), device, NUM_WORKERS)
         feeder.next(UNMARKED)
-        with recorder.step(split=True) as marks:
+        with recorder.step(profiled=True) as marks:
             feeder.next(marks)
             with marks.phase("forward"):
                 torch.cuda._sleep(10**8)

@@ -29,7 +29,7 @@ def budgets(seen, cell: str) -> list[list[StepBudget]]:
     steps = []
     for rows in zip(*(rank["rows"][cell] for rank in seen), strict=True):
         assert len({row["iteration"] for row in rows}) == 1
-        if rows[0]["split"] and not rows[0]["warmup"]:
+        if rows[0]["profiled"] and not rows[0]["warmup"]:
             ranks = [
                 RankStep(row["step_s"], [Span(*span) for span in row["spans"]], row["start_s"])
                 for row in rows

@@ -8,7 +8,7 @@ import pytest
 from scaling.measure.clock import Anchor
 from scaling.measure.phases import PhaseRecorder
 from scaling.training import timing
-from scaling.training.timing import SPLIT_SETTLING, Extent, Measurement
+from scaling.training.timing import PROFILED_SETTLING, Extent, Measurement
 
 
 class FakeClock:
@@ -98,7 +98,7 @@ def measured(clock: FakeClock, extent: Extent, **options) -> Measurement:
 
 
 def counts(made: Measurement) -> tuple[int, int]:
-    """(warm-up iterations, unsplit ones)."""
+    """(warm-up iterations, unprofiled ones)."""
     return sum(row["warmup"] for row in made.rows), sum(not row["warmup"] for row in made.rows)
 
 
@@ -164,7 +164,7 @@ class TestUnsplitIterations:
         made = measured(clock, Extent(100, 1000, max_seconds=40))
         assert counts(made) == (10, 30)
         assert made.stop_reason == "seconds"
-        assert made.seconds == {"warmup": 10, "unsplit": 30}
+        assert made.seconds == {"warmup": 10, "unprofiled": 30}
 
     @pytest.mark.parametrize("precision_goal", [None, 1e-6])
     def test_budget_is_not_overrun_by_a_block(self, clock, precision_goal):
@@ -186,7 +186,7 @@ class TestUnsplitIterations:
     def test_they_go_by_the_slowest_rank(self, clock):
         made = measured(clock, Extent(100, 1000, max_seconds=40), seconds=lambda _: 0.5, factor=2)
         assert counts(made) == (10, 30)
-        assert made.seconds["unsplit"] == 30
+        assert made.seconds["unprofiled"] == 30
         assert {row["step_s"] for row in made.rows} == {0.5}  # samples are the rank's own
 
 
@@ -219,39 +219,39 @@ class TestSplitIterations:
     def split(self, clock: FakeClock, extent: Extent, *, settle_each: bool = False, **options) -> Measurement:
         made = measured(clock, extent, **options)
         del made.rows[:]
-        made.split(settle_each=settle_each)
+        made.profile(settle_each=settle_each)
         return made
 
     def test_first_ones_only_settle(self, clock):
         made = self.split(clock, Extent(3, 5, profiled_iterations=7))
-        assert [row["warmup"] for row in made.rows] == [True] * SPLIT_SETTLING + [False] * 7
-        assert {row["split"] for row in made.rows} == {True}
-        assert made.seconds["split"] == SPLIT_SETTLING + 7
+        assert [row["warmup"] for row in made.rows] == [True] * PROFILED_SETTLING + [False] * 7
+        assert {row["profiled"] for row in made.rows} == {True}
+        assert made.seconds["profiled"] == PROFILED_SETTLING + 7
 
     @pytest.mark.parametrize(("max_seconds", "kept"), [(None, 20), (1000, 20), (40, 20), (20, 10), (1, 3)])
     def test_they_are_fewer_where_half_the_budget_does_not_hold_them(self, clock, max_seconds, kept):
         made = self.split(clock, Extent(3, 5, max_seconds=max_seconds, profiled_iterations=20))
-        assert counts(made) == (SPLIT_SETTLING, kept)
+        assert counts(made) == (PROFILED_SETTLING, kept)
 
     def test_study_may_ask_for_fewer_than_three(self, clock):
         assert counts(self.split(clock, Extent(3, 5, max_seconds=1, profiled_iterations=2))) == (
-            SPLIT_SETTLING,
+            PROFILED_SETTLING,
             2,
         )
 
     def test_they_go_by_the_slowest_rank(self, clock):
         extent = Extent(3, 5, max_seconds=40, profiled_iterations=20)
         made = self.split(clock, extent, seconds=lambda _: 1.0, factor=2)
-        assert counts(made) == (SPLIT_SETTLING, 10)
-        assert made.seconds["split"] == 2 * (SPLIT_SETTLING + 10)
+        assert counts(made) == (PROFILED_SETTLING, 10)
+        assert made.seconds["profiled"] == 2 * (PROFILED_SETTLING + 10)
 
-    @pytest.mark.parametrize(("settle_each", "looks"), [(False, 2), (True, SPLIT_SETTLING + 7 + 2)])
+    @pytest.mark.parametrize(("settle_each", "looks"), [(False, 2), (True, PROFILED_SETTLING + 7 + 2)])
     def test_marks_may_be_taken_after_each(self, clock, settle_each, looks):
         made = measured(clock, Extent(3, 5, profiled_iterations=7))
         before = clock.num_anchors
-        made.split(settle_each=settle_each)
+        made.profile(settle_each=settle_each)
         assert clock.num_anchors - before == looks
-        assert len([row for row in made.rows if row["split"]]) == SPLIT_SETTLING + 7
+        assert len([row for row in made.rows if row["profiled"]]) == PROFILED_SETTLING + 7
 
 
 class TestRows:
@@ -261,21 +261,27 @@ class TestRows:
         made.host_offset_s = 500.0
         made.warm_up()
         made.measure()
-        made.split(settle_each=False)
+        made.profile(settle_each=False)
         return made.rows
 
     def test_iterations_count_on_over_the_parts(self, rows):
-        assert [row["iteration"] for row in rows] == list(range(10 + 5 + SPLIT_SETTLING + 4))
+        assert [row["iteration"] for row in rows] == list(range(10 + 5 + PROFILED_SETTLING + 4))
 
-    def test_unsplit_ones_have_a_length_and_no_spans(self, rows):
-        assert rows[0] == {"iteration": 0, "warmup": True, "split": False, "start_s": 500.0, "step_s": 1.0}
-        assert rows[12] == {"iteration": 12, "warmup": False, "split": False, "start_s": 512.0, "step_s": 1.0}
+    def test_unprofiled_ones_have_a_length_and_no_spans(self, rows):
+        assert rows[0] == {"iteration": 0, "warmup": True, "profiled": False, "start_s": 500.0, "step_s": 1.0}
+        assert rows[12] == {
+            "iteration": 12,
+            "warmup": False,
+            "profiled": False,
+            "start_s": 512.0,
+            "step_s": 1.0,
+        }
 
-    def test_split_ones_have_spans(self, rows):
+    def test_profiled_ones_have_spans(self, rows):
         assert rows[-1] == {
             "iteration": 20,
             "warmup": False,
-            "split": True,
+            "profiled": True,
             "start_s": 520.0,
             "step_s": 1.0,
             "spans": [["forward", "main", 0.0, 1.0]],

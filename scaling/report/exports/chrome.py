@@ -70,10 +70,10 @@ def _step(
     line: dict[str, Any], rank: int, about: Mapping[str, Any], sent: Mapping[str, Any], where: str
 ) -> Iterator[Event]:
     start_s, step_s = line["start_s"], line["step_s"]
-    kind = "warm-up" if line.get("warmup") else "profiled" if line.get("split") else "unprofiled"
+    kind = "warm-up" if line.get("warmup") else "profiled" if line.get("profiled") else "unprofiled"
     args = {**about, "iteration": line.get("iteration"), "kind": kind}
     yield _complete(f"step ({kind})", "step", rank, start_s, step_s, args)
-    if line.get("split"):
+    if line.get("profiled"):
         for span in rank_step(line, where).spans:
             length_s = span.stop_s - span.start_s
             more = sent if span.phase == "communicate" else {}

@@ -6,7 +6,9 @@ follows from the aggregator where that moved its whole gradient; else the bytes 
 mixes the two counts. `messages_per_rank` likewise, which is dropped with any such copy.
 
 Until version 2 the second cell of an A/A pair was called `twin`, since version 3 `aa_replicate`;
-until version 3 `profiled_iterations` were `split_iterations`.
+until version 3 `profiled_iterations` were `split_iterations`. Until version 5 a line of samples had `split`
+where it has `profiled`, and seconds of a run and of a launch were of `unsplit` and `split` iterations; the
+first folders had `<phase>_s` in place of spans, and no line that said whether its iteration was profiled.
 """
 
 from __future__ import annotations
@@ -76,11 +78,14 @@ def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 def upgraded(values: Mapping[str, Any], version: int) -> dict[str, Any]:
     """The values of a run's record of that version, as one of today's."""
     cell, summary = values.get("cell"), values.get("summary")
-    upgraded_values = {**values, "schema_version": 4}
+    upgraded_values = {**values, "schema_version": 6}
     if version < 2 and isinstance(summary, dict) and summary.get(_BYTES):
         upgraded_values["summary"] = _both_directions(cell or {}, summary)
     if version < 4 and isinstance(cell, dict):
         upgraded_values["cell"] = with_new_keys(cell)
+    summary = upgraded_values.get("summary")
+    if version < 6 and isinstance(summary, dict) and isinstance(summary.get("seconds"), dict):
+        upgraded_values["summary"] = {**summary, "seconds": _with_new_parts(summary["seconds"], "")}
     return upgraded_values
 
 
@@ -131,3 +136,43 @@ def kernels_then(recorded: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
         known: all that the aggregator has today.
     """
     return {"kernels": "torch"} if recorded and "kernels" in known.keys() - recorded else {}
+
+
+_RENAMED_PARTS = {"unsplit": "unprofiled", "split": "profiled"}
+"""Parts of the wall time of a run."""
+
+
+def _with_new_parts(seconds: Mapping[str, Any], suffix: str) -> dict[str, Any]:
+    new = {f"{old}{suffix}": f"{part}{suffix}" for old, part in _RENAMED_PARTS.items()}
+    return {new.get(key, key): value for key, value in seconds.items()}
+
+
+def upgraded_launch_times(times: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a launch's wall time went, as recorded today."""
+    if not isinstance(times.get("cells"), list):
+        return dict(times)
+    cells = [_with_new_parts(cell, "_s") if isinstance(cell, dict) else cell for cell in times["cells"]]
+    return {**times, "cells": cells}
+
+
+def upgraded_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The samples of a rank, changed in place."""
+    for line in lines:
+        if isinstance(line, dict) and "split" in line:
+            line["profiled"] = line.pop("split")
+    return lines
+
+
+def old_spans(line: Mapping[str, Any], phases: Iterable[str]) -> list[tuple[str, tuple[float, float]]]:
+    """The phases of one of the first lines, end to end: only their durations were recorded.
+
+    Args:
+        line: without `profiled`.
+        phases: their names, in the order of a step.
+    """
+    spans, end_s = [], 0.0
+    for name in phases:
+        if f"{name}_s" in line:
+            start_s, end_s = end_s, end_s + line[f"{name}_s"]
+            spans.append((name, (start_s, end_s)))
+    return spans

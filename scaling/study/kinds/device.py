@@ -161,7 +161,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
 
         budget = Budget(cell.seconds, limit_s=cell.limit_s)
         measure_point(cell.experiment, cell.parameters, cell.point, budget, context.device, context.write)
-        context.seconds["unsplit"] = context.elapsed_s()
+        context.seconds["unprofiled"] = context.elapsed_s()
         return RankSummary(memory_peak_bytes=context.memory_peak_bytes(), seconds=context.seconds)
 
     def seconds(self, cell: DeviceCell, num_cores: int, size: ModelSize | None) -> float:

@@ -102,7 +102,7 @@ class TransferKind(Kind[TransferPart, TransferCell]):
             facts = with_detected(rows[0]["facts"], read_facts(), today)
             context.write([{"facts": facts}, *rows[1:]])
         notes = [row["note"] for row in rows if "note" in row]
-        context.seconds["unsplit"] = context.group.largest(context.elapsed_s())
+        context.seconds["unprofiled"] = context.group.largest(context.elapsed_s())
         return RankSummary(notes=notes, seconds=context.seconds)
 
     def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:

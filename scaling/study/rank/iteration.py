@@ -46,21 +46,21 @@ def _measure(cell: Cell, context: RunContext, prepared: PreparedStep, timed: _Ti
     bad_values = not_finite(timed.losses, step.replica)
     heartbeat.phase("profiled iterations")
     step.check()
-    if step.prepare_split(timed.recorder):
-        measurement.split(settle_each=step.settle_split)
+    if step.prepare_profiled(timed.recorder):
+        measurement.profile(settle_each=step.settle_profiled)
     heartbeat.phase("checks of what was measured")
     step.check()
     context.write(measurement.rows)
     prepared.check_later_steps()
     is_float32 = set(step.replica.layouts) == {"float32"}
     rate = context.loaded.matrix_rate(cell, group) if is_float32 else None
-    num_samples = cell.local_batch * sum(not (row["warmup"] or row["split"]) for row in measurement.rows)
+    num_samples = cell.local_batch * sum(not (row["warmup"] or row["profiled"]) for row in measurement.rows)
     return replace(
         prepared.summary(group.meter.bytes_sent, group.meter.messages_sent),
         memory_peak_bytes=memory_peak_bytes,
         matrix_rate=asdict(rate) if rate else None,
         not_finite=bad_values,
-        warmup_iterations=sum(row["warmup"] and not row["split"] for row in measurement.rows),
+        warmup_iterations=sum(row["warmup"] and not row["profiled"] for row in measurement.rows),
         warmup_end=measurement.warmup_end,
         stop_reason=measurement.stop_reason,
         clock_uncertainty_s=timed.clock_uncertainty_s,

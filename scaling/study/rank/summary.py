@@ -25,7 +25,8 @@ class RankSummary:
         diverged: a loss was not finite.
         not_finite: what was NaN or infinite after timed iterations (`scaling.training.finite`).
         memory_peak_bytes: the most that the cell's tensors took on this rank's GPU, with its data set.
-        seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time of the slowest rank.
+        seconds: part of the run (`setup`, `warmup`, `unprofiled`, `profiled`) -> wall time, of the slowest
+            rank.
         warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
         clock_uncertainty_s: how far `start_s` of the samples may be off.
         gpu: see `scaling.measure.power`.
