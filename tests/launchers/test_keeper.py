@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
+from launchers.keeper import descendants
 from launchers.processes import start_any
 from tests.conftest import still_there
-from tests.launchers.test_processes import ended, is_running, pids_in
+from tests.launchers.test_processes import LIMIT_S, ended, is_running, pids_in
 
 # A child in a session of its own that ignores SIGTERM; all pids go to the file.
 TREE = """
@@ -22,6 +24,8 @@ open(sys.argv[1] + ".new", "w").write(f"{os.getpid()} {child.pid}")
 os.replace(sys.argv[1] + ".new", sys.argv[1])
 """
 WAITS = "while True: time.sleep(0.1)\n"
+
+SIGNALS = ("SIGHUP", "SIGTERM", "SIGINT", "SIGKILL")
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 
@@ -52,12 +56,42 @@ def test_what_a_command_leaves_ends_with_it(tmp_path):
 
 @linux
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM", "SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("name", SIGNALS)
 def test_nothing_of_an_attached_command_is_left(tmp_path, name):
     words = ["attach", "--out", "out", "--", sys.executable, "-c", TREE + WAITS, str(tmp_path / "pids")]
     process = subprocess.Popen([sys.executable, "-m", "scaling", *words], cwd=tmp_path)
     try:
         pids = pids_in(tmp_path / "pids")
+        process.send_signal(signal.Signals[name])
+        process.wait()
+        left = still_there(lambda: [pid for pid in pids if is_running(pid)])
+    finally:
+        process.kill()
+        process.wait()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+@linux
+@pytest.mark.processes
+@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["topology", "probe", "--out", "machine.yaml"],
+        ["run", "quickstart", "kind=iteration", "world_sizes=[2]", "--out", "out"],
+    ],
+    ids=["probe", "run"],
+)
+def test_nothing_of_the_workers_of_a_verb_is_left(tmp_path, words, name):
+    process = subprocess.Popen([sys.executable, "-m", "scaling", *words], cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while len(pids := descendants(process.pid)) < 3:  # a starter and two workers
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         process.send_signal(signal.Signals[name])
         process.wait()
         left = still_there(lambda: [pid for pid in pids if is_running(pid)])
