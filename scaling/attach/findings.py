@@ -101,7 +101,8 @@ def _claimed(candidates: Sequence[Avoidable], spread: float) -> list[Avoidable]:
     return [
         finding
         for finding in candidates
-        if finding.ratio >= LEAST_UNPAIRED.get(finding.kind, LEAST) and finding.ratio > spread
+        if finding.ratio >= LEAST_UNPAIRED.get(finding.kind, LEAST)
+        and (finding.ratio > spread or finding.kind in (*CAUSES, "uneven"))
     ]
 
 
@@ -124,15 +125,16 @@ def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable
         return []
     ratios = [seconds / measured.step_s("baseline") for seconds in uneven_s.values()]
     ratio, least = float(np.median(ratios)), min(ratios)
-    if least <= spread or (slow is not None and slow.longer_ratio >= ratio):
-        return []  # or it was slow in these launches by its draw of batches
-    if sizes is not None and unevenness(sizes) >= 1.1:
+    if slow is not None and slow.longer_ratio >= ratio:
+        return []  # else it was slow in these launches by its draw of batches
+    if sizes is not None and unevenness(sizes) >= 1.1:  # of many batches; the steps of one arm are few
+        ratio = float(np.mean(ratios))
         advice = (
             "group samples of like length, or fix the batch's size: in each step all wait for the largest "
             "batch."
         )
         return [Avoidable("uneven", ratio, advice)]
-    if least < LEAST or measured.changed(measured.own_arm):
+    if least < max(LEAST, spread) or measured.changed(measured.own_arm):
         return []
     advice = "find out what makes single steps of a rank long: ranks take turns at being last, and all wait."
     return [Avoidable("turns", ratio, advice)]
