@@ -33,6 +33,7 @@ from typing import Any
 from launchers.two_hosts import HostLink, on_host, two_hosts, why_not
 
 SCRIPT = Path(__file__).with_name("attach_plants.py")
+CAUSES_SCRIPT = SCRIPT.with_name("attach_causes.py")
 HEALTHY = 6
 CORES = 2
 """Of each case, which has as many ranks."""
@@ -49,6 +50,7 @@ class Case:
         plant: the script's argument.
         values: of the finding.
         rate: of the link between two hosts; None: one host.
+        script: that is given the plant.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Case:
     kind: str | None = None
     values: dict[str, Any] = field(default_factory=dict)
     rate: str | None = None
+    script: Path = SCRIPT
 
     def is_named(self, found: Sequence[dict[str, Any]]) -> bool:
         """Whether the findings say what should be said."""
@@ -107,6 +110,18 @@ def cases(seed: int) -> list[Case]:
     return order
 
 
+CAUSES = {
+    "uneven_lengths": "uneven", "no_sampler": "no_sampler", "save": "saves", "evaluation": "evaluation",
+    "no_sync": "exchange", "gather": "collectives", "threads": "threads", "no_optimizer": "exchange",
+}  # fmt: skip
+"""Of `attach_causes.py` those that a CPU shows, and the kind of what should be found first."""
+
+
+def causes() -> list[Case]:
+    """A case for each."""
+    return [Case(cause, {"cause": cause}, kind, script=CAUSES_SCRIPT) for cause, kind in CAUSES.items()]
+
+
 DECIDING = ("aa", "no_exchange", "cached_input", "no_collectives", "threads", "buckets_2", "buckets_25")
 """The arms that findings are made of."""
 
@@ -130,7 +145,7 @@ def run(case: Case, out: Path, options: Sequence[str]) -> list[dict[str, Any]] |
     """Attaches to the case's script; what was found, None if it could not be measured."""
     attach = [sys.executable, "-m", "scaling", "attach", "--arms", ",".join(DECIDING), *options]
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
-    script = [str(SCRIPT), json.dumps(case.plant)]
+    script = [str(case.script), case.plant.get("cause") or json.dumps(case.plant)]
     with (out.parent / f"{out.name}.log").open("w") as log:
         if case.rate is None:
             words = [*attach, "--out", str(out), "--", *start, "2", "--standalone", *script]
@@ -193,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=None, help="names of cases")
     parser.add_argument("--processes", type=int, default=1, help="cases side by side, each on its two cores")
+    parser.add_argument("--causes", action="store_true", help="those of attach_causes.py instead")
     parser.add_argument("options", nargs="*", help="of attach, after --")
     chosen = parser.parse_args(arguments)
     free: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
@@ -202,7 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     chosen.out.mkdir(parents=True, exist_ok=True)
-    wanted = [case for case in cases(chosen.seed) if chosen.only is None or case.name in chosen.only]
+    every = causes() if chosen.causes else cases(chosen.seed)
+    wanted = [case for case in every if chosen.only is None or case.name in chosen.only]
     wanted.sort(key=lambda case: case.rate is None)  # a slow network takes longest
     if any(case.rate for case in wanted) and (reason := why_not()):
         print(f"not run on a slow network, because {reason}")
