@@ -21,7 +21,7 @@ class Rare:
 
     Attributes:
         kind: "evaluation" or "save".
-        ranks: that do it.
+        ranks: that do it; none where all do.
         count: how often, on the rank with the most.
         every: so many steps.
         seconds: each takes.
@@ -42,8 +42,8 @@ class Rare:
         """As a sentence."""
         verb = {"evaluation": "evaluate", "save": "save"}[self.kind]
         wait = ", while the others wait" if self.is_waited_for else ""
-        subject = named(self.ranks) if self.is_waited_for else "ranks"
-        plural = "s" * (len(self.ranks) == 1 and self.is_waited_for)
+        subject = named(self.ranks) if self.ranks else "ranks"
+        plural = "s" * (len(self.ranks) == 1)
         return (
             f"{subject} {verb}{plural} every {self.every:.0f} steps, {self.seconds:.2g} s{wait}: "
             f"{self.ratio:.0%} of the time"
@@ -66,6 +66,7 @@ def rare(measured: Measured) -> list[Rare]:
         waits = len(doing) < len(ranks) and least > 0.5 * ratio / max(1 - ratio, 1e-9)
         count = len(took[most])
         each_s = float(np.mean(took[most]))
+        doing = doing if len(doing) < len(ranks) else ()
         found.append(Rare(kind, doing, count, (len(marks) - 1) / count, each_s, ratio, waits))
     return found
 

@@ -144,6 +144,21 @@ def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
     assert (found.kind, round(found.ratio, 1)) == ("evaluation", 0.5)
 
 
+@pytest.mark.parametrize(("saving", "said"), [((0,), "rank 0 saves"), ((0, 1), "ranks save")])
+def test_saves_are_said_with_the_ranks_that_make_them(saving: tuple[int, ...], said: str) -> None:
+    measured = made_runs(EVEN)
+    for launch in range(3):
+        ranks = [made_rank(at, [0.1, 0.1, 0.1, 0.1, 0.1, 0.6]) for at in range(2)]
+        for at in saving:
+            end_s = ranks[at]["step_s"][0][-1]
+            ranks[at]["phases"].append(("save", end_s - 0.5, end_s))
+        measured.add(launch, Run("baseline", ranks))
+    measured.left_out = measured.left_out[3:]
+    wait = ", while the others wait" if len(saving) == 1 else ""
+    assert f"In some steps {said} every 6 steps, 0.5 s{wait}: 45% of the time." in answer(measured)
+    assert findings(measured)[0].kind == "saves"
+
+
 def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
     ranks = [made_rank(at, [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]) for at in range(2)]
     measured = Measured()
