@@ -6,8 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -16,6 +16,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.waiting import LIMIT_S, wait_until
 
 # Ranks are threads here: one OpenMP thread each, or they wait for one another's pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,12 +77,11 @@ def named_by_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scaling.registry._OWN_CODE", _EveryName())
 
 
-def still_there(find: Callable[[], list[Any]], limit_s: float = 60) -> list[Any]:
-    """What `find` still finds when that time is over: processes that were killed take a moment to end."""
-    until = time.monotonic() + limit_s
-    while (found := find()) and time.monotonic() < until:
-        time.sleep(0.05)
-    return found
+def still_there(find: Callable[[], list[Any]]) -> list[Any]:
+    """What `find` still finds at last: processes that were killed take a moment to end."""
+    with suppress(TimeoutError):
+        wait_until(lambda: not find())
+    return find()
 
 
 def need(what: object, reason: str) -> None:
@@ -228,16 +229,14 @@ class HandLauncher:
     options: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 
-    def run(
-        self, world_size: int, *words: str, limit_s: float = 240, **keywords: Any
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, world_size: int, *words: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
         """Starts that many processes of `python *words`, and waits for them."""
         process = self.start(world_size, *words, **keywords)
         try:
-            stdout, stderr = process.communicate(timeout=limit_s)
+            stdout, stderr = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             process.terminate()
-            process.communicate(timeout=limit_s)
+            process.communicate(timeout=LIMIT_S)
             raise
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
@@ -260,7 +259,7 @@ def _openmpi() -> str | None:
     ]
     for place in places:
         if place and Path(place).exists():
-            told = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=60)
+            told = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=LIMIT_S)
             if "Open MPI" in told.stdout:
                 return place
     return None

@@ -19,10 +19,9 @@ import torch
 from launchers.rank_info import RankInfo
 from scaling.runtime.workers import Workers
 from scaling.training import step_check
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 300
-"""No worker takes longer, unless its test says so."""
 
 
 def free_port() -> int:
@@ -34,16 +33,13 @@ def free_port() -> int:
             return port
 
 
-def run_ranks(
-    worker: Path, world_size: int, folder: Path, seconds: float = SECONDS, **environment: str
-) -> list[Any]:
+def run_ranks(worker: Path, world_size: int, folder: Path, **environment: str) -> list[Any]:
     """Starts the file as so many ranks on this machine; gives what each has written.
 
     Args:
         worker: calls `as_rank`. Studies can name what is in its folder.
         world_size: how many.
         folder: for what they write.
-        seconds: that they may take.
         environment: further variables of all.
     """
     known_path = filter(None, [os.environ.get("PYTHONPATH")])
@@ -68,7 +64,7 @@ def run_ranks(
         for rank, out in enumerate(outs)
     ]
     try:
-        logs = [process.communicate(timeout=seconds)[0] for process in processes]
+        logs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scaling.attach.launch import INJECT
+from tests.waiting import LIMIT_S
 
 PREAMBLE = "import fcntl, json, os, pathlib, shutil, subprocess, sys, time\n"
 
@@ -45,12 +46,13 @@ class _Folder:
             time.sleep(0.05)  # the file system's clock is coarse
             self._began_s = time.time()
         order = {"out": str(self._out), "began_s": self._began_s, "arm": "baseline"}
-        order |= {"warmup": 1, "steps": 5, "deadline_s": 60.0}
+        order |= {"warmup": 1, "steps": 5, "deadline_s": LIMIT_S}
         path = os.pathsep.join((str(INJECT), str(self._modules)))
         return subprocess.Popen(
             [sys.executable, "-c", PREAMBLE + code],
             cwd=self.work,
             env={**os.environ, "PYTHONPATH": path, "SCALING_ATTACH": json.dumps(order)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -59,7 +61,7 @@ class _Folder:
     def run(self, code: str) -> str:
         """What a process of the run prints."""
         process = self.start(code)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, said
         return said.strip()
 
@@ -143,11 +145,16 @@ def test_a_new_file_where_an_older_one_was_not_removed_is_still_an_error(folder:
 
 def test_ranks_that_append_at_once_have_one_copy(folder: _Folder) -> None:
     folder.has(log="old\n")
-    appends = "while time.time() < {}: pass\nfor _ in range(50):\n    open('log', 'a').write('{}\\n')"
-    until = time.time() + 1.5
-    ranks = [folder.start(appends.format(until, rank)) for rank in range(4)]
+    appends = "print()\nsys.stdin.read()\nfor _ in range(50):\n    open('log', 'a').write('{}\\n')"
+    ranks = [folder.start(appends.format(rank)) for rank in range(4)]
     for rank in ranks:
-        assert rank.wait(60) == 0, rank.communicate()
+        assert rank.stdout is not None
+        rank.stdout.readline()
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.close()
+    for rank in ranks:
+        assert rank.wait(LIMIT_S) == 0, rank.stdout.read()
     lines = folder.run("print(open('log').read())").split("\n")
     assert (lines[0], sorted(lines[1:])) == ("old", sorted(f"{rank}" for rank in range(4) for _ in range(50)))
     assert folder.texts() == {"log": "old\n"}
@@ -158,7 +165,7 @@ def test_a_lock_on_an_older_file_excludes_other_ranks(folder: _Folder) -> None:
     opens = "file = os.open('lock', os.O_RDWR | os.O_CREAT | os.O_TRUNC)\n"
     holds = folder.start(
         opens
-        + "fcntl.flock(file, fcntl.LOCK_EX)\nprint('held', flush=True)\nsys.stdin.read()\ntime.sleep(60)"
+        + "fcntl.flock(file, fcntl.LOCK_EX)\nprint('held', flush=True)\nsys.stdin.read()\ntime.sleep(600)"
     )
     assert holds.stdout is not None
     assert holds.stdout.readline() == "held\n"

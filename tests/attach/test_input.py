@@ -1,10 +1,10 @@
 """What the agent sees of a script's loaders, and how it repeats a batch."""
 
 import threading
-import time
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,16 +110,30 @@ def test_what_another_thread_draws_ahead_is_no_input_of_a_step(agent: inside.Age
     assert {name for name, *_ in agent.phases} == {"input"}
 
 
-def test_workers_that_start_and_stop_in_each_step_are_input(agent: inside.Agent, loaders: None) -> None:
+def test_workers_that_start_and_stop_in_each_step_are_input(
+    agent: inside.Agent, loaders: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]  # a made-up clock: to start a worker takes a second, to end one too
+
+    def takes_a_second(call: Any) -> Any:
+        def called(self: Any, *arguments: Any, **options: Any) -> Any:
+            now[0] += 1
+            return call(self, *arguments, **options)
+
+        return called
+
+    for name in ("start", "join"):
+        monkeypatch.setattr(BaseProcess, name, takes_a_second(getattr(BaseProcess, name)))
     marking._batches(agent)
     loader = DataLoader(Drawn(8), 2, num_workers=1)
-    began_s = time.perf_counter()
+    monkeypatch.setattr(marking, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     for _ in range(3):
         next(iter(loader))
-    took_s = time.perf_counter() - began_s
     assert agent.facts["iterators"] == 3
     assert agent.facts["loader_workers"] == 1
-    assert sum(end_s - start_s for _, start_s, end_s in agent.phases) > 0.9 * took_s
+    inside_s = {second for _, start_s, end_s in agent.phases for second in range(start_s, end_s)}
+    assert inside_s == set(range(now[0])), "each second is of a worker's start or end"
+    assert now[0] == 6
 
 
 def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(

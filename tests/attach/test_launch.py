@@ -4,17 +4,20 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from scaling.attach import launch
 from scaling.attach.launch import _last_line, _read, start_and_wait
 from tests.attach.made_marks import made_rank
+from tests.waiting import wait_until
 
 LAUNCHER = """
 import subprocess, sys, time
-deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); open('ready', 'w'); time.sleep(60)"
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); open('ready', 'w'); time.sleep(600)"
 print(subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True).pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 ENDS_FIRST = f"""
 import os, subprocess, sys, time
@@ -33,17 +36,17 @@ def _runs(pid: int) -> bool:
 
 @pytest.mark.parametrize(("launcher", "expected"), [(LAUNCHER, None), (ENDS_FIRST, 0)])
 def test_ranks_in_sessions_of_their_own_that_ignore_sigterm_are_ended(
-    launcher: str, expected: int | None, tmp_path: Path
+    launcher: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = tmp_path / "output.log"
-    wanted = {"out": str(tmp_path), "deadline_s": 6, "began_s": time.time()}
+    log, is_ready = tmp_path / "output.log", (tmp_path / "ready").exists
+    made_up = SimpleNamespace(monotonic=lambda: float(expected is None and is_ready()), sleep=time.sleep)
+    monkeypatch.setattr(launch, "time", made_up)  # the deadline comes once the rank is there
+    wanted = {"out": str(tmp_path), "deadline_s": 0.5, "began_s": 0.0}
     code = start_and_wait([sys.executable, "-c", launcher], wanted, log, tmp_path, {})
     assert code == expected
     assert (tmp_path / "ready").exists()
-    pid, until = int(log.read_text()), time.monotonic() + 10
-    while _runs(pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not _runs(pid)
+    pid = int(log.read_text())
+    wait_until(lambda: not _runs(pid))
 
 
 TORCHRUN_SAYS = """

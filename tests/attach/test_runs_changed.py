@@ -7,7 +7,8 @@ import pytest
 
 from scaling.attach.launch import run_arm
 from scaling.attach.marks import medians_s, steady
-from tests.attach.test_runs import LIMIT_S, SCRIPTS, TORCHRUN
+from tests.attach.test_runs import SCRIPTS, TORCHRUN
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
 PLAIN = (SCRIPTS / "plain.py").read_text()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-LIMIT_S = 300
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from scaling.conformance import verify as verification
 from scaling.conformance.fidelity import has_sheet
 from scaling.conformance.world_sizes import parse_world_sizes
 from scaling.errors import StudyError
+from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).with_name("verify_examples.py")
 
@@ -126,6 +126,17 @@ class TestWhatHolds:
         assert "not the contract, which is checked at 1-8 ranks" in out
 
 
+@pytest.fixture
+def both_begun(tmp_path):
+    """Waits until two processes have called it."""
+
+    def wait():
+        (tmp_path / f"begun-{os.getpid()}").touch()
+        wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+
+    return wait
+
+
 class TestAll:
     def test_every_collective_and_aggregator_is_a_line(self, verified, monkeypatch):
         monkeypatch.setattr(
@@ -139,7 +150,7 @@ class TestAll:
             *((name, "collective", "ok") for name in COLLECTIVES), ("none", "aggregator", "ok")
         ]  # fmt: skip
 
-    def test_subjects_are_checked_on_all_cores_and_told_in_their_order(self, monkeypatch):
+    def test_subjects_are_checked_on_all_cores_and_told_in_their_order(self, monkeypatch, both_begun):
         monkeypatch.setattr(verification, "num_usable_cores", lambda: 2)
         subjects = [
             verification.Subject(
@@ -149,19 +160,19 @@ class TestAll:
         ]
 
         def process():
-            time.sleep(0.2)
+            both_begun()
             return str(os.getpid())
 
         results = list(verification.examine_all(subjects, [1]))
         assert [result.name for result in results] == list("012345")
         assert len({*(result.checked[0] for result in results), str(os.getpid())}) == 3
 
-    def test_each_process_keeps_to_a_core(self, monkeypatch):
+    def test_each_process_keeps_to_a_core(self, monkeypatch, both_begun):
         before = os.sched_getaffinity(0)
         monkeypatch.setattr(verification, "num_usable_cores", lambda: 2)
 
         def check(examination):
-            time.sleep(0.2)
+            both_begun()
             examination.checked += map(str, os.sched_getaffinity(0))
 
         subjects = [verification.Subject(str(number), "schedule", check) for number in range(6)]

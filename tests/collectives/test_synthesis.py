@@ -1,6 +1,5 @@
 """Schedules made for a machine: they deliver, they reach the bound where trees can, they lose to no other."""
 
-import time
 from dataclasses import replace
 from itertools import combinations
 
@@ -19,6 +18,7 @@ from scaling.collectives.synthesis import NAME, link_seconds, packings, synthesi
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
 from tests.collectives.run_on_tensors import run_on_tensors
+from tests.counting import Calls, counted
 from topologies.machine import Device, Link, Machine
 from topologies.model import Topology
 from topologies.schema import load
@@ -229,8 +229,9 @@ def test_no_rank_waits_for_a_link_that_is_too_slow_for_a_step():
     assert all(verify(schedule) for schedule, _ in made[:3])
 
 
-def test_64_gpus_take_less_than_ten_seconds_of_a_core():
-    start_s = time.process_time()
-    synthesis = synthesize(load("hgx-h200-x16-infiniband"), 64, 64 << 20)
-    assert time.process_time() - start_s < 10
+def test_64_gpus_take_few_calls():
+    calls = Calls()
+    with counted(calls):
+        synthesis = synthesize(load("hgx-h200-x16-infiniband"), 64, 64 << 20)
+    assert calls.number < 8_000_000
     assert synthesis.simulation.seconds < 0.9 * min(synthesis.built_in_s.values())

@@ -4,16 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from scaling.store import ResultsFolder
 from tests.conftest import still_there
-
-SECONDS = 240  # no wait in these tests is longer
-
+from tests.waiting import LIMIT_S, wait_until
 
 HERE = Path(__file__).parent
 
@@ -35,7 +32,7 @@ class Scaling:
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """`scaling run` to its end."""
         process = self.start(*arguments, **environment)
-        stdout, stderr = process.communicate(timeout=SECONDS)
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
@@ -57,7 +54,7 @@ class Scaling:
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
         command += ["-m", "scaling.worker", str(self.study), "--out", str(self.out), *arguments]
         return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=SECONDS
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S
         )
 
     def results(self) -> ResultsFolder:
@@ -100,12 +97,7 @@ class Scaling:
 
     def wait(self, condition):
         """Waits for a true value, and returns it."""
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            if value := condition():
-                return value
-            time.sleep(0.02)
-        raise TimeoutError(f"waited {SECONDS} s in vain")
+        return wait_until(condition)
 
 
 @pytest.fixture

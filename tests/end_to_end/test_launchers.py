@@ -13,6 +13,7 @@ from scaling.study.launches import remaining_launches
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from tests.conftest import still_there
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
 
@@ -172,7 +173,7 @@ def test_ctrl_c_ends_what_the_launcher_has_started(scaling, openmpi, horovodrun,
     process = scaling.start("--launcher", launcher)
     scaling.wait_for_worker()
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=240)
+    _, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, stderr
     assert not still_there(scaling.processes)
     assert set(scaling.states().values()) == {"planned"}

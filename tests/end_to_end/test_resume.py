@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.summary import summary_table
 from scaling.store import ResultsFolder
 from scaling.training.checkpoint import DIGEST_BYTES, MAGIC
+from tests.waiting import LIMIT_S, wait_until
 from topologies.detect_host import this_start
 
 EPOCHS = 150
@@ -31,7 +31,6 @@ STUDY = {
     "epochs": EPOCHS,
     "schedule": "cosine",
 }
-LIMIT_S = 240
 
 
 def start(study, out, *overrides) -> subprocess.Popen:
@@ -65,11 +64,8 @@ def test_killed_worker_goes_on_with_the_same_bits_and_leaves_no_checkpoint(tmp_p
     study.write_text(yaml.safe_dump(STUDY))
     first = start(study, out)
     try:
-        until = time.monotonic() + LIMIT_S
-        while not list(out.glob("runs/*/0/checkpoint-rank0.pt")):
-            assert first.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: list(out.glob("runs/*/0/checkpoint-rank0.pt")) or first.poll() is not None)
+        assert first.poll() is None, "it ended before it could be killed"
     finally:
         first.kill()
         first.wait()

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.conftest import still_there
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
 
@@ -49,7 +50,7 @@ def start(scaling, nodes, out):
 
 
 def finish(processes):
-    errors = [process.communicate(timeout=240)[1] for process in processes]
+    errors = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
     return [process.returncode for process in processes], "".join(errors)
 
 

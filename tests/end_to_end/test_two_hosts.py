@@ -9,6 +9,7 @@ import yaml
 
 from launchers.two_hosts import HostLink, why_not
 from scaling.analysis import summary_table
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
 
@@ -49,7 +50,7 @@ def on_two_hosts(scaling, link):
     command += ["-m", "scaling.worker", str(scaling.study), "--out", str(scaling.out)]
     environment = {**scaling.environment, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, cwd=scaling.folder, env=environment, capture_output=True, text=True, timeout=240
+        command, cwd=scaling.folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
 
 

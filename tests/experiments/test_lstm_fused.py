@@ -14,7 +14,7 @@ from scaling.experiments.registry import create
 from scaling.experiments.sequence_tasks import image_rows, temporal_order
 
 CPU = torch.device("cpu")
-SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6)
+SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))
 SMALL = {
     "width": 8,
     "accuracy_width": 8,

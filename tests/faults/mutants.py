@@ -2,8 +2,9 @@
 
 Each mutant is a valid folder, study or machine file with one damage: a value of another type or size, a key
 that is missing or stands twice, bytes that are changed, half a file, no file, a folder or a link in its
-place. The command that reads it runs in this process. It must end within LIMIT_S with a documented exit code,
-print no control character, and, where it refuses the file, say so in one message that names it.
+place. The command that reads it runs in this process. It must end with a documented exit code after at most
+MOST_CALLS calls, print no control character, and, where it refuses the file, say so in one message that names
+it.
 
     python -m tests.faults.mutants --mutants 5000 --seed 7
 """
@@ -17,26 +18,23 @@ import io
 import json
 import random
 import re
-import resource
 import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.counting import Calls, counted
 from tests.faults.damages import MUTANT, damage
 from tests.faults.valid_inputs import BASES, REPORTS, Base
+from tests.waiting import LIMIT_S
 
-LIMIT_S = 5.0
-HANG_S = 30.0
-"""A command that has used so much is interrupted, or has taken ten times as long, so that the others can
-still be tried."""
-
+MOST_CALLS = 15_000_000
+"""Of any command on a file that this draws, or on numbers that are as large as is allowed."""
 
 CODES = {
     **{"compare": {0, 2, 3}, "status": {0, 2}, "watch": {0, 1, 2}, "recommend": {0, 2, 3}, "explain": {0, 2}},
@@ -51,12 +49,12 @@ class HangsError(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: exit code, texts, seconds, and the traceback of an error that is none of ours."""
+    """How a command ended: exit code, texts, calls, and the traceback of an error that is none of ours."""
 
     code: int | None
     out: str
     err: str
-    seconds: float
+    num_calls: int
     traceback: str = ""
 
 
@@ -66,39 +64,25 @@ def run(words: Sequence[object]) -> Ended:
 
     out, err, code, found = io.StringIO(), io.StringIO(), 0, ""
     argv, sys.argv = sys.argv, ["scaling", *map(str, words)]
-    limits = [
-        (signal.SIGPROF, signal.ITIMER_PROF, HANG_S),
-        (signal.SIGALRM, signal.ITIMER_REAL, 10 * HANG_S),
-    ]
-    before = [signal.signal(number, _hang) for number, _, _ in limits]
-    for _, timer, limit_s in limits:
-        signal.setitimer(timer, limit_s)
-    start, used_s = time.monotonic(), _used_s()
+    before = signal.signal(signal.SIGALRM, _hang)
+    signal.alarm(int(LIMIT_S))
+    calls = Calls()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), counted(calls):
             main()
     except SystemExit as ended:
         code = int(ended.code or 0)
     except BaseException:
         code, found = -1, traceback.format_exc()
     finally:
-        for (number, timer, _), handler in zip(limits, before, strict=True):
-            signal.setitimer(timer, 0)
-            signal.signal(number, handler)
-        # On a machine that does other things too a command waits: what it used itself is its own.
-        seconds = min(time.monotonic() - start, _used_s() - used_s)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
         sys.argv = argv
-    return Ended(code, out.getvalue(), err.getvalue(), seconds, found)
-
-
-def _used_s() -> float:
-    """Seconds of processor of this process, and of those that it has waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return Ended(code, out.getvalue(), err.getvalue(), calls.number, found)
 
 
 def _hang(*_: object) -> None:
-    raise HangsError(f"no end after {HANG_S:g} s of processor, or {10 * HANG_S:g} s")
+    raise HangsError(f"no end after {LIMIT_S:g} s")
 
 
 def _names_a_study(message: str, folder: Path) -> bool:
@@ -120,8 +104,8 @@ def complaint(words: Sequence[object], ended: Ended, folder: Path) -> str | None
             if "/scaling/" in line or "/topologies/" in line
         ]
         return f"{last[:150]} in {ours[-1] if ours else '?'}"
-    if ended.seconds > LIMIT_S:
-        return f"took {ended.seconds:.1f} s"
+    if ended.num_calls > MOST_CALLS:
+        return f"made {ended.num_calls} calls"
     if ended.code not in CODES[str(words[0])]:
         return f"exit code {ended.code}"
     shown = ended.out + ended.err
@@ -143,12 +127,12 @@ class Tried:
     Attributes:
         counts: (kind of input, whether it was refused) -> mutants.
         failures: complaint -> the first mutants of it: seed, base, damage and command.
-        slowest_s: the longest command.
+        most_calls: of a command.
     """
 
     counts: Counter[tuple[str, bool]] = field(default_factory=Counter)
     failures: dict[str, list[str]] = field(default_factory=dict)
-    slowest_s: float = 0.0
+    most_calls: int = 0
 
     @property
     def num_mutants(self) -> int:
@@ -160,7 +144,6 @@ def try_mutants(
     number: int,
     place: Path,
     bases: Sequence[Base] = BASES,
-    limit_s: float = float("inf"),
     told: Callable[[str], None] | None = None,
 ) -> Tried:
     """Makes mutants and runs a command on each.
@@ -170,16 +153,13 @@ def try_mutants(
         number: of mutants.
         place: an empty folder.
         bases: taken in turn.
-        limit_s: no more are begun after it.
         told: gets each failure as it is found.
     """
-    tried, start = Tried(), time.monotonic()
+    tried = Tried()
     for base in bases:
         (place / base.name).mkdir(parents=True)
         base.fill(place / base.name)
     for k in range(number):
-        if time.monotonic() - start > limit_s:
-            break
         base, draw = bases[k % len(bases)], random.Random(f"{seed}/{k}")
         folder = place / MUTANT
         shutil.copytree(place / base.name, folder, symlinks=True)
@@ -187,7 +167,7 @@ def try_mutants(
         words = base.words(folder, name, draw)
         ended = run(words)
         tried.counts[base.name, ended.code == 2] += 1
-        tried.slowest_s = max(tried.slowest_s, ended.seconds)
+        tried.most_calls = max(tried.most_calls, ended.num_calls)
         problem = complaint(words, ended, folder)
         if problem is not None:
             mutant = f"seed {seed}/{k}: {name}: {done}; {' '.join(map(str, words))}"
@@ -203,17 +183,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mutants", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit-s", type=float, default=500.0)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     bases = [base for base in [*BASES, *REPORTS] if options.only in base.name]
     tell = functools.partial(print, flush=True)
     with tempfile.TemporaryDirectory() as place:
-        tried = try_mutants(options.seed, options.mutants, Path(place), bases, options.limit_s, tell)
+        tried = try_mutants(options.seed, options.mutants, Path(place), bases, tell)
     for problem, mutants in sorted(tried.failures.items(), key=lambda item: -len(item[1])):
         print(f"{len(mutants):4} {problem}\n       {mutants[0][:400]}")
     refused = sum(count for (_, is_refused), count in tried.counts.items() if is_refused)
-    print(f"{tried.num_mutants} mutants, {refused} refused, slowest {tried.slowest_s:.1f} s, "
+    print(f"{tried.num_mutants} mutants, {refused} refused, at most {tried.most_calls} calls, "
           f"{sum(map(len, tried.failures.values()))} wrong in {len(tried.failures)} ways")  # fmt: skip
     print(
         json.dumps(

@@ -8,9 +8,9 @@ from subprocess import CompletedProcess
 import pytest
 import yaml
 
-from tests.end_to_end.conftest import SECONDS
 from tests.faults.commands import command_in, line_with, study_of, worker
 from tests.ranks import free_port
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
 
@@ -74,7 +74,7 @@ def test_torch_that_is_missing_or_broken(without, how, found):
 @pytest.mark.parametrize("how", ["missing", *BROKEN])
 def test_torch_that_is_missing_or_broken_for_a_worker_that_is_started_by_hand(without, how):
     one = worker(without("torch", how), "0", free_port(), WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
-    said = one.communicate(timeout=SECONDS)[1]
+    said = one.communicate(timeout=LIMIT_S)[1]
     assert said.count("\n") == 1
     said_of("torch", how, CompletedProcess(one.args, one.returncode, "", said))
 

@@ -7,9 +7,9 @@ import subprocess
 import pytest
 import yaml
 
-from tests.end_to_end.conftest import SECONDS
 from tests.faults.commands import WORKLOAD, command_in, in_general, line_with, study_of, worker
 from tests.ranks import free_port
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +45,7 @@ def on_two_hosts(tmp_path, draw, need):
             )
             for one in range(4)
         ]
-        said = [one.communicate(timeout=SECONDS)[1] for one in workers]
+        said = [one.communicate(timeout=LIMIT_S)[1] for one in workers]
         print(*said, sep="\n----\n")
         return rank, [said[0] + said[1], said[2] + said[3]], [one.returncode for one in workers]
 

@@ -7,12 +7,12 @@ import sys
 import pytest
 import yaml
 
-from tests.end_to_end.conftest import SECONDS
 from tests.faults.commands import command_in, study_of, worker
 from tests.faults.mutants import complaint, run
 from tests.faults.valid_inputs import PREDICTED
 from tests.ranks import free_port
 from tests.store.test_archive import make
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
 
@@ -37,7 +37,7 @@ def command(tmp_path):
 
 
 def said_by(one):
-    said = one.communicate(timeout=SECONDS)[1]
+    said = one.communicate(timeout=LIMIT_S)[1]
     assert "Traceback" not in said
     return said
 
@@ -128,7 +128,7 @@ def test_folder_that_was_removed_while_a_command_is_in_it(command, found):
     gone.mkdir()
     words = [sys.executable, "-m", "scaling", "list", "aggregators"]
     in_it = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(gone), *words]
-    ended = subprocess.run(in_it, env=command.environment, capture_output=True, text=True, timeout=SECONDS)
+    ended = subprocess.run(in_it, env=command.environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: the current folder was removed; go to another one, as with `cd`\n"
     found(ended.stderr.strip(), "nothing: nothing has begun")
@@ -137,7 +137,7 @@ def test_folder_that_was_removed_while_a_command_is_in_it(command, found):
 def test_limit_of_open_files_that_is_too_low(command, found):
     words = [sys.executable, "-m", "scaling", "run", str(command.study), "--out", str(command.out)]
     few = ["sh", "-c", 'ulimit -n 12 && exec "$@"', "sh", *words]
-    ended = subprocess.run(few, env=command.environment, capture_output=True, text=True, timeout=SECONDS)
+    ended = subprocess.run(few, env=command.environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 2
     assert ended.stderr == "error: at most 12 files may be open (`ulimit -n`); at least 64 are needed\n"
     found(ended.stderr.strip().replace("12", "N"), "nothing: nothing has begun")
@@ -182,7 +182,7 @@ def test_name_that_is_too_long_for_the_file_system(tmp_path, verb, found):
 def test_results_folder_whose_name_looks_like_an_option(command, found):
     words = [sys.executable, "-m", "scaling", "run", "study.yaml", "--out=-x"]
     ended = subprocess.run(
-        words, cwd=command.folder, env=command.environment, capture_output=True, text=True, timeout=SECONDS
+        words, cwd=command.folder, env=command.environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert ended.returncode == 0, ended.stderr
     assert os.path.isfile(command.folder / "-x" / "report.html")

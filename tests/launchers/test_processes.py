@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ import pytest
 from launchers import processes
 from launchers.processes import end, run_to_end, start
 from tests.conftest import still_there
+from tests.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 240.0  # no wait is longer
 # Starts a child of its own, writes both pids to the file it is given, and waits for ever: by short sleeps,
 # since a signal that comes just before a sleep is heard after it.
 TREE = (
@@ -36,10 +35,7 @@ def is_running(pid):
 
 
 def pids_in(path):
-    deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
-        assert time.monotonic() < deadline, "the launch did not start"
-        time.sleep(0.02)
+    wait_until(path.exists, "the launch to start")
     return [int(pid) for pid in path.read_text().split()]
 
 
@@ -119,13 +115,9 @@ def test_launch_ends_when_the_process_that_started_it_is_killed(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", starter], cwd=ROOT)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     try:
-        deadline = time.monotonic() + LIMIT_S
-        while not (pids := [int(pid) for pid in children.read_text().split()]):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        while b"run_to_end" in Path(f"/proc/{pids[0]}/cmdline").read_bytes():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)  # until it has become the launch, and asked the kernel for its end
+        pids = wait_until(lambda: [int(pid) for pid in children.read_text().split()])
+        command = Path(f"/proc/{pids[0]}/cmdline")  # it becomes the launch, and has asked for its end
+        wait_until(lambda: b"run_to_end" not in command.read_bytes())
     finally:
         process.kill()
         process.wait()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launchers.slurm import JobOptions, script, seconds_of
+from tests.waiting import LIMIT_S
 
 OPTIONS = JobOptions(
     "mnist", "results/mnist", [1, 2, 4], workers_per_node=4, gpus_per_node=4, cpus_per_task=16
@@ -130,7 +131,7 @@ def run_end(tmp_path, launcher, signals=0, restarts="0", state="RUNNING"):
             break
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGUSR1)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=LIMIT_S)
     return process.returncode, out, err
 
 

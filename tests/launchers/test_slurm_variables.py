@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from launchers.slurm_variables import first_host, rendezvous, rendezvous_port, task_counts
+from tests.waiting import LIMIT_S
 
 LISTS = {
     "node1": "node1",
@@ -29,7 +30,9 @@ def test_first_host_is_the_one_that_scontrol_names(text, tmp_path, need):
     (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\n")
     environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     command = [shutil.which("scontrol"), "show", "hostnames", text]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=240)
+    shown = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=LIMIT_S
+    )
     assert shown.stdout.splitlines()[0] == LISTS[text]
 
 

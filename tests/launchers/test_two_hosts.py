@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from launchers.two_hosts import HOSTS, NAMES_FOLDER, HostLink, _wait, set_up_commands, why_not
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def start(need):
     yield begin
     for process in started:
         process.kill()  # if the test has failed
-        process.communicate(timeout=240)
+        process.communicate(timeout=LIMIT_S)
         assert not [name for name in namespaces() if f"-{process.pid}-" in name]
         assert not list(NAMES_FOLDER.glob(f"*-{process.pid}-*"))
 
@@ -96,20 +97,20 @@ def test_rate_or_delay_without_its_unit_is_refused(keys):
 
 def test_command_is_told_how_slow_the_link_is(start):
     process = start("--rate", "8mbit", "sh", "-c", "env | grep ^SCALING_LINK_ >&2")
-    assert process.communicate(timeout=240)[1] == "SCALING_LINK_RATE=8mbit\n" * 2
+    assert process.communicate(timeout=LIMIT_S)[1] == "SCALING_LINK_RATE=8mbit\n" * 2
 
 
 def test_command_runs_on_both_hosts_which_know_each_other_by_name(start):
     shown = 'echo "$(hostname): $(getent hosts host1 host2 | tr -s " " | paste -sd,)" >&2'
     process = start("--rate", "8mbit", "sh", "-c", shown)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0
     assert sorted(errors.splitlines()) == [f"{host}: 198.18.0.1 host1,198.18.0.2 host2" for host in HOSTS]
 
 
 def test_host_that_fails_ends_the_other_and_gives_the_status(start):
     process = start("sh", "-c", 'if [ "$(hostname)" = host1 ]; then exit 7; fi; sleep 5')
-    process.communicate(timeout=240)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 7
 
 
@@ -117,7 +118,7 @@ def test_told_to_end_it_ends_what_runs_on_both_hosts(start):
     process = start("sh", "-c", "echo up >&2; exec sleep 300.25")
     assert [process.stderr.readline() for _ in HOSTS] == ["up\n", "up\n"]
     process.terminate()
-    process.communicate(timeout=240)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143
     assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and "300.25" in command_line(pid)]
 
@@ -150,7 +151,7 @@ print("round trip", time.monotonic() - begun, file=sys.stderr)
 
 def test_packets_are_delayed_or_it_is_said_that_the_kernel_cannot(start):
     process = start("--delay", "200ms", sys.executable, "-c", MEET)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=LIMIT_S)
     if process.returncode == 0:
         assert float(re.search(r"round trip (\S+)", errors)[1]) > 0.4
         return

@@ -16,6 +16,7 @@ from launchers.processes import end
 from launchers.zygote import Zygote, ZygoteError, Zygotes
 from tests.conftest import still_there
 from tests.launchers.test_processes import is_running
+from tests.waiting import LIMIT_S
 
 pytestmark = [
     pytest.mark.processes,
@@ -24,7 +25,6 @@ pytestmark = [
 
 MODULE = "tests.launchers.forked_worker"
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def launch(zygote, tmp_path):
 
 def ranks_of(running):
     """Their pids, once they are all there."""
-    still_there(lambda: [] if running.poll() is not None or running.rank_pids else [running], LIMIT_S)
+    still_there(lambda: [] if running.poll() is not None or running.rank_pids else [running])
     return running.rank_pids
 
 

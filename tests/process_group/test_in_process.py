@@ -1,7 +1,6 @@
 """The group between threads: what arrives, what is metered, and what happens when a rank fails."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -232,10 +231,8 @@ class TestFailure:
                 released.append(group.rank)
                 raise
 
-        start = time.monotonic()
         with pytest.raises(KeyError, match="rank 1"):
-            run_in_process(3, work, timeout_s=30)
-        assert time.monotonic() - start < 10
+            run_in_process(3, work, timeout_s=threading.TIMEOUT_MAX)
         assert sorted(released) == [0, 2]
 
     def test_world_is_new_after_a_failure(self):

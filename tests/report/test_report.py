@@ -20,6 +20,7 @@ from scaling.report.content import num_cores
 from scaling.report.terminal import render_tables
 from scaling.store import ResultsFolder
 from tests.made_studies import StudyFolder, epoch, iteration
+from tests.waiting import LIMIT_S
 
 
 def test_utilization_is_a_column_where_it_is_known(tmp_path):
@@ -212,7 +213,7 @@ def test_report_works_without_torch(filled):
         "print(len(status_table(folder)), write_report(folder).page.name)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(filled.path)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", program, str(filled.path)], capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.stdout == "9 report.html\n", done.stderr
 

@@ -8,6 +8,7 @@ import pytest
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.runtime.address import over_horovodrun, own_address
+from tests.waiting import LIMIT_S
 
 
 def info(rank, world_size=2, local_world_size=2):
@@ -52,11 +53,11 @@ def environ():
 
 def test_others_hear_what_rank_0_says_even_if_they_ask_first(environ):
     heard = []
-    ask = over_horovodrun(info(1), environ, 10.0)
+    ask = over_horovodrun(info(1), environ, LIMIT_S)
     thread = threading.Thread(target=lambda: heard.append(ask("")))
     thread.start()
-    assert over_horovodrun(info(0), environ, 10.0)("127.0.0.1:4711") == "127.0.0.1:4711"
-    thread.join(10)
+    assert over_horovodrun(info(0), environ, LIMIT_S)("127.0.0.1:4711") == "127.0.0.1:4711"
+    thread.join(LIMIT_S)
     assert heard == ["127.0.0.1:4711"]
 
 

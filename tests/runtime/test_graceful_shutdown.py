@@ -10,6 +10,7 @@ import pytest
 
 from scaling.runtime.graceful_shutdown import EXIT_STOPPED, close_runs, closing_on_signals
 from scaling.store import ResultsFolder, RunRecord
+from tests.waiting import LIMIT_S
 
 PROGRAM = """
 import ctypes, sys
@@ -49,7 +50,7 @@ def test_signal_ends_the_worker_and_rank_0_puts_its_launchs_run_back(folder, num
     try:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        _, err = process.communicate(timeout=240)
+        _, err = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
         process.wait()

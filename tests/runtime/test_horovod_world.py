@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +35,7 @@ def test_horovod_that_finds_fewer_ranks_than_the_launch_has_is_an_error(need):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
-        [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 1
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

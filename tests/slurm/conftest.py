@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,11 +20,11 @@ import yaml
 from launchers import processes
 from scaling.store import ResultsFolder
 from tests.faults.conftest import found
+from tests.waiting import LIMIT_S, wait_until
 
 __all__ = ["found"]
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 240  # no wait in these tests is longer
 SKIP_NOTHING_VARIABLE = "SCALING_TEST_EVERYTHING"  # as everywhere in these tests
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("127.0.0.1", "127.0.0.2")
@@ -131,18 +130,13 @@ class Cluster:
     def ask(self, *command, text=None):
         """The output of one of Slurm's commands; empty where it fails."""
         done = subprocess.run(
-            command, env=self.environment, input=text, capture_output=True, text=True, timeout=SECONDS
+            command, env=self.environment, input=text, capture_output=True, text=True, timeout=LIMIT_S
         )
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def wait(self, condition, what):
         """Waits for a true value, and returns it."""
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            if value := condition():
-                return value
-            time.sleep(0.1)
-        raise TimeoutError(f"waited {SECONDS} s in vain for {what}")
+        return wait_until(condition, what)
 
     def state(self, job):
         """Slurm's word for what a job, or a task of an array, is doing."""
@@ -248,7 +242,7 @@ class Study:
             env={**self.environment, **environment},
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=LIMIT_S,
         )
 
     def submit(self, *options, **environment):

@@ -5,14 +5,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
-SOON_S = 120
 WAITS = "waiting_aggregators:Waits"
 NOT_ALL_THERE = {
     "torchrun": "not all nodes came within 20 s",
@@ -66,10 +66,8 @@ def test_task_that_is_killed_costs_its_run_once_and_the_job_completes(study, clu
     job = study.submit("--gpus-per-node", "1", "--style", "srun")
     study.wait_for_run("waits")
     os.kill(worker_of(study, 1), signal.SIGKILL)
-    killed_at = time.monotonic()
     (record,) = study.results().runs()
     cluster.wait(lambda: study.results().runs()[0].deaths == 1, "the death to be recorded")
-    assert time.monotonic() - killed_at < SOON_S
     study.go.touch()
     assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED", study.log(job)
     assert study.states() == {("waits", 2): "done"}
@@ -81,10 +79,8 @@ def test_job_that_is_cancelled_stays_so_and_is_gone_on_with_by_submitting_again(
     study.write(["all_reduce", WAITS])
     job = study.submit("--gpus-per-node", "1", "--style", "srun")
     study.wait_for_run("waits")
-    cancelled_at = time.monotonic()
     cluster.ask("scancel", job)
     assert cluster.wait_for(job, "CANCELLED") == "CANCELLED"
-    assert time.monotonic() - cancelled_at < SOON_S
     cluster.wait(lambda: not study.left(), "the job's processes to end")
     assert len(messages(study.log(job), "stopped by SIGTERM; give the script to sbatch again")) == 1
     assert study.states()["waits", 2] == "planned"
@@ -120,7 +116,7 @@ def test_fewer_workers_than_asked_for_are_refused_on_every_rank(study, cluster):
     command = ["srun", "--ntasks=1", "--time=5", sys.executable, "-m", "scaling.worker", study.study.name]
     command += ["--out", study.out.name, "--world-size=2"]
     done = subprocess.run(
-        command, cwd=study.folder, env=study.environment, capture_output=True, text=True, timeout=SOON_S
+        command, cwd=study.folder, env=study.environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 2
     errors = messages(done.stderr, "error: ")
@@ -152,7 +148,6 @@ def test_node_that_does_not_come_ends_the_job_with_one_message(waiting, cluster,
     (error,) = messages(study.log(job), "error: ")
     assert NOT_ALL_THERE[style] in error
     assert set(study.states().values()) == {"planned"}
-    assert cluster.seconds(job) < 20 + SOON_S
 
 
 def test_job_at_its_time_limit_saves_its_state_requeues_itself_and_finishes_later(waiting, cluster):

@@ -7,6 +7,7 @@ import pytest
 
 from launchers.two_hosts import why_not
 from scaling.analysis import summary_table
+from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
@@ -44,7 +45,7 @@ def by_hand(study, command):
     words = ["-m", "scaling.worker", study.study.name, "--out", study.out.name]
     environment = {**study.environment, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, *words], cwd=study.folder, env=environment, capture_output=True, text=True, timeout=240
+        [*command, *words], cwd=study.folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
     return study

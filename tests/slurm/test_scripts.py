@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 pytestmark = pytest.mark.slurm
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +20,7 @@ def test_script_could_be_run_as_it_stands(cluster, path):
         env=cluster.environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     assert "to start at" in done.stderr

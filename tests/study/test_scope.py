@@ -14,6 +14,7 @@ from scaling.study.resolve import resolve
 from scaling.study.run import alone_on_this_host, retry_failed
 from scaling.study.schema import parse_study
 from scaling.study.scope import Scope, scope_for
+from tests.waiting import LIMIT_S, wait_until
 
 JOB = {
     "SLURM_JOB_ID": "17",
@@ -111,7 +112,8 @@ def test_two_world_sizes_of_one_host_are_never_timed_at_once(folder):
     thread = threading.Thread(target=measure)
     with alone_on_this_host(folder, Scope(world_size=1), progress):
         thread.start()
-        assert not began.wait(0.3)
-    thread.join(60)
+        wait_until(lambda: said, "the other to say that it waits")
+        assert not began.is_set()
+    thread.join(LIMIT_S)
     assert began.is_set()
     assert said == ["another world size of this study is measured on this host: waiting for its launch"]

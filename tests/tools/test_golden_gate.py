@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scaling.store import ResultsFolder
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "results" / "reference" / "planted-faults-4xh200"
@@ -94,7 +95,7 @@ def test_a_change_of_one_sample_is_found_and_a_change_of_form_is_none(tmp_path):
     for study in studies:
         ResultsFolder(study).archive()
     command = [sys.executable, "tools/golden_gate.py", before, commit(), "--csv"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 1, done.stderr
     *found, total = done.stdout.splitlines()
     assert {line.split(":")[0] for line in found} <= {"changed/summary.csv", "changed/budget.csv"}

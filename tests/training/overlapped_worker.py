@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +21,7 @@ from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, TrainingStep
 from tests.ranks import as_rank
+from tests.waiting import wait_until
 
 CPU = torch.device("cpu")
 SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
@@ -149,9 +149,7 @@ def forgotten(group: TorchGroup) -> dict[str, Any]:
             del step
             gc.collect()
             seen[f"{label} {is_split}"] = [one() is None for one in watched]
-    limit = time.monotonic() + 30
-    while any_exchange_thread() and time.monotonic() < limit:
-        time.sleep(0.01)
+    wait_until(lambda: not any_exchange_thread())
     return {"steps": seen, "threads_left": any_exchange_thread()}
 
 

@@ -35,7 +35,7 @@ LATE = Cell(
     nesterov=False,
     warmup=1,
     iterations=3,
-    max_seconds=1.5,
+    max_seconds=15.0,
     profiled_iterations=6,
     model_parameters={"hidden": [8]},
 )

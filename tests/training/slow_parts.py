@@ -13,9 +13,9 @@ from scaling.aggregators.native import AllReduce
 from scaling.training import hooked_buckets
 from scaling.workloads.base import DataShape, Model
 
-LATE_S = 0.03
-EXCHANGE_S = 0.03
-BACKWARD_S = 0.09
+LATE_S = 0.2
+EXCHANGE_S = 0.15
+BACKWARD_S = 0.45
 
 
 @dataclass(frozen=True)

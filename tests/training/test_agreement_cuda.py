@@ -10,7 +10,6 @@ NETWORKS = ("fcn-r", "convolutional, sync")
 WORKER = "agreement_cuda_worker.py"
 REFERENCE = "eager, all_reduce"
 NUM_STEPS = 100
-SECONDS = 300
 
 pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 
@@ -18,13 +17,13 @@ pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 @pytest.fixture(scope="module")
 def alone(on_ranks):
     """What one worker saw."""
-    return on_ranks(WORKER, 1, SECONDS)
+    return on_ranks(WORKER, 1)
 
 
 @pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.gpu(4))])
 def ranks(request, on_ranks, alone):
     """What each of several workers saw."""
-    return alone if request.param == 1 else on_ranks(WORKER, request.param, SECONDS)
+    return alone if request.param == 1 else on_ranks(WORKER, request.param)
 
 
 def seen_by(rank: dict, key: str) -> dict:

@@ -15,14 +15,13 @@ LARGEST_SHARE = 1e-4
 """Of elements that a rounding in a mean has sent to the other side of a threshold, or to another level."""
 SIXTEEN_BITS = {"fp16": 2**-11, "bf16": 2**-8}
 """Half a unit in the last place of the largest value."""
-SECONDS = 400  # kernels are compiled
 
 pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")
 def ranks(on_ranks):
-    return on_ranks("codecs_cuda_worker.py", 2, SECONDS)
+    return on_ranks("codecs_cuda_worker.py", 2)
 
 
 @pytest.fixture

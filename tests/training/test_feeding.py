@@ -20,6 +20,7 @@ from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.workloads.augmentation import Variations, crop_and_flip, epoch_variations
 from scaling.workloads.base import Split
+from tests.waiting import LIMIT_S
 
 CPU = torch.device("cpu")
 NUM_SAMPLES, NUM_BATCHES, LOCAL_BATCH = 40, 4, 6
@@ -134,7 +135,7 @@ def test_loaders_processes_end_with_it():
     del feeder
     gc.collect()
     for worker in workers:
-        worker.join(timeout=30)
+        worker.join(LIMIT_S)
     assert not any(worker.is_alive() for worker in workers)
 
 

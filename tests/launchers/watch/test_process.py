@@ -11,11 +11,11 @@ import pytest
 
 from launchers.watch.peers import TOKEN_VARIABLE, Meeting, Peers, open_meeting
 from launchers.watch.start import end_watcher, start_watcher
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[3]
-LIMIT_S = 120
 HOST = platform.node()
 
 RANK = """

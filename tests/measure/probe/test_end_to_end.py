@@ -12,11 +12,11 @@ import pytest
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
 from tests.conftest import still_there
+from tests.waiting import LIMIT_S
 from topologies.drawing import draw
 from topologies.schema import load
 
 ROOT = Path(__file__).parents[3]
-SECONDS = 240
 
 
 def call(folder, *arguments):
@@ -28,7 +28,7 @@ def call(folder, *arguments):
     }
     command = [sys.executable, "-m", "scaling", "topology", *map(str, arguments)]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
 
 
@@ -93,7 +93,7 @@ def test_workers_that_fail_are_told_with_their_last_words(tmp_path):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-m", "scaling", "topology", "probe", "--world-size", "2", "--seconds", "1"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 2
     assert "error: the workers' launch ended with exit code 1" in done.stderr
