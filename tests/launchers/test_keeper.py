@@ -5,14 +5,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 
 from launchers.keeper import descendants
 from launchers.processes import start_any
 from tests.conftest import still_there
-from tests.launchers.test_processes import LIMIT_S, ended, is_running, pids_in
+from tests.launchers.test_processes import ended, is_running, pids_in
+from tests.waiting import wait_until
 
 # A child in a session of its own that ignores SIGTERM; all pids go to the file.
 TREE = """
@@ -87,11 +87,9 @@ def test_nothing_of_an_attached_command_is_left(tmp_path, name):
 def test_nothing_of_the_workers_of_a_verb_is_left(tmp_path, words, name):
     process = subprocess.Popen([sys.executable, "-m", "scaling", *words], cwd=tmp_path)
     try:
-        deadline = time.monotonic() + LIMIT_S
-        while len(pids := descendants(process.pid)) < 3:  # a starter and two workers
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(descendants(process.pid)) >= 3 or process.poll() is not None)
+        assert process.poll() is None
+        pids = descendants(process.pid)  # a starter and two workers
         process.send_signal(signal.Signals[name])
         process.wait()
         left = still_there(lambda: [pid for pid in pids if is_running(pid)])
