@@ -85,7 +85,7 @@ def ratios(cells: Sequence[CellResult], baseline: CellResult) -> Iterator[str]:
         if not cell.launches:
             yield f"{label}: {cell.records[0].state}, {cell.records[0].reason or ''}"
             continue
-        median_ms = 1e3 * sorted(launch.median_s for launch in cell.launches)[len(cell.launches) // 2]
+        median_ms = 1e3 * sorted(launch.iteration_s for launch in cell.launches)[len(cell.launches) // 2]
         if not scatter.num_launches(baseline.cell_id):
             yield f"{label}: {median_ms:.3f} ms; the baseline was not measured"
             continue
@@ -122,7 +122,7 @@ def bound_of(none: CellResult, ddp: CellResult, copies: Path) -> str:
     ]
     times = bucket_times(ddp)
     bound = bound_s(median(ends), times.ready_s, times.num_bytes, speed)
-    ddp_s = median(launch.median_s for launch in ddp.launches)
+    ddp_s = median(launch.iteration_s for launch in ddp.launches)
     shown = f"{1e3 * bound:.3f} ms, {bound / ddp_s:.3f} of DDP's"
     return f"  bound: {shown}, at {speed / 1e9:.1f} GB/s each way at once"
 

@@ -158,7 +158,7 @@ def bytes_of(cell: CellResult) -> list[int]:
 
 def median_s(cell: CellResult) -> float:
     """Of its launches' medians."""
-    return sorted(launch.median_s for launch in cell.launches)[len(cell.launches) // 2]
+    return sorted(launch.iteration_s for launch in cell.launches)[len(cell.launches) // 2]
 
 
 def compared(cells: Sequence[CellResult], sizes: Mapping[str, tuple[float, ...]]) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def compared(cells: Sequence[CellResult], sizes: Mapping[str, tuple[float, ...]]
         }
     gains = 1 - row["sweep_ratio"], 1 - row["tune_ratio"]
     default = next(cell for cell in cells if cell.cell_id == base)
-    medians = sorted(launch.median_s for launch in default.launches)
+    medians = sorted(launch.iteration_s for launch in default.launches)
     return {
         **row,
         "gain_share": round(gains[1] / gains[0], 3) if gains[0] > 0 else "",
@@ -230,7 +230,7 @@ def judged(cells: Sequence[CellResult]) -> dict[str, Any] | None:
     )
     gradients = Gradients(tuple(_filled(ready, len(tensors))), tensors)
     ends = {cell.cell_id: end_s(parts[cell.cell_id], gradients, curve) for cell in cells}
-    measured = {cell.cell_id: cell.launches[0].median_s for cell in cells}
+    measured = {cell.cell_id: cell.launches[0].iteration_s for cell in cells}
     best, chosen = min(measured, key=measured.__getitem__), min(ends, key=ends.__getitem__)
     by_id = {cell.cell_id: cell for cell in cells}
     gain = measured[default.cell_id] - measured[best]

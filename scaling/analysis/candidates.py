@@ -287,7 +287,7 @@ def _scaled(row: Row, cell: CellResult, parts: tuple[str, ...], factor: float, q
         None if high is None else factor * high,
         quantity,
         row["interval_method"],
-        CellTimes(row["world_size"], {launch.repeat: launch.median_s for launch in cell.launches}),
+        CellTimes(row["world_size"], {launch.repeat: launch.iteration_s for launch in cell.launches}),
         factor,
     )
 

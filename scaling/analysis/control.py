@@ -1,9 +1,9 @@
 """A second estimate of exposed time: the difference to a control arm, the same step without exchange.
 
-By intervals, exposed time is what the exchange's spans show outside of computation. By difference, it is the
-cell's iteration less that of its control arm; it may be negative, and is not clipped. The two must agree, or
-one of them misses something: an exchange that slows the computation that it overlaps, or marks that cost
-time.
+By intervals, exposed time is what the exchange's spans show outside of computation. By difference, it is
+the cell's typical step (median) less that of its control arm; it may be negative, and is not clipped. The
+two must agree, or one of them misses something: an exchange that slows the computation that it overlaps, or
+marks that cost time.
 
 Both cells ran in the same launches. What the difference is known by is its interval over these, of one launch
 the A/A pairs' noise floor; where that is too coarse, the check is not resolved. A cause is named only where
@@ -115,7 +115,7 @@ def exposed_check(
     Args:
         arm: the cell's row of the summary, with `exposed_by_difference_s` and `noise_floor`.
         control: that of its control arm.
-        difference: of the arm's time from the control arm's.
+        difference: of the arm's typical step from the control arm's.
         differing_s: columns of the budget -> by how much the arm has more, where the launches show it.
 
     Returns:
@@ -126,15 +126,15 @@ def exposed_check(
     by_intervals, by_difference = arm["exchange_overhead_s"], arm["exposed_by_difference_s"]
     if by_intervals is None or by_difference is None:
         return None
-    cells, iteration_s = (arm["cell_id"], control["cell_id"]), arm["iteration_s"]
+    cells, step_s = (arm["cell_id"], control["cell_id"]), arm["typical_iteration_s"]
     gap_s = by_difference - by_intervals
     half = difference.half_width()
     known_to = arm["noise_floor"] if half is None else math.expm1(half)
     tolerance_s = AGREEMENT * max(abs(by_intervals), abs(by_difference))
-    if known_to is None or known_to * iteration_s > max(tolerance_s, TIE_RATIO * iteration_s):
+    if known_to is None or known_to * step_s > max(tolerance_s, TIE_RATIO * step_s):
         values = {"known_to_ratio": known_to, "is_one_launch": half is None}
         return Finding("exposed_times_unresolved", cells, values)
-    if abs(gap_s) <= max(tolerance_s, known_to * iteration_s):
+    if abs(gap_s) <= max(tolerance_s, known_to * step_s):
         bound = "ratio" if abs(gap_s) <= tolerance_s else "launches"
         return Finding("exposed_times_agree", cells, {"bound": bound, "agreement_ratio": AGREEMENT})
     values = {"exchange_overhead_s": by_intervals, "exposed_by_difference_s": by_difference}

@@ -1,7 +1,7 @@
 """A/A pairs: how much two measurements of the same cell differ.
 
 An A/A pair is a cell that was measured twice under two identities (`aa_replicate` 0 and 1), in the same
-launches. Its difference is that of the two means of the launches' medians, as logarithms: it falls with the
+launches. Its difference is that of the two means of the launches' times, as logarithms: it falls with the
 launches, down to what stays from launch to launch. The floor of a group of comparable cells is the root mean
 square of its pairs' differences.
 
@@ -45,10 +45,12 @@ def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[s
     return floors
 
 
-def scatter_of(cells: Sequence[CellResult]) -> StudyScatter:
-    """The scatter of a study's timed cells and trainings, including its A/A pairs."""
+def scatter_of(cells: Sequence[CellResult], *, typical: bool = False) -> StudyScatter:
+    """The scatter of a study's timed cells and trainings, including its A/A pairs; `typical`: of median
+    steps.
+    """
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
-    return study_scatter(cell_times(cells), pairs)
+    return study_scatter(cell_times(cells, typical=typical), pairs)
 
 
 def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
@@ -62,7 +64,7 @@ def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]
 
 def pair_floor(first: CellResult, second: CellResult) -> float | None:
     """By how much an A/A pair differs over its common launches, as a ratio; None without a common launch."""
-    seconds = [{launch.repeat: launch.median_s for launch in cell.launches} for cell in (first, second)]
+    seconds = [{launch.repeat: launch.iteration_s for launch in cell.launches} for cell in (first, second)]
     both = seconds[0].keys() & seconds[1].keys()
     logs = [
         math.log(seconds[1][repeat] / seconds[0][repeat])

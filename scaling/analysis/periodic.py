@@ -5,8 +5,8 @@ are slow. They are a comb if they fall on every k-th step: of the k offsets the 
 tested by the hypergeometric distribution (slow steps drawn at random would hit it so often with a probability
 below `LEVEL`, over all periods and offsets), and most slow steps must be on it, and most of its steps slow.
 
-The first step after a pause, in which ranks agree on how long to go on, is left out: blocks have a period
-too.
+The first step of a block, which follows a pause in which ranks agree on how long to go on, is left out:
+blocks have a period too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ FEWEST_EVENTS = 4
 LEVEL = 1e-4
 ON_THE_COMB = 0.6
 """Part of the comb's steps that are slow, and part of the slow steps that are on the comb."""
-
-PAUSE_RATIO = 0.02
-"""A gap between two steps that is longer than this part of a step is a pause."""
 
 SMALLEST_EXCESS = 0.25
 """Of the usual step: slow steps exceed it by so much at least."""
@@ -75,16 +72,17 @@ class PeriodicSlowness:
     phase: str | None
 
 
-def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
+def comb(steps_s: Floats, blocks: Sequence[int] = (0,)) -> Comb | None:
     """The period at which steps are slow; None if they are not.
 
     Args:
         steps_s: lengths of consecutive steps, in seconds: [step].
-        starts_s: when they began, likewise; None: pauses are not known.
+        blocks: indices of those that follow a pause of the tool, and 0.
     """
     count = len(steps_s)
     usual_s = float(np.median(steps_s))
-    times = np.where(_after_pauses(steps_s, starts_s), np.minimum(steps_s, usual_s), steps_s)
+    times, first = steps_s.copy(), list(blocks[1:])
+    times[first] = np.minimum(times[first], usual_s)
     clearest: tuple[float, Comb] | None = None
     periods = range(SHORTEST_PERIOD, min(LONGEST_PERIOD, count // FEWEST_EVENTS) + 1)
     for period in periods:
@@ -117,14 +115,6 @@ def _chance(num_hits: int, count: int, places: int, drawn: int) -> float:
     return ways / math.comb(count, drawn)
 
 
-def _after_pauses(steps_s: Floats, starts_s: Floats | None) -> NDArray[np.bool_]:
-    paused = np.zeros(len(steps_s), dtype=bool)
-    if starts_s is not None and len(steps_s) > 1:
-        gaps_s = starts_s[1:] - (starts_s[:-1] + steps_s[:-1])
-        paused[1:] = gaps_s - np.median(gaps_s) > PAUSE_RATIO * np.median(steps_s)
-    return paused
-
-
 def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]) -> PeriodicSlowness | None:
     """The period that most launches of a cell show; None if there is none.
 
@@ -132,7 +122,7 @@ def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]
         launches: of one cell.
         phases: a rank's own (`scaling.analysis.rank_times.own_phases`).
     """
-    of_launches = [comb(launch.step_s, launch.starts_s) for launch in launches]
+    of_launches = [comb(launch.step_s, launch.blocks) for launch in launches]
     combs = [each for each in of_launches if each is not None]
     periods = [each.period for each in combs]
     period = max(set(periods), key=periods.count, default=0)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from scaling.analysis.columns import has_no_model, shares_gpus
 from scaling.analysis.grouping import by_key
+from scaling.analysis.rates import Rate, blocks_by_rule, blocks_of_lengths, rate_of
 from scaling.analysis.sample_lines import (
     Integers,
     Line,
@@ -60,7 +61,8 @@ class IterationLaunch:
         iterations: numbers of the unprofiled iterations, as recorded.
         rank_steps_s: their lengths in seconds, [rank, iteration].
         profiled_steps: those whose phases were marked; none where the step cannot be marked.
-        starts_s: when rank 0's unprofiled iterations began, on its host's clock; None in old folders.
+        starts_s: when they began, likewise, on rank 0's clock or the rank's own; None in old folders.
+        blocks: indices of those that follow a pause of the tool, and 0.
     """
 
     repeat: int
@@ -68,6 +70,17 @@ class IterationLaunch:
     rank_steps_s: Floats
     profiled_steps: list[ProfiledStep]
     starts_s: Floats | None = None
+    blocks: tuple[int, ...] = (0,)
+
+    @cached_property
+    def rate(self) -> Rate:
+        """The time of a step as a rate."""
+        return rate_of(self.rank_steps_s, self.starts_s, self.blocks)
+
+    @property
+    def iteration_s(self) -> float:
+        """Wall clock over steps; of an old folder the mean of `step_s`."""
+        return self.rate.iteration_s
 
     @property
     def step_s(self) -> Floats:
@@ -76,8 +89,8 @@ class IterationLaunch:
         return slowest
 
     @cached_property
-    def median_s(self) -> float:
-        """The median of `step_s`."""
+    def typical_s(self) -> float:
+        """The median of `step_s`: for comparisons with phases, not a rate."""
         return float(np.median(self.step_s))
 
     @cached_property
@@ -219,16 +232,31 @@ def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
     captured = record.cell["step"] == "captured"
     profiled = [[line for line in lines if is_profiled(line, captured=captured)] for lines in measured]
     numbers = aligned(unprofiled, "iteration", where)
-    steps_s = [[line["step_s"] for line in by_number(lines, "iteration")] for lines in unprofiled]
-    rank_steps_s = np.array(steps_s, dtype=np.float64)
-    starts_s = _starts_s(by_number(unprofiled[0], "iteration"))
-    return IterationLaunch(record.repeat, numbers, rank_steps_s, _profiled_steps(profiled, where), starts_s)
+    ordered = [by_number(lines, "iteration") for lines in unprofiled]
+    rank_steps_s = np.array([[line["step_s"] for line in lines] for lines in ordered], dtype=np.float64)
+    starts_s = _starts_s(ordered)
+    blocks = _blocks(record, numbers, rank_steps_s, starts_s)
+    profiled_steps = _profiled_steps(profiled, where)
+    return IterationLaunch(record.repeat, numbers, rank_steps_s, profiled_steps, starts_s, blocks)
 
 
-def _starts_s(lines: Sequence[Line]) -> Floats | None:
-    if any(line.get("start_s") is None for line in lines):
+def _starts_s(ranks: Sequence[Sequence[Line]]) -> Floats | None:
+    if any(line.get("start_s") is None for lines in ranks for line in lines):
         return None
-    return np.array([line["start_s"] for line in lines], dtype=np.float64)
+    return np.array([[line["start_s"] for line in lines] for lines in ranks], dtype=np.float64)
+
+
+def _blocks(
+    record: RunRecord, numbers: Integers, rank_steps_s: Floats, starts_s: Floats | None
+) -> tuple[int, ...]:
+    """As recorded; in older records by their rule; steps of a script are in one block but where others are
+    between them.
+    """
+    if lengths := record.summary.get("block_iterations"):
+        return blocks_of_lengths(lengths, len(numbers))
+    if record.cell["kind"] == ATTACHED or record.cell.get("precision_goal") is None:
+        return (0, *(int(index) + 1 for index in np.flatnonzero(np.diff(numbers) > 1)))
+    return blocks_by_rule(rank_steps_s, starts_s)
 
 
 def _profiled_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[ProfiledStep]:

@@ -37,7 +37,7 @@ class CellTimes:
 
     Attributes:
         family: equal for the cells that have their launches in common.
-        by_launch: launch -> its median, positive: seconds, joules.
+        by_launch: launch -> its value, positive: seconds, joules.
     """
 
     family: Hashable
@@ -55,7 +55,7 @@ class StudyScatter:
     """The scatter of a study's cells.
 
     Attributes:
-        logs: of each family the logarithms of the medians, [cell, launch], NaN where there is no such launch.
+        logs: of each family the logarithms of the values, [cell, launch], NaN where there is no such launch.
         scatters: of each family.
         places: where each cell is found in these.
         offset_variance: of a cell's mean, by which A/A pairs differ beyond the scatter over launches; 0 where
@@ -176,10 +176,10 @@ def estimate_within(
 
 
 def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None = None) -> FloatArray:
-    """Logarithms of the medians, [cell, launch]; NaN if a cell lacks that launch.
+    """Logarithms of the values, [cell, launch]; NaN if a cell lacks that launch.
 
     Args:
-        cells: their medians.
+        cells: their values.
         launches: the columns; by default all that any cell has.
     """
     if launches is None:
@@ -215,16 +215,20 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
     return excess / 2, len(known) * (excess / mean_square) ** 2
 
 
-def cell_times(cells: Sequence[CellResult]) -> dict[Hashable, CellTimes]:
-    """Cell id -> each launch's seconds for an iteration or a whole training; cells without times are left
-    out.
+def cell_times(cells: Sequence[CellResult], *, typical: bool = False) -> dict[Hashable, CellTimes]:
+    """Cell id -> each launch's seconds for an iteration (its median, if `typical`) or a whole training; cells
+    without times are left out.
     """
     times: dict[Hashable, CellTimes] = {}
     for cell in cells:
         family = (cell.cell["kind"], cell.cell["device"], cell.cell["world_size"])
         if cell.launches:
             times[cell.cell_id] = CellTimes(
-                family, {launch.repeat: launch.median_s for launch in cell.launches}
+                family,
+                {
+                    launch.repeat: launch.typical_s if typical else launch.iteration_s
+                    for launch in cell.launches
+                },
             )
         elif cell.trainings:
             seconds = {launch.repeat: float(launch.train_s[-1]) for launch in cell.trainings}

@@ -25,7 +25,7 @@ from scaling.analysis.noise import noise_floors, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.study_scatter import MODERATED, StudyScatter
 from scaling.axes import AXES
-from scaling.measure.statistics import estimate_median
+from scaling.measure.statistics import ONE_LAUNCH, interval_of_launches, interval_of_mean
 from scaling.store import ResultsFolder, RunRecord
 from topologies.detect_host import start_named
 
@@ -54,13 +54,13 @@ def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
     own_rows = {cell.cell_id: rows[cell.cell_id] for cell in trained}
     for cell_id, floor in noise_floors(trained, own_rows).items():
         rows[cell_id]["noise_floor"] = floor
-    scatter = scatter_of(trained)
+    scatter, typical = scatter_of(trained), scatter_of(trained, typical=True)
     add_intervals(scatter, own_rows)
     add_seeds_and_predictions(trained, rows)
     for cell in trained:
         row = rows[cell.cell_id]
         row.update(_speedup(cell, trained, rows))
-        row.update(_exposed_by_difference(cell, trained, rows, scatter))
+        row.update(_exposed_by_difference(cell, trained, rows, typical))
         row["warnings"] = cautions(cell, row) or None
     return to_table(sorted(rows.values(), key=row_order))
 
@@ -152,15 +152,23 @@ def _hosts(record: RunRecord) -> list[str]:
 
 
 def _iteration_values(cell: CellResult) -> Row:
-    estimate = estimate_median([launch.step_s.tolist() for launch in cell.launches])
+    rates = [launch.rate for launch in cell.launches]
+    seconds = [rate.iteration_s for rate in rates]
+    iteration_s = float(np.exp(np.mean(np.log(seconds)))) if min(seconds) > 0 else float(np.mean(seconds))
+    is_one = len(rates) == 1
+    low, high = interval_of_mean(rates[0].cycles_s) if is_one else interval_of_launches(seconds)
+    steps_s = np.concatenate([launch.step_s for launch in cell.launches])
     budget = cell_budget(cell.launches)
     return {
-        "iterations": estimate.num_samples,
-        "iteration_s": estimate.median,
-        "iteration_s_low": estimate.low,
-        "iteration_s_high": estimate.high,
-        "interval_method": estimate.method,
-        "samples_per_s": cell.cell["global_batch"] / estimate.median if estimate.median > 0 else None,
+        "iterations": len(steps_s),
+        "iteration_s": iteration_s,
+        "iteration_s_low": low,
+        "iteration_s_high": high,
+        "interval_method": ONE_LAUNCH if is_one else "t interval over launches",
+        "iteration_form": _joined(rate.form for rate in rates),
+        "pauses_s": sum(rate.pauses_s for rate in rates),
+        "typical_iteration_s": float(np.median(steps_s)),
+        "samples_per_s": cell.cell["global_batch"] / iteration_s if iteration_s > 0 else None,
         **(budget.values() if budget else {}),
         "joules_per_sample": joules_per_sample(cell),
     }
@@ -191,7 +199,8 @@ def _exposed_by_difference(
     if control is None or row["iteration_s"] is None:
         return {}
     other = rows[control.cell_id]
-    by_difference = {"exposed_by_difference_s": row["iteration_s"] - other["iteration_s"]}
+    difference_s = row["typical_iteration_s"] - other["typical_iteration_s"]
+    by_difference = {"exposed_by_difference_s": difference_s}
     difference = scatter.difference(control.cell_id, cell.cell_id)
     check = exposed_check(
         {**row, **by_difference}, other, difference, lambda: differences_of_launches(cell, control, cells)

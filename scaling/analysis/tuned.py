@@ -72,7 +72,7 @@ def tuned_buckets(
 def fastest(cells: Sequence[CellResult], num_launches: int) -> CellResult | None:
     """The cell with the least geometric mean of times over the first launches, which all of them have."""
     times_s = {
-        cell.cell_id: [launch.median_s for launch in cell.launches if launch.repeat < num_launches]
+        cell.cell_id: [launch.iteration_s for launch in cell.launches if launch.repeat < num_launches]
         for cell in cells
     }
     timed = [cell for cell in cells if times_s[cell.cell_id]]
@@ -102,4 +102,4 @@ def _ratio(difference: Difference) -> dict[str, float | None]:
 
 
 def _median_s(cell: CellResult) -> float:
-    return statistics.median(launch.median_s for launch in cell.launches)
+    return statistics.median(launch.iteration_s for launch in cell.launches)

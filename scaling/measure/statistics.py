@@ -1,11 +1,12 @@
-"""What is said of a set of samples: the median, and an interval for it that respects how they came about.
+"""What is said of samples: the median or the mean, and an interval that respects how they came about.
 
 Iterations of one launch share its placement, clocks and connections, so they are not independent; launches
 are. Hence the interval's method depends on the number of launches:
 
-- 2 or more: Student's t interval on the logarithms of the launches' medians, which never reaches below zero
+- 2 or more: Student's t interval on the logarithms of the launches' values, which never reaches below zero
   (a bootstrap by launch covers 89 to 92% of ten launches, and less of fewer);
-- 1: order statistics of that launch's samples, which speaks of this launch only.
+- 1: order statistics of that launch's samples for a median, batches of consecutive samples for a mean; both
+  speak of this launch only.
 
 Cells of a study know more together: theirs are `scaling.analysis.study_scatter`'s.
 
@@ -25,6 +26,9 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 
 CONFIDENCE = 0.95
+
+FEWEST = 6
+BATCHES = 10
 
 ONE_LAUNCH = "within this launch only"
 """The interval's method where there is one launch."""
@@ -67,7 +71,7 @@ def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
     low: float | None
     high: float | None
     if len(groups) > 1:
-        low, high = _t_interval(groups)
+        low, high = interval_of_launches([float(np.median(group)) for group in groups])
         method = "t interval of the launches' medians"
     else:
         low, high = interval_within_launch(pooled)
@@ -75,18 +79,38 @@ def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
     return Estimate(float(np.median(pooled)), low, high, method, len(pooled), len(groups))
 
 
-def _t_interval(groups: Sequence[FloatArray]) -> tuple[float | None, float | None]:
-    """(None, None) where a median is not positive: then it is no time."""
+def interval_of_launches(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The 95% t interval of two or more launches' values, on the log scale; (None, None) where one is not
+    positive: then it is no time.
+    """
+    if min(values) <= 0:
+        return None, None
+    logs = np.log(values)
+    middle, half_width = float(logs.mean()), _half_width(logs)
+    return math.exp(max(middle - half_width, -700.0)), math.exp(min(middle + half_width, 700.0))
+
+
+def interval_of_mean(samples: FloatArray) -> tuple[float | None, float | None]:
+    """The 95% interval of the mean of a launch's consecutive samples, by the means of `BATCHES` batches (of
+    two samples at least): what follows upon each other may be correlated.
+
+    Returns:
+        Its ends, in the samples' unit; (None, None) with fewer than six samples, or a mean that is no time.
+    """
+    mean = float(samples.mean())
+    if len(samples) < FEWEST or mean <= 0:
+        return None, None
+    batches = np.array_split(samples, min(BATCHES, len(samples) // 2))
+    ratio = math.exp(min(_half_width(np.array([batch.mean() for batch in batches])) / mean, 700.0))
+    return mean / ratio, mean * ratio
+
+
+def _half_width(values: FloatArray) -> float:
+    """Of the 95% t interval of the values' mean."""
     from scipy import special  # scipy.stats has the same by name, but takes seconds to import
 
-    medians = np.array([np.median(group) for group in groups])
-    if (medians <= 0).any():
-        return None, None
-    logs = np.log(medians)
-    quantile = special.stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2)
-    half_width = float(quantile * logs.std(ddof=1) / np.sqrt(len(logs)))
-    middle = float(logs.mean())
-    return math.exp(max(middle - half_width, -700.0)), math.exp(min(middle + half_width, 700.0))
+    quantile = special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)
+    return float(quantile * values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def interval_within_launch(samples: Sequence[float] | FloatArray) -> tuple[float | None, float | None]:
@@ -101,6 +125,6 @@ def interval_within_launch(samples: Sequence[float] | FloatArray) -> tuple[float
 
     ordered = np.sort(np.asarray(samples, dtype=float))
     k = int(np.ceil(special.bdtrik((1 - CONFIDENCE) / 2, len(ordered), 0.5))) if len(ordered) else 0
-    if k < 1:  # fewer than six samples: even their range covers less than 95%
+    if k < 1:  # fewer than FEWEST samples: even their range covers less than 95%
         return None, None
     return float(ordered[k - 1]), float(ordered[-k])

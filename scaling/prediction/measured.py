@@ -24,7 +24,7 @@ class MeasuredCell:
 
     Attributes:
         cell: its independent variables, as in run.json.
-        iteration_s: the median step.
+        iteration_s: wall clock over steps.
         relative_sd: of that.
         phases: parts of the budget in seconds, where they were measured.
         source: the results folder.

@@ -99,7 +99,7 @@ def _times(rows: Sequence[Row], labels: Mapping[str, str]) -> list[Column[Row]]:
 def _unprofiled(row: Row) -> str:
     if row["iteration_s"] is None:
         return MISSING
-    profiled_s, step_s = row["profiled_iteration_s"], row["iteration_s"]
+    profiled_s, step_s = row["profiled_iteration_s"], row["typical_iteration_s"]
     differs = abs(profiled_s - step_s) > LARGEST_PROFILING_OVERHEAD * step_s
     return like(step_s, profiled_s) + (MARK if differs else "")
 

@@ -13,7 +13,7 @@ from scaling.store.files import as_json, damaged, overwrite, text_of
 from scaling.store.schemas import RunModel, validate
 from scaling.store.upgrades import upgraded
 
-SCHEMA_VERSION = 6  # what the ones before had: `scaling.store.upgrades`
+SCHEMA_VERSION = 7  # what the ones before had: `scaling.store.upgrades`
 
 State = Literal["planned", "running", "done", "failed"]
 MAX_DEATHS = 2

@@ -221,6 +221,7 @@ class SummaryModel(OpenModel):
     seconds: dict[str, Seconds | None] | None = None
     warmup_end: str | None = None
     stop_reason: str | None = None
+    block_iterations: list[Annotated[int, Field(ge=1, lt=2**62)]] | None = None
     clock_uncertainty_s: list[Seconds | None] | None = None
     gpu: list[GpuModel | None] | None = None
     power: list[GpuModel | None] | None = None

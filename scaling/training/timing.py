@@ -133,6 +133,7 @@ class Measurement:
         seconds: part -> wall time, of the slowest rank.
         warmup_end: why warm-up ended.
         stop_reason: why the unprofiled part ended.
+        block_iterations: how many unprofiled iterations each block had.
     """
 
     iterate: Callable[[Marks], None]
@@ -145,6 +146,7 @@ class Measurement:
     seconds: dict[str, float] = field(default_factory=dict)
     warmup_end: str = ""
     stop_reason: StopReason = "iterations"
+    block_iterations: list[int] = field(default_factory=list)
     _elapsed_s: float = 0.0
     _pace_s: float = 0.0
 
@@ -170,6 +172,7 @@ class Measurement:
         while reason is None:
             self._run(self.extent.block(len(times), self._elapsed_s + window_s, self._pace_s), profiled=False)
             samples = self._keep(warmup=False)
+            self.block_iterations.append(len(samples))
             times += self.agreement.largest_of([sample.step_s for sample in samples])
             window_s = self.agreement.largest(time.perf_counter() - start)
             self._pace_s = float(np.median(times))

@@ -9,6 +9,7 @@ Until version 2 the second cell of an A/A pair was called `twin`, since version 
 until version 3 `profiled_iterations` were `split_iterations`. Until version 5 a line of samples had `split`
 where it has `profiled`, and seconds of a run and of a launch were of `unsplit` and `split` iterations; the
 first folders had `<phase>_s` in place of spans, and no line that said whether its iteration was profiled.
+Since version 7 a summary says how many steps each block of unprofiled ones has, `block_iterations`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 def upgraded(values: Mapping[str, Any], version: int) -> dict[str, Any]:
     """The values of a run's record of that version, as one of today's."""
     cell, summary = values.get("cell"), values.get("summary")
-    upgraded_values = {**values, "schema_version": 6}
+    upgraded_values = {**values, "schema_version": 7}
     if version < 2 and isinstance(summary, dict) and summary.get(_BYTES):
         upgraded_values["summary"] = _both_directions(cell or {}, summary)
     if version < 4 and isinstance(cell, dict):

@@ -153,6 +153,7 @@ class IterationKind(TrainingKind[IterationPart]):
             "warmup_iterations": ranks[0].warmup_iterations,
             "warmup_end": ranks[0].warmup_end,
             "stop_reason": ranks[0].stop_reason,
+            "block_iterations": ranks[0].block_iterations,
             "clock_uncertainty_s": [rank.clock_uncertainty_s for rank in ranks],
             "gpu": [rank.gpu for rank in ranks],
             "host": [rank.host for rank in ranks],

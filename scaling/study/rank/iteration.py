@@ -63,6 +63,7 @@ def _measure(cell: Cell, context: RunContext, prepared: PreparedStep, timed: _Ti
         warmup_iterations=sum(row["warmup"] and not row["profiled"] for row in measurement.rows),
         warmup_end=measurement.warmup_end,
         stop_reason=measurement.stop_reason,
+        block_iterations=measurement.block_iterations,
         clock_uncertainty_s=timed.clock_uncertainty_s,
         gpu=power.summary(before, after, num_samples) if before and after else None,
         host=host.summary(host_before, host_after),

@@ -27,7 +27,7 @@ class RankSummary:
         memory_peak_bytes: the most that the cell's tensors took on this rank's GPU, with its data set.
         seconds: part of the run (`setup`, `warmup`, `unprofiled`, `profiled`) -> wall time, of the slowest
             rank.
-        warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
+        warmup_iterations, warmup_end, stop_reason, block_iterations: see `scaling.training.timing`.
         clock_uncertainty_s: how far `start_s` of the samples may be off.
         gpu: see `scaling.measure.power`.
         host: see `scaling.measure.host`.
@@ -55,6 +55,7 @@ class RankSummary:
     warmup_iterations: int | None = None
     warmup_end: str | None = None
     stop_reason: str | None = None
+    block_iterations: list[int] = field(default_factory=list)
     clock_uncertainty_s: float | None = None
     gpu: dict[str, Any] | None = None
     host: dict[str, Any] | None = None
