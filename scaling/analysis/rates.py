@@ -2,8 +2,10 @@
 
 A median step is no rate: what every seventh step, a collector of garbage or a slow loader adds is not in it.
 The window is that of the unprofiled steps. It has blocks; between two of them the ranks compare notes
-(`scaling.training.timing`), and that pause is left out. So a block lasts from the start of its first step to
-the end of its last one, and the launch as long as its slowest rank's blocks together.
+(`scaling.training.timing`), and that pause is left out. So a block lasts from its first step's start to
+the end of its last one, and the launch as long as its slowest rank's blocks together. Ranks that begin a block
+before the last one wait for it in their first step, by up to 35 ms at the start of the window: this too is the
+tool's, and the first step of a block counts as long as on the rank where it was shortest.
 
 Records since version 7 say how long the blocks are. Those of before follow from the rule by which they
 were made: each block lasted `_BLOCK_S` by the median of the steps before it, and had `_FEWEST` steps at least. Only
@@ -40,7 +42,7 @@ class Rate:
         cycles_s: on the slowest rank, from each step's start to that of the next one, of a block's last step
             to its end: [step], in seconds.
         form: WALL_CLOCK or MEAN_OF_STEPS.
-        pauses_s: between blocks, on that rank; they are left out.
+        pauses_s: between blocks and for ranks that begin one later, on that rank; they are left out.
     """
 
     cycles_s: Floats
@@ -67,8 +69,11 @@ def rate_of(steps_s: Floats, starts_s: Floats | None, blocks: Sequence[int]) -> 
     last = np.array(blocks[1:], dtype=np.intp) - 1
     pauses_s = cycles_s[:, last] - steps_s[:, last]
     cycles_s[:, last] = steps_s[:, last]
+    first = list(blocks)
+    waits_s = cycles_s[:, first] - cycles_s[:, first].min(axis=0)
+    cycles_s[:, first] -= waits_s
     slowest = int(cycles_s.sum(axis=1).argmax())
-    return Rate(cycles_s[slowest], WALL_CLOCK, float(pauses_s[slowest].sum()))
+    return Rate(cycles_s[slowest], WALL_CLOCK, float(pauses_s[slowest].sum() + waits_s[slowest].sum()))
 
 
 def blocks_of_lengths(lengths: Sequence[int], num_steps: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import REACHED, family_key, over_seeds
 from scaling.analysis.noise import noise_finding
+from scaling.analysis.rates import MEAN_OF_STEPS
 from scaling.analysis.training_findings import without_augmentation
 from scaling.files.texts import flops_per_s
 from scaling.report.budget_table import budget_table
@@ -276,10 +277,27 @@ def _iteration_statistic(group: CellGroup) -> str:
     methods = dict.fromkeys(row["interval_method"] for row in group.rows if row["interval_method"])
     intervals = f"Interval: {'; '.join(methods)}. " if methods else ""
     return (
-        "Median over the steps of all repeats, without warm-up; a step takes as long as its slowest rank. "
+        f"{_form(group)} "
         f"{intervals}Speedup: throughput divided by that of one worker without exchange, equal in all else."
         f"{_utilization(group)} {' '.join(_legend_of_exchange(group.rows))}"
     ).rstrip()
+
+
+def _form(group: CellGroup) -> str:
+    """How a step's time was made, and what is not in it."""
+    forms = {row["iteration_form"] for row in group.rows}
+    if MEAN_OF_STEPS in forms:
+        return (
+            "Mean of steps, each as long as on its slowest rank, without warm-up, launches combined on the log "
+            "scale. When steps began was not recorded: gaps between steps are not in it."
+        )
+    paused_s = sum(row["pauses_s"] or 0.0 for row in group.rows)
+    window_s = sum((row["iteration_s"] or 0.0) * (row["iterations"] or 0) for row in group.rows)
+    left_out = f" ({percent(paused_s / (window_s + paused_s))} of the time)" if paused_s and window_s else ""
+    return (
+        "Wall clock over steps of the slowest rank, without warm-up, launches combined on the log scale; "
+        f"pauses in which ranks compare notes are left out{left_out}."
+    )
 
 
 def _utilization(group: CellGroup) -> str:

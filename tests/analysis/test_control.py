@@ -97,7 +97,7 @@ def test_control_arms_and_planned_ones_have_no_difference(study):
 
 def row(**values):
     """A row of the summary: nothing but these values and an iteration of 10 ms."""
-    return {**dict.fromkeys(columns()), "aggregator": "none", "iteration_s": 0.010, **values}
+    return {**dict.fromkeys(columns()), "aggregator": "none", "typical_iteration_s": 0.010, **values}
 
 
 def arm(exposed_s, by_difference_s, **values):

@@ -19,8 +19,8 @@ def rows_of(study):
     return to_rows(summary_table(study.folder))
 
 
-def test_median_is_of_the_slowest_rank_aligned_by_iteration_without_warm_up(study, line):
-    # Rank 1 wrote its lines in another order: sorted by time, or with the warm-up, the median is another.
+def test_steps_are_of_the_slowest_rank_aligned_by_iteration_without_warm_up(study, line):
+    # Rank 1 wrote its lines in another order: sorted by time, or with the warm-up, the times are others.
     rank_0 = [line(0, 9.0, warmup=True), line(1, 1.0), line(2, 5.0), line(3, 1.0)]
     rank_1 = [line(3, 4.0), line(1, 2.0), line(2, 1.0), line(0, 9.0, warmup=True)]
     study.add([[rank_0, rank_1]], aggregator="ring", world_size=2)
@@ -28,9 +28,10 @@ def test_median_is_of_the_slowest_rank_aligned_by_iteration_without_warm_up(stud
     launch = read_cells(study.folder)[0].launches[0]
     assert launch.step_s.tolist() == [2.0, 5.0, 4.0]
     (row,) = rows_of(study)
-    assert row["iteration_s"] == 4.0
-    assert row["iterations"] == 3
-    assert row["samples_per_s"] == 16.0
+    assert (row["typical_iteration_s"], row["iterations"]) == (4.0, 3)
+    assert row["iteration_s"] == pytest.approx(11 / 3)
+    assert row["samples_per_s"] == pytest.approx(64 * 3 / 11)
+    assert row["iteration_form"] == "mean of steps"
 
 
 GPT_TENSORS = "256x48 64x48 48 48 144x48"
@@ -150,8 +151,8 @@ def test_columns_come_in_their_order_with_phases_after_the_copies(study):
     assert set(BUDGET_COLUMNS) <= set(names)
 
 
-def test_interval_of_a_single_cell_is_students_t_on_its_launches_medians(study):
-    study.add_steps([[1.0, 1.0, 5.0], [2.0, 2.0, 0.0], [4.0, 4.0, 9.0]])
+def test_interval_of_a_single_cell_is_students_t_on_its_launches_times(study):
+    study.add_steps([[1.0, 0.5, 1.5], [2.0, 4.0, 0.0], [4.0, 4.0, 4.0]])
     (row,) = rows_of(study)
     # ln 1, ln 2, ln 4: mean ln 2, standard deviation ln 2, t(0.975, 2 degrees of freedom) = 4.30265.
     factor = 2 ** (4.302652729911275 / np.sqrt(3))
@@ -170,7 +171,7 @@ def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study
     study.add_steps([[step_s]], scaling=scaling, aggregator="ring", world_size=4)
     baseline, row = rows_of(study)
     assert (baseline["speedup"], baseline["parallel_efficiency"]) == (1.0, 1.0)
-    assert (row["speedup"], row["parallel_efficiency"]) == (speedup, speedup / 4)
+    assert (row["speedup"], row["parallel_efficiency"]) == pytest.approx((speedup, speedup / 4))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_memory_formats_are_tables_of_their_own_and_folders_without_the_key_are_
     study.add_steps([[2.0]], aggregator="ring", world_size=2, memory_format="channels_last")
     rows = rows_of(study)
     assert [row["memory_format"] for row in rows] == ["channels_last", "contiguous", "channels_last"]
-    assert [row["speedup"] for row in rows] == [1.0, 1.0, 1.5]
+    assert [row["speedup"] for row in rows] == pytest.approx([1.0, 1.0, 1.5])
     titles = [title_of(group.given) for group in group_rows(rows)]
     assert [title.rsplit(", ", 1)[1] for title in titles] == ["channels_last", "contiguous"]
 

@@ -74,13 +74,13 @@ def test_one_that_may_be_slower_by_more_than_a_tie_has_its_measured_time_and_the
 def test_next_best_with_a_wide_interval_has_its_range():
     found, _ = reference("quickstart-2xh100")
     why = text_of(found, "aggregator_why")
-    assert "next host_parallel, 1.10 to 7.19 times as long" in why
+    assert why.startswith("fastest so far; not resolved from tree")
     assert why.endswith("not ranked: one_bit (noisy; lossy, accuracy not tested)")
 
 
 def test_limit_says_what_its_computation_is_measured_against():
     found, _ = reference("fcn-r-4xh200")
-    said = "within 3% of the fastest; caffe_nccl perhaps too: 2.6% slower, at most 3.3%"
+    said = "within 3% of the fastest; ring(directions=2) perhaps too: 2.2% slower, at most 3.5%"
     assert text_of(found, "aggregator_why") == said
     said = "in profiled steps forward and backward exceed 1/4 of one GPU's by 0.27 ms, the update by 0.10 ms"
     assert text_of(found, "limit_why").startswith(said)
@@ -90,7 +90,7 @@ def test_limit_says_what_its_computation_is_measured_against():
 
 def test_high_mfu_asks_for_another_precision_not_for_a_captured_step():
     found, words = reference("quickstart-2xh100")
-    assert text_of(found, "next").startswith("try precision=tf32 or bf16: matrix products are faster")
+    assert "then try precision=tf32 or bf16: matrix products are faster" in text_of(found, "next")
     assert "captured" not in text_of(found, "next")
     assert words[-2:] == ["precision=tf32", "aggregators=[none,ring,all_reduce]"]
 

@@ -195,8 +195,8 @@ class TestBlocks:
         made = warmed_up(clock, Extent(3, 100, precision_goal=1e-6))
         asked, settled = made.agreement.num_asked, clock.num_anchors
         made.measure()
-        # A steady time is known at once: two blocks of ten, each with its times and the window's length.
-        assert made.agreement.num_asked - asked == 2 * 2
+        # The start, and a steady time is known at once: two blocks of ten, each with its times and the length.
+        assert made.agreement.num_asked - asked == 1 + 2 * 2
         assert clock.num_anchors - settled == 2
 
     def test_block_is_all_that_is_left_without_a_goal(self):
