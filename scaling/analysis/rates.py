@@ -2,14 +2,14 @@
 
 A median step is no rate: what every seventh step, a collector of garbage or a slow loader adds is not in it.
 The window is that of the unprofiled steps. It has blocks; between two of them the ranks compare notes
-(`scaling.training.timing`), and that pause is left out. So a block lasts from its first step's start to
-the end of its last one, and the launch as long as its slowest rank's blocks together. Ranks that begin a block
-before the last one wait for it in their first step, by up to 35 ms at the start of the window: this too is the
-tool's, and the first step of a block counts as long as on the rank where it was shortest.
+(`scaling.training.timing`), and that pause is left out. So a block lasts from its first step's start to the
+end of its last one, and the launch as long as its slowest rank's blocks together. Ranks that begin a block
+before the last one wait for it in their first step, by up to 35 ms at the start of the window: this too is
+the tool's, and the first step of a block counts as long as on the rank where it was shortest.
 
-Records since version 7 say how long the blocks are. Those of before follow from the rule by which they
-were made: each block lasted `_BLOCK_S` by the median of the steps before it, and had `_FEWEST` steps at least. Only
-the first one's length is not known, and is taken to be the one that puts most gaps between blocks.
+Records since version 7 say how long the blocks are. Those of before follow from the rule by which they were
+made: each block lasted `_BLOCK_S` by the median of the steps before it, and had `_FEWEST` steps at least.
+Only the first one's length is not known, and is taken to be the one that puts most gaps between blocks.
 """
 
 from __future__ import annotations

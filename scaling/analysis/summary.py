@@ -154,10 +154,8 @@ def _hosts(record: RunRecord) -> list[str]:
 def _iteration_values(cell: CellResult) -> Row:
     rates = [launch.rate for launch in cell.launches]
     seconds = [rate.iteration_s for rate in rates]
-    is_one, is_time = len(rates) == 1, min(seconds) > 0
-    iteration_s = (
-        float(np.exp(np.mean(np.log(seconds)))) if is_time and not is_one else float(np.mean(seconds))
-    )
+    is_one = len(rates) == 1
+    iteration_s = seconds[0] if is_one or min(seconds) <= 0 else float(np.exp(np.mean(np.log(seconds))))
     low, high = interval_of_mean(rates[0].cycles_s) if is_one else interval_of_launches(seconds)
     steps_s = np.concatenate([launch.step_s for launch in cell.launches])
     budget = cell_budget(cell.launches)

@@ -288,8 +288,8 @@ def _form(group: CellGroup) -> str:
     forms = {row["iteration_form"] for row in group.rows}
     if MEAN_OF_STEPS in forms:
         return (
-            "Mean of steps, each as long as on its slowest rank, without warm-up, launches combined on the log "
-            "scale. When steps began was not recorded: gaps between steps are not in it."
+            "Mean of steps, each as long as on its slowest rank, without warm-up, launches combined on the "
+            "log scale. When steps began was not recorded: gaps between steps are not in it."
         )
     paused_s = sum(row["pauses_s"] or 0.0 for row in group.rows)
     window_s = sum((row["iteration_s"] or 0.0) * (row["iterations"] or 0) for row in group.rows)

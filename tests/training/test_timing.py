@@ -195,7 +195,7 @@ class TestBlocks:
         made = warmed_up(clock, Extent(3, 100, precision_goal=1e-6))
         asked, settled = made.agreement.num_asked, clock.num_anchors
         made.measure()
-        # The start, and a steady time is known at once: two blocks of ten, each with its times and the length.
+        # The start, and a steady time is known at once: two blocks of ten, each with its times and length.
         assert made.agreement.num_asked - asked == 1 + 2 * 2
         assert clock.num_anchors - settled == 2
 
