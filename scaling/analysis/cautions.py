@@ -11,10 +11,15 @@ from typing import Any
 from scaling.analysis.columns import OLDER_CODE, Row, shares_gpus
 from scaling.analysis.findings import Finding
 from scaling.analysis.launch_values import memory_peaks
+from scaling.analysis.periodic import periodic_slowness, slow_place
+from scaling.analysis.rank_times import own_phases
 from scaling.analysis.samples import CellResult
 from scaling.measure.stopping import relative_half_width
 from scaling.store import CodeChange, RunRecord, changes_since
 from scaling.store.upgrades import has_data_in_host_memory
+
+LONG_STEPS = 0.05
+"""Where wall clock over steps exceeds the median step by more than this, long steps are told."""
 
 LARGEST_UNATTRIBUTED = 0.05
 """A budget that leaves more of the profiled iteration open is not closed."""
@@ -33,7 +38,7 @@ def cautions(cell: CellResult, row: Row) -> tuple[Finding, ...]:
         cell: with its samples.
         row: its row of the summary, with the budget.
     """
-    cautions = (_of_code, _of_sharing, _of_host_memory, _of_budget, _of_gpus, _of_precision)
+    cautions = (_of_code, _of_sharing, _of_host_memory, _of_long_steps, _of_budget, _of_gpus, _of_precision)
     return tuple(
         Finding(kind, (cell.cell_id,), values) for caution in cautions for kind, values in caution(cell, row)
     )
@@ -64,6 +69,19 @@ def _of_host_memory(cell: CellResult, row: Row) -> _Cautions:
         return
     if any(has_data_in_host_memory(record.summary, record.notes) for record in cell.done):
         yield "data_in_host_memory", {}
+
+
+def _of_long_steps(cell: CellResult, row: Row) -> _Cautions:
+    """Says how far the rate is above the typical step, and of the long steps the period, rank and phase."""
+    typical_s = row["typical_iteration_s"]
+    if not typical_s or row["iteration_s"] <= (1 + LONG_STEPS) * typical_s:
+        return
+    phases = own_phases(cell.cell["step"])
+    found = periodic_slowness(cell.launches, phases)
+    place = (found.rank, found.phase) if found else slow_place(cell.launches, phases, typical_s)
+    rank, phase = place or (None, None)
+    values = {"iteration_s": row["iteration_s"], "typical_iteration_s": typical_s}
+    yield "long_steps", {**values, "period": found.period if found else None, "rank": rank, "phase": phase}
 
 
 def _of_budget(_: CellResult, row: Row) -> _Cautions:

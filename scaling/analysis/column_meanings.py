@@ -32,6 +32,8 @@ MEANINGS = {
     "samples_per_s": "global batch / iteration_s",
     "tokens_per_s": "samples_per_s x tokens of a sample, of models of tokens",
     "speedup": "throughput over that of one worker without exchange",
+    "speedup_low": "lower end of its 95% interval, by the scatter of both cells",
+    "speedup_high": "upper end of its 95% interval",
     "parallel_efficiency": "speedup / world_size",
     "exposed_comm_s": "communication that no computation hides",
     "wire_bytes_per_rank": "bytes per step that the busiest rank sends or copies over the host's link",

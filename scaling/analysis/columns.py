@@ -41,6 +41,8 @@ MEASURED = {
     "samples_per_s": "float64",
     "tokens_per_s": "float64",
     "speedup": "float64",
+    "speedup_low": "float64",
+    "speedup_high": "float64",
     "parallel_efficiency": "float64",
     "exposed_comm_s": "float64",
     "wire_bytes_per_rank": "Int64",

@@ -132,11 +132,11 @@ def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]
     excess_s, lost_s, step_s = (
         float(np.median([getattr(each, name) for each in same])) for name in ("excess_s", "lost_s", "step_s")
     )
-    rank, phase = _where(launches, phases, excess_s) or (None, None)
+    rank, phase = slow_place(launches, phases, excess_s) or (None, None)
     return PeriodicSlowness(period, excess_s, lost_s, step_s, rank, phase)
 
 
-def _where(
+def slow_place(
     launches: Sequence[IterationLaunch], phases: Sequence[str], excess_s: float
 ) -> tuple[int, str] | None:
     """The rank and phase with the largest excess over their usual time in the slow profiled steps."""

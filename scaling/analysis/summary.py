@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -59,7 +60,7 @@ def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
     add_seeds_and_predictions(trained, rows)
     for cell in trained:
         row = rows[cell.cell_id]
-        row.update(_speedup(cell, trained, rows))
+        row.update(_speedup(cell, trained, rows, scatter))
         row.update(_exposed_by_difference(cell, trained, rows, typical))
         row["warnings"] = cautions(cell, row) or None
     return to_table(sorted(rows.values(), key=row_order))
@@ -181,7 +182,10 @@ def _divergence(cell: CellResult) -> list[str]:
     return [f"diverged: the training loss was not finite in {diverged} of {len(cell.trainings)} repeats"]
 
 
-def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]) -> Row:
+def _speedup(
+    cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row], scatter: StudyScatter
+) -> Row:
+    """With the interval of both cells' scatter; none for the reference itself, or of one launch."""
     samples_per_s, baseline = rows[cell.cell_id]["samples_per_s"], baseline_of(cell, cells)
     if samples_per_s is None or baseline is None:
         return {}
@@ -189,7 +193,13 @@ def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]
     if reference is None:
         return {}
     ratio = samples_per_s / reference
-    return {"speedup": ratio, "parallel_efficiency": ratio / cell.cell["world_size"]}
+    ends: tuple[float, float] | None = None
+    if baseline is not cell and scatter.num_launches(cell.cell_id) and scatter.num_launches(baseline.cell_id):
+        batches = math.log(cell.cell["global_batch"] / baseline.cell["global_batch"])
+        ends = scatter.difference(cell.cell_id, baseline.cell_id, batches).interval
+    low, high = ends or (None, None)
+    speedup = {"speedup": ratio, "speedup_low": low, "speedup_high": high}
+    return {**speedup, "parallel_efficiency": ratio / cell.cell["world_size"]}
 
 
 def _exposed_by_difference(

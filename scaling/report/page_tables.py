@@ -128,8 +128,10 @@ def answer_columns(group: CellGroup, *, marked: bool = True) -> list[Column[Row]
         Column(_first_heading(group), lambda row: _name_or_bound(group, row)),
         Column("ms a step", _time_with_mark if marked else _time_with_width, "ms/step"),
         Column(unit, lambda row: rate(row[throughput]), unit),
-        Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
-        Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
+        Column("speedup", lambda row: ratio(row["speedup"]) + _plus_minus(row), "speedup"),
+        Column(
+            "efficiency", lambda row: percent(row["parallel_efficiency"], 0) + _plus_minus(row), "efficiency"
+        ),
         Column("exchange, ms", _exchange_with_mark if marked else _exchange),
     ]
 
@@ -178,6 +180,11 @@ def _time_with_width(row: Row) -> str:
 
 def _time_with_mark(row: Row) -> str:
     return _time_with_width(row) + (f" {WIDE}" if _is_wide(row) else "")
+
+
+def _plus_minus(row: Row) -> str:
+    width = half_width_percent(row["speedup"], row["speedup_low"], row["speedup_high"])
+    return f" ±{width}" if width else ""
 
 
 def _is_wide(row: Row) -> bool:
@@ -287,10 +294,7 @@ def _form(group: CellGroup) -> str:
     """How a step's time was made, and what is not in it."""
     forms = {row["iteration_form"] for row in group.rows}
     if MEAN_OF_STEPS in forms:
-        return (
-            "Mean of steps, each as long as on its slowest rank, without warm-up, launches combined on the "
-            "log scale. When steps began was not recorded: gaps between steps are not in it."
-        )
+        return "Mean of steps, each of its slowest rank, without warm-up: gaps between steps are not in it."
     paused_s = sum(row["pauses_s"] or 0.0 for row in group.rows)
     window_s = sum((row["iteration_s"] or 0.0) * (row["iterations"] or 0) for row in group.rows)
     left_out = f" ({percent(paused_s / (window_s + paused_s))} of the time)" if paused_s and window_s else ""
@@ -372,8 +376,8 @@ TIME_COLUMNS: tuple[Column[Row], ...] = (
     Column(None, _width, "±"),
 )
 SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
-    Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
-    Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
+    Column("speedup", lambda row: ratio(row["speedup"]) + _plus_minus(row), "speedup"),
+    Column("efficiency", lambda row: percent(row["parallel_efficiency"], 0) + _plus_minus(row), "efficiency"),
     Column("exchange, ms", _exchange_with_mark),
     Column("MB moved a rank", lambda row: megabytes(row["wire_bytes_per_rank"])),
     Column("repeats", lambda row: str(row["repeats"])),

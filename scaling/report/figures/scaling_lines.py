@@ -108,7 +108,11 @@ def lines_over_workers(group: CellGroup, column: str, tip: Callable[[Row, str], 
 
 
 def _interval(row: Row, column: str) -> tuple[float, float]:
-    """value x iteration_s is fixed: a time's bound becomes the value's opposite bound."""
+    """A speedup's own, which holds the scatter of one worker's step too; else value x iteration_s is fixed: a
+    time's bound becomes the value's opposite bound."""
+    if column == "speedup":
+        ends = row["speedup_low"], row["speedup_high"]
+        return (math.nan, math.nan) if None in ends else ends
     fixed = row[column] * row["iteration_s"]
     low, high = row["iteration_s_low"], row["iteration_s_high"]
     if low is None or high is None:
