@@ -24,7 +24,7 @@ class TestPrediction:
         for seed, end in enumerate(ends):
             run = [epochs([0.5, end, 0.99])]
             study.add([run], kind="convergence", target_accuracy=0.9, seed=seed)
-        study.add_steps([[0.09] * 3, [0.10] * 3, [0.11] * 3], **timed)
+        study.add_steps([[0.1 / 1.1] * 3, [0.10] * 3, [0.11] * 3], **timed)
         return [row for row in rows_of(study) if row["kind"] == "convergence"]
 
     def test_it_is_iteration_time_times_iterations(self, study, epochs):

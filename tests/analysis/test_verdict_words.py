@@ -92,7 +92,7 @@ def test_high_mfu_asks_for_another_precision_not_for_a_captured_step():
     found, words = reference("quickstart-2xh100")
     assert "then try precision=tf32 or bf16: matrix products are faster" in text_of(found, "next")
     assert "captured" not in text_of(found, "next")
-    assert words[-2:] == ["precision=tf32", "aggregators=[none,ring,all_reduce]"]
+    assert words[-2:] == ["kind=iteration", "repeats=5"]
 
 
 def test_captured_command_has_the_choice_where_a_captured_step_takes_it():
@@ -138,8 +138,8 @@ def test_each_of_two_answers_has_limit_sureness_and_what_is_next():
     cells = read_cells(folder)
     second = verdict_lines(verdicts(build_table("", cells), cells))[-1]
     assert "Limit: computation: forward and backward take 91% of the step" in second
-    said = "Sure of the number of GPUs, not of the aggregator: 3 launches, step time ± 7.7% (95%). "
-    assert f"{said}Next: repeats=7 to decide which aggregator; then try step=captured" in second
+    said = "Sure of the number of GPUs, not of the aggregator: 3 launches, step time ± 3.8% (95%). "
+    assert f"{said}Next: repeats=4 to decide which aggregator; then try step=captured" in second
 
 
 def test_each_answer_of_a_page_has_its_command(study):
