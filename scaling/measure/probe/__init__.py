@@ -1,0 +1,1 @@
+"""Measured topologies: cases, fits and what is written of them."""
