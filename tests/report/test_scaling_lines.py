@@ -41,8 +41,8 @@ def test_grey_line_that_is_not_much_slower_is_drawn(study):
 def test_caption_is_short_and_says_how_to_see_the_grey_lines(study):
     lines = lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
     assert caption_of("Speedup", lines, ()) == (
-        "Speedup, 95% intervals (a hollow point has none). No exchange: the same step without communication, about the bound for any "
-        "aggregator. "
+        "Speedup, 95% intervals (a hollow point has none). No exchange: the same step without communication, "
+        "about the bound for any aggregator. "
         'Press "show others" to see the remaining ones.'
     )
 
