@@ -1,58 +1,206 @@
-"""What is installed works outside the checkout, with its studies and templates."""
+"""What `pip install .` gives: built from what git has, installed with its dependencies outside the checkout."""
 
+import configparser
+import json
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
+import tarfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tests.conftest import need
+from tests.read_imports import read_modules
 
 ROOT = Path(__file__).parents[1]
-NOT_SOURCE = shutil.ignore_patterns(".*", "results", "tests", "build", "*.egg-info", "__pycache__")
+PACKAGES = ("scaling", "launchers", "topologies")
+HANG_S = 1800
+"""Only a command that hangs takes so long."""
+
+TINY = (
+    "parts.0.workloads=[{model: {name: mlp, hidden: [8]}, dataset: digits, global_batch: 32, device: cpu}]",
+    "parts.1.workloads=[{model: {name: mlp, hidden: [8]}, dataset: digits, global_batch: 32, device: cpu}]",
+    "parts.2.workloads=[{model: {name: mlp, hidden: [8]}, dataset: digits, global_batch: 100, epochs: 1, "
+    "learning_rate: 0.5, device: cpu}]",
+    "parts.1.aggregators=[ring]",
+    "parts.2.aggregators=[all_reduce]",
+    "parts.0.world_sizes=[1, 2]",
+    "parts.1.world_sizes=[2]",
+    "parts.2.world_sizes=[2]",
+    "parts.0.repeats=2",
+    "parts.1.repeats=2",
+    "parts.0.iterations=6",
+    "parts.1.iterations=6",
+)
+SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2000):
+    optimizer.zero_grad()
+    model(torch.randn(8, 16)).mean().backward()
+    optimizer.step()
+"""
 
 
-def test_installed_package_brings_its_studies_templates_and_batch_scripts(tmp_path):
-    shutil.copytree(ROOT, tmp_path / "source", ignore=NOT_SOURCE)
-    target = tmp_path / "target"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    install += [
-        "--disable-pip-version-check",
-        "--no-index",
-        "--target",
-        str(target),
-        str(tmp_path / "source"),
-    ]
-    subprocess.run(install, check=True)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(target)}
+def done(*command, **keywords):
+    """Runs a command that has to succeed; its standard output."""
+    keywords = {"capture_output": True, "text": True, "timeout": HANG_S, **keywords}
+    ended = subprocess.run([str(word) for word in command], **keywords)
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
 
-    def run(*command):
-        completed = subprocess.run(
-            [sys.executable, *command],
-            cwd=elsewhere,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return completed.stdout
 
-    assert {"mnist", "quickstart"} <= {
-        line.split()[0] for line in run("-m", "scaling", "list", "studies").splitlines()
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """What git has: nothing that is ignored, untracked or uncommitted helps."""
+    need((ROOT / ".git").exists(), "no git checkout")
+    folder = tmp_path_factory.mktemp("source")
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+    (folder / "all.tar").write_bytes(archive)
+    with tarfile.open(folder / "all.tar") as tar:
+        tar.extractall(folder / "tree", filter="fully_trusted")
+    return folder / "tree"
+
+
+@pytest.fixture(scope="module")
+def tracked(source):
+    """Files of the three packages in git; the batch scripts are linked into one of them."""
+    folders = (source / name for name in PACKAGES)
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    scripts = (source / "launchers" / "batch_scripts").iterdir()
+    return {path.relative_to(source).as_posix() for path in (*files, *scripts)}
+
+
+@pytest.fixture(scope="module")
+def built(source, tmp_path_factory):
+    """The folder of the sdist, and of the wheel that was built from it."""
+    out = tmp_path_factory.mktemp("dist")
+    done(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source)
+    return out
+
+
+def only(folder, pattern):
+    (path,) = folder.glob(pattern)
+    return path
+
+
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        return {name: file.read(name) for name in file.namelist() if not name.endswith("/RECORD")}
+
+
+pytestmark = pytest.mark.programs
+
+
+def test_wheel_has_all_that_git_has_and_nothing_else(built, tracked):
+    names = {name for name in contents(only(built, "*.whl")) if ".dist-info/" not in name}
+    assert names == tracked
+    assert {PurePosixPath(name).parts[0] for name in names} == set(PACKAGES)
+
+
+def test_wheel_of_the_checkout_is_that_of_the_sdist(built, source, tmp_path):
+    done(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, source)
+    assert contents(only(tmp_path, "*.whl")) == contents(only(built, "*.whl"))
+
+
+def test_metadata_are_what_an_index_takes(built):
+    done(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir())
+    wheel = contents(only(built, "*.whl"))
+    (text,) = (content for name, content in wheel.items() if name.endswith(".dist-info/METADATA"))
+    head = text.decode().partition("\n\n")[0].splitlines()
+    for line in ("Author: The scaling-study developers", "License-Expression: Apache-2.0"):
+        assert line in head
+    assert not [line for line in head if "@" in line or "://" in line], "nobody and nowhere is invented"
+
+
+def test_third_party_modules_are_declared(source):
+    """A dependency that only the test environment has would be missing for a user."""
+    config = configparser.ConfigParser()
+    config.read(source / "setup.cfg")
+    extras = "\n".join(config["options.extras_require"][name] for name in ("gpu", "mpi", "frameworks"))
+    lines = (config["options"]["install_requires"] + extras).split("\n")
+    declared = {line.split(">=")[0].split(";")[0].strip().lower() for line in lines if line.strip()}
+    names = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py", "mpi4py": "mpi4py"}
+    without = {"horovod", "triton"}  # built by `make horovod`; part of torch where there are GPUs
+    imported = {
+        one.target.partition(".")[0] for module in read_modules(source).values() for one in module.imports
     }
-    assert {"ring", "power_sgd"} <= set(run("-m", "scaling", "list", "aggregators").split())
-    where = run(
-        "-c", "import scaling, launchers, topologies.detect as t; print(scaling.__file__, t.__file__)"
+    others = imported - set(PACKAGES) - set(sys.stdlib_module_names)
+    assert {names.get(module, module) for module in others} - without <= declared
+
+
+class Installed:
+    """A clean environment outside the checkout: nothing of the project's own is on its path."""
+
+    def __init__(self, folder, wheel):
+        self.folder, self.bin = folder, folder / "venv" / "bin"
+        (folder / "home").mkdir()
+        done(sys.executable, "-m", "venv", folder / "venv")
+        pip = (self.bin / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        pinned = ("--no-compile", "--constraint", ROOT / "constraints.txt")
+        done(*pip, *pinned, "torch")
+        done(*pip, *pinned, wheel)
+
+    def run(self, program, *words):
+        kept = {name: os.environ[name] for name in ("SCALING_DATA_DIR", "TMPDIR") if name in os.environ}
+        environment = {**kept, "HOME": str(self.folder / "home"), "PATH": f"{self.bin}:/usr/bin:/bin"}
+        return done(self.bin / program, *words, cwd=self.folder, env=environment)
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    return Installed(tmp_path_factory.mktemp("installed"), only(built, "*.whl"))
+
+
+def test_every_module_and_data_file_is_found(installed, tracked):
+    program = (
+        "import importlib.util, json, pathlib, sys\n"
+        "names = json.load(open(sys.argv[1]))\n"
+        "print([name for name in names if importlib.util.find_spec(name) is None])\n"
+        "print(pathlib.Path(importlib.util.find_spec('scaling').origin).parents[1])"
     )
-    assert all(path.startswith(str(target)) for path in where.split())
-    assert (target / "scaling" / "report" / "templates" / "report.html.j2").exists()
-    assert (target / "scaling" / "py.typed").exists()
-    scripts = Path(run("-c", "from launchers.slurm import BATCH_SCRIPTS; print(BATCH_SCRIPTS)").strip())
-    assert scripts.is_relative_to(target)
-    assert texts(scripts) == texts(ROOT / "slurm") != {}
-    assert any((target / "bin").glob("scaling")), "the console script"
+    modules = [
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in tracked
+        if name.endswith(".py") and "/inject/" not in name  # run by its path, in the user's interpreter
+    ]
+    (installed.folder / "names.json").write_text(json.dumps(modules))
+    missing, where = installed.run("python", "-c", program, "names.json").splitlines()
+    assert missing == "[]"
+    assert {name for name in tracked if not (Path(where) / name).is_file()} == set()
+    assert Path(where).is_relative_to(installed.folder)
 
 
-def texts(folder):
-    """File name -> its text."""
-    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+@pytest.fixture(scope="module")
+def quickstart(installed):
+    installed.run("scaling", "run", "quickstart", *TINY)
+    return "results/quickstart"
+
+
+def test_quickstart_is_run_reported_predicted_and_recommended(installed, quickstart):
+    assert "all_reduce" in installed.run("scaling", "report", quickstart)
+    assert installed.run("scaling", "recommend", quickstart)
+    assert installed.run("scaling", "explain", quickstart)
+    predicted = ("predict", "mnist", "kind=iteration", "--topology", "hgx-h200", "--world-sizes", "2")
+    assert "ms" in installed.run("scaling", *predicted)
+
+
+def test_script_is_attached_to(installed):
+    (installed.folder / "train.py").write_text(SCRIPT)
+    torchrun = ("torchrun", "--standalone", "--nproc-per-node=2", "train.py")
+    said = installed.run("scaling", "attach", "--out", "results/attached", "--", *torchrun)
+    assert "ms" in said
+
+
+def test_torchrun_starts_the_worker(installed, quickstart):
+    study = ("quickstart", *TINY, "--out", "results/by-hand")
+    installed.run("torchrun", "--standalone", "--nproc-per-node=2", "-m", "scaling.worker", *study)
+    assert "done" in installed.run("scaling", "status", "results/by-hand")
+
+
+def test_job_script_is_printed(installed):
+    assert "#SBATCH" in installed.run("scaling", "submit", "mnist", "--gpus-per-node", "4", "--dry-run")

@@ -129,7 +129,8 @@ def _held_by_host(steps: Iterable[OverlappedCell]) -> Iterator[OverlappedCell]:
     """
     alike: dict[tuple[Any, ...], list[OverlappedCell]] = defaultdict(list)
     for step in steps:
-        alike[(*step.key[:-1], step.world_size)].append(step)
+        key = (*step.key[:-1], step.world_size)
+        alike[key].append(step)
     for group in alike.values():
         near = [step.measured_s for step in group if step.peer_access]
         far = [step.measured_s for step in group if not step.peer_access]

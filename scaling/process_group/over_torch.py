@@ -259,7 +259,7 @@ class TorchGroup(Group):
         """The source's `value` (any picklable object) on every rank."""
         box: list[Any] = [value]
         dist.broadcast_object_list(box, source, group=self._control)
-        return box[0]  # type: ignore[no-any-return]
+        return box[0]
 
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
         """A file in memory that rank 0 makes and all ranks map; its name is gone at once.

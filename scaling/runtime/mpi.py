@@ -67,7 +67,7 @@ class MpiWorld:
 
     def share(self, value: T) -> T:
         """Rank 0's `value` on every rank. Collective."""
-        return self._world.bcast(value)  # type: ignore[no-any-return]
+        return self._world.bcast(value)
 
     def group(self, outer: Group) -> Group:
         """The ranks of `outer`, which are all, with MPI carrying their messages. Collective."""

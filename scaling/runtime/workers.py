@@ -122,7 +122,7 @@ class Workers:
         """Rank 0's `value` on every rank. Collective, between cells."""
         box: list[Any] = [value]
         dist.broadcast_object_list(box, 0)
-        return box[0]  # type: ignore[no-any-return]
+        return box[0]
 
     def gather(self, value: T) -> list[T]:
         """Every rank's `value`, in rank order, on every rank. Collective."""

@@ -91,8 +91,10 @@ if TYPE_CHECKING:
     Sizes = list[int] | Literal["auto", "all"]
     Batches = list[int] | Literal["auto"]
 else:
-    Sizes = Annotated[(list[WorldSize], Field(min_length=1), Axis, *_or_word(*SIZE_WORDS))]
-    Batches = Annotated[(list[PositiveInt], Axis, *_or_word("auto"))]
+    _SIZES = (list[WorldSize], Field(min_length=1), Axis, *_or_word(*SIZE_WORDS))
+    _BATCHES = (list[PositiveInt], Axis, *_or_word("auto"))
+    Sizes = Annotated[_SIZES]
+    Batches = Annotated[_BATCHES]
 
 
 class Strict(BaseModel):

@@ -96,7 +96,7 @@ def _compiled(ddp: DistributedDataParallel, first_mb: float) -> Callable[[Tensor
 
     def forward(inputs: Tensor) -> Tensor:
         with _first_bucket_of(first_mb):
-            return compiled(inputs)  # type: ignore[no-any-return]
+            return compiled(inputs)
 
     return forward
 

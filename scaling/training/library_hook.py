@@ -59,7 +59,7 @@ class LibraryHookBuckets(HookedBuckets):
     def _recorded(self, bucket: GradBucket) -> Tensor:
         """The mean; with a record, what went in and came out is added to it."""
         if self.record is None:
-            return self._hook(bucket).wait()  # type: ignore[no-any-return]
+            return self._hook(bucket).wait()
         index, layout = bucket.index(), self._layouts[bucket.index()]
         contribution = bucket.buffer().clone()
         old = self._hook.residual(index, contribution)

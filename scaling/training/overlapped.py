@@ -175,7 +175,7 @@ class OverlappedStep:
     @property
     def _stateful(self) -> torch.optim.Optimizer:
         """The optimizer that has this rank's state."""
-        return self._optimizer.optim if self._aggregator.shards_optimizer else self._optimizer  # type: ignore[no-any-return]
+        return self._optimizer.optim if self._aggregator.shards_optimizer else self._optimizer
 
     @property
     def notes(self) -> list[str]:
@@ -294,7 +294,7 @@ class OverlappedStep:
     def _stepping(self) -> AbstractContextManager[None]:
         """What an optimizer that has waited for its gradients wants around its step."""
         if self._path == "optimizer":
-            return self._optimizer.skip_synchronize()  # type: ignore[no-any-return]
+            return self._optimizer.skip_synchronize()
         return nullcontext()
 
     def _meter_own_path(self) -> None:
