@@ -124,7 +124,8 @@ def test_third_party_modules_are_declared(source):
     extras = "\n".join(config["options.extras_require"][name] for name in ("gpu", "mpi", "frameworks"))
     lines = (config["options"]["install_requires"] + extras).split("\n")
     declared = {line.split(">=")[0].split(";")[0].strip().lower() for line in lines if line.strip()}
-    names = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py", "mpi4py": "mpi4py"}
+    names = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
+    names["typing_extensions"] = "typing-extensions"
     without = {"horovod", "triton"}  # built by `make horovod`; part of torch where there are GPUs
     imported = {
         one.target.partition(".")[0] for module in read_modules(source).values() for one in module.imports
