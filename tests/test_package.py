@@ -13,12 +13,10 @@ import pytest
 
 from tests.conftest import need
 from tests.read_imports import read_modules
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("scaling", "launchers", "topologies")
-HANG_S = 1800
-"""Only a command that hangs takes so long."""
-
 TINY = (
     "parts.0.workloads=[{model: {name: mlp, hidden: [8]}, dataset: digits, global_batch: 32, device: cpu}]",
     "parts.1.workloads=[{model: {name: mlp, hidden: [8]}, dataset: digits, global_batch: 32, device: cpu}]",
@@ -48,7 +46,7 @@ for _ in range(2000):
 
 def done(*command, **keywords):
     """Runs a command that has to succeed; its standard output."""
-    keywords = {"capture_output": True, "text": True, "timeout": HANG_S, **keywords}
+    keywords = {"capture_output": True, "text": True, "timeout": LIMIT_S, **keywords}
     ended = subprocess.run([str(word) for word in command], **keywords)
     assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
