@@ -35,8 +35,8 @@ def _reduced(bucket: GradBucket, dtype: torch.dtype | None) -> torch.futures.Fut
     sent = buffer.to(dtype or buffer.dtype).div_(dist.get_world_size())
     future = _all_reduce(sent, async_op=True).get_future()
     if dtype is None:
-        return future.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
-    return future.then(lambda done: buffer.copy_(done.value()[0]))  # type: ignore[no-any-return]
+        return future.then(lambda done: done.value()[0])
+    return future.then(lambda done: buffer.copy_(done.value()[0]))
 
 
 _all_reduce = dist.all_reduce  # before the script's own calls are counted
