@@ -18,5 +18,5 @@ def test_a_committed_run_has_its_bound(tmp_path):
     copies = tmp_path / "copies.csv"
     copies.write_bytes(gzip.decompress((RUN / "host-second-machine.csv.gz").read_bytes()))
     lines = [line for line in of_study(RUN / "study", copies) if "bound" in line]
-    assert lines == ["  bound: 4.580 ms, 0.855 of DDP's, at 32.3 GB/s each way at once"]
+    assert lines == ["  bound: 4.580 ms, 0.833 of DDP's, at 32.3 GB/s each way at once"]
     assert not any("bound" in line for line in of_study(RUN / "study", tmp_path / "none"))

@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from scaling.analysis.gates import LEVEL_SHARE
 from scaling.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +93,7 @@ def test_compare_gate_ends_with_3_and_names_the_cells(call):
     code, out, err = call("compare", before, after, "--fail-if", "slower > 5%", "--json")
     comparison = json.loads(out)
     called = [cell for cell in comparison["cells"] if cell["verdict"] == "slower" and cell["ratio"] > 1.05]
-    slower = [cell for cell in called if cell["p_adjusted"] < comparison["family_wise_level"] / 3]
+    slower = [cell for cell in called if cell["p_adjusted"] < LEVEL_SHARE * comparison["family_wise_level"]]
     assert code == 3
     assert slower
     assert all(cell["p_adjusted"] < comparison["family_wise_level"] for cell in called)

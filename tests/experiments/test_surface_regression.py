@@ -1,5 +1,7 @@
 """The surface, its training, and where the data comes from."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -138,8 +140,9 @@ class TestMeasure:
         times = iter([0.0, 3.0])
         monkeypatch.setattr(surface_regression.time, "perf_counter", lambda: next(times))
         experiment = SurfaceRegression(sides=(100,), fit_side=6)
+        limited = replace(SHORT, limit_s=10.0)
         with pytest.raises(LeftOutError, match="3 s to put 1,000 points together"):
-            list(experiment.measure(point(side=100, data="loader"), CPU, SHORT))
+            list(experiment.measure(point(side=100, data="loader"), CPU, limited))
 
 
 class TestPoints:
