@@ -133,10 +133,12 @@ def write_archive(folder: Path) -> None:
         StoreError: a file cannot be read or written, or the archive does not hold what it holds.
     """
     files = list(plain_files(folder))
+    for path in files:  # before anything is written
+        inside(folder, path.relative_to(folder).as_posix())
     if not is_archived(folder):
         _write_checked(folder, files)
     require_held(folder, files, Archive(folder / SAMPLES, folder / RUNS))
-    remove(files)
+    remove(folder, files)
 
 
 def _write_checked(folder: Path, files: Sequence[Path]) -> None:
@@ -191,13 +193,13 @@ def require_held(folder: Path, files: Iterable[Path], archive: Archive) -> None:
             raise StoreError(f"{path} is not what {archive.path} holds; move one of the two elsewhere")
 
 
-def remove(files: Iterable[Path]) -> None:
+def remove(folder: Path, files: Iterable[Path]) -> None:
     """Removes them, and the folders that are empty then; anything else in a run's folder stays."""
     for path in files:
         with writing(path):
-            path.unlink()
+            inside(folder, path.relative_to(folder).as_posix()).unlink()
         for parent in path.parents[:4]:
-            if any(parent.iterdir()):
+            if parent.is_symlink() or any(parent.iterdir()):
                 break
             with writing(parent):
                 parent.rmdir()

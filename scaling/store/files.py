@@ -75,7 +75,10 @@ def overwrite(path: Path, content: bytes) -> bool:
         path: of the file.
         content: a text; spaces fill what is left of the file.
     """
-    with writing(path), path.open("r+b", buffering=0) as file:
+    with (
+        writing(path),
+        os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file,
+    ):
         length = os.fstat(file.fileno()).st_size
         if len(content) > length:
             return False
@@ -88,7 +91,8 @@ def append_whole(path: Path, content: bytes) -> None:
     """Adds to a file, which is made; nothing where not all of it can be written."""
     with writing(path, len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW  # the file itself is no link
+        with os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0) as file:
             length = file.tell()
             try:
                 unwritten = memoryview(content)
@@ -100,13 +104,21 @@ def append_whole(path: Path, content: bytes) -> None:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of what is made from results, which are another's where a folder was received.
+    """The path of what is written, renamed or removed in a results folder, which may be another's.
+
+    The folder, and `runs` in it, may be links to another disk. What `runs` leads to may not be a part of
+    another results folder.
 
     Raises:
-        StoreError: a link in the folder, or a name in the results, leads out of it.
+        StoreError: another link in the folder, or a name in the results, leads out of it.
     """
     path = folder / name
-    if not path.parent.resolve().is_relative_to(folder.resolve()):
+    roots = [folder.resolve()]
+    runs = folder / "runs"
+    if runs.is_symlink() and not (runs.resolve().parent / "study.yaml").exists():
+        roots.append(runs.resolve())
+    parent = path.parent.resolve()
+    if not any(parent.is_relative_to(root) for root in roots):
         raise StoreError(
             f"{path} is outside of the results folder: a link in the folder or a name in its results "
             "leads there, and nothing is written; remove the link or correct the name"

@@ -54,7 +54,7 @@ from scaling.store.records import (
     read_run,
     record_from,
 )
-from scaling.store.run_samples import appender, move_aside, read_samples
+from scaling.store.run_samples import appender, move_aside, read_samples, shortened
 from scaling.store.upgrades import upgraded_lines
 
 ROOM_BYTES = 65_536
@@ -190,13 +190,14 @@ class ResultsFolder:
 
     def finish_run(self, record: RunRecord, summary: Mapping[str, Any], notes: Iterable[str] = ()) -> None:
         """Marks a run as done."""
-        record.state, record.summary, record.notes = "done", dict(summary), list(notes)
+        record.state, record.summary = "done", dict(summary)
+        record.notes = [shortened(note) for note in notes]
         record.launch["finished_at"] = now()
         self.write_run(record)
 
     def fail_run(self, record: RunRecord, reason: str, kind: str | None = None) -> None:
         """Marks a run as failed, with its reason for people and, where it is known, its kind."""
-        record.state, record.reason = "failed", reason
+        record.state, record.reason = "failed", shortened(reason)
         record.summary = {} if kind is None else {FAILURE_KIND: kind}
         record.launch["finished_at"] = now()
         self.write_run(record)
@@ -275,11 +276,11 @@ class ResultsFolder:
 
     def checkpoints(self, cell_id: str, repeat: int, rank: int) -> CheckpointFiles:
         """Those of one rank of a run that is under way."""
-        return CheckpointFiles(self._run_file(cell_id, repeat).parent, f"checkpoint-rank{rank}")
+        return CheckpointFiles(self._inside_run(cell_id, repeat), f"checkpoint-rank{rank}")
 
     def remove_checkpoints(self, cell_id: str, repeat: int) -> None:
         """Removes those of all ranks, and what was being written when one was cut off."""
-        folder = self._run_file(cell_id, repeat).parent
+        folder = self._inside_run(cell_id, repeat)
         for pattern in ("checkpoint-rank*.pt", ".checkpoint-rank*"):
             for path in folder.glob(pattern):
                 with writing(path):
@@ -289,7 +290,7 @@ class ResultsFolder:
 
     def require_room(self) -> None:
         """Raises a DiskFullError where no record of a run could be written."""
-        path = self.path / f".room-{os.getpid()}"
+        path = inside(self.path, f".room-{os.getpid()}")
         write_whole(path, bytes(ROOM_BYTES))
         with writing(path):
             path.unlink()
@@ -304,14 +305,14 @@ class ResultsFolder:
 
     def next_log_path(self) -> Path:
         """A new file for what the workers of a launch print."""
-        folder = self.path / "launches"
+        folder = self.launches()
         return folder / f"{take_number(folder, '.log'):03d}.log"
 
     # -- launches --------------------------------------------------------------------------------------------
 
     def launches(self) -> Path:
         """The folder of what launches leave behind, which is made: libraries may write there too."""
-        folder = self.path / "launches"
+        folder = inside(self.path, "launches/log").parent
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -325,8 +326,8 @@ class ResultsFolder:
             number: that of the launch's log; None: the next one that is free.
         """
         if number is None:
-            number = take_number(self.path / "launches", ".json")
-        return write_whole(self.path / f"launches/{number:03d}.json", as_json(times))
+            number = take_number(self.launches(), ".json")
+        return write_whole(inside(self.path, f"launches/{number:03d}.json"), as_json(times))
 
     def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
@@ -340,7 +341,7 @@ class ResultsFolder:
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
         """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""
-        return write_whole(self.path / f"sheets/{name}.json", as_json(sheet))
+        return write_whole(inside(self.path, f"sheets/{name}.json"), as_json(sheet))
 
     def sheets(self) -> dict[str, dict[str, Any]]:
         """What `write_sheet` wrote, by the aggregator's name.
@@ -385,7 +386,10 @@ class ResultsFolder:
 
     def _run_file_to_write(self, cell_id: str, repeat: int) -> Path:
         self.refuse_archived()
-        return self._run_file(cell_id, repeat)
+        return self._inside_run(cell_id, repeat) / "run.json"
+
+    def _inside_run(self, cell_id: str, repeat: int) -> Path:
+        return inside(self.path, f"runs/{cell_id}/{repeat}/run.json").parent
 
     def _has_run(self, cell_id: str, repeat: int) -> bool:
         archive = self._archive()

@@ -21,6 +21,17 @@ from scaling.store.files import (
 )
 
 
+MAX_TEXT = 4096
+"""Characters of an error or a note that a record keeps."""
+
+
+def shortened(text: str) -> str:
+    """A text for a record: a model's error may be of megabytes, and goes into tables and pages."""
+    if len(text) <= MAX_TEXT:
+        return text
+    return f"{text[:MAX_TEXT]} [{len(text) - MAX_TEXT} more characters are in the log: launches/*.log]"
+
+
 def appender(path: Path) -> Callable[[Iterable[Mapping[str, Any]]], None]:
     """A function that appends samples to a file; NaN and infinity become null."""
 

@@ -233,8 +233,9 @@ class TestWhatIsRefused:
 
     def test_a_link_that_leads_out_of_the_folder(self, folder, tmp_path):
         folder.archive()
-        elsewhere = tmp_path / "elsewhere"
-        elsewhere.mkdir()
+        elsewhere = tmp_path / "another" / "runs"
+        elsewhere.mkdir(parents=True)
+        (elsewhere.parent / "study.yaml").touch()
         (folder.path / "runs").symlink_to(elsewhere)
         with pytest.raises(StoreError, match="outside of the results folder"):
             folder.unarchive()

@@ -1,0 +1,110 @@
+"""What a verb writes, renames or removes stays in the folder that it was given, whatever links that has."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scaling.errors import StoreError
+from scaling.store.files import append_whole
+from scaling.store.folder import ResultsFolder
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "planted-faults-4xh200"
+PLACES = ("runs", "runs/*", "runs/*/*", "figures", "launches", "sheets")
+VERBS = {
+    "export --archive": (("export", "--archive"), PLACES),
+    "export --unarchive": (("export", "--unarchive"), PLACES),
+    "report": (("report",), ("runs", "figures")),
+    "status": (("status",), ("runs",)),
+    "recommend": (("recommend",), ("runs",)),
+    "explain": (("explain",), ("runs",)),
+}
+
+
+def contents(folder):
+    """Every file of a folder with what it holds."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".lock")
+    }
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with its runs' own files and folders for all that can be made."""
+    folder = tmp_path_factory.mktemp("prepared") / "mine"
+    shutil.copytree(REFERENCE, folder)
+    if ResultsFolder(folder).is_archived():
+        ResultsFolder(folder).unarchive()
+    for name in ("figures", "launches", "sheets"):
+        (folder / name).mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def mine(prepared, tmp_path):
+    return shutil.copytree(prepared, tmp_path / "mine")
+
+
+def with_link(mine, place, received):
+    """A received folder in which `place` leads into `mine`."""
+    shutil.copytree(mine, received)
+    here = sorted(received.glob(place))[0]
+    shutil.rmtree(here)
+    here.symlink_to(mine / here.relative_to(received))
+    return received
+
+
+@pytest.mark.parametrize(
+    ("verb", "place"),
+    [(v, place) for v, (_, places) in VERBS.items() for place in places],
+)
+def test_no_verb_changes_a_folder_that_a_link_leads_to(verb, place, mine, call, tmp_path):
+    received = with_link(mine, place, tmp_path / "received")
+    if verb == "export --unarchive":
+        with_files = shutil.copytree(mine, tmp_path / "archived")
+        ResultsFolder(with_files).archive(unfinished=True)
+        for name in ("runs.jsonl", "samples.csv.gz"):
+            shutil.copy(with_files / name, received / name)
+    before = contents(mine)
+    (name, *options), _ = VERBS[verb]
+    call(name, received, *options)
+    assert contents(mine) == before
+
+
+def test_archiving_through_a_link_into_another_results_folder_is_refused(mine, call, tmp_path):
+    received = with_link(mine, "runs", tmp_path / "received")
+    code, _, err = call("export", received, "--archive")
+    assert code == 2
+    assert "outside of the results folder" in err
+    assert not (received / "runs.jsonl").exists()
+
+
+def test_runs_may_be_a_link_to_another_disk(mine, call, tmp_path):
+    disk = tmp_path / "disk" / "runs-of-mine"
+    disk.parent.mkdir()
+    before = contents(mine)
+    shutil.move(mine / "runs", disk)
+    (mine / "runs").symlink_to(disk)
+    assert call("export", mine, "--archive")[0] == 0
+    assert contents(disk) == {}
+    assert call("export", mine, "--unarchive")[0] == 0
+    assert {f"runs/{name}": content for name, content in contents(disk).items()} == {
+        name: content for name, content in before.items() if name.startswith("runs/")
+    }
+
+
+def test_folder_itself_may_be_a_link(mine, call, tmp_path):
+    (tmp_path / "link").symlink_to(mine)
+    assert call("export", tmp_path / "link", "--archive")[0] == 0
+    assert (mine / "runs.jsonl").exists()
+    assert not (mine / "runs").exists()
+
+
+def test_samples_are_not_appended_through_a_link(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "rank0.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(StoreError, match=r"rank0\.jsonl: cannot be written"):
+        append_whole(tmp_path / "rank0.jsonl", b"{}\n")
+    assert (tmp_path / "precious").read_text() == "mine"
