@@ -20,7 +20,6 @@ from scaling.store.files import (
     writing,
 )
 
-
 MAX_TEXT = 4096
 """Characters of an error or a note that a record keeps."""
 
