@@ -6,14 +6,14 @@ BIN := $(VENV)/bin
 # Processes that share the tests out, file by file; 0: pytest alone, as where there are GPUs, which tests would share.
 TEST_PROCESSES ?= $(if $(shell nvidia-smi --list-gpus 2>/dev/null | grep '^GPU '),0,2)
 
-REST := processes or programs or slurm or gpu
+REST := processes or programs or slurm or gpu or quality
 
 .PHONY: study test test-all lint install horovod docs figures reference clean
 
 study: $(VENV)/.installed
 	$(BIN)/scaling run quickstart
 
-# What runs in the test's own process: no workers, Slurm, MPI, Horovod, browser or GPU.
+# What runs in the test's own process: no workers, Slurm, MPI, Horovod, browser or GPU, and no long simulation.
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not ($(REST))"
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -187,6 +188,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     slurm, processes = files_with("slurm"), files_with("processes")
     items.sort(key=lambda item: (item.path not in slurm, item.path not in processes))
+
+
+HOW_TO_RUN = {
+    "gpu": "on a machine with GPUs: pytest -m gpu",
+    "slurm": "make test-all, as root",
+    "programs": "make test-all",
+    "processes": "make test-all",
+    "quality": "make test-all",
+}
+_left_out: Counter[str] = Counter()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Counts what `-m` leaves out, by the first of its marks."""
+    marks = (next((name for name in HOW_TO_RUN if item.get_closest_marker(name)), "") for item in items)
+    _left_out.update(mark for mark in marks if mark)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Every process of pytest-xdist has counted all of them."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for mark, number in getattr(node, "workeroutput", {}).get("left_out", {}).items():
+        _left_out[mark] = number
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line a kind of what was not run, and how to have it run."""
+    for mark, how in HOW_TO_RUN.items():
+        if _left_out[mark]:
+            terminalreporter.line(f"not run: {_left_out[mark]} tests marked {mark!r}; {how}")
 
 
 def _refuse_workers(event: str, arguments: tuple[Any, ...]) -> None:

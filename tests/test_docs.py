@@ -106,6 +106,7 @@ def test_example_codec_runs_its_own_kernel_where_that_is_asked_for(examples, mon
     assert coders == {"torch": TorchChunks, "triton": LargestSignsCoder}
 
 
+@pytest.mark.quality
 def test_everything_that_extending_says_to_verify_holds(examples):
     names = re.findall(r"scaling verify (my_\w+:\w+)", (ROOT / "docs/how-to/own-aggregator.md").read_text())
     assert names == [

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.quality
+
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "benchmarks" / "results" / "prediction-quality"
 WORSE = {"median_error": 0.002, "p95_error": 0.01, "mean_regret": 0.002}

@@ -42,6 +42,7 @@ def verdicts(comparison, *wanted):
     }
 
 
+@pytest.mark.quality
 def test_few_studies_of_the_same_raise_a_false_alarm(make_study):
     generator, alarms = np.random.default_rng(2026), 0
     for _ in range(60):

@@ -166,6 +166,7 @@ def belongs_to(changes, experiment):
     return bool(first) and all(name in first for name in names)
 
 
+@pytest.mark.quality
 def test_next_command_is_one_that_the_study_takes():
     """Of every committed folder that has one: it can be pasted, and makes a study with cells."""
     commands = 0

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.quality
+
 ROOT = Path(__file__).parents[2]
 SOURCE = '''"""A docstring with 1 + 2."""
 from typing import Literal

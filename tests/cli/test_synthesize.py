@@ -78,6 +78,7 @@ def test_bad_input_is_one_message_and_exit_code_2(call, words, message):
     assert "Traceback" not in err
 
 
+@pytest.mark.quality
 def test_table_of_the_page_is_what_the_command_says(call):
     page = (ROOT / "docs" / "background" / "synthesis.md").read_text()
     rows = re.findall(

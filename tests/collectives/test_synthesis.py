@@ -65,6 +65,7 @@ def made(machine):
     return {size: synthesize(machine, machine.num_gpus, size) for size in SIZES}
 
 
+@pytest.mark.quality
 class TestOnMachines:
     @pytest.mark.parametrize("size", SIZES)
     def test_it_is_never_behind_the_best_built_in_one(self, machine, made, size):
@@ -229,6 +230,7 @@ def test_no_rank_waits_for_a_link_that_is_too_slow_for_a_step():
     assert all(verify(schedule) for schedule, _ in made[:3])
 
 
+@pytest.mark.quality
 def test_64_gpus_take_few_calls():
     calls = Calls()
     with counted(calls):

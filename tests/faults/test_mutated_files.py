@@ -7,6 +7,8 @@ import pytest
 
 from tests.faults.mutants import try_mutants
 
+pytestmark = pytest.mark.quality
+
 NUM_MUTANTS = int(os.environ.get("SCALING_MUTANTS", "250"))
 SEED = os.environ.get("SCALING_MUTANTS_SEED", "ci")
 

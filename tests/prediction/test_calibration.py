@@ -95,6 +95,7 @@ def truth_of(values, factors, compute):
     return compute[0] + compute[1] * values["local_batch"] + exchange_s, exchange_s
 
 
+@pytest.mark.quality
 def test_intervals_cover_on_machines_whose_truth_is_known():
     """Machines drawn from the priors, measured with noise on one and two ranks, predicted for four."""
     draws, inside, predicted = np.random.default_rng(1), [], []

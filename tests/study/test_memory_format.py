@@ -14,6 +14,8 @@ from scaling.study.resolve import resolve
 from scaling.study.schema import Study, parse_study
 from tests.study.test_run_cell import TRAINED, group, losses, runner  # noqa: F401
 
+pytestmark = pytest.mark.quality
+
 CPU = AvailableMachine(num_gpus=0, num_cores=8)
 RESNET = {"model": "resnet-56", "dataset": "synthetic", "global_batch": 4}
 BASE = {"name": "by-hand", "workloads": [RESNET], "aggregators": ["all_reduce"], "world_sizes": [1],

@@ -14,6 +14,8 @@ from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
+pytestmark = pytest.mark.quality
+
 WORLD_SIZE, GLOBAL_BATCH, EPOCHS = 4, 100, 6
 RATE = 0.5
 RATES = {"sign": 0.005 * RATE, "one_bit_momentum": 0.1 * RATE}  # steps of one size; a momentum of 0.9

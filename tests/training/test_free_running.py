@@ -18,6 +18,8 @@ from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from tests.training.decoder import BATCH, aggregator_in_threads, batches, network
 
+pytestmark = pytest.mark.quality
+
 EXACT = ["all_reduce", "ring", "tree", "caffe", "mxnet_device", "host_serial", "host_parallel", "zero1"]
 OPTIMIZERS = {
     "sgd": SgdSettings(0.05, 0.9),
