@@ -241,29 +241,28 @@ from safetensors.torch import load_file, save_file
 import torch
 inside = sys.modules['_scaling_attach_inside']
 agent = inside._agents[0]
-save_file({'x': torch.ones(2)}, 'older')
-assert load_file('older')['x'].sum() == 2
-torch.save(3, 'saved')
-assert torch.load('saved') == torch.load(f='saved') == 3
 agent.is_armed = True
 agent.done['update'] = 1
 save_file({'x': torch.ones(3)}, 'older')
 save_file({'x': torch.ones(3)}, 'ckpt')
-assert load_file('older')['x'].sum() == 2
+print(load_file('older')['x'].sum().item(), load_file('ckpt')['x'].sum().item())
+torch.save(3, 'saved')
 torch.save({}, 'ckpt.pt')
-print(os.path.getsize('ckpt.pt'))
-for copy in (shutil.copyfile, shutil.copy, shutil.copy2, os.link):
+for copy in (shutil.copyfile, shutil.copy, shutil.copy2):
     copy('ckpt.pt', 'best.pt')
-shutil.copytree('epoch-1', 'best')
+print(torch.load('saved'), torch.load('best.pt'))
 """
 
 
 @pytest.mark.processes  # where the frameworks are, which bring safetensors
-def test_checkpoints_that_are_left_out_are_not_missed(folder: _Folder) -> None:
+def test_checkpoints_are_saved_and_read_back_and_older_ones_stay(folder: _Folder) -> None:
     pytest.importorskip("safetensors")
     folder.has(older="mine", saved="mine")
-    assert folder.run(SAVES) == "0"
-    assert folder.texts() == {"older": "mine", "saved": "mine"}
+    assert folder.run(SAVES).splitlines() == ["3.0 3.0", "3 {}"]
+    assert {name: (folder.work / name).read_text() for name in ("older", "saved")} == {
+        "older": "mine",
+        "saved": "mine",
+    }
 
 
 MLFLOW = """
