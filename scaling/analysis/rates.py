@@ -83,7 +83,7 @@ def blocks_of_lengths(lengths: Sequence[int], num_steps: int) -> tuple[int, ...]
 
 
 def blocks_by_rule(steps_s: Floats, starts_s: Floats | None) -> tuple[int, ...]:
-    """The indices of the first steps of blocks in a record of before version 5 with a precision goal.
+    """The indices of the first steps of blocks in a record of before version 7 with a precision goal.
 
     Args:
         steps_s, starts_s: see `rate_of`.
