@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from dual_k80_presets import COMPUTE_S, PRESETS
+from dual_k80_presets import COMPUTE_S, CORES, PRESETS
 from torch import nn
 
 from scaling.aggregators.registry import create
@@ -75,7 +75,10 @@ def step_s(preset: str, network: Network, compute_s: float, world_size: int) -> 
     stages = create(preset, PRESETS[preset]).stages(network.layout, world_size)
     if world_size == 1:
         stages = [Update("replica", network.layout.num_elements)]
-    return compute_s / world_size + simulate_plan(stages, topology, world_size).seconds
+    return (
+        compute_s / world_size
+        + simulate_plan(stages, topology, world_size, threads=CORES // world_size).seconds
+    )
 
 
 def rows() -> Iterator[str]:

@@ -20,6 +20,7 @@ from topologies.model import Topology
 from topologies.schema import load
 
 WIDTHS = (784, 2048, 4096, 1024, 10)
+CORES = 16  # of the machine; all of them sum, a share a rank
 COMPUTE_S = 0.100  # arXiv 1608.07249, section 4.3: a batch of FCN-R on one GPU
 PRESETS: dict[str, dict[str, object]] = {
     "cntk": {},
@@ -47,7 +48,7 @@ def fcn_r_layout() -> BucketLayout:
 
 def arithmetic(stages: list[Stage], topology: Topology, world_size: int) -> str:
     """`reduce 15.6 = 56.8 MB x 2 steps`: each stage's milliseconds and what it moves."""
-    priced = simulate_plan(stages, topology, world_size)
+    priced = simulate_plan(stages, topology, world_size, threads=CORES // world_size)
     parts: dict[str, str] = {}
     for name, seconds in priced.seconds_by_name.items():
         same = [(s, p) for s, p in zip(stages, priced.stages, strict=True) if p.name == name]
@@ -73,7 +74,12 @@ def simulated_s(world_size: int) -> dict[str, float]:
     """Seconds of aggregation and update of every preset, cheapest first."""
     layout, topology = fcn_r_layout(), load("dual-k80")
     seconds = {
-        name: simulate_plan(create(name, options).stages(layout, world_size), topology, world_size).seconds
+        name: simulate_plan(
+            create(name, options).stages(layout, world_size),
+            topology,
+            world_size,
+            threads=CORES // world_size,
+        ).seconds
         for name, options in PRESETS.items()
     }
     return dict(sorted(seconds.items(), key=lambda item: item[1]))

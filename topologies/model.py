@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from topologies.errors import TopologyError
 from topologies.machine import DEVICE_KINDS, Device, DeviceKind, Link, Machine
@@ -132,6 +132,19 @@ class Topology:
             (self.capacity_bytes_per_s(name) / times for name, times in path.resources.items()),
             default=math.inf,
         )
+
+    @cached_property
+    def without_latency(self) -> Topology:
+        """The same machine, on which a message costs nothing before its first byte."""
+        links = tuple(replace(link, latency_s=0.0) for link in self.machine.links)
+        machine = replace(self.machine, links=links, message_latency_s={})
+        network = replace(self.network, latency_s=0.0) if self.network else None
+        return replace(self, machine=machine, network=network)
+
+    @cached_property
+    def rings(self) -> dict[Any, Any]:
+        """Of a library between its GPUs, once they are searched (`scaling.collectives.nccl_rings`)."""
+        return {}
 
     @cached_property
     def _capacities(self) -> dict[str, float]:

@@ -70,6 +70,7 @@ class Aggregator(ABC, Generic[S]):
         needs_peer_access: needs direct access to other devices' memory.
         graph_capturable: can be captured in a CUDA graph.
         min_world_size: smallest world it runs in.
+        one_host: goes through memory that the ranks of one host share: runs on no several hosts.
         library: "mpi" or "horovod", which it takes from its group's `over`: it runs only in launches that
             have that library, and between threads not at all; None for all others.
         dtypes: of the gradients that it takes, some of `DTYPES`. An exact one is exact in each of them;
@@ -89,8 +90,13 @@ class Aggregator(ABC, Generic[S]):
     needs_peer_access: ClassVar[bool] = False
     graph_capturable: ClassVar[bool] = False
     min_world_size: ClassVar[int] = 1
+    one_host: ClassVar[bool] = False
     library: ClassVar[str | None] = None
     dtypes: ClassVar[tuple[torch.dtype, ...]] = DTYPES
+
+    def needs_one_host(self) -> bool:
+        """Whether it runs on no several hosts, by its nature or by its `transport`."""
+        return self.one_host or getattr(self, "transport", "") in ("peer_memory", "one_kernel", "host_memory")
 
     @abstractmethod
     def start(self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device) -> S:

@@ -85,6 +85,7 @@ class HostSerial(Aggregator[HostState]):
     """
 
     name = "host_serial"
+    one_host = True
     update_site = "host_serial"
 
     num_chunks: PositiveInt | None = None
@@ -129,6 +130,7 @@ class HostParallel(Aggregator[HostState]):
     """
 
     name = "host_parallel"
+    one_host = True
 
     num_chunks: PositiveInt | None = None
 

@@ -7,24 +7,30 @@ the bandwidth of host memory max-min fair (fair_sharing.py), one core a thread.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from scaling.collectives.by_processes import by_processes
 from scaling.collectives.fair_sharing import Activities, Uses, run
+from scaling.collectives.mpi_library import MpiLibrary
+from scaling.collectives.mpi_price import mpi_price
+from scaling.collectives.nccl import nccl_all_reduce
 from scaling.collectives.placement import BYTES_MOVED_PER_BYTE_ADDED, Place, Resources
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import Simulation, simulate
 from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
-from topologies.model import Topology
+from topologies.model import DeviceKind, Topology
 
 Site = Literal["replica", "root", "owner", "host"]
 Where = Literal["rank", "host"]
 Library = Literal["", "mpi", "horovod", "gloo"]
+
+HOST_KINDS: tuple[DeviceKind, DeviceKind] = ("cpu", "host_memory")
 
 MOMENTUM_BYTES_MOVED = 5.0
 """SGD with momentum: gradient, velocity and parameter are read, velocity and parameter written."""
@@ -40,7 +46,7 @@ class Exchange:
         bytes_per_element: on the wire.
         num_messages: that each message is really sent as; its latency counts that often.
         name: for people; the schedule's if empty.
-        native: a library does it in its own way; the schedule stands for that (`scaling.prediction.native`).
+        native: a library does it in its own way; the schedule stands for that (`scaling.collectives.nccl`).
         library: the owner, where it is not torch.distributed. "mpi": processes exchange in host memory
             (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do; "gloo": as "mpi".
         for_gpus: copies between GPUs and host memory, which processes without GPUs do not make.
@@ -128,11 +134,32 @@ def exchanges_of(stages: Iterable[Stage], *, with_gpus: bool) -> list[Exchange]:
 
 @dataclass(frozen=True)
 class StagePrice:
-    """What a stage takes; `simulation` is an exchange's, but for those between processes."""
+    """What a stage takes.
+
+    Attributes:
+        name: for people.
+        latency_s: of that, what does not depend on the bytes.
+        flow_s: what does.
+        sums_s: sums in host memory after the copies.
+        busiest: of an exchange, the resource that bounds it.
+        choice: a library's algorithm.
+        note: what was assumed of the library.
+        simulation: of a schedule.
+    """
 
     name: str
-    seconds: float
+    latency_s: float
+    flow_s: float
+    sums_s: float = 0.0
+    busiest: str | None = None
+    choice: str = ""
+    note: str | None = None
     simulation: Simulation | None = None
+
+    @property
+    def seconds(self) -> float:
+        """All."""
+        return self.latency_s + self.flow_s + self.sums_s
 
 
 @dataclass(frozen=True)
@@ -168,8 +195,9 @@ def simulate_plan(
     *,
     peer_access: bool = True,
     places: Sequence[Place] | None = None,
+    threads: int = 1,
 ) -> PlanSimulation:
-    """Prices the stages; arguments as for `simulate`.
+    """Prices the stages; arguments as for `simulate`, and the threads of a rank that sum in host memory.
 
     Raises:
         TopologyError: the topology has not what a stage needs.
@@ -178,35 +206,90 @@ def simulate_plan(
     ranks = list(topology.ranks(world_size) if places is None else places)
     if len(ranks) != world_size:
         raise ScheduleError(f"{len(ranks)} places for {world_size} ranks")
-    prices = []
-    for stage in stages:
-        if isinstance(stage, Exchange):
-            prices.append(_exchange(stage, topology, ranks, peer_access=peer_access))
-        else:
-            tasks = _tasks(stage, topology, ranks)
-            prices.append(StagePrice(stage.name, together_s(tasks, topology)))
-    return PlanSimulation(tuple(prices))
+    return PlanSimulation(
+        tuple(
+            exchange_price(stage, topology, ranks, peer_access=peer_access, threads=threads)
+            if isinstance(stage, Exchange)
+            else StagePrice(stage.name, 0.0, together_s(_tasks(stage, topology, ranks), topology))
+            for stage in stages
+        )
+    )
 
 
-def _exchange(stage: Exchange, topology: Topology, ranks: list[Place], *, peer_access: bool) -> StagePrice:
+def exchange_price(
+    stage: Exchange,
+    topology: Topology,
+    ranks: Sequence[Place],
+    *,
+    peer_access: bool = True,
+    threads: int = 1,
+    mpi: MpiLibrary | None = None,
+    by_mpi: bool = False,
+) -> StagePrice:
+    """Prices one exchange: each pair of GPUs takes the path that the machine has for it.
+
+    Args:
+        stage: the exchange.
+        topology: the machine.
+        ranks: the place of each.
+        peer_access: False forbids direct access between GPUs (host-only).
+        threads: of a rank, for sums in host memory.
+        mpi: the MPI library; None: a default.
+        by_mpi: Horovod's processes exchange by MPI.
+    """
+    name, num_bytes = stage.name or stage.schedule.name, stage.num_elements * stage.bytes_per_element
     if stage.schedule.world_size != len(ranks):
         raise ScheduleError(
             f"{stage.schedule.name}: made for {stage.schedule.world_size} ranks, run by {len(ranks)}"
         )
     if stage.for_gpus and not topology.num_gpus:
-        return StagePrice(stage.name or stage.schedule.name, 0.0)
-    if stage.library == "mpi":
-        priced = by_processes(stage.schedule, topology, stage.num_elements * stage.bytes_per_element)
-        return StagePrice(stage.name or stage.schedule.name, priced.seconds)
-    simulation = simulate(
-        stage.schedule,
-        topology,
-        stage.num_elements * stage.bytes_per_element,
-        peer_access=peer_access,
-        places=ranks,
-        num_messages=stage.num_messages,
+        return StagePrice(name, 0.0, 0.0)
+    if stage.library == "mpi" or by_mpi:
+        messages = None if stage.native else stage.schedule
+        work = mpi_price(messages, topology, len(ranks), num_bytes, mpi)
+        return StagePrice(name, work.latency_s, work.flow_s, 0.0, work.busiest, work.choice, work.note)
+    if stage.native and topology.num_gpus:
+        work = nccl_all_reduce(topology, ranks, num_bytes, peer_access=peer_access)
+        return StagePrice(name, work.latency_s, work.flow_s, 0.0, work.busiest, work.choice, work.note)
+    whole, flowing = (
+        simulate(
+            stage.schedule,
+            machine,
+            num_bytes,
+            peer_access=peer_access,
+            places=ranks,
+            num_messages=stage.num_messages,
+        )
+        for machine in (topology, topology.without_latency)
     )
-    return StagePrice(stage.name or stage.schedule.name, simulation.seconds, simulation)
+    latency_s, flow_s, sums_s = max(0.0, whole.seconds - flowing.seconds), flowing.seconds, 0.0
+    if stage.schedule.num_hosts:
+        flow_s -= flowing.reduce_seconds
+        sums_s = _host_sums_s(stage, topology, ranks, threads, flowing.reduce_seconds)
+    return StagePrice(name, latency_s, flow_s, sums_s, flowing.busiest_resource, simulation=whole)
+
+
+def _host_sums_s(
+    stage: Exchange, topology: Topology, ranks: Sequence[Place], threads: int, reduce_s: float
+) -> float:
+    """The processor's sums of an exchange with host memory.
+
+    One thread (`host_serial`) keeps the partial sum's block in its cache: 3 bytes move for the first sum, 2
+    for a further row. Else each rank of a node sums its share, block by block: every row is read once and the
+    sum written. While they are few the threads bound it, of which one among many moves as many bytes as one
+    alone adds; then the host memory does, which all share.
+    """
+    if not any(transfer.operation == "add" for transfer in stage.schedule.steps[0]):
+        return 0.0
+    num_rows = max(Counter(node for node, _ in ranks).values())
+    if stage.schedule.name == "host_serial":
+        return reduce_s * (2 * num_rows - 1) / max(3 * (num_rows - 1), 1)
+    cpus, memories = (topology.machine.of_kind(kind) for kind in HOST_KINDS)
+    num_threads = min(num_rows * threads, max(1, sum(cpu.cores or 1 for cpu in cpus)))
+    rates = [cpu.reduce_bytes_per_s for cpu in cpus if cpu.reduce_bytes_per_s is not None]
+    capacity = sum(memory.bandwidth_bytes_per_s or math.inf for memory in memories)
+    rate = min(capacity, num_threads * rates[0] if rates else math.inf)
+    return (num_rows + 1) * stage.num_elements * stage.bytes_per_element / rate
 
 
 def _tasks(stage: CodecWork | Update, topology: Topology, ranks: list[Place]) -> list[Task]:

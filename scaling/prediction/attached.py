@@ -86,12 +86,6 @@ def cells_of_script(
             continue
         batch = size * int(record.cell["local_batch"])
         (timed,) = as_timed(record.cell)
-        timed["peer_access"] = None if _has_peer_access(topology) else False  # not as it was measured
+        timed["peer_access"] = None if topology.machine.peer_groups else False  # not as it was measured
         cells.append({**timed, "world_size": size, "global_batch": batch})
     return cells, str(record.summary.get("tensor_shapes", "")), left_out
-
-
-def _has_peer_access(topology: Topology) -> bool:
-    """Whether the first GPU of a node reaches the others' memory."""
-    gpus = topology.machine.of_kind("gpu")
-    return all(topology.machine.peer_access(gpus[0].id, gpu.id) for gpu in gpus[1:])

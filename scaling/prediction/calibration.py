@@ -184,7 +184,8 @@ class Calibration:
         if saturated > 1.0:
             further = beyond(sd_that_reaches(saturated), trend_sd)
             changes[f"shared paths of {term.kind}"] = values[1] * further
-        return PredictedValue(sum(values.values()), changes)
+        priced = PredictedValue(sum(values.values()), changes)
+        return priced.also(f"what {term.name} runs on", term.own_sd) if term.own_sd else priced
 
     def _trend_sd(self, kind: str) -> float:
         """Of the logarithm of a kind's trend."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import replace
 
-from scaling.collectives.plan import Exchange, Stage
+from scaling.collectives.plan import Exchange, Stage, exchange_price
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.simulate import Simulation, simulate
-from scaling.prediction.mpi import mpi_exchange
-from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
+from scaling.collectives.simulate import simulate
 from scaling.prediction.strategy import Machinery, Strategy, Term
 from scaling.prediction.transports import in_turns, shared_paths_s
 from topologies.model import Topology
@@ -21,6 +18,11 @@ HOROVOD_CYCLE_S = 1e-3
 HOST_MEETING_S = 200e-6
 """What processes take to meet before and after an exchange through host memory. An assumption; calibrated."""
 
+UNSEARCHED_SD = 0.7
+"""Of NCCL's all-reduce where its rings are not searched: a factor of two. An assumption."""
+
+THROUGH_HOST = ("sends_host", "host_memory", "host")
+
 KERNEL_S = 3e-6
 """What a kernel takes at least. An assumption; calibrated."""
 
@@ -28,111 +30,72 @@ KERNEL_S = 3e-6
 def exchange_terms(
     stage: Exchange, strategy: Strategy, transport: str, machinery: Machinery, world_size: int
 ) -> list[Term]:
+    """What `exchange_price` says, with what software adds to it as terms of their own."""
     if stage.for_gpus and not machinery.has_gpus:
         return []
-    if is_by_mpi(stage, machinery):
-        work = mpi_exchange(stage, *machinery.on("host"), world_size, machinery.mpi)
-        time = work.time
-        sized = _num_bytes(stage) if stage.native else None  # a probe tells no more than all-reduces by size
-        name = _name(stage)
-        return [Term("mpi", name, time.latency_s, time.flow_s, time.busiest, time.choice, sized, work.note)]
-    has_peer_access = transport not in ("sends_host", "host_memory")
-    if stage.native and machinery.has_gpus:
-        return _nccl_terms(stage, machinery, world_size, has_peer_access)
-    kind = "host" if stage.schedule.num_hosts else transport
-    return _schedule_terms(stage, strategy, kind, machinery, world_size, has_peer_access)
-
-
-def _num_bytes(stage: Exchange) -> float:
-    return stage.num_elements * stage.bytes_per_element
-
-
-def _name(stage: Exchange) -> str:
-    return stage.name or stage.schedule.name
-
-
-def _nccl_terms(stage: Exchange, machinery: Machinery, world_size: int, has_peer_access: bool) -> list[Term]:
-    """NCCL's all-reduce, and what Horovod adds to it."""
-    num_bytes = _num_bytes(stage)
-    kind = "native" if has_peer_access else "native_host"
-    machine, bare = machinery.on(kind)
-    time = nccl_all_reduce(machine, bare, world_size, num_bytes, peer_access=has_peer_access)
-    native = Term(kind, _name(stage), time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes)
-    if not has_peer_access:
-        native = replace(native, shared_s=machinery.ring_through_host_s(world_size, num_bytes))
-    if stage.library != "horovod" or world_size == 1:
-        return [native]
-    return [native, Term("horovod", "negotiation", HOROVOD_CYCLE_S / 2, 0.0)]
-
-
-def _schedule_terms(
-    stage: Exchange,
-    strategy: Strategy,
-    kind: str,
-    machinery: Machinery,
-    world_size: int,
-    has_peer_access: bool,
-) -> list[Term]:
-    """A schedule, or Gloo's all-reduce, simulated with latencies and without."""
-    num_bytes, name = _num_bytes(stage), _name(stage)
-    machine, bare = machinery.on(kind)
-
-    def simulated(topology: Topology) -> Simulation:
-        if stage.native:
-            return gloo_all_reduce(topology, world_size, num_bytes)
-        return simulate(
-            stage.schedule, topology, num_bytes, peer_access=has_peer_access, num_messages=stage.num_messages
+    may_access = transport != "host_memory" and strategy.cell.get("peer_access") is not False
+    kind = _kind(stage, transport, machinery, world_size, may_access=may_access)
+    machine = machinery.on(kind)
+    priced = exchange_price(
+        stage,
+        machine,
+        machine.ranks(world_size),
+        peer_access=may_access,
+        threads=int(strategy.cell.get("threads") or 1),
+        mpi=machinery.mpi,
+        by_mpi=is_by_mpi(stage, machinery),
+    )
+    num_bytes, name = stage.num_elements * stage.bytes_per_element, priced.name
+    sized = num_bytes if stage.native and kind != "sends" else None  # Gloo's and MPI's messages go by no size
+    exchanged = Term(
+        kind, name, priced.latency_s, priced.flow_s, priced.busiest, priced.choice, sized, priced.note
+    )
+    if kind.startswith("native") and priced.note:
+        exchanged = replace(exchanged, own_sd=UNSEARCHED_SD)
+    if kind == "native_host":
+        exchanged = replace(exchanged, shared_s=machinery.ring_through_host_s(world_size, num_bytes))
+    elif kind in THROUGH_HOST and not stage.native:
+        shared_s = shared_paths_s(
+            stage.schedule, machinery.on("host").without_latency, num_bytes, peer_access=may_access
         )
-
-    flowing = simulated(bare)
-    busiest = flowing.busiest_resource
-    latency_s, flow_s = max(0.0, simulated(machine).seconds - flowing.seconds), flowing.seconds
+        exchanged = replace(exchanged, shared_s=shared_s)
     if kind == "peer_memory":
-        latency_s += KERNEL_S * _kernels(stage.schedule)
-        # Ranks neither keep in step nor spread their turns evenly: the middle between both.
-        turns = simulate(in_turns(stage.schedule), bare, num_bytes, num_messages=stage.num_messages)
-        flow_s = (flow_s + turns.seconds) / 2
-        if strategy.cell.get("step") == "captured":
-            starts = Term("peer_memory_captured", name, latency_s, 0.0)
-            return [starts, Term(kind, name, 0.0, flow_s, busiest)]
-    is_through_host = kind == "host" or not has_peer_access
-    shared_s = shared_paths_s(stage.schedule, machinery.on("host")[1], num_bytes) if is_through_host else 0.0
-    if kind != "host":
-        return [Term(kind, name, latency_s, flow_s, busiest, shared_s=shared_s)]
-    copies_s = flowing.seconds - flowing.reduce_seconds
-    copies = Term("host", name, latency_s + HOST_MEETING_S, copies_s, busiest, shared_s=shared_s)
-    return [copies, *_host_sums(stage, strategy, machine, world_size, flowing.reduce_seconds)]
+        return _over_peer_memory(stage, exchanged, machine, captured=strategy.cell.get("step") == "captured")
+    terms = [exchanged]
+    if stage.library == "horovod" and kind.startswith("native") and world_size > 1:
+        terms.append(Term("horovod", "negotiation", HOROVOD_CYCLE_S / 2, 0.0, is_software=True))
+    if kind == "host":
+        terms.append(Term("host", f"{name}: meeting", HOST_MEETING_S, 0.0, is_software=True))
+        if priced.sums_s:
+            by = "host_work" if stage.schedule.name == "host_serial" else "host_threads"
+            terms.append(Term(by, f"{name}: sums", 0.0, priced.sums_s))
+    return terms
 
 
-def _host_sums(
-    stage: Exchange, strategy: Strategy, topology: Topology, world_size: int, reduce_s: float
-) -> list[Term]:
-    """The processor's sums of an exchange with host memory, if it has any."""
-    if not any(transfer.operation == "add" for transfer in stage.schedule.steps[0]):
-        return []
-    name = f"{_name(stage)}: sums"
-    num_rows = min(world_size, len(topology.machine.of_kind("gpu")) or world_size)
-    if stage.schedule.name == "host_serial":
-        # The partial sum's block stays in the cache: 3 bytes move for the first sum, 2 for a further row.
-        return [Term("host_work", name, 0.0, reduce_s * (2 * num_rows - 1) / max(3 * (num_rows - 1), 1))]
-    threads = int(strategy.cell.get("threads") or 1)
-    return [
-        Term("host_threads", name, 0.0, _sums_by_threads_s(_num_bytes(stage), num_rows, threads, topology))
-    ]
+def _kind(stage: Exchange, transport: str, machinery: Machinery, world_size: int, *, may_access: bool) -> str:
+    if is_by_mpi(stage, machinery):
+        return "mpi"
+    if stage.native and machinery.has_gpus:
+        return "native_host" if machinery.rings_through_host(world_size, peer_access=may_access) else "native"
+    return "host" if stage.schedule.num_hosts else transport
 
 
-def _sums_by_threads_s(num_bytes: float, num_rows: int, threads: int, topology: Topology) -> float:
-    """Each rank of a node sums its share: every row is read once and the sum written, block by block.
-
-    While they are few the threads bound it, of which one among many moves as many bytes as one alone adds;
-    then the host memory does, which all share.
-    """
-    cpus, memories = (topology.machine.of_kind(kind) for kind in ("cpu", "host_memory"))
-    num_threads = min(num_rows * threads, max(1, sum(cpu.cores or 1 for cpu in cpus)))
-    rates = [cpu.reduce_bytes_per_s for cpu in cpus if cpu.reduce_bytes_per_s is not None]
-    capacity = sum(memory.bandwidth_bytes_per_s or math.inf for memory in memories)
-    rate = min(capacity, num_threads * rates[0] if rates else math.inf)
-    return (num_rows + 1) * num_bytes / rate
+def _over_peer_memory(stage: Exchange, priced: Term, machine: Topology, *, captured: bool) -> list[Term]:
+    """With the kernels of each step, and the turns that ranks take."""
+    starts = Term(
+        priced.kind, f"{priced.name}: kernels", KERNEL_S * _kernels(stage.schedule), 0.0, is_software=True
+    )
+    # Ranks neither keep in step nor spread their turns evenly: the middle between both.
+    num_bytes = stage.num_elements * stage.bytes_per_element
+    turns = simulate(
+        in_turns(stage.schedule), machine.without_latency, num_bytes, num_messages=stage.num_messages
+    )
+    further_s = (turns.seconds - priced.flow_s) / 2
+    in_turn = Term(priced.kind, f"{priced.name}: turns", 0.0, further_s, is_software=True)
+    if not captured:
+        return [priced, starts, in_turn]
+    by_gpu = [replace(term, kind="peer_memory_captured", flow_s=0.0) for term in (priced, starts)]
+    return [*by_gpu, replace(priced, latency_s=0.0), in_turn]
 
 
 def is_by_mpi(stage: Stage, machinery: Machinery) -> bool:

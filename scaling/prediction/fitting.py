@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from scaling.collectives.mpi_library import MpiLibrary
+from scaling.collectives.mpi_price import mpi_price
+from scaling.collectives.nccl import nccl_all_reduce
+from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
 from scaling.errors import PredictionError, ScheduleError
 from scaling.prediction.calibration import MODEL_SD, Calibration, Observation
 from scaling.prediction.calibration_fit import calibrate
 from scaling.prediction.compute import HOST_SD, ComputeModel
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
-from scaling.prediction.mpi import mpi_native
-from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
 from scaling.prediction.predict import by_host, strategy_key, without_saved_update
 from scaling.prediction.strategy import Machinery, Strategy, Term
 from scaling.prediction.terms import divide_term, terms_of, update_terms
@@ -114,29 +115,34 @@ def term_of_transfer(transfer: MeasuredTransfer, machinery: Machinery) -> Term |
 def _priced(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
     peer = not transfer.host_only
     if transfer.operation == "mpi_all_reduce":
-        time = mpi_native(*machinery.on("host"), transfer.num_ranks, transfer.num_bytes, machinery.mpi).time
+        time = mpi_price(None, machinery.topology, transfer.num_ranks, transfer.num_bytes, machinery.mpi)
         return Term(
             "mpi", "all_reduce", time.latency_s, time.flow_s, None, time.choice, float(transfer.num_bytes)
         )
     if transfer.operation == "all_reduce" and machinery.has_gpus:
         kind = "native" if peer else "native_host"
-        time = nccl_all_reduce(*machinery.on(kind), transfer.num_ranks, transfer.num_bytes, peer_access=peer)
+        time = nccl_all_reduce(
+            machinery.on(kind),
+            machinery.topology.ranks(transfer.num_ranks),
+            transfer.num_bytes,
+            peer_access=peer,
+        )
         shared_s = 0.0 if peer else machinery.ring_through_host_s(transfer.num_ranks, transfer.num_bytes)
         term = Term(kind, kind, time.latency_s, time.flow_s, None, time.choice, float(transfer.num_bytes))
         return replace(term, shared_s=shared_s)
     if transfer.operation == "all_reduce":
-        machine, bare = machinery.on("sends")
-        flow_s = gloo_all_reduce(bare, transfer.num_ranks, transfer.num_bytes).seconds
-        whole_s = gloo_all_reduce(machine, transfer.num_ranks, transfer.num_bytes).seconds
+        gloo, machine = ring(transfer.num_ranks), machinery.topology
+        flow_s = simulate(gloo, machine.without_latency, transfer.num_bytes).seconds
+        whole_s = simulate(gloo, machine, transfer.num_bytes).seconds
         return Term("sends", "gloo", max(0.0, whole_s - flow_s), flow_s)
     if transfer.operation in ("send", "swap", "shift"):
         kind = "sends" if peer else "sends_host"
-        machine, bare = machinery.on(kind)
+        machine = machinery.on(kind)
         schedule = moves(transfer.operation, transfer.num_ranks)
-        flow_s = simulate(schedule, bare, transfer.num_bytes, peer_access=peer).seconds
+        flow_s = simulate(schedule, machine.without_latency, transfer.num_bytes, peer_access=peer).seconds
         whole_s = simulate(schedule, machine, transfer.num_bytes, peer_access=peer).seconds
-        bare_host = machinery.on("host")[1]
-        shared_s = 0.0 if peer else shared_paths_s(schedule, bare_host, transfer.num_bytes)
+        bare = machinery.topology.without_latency
+        shared_s = 0.0 if peer else shared_paths_s(schedule, bare, transfer.num_bytes)
         return Term(kind, kind, max(0.0, whole_s - flow_s), flow_s, shared_s=shared_s)
     return None
 

@@ -18,7 +18,15 @@ from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.overlap_fit import HOOK_S, OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
 from scaling.prediction.strategy import Machinery, Strategy, Term
-from scaling.prediction.terms import ddp_terms, divide_term, input_copy, terms_of, transport_of, update_terms
+from scaling.prediction.terms import (
+    all_reach,
+    ddp_terms,
+    divide_term,
+    input_copy,
+    terms_of,
+    transport_of,
+    update_terms,
+)
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
@@ -136,8 +144,10 @@ class Predictor:
 
         Raises:
             TopologyError: the machine is too small, or has not what the strategy needs.
+            ScheduleError: it does not run there.
         """
         cell, world_size = strategy.cell, int(strategy.cell["world_size"])
+        require_it_runs(strategy, self._machinery.topology)
         notes: list[str] = []
         computed = self._computed(cell, notes)
         compute_notes = tuple(notes)
@@ -305,6 +315,26 @@ def _between_ranks(strategy: Strategy) -> bool:
         for bucket in strategy.buckets
         for stage in bucket
     )
+
+
+def require_it_runs(strategy: Strategy, topology: Topology) -> None:
+    """Raises ScheduleError where `run` would refuse the cell: the machine's hosts or its access forbid it."""
+    cell, ranks = strategy.cell, topology.ranks(int(strategy.cell["world_size"]))
+    num_hosts = len({node for node, _ in ranks})
+    label = cell.get("aggregator_label", cell.get("aggregator"))
+    if strategy.one_host and num_hosts > 1:
+        raise ScheduleError(
+            f"{label} goes through memory that the ranks of one host share, and {len(ranks)} ranks are on "
+            f"{num_hosts} hosts of {topology.name}: it does not run there; ask for up to "
+            f"{sum(node == 0 for node, _ in ranks)} ranks"
+        )
+    transport = dict(cell.get("aggregator_parameters") or {}).get("transport")
+    may_access = cell.get("peer_access") is not False and all_reach(topology, len(ranks))
+    if transport in ("peer_memory", "one_kernel") and topology.num_gpus and len(ranks) > 1 and not may_access:
+        raise ScheduleError(
+            f"{label} reads the other GPUs' memory, which not all of {topology.name} reach: it does not run "
+            "there; use transport: sends or auto"
+        )
 
 
 def by_host(strategy: Strategy) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from scaling.collectives.mpi_library import MpiLibrary
+from scaling.collectives.nccl_rings import best_rings
 from scaling.collectives.plan import Stage, Update
 from scaling.collectives.ring import ring
-from scaling.prediction.transports import HostSends, for_host_sends, shared_paths_s, without_latency
+from scaling.prediction.transports import HostSends, for_host_sends, shared_paths_s
 from topologies.model import Topology
 
 
@@ -27,6 +28,9 @@ class Term:
         note: what was assumed of it.
         num_ranks: that take part.
         shared_s: of what goes through host memory, on the busiest path that ranks share, by the machine file.
+        is_software: no part of what the machine takes (`scaling.collectives.plan.simulate_plan`): starts of
+            kernels, meetings, turns.
+        own_sd: relative, of what the machine file does not tell.
     """
 
     kind: str
@@ -39,6 +43,8 @@ class Term:
     note: str | None = None
     num_ranks: int = 2
     shared_s: float = 0.0
+    is_software: bool = False
+    own_sd: float = 0.0
 
     @property
     def by_gpu(self) -> bool:
@@ -60,6 +66,7 @@ class Strategy:
         codes_by_tensor: its codec starts kernels for each tensor.
         cast: the gradient is cast to 16 bits for the wire, and back.
         sample_bytes: of a sample's input, where its data lies in host memory.
+        one_host: runs on no several hosts.
     """
 
     cell: Mapping[str, Any]
@@ -71,6 +78,7 @@ class Strategy:
     codes_by_tensor: bool = False
     cast: bool = False
     sample_bytes: int = 0
+    one_host: bool = False
 
     @property
     def gpu_update_share(self) -> float:
@@ -99,21 +107,29 @@ class Machinery:
     host_sends: HostSends | None = None
     mpi: MpiLibrary | None = None
     horovod_by_mpi: bool = False
-    _bare: dict[str, Topology] = field(default_factory=dict)
+    _through_host: Topology | None = None
 
-    def on(self, transport: str) -> tuple[Topology, Topology]:
-        """The topology of a transport, and the same without latency."""
-        if transport not in self._bare:
-            topology = self.topology
-            if transport in ("sends_host", "native_host"):
-                topology = for_host_sends(self.topology, self.host_sends)
-            self._bare[transport], self._bare[f"{transport}, bare"] = topology, without_latency(topology)
-        return self._bare[transport], self._bare[f"{transport}, bare"]
+    def on(self, transport: str) -> Topology:
+        """The topology of a transport."""
+        if transport not in ("sends_host", "native_host"):
+            return self.topology
+        if self._through_host is None:
+            self._through_host = for_host_sends(self.topology, self.host_sends)
+        return self._through_host
 
     def ring_through_host_s(self, world_size: int, num_bytes: float) -> float:
         """A library's ring without access between GPUs, on the paths that the ranks of a node share."""
         per_node = min(world_size, len(self.topology.machine.of_kind("gpu")))
-        return shared_paths_s(ring(per_node), self.on("host")[1], num_bytes) if per_node > 1 else 0.0
+        return (
+            shared_paths_s(ring(per_node), self.topology.without_latency, num_bytes) if per_node > 1 else 0.0
+        )
+
+    def rings_through_host(self, world_size: int, *, peer_access: bool) -> bool:
+        """Whether NCCL's rings between the GPUs of a node pass host memory somewhere."""
+        gpus = [gpu.id for gpu in self.topology.machine.of_kind("gpu")[:world_size]]
+        if not peer_access or len(gpus) < 2:
+            return not peer_access
+        return best_rings(self.topology, gpus, peer_access=True).kind == "host"
 
     @property
     def has_gpus(self) -> bool:

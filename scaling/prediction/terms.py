@@ -6,7 +6,7 @@ multiplies each part by a factor of its kind. Terms follow one another.
 
 - exchanges between ranks: peer_memory, sends, sends_host, host_memory, by `scaling.prediction.transports`; of
   a captured step, whose kernels the GPU starts itself, the latency is peer_memory_captured;
-- a library's own: native, native_host (`scaling.prediction.native`), mpi (`scaling.prediction.mpi`);
+- a library's own: native, native_host (`scaling.collectives.nccl`), mpi (`scaling.collectives.mpi_price`);
 - exchanges with host memory: `host`, and the processor's sums in them;
 - encoding and decoding by a rank: `codec`, where it starts torch's kernels tensor by tensor, `CODEC_LAUNCH_S`
   each, else `codec_kernels`, a few of its own for all (`codec_kernels_captured`);
@@ -17,11 +17,13 @@ multiplies each part by a factor of its kind. Terms follow one another.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 from scaling.collectives.plan import CodecWork, Exchange, Update, simulate_plan
 from scaling.prediction.estimate import NOTHING, PredictedValue
 from scaling.prediction.exchange_terms import KERNEL_S, exchange_terms, is_by_mpi
 from scaling.prediction.strategy import Machinery, Strategy, Term
+from topologies.model import Topology
 
 CODEC_LAUNCH_S = 100e-6
 """What starting the kernels takes that decode a tensor of one message. An assumption; calibrated."""
@@ -62,15 +64,20 @@ def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> s
     if transport == "host_memory":
         return "host_memory"
     topology = machinery.topology
-    peer = strategy.cell.get("peer_access") is not False
-    gpus = topology.machine.of_kind("gpu")
-    on_one_node = world_size <= len(gpus)
-    all_reach = all(
-        topology.machine.peer_access(gpus[0].id, gpu.id) for gpu in gpus[1 : min(world_size, len(gpus))]
-    )
-    if not peer or not all_reach:
+    may_access, gpus = strategy.cell.get("peer_access") is not False, topology.machine.of_kind("gpu")
+    if not may_access or not all_reach(topology, world_size):
         return "sends_host"
+    on_one_node = world_size <= len(gpus)
     return "peer_memory" if on_one_node and transport in ("auto", "peer_memory", "one_kernel") else "sends"
+
+
+def all_reach(topology: Topology, world_size: int) -> bool:
+    """Whether all of a node's GPUs that take part access one another's memory.
+
+    Where some pairs do not, messages of those go through host memory, and only of those.
+    """
+    gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")[:world_size]]
+    return all(topology.machine.peer_access(a, b) for a, b in combinations(gpus, 2))
 
 
 def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: int) -> list[Term]:
@@ -86,7 +93,7 @@ def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: 
         if isinstance(stage, Exchange):
             terms += exchange_terms(stage, strategy, transport, machinery, world_size)
         elif isinstance(stage, CodecWork) and stage.where == "rank":
-            terms.append(_codec_term(stage, strategy, bucket, machinery, world_size))
+            terms += _codec_terms(stage, strategy, bucket, machinery, world_size)
         else:
             terms.append(_host_work(stage, machinery, world_size, threads))
     return [replace(term, num_ranks=world_size) for term in terms]
@@ -152,18 +159,23 @@ def sums_by_mpi(strategy: Strategy) -> bool:
     )
 
 
-def _codec_term(
+def _codec_terms(
     stage: CodecWork, strategy: Strategy, bucket: int, machinery: Machinery, world_size: int
-) -> Term:
+) -> list[Term]:
     priced = simulate_plan([stage], machinery.topology, world_size).seconds
     num_messages = world_size if stage.name == "decode" else 1
     if strategy.codes_by_tensor:
         # The messages of all ranks are stacked, and half of the kernels decode all of them at once.
         launches = 1 + num_messages / 2 if stage.name == "decode" else ENCODE_LAUNCHES
         launches_s = strategy.bucket_tensors[bucket] * launches * CODEC_LAUNCH_S
-        return Term("codec", stage.name, launches_s, priced)
+        return [Term("codec", stage.name, 0.0, priced), _starts("codec", stage, launches_s)]
     kind = "codec_kernels_captured" if strategy.cell.get("step") == "captured" else "codec_kernels"
-    return Term(kind, stage.name, CODEC_KERNELS * num_messages * KERNEL_S, priced)
+    starts_s = CODEC_KERNELS * num_messages * KERNEL_S
+    return [Term(kind, stage.name, 0.0, priced), _starts(kind, stage, starts_s)]
+
+
+def _starts(kind: str, stage: CodecWork, seconds: float) -> Term:
+    return Term(kind, f"{stage.name}: kernels", seconds, 0.0, is_software=True)
 
 
 def _host_work(stage: CodecWork | Update, machinery: Machinery, world_size: int, threads: int) -> Term:

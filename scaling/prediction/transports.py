@@ -71,15 +71,18 @@ def in_turns(schedule: Schedule) -> Schedule:
     return replace(schedule, steps=tuple(steps))
 
 
-def shared_paths_s(schedule: Schedule, bare: Topology, num_bytes: float) -> float:
+def shared_paths_s(
+    schedule: Schedule, bare: Topology, num_bytes: float, *, peer_access: bool = False
+) -> float:
     """What the bytes take on the busiest path that ranks share: host memory, its bus, between sockets, ports.
 
     Args:
-        schedule: without access between GPUs.
+        schedule: of which something goes through host memory.
         bare: the machine file's, without latency.
         num_bytes: of the buffer.
+        peer_access: False: all of it does.
     """
-    moved = simulate(schedule, bare, num_bytes, peer_access=False).bytes_per_resource
+    moved = simulate(schedule, bare, num_bytes, peer_access=peer_access).bytes_per_resource
     gpus = {gpu.id for gpu in bare.machine.of_kind("gpu")}
     of_one_gpu = {
         f"{link.id}{way}"
@@ -94,20 +97,9 @@ def shared_paths_s(schedule: Schedule, bare: Topology, num_bytes: float) -> floa
     )
 
 
-def without_latency(topology: Topology) -> Topology:
-    """The same machine, on which a message costs nothing before its first byte."""
-    machine = replace(
-        topology.machine,
-        links=tuple(replace(link, latency_s=0.0) for link in topology.machine.links),
-        message_latency_s={},
-    )
-    network = replace(topology.network, latency_s=0.0) if topology.network else None
-    return replace(topology, machine=machine, network=network)
-
-
 def measured_host_sends(topology: Topology, transfers: Iterable[MeasuredTransfer]) -> HostSends | None:
     """From host-only transfers of a probe on that machine; None where it did not measure both."""
-    bare = without_host_limit(without_latency(topology))
+    bare = without_host_limit(topology.without_latency)
     ratios: dict[str, list[float]] = {"one": [], "both": []}
     for transfer in transfers:
         kind = {"send": "one", "swap": "both", "shift": "both"}.get(transfer.operation)

@@ -85,6 +85,7 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
         parameters.get("kernels") == "torch",
         bool(cell.get("wire")) and world_size > 1,
         0 if cell.get("input_placement", "device") == "device" else _sample_bytes(*_model_and_data(cell)),
+        aggregator.needs_one_host(),
     )
 
 
@@ -223,12 +224,32 @@ def cells_on(
                     _require_places(topology, size)
                     resolved_cells = resolve(changed_study, machine).trained
                 except (StudyError, TopologyError) as error:
-                    left_out.append(
-                        NotPredicted({"world_size": size, "workload": _name(workload)}, str(error))
-                    )
-                    continue
+                    where = {"world_size": size, "workload": _name(workload)}
+                    resolved_cells, refused = _one_by_one(changed_study, machine, where, error)
+                    left_out += refused
                 cells |= {cell.id: cell for cell in resolved_cells}
     return list(cells.values()), left_out
+
+
+def _one_by_one(
+    study: Study, machine: AvailableMachine, where: Mapping[str, Any], error: Exception
+) -> tuple[list[Cell], list[NotPredicted]]:
+    """The cells of the aggregators that can be; `error` is what all of them together raised."""
+    (part,) = study.parts
+    assert isinstance(part, TrainingPart)
+    cells: list[Cell] = []
+    refused: list[NotPredicted] = []
+    for aggregator in part.aggregators if isinstance(error, StudyError) else ():
+        alone = study.model_copy(update={"parts": (part.model_copy(update={"aggregators": [aggregator]}),)})
+        try:
+            cells += resolve(alone, machine).trained
+        except StudyError as own:
+            refused.append(NotPredicted({**where, "aggregator": _label(aggregator)}, str(own)))
+    return (cells, refused) if cells else ([], [NotPredicted(where, str(error))])
+
+
+def _label(aggregator: Any) -> str:
+    return str(getattr(aggregator, "name", aggregator))
 
 
 def _require_places(topology: Topology, world_size: int) -> None:

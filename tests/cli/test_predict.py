@@ -130,6 +130,33 @@ def test_sizes_that_cannot_be_are_told_and_the_others_predicted(call, study):
     assert all(row["simulated"] is True for row in rows)
 
 
+@pytest.mark.parametrize("name", ["tensorflow", "mxnet_local", "torch_cpu", "host_serial", "tf_spec"])
+def test_what_shares_one_hosts_memory_is_not_priced_on_several(call, study, name):
+    sizes = ("--topology", "hgx-h200-x2-infiniband", "--world-sizes", "8,16")
+    one, several = predicted(call, study, f"aggregators=[{name}]", *sizes)
+    assert one["exchange_s"] > 0
+    assert name in several["reason"]
+    assert "does not run there; ask for up to 8 ranks" in several["reason"]
+
+
+def test_transport_that_the_machine_does_not_have_is_not_priced(call, study):
+    aggregators = "aggregators=[ring, {name: ring, transport: peer_memory}]"
+    rows = predicted(call, study, aggregators, "--topology", "dual-k80", "--world-sizes", "2,4")
+    reasons = {(row["aggregator"], row["world_size"]) for row in rows if "reason" in row}
+    assert reasons == {("ring(transport=peer_memory)", 4)}
+
+
+def test_one_aggregator_that_cannot_be_does_not_stop_the_others(call, study):
+    aggregators = "aggregators=[all_reduce, rings, ring]"
+    rows = predicted(call, study, aggregators, "--topology", "hgx-h200-4", "--world-sizes", "2,4")
+    assert {(r["aggregator"], r["world_size"]) for r in rows if "reason" not in r} == {
+        (name, size) for name in ("all_reduce", "ring") for size in (2, 4)
+    }
+    refused = [row for row in rows if "reason" in row]
+    assert [(row["aggregator"], row["world_size"]) for row in refused] == [("rings", 2), ("rings", 4)]
+    assert all("rings" in row["reason"] for row in refused)
+
+
 def test_what_if_changes_what_uses_the_link(call, study):
     arguments = (study, "--topology", "hgx-h200-4", "--world-sizes", "4")
     before = {row["aggregator"]: row["exchange_s"] for row in predicted(call, *arguments)}

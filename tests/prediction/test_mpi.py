@@ -28,7 +28,8 @@ def mpi_cell(world_size, aggregator="mpi", **changes):
 
 def terms(world_size, aggregator="mpi", mpi=OPEN_MPI, topology=None, **changes):
     own = strategy_of(mpi_cell(world_size, aggregator, **changes))
-    return terms_of(own, 0, Machinery(topology or machine(), mpi=mpi), world_size)
+    found = terms_of(own, 0, Machinery(topology or machine(), mpi=mpi), world_size)
+    return [term for term in found if not term.is_software]
 
 
 def of_kind(found, kind):

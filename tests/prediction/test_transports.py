@@ -10,7 +10,6 @@ from scaling.prediction.transports import (
     in_turns,
     measured_host_sends,
     moves,
-    without_latency,
 )
 from tests.prediction.conftest import machine
 
@@ -18,7 +17,7 @@ SIZE = 100_000_000
 
 
 def seconds(topology, operation, ranks):
-    bare = without_latency(topology)
+    bare = topology.without_latency
     return simulate(moves(operation, ranks), bare, SIZE, peer_access=False).seconds
 
 
@@ -55,7 +54,7 @@ def test_partners_of_a_rank_take_turns_and_share_the_link_of_one_that_all_turn_t
     )
     turns = in_turns(owners)
     assert [sorted({t.source for t in step}) for step in turns.steps] == [[0, 1], [2], [3]]
-    bare = without_latency(machine(4))
+    bare = machine(4).without_latency
     together, following = (simulate(each, bare, SIZE).seconds for each in (owners, turns))
     assert following > 1.3 * together
 

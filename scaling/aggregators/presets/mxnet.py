@@ -141,6 +141,7 @@ class MxnetLocal(Aggregator[LocalState]):
     """
 
     name = "mxnet_local"
+    one_host = True
     update_site = "host_serial"
 
     num_threads: PositiveInt = 4

@@ -64,6 +64,7 @@ class TensorFlow(Aggregator[TowersState]):
     """TensorFlow's towers: the CPU concatenates, averages and applies the gradients of each variable."""
 
     name = "tensorflow"
+    one_host = True
     update_site = "host_serial"
 
     def start(

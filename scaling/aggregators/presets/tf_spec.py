@@ -151,6 +151,10 @@ class TfSpec(Aggregator[TfSpecState]):
             tiers,
         )
 
+    def needs_one_host(self) -> bool:
+        """Where a tier is summed in host memory."""
+        return super().needs_one_host() or any(t.inside == IN_HOST_MEMORY for t in parse_spec(self.spec))
+
     def aggregate(self, state: TfSpecState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """Sums tier by tier, in place, then divides."""
         if state.group.world_size == 1:

@@ -75,6 +75,7 @@ class TorchCpu(Aggregator[TorchCpuState]):
     """Torch as in arXiv 1608.07249: each rank sums and updates 1/n of the elements in host memory."""
 
     name = "torch_cpu"
+    one_host = True
     update_site = "host_parallel"
 
     def start(

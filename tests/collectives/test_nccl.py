@@ -1,0 +1,85 @@
+import pytest
+
+from scaling.collectives.nccl import nccl_all_reduce
+from scaling.collectives.nccl_rings import best_rings
+from scaling.prediction.predict import Predictor
+from scaling.prediction.strategy import Machinery
+from scaling.prediction.what_if import what_if
+from tests.prediction.conftest import cell, machine, strategy
+from topologies.schema import load
+
+
+def time(topology, world_size, num_bytes, peer_access=True):
+    return nccl_all_reduce(topology, topology.ranks(world_size), num_bytes, peer_access=peer_access)
+
+
+def test_large_buffers_take_a_ring_of_whole_lines_at_the_links_rate():
+    found = time(machine(), 4, 1e9)
+    assert found.choice == "ring, Simple"
+    assert found.flow_s == pytest.approx(1.5 * 1e9 / 200e9)
+
+
+def test_small_buffers_take_the_protocol_of_least_latency():
+    found = time(machine(), 4, 1024)
+    assert "LL" in found.choice
+    assert found.latency_s == pytest.approx(6.6e-6 + 6 * 0.6e-6)
+
+
+def test_latency_grows_with_ranks_and_through_the_host():
+    assert time(machine(8), 8, 1024).seconds > time(machine(8), 4, 1024).seconds
+    assert time(machine(), 4, 1024, peer_access=False).seconds > time(machine(), 4, 1024).seconds
+
+
+def test_several_nodes_are_bound_by_the_network():
+    found = time(machine(nodes=4), 16, 1e9)
+    assert found.flow_s == pytest.approx(2 * 15 / 16 * 1e9 / 20e9)
+    assert "network" in found.busiest
+
+
+def test_many_nodes_take_the_tree_for_small_buffers():
+    assert time(machine(nodes=64), 256, 4096).choice.startswith("tree")
+
+
+def test_one_rank_takes_nothing():
+    assert time(machine(), 1, 1e9).seconds == 0
+
+
+def bus_gb_per_s(name, world_size, num_bytes=1e9):
+    seconds = time(load(name), world_size, num_bytes).seconds
+    return 2 * (world_size - 1) / world_size * num_bytes / seconds / 1e9
+
+
+def test_cube_mesh_has_rings_that_share_no_link_and_leave_none_free():
+    topology = load("dgx1-v100")
+    gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")]
+    rings = best_rings(topology, gpus, peer_access=True)
+    left = {
+        frozenset((link.first, link.second)): 0.0 for link in topology.machine.links if link.kind == "nvlink"
+    }
+    for order, bytes_per_s in rings.orders:
+        for a, b in zip(order, (*order[1:], order[0]), strict=True):
+            left[frozenset((gpus[a], gpus[b]))] += bytes_per_s
+    capacity = {frozenset((x.first, x.second)): 2 * x.bandwidth_bytes_per_s for x in topology.machine.links}
+    assert left == pytest.approx({pair: capacity[pair] for pair in left})
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(2, 20), (3, 40), (4, 80), (8, 120)])
+def test_gpus_of_a_cube_mesh_reach_their_links_together(gpus, expected):
+    assert bus_gb_per_s("dgx1-v100", gpus) == pytest.approx(expected, rel=0.02)
+
+
+def test_pairs_without_access_are_passed_once_each_way():
+    rings = best_rings(load("dual-k80"), ["gpu0", "gpu2", "gpu1", "gpu3"], peer_access=True)
+    ((order, bytes_per_s),) = rings.orders
+    assert bytes_per_s == pytest.approx(8e9)
+    assert {order.index(0) - order.index(2), order.index(1) - order.index(3)} <= {-3, -1, 1, 3}
+
+
+def test_orders_of_many_gpus_on_pcie_are_not_searched_and_that_is_said():
+    topology = what_if(load("pcie-8"), ["gpus=2x"])
+    assert "not searched among more than 8 GPUs" in time(topology, 16, 1e9).note
+    few, many = (
+        Predictor(Machinery(topology)).predict(strategy(cell(size, "all_reduce"))).exchange
+        for size in (8, 16)
+    )
+    assert many.relative_sd > few.relative_sd + 0.1

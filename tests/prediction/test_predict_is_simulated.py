@@ -1,0 +1,69 @@
+"""What is predicted without measurements is what the simulator says, and named costs of software."""
+
+import pytest
+
+from scaling.aggregators.registry import BUILT_IN, create
+from scaling.bucket import BucketLayout
+from scaling.collectives.nccl import nccl_all_reduce
+from scaling.collectives.plan import Update, simulate_plan
+from scaling.prediction.predict import Predictor
+from scaling.prediction.strategy import Machinery, Strategy
+from scaling.prediction.terms import terms_of, update_terms
+from tests.prediction.conftest import cell
+from topologies.schema import load, shipped
+
+LAYOUT = BucketLayout.of([("a", (784, 2048)), ("b", (2048,)), ("c", (2048, 10)), ("d", (10,))])
+
+
+def strategy_of(name, world_size, layout=LAYOUT, **changes):
+    aggregator = create(name)
+    stages = aggregator.stages(layout, world_size)
+    buckets = (tuple(stage for stage in stages if not isinstance(stage, Update)),)
+    updates = tuple(stage for stage in stages if isinstance(stage, Update) and stage.site != "replica")
+    values = cell(world_size, name, **changes)
+    return Strategy(values, buckets, (layout.num_elements,), (4,), updates, layout.num_elements)
+
+
+def sizes_of(topology):
+    of_node = len(topology.machine.of_kind("gpu")) or 2
+    return sorted({2, 4, of_node, 2 * of_node} if topology.num_nodes > 1 else {2, of_node})
+
+
+@pytest.mark.parametrize("peer_access", [True, False], ids=["peer access", "host-only"])
+@pytest.mark.parametrize("machine", shipped())
+def test_predict_takes_what_simulate_plan_says(machine, peer_access):
+    topology = load(machine)
+    machinery, differing = Machinery(topology), {}
+    for name in BUILT_IN:
+        for size in sizes_of(topology):
+            strategy = strategy_of(name, size, peer_access=peer_access)
+            stages = [*strategy.buckets[0], *(u for u in strategy.updates if u.site == "host")]
+            simulated_s = simulate_plan(stages, topology, size, peer_access=peer_access).seconds
+            terms = [*terms_of(strategy, 0, machinery, size), *update_terms(strategy, machinery, size)]
+            predicted_s = sum(term.latency_s + term.flow_s for term in terms if not term.is_software)
+            if predicted_s != pytest.approx(simulated_s, rel=1e-9):
+                differing[name, size] = (predicted_s, simulated_s)
+    assert not differing
+
+
+def test_pairs_of_the_papers_machine_that_reach_each_other_do_so_in_predictions():
+    """arXiv 1608.07249: four GPUs, of which 0 and 1 reach each other, and 2 and 3; MXNet is before Caffe."""
+    topology, layout = load("dual-k80"), BucketLayout.of([("weights", (784, 2048)), ("more", (2048, 4096))])
+
+    def predicted_s(name):
+        return Predictor(Machinery(topology)).predict(strategy_of(name, 4, layout)).exchange.value
+
+    sent = 4 * layout.num_elements
+    assert predicted_s("all_reduce") == pytest.approx(1.5 * sent / 8e9, rel=0.1)
+    assert (
+        predicted_s("ring")
+        < simulate_plan(strategy_of("ring", 4, layout).buckets[0], topology, 4, peer_access=False).seconds
+    )
+    assert predicted_s("mxnet_device") < predicted_s("torch_dpt")
+
+
+def test_host_only_is_slower_than_pairs_of_their_own():
+    topology = load("dgx1-v100")
+    places = topology.ranks(8)
+    own = nccl_all_reduce(topology, places, 1e8, peer_access=True)
+    assert own.seconds < nccl_all_reduce(topology, places, 1e8, peer_access=False).seconds / 10
