@@ -68,6 +68,12 @@ def test_gpus_of_a_cube_mesh_reach_their_links_together(gpus, expected):
     assert bus_gb_per_s("dgx1-v100", gpus) == pytest.approx(expected, rel=0.02)
 
 
+# Sources: docs/background/prediction.md, of nccl-tests' bus bandwidth.
+@pytest.mark.parametrize(("name", "published"), [("dgx-a100", 230.8), ("hgx-h100", 370)])
+def test_bus_bandwidth_is_near_what_nccl_tests_published(name, published):
+    assert bus_gb_per_s(name, 8, 2**30) == pytest.approx(published, rel=0.06)
+
+
 def test_pairs_without_access_are_passed_once_each_way():
     rings = best_rings(load("dual-k80"), ["gpu0", "gpu2", "gpu1", "gpu3"], peer_access=True)
     ((order, bytes_per_s),) = rings.orders
