@@ -86,6 +86,7 @@ def cells_of_script(
             continue
         batch = size * int(record.cell["local_batch"])
         (timed,) = as_timed(record.cell)
-        timed["peer_access"] = None if topology.machine.peer_groups else False  # not as it was measured
+        has_access = topology.machine.peer_groups or not topology.num_gpus
+        timed["peer_access"] = None if has_access else False  # not as it was measured
         cells.append({**timed, "world_size": size, "global_batch": batch})
     return cells, str(record.summary.get("tensor_shapes", "")), left_out
