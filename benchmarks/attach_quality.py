@@ -191,9 +191,9 @@ def judged(case: Case, out: Path, options: Sequence[str]) -> tuple[Any, ...]:
     is_right = found is not None and case.is_named(found)
     first = "not measured" if found is None else found[0]["kind"] if found else "nothing"
     named = json.dumps(found[0]["values"]) if found else ""
-    kinds = " ".join(f"{one['kind']}:{one['ratio']:.2f}" for one in found or [])
+    kinds = " ".join(f"{one['kind']}:{one['values']['ratio']:.2f}" for one in found or [])
     took_s, answer = round(time.monotonic() - started), out / case.name / "answer.txt"
-    spread = re.search(r"A/A spread ([\d.]+%)", answer.read_text()) if answer.exists() else None
+    spread = re.search(r"([\d.]+%) in a launch at most", answer.read_text()) if answer.exists() else None
     said = "named" if is_right else "MISSED"
     print(f"{case.name}: {said}: {first} {named} ({kinds}) {took_s} s, load {load:.1f}", flush=True)
     expected, share = case.kind or "nothing", spread[1] if spread else ""

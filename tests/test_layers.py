@@ -81,7 +81,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.doctor": PARTS,
     "scaling.worker": STUDYING,
     "scaling.attach": BOTTOM
-    | {"launchers", "scaling.bucket", "scaling.store", "scaling.measure", "scaling.study"},
+    | {"launchers", "scaling.bucket", "scaling.store", "scaling.measure", "scaling.study"}
+    | {"scaling.analysis", "scaling.report"},
     "scaling.cli.options": BOTTOM | {"scaling.study"},
     "scaling.cli.schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
     "scaling.cli.predict": STUDYING

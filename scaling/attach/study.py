@@ -25,6 +25,7 @@ from scaling.attach.ranks import shares
 from scaling.attach.records import AttachedFolder
 from scaling.attach.trace import Traced, read_traces
 from scaling.errors import AttachError
+from scaling.report.text import text_of
 
 FINISHED = "finished"
 """In the folder of launches, once there are no more."""
@@ -124,7 +125,10 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str]
     say_files(ranks, out, cwd, before, files_below(cwd, out), say)
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
-    gains = [asdict(finding) for finding in findings(measured, session.traced)]
+    gains = [
+        {**asdict(finding), "advice": text_of(finding, "advice")}
+        for finding in findings(measured, session.traced)
+    ]
     folder.folder.write_text("findings.json", json.dumps(gains, indent=1) + "\n")
     return lines, code
 

@@ -12,6 +12,7 @@ from scaling.attach.launch import Run, _why_not
 from scaling.attach.measured import Measured
 from scaling.attach.ranks import slow_rank
 from scaling.attach.trace import Traced
+from scaling.report.text import text_of
 from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, made_switched, with_facts
 
 
@@ -105,7 +106,7 @@ def test_input_that_waits_is_told_from_input_that_computes() -> None:
         measured = with_facts(made_runs(steps), "no_exchange", fetches=[(0.02, cpu_s, queued_s)] * 3)
         found = findings(measured)
         assert (found[0].kind, found[0].values["waits"]) == ("input", waits)
-        assert ("wait for a processor" in found[0].advice) == (queued_s > 0)
+        assert ("wait for a processor" in text_of(found[0], "advice")) == (queued_s > 0)
         assert ("90% waiting for one" in " ".join(answer(measured))) == (queued_s > 0)
 
 
@@ -141,7 +142,7 @@ def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
         measured.add(launch, Run("baseline", ranks))
     measured.left_out = measured.left_out[3:]
     (found,) = findings(measured)
-    assert (found.kind, round(found.ratio, 1)) == ("evaluation", 0.5)
+    assert (found.kind, round(found.values["ratio"], 1)) == ("evaluation", 0.5)
 
 
 @pytest.mark.parametrize(("saving", "said"), [((0,), "rank 0 saves"), ((0, 1), "ranks save")])
@@ -217,7 +218,7 @@ def test_an_idle_gpu_is_of_a_step_without_the_profiler() -> None:
     traced = _traced(step_s=0.1)
     measured = made_runs(EVEN)
     (found,) = findings(measured, traced)
-    assert (found.kind, round(found.ratio, 2)) == ("idle", 0.3)
+    assert (found.kind, round(found.values["ratio"], 2)) == ("idle", 0.3)
     assert any("the GPU is idle for 30% of a step" in line for line in answer(measured, traced))
 
 
@@ -296,7 +297,7 @@ def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen: bool, kind:
     assert measured.exchange is not None
     assert round(measured.exchange.ratio, 2) == 0.01
     (found,) = findings(measured)
-    assert (found.kind, round(found.ratio, 1)) == (kind, 0.3)
+    assert (found.kind, round(found.values["ratio"], 1)) == (kind, 0.3)
     lines = answer(measured)
     assert any("ranks take turns at being late, for 30% of it" in line for line in lines)
     assert "Where it goes: not measured, because some steps of a rank take twice as long" in lines[1]
@@ -307,9 +308,9 @@ def test_cached_batches_of_another_size_do_not_show_what_input_takes() -> None:
     with_facts(measured, "cached_input", batches=[(2, 16)] * 7)
     assert "With cached input: not measured, because its steps or batches became others." in answer(measured)
     (found,) = [one for one in findings(measured) if one.kind == "input"]
-    assert found.is_once  # phases alone say so
+    assert found.values["is_once"]  # phases alone say so
     pairs = findings(made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)}))
-    assert [one.is_once for one in pairs if one.kind == "input"] == [False]
+    assert [one.values["is_once"] for one in pairs if one.kind == "input"] == [False]
 
 
 def test_the_step_is_that_of_the_script_as_it_is_and_the_hooks_cost_is_said() -> None:

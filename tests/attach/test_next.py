@@ -4,6 +4,7 @@ import pytest
 
 from scaling.attach.answer import answer
 from scaling.attach.findings import findings
+from scaling.report.text import text_of
 from tests.attach.made_marks import EVEN, made_runs, with_facts
 
 
@@ -59,11 +60,11 @@ def test_a_hook_that_is_slower_than_plain_all_reduce_is_said() -> None:
     assert not any("communication hook" in line for line in answer(measured))  # the arm's own
     with_facts(measured, "baseline", script_hook="top_k")
     assert answer(measured)[-1].startswith("Next: leave out the communication hook top_k: with plain")
-    kinds = {found.kind: round(found.ratio, 1) for found in findings(measured)}
+    kinds = {found.kind: round(found.values["ratio"], 1) for found in findings(measured)}
     assert (kinds["hook"], kinds["exchange"]) == (0.3, 0.1)
     little = made_runs({**EVEN, "no_exchange": (0.085, 0.085), "plain_all_reduce": (0.092, 0.092)})
     with_facts(little, "baseline", script_hook="top_k")
-    ratios = {found.kind: round(found.ratio, 2) for found in findings(little)}
+    ratios = {found.kind: round(found.values["ratio"], 2) for found in findings(little)}
     assert (ratios["exchange"], "hook" in ratios) == (0.15, False)  # nothing is taken off it
 
 
@@ -79,13 +80,15 @@ def test_ranks_that_have_fewer_cores_than_they_are_are_said() -> None:
     measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1)})
 
     def said() -> dict[str, str]:
-        return {found.kind: found.advice for found in findings(measured) if found.kind == "cores"}
+        return {found.kind: text_of(found, "advice") for found in findings(measured) if found.kind == "cores"}
 
     with_facts(measured, "baseline", host="h", affinity=[0], host_cores=1)
     assert said() == {}  # it has no more
     with_facts(measured, "baseline", host_cores=2)
     assert "2 ranks may use 1 of the 2 cores of h" in said()["cores"]
-    assert [round(found.ratio, 2) for found in findings(measured) if found.kind == "cores"] == [0.25]
+    assert [round(found.values["ratio"], 2) for found in findings(measured) if found.kind == "cores"] == [
+        0.25
+    ]
     with_facts(measured, "baseline", affinity=[0, 1])
     assert said() == {}
 
