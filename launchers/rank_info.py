@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launchers.slurm_variables import rendezvous, task_counts
+from launchers.slurm_variables import rendezvous, require_rank_0_there, task_counts
 
 FIELDS = ("rank", "local_rank", "world_size", "local_world_size")
 
@@ -34,6 +34,24 @@ TABLES: dict[str, dict[str, str]] = {
         "world_size": "PMI_SIZE",
         "local_world_size": "MPI_LOCALNRANKS",
     },
+    "mvapich2": {
+        "rank": "MV2_COMM_WORLD_RANK",
+        "local_rank": "MV2_COMM_WORLD_LOCAL_RANK",
+        "world_size": "MV2_COMM_WORLD_SIZE",
+        "local_world_size": "MV2_COMM_WORLD_LOCAL_SIZE",
+    },
+    "pals": {
+        "rank": "PALS_RANKID",
+        "local_rank": "PALS_LOCAL_RANKID",
+        "world_size": "PMI_SIZE",
+        "local_world_size": "PMI_LOCAL_SIZE",
+    },
+    "flux": {
+        "rank": "FLUX_TASK_RANK",
+        "local_rank": "FLUX_TASK_LOCAL_ID",
+        "world_size": "FLUX_JOB_SIZE",
+        "local_world_size": "FLUX_JOB_NNODES",
+    },
     "srun": {
         "rank": "SLURM_PROCID",
         "local_rank": "SLURM_LOCALID",
@@ -41,15 +59,22 @@ TABLES: dict[str, dict[str, str]] = {
         "local_world_size": "SLURM_STEP_TASKS_PER_NODE",
     },
 }
-"""launcher -> field -> environment variable. In this order: torchrun may run under any of the others."""
+"""launcher -> field -> environment variable. In this order: torchrun may run under any of the others.
 
-SIGNS = {"mpich": "MPI_LOCALRANKID", "srun": "SLURM_STEP_TASKS_PER_NODE"}
+Sources: Cray PALS, mpiexec(1); Flux, flux-environment(7), which has no ranks of a host, but hosts; MVAPICH2's
+user guide.
+"""
+
+SIGNS = {"mpich": "MPI_LOCALRANKID", "pals": "PALS_RANKID", "srun": "SLURM_STEP_TASKS_PER_NODE"}
 """launcher -> the variable that says it was this one: Slurm's `srun --mpi=pmi2` sets some of MPICH's, and a
 batch script, which is no task of srun's, has most of a task's variables."""
 
 LAUNCHER_VARIABLE = "SCALING_LAUNCHER"
 """Set by a launcher of ours that builds on one of the tables, so that runs record its name."""
 
+
+SET_NO_MEETING = ("mvapich2", "pals", "flux")
+"""Launchers that do not say where the ranks meet, and whose MPI is not used for it."""
 
 RANK_VARIABLES = "SCALING_RANK_VARIABLES"
 """Set by a launcher that none of the tables fits: the variables of FIELDS, in their order, with commas."""
@@ -75,6 +100,7 @@ class RankInfo:
         job_id: the launcher's own number for the job, if it has one.
         variables: field -> the variable that gave the value.
         table: which of TABLES that is, or the launcher's name where it says RANK_VARIABLES.
+        passed_over: tables of which only some variables are set, in words; "" if none.
     """
 
     rank: int
@@ -85,6 +111,7 @@ class RankInfo:
     job_id: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     table: str = ""
+    passed_over: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> RankInfo:
@@ -95,13 +122,15 @@ class RankInfo:
                 default.
         """
         tables = {**_table_of_launcher(environ), **TABLES}
+        half_set: list[str] = []
         for launcher, table in tables.items():
             present = [variable for variable in table.values() if variable in environ]
             if not present or SIGNS.get(launcher, present[0]) not in environ:
                 continue
             missing = [variable for variable in table.values() if variable not in environ]
             if missing:
-                raise RankError(f"{launcher} set {', '.join(present)}, but {', '.join(missing)} is missing")
+                half_set.append(f"{launcher} set {', '.join(present)}, but {', '.join(missing)} is missing")
+                continue
             values = _values(launcher, table, environ)
             if not (
                 values["rank"] < values["world_size"] and values["local_rank"] < values["local_world_size"]
@@ -109,11 +138,19 @@ class RankInfo:
                 raise RankError(f"{launcher}'s variables contradict one another: {values}")
             name = environ.get(LAUNCHER_VARIABLE, launcher)
             job_id = environ.get("SLURM_JOB_ID") or None
-            return cls(**values, launcher=name, job_id=job_id, variables=table, table=launcher)
+            passed_over = "; ".join(half_set)
+            return cls(**values, launcher=name, job_id=job_id, variables=table, table=launcher,
+                       passed_over=passed_over)  # fmt: skip
+        if half_set:
+            raise RankError(
+                f"{'; '.join(half_set)}; set all of them, or name yours in {RANK_VARIABLES} "
+                f"({', '.join(FIELDS)}, with commas)"
+            )
         variables = "; ".join(f"{name}: {', '.join(table.values())}" for name, table in tables.items())
         raise RankError(
             f"no launcher's variables are set (looked for {variables}); start workers with "
-            "`torchrun --nproc-per-node=N -m scaling.worker STUDY`, or use `scaling run STUDY`"
+            "`torchrun --nproc-per-node=N -m scaling.worker STUDY`, or use `scaling run STUDY`; of another "
+            f"launcher name the variables in {RANK_VARIABLES} ({', '.join(FIELDS)}, with commas)"
         )
 
     def meeting_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -125,9 +162,14 @@ class RankInfo:
             RankError: they cannot be distinguished from Slurm's.
         """
         place = {"RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
+        if self.table in SET_NO_MEETING and not environ.get("MASTER_ADDR"):
+            raise RankError(
+                f"where do the workers meet? {self.table} does not say; set MASTER_ADDR and MASTER_PORT"
+            )
         if self.table != "srun":
-            return {} if self.table in TABLES else place
+            return {} if self.table in TABLES and self.table not in SET_NO_MEETING else place
         try:
+            require_rank_0_there(environ, self.rank, self.local_rank, self.local_world_size)
             host, port = rendezvous(environ)
         except ValueError as error:
             raise RankError(f"where do the workers meet? {error}; set MASTER_ADDR and MASTER_PORT") from None
@@ -139,7 +181,7 @@ class RankInfo:
             f"rank {self.rank} ({self.variables['rank']}) "
             f"of {self.world_size} ({self.variables['world_size']}), "
             f"local rank {self.local_rank} ({self.variables['local_rank']}) of {self.local_world_size}, "
-            f"started by {self.launcher}"
+            f"started by {self.launcher}{f' ({self.passed_over})' if self.passed_over else ''}"
         )
 
 
@@ -157,7 +199,8 @@ def _table_of_launcher(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _values(launcher: str, table: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, int]:
     if launcher != "srun":
-        return {name: _number(environ, variable) for name, variable in table.items()}
+        numbers = {name: _number(environ, variable) for name, variable in table.items()}
+        return _per_host(numbers) if launcher == "flux" else numbers
     plain = {name: _number(environ, table[name]) for name in FIELDS if name != "local_world_size"}
     text = environ[table["local_world_size"]]
     try:
@@ -174,7 +217,25 @@ def _values(launcher: str, table: Mapping[str, str], environ: Mapping[str, str])
             f"task {plain['rank']} is number {plain['local_rank']} of {counts[0]} on its node: ranks of a "
             "node must follow one another; give srun --distribution=block"
         )
+    of_step = environ.get("SLURM_STEP_NUM_TASKS", str(plain["world_size"]))
+    for name, tasks in (("SLURM_STEP_NUM_TASKS", of_step), (table["local_world_size"], str(sum(counts)))):
+        if tasks != str(plain["world_size"]):
+            raise RankError(
+                f"SLURM_NTASKS is {plain['world_size']}, and {name} makes {tasks} tasks: unset SLURM_NTASKS "
+                "before srun, or give srun --ntasks"
+            )
     return {**plain, "local_world_size": counts[0]}
+
+
+def _per_host(numbers: dict[str, int]) -> dict[str, int]:
+    """With the ranks of a host in place of the number of hosts, which Flux gives."""
+    hosts = numbers["local_world_size"]
+    if not hosts or numbers["world_size"] % hosts:
+        raise RankError(
+            f"FLUX_JOB_SIZE is {numbers['world_size']} on {hosts} hosts (FLUX_JOB_NNODES); every host must "
+            "have as many workers: give flux run --tasks-per-node"
+        )
+    return {**numbers, "local_world_size": numbers["world_size"] // hosts}
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int:

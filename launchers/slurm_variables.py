@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 FIRST_PORT = 20_000
+NO_VALUE = "(null)"
+"""Of a variable that Slurm has not filled."""
+
 NUM_PORTS = 10_000
 """The rendezvous port is FIRST_PORT + job id modulo NUM_PORTS: below the ports that systems deal out
 themselves (from 32768 on Linux), and another one for each of the jobs that may share a host."""
@@ -20,7 +25,7 @@ def first_host(node_list: str) -> str:
         ValueError: it holds no name.
     """
     first = re.match(r"(?:[^,\[\]\s]|\[[^\[\]]+\])+", node_list)
-    if first is None:
+    if first is None or node_list.strip() == NO_VALUE:
         raise ValueError(f"no host name in the node list {node_list!r}")
     return re.sub(r"\[([^,\]-]+)[^\]]*\]", r"\1", first[0])
 
@@ -49,14 +54,55 @@ def rendezvous_port(job_id: str) -> int:
     return FIRST_PORT + int(job_id) % NUM_PORTS
 
 
+def _nodes(environ: Mapping[str, str]) -> str:
+    lists = (environ.get(name, "") for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
+    return next((nodes for nodes in lists if nodes not in ("", NO_VALUE)), "")
+
+
+def require_rank_0_there(
+    environ: Mapping[str, str], rank: int, local_rank: int, local_world_size: int
+) -> None:
+    """Refuses where rank 0 is not on the host where the ranks would meet, as SLURM_HOSTFILE may have it.
+
+    Slurm sorts its node lists; with a host file (`--distribution=arbitrary`) ranks go by its order.
+
+    Raises:
+        ValueError: naming both hosts, as far as they are known here.
+    """
+    set_host = environ.get("MASTER_ADDR", "")
+    meeting = set_host or first_host(_nodes(environ))
+    of_rank_0 = _host_of_rank_0(environ, rank)
+    if of_rank_0 is None:
+        node = environ.get("SLURM_NODEID", "")
+        if set_host or not node.isdecimal() or rank == int(node) * local_world_size + local_rank:
+            return
+        of_rank_0 = "another one"
+    is_address = ":" in set_host or set_host.partition(".")[0].isdecimal()
+    if not is_address and of_rank_0.partition(".")[0] != meeting.partition(".")[0] != "localhost":
+        raise ValueError(
+            f"the ranks would meet on {meeting}, and rank 0 is on {of_rank_0} (SLURM_HOSTFILE, or "
+            "--distribution): give the hosts in the order of their names, or srun --distribution=block"
+        )
+
+
+def _host_of_rank_0(environ: Mapping[str, str], rank: int) -> str | None:
+    """Its name, by the host file, or by its own variables; None: not known here."""
+    with suppress(OSError):
+        lines = Path(environ.get("SLURM_HOSTFILE") or "/dev/null").read_text(encoding="utf-8").split()
+        if lines:
+            return lines[0]
+    if ordered := environ.get("SLURM_ARBITRARY_NODELIST", "").replace(NO_VALUE, ""):
+        return first_host(ordered)
+    return (environ.get("SLURMD_NODENAME") or None) if rank == 0 else None
+
+
 def rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
     """Host and port at which workers meet: MASTER_ADDR and MASTER_PORT where they are set, else derived.
 
     Raises:
         ValueError: a variable is missing or is nothing of its kind; named in the message.
     """
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    host = environ.get("MASTER_ADDR") or first_host(nodes)
+    host = environ.get("MASTER_ADDR") or first_host(_nodes(environ))
     port = environ.get("MASTER_PORT", "")
     if port and not (port.isdecimal() and 0 < int(port) < 65_536):
         raise ValueError(f"MASTER_PORT is {port!r}; it must be a number from 1 to 65535")

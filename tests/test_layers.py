@@ -99,6 +99,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"scaling.cli.options", "scaling.cli.schedule", "scaling.collectives", "scaling.report"},
     "scaling.cli.verify": AGGREGATION
     | {"scaling.cli.options", "scaling.store", "scaling.conformance.fidelity"},
+    "scaling.cli.import_table": STUDYING,
     "scaling.cli.attach": STUDYING | {"scaling.attach"},
     "scaling.cli.doctor": frozenset({"scaling.cli.options", "scaling.doctor"}),
     "scaling.cli.submit": STUDYING,
@@ -119,6 +120,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
                 "doctor",
                 "explain",
                 "export",
+                "import_table",
                 "listing",
                 "plan",
                 "predict",

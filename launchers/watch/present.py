@@ -44,9 +44,9 @@ class Present:
 
     def look(self) -> None:
         """Sees what the launcher of this rank has started besides it."""
+        if not self._is_at_once():
+            return
         parent = os.getppid()
-        if LAUNCHED_AT_ONCE.get(self.info.table, "") not in os.environ or self._rank_of(parent) is not None:
-            return  # by hand, or with a program between the launcher and each rank
         for path in Path("/proc").glob("[0-9]*"):
             pid = int(path.name)
             if _state(pid)[1:2] == [str(parent)] and (rank := self._rank_of(pid)) is not None:
@@ -67,10 +67,17 @@ class Present:
                 self._stopped_s.pop(rank, None)
             elif now_s - self._stopped_s.setdefault(rank, now_s) >= stall_timeout_s:
                 return rank, "stopped"
-        is_late = now_s - self.began_s > GRACE_S
+        is_late = self._is_at_once() and now_s - self.began_s > GRACE_S
         if is_late and self.info.rank in self.pids and len(self.pids) < len(self.local):
             return next(rank for rank in self.local if rank not in self.pids), "left first"
         return None
+
+    def _is_at_once(self) -> bool:
+        """Whether a launcher starts all ranks of this host as its children: not by hand, where they come
+        within SCALING_JOIN_TIMEOUT_S, and with no program between it and each rank.
+        """
+        has_launcher = LAUNCHED_AT_ONCE.get(self.info.table, "") in os.environ
+        return has_launcher and self._rank_of(os.getppid()) is None
 
     def _rank_of(self, pid: int) -> int | None:
         """The rank of this host that a process was started as by the same launcher; None: none."""

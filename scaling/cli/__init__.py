@@ -24,6 +24,7 @@ from scaling.cli.compare import AgainstCommand, compare
 from scaling.cli.doctor import doctor
 from scaling.cli.explain import explain
 from scaling.cli.export import export
+from scaling.cli.import_table import import_table
 from scaling.cli.listing import list_
 from scaling.cli.options import note
 from scaling.cli.plan import plan
@@ -65,6 +66,7 @@ VERBS: list[tuple[Callable[..., None], str]] = [
     (tune, "scaling tune overlap world_sizes=2"),
     (status, "scaling status results/mnist --json"),
     (attach, "scaling attach --out results/mine -- torchrun --nproc-per-node=2 train.py"),
+    (import_table, "scaling import-table resnet50.csv --batch 64 --parameters 25557032"),
     (verify, "scaling verify my_aggregators:ScaledAllReduce"),
     (synthesize, "scaling synthesize --topology dual-k80 --out dual-k80-trees.yaml"),
     (watch, "scaling watch results/mnist --once"),
@@ -82,7 +84,9 @@ topology.command("import", epilog="Example: scaling topology import system.xml -
 app.add_typer(topology)
 app.add_typer(schedule)
 for verb, example in VERBS:
-    app.command(verb.__name__.rstrip("_"), cls=COMMANDS.get(verb), epilog=f"Example: {example}")(verb)
+    app.command(
+        verb.__name__.rstrip("_").replace("_", "-"), cls=COMMANDS.get(verb), epilog=f"Example: {example}"
+    )(verb)
 
 
 @app.callback(invoke_without_command=True)

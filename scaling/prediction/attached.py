@@ -77,6 +77,12 @@ def cells_of_script(
         The cells, its `tensor_shapes`, and the sizes that the machine has no place for, with the reason.
     """
     record = baseline_of(list(folder.runs()), str(folder.path))
+    shapes = str(record.summary.get("tensor_shapes", ""))
+    if not shapes:
+        raise PredictionError(
+            f"{folder.path}: nothing was predicted: how large the model is was not recorded; import its "
+            "table again, with --parameters"
+        )
     cells, left_out = [], []
     for size in world_sizes or [int(record.cell["world_size"])]:
         try:
@@ -84,9 +90,16 @@ def cells_of_script(
         except TopologyError as error:
             left_out.append((size, str(error)))
             continue
-        batch = size * int(record.cell["local_batch"])
         (timed,) = as_timed(record.cell)
+        if record.cell["scaling"] == "strong":
+            batch = int(record.cell["global_batch"])
+            if batch % size:
+                left_out.append((size, f"the global batch {batch} does not divide by {size}"))
+                continue
+            timed["local_batch"] = batch // size
+        else:
+            batch = size * int(record.cell["local_batch"])
         has_access = topology.machine.peer_groups or not topology.num_gpus
         timed["peer_access"] = None if has_access else False  # not as it was measured
         cells.append({**timed, "world_size": size, "global_batch": batch})
-    return cells, str(record.summary.get("tensor_shapes", "")), left_out
+    return cells, shapes, left_out

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from scaling.analysis.decisions import FEWEST
 from scaling.analysis.findings import Finding
+from scaling.axes import ATTACHED
 from scaling.files.texts import NO_BREAK, folded
 from scaling.report.text import text_of
 from scaling.report.titles import short_names, title_parts
@@ -104,7 +105,7 @@ def command_of(verdict: Finding, folder: ResultsFolder) -> str:
         folder: the results that it is of. More repeats go on in it, unless it is archived.
     """
     path, changed = path_in_commands(folder), _changes(verdict, folder)
-    if changed is None:
+    if changed is None or {run.cell["kind"] for run in folder.runs()} == {ATTACHED}:  # no study of ours
         return ""
     words, ending = changed
     started_by = {run.launch.get("launcher") for run in folder.runs() if run.launch}

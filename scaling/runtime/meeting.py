@@ -164,6 +164,22 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
+def require_here(host: str, port: int) -> None:
+    """Raises a LaunchError where a store of this host does not answer at the address that all ranks use.
+
+    A name that is not known yet, or a network that drops what comes, tells nothing.
+    """
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except ConnectionRefusedError:
+        raise LaunchError(
+            f"rank 0 is on {platform.node()}, and MASTER_ADDR says {host}, where nobody answers at port "
+            f"{port}: start rank 0 there, or set MASTER_ADDR to its host"
+        ) from None
+    except OSError:
+        return
+
+
 def say_pids(store: Any, pids: Sequence[int]) -> None:
     """Tells the ranks, by whom they were forked, which processes they are."""
     PrefixStore(PREFIX, store).set(PIDS, json.dumps(list(pids)))

@@ -27,7 +27,7 @@ from launchers.joining import join_timeout_s
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup
-from scaling.runtime.meeting import RankPlace, Waiting, here
+from scaling.runtime.meeting import RankPlace, Waiting, here, require_here
 from scaling.runtime.watching import Watched
 from scaling.store.failures import DEVICE_LOST
 
@@ -280,7 +280,9 @@ def _meet(
         host, port = os.environ["MASTER_ADDR"], _master_port(os.environ)
         if info.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return waiting.connect(host, port)
-        return _store(info, port, limit_s)
+        store = _store(info, port, limit_s)
+        require_here(host, store.port)
+        return store
     port, store = _master_port(os.environ), None
     if info.rank == 0:
         store = _store(info, port, limit_s)

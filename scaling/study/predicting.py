@@ -56,6 +56,10 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
             user's own names.
     """
     world_size = int(cell["world_size"])
+    if not tensor_shapes and "model_parameters" not in cell:
+        raise StudyError(
+            f"how large {cell['model_label']} is was not recorded; import its table again, with --parameters"
+        )
     layouts = _recorded_layouts(tensor_shapes) if tensor_shapes else _layouts_of_model(cell)
     parameters = _parameters(cell)
     aggregator = create_aggregator(cell["aggregator"], parameters)

@@ -143,6 +143,100 @@ def test_tasks_that_do_not_make_equal_nodes_are_an_error(change, message):
         RankInfo.from_env({**SRUN, **change})
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "4"}, "SLURM_NTASKS is 8, and SLURM_STEP_NUM_TASKS makes 4 tasks"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, "SLURM_NTASKS is 8, and SLURM_STEP_TASKS_PER_NODE makes 12"),
+    ],
+)
+def test_slurms_numbers_of_tasks_have_to_agree(change, message):
+    with pytest.raises(RankError, match=message):
+        RankInfo.from_env({**SRUN, **change})
+
+
+def test_host_file_that_has_rank_0_elsewhere_is_refused_by_every_rank_with_both_hosts(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n2\nn2\nn2\nn2\nn1\nn1\nn1\nn1\n")
+    for rank in range(8):
+        own = {**SRUN, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 4)}
+        environ = {**own, "SLURM_HOSTFILE": str(hosts)}
+        with pytest.raises(RankError, match="would meet on n1, and rank 0 is on n2"):
+            RankInfo.from_env(environ).meeting_variables(environ)
+        ordered = {**own, "SLURM_ARBITRARY_NODELIST": "n2,n1"}
+        with pytest.raises(RankError, match="would meet on n1, and rank 0 is on n2"):
+            RankInfo.from_env(ordered).meeting_variables(ordered)
+
+
+def test_without_the_host_file_nodes_by_number_tell_it():
+    environ = {**SRUN, "SLURM_NODEID": "0"}  # rank 5 of 4 a node
+    with pytest.raises(RankError, match="would meet on n1, and rank 0 is on another one"):
+        RankInfo.from_env(environ).meeting_variables(environ)
+    first = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n2"}
+    with pytest.raises(RankError, match="would meet on n1, and rank 0 is on n2"):
+        RankInfo.from_env(first).meeting_variables(first)
+    right = {**SRUN, "SLURM_NODEID": "1", "SLURMD_NODENAME": "n2"}
+    assert RankInfo.from_env(right).meeting_variables(right)["MASTER_ADDR"] == "n1"
+
+
+def test_address_that_the_user_sets_is_taken():
+    environ = {**SRUN, "MASTER_ADDR": "10.0.0.1", "SLURM_ARBITRARY_NODELIST": "n2,n1"}
+    assert RankInfo.from_env(environ).meeting_variables(environ)["MASTER_ADDR"] == "10.0.0.1"
+
+
+@pytest.mark.parametrize("variables", [{"SLURM_STEP_NODELIST": "(null)"}, {"SLURM_JOB_NODELIST": "(null)"}])
+def test_null_is_no_host(variables):
+    environ = {**SRUN, **variables}
+    if variables.get("SLURM_JOB_NODELIST"):
+        with pytest.raises(RankError, match="no host name in the node list"):
+            RankInfo.from_env(environ).meeting_variables(environ)
+    else:
+        assert RankInfo.from_env(environ).meeting_variables(environ)["MASTER_ADDR"] == "n1"
+
+
+OPENMPI = dict(zip(TABLES["openmpi"].values(), ("3", "1", "4", "2"), strict=True))
+
+
+@pytest.mark.parametrize(
+    "exported",
+    [
+        {"WORLD_SIZE": "8"},
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"},
+    ],
+    ids=["exported before srun", "a PyTorchJob's", "without LOCAL_WORLD_SIZE"],
+)
+@pytest.mark.parametrize("complete", [OPENMPI, SRUN], ids=["mpirun", "srun"])
+def test_variables_that_are_set_by_half_are_passed_over_and_that_is_said(exported, complete):
+    info = RankInfo.from_env({**complete, **exported})
+    assert info.table == ("openmpi" if complete is OPENMPI else "srun")
+    assert "torchrun set " in info.describe()
+    assert "LOCAL_WORLD_SIZE is missing" in info.describe()
+
+
+@pytest.mark.parametrize("launcher", ["pals", "flux", "mvapich2"])
+def test_launchers_that_do_not_say_where_ranks_meet_are_told_to(launcher):
+    values = ("5", "1", "8", "2" if launcher == "flux" else "4")  # Flux has hosts
+    environ = dict(zip(TABLES[launcher].values(), values, strict=True))
+    info = RankInfo.from_env(environ)
+    assert (info.rank, info.local_rank, info.world_size, info.local_world_size) == (5, 1, 8, 4)
+    with pytest.raises(RankError, match=f"{launcher} does not say; set MASTER_ADDR and MASTER_PORT"):
+        info.meeting_variables(environ)
+    meeting = info.meeting_variables({**environ, "MASTER_ADDR": "n1", "MASTER_PORT": "29500"})
+    assert meeting == {"RANK": "5", "WORLD_SIZE": "8"}
+
+
+def test_hosts_of_flux_with_different_numbers_of_ranks_are_refused():
+    environ = dict(zip(TABLES["flux"].values(), ("0", "0", "5", "2"), strict=True))
+    with pytest.raises(RankError, match=r"5 on 2 hosts .*--tasks-per-node"):
+        RankInfo.from_env(environ)
+
+
+def test_other_launchers_are_told_to_name_their_variables():
+    with pytest.raises(RankError, match="of another launcher name the variables in SCALING_RANK_VARIABLES"):
+        RankInfo.from_env({"SOME_RANK": "0"})
+
+
 def test_place_to_meet_that_cannot_be_told_is_an_error():
     info = RankInfo.from_env(SRUN)
     with pytest.raises(RankError, match=r"where do the workers meet.*set MASTER_ADDR and MASTER_PORT"):

@@ -114,7 +114,8 @@ def test_watcher_names_a_silent_exit_and_has_ended_the_others_within_the_limit(
 
 @pytest.mark.parametrize("exit_s", [*EXITS_S[:4], None])
 def test_rank_that_waits_names_one_that_left_before_they_met_within_the_limit(clock, monkeypatch, exit_s):
-    """None: it was gone before anybody had seen it."""
+    """None: it was gone before anybody had seen it, where a launcher starts all at once."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     waiting = meeting.Waiting(RankInfo(0, 0, 2, 2, "torchrun", table="torchrun"), 300.0)
     waiting._present.pids = {0: 10, **({} if exit_s is None else {1: 11})}
     gone_s = exit_s or 0.0
