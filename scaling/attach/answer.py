@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.findings import Finding
-from scaling.attach.facts import facts_text, horizon_text, rare_text
+from scaling.attach.facts import horizon, rare, settings
 from scaling.attach.findings import (
     LEAST,
     MOSTLY_INPUT,
@@ -44,11 +44,7 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
     lines = [
         *map(text_of, _differences(measured)),
         *map(text_of, _single_runs(measured, traced)),
-        rare_text(measured),
         *map(text_of, _few_steps(measured)),
-        facts_text(measured),
-        horizon_text(measured),
-        *map(text_of, _left_out(measured)),
     ]
     gains = findings(measured, traced)
     following = text_of(gains[0], "advice") if gains else _otherwise(measured)
@@ -164,7 +160,6 @@ def _input(measured: Measured) -> Finding:
 
 
 def _single_runs(measured: Measured, traced: Traced | None) -> Iterator[Finding]:
-    """Arms with a process of their own."""
     yield from _buckets(measured)
     base = measured.facts["baseline"][0]
     if (saved := measured.saved_once("threads")) is not None:
@@ -219,21 +214,22 @@ def _efficiency(measured: Measured) -> Finding:
 
 
 def _few_steps(measured: Measured) -> Iterator[Finding]:
-    """Steps that a median does not show."""
+    """What a median does not show, and how much was seen."""
+    if often := [asdict(one) for one in rare(measured) if one.ratio >= LEAST_SAID]:
+        yield _said("rare", often=often)
     least, ratio, what = other_steps(measured)
     if measured.spread_ratio is not None and least > max(measured.spread_ratio, 0.02):
         yield _said("other_steps", ratio=ratio, what=what)
     if _long_steps_seen(measured):
         _, usual, in_input = measured.long_steps_found()
         yield _said("long_steps", **asdict(usual), in_input=in_input if in_input > MOSTLY_INPUT else None)
+    yield _said("facts", **settings(measured))
+    yield _said("horizon", **horizon(measured))
+    some = [(arm, why) for arm, why in measured.reasons.items() if arm in measured.steps_s]
+    if some:
+        yield _said("left_out", runs=some)
 
 
 def _long_steps_seen(measured: Measured) -> bool:
     """Whether in every unchanged run they add more than the spread and 5%."""
     return measured.long_steps_found()[0] > max(measured.spread_ratio or 0.0, 0.05)
-
-
-def _left_out(measured: Measured) -> Iterator[Finding]:
-    some = [(arm, why) for arm, why in measured.reasons.items() if arm in measured.steps_s]
-    if some:
-        yield _said("left_out", runs=some)

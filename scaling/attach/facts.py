@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from scaling.attach.measured import Measured
-from scaling.attach.ranks import named
 
 LEAST_SAME = 3
 """First batches that are the same on all ranks: fewer may be by chance, as of constants."""
@@ -36,18 +35,6 @@ class Rare:
     seconds: float
     ratio: float
     is_waited_for: bool
-
-    @property
-    def text(self) -> str:
-        """As a sentence."""
-        verb = {"evaluation": "evaluate", "save": "save"}[self.kind]
-        wait = ", while the others wait" if self.is_waited_for else ""
-        subject = named(self.ranks) if self.ranks else "ranks"
-        plural = "s" * (len(self.ranks) == 1)
-        return (
-            f"{subject} {verb}{plural} every {self.every:.0f} steps, {self.seconds:.2g} s{wait}: "
-            f"{self.ratio:.0%} of the time"
-        )
 
 
 def rare(measured: Measured) -> list[Rare]:
@@ -82,33 +69,18 @@ def _spans(rank: dict[str, Any], kind: str) -> list[float]:
     return [end_s - start_s for name, start_s, end_s in rank["phases"] if name == kind and start_s >= first_s]
 
 
-def rare_text(measured: Measured) -> str:
-    """What a script does in some steps only, in a line."""
-    texts = [one.text for one in rare(measured) if one.ratio >= 0.005]
-    return f"In some steps {'; '.join(texts)}." if texts else ""
-
-
-def horizon_text(measured: Measured) -> str:
-    """How much was seen, and the mean step with all of it."""
-    ranks = measured.facts["baseline"]
-    evaluations = max(len(_spans(rank, "evaluation")) for rank in ranks)
-    saves = max(len(_spans(rank, "save")) for rank in ranks)
-    epochs = max(int(rank.get("exhausted", 0)) for rank in ranks)
-    counted = [(evaluations, "evaluation"), (saves, "save"), (epochs, "end of an epoch")]
-    seen = [f"{count} {word}{'s' * (count > 1)}" for count, word in counted if count]
-    seen = [text.replace("end of an epochs", "ends of epochs") for text in seen]
-    steps = len(_marks(ranks[0])) - 1
-    means_s = [*measured.means_s.get("clock", {}).values()]
-    mean = (
-        f"; as it is, with all of this, the mean step is {np.mean(means_s) * 1e3:.3g} ms" if means_s else ""
-    )
-    off = sorted({name for rank in ranks for name in rank.get("trackers", [])})
-    uploads = sum(int(rank.get("uploads", 0)) for rank in ranks)
-    left_out = [f"{' and '.join(off)} off"] * bool(off) + [f"{uploads} uploads left out"] * bool(uploads)
-    others = f"; {', '.join(left_out)}" if left_out else ""
-    return (
-        f"Seen in a launch: {', '.join([f'{steps} steps of each rank', *seen])}; nothing rarer{mean}{others}."
-    )
+def horizon(measured: Measured) -> dict[str, Any]:
+    """How much was seen in a launch, and the mean step with all of it."""
+    ranks, means_s = measured.facts["baseline"], [*measured.means_s.get("clock", {}).values()]
+    return {
+        "steps": len(_marks(ranks[0])) - 1,
+        "evaluations": max(len(_spans(rank, "evaluation")) for rank in ranks),
+        "saves": max(len(_spans(rank, "save")) for rank in ranks),
+        "epochs": max(int(rank.get("exhausted", 0)) for rank in ranks),
+        "mean_s": float(np.mean(means_s)) if means_s else None,
+        "trackers": sorted({name for rank in ranks for name in rank.get("trackers", [])}),
+        "uploads": sum(int(rank.get("uploads", 0)) for rank in ranks),
+    }
 
 
 def same_samples(measured: Measured) -> bool:
@@ -135,22 +107,18 @@ def reduces_a_step(ranks: Sequence[dict[str, Any]]) -> float:
     )
 
 
-def facts_text(measured: Measured) -> str:
+def settings(measured: Measured) -> dict[str, Any]:
     """Settings that cost time, as they are in the processes."""
-    first = measured.facts["baseline"][0]
-    often, all_used = reduces_a_step([first]), first.get("find_unused") and first.get("all_used")
-    on_gpu = measured.device == "cuda"
+    first, on_gpu = measured.facts["baseline"][0], measured.device == "cuda"
     is_slow_input = on_gpu and first.get("batches") and not first.get("draws_in_thread")
-    facts = [
-        (same_samples(measured), "every rank draws the same samples (no DistributedSampler)"),
-        (exchanges_nothing(measured), "ranks exchange nothing: each trains a model of its own"),
-        (all_used, "find_unused_parameters is on, though all were used"),
-        (often >= 3, f"it calls all_reduce {often:.0f} times a step"),
-        (first.get("steps_are_backward"), "no torch optimizer steps: a step is a backward pass"),
-        (on_gpu and first.get("float32_products"), "float32 matrix products without TF32"),
-        (is_slow_input and not first.get("pin_memory"), "loaders without pinned memory"),
-        (is_slow_input and not first.get("loader_workers"), "loaders without workers"),
-        (first.get("not_finite"), "parameters became infinite without exchange"),
-    ]  # fmt: skip
-    said = [text for is_so, text in facts if is_so]
-    return f"Facts: {'; '.join(said)}." if said else ""
+    return {
+        "same_samples": same_samples(measured),
+        "no_exchange": exchanges_nothing(measured),
+        "all_used": first.get("find_unused") and first.get("all_used"),
+        "calls": reduces_a_step([first]),
+        "steps_are_backward": first.get("steps_are_backward"),
+        "float32_products": on_gpu and first.get("float32_products"),
+        "not_pinned": is_slow_input and not first.get("pin_memory"),
+        "no_workers": is_slow_input and not first.get("loader_workers"),
+        "not_finite": first.get("not_finite"),
+    }

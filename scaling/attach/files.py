@@ -71,12 +71,10 @@ def say_files(
 
 
 def _only_grew(before: _State, after: _State | None) -> bool:
-    """Whether a file is as it was, or longer, as a log of this command is."""
     return after is not None and (after == before or (after[0] == before[0] and after[1] > before[1]))
 
 
 def _some(paths: Sequence[str]) -> str:
-    """How many, and the first ones."""
     return f"{len(paths)} file{'s' * (len(paths) > 1)}: {', '.join(paths[:5])}{', ...' * (len(paths) > 5)}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,6 @@ def _of_exchange(measured: Measured) -> Iterator[Finding]:
 
 
 def _fewer_bytes(measured: Measured) -> dict[str, Any]:
-    """What would make the exchange smaller."""
     facts, (backward, _, _, updates, *_) = measured.facts["baseline"][0], measured.signatures["baseline"]
     # A closure that an optimizer evaluates several times needs each exchange; of several models each pass may
     # exchange its own.
@@ -202,7 +202,6 @@ def _of_settings(measured: Measured) -> Iterator[Finding]:
 
 
 def _of_cores(measured: Measured) -> Iterator[Finding]:
-    """Ranks that are bound to fewer cores than they are, where their host has more."""
     ranks = measured.facts["baseline"] if measured.device == "cpu" else []
     # Of the waiting for a batch, or for other ranks, nothing is saved.
     computes = min((1 - parts["input"] - parts["exchange"] for parts in _parts(measured)), default=1.0)
@@ -256,9 +255,7 @@ def _of_other_steps(measured: Measured, spread: float) -> Iterator[Finding]:
     least, ratio, what = other_steps(measured)
     if least > spread and what in KINDS_OF_RARE:
         (one,) = [one for one in rare(measured) if one.kind == what]
-        yield _found(
-            KINDS_OF_RARE[what], ratio, ranks=list(one.ranks), is_waited_for=one.is_waited_for, text=one.text
-        )
+        yield _found(KINDS_OF_RARE[what], ratio, ranks=list(one.ranks), rare=asdict(one))
     elif least > spread:
         yield _found("other_steps", ratio)
     yield long_steps_finding(measured)
@@ -271,7 +268,7 @@ def _of_work(measured: Measured) -> Iterator[Finding]:
         yield _found("no_sampler", 1 - 1 / world_size, world_size=world_size)
     for one in rare(measured):
         if one.every < OFTEN_STEPS:
-            yield _found(KINDS_OF_RARE[one.kind], one.ratio, is_once=True, text="")
+            yield _found(KINDS_OF_RARE[one.kind], one.ratio, is_once=True, rare=None)
 
 
 def long_steps_finding(measured: Measured) -> Finding:

@@ -208,7 +208,6 @@ def start_and_wait(
 
 
 def _shorten(log_path: Path) -> None:
-    """Leaves the start and the end of a long output."""
     size = log_path.stat().st_size
     if size <= 2 * MOST_LOG_BYTES:
         return
@@ -243,7 +242,6 @@ def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float)
 def _why_not(
     arm: str, out: Path, ranks: Sequence[dict[str, Any]], code: int | None, wanted: int, deadline_s: float
 ) -> str | None:
-    """Why a run is not used; None if it is."""
     reasons = [str(rank["refused"]) for rank in ranks if "refused" in rank]
     refused = next((reason for reason in reasons if reason != NO_STEP), None)
     early = [int(rank["ended_after"]) for rank in ranks if "ended_after" in rank]

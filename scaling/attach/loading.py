@@ -36,7 +36,6 @@ class BatchMaking:
 
     @property
     def is_queued(self) -> bool:
-        """Whether it mostly waits for a processor."""
         return self.queues_ratio >= BLOCKED
 
 

@@ -122,7 +122,6 @@ def _without_collectives(
 
 
 def after_warmup(ranks: Sequence[dict[str, Any]]) -> list[list[Step]]:
-    """The steps of each rank after the warm-up."""
     return [steps_of(rank)[rank["warmup"] - 1 :] for rank in ranks]
 
 
@@ -197,7 +196,6 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
 
 
 def _usual_s(steps: Sequence[Step]) -> dict[str, float]:
-    """The median step of each arm."""
     by_arm: dict[str, list[float]] = {}
     for step in steps:
         by_arm.setdefault(step.arm, []).append(step.step_s)

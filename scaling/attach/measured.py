@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import Run
@@ -25,6 +24,7 @@ from scaling.attach.marks import (
     signature_of,
     steady,
 )
+from scaling.measure.statistics import half_width
 
 PHASES = (
     ("input", "input"),
@@ -79,7 +79,6 @@ class Saved:
 
     @property
     def disagrees(self) -> bool:
-        """Whether launches differ by more than the rounds do."""
         apart = max(self.launches, default=0.0) - min(self.launches, default=0.0)
         within = self.half_in_launches or 0.0
         return len(self.launches) > 1 and apart > max(2 * within, AGREE)
@@ -138,7 +137,6 @@ class Measured:
     left_out: list[tuple[float, dict[str, float]]] = field(default_factory=list)
 
     def add(self, launch: int, run: Run) -> None:
-        """Takes a run."""
         if run.reason is not None:
             for arm in run.arms:
                 self.reasons[arm] = run.reason
@@ -170,7 +168,6 @@ class Measured:
             self.left_out.append(left_out_ratio(run.ranks))
 
     def _take(self, launch: int, arm: str, rounds: Mapping[int, list[list[Step]]]) -> None:
-        """Takes the blocks of an arm in a launch."""
         ranks = range(len(next(iter(rounds.values()))))
         steps = [[step for block in rounds.values() for step in block[rank]] for rank in ranks]
         every = np.array([[step.step_s for step in rank] for rank in steps])
@@ -211,11 +208,9 @@ class Measured:
 
     @property
     def device(self) -> str:
-        """ "cpu" or "cuda"."""
         return str(self.facts["baseline"][0]["device"]) if "baseline" in self.facts else "cpu"
 
     def slowest_s(self, arm: str) -> dict[int, float]:
-        """The slowest rank's step in each launch."""
         return {launch: max(ranks) for launch, ranks in self.steps_s.get(arm, {}).items()}
 
     def step_s(self, arm: str) -> float:
@@ -256,9 +251,9 @@ class Measured:
         means = {launch: float(np.mean(own)) for launch, own in by_launch.items()}
         mean = float(np.mean(list(logs.values())))
         ratio, gains = 1 - math.exp(mean), tuple(1 - math.exp(value) for value in means.values())
-        inside = [value - means[launch] for (launch, _), value in logs.items()]
-        half_inside = _t_half(inside, len(inside) - len(means))
-        half = _t_half(list(logs.values()), len(logs) - 1) if len(logs) > 2 else None
+        inside = np.array([value - means[launch] for (launch, _), value in logs.items()])
+        half_inside = half_width(inside, len(means)) if len(inside) > len(means) else None
+        half = half_width(np.array(list(logs.values()))) if len(logs) > 2 else None
         if half is not None:
             half = max(half, (max(gains) - min(gains)) / 2)
         is_above = floor is not None and len(gains) > 1 and min(gains) > floor
@@ -330,7 +325,6 @@ class Measured:
 
     @property
     def has_loader(self) -> bool:
-        """Whether batches of a DataLoader were seen."""
         return any(rank["batches"] for rank in self.facts["baseline"])
 
     @property
@@ -356,17 +350,8 @@ class Measured:
 
 
 def _why_not_cached(run: Run) -> str | None:
-    """Why the arm was no other than the baseline."""
     if any(rank.get("draws_in_thread") for rank in run.ranks) and len(run.arms) > 1:
         return "a thread of the script draws batches ahead of the steps"
     if not any(rank.get("has_cached_input", len(run.arms) == 1) for rank in run.ranks):
         return "the script draws its batches from no torch DataLoader"
     return None
-
-
-def _t_half(values: Sequence[float], freedom: int) -> float | None:
-    """Half of the 95% t interval of a mean; None without a degree of freedom."""
-    if freedom < 1:
-        return None
-    deviation = math.sqrt(sum((value - float(np.mean(values))) ** 2 for value in values) / freedom)
-    return float(stats.t.ppf(0.975, freedom)) * deviation / math.sqrt(len(values))

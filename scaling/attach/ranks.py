@@ -55,12 +55,10 @@ class SlowRank:
 
     @property
     def name(self) -> str:
-        """As in a sentence."""
         return named(self.ranks)
 
 
 def named(ranks: Sequence[int]) -> str:
-    """As in a sentence."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 

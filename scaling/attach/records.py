@@ -64,7 +64,6 @@ class AttachedFolder:
         self.batch = 0
 
     def finish(self, lines: Sequence[str]) -> None:
-        """Writes the study, with the answer's lines in its notes."""
         self.folder.write_study(
             {
                 "schema_version": 1,
@@ -156,7 +155,6 @@ class AttachedFolder:
 
 
 def script_name(command: Sequence[str]) -> str:
-    """The script or module that a command starts."""
     before = ""
     for word in command:
         is_launcher = word == "accelerate" or word.startswith(("torch.distributed.", "accelerate.commands."))

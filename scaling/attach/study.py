@@ -89,7 +89,7 @@ def arms_of(names: str | None) -> list[str]:
 
 
 class Terminated(KeyboardInterrupt):
-    """The command was asked to end (SIGTERM)."""
+    """By SIGTERM."""
 
 
 def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
@@ -150,7 +150,6 @@ class _Session:
         self._position, self._launch = 0, 0
 
     def run(self) -> None:
-        """All launches."""
         reason = self._switch()
         if reason is not None:
             self.say(f"{reason}: each arm is a process of its own")
@@ -210,7 +209,6 @@ class _Session:
         return rounds >= LEAST_ROUNDS and all(half is not None and half <= ENOUGH for half in halves)
 
     def _disagrees(self) -> bool:
-        """Whether launches differ by more than their rounds do."""
         every = [self.measured.aa, self.measured.exchange, self.measured.saved("baseline", "cached_input")]
         return any(saved is not None and saved.disagrees for saved in every)
 
@@ -278,13 +276,11 @@ class _Session:
         self._position += 1
 
     def take_unfinished(self) -> None:
-        """The rounds that an interrupted launch has made."""
         if self._under_way is not None:
             self._take(*self._under_way)
 
 
 def _why_skipped(arm: str, measured: Measured) -> str | None:
-    """Why an arm would tell nothing; None if it may."""
     ranks = measured.facts.get("baseline", [])
     if not ranks:
         return None

@@ -77,7 +77,6 @@ def _is_nccl(event: dict[str, Any]) -> bool:
 
 
 def _nccl(events: Iterable[dict[str, Any]]) -> list[float]:
-    """Seconds of the NCCL kernels, in their order."""
     kernels = sorted((event for event in events if _is_nccl(event)), key=lambda event: float(event["ts"]))
     return [float(event["dur"]) / 1e6 for event in kernels]
 

@@ -86,8 +86,8 @@ def interval_of_launches(values: Sequence[float]) -> tuple[float | None, float |
     if min(values) <= 0:
         return None, None
     logs = np.log(values)
-    middle, half_width = float(logs.mean()), _half_width(logs)
-    return math.exp(max(middle - half_width, -700.0)), math.exp(min(middle + half_width, 700.0))
+    middle, half = float(logs.mean()), half_width(logs)
+    return math.exp(max(middle - half, -700.0)), math.exp(min(middle + half, 700.0))
 
 
 def interval_of_mean(samples: FloatArray) -> tuple[float | None, float | None]:
@@ -101,16 +101,20 @@ def interval_of_mean(samples: FloatArray) -> tuple[float | None, float | None]:
     if len(samples) < FEWEST or mean <= 0:
         return None, None
     batches = np.array_split(samples, min(BATCHES, len(samples) // 2))
-    ratio = math.exp(min(_half_width(np.array([batch.mean() for batch in batches])) / mean, 700.0))
+    ratio = math.exp(min(half_width(np.array([batch.mean() for batch in batches])) / mean, 700.0))
     return mean / ratio, mean * ratio
 
 
-def _half_width(values: FloatArray) -> float:
-    """Of the 95% t interval of the values' mean."""
+def half_width(values: FloatArray, groups: int = 1) -> float:
+    """Of the 95% t interval of the values' mean.
+
+    Args:
+        groups: whose own means were taken from the values.
+    """
     from scipy import special  # scipy.stats has the same by name, but takes seconds to import
 
-    quantile = special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)
-    return float(quantile * values.std(ddof=1) / np.sqrt(len(values)))
+    quantile = special.stdtrit(len(values) - groups, (1 + CONFIDENCE) / 2)
+    return float(quantile * values.std(ddof=groups) / np.sqrt(len(values)))
 
 
 def interval_within_launch(samples: Sequence[float] | FloatArray) -> tuple[float | None, float | None]:

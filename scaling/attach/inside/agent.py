@@ -109,7 +109,6 @@ class Agent:
         )
 
     def arm_with(self, model: Any) -> None:
-        """From here on steps count."""
         is_first = not self.models
         self.models.append(model)
         self.is_armed = True
@@ -126,7 +125,6 @@ class Agent:
 
     @property
     def is_training(self) -> bool:
-        """Whether what is drawn now is for steps that count."""
         return self.is_armed and self.evaluating_since is None and torch.is_grad_enabled()
 
     @property
@@ -140,7 +138,6 @@ class Agent:
             self.facts["skips_exchange"] = True
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """The global hook after every optimizer's step."""
         if self.is_stopping:
             return
         if not self.is_armed and self._passes(optimizer):
@@ -213,11 +210,9 @@ class Agent:
             self.switch(ARMS[place])
 
     def marks_s(self) -> list[float]:
-        """The host's time of each step so far."""
         return min(self.marks.values(), key=len)
 
     def switch(self, arm: Arm) -> None:
-        """Another arm is on from here."""
         before, self.arm = self.arm, arm
         before.off(self)
         if before.exchanges != arm.exchanges:
@@ -292,7 +287,6 @@ class Agent:
             self.stop()
 
     def refuse(self, reason: str) -> None:
-        """Ends the process; the arm is not measured."""
         self.facts["refused"] = reason
         self.stop()
 
@@ -303,7 +297,6 @@ class Agent:
             multiprocessing.util.Finalize(None, self.at_exit, exitpriority=1000)
 
     def at_exit(self) -> None:
-        """The script has ended by itself, before it made all its steps."""
         if self.is_stopping or os.getpid() != self.pid:
             return
         error = getattr(sys, "last_value", None)
@@ -337,11 +330,9 @@ class Agent:
         os._exit(0)
 
     def write(self) -> None:
-        """Writes the record; of a process that goes on, as far as it has come."""
         write(self)
 
     def ddp(self) -> list[DistributedDataParallel]:
-        """The models that are wrapped."""
         return [model for model in self.models if isinstance(model, DistributedDataParallel)]
 
     def _meet(self) -> None:

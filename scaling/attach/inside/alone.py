@@ -18,15 +18,12 @@ class Alone(dist.ProcessGroup):
     group: dist.ProcessGroup
 
     def getBackendName(self) -> str:  # noqa: N802
-        """The name in DDP's logs."""
         return "alone"
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
-        """The tensors, summed over the ranks or over one."""
         return self.group.allreduce(tensors, opts) if self.agent.arm.exchanges else _done(tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
-        """The tensors, from another rank or from this one."""
         return self.group.broadcast(tensors, opts) if self.agent.arm.exchanges else _done(tensors)
 
 

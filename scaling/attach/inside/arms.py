@@ -15,7 +15,7 @@ SWITCHED, LATER, PROCESS = "switched", "switched, from the second launch on", "a
 
 
 def _nothing(agent: Any) -> None:
-    """Nothing is changed."""
+    pass
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from .refusals import NO_SWITCH
 
 
 def local(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Exchanges nothing."""
     buffer = bucket.buffer()
     done: torch.futures.Future[torch.Tensor] = (
         torch.futures.Future(devices=[buffer.device]) if buffer.is_cuda else torch.futures.Future()
@@ -70,7 +69,6 @@ def change(agent: Agent) -> None:
 
 
 def _tell(agent: Agent) -> None:
-    """Tells the agent of each model that is wrapped."""
     begin = DistributedDataParallel.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:
@@ -160,7 +158,6 @@ def _make_equal(agent: Agent, model: Any) -> None:
 
 
 def _fit_threads() -> None:
-    """So many threads that all ranks of this host have cores of their own, whatever the script asks for."""
     own = place()
     torch.set_num_threads(threads_that_fit(own, _places(own)))
     pid, set_num_threads = os.getpid(), torch.set_num_threads

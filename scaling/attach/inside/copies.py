@@ -33,7 +33,6 @@ class Copies:
         self._link, self._replace, self._move, self._copy = os.link, os.replace, shutil.move, shutil.copyfile
 
     def note(self, kind: str, name: str) -> None:
-        """Adds a path to a list of this process."""
         if (kind, name) in self._noted:
             return
         self._noted.add((kind, name))
@@ -46,7 +45,6 @@ class Copies:
         os.close(file)
 
     def removed(self) -> set[str]:
-        """The paths that the run has removed."""
         names = set[str]()
         for entry in os.listdir(self._out):
             if entry.startswith("removed-"):
@@ -120,5 +118,4 @@ class Copies:
 
 
 def _unfinished(place: str) -> str:
-    """Where this thread writes what becomes a copy."""
     return f"{place}.{os.uname().nodename}-{os.getpid()}-{_thread.get_ident()}"

@@ -7,7 +7,6 @@ from typing import Any
 
 
 def place() -> dict[str, Any]:
-    """This process's host and the cores that it may run on."""
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))
     else:

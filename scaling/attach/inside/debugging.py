@@ -10,7 +10,6 @@ dist: Any = torch.distributed
 
 
 def switched_on() -> list[str]:
-    """Those that are on at this moment."""
     on = ["torch.autograd.set_detect_anomaly"] if torch.is_anomaly_enabled() else []
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         on.append("CUDA_LAUNCH_BLOCKING")

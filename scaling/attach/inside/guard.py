@@ -150,14 +150,12 @@ class Guard:
         return self._copies.begin(status, name)
 
     def _anew(self, path: Any, dir_fd: int | None = None) -> Any:
-        """Where a file goes that must not be there yet."""
         if self._age(path, dir_fd) == "older" and self._is_removed(path, dir_fd):
             return self.instead(path, is_emptied=True, dir_fd=dir_fd)
         self._make(path, dir_fd)
         return path
 
     def _make(self, path: Any, dir_fd: int | None = None) -> None:
-        """Notes a path that is not there yet."""
         name = os.path.abspath(_absolute(path, dir_fd))
         if (
             not os.path.lexists(name)

@@ -22,7 +22,6 @@ def after_subprocess(module: Any, path: str, order: str) -> None:
 
 
 def after_sqlite3(module: Any, guard: Guard) -> None:
-    """A data base that is older is changed in a copy."""
     connect = module.connect
 
     def connected(database: Any, *arguments: Any, **named: Any) -> Any:
@@ -64,7 +63,6 @@ def after_safetensors_torch(module: Any, guard: Guard) -> None:
 
 
 def after_mlflow(module: Any) -> None:
-    """It keeps to the folder that MLFLOW_TRACKING_URI names, whatever a script says."""
     for holder in (module, getattr(module, "tracking", None)):
         for name in ("set_tracking_uri", "set_registry_uri"):
             if hasattr(holder, name):

@@ -246,7 +246,6 @@ def _time_input(agent: Agent) -> None:
 
 
 def _counted_as(agent: Agent, call: Any) -> Any:
-    """Times a loader's call as input, in the thread that makes the steps."""
 
     def timed(self: Any) -> Any:
         start = time.perf_counter()

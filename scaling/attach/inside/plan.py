@@ -41,16 +41,13 @@ class Plan:
 
     @property
     def is_switched(self) -> bool:
-        """Whether arms change within the process."""
         return len(self.arms) > 1
 
     @property
     def first(self) -> str:
-        """The arm of the warm-up."""
         return self.arms[0]
 
     def ends_block(self, made: int, warmup: int) -> bool:
-        """Whether the next step begins a block."""
         return made >= warmup and not (made - warmup) % self._block
 
     def next(self, made: int, warmup: int, marks_s: list[float], rank: int) -> tuple[str, int]:

@@ -16,7 +16,6 @@ TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard", 
 
 
 def write(agent: Any) -> None:
-    """Writes the record of an agent."""
     rank, world_size = agent.place
     own = place()
     record = {
@@ -80,7 +79,6 @@ def times_s(agent: Any) -> list[list[float]]:
 
 
 def _gradients(agent: Any) -> list[list[int]]:
-    """The shapes of what is exchanged."""
     return [
         list(parameter.shape)
         for model in agent.models

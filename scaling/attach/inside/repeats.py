@@ -37,7 +37,6 @@ class Repeats:
         return _mapped(self._copies[at][0], _shared)
 
     def _copy(self) -> tuple[Any, list[tuple[torch.Tensor, int]]]:
-        """A copy, and the version of each of its tensors."""
         batch = copied(self._kept)
         versions: list[tuple[torch.Tensor, int]] = []
 
