@@ -72,20 +72,43 @@ def slow_rank(measured: Measured) -> SlowRank | None:
         return None
     if measured.changed(measured.own_arm):
         return None
-    groups = {_above_gap(ranks) for ranks in launches.values()}
-    if len(groups) > 1 or not (group := groups.pop()):
-        return None
-    base_s = measured.step_s("baseline")
-    longer = [
-        (min(ranks[at] for at in group) - max(s for at, s in enumerate(ranks) if at not in group)) / base_s
-        for ranks in launches.values()
-    ]
-    if min(longer) <= max(spread, LEAST_SLOWER):
-        return None
-    ratio = float(np.median(longer))
+    base_s, least = measured.step_s("baseline"), max(spread, LEAST_SLOWER)
+    group, longer_s = _longer(list(launches.values()))
+    if min(longer_s, default=0.0) <= least * base_s:
+        return _slow_in_a_phase(measured, least * base_s)
+    ratio = float(np.median(longer_s)) / base_s
     return SlowRank(
         group, ratio, _slow_phase(measured, group, ratio * base_s), *_batch_ratio(measured, group)
     )
+
+
+def _longer(launches: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], list[float]]:
+    """The ranks above the largest gap in every launch, and by how much in each; none where they change."""
+    groups = {_above_gap(ranks) for ranks in launches}
+    if len(groups) != 1 or not (group := groups.pop()):
+        return (), []
+    return group, [
+        min(ranks[at] for at in group) - max(s for at, s in enumerate(ranks) if at not in group)
+        for ranks in launches
+    ]
+
+
+def _slow_in_a_phase(measured: Measured, least_s: float) -> SlowRank | None:
+    """Ranks with the longest steps in every launch, of which one phase is longer by `least_s` in each.
+
+    On busy cores whole steps may vary by more than what makes one rank slow.
+    """
+    arm, found = measured.phase_source, list[tuple[float, tuple[int, ...], str]]()
+    steps, phases = measured.steps_s.get(arm, {}), measured.phases.get(arm, {})
+    slowest, _ = _longer(list(steps.values()))
+    for name, word in measured.phase_words if slowest and len(phases) > 1 else ():
+        group, longer_s = _longer([[rank[name] for rank in ranks] for ranks in phases.values()])
+        if name != "collective" and group == slowest and min(longer_s, default=0.0) > least_s:
+            found.append((float(np.median(longer_s)), group, word))
+    if not found:
+        return None
+    seconds, group, word = max(found)
+    return SlowRank(group, seconds / measured.step_s("baseline"), word, *_batch_ratio(measured, group))
 
 
 def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> str:

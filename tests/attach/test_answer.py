@@ -23,6 +23,20 @@ def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not() -> None:
     assert slow_rank(made_runs({**EVEN, "no_exchange": (0.1, 0.1)})) is None
 
 
+def test_where_whole_steps_vary_a_phase_that_is_longer_in_every_launch_names_the_rank() -> None:
+    for steps_s, expected in (((0.105, 0.1), ((0,), "input")), ((0.1, 0.105), None)):
+        measured = made_runs({**EVEN, "no_exchange": steps_s}, drift=0.1)
+        assert slow_rank(measured) is None
+        for launch in measured.phases["no_exchange"].values():
+            launch[0].update(input=0.08)
+        slow = slow_rank(measured)
+        assert (slow and (slow.ranks, slow.phase)) == expected
+        if slow is not None:
+            assert round(slow.longer_ratio, 2) == 0.3
+            launch[0].update(input=0.05)
+            assert slow_rank(measured) is None  # in one launch it is not longer
+
+
 def test_on_gpus_the_arm_that_gives_phases_is_named_where_it_was_left_out() -> None:
     measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "baseline", device="cuda")
     line = "Where it goes: not measured, because the arm marked was not asked for."
