@@ -36,11 +36,7 @@ def apart(arms: Sequence[str], launch: int, seed: int) -> list[str]:
     drawn = switchable(arms)
     random.Random(f"{seed}-{launch}").shuffle(drawn)
     if not launch:
-        drawn.sort(
-            key=lambda arm: (
-                ("baseline", "no_exchange").index(arm) if arm in ("baseline", "no_exchange") else 2
-            )
-        )
+        drawn.sort(key=lambda arm: (arm != "baseline", arm != "no_exchange"))
     return drawn
 
 
@@ -53,14 +49,7 @@ def one_worker(command: Sequence[str]) -> list[str] | None:
     last, left_out = "", set[int]()
     for index, word in enumerate(command):
         name, is_joined, _ = word.partition("=")
-        launcher = next(
-            (
-                launcher_name
-                for launcher_name in _WORKERS
-                if word == launcher_name or word.endswith(f"/{launcher_name}")
-            ),
-            None,
-        )
+        launcher = next((known for known in _WORKERS if f"/{word}".endswith(f"/{known}")), None)
         if launcher is not None and not options:
             options = "|".join(_WORKERS[launcher])
         elif word.endswith(".py") or (options and last in ("-m", "--module")):

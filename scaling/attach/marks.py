@@ -247,9 +247,7 @@ def _input_s(step: Step) -> float:
 
 def mean_s(ranks: Sequence[dict[str, Any]]) -> float:
     """The mean length of a step after the warm-up, of any kind; of the slowest rank."""
-    return max(
-        float(np.mean([step.step_s for step in steps_of(rank)[rank["warmup"] - 1 :]])) for rank in ranks
-    )
+    return max(float(np.mean([step.step_s for step in steps])) for steps in after_warmup(ranks))
 
 
 def medians_s(steps: Sequence[Sequence[Step]]) -> list[float]:

@@ -220,8 +220,7 @@ class Measured:
     @property
     def spread_ratio(self) -> float | None:
         """The largest relative difference of a baseline and its repetition in a launch; None without one."""
-        saved = self._saved("baseline", "aa", self.rounds, None)
-        return max(map(abs, saved.launches)) if saved is not None else None
+        return max(map(abs, self.aa.launches)) if self.aa is not None else None
 
     @property
     def aa(self) -> Saved | None:

@@ -118,7 +118,8 @@ class AttachedFolder:
     def _cell(self, run: Run, arm: str) -> dict[str, Any]:
         if run.ranks and not self.first:
             self.first, self.first_steps = run.ranks[0], steady(run.ranks)
-        world_size = run.ranks[0]["world_size"] if run.ranks else self.first.get("world_size", 1)
+        first = run.ranks[0] if run.ranks else self.first  # of a run without steps those of the first run
+        world_size = first.get("world_size", 1)
         batch = (_samples_a_step(run.ranks) if run.ranks else 0) or self.batch
         self.batch = self.batch or batch
         local_batch = batch or 1
@@ -131,8 +132,8 @@ class AttachedFolder:
             "kind": "attached", "model": self.script, "dataset": dataset, "aggregator": "all_reduce",
             "step": "overlapped", "device": device, "scaling": "weak",
             "world_size": 1 if arm == "one_worker" else world_size,
-            "local_batch": local_batch, "threads": (run.ranks[0] if run.ranks else self.first).get("threads"),
-            "peer_access": False if is_host_only else None, "bucket_mb": self._bucket_mb(run),
+            "local_batch": local_batch, "threads": first.get("threads"),
+            "peer_access": False if is_host_only else None, "bucket_mb": first.get("bucket_mb"),
             "input_placement": "loader", "arm": arm, "aa_replicate": 0,
             "model_label": self.script, "dataset_label": dataset_label, "aggregator_label": "all_reduce",
             "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(arm, {}),
@@ -148,10 +149,6 @@ class AttachedFolder:
             return False
         (signature, steps), (usual, usual_steps) = steady(run.ranks), self.first_steps
         return signature != usual or max(medians_s(steps)) > MOST_LONGER * max(medians_s(usual_steps))
-
-    def _bucket_mb(self, run: Run) -> float | None:
-        """DDP's `bucket_cap_mb`; that of the first run where this one made no step."""
-        return (run.ranks[0] if run.ranks else self.first).get("bucket_mb")
 
 
 def script_name(command: Sequence[str]) -> str:
