@@ -61,12 +61,15 @@ def export(
     """Write a collective as MSCCL XML or Chakra traces; all_reduce leaves the algorithm to the engine."""
     from scaling.collectives.listing import schedule as made
     from scaling.interchange.chakra import all_reduce_traces, traces
-    from scaling.interchange.msccl_xml import to_xml
+    from scaling.interchange.msccl_xml import beyond_limits, to_xml
 
     if format_ not in FORMATS:
         raise ScheduleError(f"--format {format_!r}; allowed: {', '.join(FORMATS)}")
     if format_ == "msccl-xml":
-        write_file(out, to_xml(made(name, world_size)).encode())
+        text = to_xml(made(name, world_size))
+        write_file(out, text.encode())
+        for limit in beyond_limits(text):
+            typer.echo(f"warning: {limit}", err=True)
         return
     if name == "all_reduce":
         files = all_reduce_traces(world_size, num_bytes, compute_s)

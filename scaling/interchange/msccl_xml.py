@@ -1,4 +1,4 @@
-"""Schedules as MSCCL XML, which MSCCL and RCCL run in place of their own all-reduce.
+"""Schedules as MSCCL XML, the form of MSCCL and of RCCL; neither engine was run on what is written here.
 
 The attributes are those that msccl-tools writes (microsoft/msccl-tools, msccl/language/ir.py, `ir_to_xml`):
 an `algo` of `gpu`s, each with thread blocks `tb`, each with at most one peer to send to and one to receive
@@ -36,6 +36,26 @@ class _Operation:
     index: int = -1
 
 
+MOST = {"steps of a thread block": 64, "thread blocks of a GPU": 32, "chunks of a step": 71}
+"""What RCCL takes, on one channel: src/include/msccl/msccl_struct.h, MSCCL_MAX_NUM_STEPS,
+MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL, and below MSCCL_MAX_COUNT."""
+
+
+def beyond_limits(text: str) -> list[str]:
+    """What of an algorithm is more than the engines take, in words."""
+    algo = ElementTree.fromstring(text)  # noqa: S314  (what `to_xml` made)
+    found = {
+        "steps of a thread block": [len(block) for block in algo.iter("tb")],
+        "thread blocks of a GPU": [len(gpu) for gpu in algo.iter("gpu")],
+        "chunks of a step": [int(step.get("cnt", "0")) for step in algo.iter("step")],
+    }
+    return [
+        f"{max(numbers)} {what}, and RCCL takes {MOST[what]}: it refuses this file"
+        for what, numbers in found.items()
+        if max(numbers, default=0) > MOST[what]
+    ]
+
+
 def to_xml(schedule: Schedule, protocol: str = "Simple") -> str:
     """The schedule as one `algo` for an in-place all-reduce.
 
@@ -55,6 +75,9 @@ def to_xml(schedule: Schedule, protocol: str = "Simple") -> str:
         ngpus=str(schedule.world_size),
         coll="allreduce",
         inplace="1",
+        outofplace="0",
+        minBytes="0",
+        maxBytes="0",  # no bound
     )
     for rank in range(schedule.world_size):
         _add_gpu(algo, schedule, rank)

@@ -7,7 +7,7 @@ import pytest
 
 from scaling.collectives.listing import schedule
 from scaling.errors import ScheduleError
-from scaling.interchange.msccl_xml import to_xml
+from scaling.interchange.msccl_xml import beyond_limits, to_xml
 
 
 def run(text, seed=0):
@@ -71,12 +71,24 @@ def test_exported_collective_sums_every_contribution_once_on_every_rank(name, wo
 
 def test_attributes_are_those_of_the_format():
     algo = ElementTree.fromstring(to_xml(schedule("ring", 4)))
-    names = {"name", "proto", "nchannels", "nchunksperloop", "ngpus", "coll", "inplace"}
+    names = {"name", "proto", "nchannels", "nchunksperloop", "ngpus", "coll", "inplace"} | {
+        "outofplace",
+        "minBytes",
+        "maxBytes",
+    }
     assert set(algo.keys()) == names
     assert {*algo.find("gpu").keys()} == {"id", "i_chunks", "o_chunks", "s_chunks"}
     assert {*algo.find("gpu/tb").keys()} == {"id", "send", "recv", "chan"}
     expected = {"s", "type", "srcbuf", "srcoff", "dstbuf", "dstoff", "cnt", "depid", "deps", "hasdep"}
     assert {*algo.find("gpu/tb/step").keys()} == expected
+
+
+def test_what_is_more_than_engines_take_is_said():
+    assert beyond_limits(to_xml(schedule("ring", 8))) == []
+    (steps,) = beyond_limits(to_xml(schedule("ring", 64)))
+    assert "126 steps of a thread block, and RCCL takes 64" in steps
+    many = beyond_limits(to_xml(schedule("stripes", 64)))
+    assert any("126 thread blocks of a GPU, and RCCL takes 32" in one for one in many)
 
 
 def test_host_memory_cannot_be_exported():
