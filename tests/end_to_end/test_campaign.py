@@ -96,7 +96,6 @@ def test_pair_that_ctrl_c_cut_in_two_is_measured_again_in_both_environments(scal
     (packages / "only_in_the_venv.py").write_text("DELAY_S = 0.4\n")
     process = scaling.start("--against", f"venv:{tmp_path / 'venv'}")
     scaling.wait(lambda: sorted(states(scaling)) == [["done"], ["running"]])
-    scaling.wait_for_worker()
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, stderr
