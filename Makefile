@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 # Processes that share the tests out, file by file; 0: pytest alone, as where there are GPUs, which tests would share.
 TEST_PROCESSES ?= $(if $(shell nvidia-smi --list-gpus 2>/dev/null | grep '^GPU '),0,2)
 
+# Hundreds of processes import the same modules: their byte code is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 REST := processes or programs or slurm or gpu or quality
 
 .PHONY: study test test-all lint install horovod docs figures reference clean
