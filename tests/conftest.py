@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
+import torch
 
 from tests.waiting import LIMIT_S, wait_until
 
@@ -238,6 +241,14 @@ def _refuse_workers(event: str, arguments: tuple[Any, ...]) -> None:
 _own_process_only: list[str] = []
 """The test that runs, where it is one that starts no workers."""
 sys.addaudithook(_refuse_workers)
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    """What a test draws without a generator of its own is the same in any order."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

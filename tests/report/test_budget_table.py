@@ -9,9 +9,10 @@ from rich.console import Console
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.summary import summary_table
+from scaling.measure.budget import PARTS
 from scaling.report import write_report
 from scaling.report.budget_table import budget_table
-from scaling.report.figures.answer_budget import answer_bars
+from scaling.report.figures.answer_budget import GROUPED, answer_bars
 from scaling.report.page_tables import page_tables
 from scaling.report.terminal import render_tables
 
@@ -184,6 +185,21 @@ def test_step_that_differs_from_its_profiled_iteration_is_marked_and_its_bar_sca
     assert ("*: the step without profiling differs" in printed(study)) is is_marked
     (bar,) = answer_bars(group, ())[1]
     assert sum(bar.parts_s.values()) == pytest.approx(0.01)
+
+
+def test_no_part_of_a_step_is_left_out_of_its_bar():
+    assert sorted(part for parts in GROUPED.values() for part in parts) == sorted(PARTS)
+
+
+def test_long_steps_are_a_part_of_their_own(study, split_line):
+    spans = [("forward", "main", 0.0, 0.005), ("clip", "main", 0.005, 0.01)]
+    study.add_split([[0.01] * 9 + [0.03]], [[split_line(9, 0.01, *spans)]], aggregator="none")
+    (group,) = groups_of(study)
+    (bar,) = answer_bars(group, ())[1]
+    shares = {name: seconds for name, seconds in bar.parts_s.items() if seconds}
+    assert shares == pytest.approx(
+        {"computation": 0.005, "input, update, other": 0.005, "long steps: above the median": 0.002}
+    )
 
 
 def test_without_speedups_the_bars_are_of_the_aggregator_that_the_answer_names(study, split_line):

@@ -23,8 +23,8 @@ from scaling.report.formats import milliseconds, percent
 from scaling.report.titles import title_of
 
 CAPTION = (
-    "Mean over profiled steps of the slowest rank, scaled to the unprofiled step time at the bar's end. "
-    "{}ommunication hidden during the computation is not drawn."
+    "Parts: mean over profiled steps of the slowest rank, scaled to the typical (median) unprofiled step. "
+    "The bar ends at the wall clock of a step. {}ommunication hidden during the computation is not drawn."
 )
 
 GROUPED = {
@@ -32,9 +32,11 @@ GROUPED = {
     "exposed communication": ("exposed_comm", "wait"),
     "encoding, decoding": ("encode", "decode"),
     "copies and sums": ("d2h", "reduce", "h2d_result"),
-    "input, update, other": ("input", "h2d", "update", "unattributed"),
+    "input, update, other": ("input", "h2d", "clip", "update", "unattributed"),
 }
 """Part of the figure -> the parts of a step (`scaling.measure.budget`) that it sums."""
+
+LONG_STEPS = "long steps: above the median"
 
 SMALLEST_SHARE = 0.002
 """Of the longest step: a smaller part cannot be seen, and has no entry in the legend."""
@@ -62,7 +64,7 @@ def _caption(bars: Sequence[AnswerBar], unit: str) -> str:
 
 @dataclass(frozen=True)
 class AnswerBar:
-    """One world size: its grouped parts, which add up to its step without profiling, in seconds."""
+    """One world size: its grouped parts in seconds, which add up to its wall clock a step."""
 
     world_size: int
     parts_s: dict[str, float]
@@ -100,8 +102,10 @@ def _bar(row: Row) -> AnswerBar:
     parts = {
         name: sum(row[PART_COLUMNS[part]] or 0.0 for part in members) for name, members in GROUPED.items()
     }
-    scale = row["iteration_s"] / (sum(parts.values()) or row["iteration_s"])
+    typical_s = min(row["typical_iteration_s"] or row["iteration_s"], row["iteration_s"])
+    scale = typical_s / (sum(parts.values()) or typical_s)
     scaled = {name: scale * seconds for name, seconds in parts.items()}
+    scaled[LONG_STEPS] = row["iteration_s"] - typical_s
     return AnswerBar(row["world_size"], scaled, row["iteration_s"])
 
 
@@ -131,7 +135,9 @@ def _draw_answer_budget(title: str, bars: Sequence[AnswerBar], worker: str = "wo
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("milliseconds a step")
     set_title(figure, title)
-    shown = [name for name in GROUPED if any(bar.parts_s[name] > SMALLEST_SHARE * longest for bar in bars)]
+    shown = [
+        name for name in bars[0].parts_s if any(bar.parts_s[name] > SMALLEST_SHARE * longest for bar in bars)
+    ]
     legend_below(figure, [Patch(label=name, **_look(name)) for name in shown], fontsize="small")
     return figure
 

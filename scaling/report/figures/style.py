@@ -48,8 +48,9 @@ GROUPED_PARTS = {
     "encoding, decoding": "#b9a3cc",
     "copies and sums": "#d8c26a",
     "input, update, other": "#8f8f8f",
+    "long steps: above the median": "#3f3f3f",
 }
-"""The parts of a step, summed to five, -> their colours, which no line has."""
+"""The parts of a step, summed, -> their colours, which no line has."""
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 
@@ -63,7 +64,7 @@ _DASHES: tuple[LineStyle, ...] = (
     (0, (3, 1.5, 1, 1.5, 1, 1.5)),
 )
 
-_COMPUTATION, _COMMUNICATION, _CODING, _HOST, _REST = GROUPED_PARTS.values()
+_COMPUTATION, _COMMUNICATION, _CODING, _HOST, _REST, _ = GROUPED_PARTS.values()
 
 _PART_LOOKS = {
     "input": (_REST, "----"),
