@@ -1,5 +1,6 @@
 """Shared set-up of the tests."""
 
+import gc
 import importlib.util
 import os
 import random
@@ -19,7 +20,6 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-import torch
 
 from tests.waiting import LIMIT_S, wait_until
 
@@ -193,6 +193,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (item.path not in slurm, item.path not in processes))
 
 
+def pytest_collection_finish() -> None:
+    """The thousands of tests and all modules stay: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
+
+
 HOW_TO_RUN = {
     "gpu": "on a machine with GPUs: pytest -m gpu",
     "slurm": "make test-all, as root",
@@ -246,6 +252,8 @@ sys.addaudithook(_refuse_workers)
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     """What a test draws without a generator of its own is the same in any order."""
+    import torch  # after the number of its threads is set, above
+
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

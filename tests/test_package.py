@@ -44,11 +44,11 @@ for _ in range(2000):
 """
 
 
-def done(*command, **keywords):
-    """Runs a command that has to succeed; its standard output."""
+def done(*command, codes=(0,), **keywords):
+    """Runs a command that has to end with one of these exit codes; its standard output."""
     keywords = {"capture_output": True, "text": True, "timeout": LIMIT_S, **keywords}
     ended = subprocess.run([str(word) for word in command], **keywords)
-    assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    assert ended.returncode in codes, f"{command}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 
 
@@ -143,10 +143,10 @@ class Installed:
         done(*pip, *pinned, "torch")
         done(*pip, *pinned, wheel)
 
-    def run(self, program, *words):
+    def run(self, program, *words, **keywords):
         kept = {name: os.environ[name] for name in ("SCALING_DATA_DIR", "TMPDIR") if name in os.environ}
         environment = {**kept, "HOME": str(self.folder / "home"), "PATH": f"{self.bin}:/usr/bin:/bin"}
-        return done(self.bin / program, *words, cwd=self.folder, env=environment)
+        return done(self.bin / program, *words, cwd=self.folder, env=environment, **keywords)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def quickstart(installed):
 
 def test_quickstart_is_run_reported_predicted_and_recommended(installed, quickstart):
     assert "all_reduce" in installed.run("scaling", "report", quickstart)
-    assert installed.run("scaling", "recommend", quickstart)
+    assert installed.run("scaling", "recommend", quickstart, codes=(0, 3))  # 3: not decided
     assert installed.run("scaling", "explain", quickstart)
     predicted = ("predict", "mnist", "kind=iteration", "--topology", "hgx-h200", "--world-sizes", "2")
     assert "ms" in installed.run("scaling", *predicted)

@@ -19,12 +19,12 @@ from types import SimpleNamespace
 
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
-from scaling.runtime.horovod import Horovod
+from scaling.runtime.horovod import HorovodWorld
 
 told = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
 info = RankInfo.from_env({f"HOROVOD_{name}": value for name, value in told.items()})
 try:
-    Horovod(SimpleNamespace(info=info), by_mpi=False).start()
+    HorovodWorld(SimpleNamespace(info=info), by_mpi=False).start()
 except LaunchError as error:
     sys.exit(f"error: {error}")
 """

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 )
 def ranks(request, on_ranks):
     """What each worker saw."""
-    return on_ranks("compiled_worker.py", request.param, 500)
+    return on_ranks("compiled_worker.py", request.param)
 
 
 @pytest.mark.parametrize(("precision", "arm", "way"), CASES)
