@@ -71,5 +71,6 @@ def _found(view: View, rules: Sequence[Rule]) -> list[Finding]:
         values = rule.holds(view)
         if values is not None:
             view.fired[rule.name] = values
+            values = {**values, "measured": view.measured}
             findings.append(Finding(rule.name, (view.row["cell_id"],), values))
     return findings

@@ -95,7 +95,11 @@ def _launches_in_computation(view: View) -> Values | None:
         return None
     share = (1 - busy) * view.share("forward_s", "backward_s")
     times = {"compute_s": view.compute_s, "captured_compute_s": captured_s}
-    return {"share": share, "busy_ratio": busy, "is_shown": False, **times}
+    tried = {
+        other["aggregator"] for other in captured if other["input_placement"] == view.row["input_placement"]
+    }
+    untried = [name for name in ("all_reduce", "ring") if name not in tried]
+    return {"share": share, "busy_ratio": busy, "untried": untried, **times}
 
 
 def _device_waits(view: View) -> Values | None:
@@ -112,7 +116,8 @@ def _device_waits(view: View) -> Values | None:
         behind_s = max(behind_s, float(np.median(values)))
     if behind_s > max(SHORTEST_QUEUE_S, QUEUE_SHARE * view.compute_s):
         return None
-    return {"share": view.share("forward_s", "backward_s"), "behind_s": behind_s, "compute_s": view.compute_s}
+    share = view.share("forward_s", "backward_s")
+    return {"share": share, "behind_s": behind_s, "compute_s": view.compute_s, "untried": []}
 
 
 def small_batch(view: View) -> Values | None:

@@ -18,6 +18,11 @@ from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import StudyScatter
 from scaling.axes import Role, columns_without
 
+ADVISED = (
+    "step", "bucket_mb", "compile", "precision", "peer_access", "input_placement", "augmentation"
+)  # fmt: skip
+"""Settings of which a value may be advised."""
+
 Values = dict[str, Any]
 """Of a rule's finding, with the part of the step that it is about as `share`, 0 to 1."""
 
@@ -153,6 +158,17 @@ class View:
             and not is_aa_replicate(row)
             and all(row[name] == self.row[name] for name in names)
         ]
+
+    @cached_property
+    def measured(self) -> dict[str, list[Any]]:
+        """What this cell has of each setting that may be advised, and what the study measured beside it.
+
+        The size of buckets is chosen with a step mode: it may differ where another setting does.
+        """
+        found = {name: {self.row[name]} for name in ADVISED}
+        for name, values in found.items():
+            values.update(other[name] for other in self.others({name, "bucket_mb"}))
+        return {name: sorted(values, key=str) for name, values in found.items()}
 
     def fastest_with(self, free: Collection[str], **wanted: object) -> Row | None:
         """The fastest of `others` with the wanted values. Control arms are excluded, and so are codecs, which

@@ -95,7 +95,7 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
     templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
-    templates.filters |= {"cost": _cost, "small": _small}
+    templates.filters |= {"cost": _cost, "small": _small, "untried": untried}
     return templates
 
 
@@ -115,6 +115,21 @@ def _macro(kind: str) -> Callable[[Any], str]:
     """The macro of that kind: a template is compiled when something of it is said."""
     macro: Callable[[Any], str] = getattr(_templates().get_template(macros()[kind]).module, kind)
     return macro
+
+
+def untried(values: Mapping[str, Any], key: str, *options: object) -> str:
+    """Every `try key=value` of `explain`: without what the study measured; "" where nothing is left.
+
+    Args:
+        values: of a finding, with `measured`.
+        key: of a study.
+        options: of that key.
+    """
+    left = [option for option in options if option not in values["measured"][key]]
+    if key == "augmentation" and None in values["measured"][key]:  # not asked for
+        left = [option for option in left if option != "none"]
+    words = [str(option).lower() for option in left]
+    return f"try {key}={' or '.join(words)}" if left else ""
 
 
 def _listed(words: Iterable[Any], last: str = "and") -> str:

@@ -1,5 +1,6 @@
 """Explanations of synthetic studies whose bottleneck was built in."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from scaling.analysis.columns import columns
 from scaling.analysis.explain import explain, is_limit, limit_of
 from scaling.analysis.explain_rules import RULES
-from scaling.report.text import next_experiment, text_of
+from scaling.report.text import FINDINGS, next_experiment, text_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "read-a-report.md"
 MS = 0.001
@@ -94,7 +95,7 @@ def test_small_batch_leaves_the_gpu_idle(make_study):
     assert text_of(found) == f"{said} (profiled forward + backward: 9.50 and 10.0 ms)"
     assert (
         next_experiment(found)
-        == "try a larger global batch (check the accuracy): 128 per GPU, or step=captured"
+        == "use a larger global batch (check the accuracy): 128 per GPU; or try step=captured"
     )
     # As fast per sample as with 128 it would take 10 / 4 of the 9.5 ms.
     assert found.values["share"] == pytest.approx((9.5 - 10 / 4) / 9.5)
@@ -112,7 +113,7 @@ def test_exposed_communication_on_the_host_link_with_its_bandwidth(make_study):
     assert found.kind == "exposed_communication"
     assert text_of(found) == "exposed communication on the host link, 88% of the step, at 24 GB/s a rank"
     assert found.values["bytes_per_s"] == pytest.approx(24e9)
-    assert next_experiment(found) == "try peer_access=[true,false]"
+    assert next_experiment(found) == "try peer_access=true where the machine has it"
 
 
 def test_copies_to_the_host_have_phases_of_their_own_and_no_rate_is_told(make_study):
@@ -141,7 +142,7 @@ def test_peer_access_that_was_measured_is_named_with_its_time(make_study):
     ("better_ms", "launches", "said"),
     [
         (8, 3, "use ring: 8.00 ms"),
-        (8, 1, "try ring: 8.00 ms in one launch"),
+        (8, 1, "measure ring again: 8.00 ms in one launch"),
         (9.9, 3, "try a larger local batch (check the accuracy): the exchange does not grow with it"),
         (9.9, 1, "try a larger local batch (check the accuracy): the exchange does not grow with it"),
     ],
@@ -263,7 +264,7 @@ def test_the_next_experiment_of_an_augmented_step_is_without_it(make_study):
     gpu = {"device": "cuda", "augmentation": "standard"}
     cell_id = study.add(steps(10), spans=spans(("input", 5), ("forward", 5)), **gpu)
     then = next_experiment(first(study, cell_id))
-    assert then == "compare augmentation=none, then compare input_placement=pinned"
+    assert then == "try augmentation=none; or try input_placement=pinned"
 
 
 def test_overlapped_step_that_hides_nothing_is_told(make_study):
@@ -331,3 +332,20 @@ def test_a_failed_cell_has_its_reason_and_what_its_kind_of_failure_asks_for(make
         record.reason = reason
     found = findings(study, cell)["failed"]
     assert next_experiment(found).startswith(then)
+
+
+@pytest.mark.parametrize(("measured", "left"), [((), "1 or 5 or 25"), ((1, 25), "5"), ((1, 5, 25), "")])
+def test_no_size_of_buckets_is_advised_that_was_measured(make_study, measured, left):
+    study = make_study()
+    pair = {"world_size": 2, "aggregator": "all_reduce", "step": "overlapped"}
+    work = spans(("forward", 2), ("communicate", 8))
+    cell = study.add(steps(10), spans=work, bucket_mb=50, **pair)
+    for bucket_mb in measured:
+        study.add(steps(10), spans=work, bucket_mb=bucket_mb, **pair)
+    advice = next_experiment(findings(study, cell)["not_hidden"])
+    assert advice.partition(";")[0] == (f"try bucket_mb={left}" if left else advice)
+
+
+def test_every_advised_setting_goes_through_one_function():
+    """`untried` leaves out what was measured."""
+    assert not re.findall(r"(?:try|compare) \w+=", (FINDINGS / "explain.j2").read_text())

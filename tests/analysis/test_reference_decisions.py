@@ -1,6 +1,7 @@
 """What is concluded from every committed folder of timed cells or trainings stays within what it shows."""
 
 import math
+import re
 from functools import cache
 from pathlib import Path
 
@@ -8,11 +9,14 @@ import pytest
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.compare import Side, compare_sides
+from scaling.analysis.explain import explain
 from scaling.analysis.noise import aa_pairs
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
+from scaling.axes import Role, columns_without
 from scaling.errors import ScalingError
+from scaling.report.text import line_of
 from scaling.store import ResultsFolder
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -87,3 +91,21 @@ def test_causes_have_a_controlled_pair_and_a_replicate_has_the_cause_of_its_cell
     for first, second in aa_pairs(cells):
         both = {causes[one.cell_id] for one in (first, second) if one.cell_id in causes}
         assert len(both) <= 1, (first.cell_id, second.cell_id)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_no_advice_is_what_the_cell_has_or_the_study_measured(name):
+    table, rows, cells = study(name)
+    by_id = {row["cell_id"]: row for row in rows}
+    settings = [name for name in columns_without(Role.RECORDED) if name != "bucket_mb"]
+    for cell_id, findings in explain(table, cells).items():
+        row = by_id[cell_id]
+        for key, values in re.findall(r"try (\w+)=(\S+(?: or \S+)*)", "; ".join(map(line_of, findings))):
+            measured = [row] + [
+                other
+                for other in rows
+                if other["iteration_s"] is not None
+                and all(other[one] == row[one] for one in settings if one != key)
+            ]
+            taken = {str(other[key]).lower() for other in measured}
+            assert not taken & set(re.split(" or |[:;,]", values)), (cell_id, key, values)
