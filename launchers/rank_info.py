@@ -121,7 +121,8 @@ class RankInfo:
             RankError: there is none, or a value is no number or out of range. Never a world of one by
                 default.
         """
-        tables = {**_table_of_launcher(environ), **TABLES}
+        own = _table_of_launcher(environ)
+        tables = own | {name: table for name, table in TABLES.items() if name not in own}
         half_set: list[str] = []
         for launcher, table in tables.items():
             present = [variable for variable in table.values() if variable in environ]
@@ -131,7 +132,7 @@ class RankInfo:
             if missing:
                 half_set.append(f"{launcher} set {', '.join(present)}, but {', '.join(missing)} is missing")
                 continue
-            values = _values(launcher, table, environ)
+            values = _values("" if launcher in own else launcher, table, environ)
             if not (
                 values["rank"] < values["world_size"] and values["local_rank"] < values["local_world_size"]
             ):

@@ -123,7 +123,6 @@ def import_table(path: Path, facts: TableFacts, out: Path) -> list[str]:
     folder.write_environment({"imported": path.name})
     folder.write_study(
         {
-            "schema_version": 1,
             "name": facts.name,
             "parts": [{"kind": ATTACHED, "command": f"imported from {path.name}"}],
             "notes": ["; ".join(notes)],

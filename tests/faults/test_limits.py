@@ -46,8 +46,12 @@ def test_grid_that_is_large_and_allowed_is_planned_in_few_calls(tmp_path):
 @pytest.mark.parametrize(
     ("aggregator", "world_size", "said"),
     [
-        ("host_parallel", 256, None),
-        ("host_parallel", 1024, "sums into host memory in one step; up to 400000 are priced"),
+        ("all_reduce", 1024, None),
+        (
+            "host_parallel",
+            256,
+            "it does not run there; ask for up to 8 ranks",
+        ),
         ("one_bit", 1024, "1047552 messages in one step; up to 400000 are priced"),
         ("mpi_one_bit", 1024, "messages of MPI in one step; up to 100000 are priced"),
         ("mxnet_tree", 1024, "the trees of up to 256 are searched"),
