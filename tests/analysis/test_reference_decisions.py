@@ -2,7 +2,6 @@
 
 import math
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,11 +29,11 @@ WIDEST = 100.0
 """Times that an interval's end is its start: a wider one tells nothing."""
 
 
-@cache
-def study(name):
-    """Of a committed folder: the summary, its rows and its cells, for reading alone."""
-    cells = read_cells(ResultsFolder(REFERENCE / name))
-    table = build_table(name, cells)
+@pytest.fixture(scope="module", params=FOLDERS)
+def study(request):
+    """Summary, rows and cells of a committed folder, for reading alone; one is kept at a time."""
+    cells = read_cells(ResultsFolder(REFERENCE / request.param))
+    table = build_table(request.param, cells)
     return table, to_rows(table), cells
 
 
@@ -42,9 +41,8 @@ def is_sane(low, high):
     return low >= 0 and math.isfinite(high) and high <= WIDEST * low
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_no_interval_is_below_zero_or_absurdly_wide(name):
-    table, rows, cells = study(name)
+def test_no_interval_is_below_zero_or_absurdly_wide(study):
+    table, rows, cells = study
     for row in rows:
         if row["iteration_s_low"] is not None:
             assert is_sane(row["iteration_s_low"], row["iteration_s_high"]), row["cell_id"]
@@ -53,9 +51,8 @@ def test_no_interval_is_below_zero_or_absurdly_wide(name):
             assert is_sane(one.choice.low, one.choice.high), one.choice.name
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_one_launch_has_no_verdict_and_a_folder_does_not_differ_from_itself(name):
-    table, _, cells = study(name)
+def test_one_launch_has_no_verdict_and_a_folder_does_not_differ_from_itself(study):
+    table, _, cells = study
     for one in (*recommend(table, cells), *recommend(table, cells, "efficiency >= 0.8")):
         if one.choice is not None and one.choice.num_launches == 1:
             is_alone = one.runner_up is None
@@ -73,9 +70,8 @@ def test_one_launch_has_no_verdict_and_a_folder_does_not_differ_from_itself(name
             assert is_sane(*one.difference.interval), one.name
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_causes_have_a_controlled_pair_and_a_replicate_has_the_cause_of_its_cell(name):
-    _, rows, cells = study(name)
+def test_causes_have_a_controlled_pair_and_a_replicate_has_the_cause_of_its_cell(study):
+    _, rows, cells = study
     launches = {cell.cell_id: len(cell.launches) for cell in cells}
     checks = {row["cell_id"]: row["exposed_check"] for row in rows if row["exposed_check"] is not None}
     causes = {}
@@ -93,9 +89,8 @@ def test_causes_have_a_controlled_pair_and_a_replicate_has_the_cause_of_its_cell
         assert len(both) <= 1, (first.cell_id, second.cell_id)
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_no_advice_is_what_the_cell_has_or_the_study_measured(name):
-    table, rows, cells = study(name)
+def test_no_advice_is_what_the_cell_has_or_the_study_measured(study):
+    table, rows, cells = study
     by_id = {row["cell_id"]: row for row in rows}
     settings = [name for name in columns_without(Role.RECORDED) if name != "bucket_mb"]
     for cell_id, findings in explain(table, cells).items():

@@ -29,8 +29,15 @@ def sizes_of(topology):
     return sorted({2, 4, of_node, 2 * of_node} if topology.num_nodes > 1 else {2, of_node})
 
 
+def machines():
+    """Clusters take seconds each."""
+    for machine in shipped():
+        marks = [pytest.mark.quality] if load(machine).num_nodes > 1 else []
+        yield pytest.param(machine, marks=marks)
+
+
 @pytest.mark.parametrize("peer_access", [True, False], ids=["peer access", "host-only"])
-@pytest.mark.parametrize("machine", shipped())
+@pytest.mark.parametrize("machine", machines())
 def test_predict_takes_what_simulate_plan_says(machine, peer_access):
     topology = load(machine)
     machinery, differing = Machinery(topology), {}
