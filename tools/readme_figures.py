@@ -1,6 +1,7 @@
 """Makes the tables and figures of README.md and docs/background/measured.md again: `make figures`.
 
-The README's table is one line a number of GPUs with the library's all-reduce over NVLink. That of
+The README's table is one line a number of GPUs with the library's all-reduce over NVLink; the answer below it
+is the report's. That of
 docs/background/measured.md is milliseconds a step on four GPUs, with and without peer access: median and half
 of the 95% interval's width, ordered by the host-only column. Both come from the raw samples of
 results/reference/fcn-r-4xh200.
@@ -16,12 +17,16 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from pathlib import Path
 
-from scaling.analysis import summary_table
 from scaling.analysis.columns import Row, is_of_older_code, to_rows
+from scaling.analysis.reading import MeasuredStudy, read_study
+from scaling.analysis.verdict import verdicts
 from scaling.report import write_report
 from scaling.report.formats import MISSING, percent, rate
+from scaling.report.text import text_of
+from scaling.report.verdict_text import facts_of
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +50,7 @@ REMARKS = {
 """Behind the name of an aggregator."""
 
 _EXAMPLE = re.compile(re.escape(EXAMPLE_HEAD) + r"(?:\|.*\n)+")
+_ANSWER = re.compile(r"(?:^> .*\n)+", re.MULTILINE)
 _TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)+")
 _SINGLE = re.compile(r"\(on 1 GPU: [\d.]+\)")
 
@@ -97,15 +103,24 @@ def example(rows: list[Row]) -> str:
     return EXAMPLE_HEAD + "".join(lines)
 
 
-def updated(readme: str, rows: list[Row]) -> str:
-    """The README with the table of these rows.
+def answer(study: MeasuredStudy) -> str:
+    """What the report says of it, as a quotation; without the details and the next experiment."""
+    (verdict,) = verdicts(study.table, study.cells, study.num_cores)
+    facts = [f"{fact.label}: {fact.value}" for fact in facts_of(verdict)]
+    text = " ".join(f"{sentence.rstrip('.')}." for sentence in [text_of(verdict), *facts])
+    return "".join(f"> {line}\n" for line in textwrap.wrap(text, 98))
+
+
+def updated(readme: str, study: MeasuredStudy) -> str:
+    """The README with the table and the answer of this study.
 
     Raises:
-        ValueError: it does not hold the table once.
+        ValueError: it does not hold each once.
     """
-    if len(_EXAMPLE.findall(readme)) != 1:
-        raise ValueError("README.md should hold its table once; restore it")
-    return _EXAMPLE.sub(lambda _: example(rows), readme)
+    if len(_EXAMPLE.findall(readme)) != 1 or len(_ANSWER.findall(readme)) != 1:
+        raise ValueError("README.md should hold its table and one quotation once; restore them")
+    readme = _EXAMPLE.sub(lambda _: example(to_rows(study.table)), readme)
+    return _ANSWER.sub(lambda _: answer(study), readme)
 
 
 def updated_measured(text: str, rows: list[Row]) -> str:
@@ -130,9 +145,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="README's table and figures from the committed studies")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if it would differ")
     check = parser.parse_args().check
-    rows = to_rows(summary_table(ResultsFolder(OF_THE_TABLE)))
+    study = read_study(ResultsFolder(OF_THE_TABLE))
+    rows = to_rows(study.table)
     before = {path: path.read_text(encoding="utf-8") for path in (README, MEASURED)}
-    new = {README: updated(before[README], rows), MEASURED: updated_measured(before[MEASURED], rows)}
+    new = {README: updated(before[README], study), MEASURED: updated_measured(before[MEASURED], rows)}
     if check:
         return int(new != before)
     for path, text in new.items():
