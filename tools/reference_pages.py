@@ -28,7 +28,7 @@ from scaling.study.parts import Alternatives, AnyPart, Part, Recipe, Strict, Tra
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 GENERATED = "<!-- Made by `make reference`; do not edit. -->\n\n"
 UNITS = {"_s": "s", "_bytes": "bytes", "_per_rank": "bytes", "_per_sample": "J", "joules_to_target": "J"}
-NO_UNIT = ("samples_per_s", "flops_per_s_per_worker", "matrix_flops_per_s")
+NO_UNIT = ("samples_per_s", "tokens_per_s", "flops_per_s_per_worker", "matrix_flops_per_s")
 """Columns that end like a unit and have another one, which their meaning gives."""
 LIMITS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 

@@ -174,7 +174,7 @@ class Recipe(Strict):
     target_accuracy: Number | None = Field(None, gt=0, le=1)
     """Test accuracy; the report gives the time to reach it."""
     target_bits_per_byte: Number | None = Field(None, gt=0)
-    """The same for text: test loss in bits per byte."""
+    """Test loss of a text in bits per byte; the report gives the time to reach it."""
 
 
 class Workload(Training, Recipe):
