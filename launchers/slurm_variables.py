@@ -69,20 +69,25 @@ def require_rank_0_there(
     Raises:
         ValueError: naming both hosts, as far as they are known here.
     """
-    set_host = environ.get("MASTER_ADDR", "")
-    meeting = set_host or first_host(_nodes(environ))
+    meeting = first_host(_nodes(environ))
+    set_host = environ.get("MASTER_ADDR") or meeting
+    if _short(set_host) != _short(meeting):  # an address or another network's name: only rank 0 can tell
+        return
     of_rank_0 = _host_of_rank_0(environ, rank)
     if of_rank_0 is None:
         node = environ.get("SLURM_NODEID", "")
-        if set_host or not node.isdecimal() or rank == int(node) * local_world_size + local_rank:
+        if not node.isdecimal() or rank == int(node) * local_world_size + local_rank:
             return
         of_rank_0 = "another one"
-    is_address = ":" in set_host or set_host.partition(".")[0].isdecimal()
-    if not is_address and of_rank_0.partition(".")[0] != meeting.partition(".")[0] != "localhost":
+    if _short(of_rank_0) != _short(meeting):
         raise ValueError(
             f"the ranks would meet on {meeting}, and rank 0 is on {of_rank_0} (SLURM_HOSTFILE, or "
             "--distribution): give the hosts in the order of their names, or srun --distribution=block"
         )
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def _host_of_rank_0(environ: Mapping[str, str], rank: int) -> str | None:

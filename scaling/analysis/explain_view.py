@@ -16,7 +16,7 @@ from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.noise import aa_pairs, scatter_of
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import StudyScatter
-from scaling.axes import Role, columns_without
+from scaling.axes import DEFAULTS, Role, columns_without
 
 ADVISED = (
     "step", "bucket_mb", "compile", "precision", "peer_access", "input_placement", "augmentation"
@@ -165,10 +165,12 @@ class View:
 
         The size of buckets is chosen with a step mode: it may differ where another setting does.
         """
-        found = {name: {self.row[name]} for name in ADVISED}
-        for name, values in found.items():
-            values.update(other[name] for other in self.others({name, "bucket_mb"}))
-        return {name: sorted(values, key=str) for name, values in found.items()}
+        found = {}
+        for name in ADVISED:
+            rows = [self.row, *self.others({name, "bucket_mb"})]
+            values = {DEFAULTS[name] if row[name] is None else row[name] for row in rows}
+            found[name] = sorted(values, key=str)
+        return found
 
     def fastest_with(self, free: Collection[str], **wanted: object) -> Row | None:
         """The fastest of `others` with the wanted values. Control arms are excluded, and so are codecs, which

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from scaling.collectives.placement import BYTES_MOVED_PER_BYTE_ADDED, Place
+from scaling.collectives.price import Price
 from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer, messages
 from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
@@ -31,26 +31,6 @@ MESSAGE_S = 2e-6
 
 COPY_BYTES_MOVED = 2.0
 """In memory for each byte that is copied: read and written."""
-
-
-@dataclass(frozen=True)
-class ProcessPrice:
-    """What a schedule takes between processes.
-
-    Attributes:
-        latency_s: what does not depend on the bytes.
-        flow_s: what does.
-        busiest: the resource that bounds the longest step; None where nothing moves.
-    """
-
-    latency_s: float
-    flow_s: float
-    busiest: str | None
-
-    @property
-    def seconds(self) -> float:
-        """Both."""
-        return self.latency_s + self.flow_s
 
 
 def process_places(topology: Topology, world_size: int) -> list[Place]:
@@ -71,7 +51,7 @@ def process_places(topology: Topology, world_size: int) -> list[Place]:
 
 def by_processes(
     schedule: Schedule, topology: Topology, num_bytes: float, places: Sequence[Place] | None = None
-) -> ProcessPrice:
+) -> Price:
     """Prices `schedule`.
 
     Args:
@@ -102,7 +82,7 @@ def by_processes(
         flow_s += step_flow_s
         if step_flow_s > longest_s:
             longest_s, busiest = step_flow_s, bound
-    return ProcessPrice(latency_s, flow_s, busiest)
+    return Price(latency_s, flow_s, busiest)
 
 
 MAX_TRANSFERS = 100_000

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from scaling.collectives.by_processes import by_processes, process_places
 from scaling.collectives.mpi_library import MpiLibrary, mpi_all_reduce
-from scaling.collectives.nccl import NativeTime
+from scaling.collectives.price import Price
 from scaling.collectives.schedule import Schedule
 from topologies.model import Topology
 
@@ -30,7 +30,7 @@ def mpi_price(
     world_size: int,
     num_bytes: float,
     library: MpiLibrary | None,
-) -> NativeTime:
+) -> Price:
     """Prices messages that MPI carries, or its own all-reduce.
 
     Args:
@@ -53,4 +53,4 @@ def mpi_price(
     flowing = by_processes(schedule, topology.without_latency, num_bytes, places)
     whole = by_processes(schedule, topology, num_bytes, places)
     note = "; ".join(notes) or None
-    return NativeTime(whole.latency_s, flowing.flow_s, f"{used}: {choice}", flowing.busiest, note)
+    return Price(whole.latency_s, flowing.flow_s, flowing.busiest, f"{used}: {choice}", note)

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from scaling.collectives.nccl_rings import best_rings
 from scaling.collectives.placement import Place
+from scaling.collectives.price import Price
 from topologies.model import Topology
 
 PROTOCOLS: dict[str, float] = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
@@ -47,33 +47,9 @@ TREE_SHARE = 0.92
 """Of a ring's bandwidth, in NCCL's tuner."""
 
 
-@dataclass(frozen=True)
-class NativeTime:
-    """A library's all-reduce.
-
-    Attributes:
-        latency_s: what does not depend on the bytes.
-        flow_s: what does.
-        choice: algorithm and protocol, for people.
-        busiest: the resource that bounds the bytes; None where nothing moves.
-        note: what was assumed; None if nothing.
-    """
-
-    latency_s: float
-    flow_s: float
-    choice: str
-    busiest: str | None
-    note: str | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Both."""
-        return self.latency_s + self.flow_s
-
-
 def nccl_all_reduce(
     topology: Topology, places: Sequence[Place], num_bytes: float, *, peer_access: bool
-) -> NativeTime:
+) -> Price:
     """The fastest of NCCL's algorithms and protocols.
 
     Args:
@@ -87,7 +63,7 @@ def nccl_all_reduce(
     """
     world_size = len(places)
     if world_size == 1 or not num_bytes:
-        return NativeTime(0.0, 0.0, "nothing", None)
+        return Price(choice="nothing")
     gpus = [device for node, device in places if node == places[0][0]]
     nodes = len({node for node, _ in places})
     rate, busiest, kind, note = _ring_rate(topology, gpus, nodes, peer_access=peer_access)
@@ -97,12 +73,12 @@ def nccl_all_reduce(
         crossing = 2 * nodes if nodes > 1 else 0
         hop, across = HOP_S[kind, "ring"][protocol], HOP_S["network", "ring"][protocol]
         latency_s = BASE_S["ring", protocol] + (2 * (world_size - 1) - crossing) * hop + crossing * across
-        times.append(NativeTime(latency_s, flow_s / share, f"ring, {protocol}", busiest, note))
+        times.append(Price(latency_s, flow_s / share, busiest, f"ring, {protocol}", note))
         hop, across = HOP_S[kind, "tree"][protocol], HOP_S["network", "tree"][protocol]
         latency_s = BASE_S["tree", protocol] + 2 * ((len(gpus) - 1) * hop + math.log2(nodes) * across)
         # A chain sends S up and S down; a ring 2(n-1)/n S, at half the messages in flight.
         tree_s = flow_s * world_size / (world_size - 1) / TREE_SHARE
-        times.append(NativeTime(latency_s, tree_s / share, f"tree, {protocol}", busiest, note))
+        times.append(Price(latency_s, tree_s / share, busiest, f"tree, {protocol}", note))
     return min(times, key=lambda time: time.seconds)
 
 

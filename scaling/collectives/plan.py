@@ -20,6 +20,7 @@ from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.mpi_price import mpi_price
 from scaling.collectives.nccl import nccl_all_reduce
 from scaling.collectives.placement import BYTES_MOVED_PER_BYTE_ADDED, Place, Resources
+from scaling.collectives.price import Price
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import Simulation, simulate
 from scaling.errors import ScheduleError
@@ -133,33 +134,11 @@ def exchanges_of(stages: Iterable[Stage], *, with_gpus: bool) -> list[Exchange]:
 
 
 @dataclass(frozen=True)
-class StagePrice:
-    """What a stage takes.
+class StagePrice(Price):
+    """What a stage takes: its name, for people, and the simulation of an exchange's schedule."""
 
-    Attributes:
-        name: for people.
-        latency_s: of that, what does not depend on the bytes.
-        flow_s: what does.
-        sums_s: sums in host memory after the copies.
-        busiest: of an exchange, the resource that bounds it.
-        choice: a library's algorithm.
-        note: what was assumed of the library.
-        simulation: of a schedule.
-    """
-
-    name: str
-    latency_s: float
-    flow_s: float
-    sums_s: float = 0.0
-    busiest: str | None = None
-    choice: str = ""
-    note: str | None = None
+    name: str = ""
     simulation: Simulation | None = None
-
-    @property
-    def seconds(self) -> float:
-        """All."""
-        return self.latency_s + self.flow_s + self.sums_s
 
 
 @dataclass(frozen=True)
@@ -210,7 +189,7 @@ def simulate_plan(
         tuple(
             exchange_price(stage, topology, ranks, peer_access=peer_access, threads=threads)
             if isinstance(stage, Exchange)
-            else StagePrice(stage.name, 0.0, together_s(_tasks(stage, topology, ranks), topology))
+            else StagePrice(flow_s=together_s(_tasks(stage, topology, ranks), topology), name=stage.name)
             for stage in stages
         )
     )
@@ -243,30 +222,43 @@ def exchange_price(
             f"{stage.schedule.name}: made for {stage.schedule.world_size} ranks, run by {len(ranks)}"
         )
     if stage.for_gpus and not topology.num_gpus:
-        return StagePrice(name, 0.0, 0.0)
+        return StagePrice(name=name)
     if stage.library == "mpi" or by_mpi:
         messages = None if stage.native else stage.schedule
         work = mpi_price(messages, topology, len(ranks), num_bytes, mpi)
-        return StagePrice(name, work.latency_s, work.flow_s, 0.0, work.busiest, work.choice, work.note)
+        return StagePrice(**vars(work), name=name)
     if stage.native and topology.num_gpus:
         work = nccl_all_reduce(topology, ranks, num_bytes, peer_access=peer_access)
-        return StagePrice(name, work.latency_s, work.flow_s, 0.0, work.busiest, work.choice, work.note)
+        return StagePrice(**vars(work), name=name)
+    return _of_schedule(stage, topology, ranks, peer_access=peer_access, threads=threads)
+
+
+def _of_schedule(
+    stage: Exchange, topology: Topology, ranks: Sequence[Place], *, peer_access: bool, threads: int
+) -> StagePrice:
     whole, flowing = (
         simulate(
             stage.schedule,
             machine,
-            num_bytes,
+            stage.num_elements * stage.bytes_per_element,
             peer_access=peer_access,
             places=ranks,
             num_messages=stage.num_messages,
         )
         for machine in (topology, topology.without_latency)
     )
-    latency_s, flow_s, sums_s = max(0.0, whole.seconds - flowing.seconds), flowing.seconds, 0.0
+    sums_s, flow_s = 0.0, flowing.seconds
     if stage.schedule.num_hosts:
         flow_s -= flowing.reduce_seconds
         sums_s = _host_sums_s(stage, topology, ranks, threads, flowing.reduce_seconds)
-    return StagePrice(name, latency_s, flow_s, sums_s, flowing.busiest_resource, simulation=whole)
+    return StagePrice(
+        latency_s=max(0.0, whole.seconds - flowing.seconds),
+        flow_s=flow_s,
+        busiest=flowing.busiest_resource,
+        sums_s=sums_s,
+        name=stage.name or stage.schedule.name,
+        simulation=whole,
+    )
 
 
 def _host_sums_s(

@@ -37,7 +37,7 @@ class _Operation:
 
 
 MOST = {"steps of a thread block": 64, "thread blocks of a GPU": 32, "chunks of a step": 71}
-"""What RCCL takes, on one channel: src/include/msccl/msccl_struct.h, MSCCL_MAX_NUM_STEPS,
+"""What RCCL takes, on one channel: src/include/msccl/msccl_struct.h at commit 0088a127, MSCCL_MAX_NUM_STEPS,
 MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL, and below MSCCL_MAX_COUNT."""
 
 

@@ -76,7 +76,9 @@ def cells_of_script(
     Returns:
         The cells, its `tensor_shapes`, and the sizes that the machine has no place for, with the reason.
     """
-    record = baseline_of(list(folder.runs()), str(folder.path))
+    records = list(folder.runs())
+    record = baseline_of(records, str(folder.path))
+    measured = {int(one.cell["world_size"]) for one in records if one.cell["arm"] == "baseline"}
     shapes = str(record.summary.get("tensor_shapes", ""))
     if not shapes:
         raise PredictionError(
@@ -84,7 +86,7 @@ def cells_of_script(
             "table again, with --parameters"
         )
     cells, left_out = [], []
-    for size in world_sizes or [int(record.cell["world_size"])]:
+    for size in world_sizes or sorted(measured):
         try:
             topology.ranks(size)
         except TopologyError as error:

@@ -95,7 +95,7 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
     templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
-    templates.filters |= {"cost": _cost, "small": _small, "untried": untried}
+    templates.filters |= {"cost": _cost, "small": _small, "untried": untried, "repeats": _repeats}
     return templates
 
 
@@ -126,10 +126,14 @@ def untried(values: Mapping[str, Any], key: str, *options: object) -> str:
         options: of that key.
     """
     left = [option for option in options if option not in values["measured"][key]]
-    if key == "augmentation" and None in values["measured"][key]:  # not asked for
-        left = [option for option in left if option != "none"]
     words = [str(option).lower() for option in left]
     return f"try {key}={' or '.join(words)}" if left else ""
+
+
+def _repeats(workload: Mapping[str, Any], number: int) -> str:
+    """`repeats=3`: a key of a study; a script, or a table from elsewhere, has none."""
+    is_ours = workload["further"].get("optimizer") != "script"
+    return f"repeats={number}" if is_ours else f"measure each number of workers {number} times"
 
 
 def _listed(words: Iterable[Any], last: str = "and") -> str:

@@ -25,10 +25,11 @@ from scaling.files.documents import DocumentError, read_text
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cell import digest
 
+DATASET = "an imported table"
 GPUS = ("gpus", "num_gpus", "ngpus", "workers", "world_size", "ranks")
 RATES = ("images_per_sec", "images_per_s", "img_per_sec", "samples_per_sec", "samples_per_s", "throughput")
 REPEATS = ("seed", "run", "repeat")
-MAX_BYTES, MOST_LINES, MOST_GPUS = 1 << 20, 10_000, 65_536
+MAX_BYTES, MOST_LINES, MOST_GPUS = 1 << 20, 10_000, 4096
 
 
 @dataclass(frozen=True)
@@ -177,13 +178,14 @@ def _summary(facts: TableFacts) -> dict[str, Any]:
 def _cell(size: int, facts: TableFacts) -> dict[str, Any]:
     batch = facts.batch or 1
     strong = facts.scaling == "strong"
-    aggregator = "none" if size == 1 else "all_reduce"
+    aggregator = "none" if size == 1 else "all_reduce"  # what predictions take it for
     return {
-        "kind": ATTACHED, "model": facts.name, "dataset": "table", "aggregator": aggregator,
+        "kind": ATTACHED, "model": facts.name, "dataset": DATASET, "aggregator": aggregator,
         "step": "overlapped", "device": "cuda", "scaling": facts.scaling, "world_size": size,
         "local_batch": batch // size if strong else batch,
         "global_batch": batch if strong else batch * size, "threads": 1, "peer_access": None,
-        "bucket_mb": None, "input_placement": "loader", "arm": "one_worker" if size == 1 else "baseline",
-        "aa_replicate": 0, "model_label": facts.name, "dataset_label": "table",
-        "aggregator_label": aggregator, "exchanges": size > 1, "lossy": False, "optimizer": "script",
+        "bucket_mb": None, "arm": "one_worker" if size == 1 else "baseline", "aa_replicate": 0,
+        "model_label": facts.name, "dataset_label": DATASET,
+        "aggregator_label": "none" if size == 1 else "as imported", "exchanges": size > 1, "lossy": False,
+        "optimizer": "script",
     }  # fmt: skip

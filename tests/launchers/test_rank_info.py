@@ -168,6 +168,18 @@ def test_host_file_that_has_rank_0_elsewhere_is_refused_by_every_rank_with_both_
             RankInfo.from_env(ordered).meeting_variables(ordered)
 
 
+@pytest.mark.parametrize("address", ["n2", "n1-ib0", "head.internal", "10.0.0.7"])
+def test_another_name_that_the_user_gives_is_not_compared(address):
+    environ = {
+        **SRUN,
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURMD_NODENAME": "n2",
+        "MASTER_ADDR": address,
+    }
+    assert RankInfo.from_env(environ).meeting_variables(environ)["MASTER_ADDR"] == address
+
+
 def test_without_the_host_file_nodes_by_number_tell_it():
     environ = {**SRUN, "SLURM_NODEID": "0"}  # rank 5 of 4 a node
     with pytest.raises(RankError, match="would meet on n1, and rank 0 is on another one"):

@@ -37,7 +37,7 @@ def machines():
 
 
 @pytest.mark.parametrize("peer_access", [True, False], ids=["peer access", "host-only"])
-@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("machine", list(machines()))
 def test_predict_takes_what_simulate_plan_says(machine, peer_access):
     topology = load(machine)
     machinery, differing = Machinery(topology), {}

@@ -64,7 +64,11 @@ def test_one_value_has_no_interval_and_that_is_said(imported):
     assert float(found[16]["speedup"]) == pytest.approx(3300 / 243.1)
     assert not found[16]["iteration_s_low"]
     assert "Fastest so far: 16 GPUs" in run("recommend", out)
-    assert "scaling run" not in run("report", out)
+    said = run("report", out)
+    assert "scaling run" not in said
+    assert "repeats=" not in said
+    assert "an imported table" in said
+    assert "Aggregator: as imported" in said
 
 
 def test_folder_compares_with_itself(imported):
@@ -78,6 +82,14 @@ def test_further_gpus_are_predicted_where_the_models_size_is_known(imported):
     four, eight = (row["iteration_s"] for row in found)
     assert four == pytest.approx(256 / 930.2, rel=0.06)
     assert 64 / 243 < eight < 1.3 * four
+
+
+def test_all_sizes_of_the_table_are_predicted_without_being_named(imported):
+    out, _ = imported(
+        "GPUs,images_per_sec\n1,243\n2,460\n4,930\n", "--batch", "64", "--parameters", "25557032"
+    )
+    found = json.loads(run("predict", out, "--topology", "hgx-h100", "--json"))
+    assert [row["world_size"] for row in found] == [2, 4]
 
 
 def test_without_the_models_size_nothing_is_predicted_and_that_is_said(imported):

@@ -17,7 +17,7 @@ from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import ANSWER_WIDTH, answer_height, legend_below, set_title
 from scaling.report.figures.scaling_lines import best_of
 from scaling.report.figures.speedup import speedup_lines
-from scaling.report.figures.style import GROUPED_PARTS
+from scaling.report.figures.style import GROUPED_PARTS, LONG_STEPS
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import milliseconds, percent
 from scaling.report.titles import title_of
@@ -35,8 +35,6 @@ GROUPED = {
     "input, update, other": ("input", "h2d", "clip", "update", "unattributed"),
 }
 """Part of the figure -> the parts of a step (`scaling.measure.budget`) that it sums."""
-
-LONG_STEPS = "long steps: above the median"
 
 SMALLEST_SHARE = 0.002
 """Of the longest step: a smaller part cannot be seen, and has no entry in the legend."""

@@ -42,13 +42,15 @@ SHOW_OTHERS, DRAWN_OTHERS = 'Press "show others" to see the remaining ones', "Gr
 MEASURED, PREDICTED = "#8ba3b8", "#3d4852"
 """Of the bars and marks of figures that compare what was measured with a prediction."""
 
+LONG_STEPS = "long steps: above the median"
+
 GROUPED_PARTS = {
     "computation": "#6f9bd1",
     "exposed communication": "#d1662e",
     "encoding, decoding": "#b9a3cc",
     "copies and sums": "#d8c26a",
     "input, update, other": "#8f8f8f",
-    "long steps: above the median": "#3f3f3f",
+    LONG_STEPS: "#3f3f3f",
 }
 """The parts of a step, summed, -> their colours, which no line has."""
 
