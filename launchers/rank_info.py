@@ -74,7 +74,7 @@ LAUNCHER_VARIABLE = "SCALING_LAUNCHER"
 
 
 SET_NO_MEETING = ("mvapich2", "pals", "flux")
-"""Launchers that do not say where the ranks meet, and whose MPI is not used for it."""
+"""Launchers that do not say where the ranks meet; their MPI is not used for it."""
 
 RANK_VARIABLES = "SCALING_RANK_VARIABLES"
 """Set by a launcher that none of the tables fits: the variables of FIELDS, in their order, with commas."""

@@ -161,7 +161,7 @@ class View:
 
     @cached_property
     def measured(self) -> dict[str, list[Any]]:
-        """What this cell has of each setting that may be advised, and what the study measured beside it.
+        """What this cell has of each setting that may be advised, and what else the study measured.
 
         The size of buckets is chosen with a step mode: it may differ where another setting does.
         """

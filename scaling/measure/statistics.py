@@ -109,7 +109,7 @@ def half_width(values: FloatArray, groups: int = 1) -> float:
     """Of the 95% t interval of the values' mean.
 
     Args:
-        groups: whose own means were taken from the values.
+        groups: their own means were taken from the values.
     """
     from scipy import special  # scipy.stats has the same by name, but takes seconds to import
 
