@@ -19,15 +19,15 @@ import torch
 from launchers.rank_info import RankInfo
 from scaling.runtime.workers import Workers
 from scaling.training import step_check
-from tests.waiting import LIMIT_S
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 
 
 def free_port() -> int:
-    """One that no connection gets by chance while nobody listens there yet."""
+    """One that no connection gets by chance while nobody listens there yet, nor another test process."""
     while True:
-        port = random.randrange(20_000, 30_000)
+        port = random.SystemRandom().randrange(20_000, 30_000)  # tests seed `random`, in every process alike
         with socket.socket() as server, suppress(OSError):
             server.bind(("127.0.0.1", port))
             return port
@@ -53,23 +53,32 @@ def run_ranks(worker: Path, world_size: int, folder: Path, **environment: str) -
         **environment,
     }
     outs = [folder / f"rank{rank}.json" for rank in range(world_size)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(worker), str(out)],
-            env={**shared, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, out in enumerate(outs)
-    ]
+    logs = [out.with_suffix(".log") for out in outs]
+    processes = []
+    for rank, (out, log) in enumerate(zip(outs, logs, strict=True)):
+        with log.open("w") as file:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(worker), str(out)],
+                    env={**shared, "RANK": str(rank)},
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    def ended() -> bool:
+        """All have, or one has failed, for which the others would wait."""
+        codes = [process.poll() for process in processes]
+        return None not in codes or any(codes)
+
     try:
-        logs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+        wait_until(ended, f"ranks of {worker.name}")
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert [process.returncode for process in processes] == [0] * world_size, "\n".join(logs)
+        print(*(f"rank {rank}: {log.read_text()}" for rank, log in enumerate(logs)), sep="\n")
+    assert [process.returncode for process in processes] == [0] * world_size, "see what the ranks printed"
     return [json.loads(out.read_text()) for out in outs]
 
 
