@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from topologies.detect_host import short_bus_id
@@ -105,17 +105,18 @@ def _with_links(gpu: Gpu, words: Matrix, access: Matrix, speeds: list[float]) ->
     return with_switches(gpu, words, len(speeds))
 
 
-def with_switches(gpu: Gpu, words: Matrix, num_links: int = 0) -> Gpu:
+def with_switches(gpu: Gpu, words: Matrix, num_links: int = 0, most_links: int = 18) -> Gpu:
     """The GPU with its NVLinks, which lead to switches where it would need more than it has.
 
     Args:
         gpu: without them.
         words: of `topo -m`.
         num_links: that are active; 0 where that is not known.
+        most_links: that a GPU of its kind has; 18: any up to the B200.
     """
     nvlinks = _links(gpu.index, words)
     needed = sum(nvlinks.values())
-    if needed > num_links > 0 or _more_than_gpus_have(nvlinks):
+    if needed > num_links > 0 or needed > most_links:
         return replace(gpu, switch_links=num_links or max(nvlinks.values()))
     return replace(gpu, nvlinks=nvlinks, unseen_links=max(0, num_links - needed))
 
@@ -125,8 +126,3 @@ def _links(index: int, words: Matrix) -> dict[int, int]:
         other: re.fullmatch(r"NV(\d+)", word) for (source, other), word in words.items() if source == index
     }
     return {other: int(match[1]) for other, match in matches.items() if match}
-
-
-def _more_than_gpus_have(nvlinks: Mapping[int, int]) -> bool:
-    most_links = 18  # of any GPU up to the B200
-    return sum(nvlinks.values()) > most_links

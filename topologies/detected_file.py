@@ -192,27 +192,36 @@ def _cpu_of(facts: Facts, gpu: Gpu) -> str:
 
 
 def _add_nvlinks(parts: _Parts, gpus: tuple[Gpu, ...]) -> None:
-    bandwidth = nominal.nvlink_bandwidth(
-        next((g.nvlink_bytes_per_s for g in gpus if g.nvlink_bytes_per_s), None)
-    )
     for first, other in combinations(gpus, 2):
-        if count := first.nvlinks.get(other.index, 0):
-            kind = "xgmi" if first.name.startswith("AMD") else "nvlink"
-            parts.link(kind, kind, (first.id, other.id), count,
-                       bandwidth_bytes_per_s=bandwidth, latency_s=nominal.NVLINK_LATENCY)  # fmt: skip
+        if count := max(first.nvlinks.get(other.index, 0), other.nvlinks.get(first.index, 0)):
+            _nvlink(parts, (first, other), (first.id, other.id), count)
     switched = [gpu for gpu in gpus if gpu.switch_links]
     if switched:
         parts.device(SWITCH, "nvswitch", "nvswitch", "NVSwitch")
     for gpu in switched:
-        parts.link("nvlink-to-switch", "nvlink", (gpu.id, SWITCH), gpu.switch_links,
-                   bandwidth_bytes_per_s=bandwidth, latency_s=nominal.NVLINK_TO_SWITCH_LATENCY)  # fmt: skip
+        _nvlink(parts, (gpu,), (gpu.id, SWITCH), gpu.switch_links)
+
+
+def _nvlink(parts: _Parts, ends: tuple[Gpu, ...], between: tuple[str, str], count: int) -> None:
+    """Of the slower end's rate."""
+    kind = "xgmi" if ends[0].name.startswith("AMD") else "nvlink"
+    rates = [gpu.nvlink_bytes_per_s for gpu in ends if gpu.nvlink_bytes_per_s]
+    figures = {
+        "bandwidth_bytes_per_s": nominal.nvlink_bandwidth(min(rates, default=None), kind),
+        "latency_s": nominal.NVLINK_LATENCY if len(ends) > 1 else nominal.NVLINK_TO_SWITCH_LATENCY,
+    }
+    stem = kind if len(ends) > 1 else "nvlink-to-switch"
+    content = {"kind": kind, **_figures({**figures}, parts.origin)}
+    type_ = next((name for name, known in parts.link_types.items() if known == content), None)
+    parts.link(type_ or _unique(stem, parts.link_types), kind, between, count, **figures)
 
 
 def _peer_pairs(gpus: tuple[Gpu, ...]) -> list[tuple[str, str]]:
     def joined(gpu: Gpu, other: Gpu) -> bool:
         if gpu.peers is not None and other.peers is not None:
             return other.index in gpu.peers and gpu.index in other.peers
-        return other.index in gpu.nvlinks or bool(gpu.switch_links and other.switch_links)
+        is_linked = other.index in gpu.nvlinks or gpu.index in other.nvlinks
+        return is_linked or bool(gpu.switch_links and other.switch_links)
 
     return [(gpu.id, other.id) for gpu, other in combinations(gpus, 2) if joined(gpu, other)]
 

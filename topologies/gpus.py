@@ -27,24 +27,33 @@ class GpuModel:
 MODELS = (
     GpuModel("P100-SXM2", "sm_60", 732e9, ("0x15f9",)),
     GpuModel("V100-SXM2", "sm_70", 900e9, ("0x1db1", "0x1db5")),
+    GpuModel("V100-SXM3", "sm_70", 981e9, ("0x1db8",)),
     GpuModel("V100-PCIE", "sm_70", 900e9, ("0x1db4", "0x1db6")),
     GpuModel("T4", "sm_75", 320e9, ("0x1eb8",)),
     GpuModel("A100-SXM4-40GB", "sm_80", 1555e9, ("0x20b0",)),
     GpuModel("A100-SXM4-80GB", "sm_80", 2039e9, ("0x20b2",)),
     GpuModel("A100-PCIE-40GB", "sm_80", 1555e9, ("0x20f1",)),
     GpuModel("A100-PCIE-80GB", "sm_80", 1935e9, ("0x20b5",)),
+    GpuModel("RTX-3090", "sm_86", 936e9, ("0x2204",)),
     GpuModel("RTX-A6000", "sm_86", 768e9, ("0x2230",)),
     GpuModel("A40", "sm_86", 696e9, ("0x2235",)),
     GpuModel("A10", "sm_86", 600e9, ("0x2236",)),
+    GpuModel("RTX-4090", "sm_89", 1008e9, ("0x2684",)),
     GpuModel("L40S", "sm_89", 864e9, ("0x26b9",)),
     GpuModel("L4", "sm_89", 300e9, ("0x27b8",)),
     GpuModel("H100-SXM", "sm_90", 3350e9, ("0x2330",)),
     GpuModel("H100-PCIE", "sm_90", 2000e9, ("0x2331",)),
+    GpuModel("H100-NVL", "sm_90", 3938e9, ("0x2321",)),
+    GpuModel("H20", "sm_90", 4000e9, ("0x2329",)),
+    GpuModel("GH200", "sm_90", 4000e9, ("0x2342",)),
     GpuModel("H200", "sm_90", 4800e9, ("0x2335",)),
     GpuModel("B200", "sm_100", 8000e9, ("0x2901",)),
-    GpuModel("GB10", "sm_121", 273e9),
+    GpuModel("GB200", "sm_100", 8000e9, ("0x2941",)),
+    GpuModel("RTX-5090", "sm_120", 1792e9, ("0x2b85",)),
+    GpuModel("GB10", "sm_121", 273e9, ("0x2e12",)),
+    GpuModel("MI50", "gfx906", 1024e9, ("0x66a0", "0x66a1")),
     GpuModel("MI100", "gfx908", 1229e9, ("0x738c",)),
-    GpuModel("MI250X", "gfx90a", 1638e9, ("0x7408",)),
+    GpuModel("MI250X", "gfx90a", 1638e9, ("0x7408", "0x740c")),
     GpuModel("MI300X", "gfx942", 5300e9, ("0x74a1",)),
     GpuModel("MI325X", "gfx942", 6000e9, ("0x74a5",)),
 )
@@ -69,6 +78,13 @@ LINK_BYTES_PER_S = {
 Sources: data sheets of P100 to B300; RTX A6000 and A40: 112.5 GB/s both ways over four links; MI50 to MI355X:
 half of a link's peak.
 """
+
+
+MOST_LINKS = {"sm_60": 4, "sm_70": 6, "sm_80": 12, "sm_86": 4, "sm_90": 18, "sm_100": 18, "sm_103": 18}
+"""Architecture -> NVLinks of a GPU (data sheets)."""
+
+OLD_NAMES = {"gfx910": "gfx90a", "gfx940": "gfx942"}
+"""What dumps of early RCCL call them."""
 
 
 def model_named(name: str) -> GpuModel:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import combinations
 from xml.etree import ElementTree
 
 from scaling.files.texts import clean
 from topologies.errors import TopologyError
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
-from topologies.gpus import LINK_BYTES_PER_S, GpuModel, model_named, model_of, slowest
+from topologies.gpus import LINK_BYTES_PER_S, OLD_NAMES, GpuModel, model_named, model_of, slowest
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 """GT/s of a lane -> PCIe generation."""
@@ -57,7 +58,6 @@ class _Found:
     cards: list[_Card] = field(default_factory=list)
     places: dict[str, PciePlace] = field(default_factory=dict)
     bridges: dict[str, PcieLink] = field(default_factory=dict)
-    num_nics: int = 0
     lost: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -78,7 +78,7 @@ def facts_of(
         TopologyError: it is no such file, has no CPU, describes several hosts, or loses GPUs or links.
     """
     source = source or name
-    cpus = _cpus(text, source)
+    system, cpus = _cpus(text, source)
     found = _Found(source)
     nodes = []
     for cpu in cpus:
@@ -87,26 +87,50 @@ def facts_of(
         for device in cpu.findall("pci"):
             _walk(device, number, (), found)
     gpus = _gpus(found, None if gpu is None else model_named(gpu))
+    _note_what_is_left_out(system, gpus, found)
     if found.lost and not allow_missing_links:
         raise TopologyError(
             f"{source}: links or GPUs would be lost: {'; '.join(found.lost)}; {DUMP} on the machine "
             "itself, or take the file without them: --allow-missing-links"
-        )
-    unused = Counter(element.tag for cpu in cpus for element in cpu.iter() if element.tag not in USED)
-    found.notes += [f"<{clean(tag)}> ({number}): not used" for tag, number in unused.items()]
-    if found.num_nics:
-        found.notes.append(f"{found.num_nics} NICs: left out; add them and a network in a file on top")
-    if len(gpus) > 1:
-        found.notes.append(
-            "peer access: the XML does not say; GPUs that NVLink or xGMI joins have it, others are taken to "
-            "have none: change peer_access if they do"
         )
     host = Host(_cpu_name(cpus[0]), tuple(nodes))
     missing = (*(f"left out: {what}" for what in found.lost), *found.notes)
     return Facts(name, host, gpus, found.places, found.bridges, missing, "NCCL's topology XML")
 
 
-def _cpus(text: str, source: str) -> list[ElementTree.Element]:
+def _note_what_is_left_out(system: ElementTree.Element, gpus: tuple[Gpu, ...], found: _Found) -> None:
+    outside = len(system.findall(".//gpu")) - sum(len(card.device.findall("gpu")) for card in found.cards)
+    if outside:
+        found.lost.append(f"{outside} <gpu> outside of a <pci> below a <cpu>")
+    elif not gpus:
+        found.lost.append("all GPUs: the file has none; it leaves them to the driver")
+    unused = Counter(element.tag for element in system.iter() if element.tag not in USED)
+    found.notes += [f"<{clean(tag)}> ({number}): not used" for tag, number in unused.items()]
+    pci = list(system.iter("pci"))
+    nics = [d for d in pci if d.get("class", "").startswith("0x02") and d.find("nic") is None]
+    if num_nics := len(nics) + len(system.findall(".//nic")):
+        found.notes.append(f"{num_nics} NICs: left out; add them and a network in a file on top")
+    if unknown := sum("class" not in device.attrib and not len(device) for device in pci):
+        found.notes.append(f"{unknown} <pci> without a class: not used")
+    inner = Counter((place.numa_node, at) for place in found.places.values() for at in place.bridges[2:])
+    groups = Counter(place.bridges[:1] for place in found.places.values())
+    if deep := [at for (_, at), number in inner.items() if 1 < number < max(groups.values())]:
+        found.notes.append(f"{len(deep)} PCIe switches below others: each tree of switches counts as one")
+    for gpu, other in combinations(gpus, 2):
+        there, back = gpu.nvlinks.get(other.index, 0), other.nvlinks.get(gpu.index, 0)
+        if there != back:
+            found.notes.append(
+                f"links of {gpu.id} and {other.id}: {there} from one end, {back} from the other; the larger "
+                "number is taken"
+            )
+    if len(gpus) > 1:
+        found.notes.append(
+            "peer access: the XML does not say; GPUs that NVLink or xGMI joins have it, others are taken to "
+            "have none: change peer_access if they do"
+        )
+
+
+def _cpus(text: str, source: str) -> tuple[ElementTree.Element, list[ElementTree.Element]]:
     try:
         system = ElementTree.fromstring(text)  # noqa: S314 (expat limits entities since 2.4.1)
     except ElementTree.ParseError as error:
@@ -117,7 +141,7 @@ def _cpus(text: str, source: str) -> list[ElementTree.Element]:
     hosts = {cpu.get("host_hash", "") for cpu in cpus}
     if len(hosts) > 1:
         raise TopologyError(f"{source}: {len(hosts)} hosts (host_hash of <cpu>); give the dump of one host")
-    return cpus
+    return system, cpus
 
 
 def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], found: _Found) -> None:
@@ -128,7 +152,6 @@ def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], found:
         found.places[bus_id] = PciePlace(node, above)
     if len(gpus) > 1:
         found.lost.append(f"{len(gpus) - 1} more <gpu> in {clean(bus_id)}, which is one device")
-    found.num_nics += len(device.findall("nic"))
     # The file leaves root ports out: the first bridge is a switch, and its link leads to the CPU.
     bridges = (*above, bus_id) if above else (f"root of {bus_id}", bus_id)
     if inner and (link := _link(device)) is not None:
@@ -138,9 +161,9 @@ def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], found:
 
 
 def _is_gpu_class(device: ElementTree.Element) -> bool:
-    """3D controllers and accelerators; VGA controllers of makers of GPUs alone: servers have others."""
+    """3D controllers and accelerators; displays of makers of GPUs alone: servers have others."""
     pci_class = device.get("class", "")
-    is_display = pci_class.startswith("0x0300") and device.get("vendor") in GPU_VENDORS
+    is_display = pci_class.startswith(("0x0300", "0x0380")) and device.get("vendor") in GPU_VENDORS
     return pci_class.startswith(("0x0302", "0x1200")) or is_display
 
 
@@ -153,6 +176,8 @@ def _gpus(found: _Found, model: GpuModel | None) -> tuple[Gpu, ...]:
             "for NCCL_TOPO_FILE leaves them to the driver"
         )
     gpus = [_gpu(card, numbers, found, model) for card in found.cards]
+    if unnamed := [gpu.id for gpu in gpus if " GPU" in f" {gpu.name}"]:
+        found.notes.append(f"names of {', '.join(unnamed)}: the PCI ids do not tell; name them with --gpu")
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
@@ -173,10 +198,10 @@ def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | 
     links, to_switches, to_cpu = _links_of(card, numbers, found)
     arch = known.architecture if known else architecture
     rate = LINK_BYTES_PER_S.get(arch)
+    if to_cpu and not rate:
+        found.lost.append(f"{to_cpu} links from {clean(card.bus_id)} to the CPU: of unknown rate, see --gpu")
     c2c = _c2c(card, found.source)
     id_ = f"gpu{numbers[card.bus_id]}"
-    if known is None:
-        found.notes.append(f"name of {id_}: the PCI id does not tell; name it with --gpu")
     if c2c and (pcie := _link(card.device)) is not None:
         found.notes.append(f"PCIe gen {pcie.generation} x{pcie.width} of {id_}: its link to the CPU is used")
     what = (
@@ -195,7 +220,7 @@ def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | 
         rate if links or to_switches else None,
         cpu_link_bytes_per_s=c2c or (to_cpu * rate if to_cpu and rate else None),
         memory_bytes_per_s=assumed.memory_bytes_per_s,
-        memory_source=f"{what}data sheet of {assumed.name}",
+        memory_source=f"{what} of {assumed.name}",
     )
 
 
@@ -230,12 +255,14 @@ def _c2c(card: _Card, source: str) -> float | None:
 
 def _architecture(card: _Card, source: str) -> tuple[str, str]:
     """("sm_90", "NVIDIA") or ("gfx942", "AMD"): in AMD's dumps `sm` counts compute units."""
-    vendor = GPU_VENDORS.get(card.device.get("vendor", ""), "")
+    id_ = card.device.get("vendor", "")
+    vendor = GPU_VENDORS.get(id_, f"vendor {clean(id_)}" if id_ else "")
     if card.gpu is None:
         return "", vendor
     if (gcn := card.gpu.get("gcn")) is not None or vendor == "AMD":
         target = clean(gcn or "")
-        return (target if target.startswith("gfx") or not target else f"gfx{target}"), "AMD"
+        target = target if target.startswith("gfx") or not target else f"gfx{target}"
+        return OLD_NAMES.get(target, target), vendor or "AMD"
     sm = _whole(card.gpu, "sm", 0, source)
     return (f"sm_{sm}" if sm > 0 else ""), vendor or "NVIDIA"
 

@@ -45,11 +45,14 @@ def pcie_bandwidth(link: PcieLink | None) -> Figure:
     return Figure(raw, f"nominal: PCIe gen {link.generation} {lanes}, {gigabytes_per_s(raw)} raw")
 
 
-def nvlink_bandwidth(raw_bytes_per_s: float | None) -> Figure:
-    """One direction of one NVLink."""
-    if raw_bytes_per_s is None:
-        return Figure(25e9, "assumption: 25 GB/s a link, as NVLink 2 to 4; the driver does not say")
-    return Figure(raw_bytes_per_s, f"nominal: NVLink, {gigabytes_per_s(raw_bytes_per_s)} raw a link")
+def nvlink_bandwidth(raw_bytes_per_s: float | None, kind: str = "nvlink") -> Figure:
+    """One direction of one NVLink or xGMI link."""
+    if raw_bytes_per_s is not None:
+        name = "NVLink" if kind == "nvlink" else "xGMI"
+        return Figure(raw_bytes_per_s, f"nominal: {name}, {gigabytes_per_s(raw_bytes_per_s)} raw a link")
+    if kind == "xgmi":
+        return Figure(46e9, "assumption: 46 GB/s a link, as MI50 and MI100, the slowest known")
+    return Figure(25e9, "assumption: 25 GB/s a link, as NVLink 2 to 4; the driver does not say")
 
 
 def gpu_memory(gpu: Gpu) -> Figure | None:

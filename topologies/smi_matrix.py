@@ -12,12 +12,15 @@ import re
 
 import networkx as nx
 
+from scaling.files.texts import clean
 from topologies.detect_smi import ESCAPES, Matrix, parse_matrix, with_switches
 from topologies.errors import TopologyError
 from topologies.facts import Facts, Gpu, Host, NumaNode, PciePlace
-from topologies.gpus import LINK_BYTES_PER_S, model_named, slowest
+from topologies.gpus import LINK_BYTES_PER_S, MOST_LINKS, model_named, slowest
 
 SHARED_SWITCH = ("PIX", "PXB")
+WORD = re.compile(r"X|NV\d+|SYS|SOC|NODE|PHB|PXB|PIX|N/A")
+"""What may stand between two GPUs; SOC is an older name of SYS."""
 RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
@@ -39,8 +42,14 @@ def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) 
         TopologyError: GPUs of the header have no row, or `gpu` is not known.
     """
     words, cpus = parse_matrix(text), _cpus(text)
-    columns = sorted({other for _, other in words} | {index for index, _ in words})
-    rows = {index for index, _ in words}
+    columns = sorted({other for _, other in words} | {index for index, _ in words} | {*cpus})
+    rows = {*cpus}
+    strange = dict.fromkeys(clean(word) for word in words.values() if not WORD.fullmatch(word))
+    if strange:
+        raise TopologyError(
+            f"{source or name}: {', '.join(strange)} between GPUs: no word of `nvidia-smi topo -m`; give its "
+            "whole output, or what NCCL_TOPO_DUMP_FILE wrote (on AMD's GPUs that of RCCL)"
+        )
     if lost := [f"GPU{index}" for index in columns if index not in rows]:
         raise TopologyError(
             f"{source or name}: no row of {', '.join(lost)}; give all of `nvidia-smi topo -m`"
@@ -63,6 +72,7 @@ def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) 
                 memory_source=f"{'' if model else 'assumption: as '}data sheet of {assumed.name}",
             ),
             words,
+            most_links=MOST_LINKS.get(model.architecture, 18) if model else 18,
         )
         places[one.bus_id] = PciePlace(sets.index(cpus.get(index, "")), switches.get(index, ()))
         gpus.append(one)
@@ -74,8 +84,12 @@ def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) 
     ]
     if model is None:
         missing.append("names of the GPUs and the rate of an NVLink: name them with --gpu")
-    if nics := re.findall(r"^(?:NIC\d+|mlx\S+)\s", text, re.MULTILINE):
-        missing.append(f"{len(nics)} NICs: left out; add them and a network in a file on top")
+    if any(one.nvlinks for one in gpus):
+        missing.append("whether NVLinks lead to a switch: taken to join GPUs directly, as none has too many")
+    if len(sets) > 1:
+        missing.append(f"which CPUs share a socket: each of the {len(sets)} sets of CPUs is taken for one")
+    if num_nics := _num_nics(text):
+        missing.append(f"{num_nics} NICs: left out; add them and a network in a file on top")
     return Facts(
         name, Host("processor", nodes), tuple(gpus), places, {}, tuple(missing), "nvidia-smi topo -m"
     )
@@ -98,6 +112,13 @@ def _cpus(text: str) -> dict[int, str]:
             ranges = [cell for cell in cells[1:] if RANGES.fullmatch(cell) and ("-" in cell or "," in cell)]
             found[int(cells[0].removeprefix("GPU"))] = ranges[0] if ranges else ""
     return found
+
+
+def _num_nics(text: str) -> int:
+    """Columns between those of the GPUs and of the CPUs."""
+    header = next(line for line in text.splitlines() if re.search(r"\bGPU0\b", line))
+    cells = re.split(r"CPU Affinity", ESCAPES.sub("", header))[0].split()
+    return sum(not re.fullmatch(r"GPU\d+", cell) for cell in cells)
 
 
 def _num_cpus(ranges: str) -> int:

@@ -17,6 +17,7 @@ from scaling.analysis.reading import notes_of, num_cores
 from scaling.analysis.study_scatter import StudyScatter, study_scatter
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
+from scaling.axes import ATTACHED
 from scaling.report.blocks import Block, blocks_of
 from scaling.report.formats import MISSING
 from scaling.report.glosses import aggregators_of, settings_of
@@ -53,6 +54,8 @@ class Content:
         headline: the answer of a study without verdicts, in a sentence; "" where the first finding is it.
         aggregators: name -> description of those in the study.
         settings: what the settings mean in which its cells differ.
+        imported: the table that `scaling import-table` made the folder of; "" where the folder is measured.
+        can_run: `scaling run` takes its study.yaml.
     """
 
     name: str
@@ -75,6 +78,8 @@ class Content:
     headline: str = ""
     aggregators: Mapping[str, str] = field(default_factory=dict)
     settings: Sequence[str] = ()
+    imported: str = ""
+    can_run: bool = True
 
     @property
     def command(self) -> str:
@@ -154,6 +159,8 @@ def content_of(
         headline=extras.headline,
         aggregators=aggregators_of(rows),
         settings=settings_of(rows),
+        imported=str((environment or {}).get("imported", "")),
+        can_run=ATTACHED not in [part.get("kind") for part in study.get("parts", ())],
     )
 
 

@@ -124,3 +124,15 @@ def test_other_tables_are_refused_by_line(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(StudyError, match=message):
         read_table(path)
+
+
+def test_page_of_an_imported_table_says_whose_the_numbers_are_and_offers_no_run(imported):
+    folder, _ = imported(REPEATED)
+    run("report", folder)
+    page = (folder / "report.html").read_text()
+    assert (
+        "Nothing here was measured by this tool: the throughputs are those of <code>resnet50.csv</code>"
+        in page
+    )
+    assert "scaling run" not in page
+    assert "Warm-up steps are stored" not in page

@@ -1,0 +1,241 @@
+"""Files of the shapes that people publish, through `scaling topology import`: the right value, or why not."""
+
+from collections import Counter
+
+import pytest
+
+from topologies.schema import load
+
+PCIE4, PCIE5 = ('link_speed="16.0 GT/s PCIe" link_width="16"', 'link_speed="32.0 GT/s PCIe" link_width="16"')
+CPU = '<cpu numaid="{}" affinity="ffff" arch="x86_64" vendor="GenuineIntel">{}</cpu>'
+
+
+@pytest.fixture
+def imported(tmp_path, call):
+    """(exit code, stderr, machine or None) of an import."""
+
+    def run(text, *options):
+        given, made = tmp_path / "box.txt", tmp_path / "box.yaml"
+        given.write_text(text)
+        code, _, said = call("topology", "import", given, "--out", made, *options)
+        return code, said, load(str(made)) if made.exists() else None
+
+    return run
+
+
+def rate(topology, a="gpu0", b="gpu1"):
+    path = topology.path((0, a), (0, b))
+    return path.kind, topology.bandwidth_bytes_per_s(path)
+
+
+def system(*cpus):
+    return f'<system version="1">{"".join(CPU.format(at, inside) for at, inside in enumerate(cpus))}</system>'
+
+
+def pci(bus, inside="", kind="0x030200", vendor="0x10de", device="0x2330", link=PCIE5):
+    words = f'busid="{bus}" class="{kind}" vendor="{vendor}" device="{device}" {link}'
+    return f"<pci {words}>{inside}</pci>"
+
+
+def gpu(number, links="", sm=90, more=""):
+    return f'<gpu dev="{number}" sm="{sm}" rank="{number}" gdr="1" {more}>{links}</gpu>'
+
+
+def nvlink(target, count, leads_to="0x068000", tag="nvlink"):
+    return f'<{tag} target="{target}" count="{count}" tclass="{leads_to}"/>'
+
+
+def bus(number):
+    return f"0000:{number + 16:02x}:00.0"
+
+
+# Azure's NDv4 (Azure/azhpc-images, topology/ndv4-topo.xml); AWS' P4d has the same form.
+def test_clouds_file_with_devices_and_no_gpu_is_refused_and_its_nics_count(imported):
+    devices = "".join(pci(bus(at)) for at in range(2)) + pci(bus(2), kind="0x020700")
+    text = system(pci("ffff:ff:01.0", devices, "0x060400", link=PCIE4))
+    code, said, machine = imported(text)
+    assert (code, machine) == (2, None)
+    assert "links of 2 GPUs that have no <gpu>" in said
+    code, said, machine = imported(text, "--allow-missing-links", "--gpu", "A100-SXM4-40GB")
+    assert code == 0
+    assert "left out: links of 2 GPUs" in said
+    assert "1 NICs: left out" in said
+    assert rate(machine)[0] == "staged"
+
+
+# AWS' G5 (aws/aws-ofi-nccl, topology/g5.48xl-topo.xml) was taken for a machine without GPUs.
+def test_clouds_file_of_bare_addresses_is_refused(imported):
+    code, said, machine = imported(system('<pci busid="0000:00:16.0"/>', '<pci busid="0000:00:1a.0"/>'))
+    assert (code, machine) == (2, None)
+    assert "all GPUs: the file has none" in said
+
+
+# Written by hand in many guides: a <gpu> outside of any <pci>.
+def test_gpus_outside_of_devices_are_not_lost(imported):
+    code, said, _ = imported(system(gpu(0) + gpu(1), pci(bus(0), gpu(2))))
+    assert code == 2
+    assert "2 <gpu> outside of a <pci>" in said
+
+
+# ROCm/rccl, tools/topo_expl/models/topo_8p_940.xml: eight MI300X, one xGMI link a pair.
+def test_eight_mi300x_have_seven_links_each(imported):
+    cards = [
+        pci(
+            bus(at),
+            gpu(at, "".join(nvlink(bus(to), 1, "0x120000", "xgmi") for to in range(8) if to != at), 304,
+                'gcn="gfx942"'),
+            "0x120000", "0x1002", "0x74a1",
+        )
+        for at in range(8)
+    ]  # fmt: skip
+    _, _, machine = imported(system("".join(cards[:4]), "".join(cards[4:])))
+    links = [link for link in machine.machine.links if link.kind == "xgmi"]
+    assert (len(links), {link.bandwidth_bytes_per_s for link in links}) == (28, {64e9})
+    assert {one.name for one in machine.machine.of_kind("gpu")} == {"AMD MI300X"}
+
+
+# ROCm/rccl, tools/topo_expl/models/topo_8p1h.xml: MI250X under the early name 910, 1 to 4 links a pair.
+def test_early_name_of_the_mi250x_has_its_rate(imported):
+    ends = {0: {1: 4, 2: 1}, 1: {0: 4}, 2: {0: 1}}
+    cards = [
+        pci(bus(at), gpu(at, "".join(nvlink(bus(to), n, "0x038000", "xgmi") for to, n in links.items()), 104,
+                         'gcn="910"'), "0x038000", "0x1002", "0x740c")
+        for at, links in ends.items()
+    ]  # fmt: skip
+    _, said, machine = imported(system("".join(cards)))
+    assert (rate(machine)[1], rate(machine, "gpu0", "gpu2")[1]) == (200e9, 50e9)
+    assert "--gpu" not in said
+    bare = "".join(pci(bus(at), "", "0x038000", "0x1002", "0x740c") for at in range(2))
+    assert "links of 2 GPUs that have no <gpu>" in imported(system(bare))[1]
+
+
+# ROCm/rccl issue 1185: a DCU of another maker, whose dumps are those of RCCL.
+def test_gpu_of_another_maker_is_not_called_amds(imported):
+    text = system("".join(pci(bus(at), gpu(at, more='gcn="21943"'), "0x038000", "0x1d94") for at in range(2)))
+    _, said, machine = imported(text)
+    assert {one.name for one in machine.machine.of_kind("gpu")} == {"vendor 0x1d94 GPU gfx21943"}
+    assert "names of gpu0, gpu1: the PCI ids do not tell" in said
+
+
+# NVIDIA/nccl issue 507: V100s of which one shows fewer switches than its neighbour.
+# NVIDIA/nccl issue 1182: in a virtual machine the switch has no address.
+def test_each_gpu_has_its_own_number_of_links_to_switches(imported):
+    switches = [nvlink(f"0000:6{at}:00.0", 1) for at in range(6)]
+    cards = [
+        pci(bus(0), gpu(0, "".join(switches), 70), device="0x1db8"),
+        pci(bus(1), gpu(1, "".join(switches[:5]), 70), device="0x1db8"),
+        pci(bus(2), gpu(2, nvlink("fffffff:ffff:ff", 6), 70), device="0x1db8"),
+    ]
+    _, _, machine = imported(system("".join(cards)))
+    assert rate(machine) == ("peer", 5 * 25e9)
+    assert rate(machine, "gpu0", "gpu2") == ("peer", 6 * 25e9)
+
+
+def pair(ends, devices=("0x2230", "0x2230"), sm=(86, 86)):
+    cards = [
+        pci(bus(at), gpu(at, links, sm[at]), device=devices[at], link=PCIE4) for at, links in enumerate(ends)
+    ]
+    return system("".join(cards))
+
+
+# Two RTX A6000 with a bridge: four links of 14.06 GB/s.
+def test_a6000_pair_has_its_own_rate(imported):
+    _, _, machine = imported(pair([nvlink(bus(1), 4, "0x030200"), nvlink(bus(0), 4, "0x030200")]))
+    assert rate(machine) == ("peer", pytest.approx(56.25e9, rel=1e-3))
+
+
+def test_link_that_one_end_alone_names_is_used_and_said(imported):
+    _, said, machine = imported(pair(["", nvlink(bus(0), 4, "0x030200")]))
+    assert rate(machine) == ("peer", pytest.approx(56.25e9, rel=1e-3))
+    assert "links of gpu0 and gpu1: 0 from one end, 4 from the other" in said
+
+
+def test_links_of_different_gpus_have_their_own_rates(imported):
+    text = pair([nvlink("0000:05:00.0", 12), nvlink("0000:05:00.0", 18)], ("0x20b2", "0x2901"), (80, 100))
+    machine = imported(text)[2]
+    to_switch = {
+        link.first: link.bandwidth_bytes_per_s for link in machine.machine.links if "switch" in link.second
+    }
+    assert to_switch == {"gpu0": 12 * 25e9, "gpu1": 18 * 50e9}
+
+
+# A desk-side GB10: the link to the CPU counts, not its PCIe of generation 1.
+def test_gb10_reaches_its_cpu_by_the_chip_to_chip_link(imported):
+    card = pci("000f:01:00.0", gpu(0, '<c2c bw="43125" count="8"/>', 121), device="0x2e12")
+    _, said, machine = imported(system(card + pci("0000:01:00.0", "<nic><net/></nic>", "0x020700")))
+    (link,) = (link for link in machine.machine.links if "gpu0" in (link.first, link.second))
+    assert link.bandwidth_bytes_per_s == pytest.approx(345e9)
+    assert "1 NICs" in said
+    assert machine.machine.of_kind("gpu")[0].name == "NVIDIA GB10"
+
+
+# NVIDIA/nccl issue 1505: a DGX A100, GPUs in pairs below two levels of switches.
+def test_switches_below_switches_are_said_to_count_as_one(imported):
+    def below(name, devices):
+        return pci(name, devices, "0x060400", link=PCIE4)
+
+    pairs = [below(f"0000:a{at}:00.0", pci(bus(2 * at), gpu(2 * at)) + pci(bus(2 * at + 1), gpu(2 * at + 1)))
+             for at in range(2)]  # fmt: skip
+    _, said, machine = imported(system(below("0000:b0:00.0", below("0000:b1:00.0", "".join(pairs)))))
+    assert len(machine.machine.of_kind("pcie_switch")) == 1
+    assert "2 PCIe switches below others: each tree of switches counts as one" in said
+
+
+def table(words, columns="", ends="\t0-23,48-71", start=""):
+    names = [f"GPU{at}" for at in range(len(words))]
+    head = "\t" + "\t".join(names) + columns + "\tCPU Affinity"
+    rows = ["\t".join([name, *row.split()]) + ends for name, row in zip(names, words, strict=True)]
+    return "\n".join([start + head, *rows]) + "\n"
+
+
+DGX1 = [
+    "X NV1 NV1 NV2 NV2 SYS SYS SYS", "NV1 X NV2 NV1 SYS NV2 SYS SYS",
+    "NV1 NV2 X NV2 SYS SYS NV1 SYS", "NV2 NV1 NV2 X SYS SYS SYS NV1",
+    "NV2 SYS SYS SYS X NV1 NV1 NV2", "SYS NV2 SYS SYS NV1 X NV2 NV1",
+    "SYS SYS NV1 SYS NV1 NV2 X NV2", "SYS SYS SYS NV1 NV2 NV1 NV2 X",
+]  # fmt: skip
+
+
+def test_dgx1_has_its_cube_of_links_and_a_part_of_its_table_is_refused(imported):
+    machine = imported(table(DGX1), "--gpu", "V100-SXM2")[2]
+    assert not machine.machine.of_kind("nvswitch")
+    rates = Counter(link.bandwidth_bytes_per_s for link in machine.machine.links if link.kind == "nvlink")
+    assert rates == {25e9: 8, 50e9: 8}
+    assert rate(machine, "gpu0", "gpu5")[0] == "staged"
+    code, said, _ = imported("\n".join(table(DGX1).splitlines()[:3]))
+    assert code == 2
+    assert "no row of GPU2, GPU3, GPU4, GPU5, GPU6, GPU7" in said
+
+
+# NVIDIA/nccl-tests issue 78: V100s behind switches, six links each, NICs by their names.
+def test_three_gpus_of_a_switched_board_have_no_more_links_than_they_own(imported):
+    text = table(["X NV6 NV6", "NV6 X NV6", "NV6 NV6 X"], "\tmlx5_0\tbond0", "\tPIX\tPXB\t0-23", "\x1b[4m")
+    _, said, machine = imported(text, "--gpu", "V100-SXM3")
+    assert len(machine.machine.of_kind("nvswitch")) == 1
+    assert "2 NICs: left out" in said
+    assert "whether NVLinks lead to a switch" in imported(text)[1]
+
+
+# A GH200 prints one row: it was taken for a machine without GPUs.
+def test_table_of_one_gpu_has_it(imported):
+    machine = imported(table(["X"], "\tNIC0", "\tSYS\t0-71"), "--gpu", "GH200")[2]
+    assert [one.id for one in machine.machine.of_kind("gpu")] == ["gpu0"]
+
+
+# NVIDIA/nccl issue 1439: pairs below a switch on two sockets.
+def test_pairs_below_a_switch_share_it_and_sets_of_cpus_are_said_to_be_sockets(imported):
+    words = ["X PIX SYS SYS", "PIX X SYS SYS", "SYS SYS X PIX", "SYS SYS PIX X"]
+    lines = table(words).splitlines()
+    lines[3:] = [line.replace("0-23,48-71", "24-47,72-95") for line in lines[3:]]
+    _, said, machine = imported("\n".join(lines))
+    assert len(machine.machine.of_kind("pcie_switch")) == 2
+    assert len(machine.machine.of_kind("cpu")) == 2
+    assert "each of the 2 sets of CPUs is taken for one" in said
+
+
+# `nvidia-smi topo -p2p r` and `rocm-smi --showtopo` look like it, and were read as machines without links.
+@pytest.mark.parametrize(("words", "strange"), [(["X OK", "OK X"], "OK"), (["0 XGMI", "XGMI 0"], "XGMI")])
+def test_tables_of_other_commands_are_refused(imported, words, strange):
+    code, said, _ = imported(table(words, ends=""))
+    assert code == 2
+    assert f"{strange} between GPUs: no word of `nvidia-smi topo -m`" in said
