@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -15,6 +16,8 @@ from scaling.attach.arms import one_worker
 from scaling.attach.files import take_files
 from scaling.attach.inside.arms import NO_STEP
 from scaling.attach.marks import after_warmup, steady
+from scaling.files.redaction import redacted_document
+from scaling.store.files import redact_file
 
 INJECT = Path(__file__).parent / "inject"
 END_S = 5.0
@@ -204,6 +207,7 @@ def start_and_wait(
         finally:
             processes.end(process)
             _shorten(log_path)
+            _redact(log_path)
             take_files(Path(wanted["out"]), cwd)
 
 
@@ -218,6 +222,15 @@ def _shorten(log_path: Path) -> None:
         log.seek(0)
         log.write(b"%s\n[%d bytes left out]\n%s" % (start, size - len(start) - len(end), end))
         log.truncate()
+
+
+def _redact(log_path: Path) -> None:
+    redact_file(log_path)
+    for path in log_path.parent.glob("rank*.json"):
+        with contextlib.suppress(ValueError):  # it was cut off
+            record = json.loads(path.read_text())
+            if (shown := redacted_document(record)) != record:
+                path.write_text(json.dumps(shown))
 
 
 def _all_written(out: Path) -> bool:

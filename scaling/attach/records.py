@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import Run
 from scaling.attach.marks import Signature, Step, medians_s, steady
 from scaling.errors import AttachError
+from scaling.files.redaction import redacted_command
 from scaling.measure.environment import collect
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cell import digest
@@ -54,7 +54,7 @@ class AttachedFolder:
         self.folder = ResultsFolder(path)
         if path.exists() and any(path.iterdir()):
             raise AttachError(f"{path} is not empty; use another --out")
-        self.command = shlex.join(command)
+        self.command = redacted_command(command)
         self.script = script_name(command)
         self.folder.write_environment(collect(os.environ))
         self.settings = settings

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scaling.files.redaction import redacted
+
 if TYPE_CHECKING:
     from scaling.study.cell import ResolvedStudy
 
@@ -28,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def note(message: str) -> None:
     """Prints a message on stderr; stdout is for data."""
-    typer.echo(message, err=True)
+    typer.echo(redacted(message), err=True)
 
 
 def resolved_study(study_name: str, overrides: list[str] | None) -> ResolvedStudy:

@@ -21,6 +21,7 @@ import torch
 
 import scaling
 from scaling.errors import StoreError
+from scaling.files.redaction import redacted_command, redacted_document
 from topologies.detect import (
     cpu_model,
     find_gpus,
@@ -59,7 +60,7 @@ def collect(environ: Mapping[str, str] = os.environ, sys_folder: Path = SYS) -> 
     return {
         "schema_version": 1,
         "hostname": platform.node(),
-        "command": " ".join(["scaling" if "scaling" in sys.argv[0] else sys.argv[0], *sys.argv[1:]]),
+        "command": redacted_command(["scaling" if "scaling" in sys.argv[0] else sys.argv[0], *sys.argv[1:]]),
         "cpu": {"model": cpu_model(), "usable_cores": num_usable_cores()},
         "cpu_governors": cpu_governors(sys_folder),
         "numa_nodes": [
@@ -98,7 +99,8 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """All environment variables of the libraries, for people: those too that are no settings of the study."""
-    return {name: value for name, value in sorted(environ.items()) if name.startswith(SETTING_PREFIXES)}
+    known = {name: value for name, value in sorted(environ.items()) if name.startswith(SETTING_PREFIXES)}
+    return dict(redacted_document(known))
 
 
 def gpu_subset(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[dict[str, Any]] | None:

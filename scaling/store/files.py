@@ -25,6 +25,7 @@ from scaling.files.documents import (
     read_bytes,
     read_text,
 )
+from scaling.files.redaction import redacted, redacted_document
 from scaling.files.texts import clean
 from scaling.store.disk_full import disk_full
 from scaling.store.schemas import validate
@@ -101,6 +102,15 @@ def append_whole(path: Path, content: bytes) -> None:
             except OSError:
                 file.truncate(length)
                 raise
+
+
+def redact_file(path: Path) -> None:
+    """Redacts a text file; bytes that are no text stay."""
+    with writing(path):
+        lines = path.read_bytes().decode(errors="surrogateescape").splitlines(keepends=True)
+    changed = [redacted(line) for line in lines]
+    if changed != lines:
+        write_whole(path, "".join(changed).encode(errors="surrogateescape"))
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -279,7 +289,7 @@ def storable(value: Any) -> Any:
 
 def as_json(value: Mapping[str, Any]) -> bytes:
     """The text of a file of facts."""
-    return (json.dumps(storable(value), indent=1) + "\n").encode()
+    return (json.dumps(redacted_document(storable(value)), indent=1) + "\n").encode()
 
 
 _SAMPLES = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl(\.gz)?", re.ASCII)

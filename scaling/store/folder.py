@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from scaling.errors import DiskFullError, StoreError
+from scaling.files.redaction import redacted_document
 from scaling.store.archive import RUNS, Archive, is_archived, opened
 from scaling.store.archiving import (
     require_finished,
@@ -103,7 +104,7 @@ class ResultsFolder:
 
     def write_study(self, study: Mapping[str, Any]) -> None:
         """Writes the resolved study."""
-        self._write("study.yaml", yaml.safe_dump(dict(study), sort_keys=False))
+        self._write("study.yaml", yaml.safe_dump(redacted_document(study), sort_keys=False))
 
     def study(self) -> dict[str, Any]:
         """The resolved study, as written."""
@@ -111,7 +112,7 @@ class ResultsFolder:
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Writes where and with what the study is run."""
-        self._write("environment.json", json.dumps(storable(environment), indent=2) + "\n")
+        self._write("environment.json", json.dumps(redacted_document(storable(environment)), indent=2) + "\n")
 
     def environment(self) -> dict[str, Any]:
         """What `write_environment` wrote."""
@@ -287,7 +288,6 @@ class ResultsFolder:
                     path.unlink(missing_ok=True)
 
     # -- what is made from them ------------------------------------------------------------------------------
-
     def require_room(self) -> None:
         """Raises a DiskFullError where no record of a run could be written."""
         path = inside(self.path, f".room-{os.getpid()}")

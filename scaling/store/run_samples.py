@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import StoreError
+from scaling.files.redaction import redacted
 from scaling.store.archive import Archive
 from scaling.store.files import (
     MEND_SAMPLES,
@@ -26,6 +27,7 @@ MAX_TEXT = 4096
 
 def shortened(text: str) -> str:
     """A text for a record: a model's error may be of megabytes, and goes into tables and pages."""
+    text = redacted(text)
     if len(text) <= MAX_TEXT:
         return text
     return f"{text[:MAX_TEXT]} [{len(text) - MAX_TEXT} more characters are in the log: launches/*.log]"

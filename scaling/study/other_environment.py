@@ -13,6 +13,7 @@ from pathlib import Path
 from launchers.rank_info import TABLES
 from launchers.worker_environment import WorkerEnvironment
 from scaling.errors import LaunchError
+from scaling.files.redaction import redacted_command
 from scaling.study.cell import ResolvedStudy
 
 ALLOWED = "env:NAME=VALUE [NAME=VALUE ...], venv:FOLDER, checkout:FOLDER or commit:REVISION"
@@ -70,7 +71,7 @@ def _variables(what: str, _: Path) -> OtherEnvironment:
             hint = "; use the study's `threads`" if name.endswith("NUM_THREADS") else ""
             raise LaunchError(f"--against env:{what}: each launch sets {name} itself{hint}")
         variables[name] = value or None
-    name = shlex.join(f"{name}={value or ''}" for name, value in variables.items())
+    name = redacted_command([f"{name}={value or ''}" for name, value in variables.items()])
     return OtherEnvironment(f"env:{name}", WorkerEnvironment(variables=variables))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from scaling.files.redaction import redacted
+
 LINE_EVERY_S = 30.0
 
 
@@ -32,7 +34,7 @@ class LineProgress:
 
     def say(self, message: str) -> None:
         """Prints a line."""
-        print(message, file=self._stream, flush=True)
+        print(redacted(message), file=self._stream, flush=True)
 
 
 def remaining_s(elapsed_s: float, num_done: int, num_left: int) -> float | None:
@@ -84,7 +86,8 @@ class _BarProgress:
         )
 
     def say(self, message: str) -> None:
-        self._bar.console.print(message, highlight=False, markup=False)  # a log's "[rank0]" is no tag
+        # A log's "[rank0]" is no tag.
+        self._bar.console.print(redacted(message), highlight=False, markup=False)
 
 
 @contextmanager

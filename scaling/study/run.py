@@ -25,9 +25,10 @@ from launchers.watch.judgement import verdict
 from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
 from launchers.zygote import ForkedLaunch, ZygoteError, Zygotes
 from scaling.errors import DiskFullError, LaunchError
+from scaling.files.redaction import redacted
 from scaling.store import ResultsFolder
 from scaling.store.disk_full import MARK, REASONS
-from scaling.store.files import writing
+from scaling.store.files import redact_file, writing
 from scaling.store.records import now
 from scaling.study.cell import ResolvedStudy
 from scaling.study.kinds import label_of
@@ -116,7 +117,10 @@ class StudyRun:
         self.before_launch(launch)
         log = folder.next_log_path()
         with alone_on_this_host(folder, scope, self.progress):
-            code, rank_codes = _start_and_watch(launch, self, log)
+            try:
+                code, rank_codes = _start_and_watch(launch, self, log)
+            finally:
+                redact_file(log)
         lines = verdict(log.read_text(encoding="utf-8", errors="replace"), rank_codes)
         why = lines[0] if lines else f"launch ended with exit code {code}"
         _require_room(folder, scope, log, code)
@@ -262,7 +266,7 @@ def _start(launch: Launch, run: StudyRun, log: BinaryIO) -> processes.Running:
         launcher.before_start()
         words = launcher.command(spec, environment.python)
         with writing(Path(log.name)):
-            log.write(f"$ {environment.shown(words)}\n".encode())
+            log.write(redacted(f"$ {environment.shown(words)}\n").encode())
             log.flush()
         variables = {**environment.variables_from(os.environ), **launcher.environment(spec), **started}
         if launcher.forks_workers:

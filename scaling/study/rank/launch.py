@@ -18,6 +18,7 @@ from launchers.watch.heartbeat import SILENT, UNLIMITED, Heartbeat
 from scaling.collectives.plan import exchanges_of
 from scaling.collectives.plan_record import plan_of
 from scaling.errors import LaunchError, ScalingError, StoreError
+from scaling.files.redaction import redacted
 from scaling.process_group import TorchGroup
 from scaling.runtime import LaunchLibraries
 from scaling.runtime.failures import failure_kind
@@ -107,7 +108,7 @@ EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 def usage_error(message: str) -> int:
     with suppress(OSError):  # the log may be on a full disk
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        print(f"error: {redacted(message)}", file=sys.stderr, flush=True)
     return 2
 
 

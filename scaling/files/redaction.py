@@ -1,0 +1,113 @@
+"""Takes secrets out of what is recorded or printed, by the name of an option, variable or key and by form."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+REDACTED = "REDACTED"
+
+_INSIDE = ("secret", "passw", "passphrase", "credential")
+_AT_END = re.compile(r"(?:token|apikey|accesskey|privatekey|pwd|sshpass)$")
+_WHOLE = frozenset(
+    ("key", "keys", "auth", "authorization", "pass", "pat", "jwt", "sig", "signature", "cookie")
+)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
+_FOLDERS = ("PWD", "OLDPWD")
+_NO_SECRET = re.compile(r"(?i)none|null|true|false")
+_NUMBER = re.compile(r"[\d.,]+")
+_LEAST_LENGTH = 6
+"""Of a variable's value, to be looked for in texts."""
+
+_NAME = re.compile(
+    r"(?i)(?:secret|token|passw|passphrase|credential|key|auth|pwd|pass|pat|jwt|sig|signature|cookie)"
+    r"[\w-]{0,64}"
+)
+_VALUE = re.compile(
+    r"""(?i)(?:(?:bearer|basic|token)\s+)?((?:'[^'\n]*'|"(?:[^"\\\n]|\\.)*"|\\.|[^\s'"\\,;&)\]}])+)"""
+)
+_TO_QUOTE = re.compile(r"""([^'\n]+(?:'"'"'[^'\n]*)*)""")
+_BETWEEN = re.compile(r"""(["']?)(\s*=\s*|\s*:\s*|\s+)""")
+_IN_URL = re.compile(r"""(?<=://)[^\s/'"<>@]+(?:@[^\s/'"<>@]+)*@""")
+_KNOWN_FORMS = re.compile(
+    r"\b(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abps]-|AKIA|ASIA)[A-Za-z0-9_-]{16,}"
+    r"|(?i:\bbearer)\s+[\w.~+/-]{8,}=*"
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option, variable or key of this name looks like a secret: HF_TOKEN, --api-key, apiKey."""
+    words = _WORD.findall(name.rstrip("0123456789_-"))
+    if name in _FOLDERS or not words:
+        return False
+    last, joined = words[-1].lower(), "".join(words).lower()
+    return last in _WHOLE or bool(_AT_END.search(joined)) or any(word in joined for word in _INSIDE)
+
+
+def redacted(text: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The text without values of secrets: those that `redacted_form` sees, and those of variables."""
+    for name, value in environ.items():
+        if len(value) >= _LEAST_LENGTH and value in text and is_secret(name) and not _harmless(name, value):
+            text = text.replace(value, REDACTED)
+    return redacted_form(text)
+
+
+def redacted_form(text: str) -> str:
+    """The text without what looks like a secret: `--api-key X`, `HF_TOKEN=X`, `https://user:X@host`, hf_X."""
+    text = _KNOWN_FORMS.sub(REDACTED, _IN_URL.sub(f"{REDACTED}@", text))
+    parts, end = [], 0
+    for found in _NAME.finditer(text):
+        if found.start() < end:
+            continue
+        span = _value_of(text, found)
+        if span is not None:
+            parts += [text[end : span[0]], REDACTED]
+            end = span[1]
+    return "".join([*parts, text[end:]])
+
+
+def _value_of(text: str, found: re.Match[str]) -> tuple[int, int] | None:
+    """Where the value of the secret stands whose name `found` is part of."""
+    before = re.search(r"('?)([\w.-]*)$", text[max(0, found.start() - 64) : found.start()])
+    assert before is not None
+    name = before[2].rpartition(".")[2] + found[0]
+    between = _BETWEEN.match(text, found.end())
+    if between is None or not is_secret(name):
+        return None
+    quote, sign = between[1], between[2].strip()
+    is_prose = name.lower() in ("key", "keys") and not quote
+    if (not sign and not name.startswith("-")) or (sign == ":" and is_prose):
+        return None
+    in_quotes = before[1] and sign == "=" and not quote  # the word is quoted, not the value alone
+    value = (_TO_QUOTE if in_quotes else _VALUE).match(text, between.end())
+    if value is None or (not sign and value[1].startswith("--")) or _harmless(name, value[1].strip("'\"")):
+        return None
+    start, end = value.span(1)
+    is_quoted = end - start > 1 and text[start] == text[end - 1] and text[start] in "'\""
+    return (start + 1, end - 1) if is_quoted else (start, end)
+
+
+def _harmless(name: str, value: str) -> bool:
+    is_number = bool(_NUMBER.fullmatch(value)) and name.lower().endswith("token")  # --max-token 512
+    return is_number or bool(_NO_SECRET.fullmatch(value))
+
+
+def redacted_command(words: Sequence[str]) -> str:
+    """A command as it is typed in a shell, with secrets redacted."""
+    return redacted_form(shlex.join(words))
+
+
+def redacted_document(value: Any, name: str = "") -> Any:
+    """What is written as YAML or JSON, with secrets redacted by their keys and by form."""
+    if isinstance(value, Mapping):
+        return {key: redacted_document(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted_document(item, name) for item in value]
+    if value == "" or isinstance(value, bool) or not isinstance(value, str | int):
+        return value
+    if is_secret(name) and not _harmless(name, str(value)):
+        return REDACTED
+    return redacted_form(value) if isinstance(value, str) else value

@@ -1,0 +1,129 @@
+"""No secret is recorded or printed: options, variables, keys, addresses; and nothing else is taken out."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from scaling.files.redaction import REDACTED, redacted, redacted_command, redacted_document
+from scaling.measure.environment import collect
+from scaling.store import ResultsFolder, RunRecord
+from scaling.store.archive import opened
+from scaling.store.files import redact_file
+
+ROOT = Path(__file__).parents[2]
+VALUE = "s3cr3t'va\"lue"
+
+NAMES = [
+    "api-key", "api_key", "apiKey", "key", "hf_token", "accessToken", "password", "db-passwd", "secret",
+    "client_secret", "aws_secret_access_key", "credentials", "auth", "TOKEN2",
+]  # fmt: skip
+VARIABLES = [
+    "HF_TOKEN", "TORCH_HUB_TOKEN", "WANDB_API_KEY", "NCCL_X_PASSWORD", "HOROVOD_SECRET_KEY", "MYSQL_PWD",
+    "PGPASSWORD", "SSHPASS",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("secret", ["abc1", "a b", VALUE, "-x", "$(id)"])
+def test_command_shows_no_value_of_a_secret_option(name, secret):
+    for words in (
+        ["train.py", f"--{name}", secret, "--lr", "0.1"],
+        ["train.py", f"--{name}={secret}", "--lr", "0.1"],
+        ["train.py", f"workloads.0.dataset.{name}={secret}", "--lr", "0.1"],
+        ["env", f"{name}={secret}", "train.py", "--lr", "0.1"],
+    ):
+        shown = shlex.split(redacted_command(words))
+        assert shown == [word.replace(secret, REDACTED) if "train" not in word else word for word in words]
+
+
+@pytest.mark.parametrize("name", NAMES + VARIABLES)
+def test_keys_of_documents_are_redacted(name):
+    assert redacted_document({"a": [{name: "x1"}, {name: ["x2", ""]}]}) == {
+        "a": [{name: REDACTED}, {name: [REDACTED, ""]}]
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://{}@host/x.git", "https://host/?a=1&token={}&b=2", "Bearer {}",
+        "Authorization: Basic {}", '{{"api_key": "{}", "b": 1}}', "{{'password': '{}'}}", "api_key: {}\nb: 2",
+        "export HF_TOKEN={}", "AccountKey={};x=1", "failed: 401 for url https://h/x?access_token={}",
+    ],
+)  # fmt: skip
+def test_texts_show_no_secret_and_keep_what_stands_around_it(text):
+    shown = redacted(text.format("abcd1234"), {})
+    assert shown == text.format(REDACTED) or shown == text.format("abcd1234").replace(
+        "Bearer abcd1234", REDACTED
+    )
+    assert redacted(shown, {}) == shown
+
+
+def test_user_and_password_of_an_address_go():
+    assert redacted("fetch http://u:p@ss@host:80/x?a@b", {}) == f"fetch http://{REDACTED}@host:80/x?a@b"
+
+
+def test_value_of_a_variable_is_found_anywhere():
+    variables = {"MY_TOKEN": "plainwords", "PWD": "/home/me", "A_KEY": "short", "NAME": "resnet56"}
+    assert redacted("it is plainwords in /home/me, short resnet56", variables) == (
+        f"it is {REDACTED} in /home/me, short resnet56"
+    )
+    assert redacted("login with hf_abcdefghijklmnopqrst", {}) == f"login with {REDACTED}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--max-token 512", "--tokenizer gpt2", "--token-dropout 0.1", "KeyError: 'foo'",
+        "Unexpected key: l.0", "tokens_per_s=3", "author=Bob", "monkey=1", "bypass=1", "path=abc",
+        "passes: 3", "--api-key --lr 1", "git@github.com:x/y", "key_padding_mask=None", "token=None",
+    ],
+)  # fmt: skip
+def test_other_texts_stay(text):
+    assert redacted(text, {}) == text
+
+
+def test_committed_results_and_studies_are_as_before():
+    studies = [*ROOT.glob("results/reference/*-cpu/study.yaml"), *ROOT.glob("scaling/study/studies/*.yaml")]
+    facts = [json.loads(path.read_text()) for path in ROOT.glob("results/reference/*/environment.json")]
+    archive = opened(ROOT / "results/reference/converge-gpt-cpu", None)
+    assert studies
+    assert facts
+    assert archive
+    for value in [*(path.read_text() for path in studies), *facts, *archive.records.values()]:
+        assert redacted_document(value) == value
+
+
+def test_results_folder_and_environment_hold_no_secret(tmp_path, monkeypatch):
+    for number, name in enumerate(VARIABLES):
+        monkeypatch.setenv(name, f"{VALUE}{number}")
+    monkeypatch.setattr("sys.argv", ["scaling", "run", "x", f"a.token={VALUE}", "--api-key", VALUE])
+    folder = ResultsFolder(tmp_path)
+    folder.write_study({"name": "x", "parts": [{"model": {"name": "m", "api_key": VALUE}}]})
+    folder.write_environment(collect())
+    record = RunRecord("0123456789ab", 0, {"model_parameters": {"token": VALUE}})
+    folder.start_run(record, {})
+    folder.fail_run(record, f"it said {VALUE}1 and password={VALUE}")
+    folder.finish_run(record, {}, [f"it said {VALUE}2"])
+    log = tmp_path / "launches.log"
+    log.write_bytes(f"a\r\nlogin {VALUE}3\n".encode() + b"\xff\n")
+    redact_file(log)
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) == 4
+    assert [content for content in written if b"s3cr3t" in content] == []
+    assert log.read_bytes() == b"a\r\nlogin REDACTED\n\xff\n"
+    assert collect()["variables"]["TORCH_HUB_TOKEN"] == REDACTED  # the recorded and the current one are equal
+
+
+def test_redaction_of_large_texts_is_linear(monkeypatch):
+    import scaling.files.redaction as redaction
+
+    counted = []
+    value_of = redaction._value_of
+    monkeypatch.setattr(redaction, "_value_of", lambda *a: counted.append(1) or value_of(*a))
+    for unit in ("x", "key", "token=", "a://", "--key '", "@"):
+        counted.clear()
+        redacted(unit * 2000, {})
+        assert len(counted) <= 2000
