@@ -95,7 +95,9 @@ class Saved:
 
     @property
     def _half_text(self) -> str:
-        return "" if self.half is None else f" ± {self.half:.1%}"
+        if self.half is None:
+            return ""
+        return f" ± {self.half:.1%}" if self.half <= 1 else " (± more than 100%)"
 
 
 @dataclass

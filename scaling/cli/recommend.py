@@ -34,8 +34,10 @@ def recommend(
     from scaling.analysis.recommend import recommend as find
     from scaling.analysis.verdict import verdicts
     from scaling.errors import ScalingError
+    from scaling.report.answer import answer_of
     from scaling.report.recommend_text import as_dict, lines_of
-    from scaling.report.verdict_text import command_of, folded_answer, verdict_lines
+    from scaling.report.screen import folded_answer
+    from scaling.report.verdict_text import command_of
     from scaling.store import ResultsFolder
 
     most_bytes = None if max_memory is None else _size_in_bytes(max_memory)
@@ -53,8 +55,9 @@ def recommend(
     else:
         if objective == "time" and most_bytes is None:
             answers = verdicts(study.table, study.cells, study.num_cores)
-            command = command_of(answers[0], ResultsFolder(directory)) if answers else ""
-            typer.echo(f"{folded_answer(verdict_lines(answers, command), command)}\n")
+            if answers:
+                answer = answer_of(answers, command_of(answers[0], ResultsFolder(directory)))
+                typer.echo("\n".join([*folded_answer(answer), ""]))
         for recommendation in recommendations:
             typer.echo("\n".join(lines_of(recommendation)))
     if any(recommendation.state == "undecided" for recommendation in recommendations):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 
 from scaling.cli.options import AsJson, Folder
 from scaling.errors import StudyError
+from scaling.files.texts import folded
 
 if TYPE_CHECKING:
     from scaling.report.write import Report
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 def report(
     directory: Folder,
+    all_tables: Annotated[bool, typer.Option("--all", help="Print all tables.")] = False,
     as_json: AsJson = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the report as Markdown, for a pull request.")
@@ -29,33 +32,46 @@ def report(
     ] = False,
     titles: Annotated[bool, typer.Option("--titles", help="With --paper: figures with titles.")] = False,
 ) -> None:
-    """Make the tables, figures and report.html from the raw samples; print the tables and the answer."""
-    if as_json and markdown:
-        raise StudyError("--json and --markdown both print the report; give one of them")
+    """Make the tables, figures and report.html from the raw samples; print the answer on one screen."""
+    if as_json + markdown + all_tables > 1:
+        raise StudyError("--json, --markdown and --all each print the report; give one of them")
     if titles and not paper:
         raise StudyError("--titles is for the figures of --paper; give both, or neither")
     made = written_report(directory, png=png, paper=paper, titles=titles)
     if markdown:
         typer.echo(made.markdown(), nl=False)
+    elif as_json:
+        typer.echo(json.dumps(made.as_dict(), indent=1))
+    elif all_tables:
+        typer.echo(made.page)
+        _show_all(made)
     else:
-        typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else made.page)
-        if not as_json:
-            _show(made)
+        show(made)
 
 
-def _show(made: Report) -> None:
+def show(made: Report) -> None:
+    """Prints the answer in one screen."""
+    from scaling.report.screen import screen
+
+    command = shlex.join(["scaling", "report", str(made.page.parent), "--all"])
+    for line in screen(made.content.answer, command=command, page=str(made.page)):
+        typer.echo(line)
+
+
+def _show_all(made: Report) -> None:
     """Prints all tables of cells, and the answer."""
     from rich.console import Console
 
+    from scaling.report.screen import folded_answer
     from scaling.report.terminal import render_tables
     from scaling.report.transfer_tables import render_transfers
-    from scaling.report.verdict_text import folded_answer
 
     console = Console(soft_wrap=True)
     for table in [*render_tables(made.table, made.chosen), *render_transfers(made.transfers)]:
-        console.print()
         console.print(table)
-    typer.echo(f"\n{folded_answer(made.answer, made.content.command)}")
+        console.print()
+    for text in [*folded_answer(made.content.answer), "", *(one.text for one in made.content.findings)]:
+        typer.echo(folded("", text, indent=2))
 
 
 def written_report(

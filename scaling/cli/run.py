@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from launchers.local import LocalLauncher
 from launchers.zygote import Zygotes
 from scaling.cli.options import Out, Overrides, StudyArgument, note
-from scaling.cli.report import written_report
+from scaling.cli.report import show, written_report
 from scaling.cli.run_against import run_against
 from scaling.errors import LaunchError, ScalingError
 from scaling.files.texts import folded
@@ -131,26 +130,10 @@ def _interrupted(folder: ResultsFolder, with_report: bool) -> Iterator[None]:
 
 
 def _show(made: Report) -> None:
-    """Prints the first rows of tables, how the wall time divided, and last the answer."""
-    from rich.console import Console
-
-    from scaling.report.device import device_sentences
-    from scaling.report.terminal import first_lines, render_answer
+    """Prints how the wall time divided, and last the answer."""
     from scaling.report.text import text_of
-    from scaling.report.transfer_tables import render_transfers
-    from scaling.report.verdict_text import folded_answer
 
-    console = Console(soft_wrap=True)
-    parts: list[list[str]] = []
-    for table in (*render_answer(made.table, made.chosen), *render_transfers(made.transfers)):
-        with console.capture() as printed:
-            console.print(table)
-        parts.append(printed.get().splitlines())
-    parts.append([folded("", sentence, indent=2) for sentence in device_sentences(made.experiments)])
-    for text in first_lines(parts):
-        console.out(text, highlight=False)  # `typer.echo` writes UTF-8 to a terminal of ASCII
-    typer.echo(f"all rows: {shlex.join(['scaling', 'report', str(made.page.parent)])}")
     if made.times is not None:
         typer.echo(folded("", text_of(made.times.finding), indent=2))
-    note(f"report: {made.page}")
-    typer.echo(f"\n{folded_answer(made.answer, made.content.command)}")
+        typer.echo()
+    show(made)

@@ -18,6 +18,7 @@ from scaling.analysis.study_scatter import StudyScatter, study_scatter
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
 from scaling.axes import ATTACHED
+from scaling.report.answer import Answer, answer_of
 from scaling.report.blocks import Block, blocks_of
 from scaling.report.formats import MISSING
 from scaling.report.glosses import aggregators_of, settings_of
@@ -38,9 +39,8 @@ class Content:
         name: the study's.
         folder: the results folder's path, as commands name it.
         findings: what was found, the most important first.
-        verdicts: the answers, the first one the page's.
-        commands: of each one's next experiment; "" where there is none.
-        cautions: findings without which the answers would mislead.
+        verdicts: the answers by workload, the first one the page's.
+        answer: what terminal, page and Markdown begin with.
         blocks: what belongs to each workload; the first one is that of the first answer.
         sections: all figures and tables; of the page those that belong to no workload.
         wall_time: how the time divided; None where that was not recorded.
@@ -51,7 +51,6 @@ class Content:
         num_cells: of the study.
         environment: (dotted path, text); None where it was not recorded.
         machine: its GPUs, or its processor; "" where that was not recorded.
-        headline: the answer of a study without verdicts, in a sentence; "" where the first finding is it.
         aggregators: name -> description of those in the study.
         settings: what the settings mean in which its cells differ.
         imported: the table that `scaling import-table` made the folder of; "" where the folder is measured.
@@ -62,8 +61,7 @@ class Content:
     folder: str
     findings: list[Sentence]
     verdicts: Sequence[Finding]
-    commands: Sequence[str]
-    cautions: list[Sentence]
+    answer: Answer
     blocks: list[Block]
     sections: list[Section]
     wall_time: str | None
@@ -75,16 +73,10 @@ class Content:
     num_cells: int
     environment: list[tuple[str, str]] | None
     machine: str = ""
-    headline: str = ""
     aggregators: Mapping[str, str] = field(default_factory=dict)
     settings: Sequence[str] = ()
     imported: str = ""
     can_run: bool = True
-
-    @property
-    def command(self) -> str:
-        """That of the first answer; "" where there is none."""
-        return self.commands[0] if self.commands else ""
 
 
 @dataclass(frozen=True)
@@ -95,7 +87,7 @@ class Extras:
         tables, findings: of cells without a model, and of predictions; they stand behind the summary's.
         remarks: (section, what is said there: what is left out, and why).
         verdicts: the answers (`scaling.analysis.verdict`).
-        commands: of each one's next experiment; "" where there is none.
+        command: of the first one's next experiment; "" where there is none.
         scatter: of the cells over launches.
         headline: the answer of a study without verdicts, in a sentence.
         lossy: ids of the cells with a lossy exchange.
@@ -105,7 +97,7 @@ class Extras:
     findings: list[Sentence] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
     verdicts: Sequence[Finding] = ()
-    commands: Sequence[str] = ()
+    command: str = ""
     scatter: StudyScatter = field(default_factory=lambda: study_scatter({}))
     headline: str = ""
     lossy: Collection[str] = ()
@@ -136,13 +128,17 @@ def content_of(
     groups = group_rows(rows)
     findings = summary_findings(table, extras.scatter, num_cores(environment), extras.lossy)
     tables = [table for group in groups for table in page_tables(group, groups)]
+    cautions = [text_of(finding) for finding in findings if finding.kind in CAUTIONS]
+    sentences = [*sentences_of(findings), *extras.findings]
+    texts = [*filter(None, [extras.headline]), *(sentence.text for sentence in sentences)]
     return Content(
         name=str(study.get("name", "study")),
         folder=shlex.quote(str(folder)),
-        findings=[*sentences_of(findings), *extras.findings],
+        findings=sentences,
         verdicts=extras.verdicts,
-        commands=extras.commands,
-        cautions=sentences_of(finding for finding in findings if finding.kind in CAUTIONS),
+        answer=answer_of(extras.verdicts, extras.command, cautions)
+        if extras.verdicts
+        else Answer("".join(texts[:1]), None, [text for text in texts[1:] if not _repeats(text, texts[0])]),
         blocks=blocks_of(groups, figures, [*tables, *extras.tables], extras.verdicts),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
         wall_time=text_of(times.finding) if times else None,
@@ -156,12 +152,16 @@ def content_of(
         num_cells=len(rows),
         environment=None if environment is None else flatten(environment),
         machine=machine_of(environment),
-        headline=extras.headline,
         aggregators=aggregators_of(rows),
         settings=settings_of(rows),
         imported=str((environment or {}).get("imported", "")),
         can_run=ATTACHED not in [part.get("kind") for part in study.get("parts", ())],
     )
+
+
+def _repeats(text: str, headline: str) -> bool:
+    """Whether a finding is what the headline says, at length: the same question is answered."""
+    return "?" in headline and text.partition("?")[0] == headline.partition("?")[0]
 
 
 def machine_of(environment: Mapping[str, Any] | None) -> str:

@@ -48,13 +48,17 @@ def half_width(low: float | None, high: float | None) -> str:
 
 
 def half_width_percent(value: float, low: float | None, high: float | None) -> str:
-    """Half of an interval's width as a share of the value: `0.8%`, `>100%`; "" without an interval."""
-    if low is None or high is None or not value:
+    """Half of an interval's width as a share of the value, as `spread` shows it; "" without an interval."""
+    return "" if low is None or high is None or not value else spread((high - low) / 2 / value)
+
+
+def spread(half_ratio: float | None) -> str:
+    """Half of an interval's width over the value: `0.8%`, `12%`; never a number above 100%; "" for None."""
+    if half_ratio is None:
         return ""
-    share = (high - low) / 2 / value
-    if share > 1:  # two launches that differ much show no more than that
+    if half_ratio > 1:  # two launches that differ much show no more than that
         return ">100%"
-    return "<0.1%" if share < 0.0005 else percent(share, 1 if share < 0.1 else 0)
+    return "<0.1%" if half_ratio < 0.0005 else percent(half_ratio, 1 if half_ratio < 0.1 else 0)
 
 
 def interval(low: float | None, high: float | None) -> str:

@@ -15,9 +15,9 @@ from scaling.report.content import Content
 from scaling.report.figures.svg import for_page, page_styles
 from scaling.report.glosses import name_in
 from scaling.report.sections import SavedFigure, Section
-from scaling.report.text import TEMPLATES, environment, text_of
+from scaling.report.text import TEMPLATES, environment
 from scaling.report.titles import title_parts
-from scaling.report.verdict_text import facts_of, lead_of_command, names_of
+from scaling.report.verdict_text import names_of
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,12 @@ def render_page(content: Content) -> str:
         content: what it says; the SVG files of its figures are read.
     """
     templates = environment(TEMPLATES, autoescape=True)
-    templates.filters |= {"facts": facts_of, "lead": lead_of_command, "text": text_of, "name": name_in}
+    templates.filters |= {"name": name_in}
     figures = [figure for section in content.sections for figure in section.figures]
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}
     return templates.get_template(TEMPLATE).render(
         content=content,
         rest=[rest for section in content.sections if (rest := _of_no_group(section)) is not None],
-        names=names_of(content.verdicts),
         subtitle=_subtitle(content),
         svgs={figure.name: for_page(texts[figure.name], figure.name, _label(figure)) for figure in figures},
         figure_styles=page_styles(texts.values()),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from scaling.report.content import Content
 from scaling.report.figures.style import DRAWN_OTHERS, SHOW_OTHERS
 from scaling.report.text import TEMPLATES, environment
-from scaling.report.verdict_text import verdict_lines
 
 OPEN_SECTIONS = ("speedup", "training", "devices")
 """Their tables stand open; others unfold."""
@@ -17,9 +16,8 @@ def render_markdown(content: Content) -> str:
     """The text, in GitHub's Markdown; figures are SVG files in figures/, in its folder."""
     templates = environment(TEMPLATES, autoescape=False)
     templates.filters |= {"md": _escaped, "row": _row, "in_file": _in_file}
-    answer = verdict_lines(content.verdicts, content.command)
     template = templates.get_template("report.md.j2")
-    return template.render(content=content, answer=answer, open_sections=OPEN_SECTIONS).rstrip() + "\n"
+    return template.render(content=content, open_sections=OPEN_SECTIONS).rstrip() + "\n"
 
 
 def _row(values: Sequence[str]) -> str:

@@ -121,18 +121,16 @@ def best_of_rows(rows: Sequence[Row]) -> Row | None:
     return max(choices, key=lambda row: float(row["samples_per_s"]), default=None)
 
 
-def answer_columns(group: CellGroup, *, marked: bool = True) -> list[Column[Row]]:
-    """The columns of timed settings that answer; `marked`: with the marks of `answer_legend`."""
+def answer_columns(group: CellGroup) -> list[Column[Row]]:
+    """The columns of timed settings that answer, with the marks of `answer_legend`."""
     throughput, unit = group.throughput
     return [
         Column(_first_heading(group), lambda row: _name_or_bound(group, row)),
-        Column("ms a step", _time_with_mark if marked else _time_with_width, "ms/step"),
-        Column(unit, lambda row: rate(row[throughput]), unit),
-        Column("speedup", lambda row: ratio(row["speedup"]) + _plus_minus(row), "speedup"),
-        Column(
-            "efficiency", lambda row: percent(row["parallel_efficiency"], 0) + _plus_minus(row), "efficiency"
-        ),
-        Column("exchange, ms", _exchange_with_mark if marked else _exchange),
+        Column("ms a step", _time_with_mark),
+        Column(unit, lambda row: rate(row[throughput])),
+        Column("speedup", lambda row: ratio(row["speedup"]) + _plus_minus(row)),
+        Column("efficiency", lambda row: percent(row["parallel_efficiency"], 0) + _plus_minus(row)),
+        Column("exchange, ms", _exchange_with_mark),
     ]
 
 
@@ -173,13 +171,10 @@ def _name_or_bound(group: CellGroup, row: Row) -> str:
     return f"no exchange ({group.name(row)})" if is_control_arm(row) else group.name(row)
 
 
-def _time_with_width(row: Row) -> str:
-    width = half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"])
-    return milliseconds(row["iteration_s"]) + (f" ±{width}" if width else "")
-
-
 def _time_with_mark(row: Row) -> str:
-    return _time_with_width(row) + (f" {WIDE}" if _is_wide(row) else "")
+    width = half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"])
+    mark = f" {WIDE}" if _is_wide(row) else ""
+    return f"{milliseconds(row['iteration_s'])}{f' ±{width}' if width else ''}{mark}"
 
 
 def _plus_minus(row: Row) -> str:
@@ -192,12 +187,8 @@ def _is_wide(row: Row) -> bool:
     return low is not None and high is not None and (high - low) / 2 > WIDEST_INTERVAL * row["iteration_s"]
 
 
-def _exchange(row: Row) -> str:
-    return milliseconds(row["exchange_overhead_s"])
-
-
 def _exchange_with_mark(row: Row) -> str:
-    return _exchange(row) + (f" {DIFFERS}" if _exchange_differs(row) else "")
+    return milliseconds(row["exchange_overhead_s"]) + (f" {DIFFERS}" if _exchange_differs(row) else "")
 
 
 def _exchange_differs(row: Row) -> bool:

@@ -22,7 +22,7 @@ from scaling.analysis.variants import main_variant
 from scaling.axes import workers
 from scaling.report.budget_table import CHECK, MARK, MARK_READING, SUM, budget_rows, budget_table
 from scaling.report.formats import MISSING, milliseconds
-from scaling.report.page_tables import answer_columns, best_of_rows, columns_of
+from scaling.report.page_tables import columns_of
 from scaling.report.tables import Column, bare_table, in_terminal
 from scaling.report.text import recipe_text, text_of
 from scaling.report.titles import title_of, title_parts
@@ -38,12 +38,6 @@ BUDGET_COLUMN_WIDTH = 16
 MOST_BUDGETS = 10
 """A group with more shows those of its largest world size, and then of each aggregator's main variant; the
 page shows all."""
-
-MOST_ROWS = 12
-"""Of the short form, in all."""
-
-MOST_LINES, FEWEST_LINES = 36, 6
-"""Of all that `run` prints above the answer and the wall time, and of a part of it."""
 
 WARNED = "!"
 """At the end of a cell's line that has warnings; they follow below the table."""
@@ -61,64 +55,6 @@ def render_tables(table: pd.DataFrame, answers: Sequence[str] = ()) -> list[Line
     """
     groups = in_order_of(answers, group_rows(to_rows(table)))
     return [Lines(*_render(group, groups)) for group in groups]
-
-
-def render_answer(table: pd.DataFrame, answers: Sequence[str] = ()) -> list[Table]:
-    """The same in few lines: a group's settings, or the best of each number of workers where these are many.
-
-    At most MOST_ROWS rows in all; groups that have no room are left out. `answers`: see `render_tables`.
-    """
-    groups = in_order_of(answers, group_rows(to_rows(table)))
-    groups = [group for group in groups if group.kind in ("iteration", "convergence")]
-    tables: list[Table] = []
-    room = MOST_ROWS
-    for group in groups:
-        rows = over_seeds(group.rows) if group.kind == "convergence" else group.rows
-        shown = rows if len(rows) <= MOST_ROWS // 2 else _best_of_sizes(group, rows)
-        if len(shown) > room:
-            continue
-        room -= len(shown)
-        best = f", the best of each number of {group.unit}s" if len(shown) < len(rows) else ""
-        tables.append(in_terminal(wrapped(f"{title_of(group.given)}{best}"), _short_columns(group), shown))
-    return tables
-
-
-def first_lines(parts: Sequence[Sequence[str]], most: int = MOST_LINES) -> list[str]:
-    """Of each part the first texts, and an empty line below; what short parts leave goes to the others.
-
-    Args:
-        parts: of each its texts: the lines of a table, say, or sentences of several lines.
-        most: lines in all; parts that would have less than FEWEST_LINES are left out.
-    """
-    parts = [part for part in parts if part][: most // FEWEST_LINES]
-    left, shown = most - len(parts), {}
-    for count, place in enumerate(sorted(range(len(parts)), key=lambda place: _height(parts[place]))):
-        share = left // (len(parts) - count)
-        fitting = [text for at, text in enumerate(parts[place], 1) if _height(parts[place][:at]) <= share]
-        shown[place] = [*fitting, ""]
-        left -= _height(fitting)
-    return [text for place in range(len(parts)) for text in shown[place]]
-
-
-def _height(texts: Sequence[str]) -> int:
-    return sum(text.count("\n") + 1 for text in texts)
-
-
-def _best_of_sizes(group: CellGroup, rows: Sequence[Row]) -> list[Row]:
-    """The best row of each world size that has one."""
-    sizes = sorted({row["world_size"] for row in rows})
-    by_size = [[row for row in rows if row["world_size"] == size] for size in sizes]
-    if group.kind == "iteration":
-        return [best for same in by_size if (best := best_of_rows(same)) is not None]
-    return [min(same, key=lambda row: float(row["seconds_to_target"] or math.inf)) for same in by_size]
-
-
-def _short_columns(group: CellGroup) -> list[Column[Row]]:
-    """Those of the page's table, with the workers."""
-    columns = columns_of(group)
-    if group.kind == "convergence":
-        return columns
-    return [columns[1], columns[2], *answer_columns(group, marked=False)[1:-1]]
 
 
 def _render(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[RenderableType]:

@@ -77,7 +77,9 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     shown = ("duration", "interval", "like", "megabytes", "milliseconds", "number", "on_gpus", "percent")
-    templates.filters |= {name: getattr(formats, name) for name in (*shown, "rate", "ratio", "two_digits")}
+    templates.filters |= {
+        name: getattr(formats, name) for name in (*shown, "rate", "ratio", "spread", "two_digits")
+    }
     templates.filters |= {
         "listed": _listed,
         "setting": _setting,
@@ -95,7 +97,7 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
     templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
-    templates.filters |= {"cost": _cost, "small": _small, "untried": untried, "repeats": _repeats}
+    templates.filters |= {"cost": _cost, "untried": untried, "repeats": _repeats}
     return templates
 
 
@@ -154,8 +156,3 @@ def _setting_name(setting: Mapping[str, Any]) -> str:
 def _cost(ratio: float) -> str:
     """`3.1%`, `24%`."""
     return formats.percent(ratio, 1 if abs(ratio) < 0.1 else 0)
-
-
-def _small(ratio: float) -> str:
-    """The same, and `<0.1%` for what would be shown as nothing."""
-    return "<0.1%" if ratio < 0.0005 else _cost(ratio)

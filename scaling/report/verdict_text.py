@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,9 @@ from pathlib import Path
 from scaling.analysis.decisions import FEWEST
 from scaling.analysis.findings import Finding
 from scaling.axes import ATTACHED
-from scaling.files.texts import NO_BREAK, folded
 from scaling.report.text import text_of
 from scaling.report.titles import short_names, title_parts
 from scaling.store import ResultsFolder, RunRecord
-
-MOST_LINES = 5
 
 MPI_TABLES = {"openmpi", "mpich"}
 """Launchers of records, where mpirun started the workers: `mpi` needs that."""
@@ -42,47 +38,21 @@ def facts_of(verdict: Finding) -> list[Fact]:
 
 
 def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
-    """At most MOST_LINES: of one or two answers all parts of the first, of more the headline of each.
+    """All parts of the first answer, a line each, with the workload's name where there are several.
 
     Args:
         verdicts: the answers.
         command: of the first one's next experiment (`command_of`); "" leaves it out.
     """
-    if len(verdicts) == 1:
-        return list(_all_of(verdicts[0], command))
-    names = names_of(verdicts)
-    if len(verdicts) == 2:
-        headline, aggregator, *rest = _all_of(verdicts[0], command)
-        facts, experiment = [line for line in rest if not line.startswith("Next")], rest[-1:]
-        experiment = [line for line in experiment if line.startswith("Next")]
-        second = brief_of(verdicts[1])
-        return [f"{names[0]}: {headline}", aggregator, " ".join(facts), *experiment, f"{names[1]}: {second}"]
-    lines = [f"{name}: {brief_of(verdict)}" for name, verdict in zip(names, verdicts, strict=True)]
-    if len(lines) > MOST_LINES:
-        num_more = len(lines) - MOST_LINES + 1
-        lines[MOST_LINES - 1 :] = [f"{num_more} more answers: see the report."]
-    if command and verdicts and len(lines) < MOST_LINES:
-        lines[0] = lines[0].partition(" Next: ")[0]  # the last line says it, with the command
-        first = re.split("; |, or ", text_of(verdicts[0], "next"))[0]
-        lines.append(f"Next for {names[0]}: {first}: {command}")
+    lines = [line for verdict in verdicts[:1] for line in _all_of(verdict, command)]
+    if len(verdicts) > 1:
+        lines[0] = f"{names_of(verdicts)[0]}: {lines[0]}"
     return lines
-
-
-def brief_of(verdict: Finding) -> str:
-    """One of several answers: all its parts in one paragraph, as on the page."""
-    return " ".join(_all_of(verdict, ""))
 
 
 def lead_of_command(experiment: str) -> str:
     """What stands between an experiment and its command, which is that of the first of several proposals."""
     return ". Command for the first:" if "; " in experiment or ", or " in experiment else ":"
-
-
-def folded_answer(lines: Sequence[str], command: str) -> str:
-    """The lines for a terminal, folded; the command stays on a line of its own, to be pasted."""
-    unbroken = command.replace(" ", NO_BREAK)
-    texts = [line.replace(command, unbroken) if command else line for line in lines]
-    return "\n".join(folded("", text, indent=2) for text in texts)
 
 
 def names_of(verdicts: Sequence[Finding]) -> list[str]:

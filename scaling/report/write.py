@@ -58,7 +58,7 @@ from scaling.report.status import lost_text, without_record
 from scaling.report.text import Sentence, sentences_of, text_of
 from scaling.report.titles import title_of
 from scaling.report.transfer_tables import page_tables
-from scaling.report.verdict_text import MOST_LINES, command_of, path_in_commands, verdict_lines
+from scaling.report.verdict_text import command_of, path_in_commands
 from scaling.report.warnings_text import with_texts
 from scaling.store import ResultsFolder
 from topologies.errors import TopologyError
@@ -91,10 +91,8 @@ class Report:
 
     @property
     def answer(self) -> list[str]:
-        """The answer, in at most five lines; of a study without one what was found first."""
-        headline = [self.content.headline] if self.content.headline else []
-        lines = verdict_lines(self.content.verdicts, self.content.command) or headline
-        return lines or [finding.text for finding in self.content.findings[:MOST_LINES]]
+        """The answer, and of the first workload what limits, how sure, what next."""
+        return self.content.answer.lines
 
     @property
     def chosen(self) -> list[str]:
@@ -157,7 +155,7 @@ def write_all(
         ],
         remarks=[*remarks, *(("more", failure) for failure in failures)],
         verdicts=answers,
-        commands=[command_of(answer, folder) for answer in answers],
+        command=command_of(answers[0], folder) if answers else "",
         scatter=scatter_of(cells),
         lossy=lossy_ids(cells),
         headline=device_headline(experiments)

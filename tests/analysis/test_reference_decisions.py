@@ -13,8 +13,11 @@ from scaling.analysis.noise import aa_pairs
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
+from scaling.analysis.verdict import verdicts
 from scaling.axes import Role, columns_without
 from scaling.errors import ScalingError
+from scaling.report.answer import answer_of
+from scaling.report.screen import MOST_LINES, WIDTH, height, screen
 from scaling.report.text import line_of
 from scaling.store import ResultsFolder
 
@@ -68,6 +71,19 @@ def test_one_launch_has_no_verdict_and_a_folder_does_not_differ_from_itself(stud
             assert (one.verdict, one.difference.interval) == ("not resolved", None)
         else:
             assert is_sane(*one.difference.interval), one.name
+
+
+def test_answer_fits_on_a_screen_and_begins_with_the_first_workload(study):
+    table, _, cells = study
+    found = verdicts(table, cells)
+    if not found:
+        return
+    answer = answer_of(found, "scaling run DIR/study.yaml --out DIR-again repeats=3")
+    lines = screen(answer, command="scaling report DIR --all", page="DIR/report.html")
+    assert height(lines) <= MOST_LINES
+    assert all(len(line) <= WIDTH for line in lines if answer.command not in line)
+    assert len(answer.table.rows) == len(found)
+    assert not re.search(r"±\D{0,2}[1-9]\d\d+", "\n".join(lines))
 
 
 def test_causes_have_a_controlled_pair_and_a_replicate_has_the_cause_of_its_cell(study):

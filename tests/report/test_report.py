@@ -160,7 +160,7 @@ def test_page_is_the_same_every_time(written, filled, page_text):
 
 def test_page_says_what_its_aggregators_are(page_text):
     text = " ".join(Page(page_text).text.split())
-    assert "Aggregator (averages gradients)" in text
+    assert "An aggregator is a method that averages the gradients" in text
     for name in ("none", "ring", "one_bit", "tree"):
         assert f"{name} {REGISTRY.description(name)}" in text
     assert f'title="{escape(REGISTRY.description("ring"))}">ring</th>' in page_text

@@ -132,7 +132,7 @@ class TestBatches:
 
     def test_page_shows_the_short_answer_alone(self, batches):
         page = write_report(batches.folder).page.read_text(encoding="utf-8")
-        said = page.partition('<section class="answer">')[2].partition("</section>")[0]
+        said = page.partition('<section class="answer">')[2].partition("</section>")[0].strip()
         assert said.startswith(
             '<p class="say longer">Which mini-batch does a device need? Seen in one launch: for 90%'
         )

@@ -1,0 +1,103 @@
+"""A report in one screen of a terminal: the answer, its table, what limits, how sure, what next."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from scaling.files.texts import NO_BREAK, folded
+from scaling.report.answer import Answer
+from scaling.report.tables import Table
+
+WIDTH, MOST_LINES = 80, 30
+GAP = 2
+NARROWEST = 7
+"""Of a column whose words are folded."""
+
+FEWEST_ROWS = 3
+"""So many rows of a table stand before details do."""
+
+
+def screen(answer: Answer, *, command: str, page: str) -> list[str]:
+    """At most MOST_LINES lines of at most WIDTH characters; a command that is longer goes over several.
+
+    Args:
+        answer: of the study.
+        command: that prints all tables.
+        page: path of the report's.
+    """
+    last = ["", f"All tables: {command}", f"Page: {page}"]
+    first = _folded(answer.sentence, answer.command)
+    details = [_folded(text, answer.command) for text in answer.lines[bool(answer.sentence) :]]
+    rows = table_lines(answer.table) if answer.table else []
+    room = MOST_LINES - height([*first, *last]) - bool(details) - bool(rows)
+    needed = sum(map(height, rows[: 1 + FEWEST_ROWS])) + (len(rows) > 1 + FEWEST_ROWS)
+    least = sum(map(height, details[-1:])) + (len(details) > 1)
+    table = _fitting(rows, max(room - sum(map(height, details)), min(needed, room - least)), "rows")
+    shown = _fitting(details, room - sum(map(height, table)), "details")
+    parts = [first, [line for row in table for line in row], [line for text in shown for line in text]]
+    lines = [line for part in parts if part for line in [*part, ""]][:-1]
+    return [*lines, *last]
+
+
+def folded_answer(answer: Answer) -> list[str]:
+    """All sentences of the answer, in lines of a terminal."""
+    return [line for text in answer.lines for line in _folded(text, answer.command)]
+
+
+def height(lines: Sequence[str]) -> int:
+    """The lines of a terminal that these take."""
+    return sum(max(1, -(-len(line) // WIDTH)) for line in lines)
+
+
+def _folded(text: str, command: str) -> list[str]:
+    """A command stays on a line of its own, to be pasted."""
+    unbroken = text.replace(command, command.replace(" ", NO_BREAK)) if command else text
+    return folded("", unbroken, indent=2).splitlines()
+
+
+def _fitting(blocks: Sequence[list[str]], room: int, what: str) -> list[list[str]]:
+    """The blocks that have room, and how many have none; the last of the details, what next, always has."""
+    if sum(map(height, blocks)) <= room:
+        return list(blocks)
+    ends = [blocks[-1]] if what == "details" and height(blocks[-1]) < room else []
+    left, shown = room - 1 - sum(map(height, ends)), []
+    for block in blocks[: len(blocks) - len(ends)]:
+        if height(block) > left:
+            break
+        shown.append(block)
+        left -= height(block)
+    num_more = len(blocks) - len(shown) - len(ends)
+    return [*shown, [f"({num_more} more {what[: None if num_more > 1 else -1]})"], *ends]
+
+
+def table_lines(table: Table) -> list[list[str]]:
+    """The heading and each row, in lines of at most WIDTH characters; the widest columns are folded."""
+    texts = [list(table.headings), *table.rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    room = WIDTH - GAP * (len(widths) - 1)
+    while sum(widths) > room and max(widths) > NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    are_words = [
+        place == 0 or any(row[place][:1].isalpha() for row in table.rows) for place in range(len(widths))
+    ]
+    lines = []
+    for row in texts:
+        cells = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)]
+        deepest = max(map(len, cells))
+        lines.append(
+            [_line([_at(cell, number) for cell in cells], widths, are_words) for number in range(deepest)]
+        )
+    return lines
+
+
+def _at(cell: Sequence[str], number: int) -> str:
+    return cell[number] if number < len(cell) else ""
+
+
+def _line(parts: Sequence[str], widths: Sequence[int], are_words: Sequence[bool]) -> str:
+    aligned = [
+        part.ljust(width) if is_words else part.rjust(width)
+        for part, width, is_words in zip(parts, widths, are_words, strict=True)
+    ]
+    return (" " * GAP).join(aligned).rstrip()

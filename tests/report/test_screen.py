@@ -1,0 +1,84 @@
+"""`scaling report` fits on one screen, and what has no room is counted."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import scaling.report.write as writing
+from scaling.report.answer import Answer, limit_word
+from scaling.report.figures.draw import Formats
+from scaling.report.formats import spread
+from scaling.report.screen import MOST_LINES, WIDTH, height, screen, table_lines
+from scaling.report.tables import Table
+from scaling.store import ResultsFolder
+from tests.analysis.test_verdict import add, answers
+
+REFERENCE = Path(__file__).parents[2] / "results/reference"
+OF_OTHER_KINDS = sorted(path.name for path in REFERENCE.glob("[dt]*-*") if path.is_dir())
+ENDS = {"command": "scaling report DIR --all", "page": "DIR/report.html"}
+
+
+def is_one_screen(answer):
+    lines = screen(answer, **ENDS)
+    commands = [line for line in lines if answer.command and answer.command in line]
+    assert len(commands) == bool(answer.command)
+    assert height(lines) <= MOST_LINES
+    return all(len(line) <= WIDTH for line in lines if line not in commands)
+
+
+@pytest.mark.parametrize("name", OF_OTHER_KINDS)
+def test_device_studies_and_transfers_fit(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "draw_figures", lambda *_: ([], []))
+    monkeypatch.setattr(writing, "render_page", lambda _: "")
+    folder = shutil.copytree(REFERENCE / name, tmp_path / name, ignore=shutil.ignore_patterns("figures"))
+    answer = writing.write_all(ResultsFolder(folder), Formats()).content.answer
+    assert answer.sentence
+    assert is_one_screen(answer)
+
+
+def test_what_has_no_room_is_counted_and_what_is_next_is_shown():
+    rows = [[f"workload {number}", "1"] for number in range(50)]
+    details = [*(f"detail {number}" for number in range(20)), "Next: more."]
+    lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), details), **ENDS)
+    assert (lines[0], height(lines)) == ("Yes.", MOST_LINES)
+    assert "(47 more rows)" in lines
+    shown = [line for line in lines if line.startswith("detail ")]
+    assert f"({20 - len(shown)} more details)" in lines
+    assert "Next: more." in lines
+
+
+def test_short_details_leave_their_room_to_the_rows():
+    rows = [[f"workload {number}", "1"] for number in range(50)]
+    lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), ["Next: more."]), **ENDS)
+    assert sum(line.startswith("workload ") for line in lines) > 15
+    assert height(lines) == MOST_LINES
+
+
+def test_long_command_counts_as_the_lines_that_it_takes():
+    command = "scaling run " + "x" * 300
+    lines = screen(Answer("Yes.", None, [*["detail"] * 40, "Next: more:"], command), **ENDS)
+    assert f"  {command}" in lines
+    assert height(lines) == MOST_LINES
+
+
+def test_words_of_a_table_are_folded_and_numbers_are_aligned():
+    row = ["a name of many words " * 4, "1.5", "an aggregator of many words " * 3]
+    (head, *_), (first, *more) = table_lines(Table("", "", ["workload", "ms", "aggregator"], [row]))
+    assert all(len(line) <= WIDTH for line in (head, first, *more))
+    assert " ".join(line[:20] for line in (first, *more)).split()[:2] == ["a", "name"]
+    assert head.index("ms") + 2 == first.index("1.5") + 3
+
+
+def test_no_interval_above_100_percent_is_a_number():
+    assert [spread(half) for half in (None, 0.0001, 0.013, 0.5, 1.0, 3.61)] == [
+        "", "<0.1%", "1.3%", "50%", "100%", ">100%"
+    ]  # fmt: skip
+
+
+def test_limit_that_the_noise_hides_is_not_named(study):
+    add(study, "none", 1, 1.0)
+    add(study, "all_reduce", 2, 0.6)
+    (one,) = answers(study)
+    one.values["losses"] = {"is_resolved": False}
+    assert limit_word(one) == "unknown (noise)"
