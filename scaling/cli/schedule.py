@@ -108,9 +108,13 @@ def import_(
         bool,
         typer.Option("--allow-missing-links", help="With XML: also take a file that leaves GPUs' links out."),
     ] = False,
+    world_size: Annotated[
+        int | None,
+        typer.Option("--world-size", min=2, max=4096, help="With OSU's text: ranks of the all-reduce."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Import a machine (NCCL's topology XML, `nvidia-smi topo -m`) or samples (nccl-tests, nvbandwidth)."""
+    """Import a machine (NCCL's XML, `nvidia-smi topo -m`) or samples (nccl-tests, nvbandwidth, OSU)."""
     from scaling.files.documents import DocumentError, read_text
 
     try:
@@ -128,7 +132,7 @@ def import_(
         if is_xml or is_matrix(text):
             content, data = _machine(text, file, gpu, allow_missing_links=allow_missing_links)
         else:
-            content, data = _samples(text, str(file))
+            content, data = _samples(text, str(file), world_size)
     if out is not None:
         write_file(out, content.encode())
     if as_json:
@@ -162,23 +166,27 @@ def _measured_machine(text: str, path: Path, machine: str, *, is_xml: bool) -> t
     from scaling.measure.probe.other_tools import nvbandwidth_version, samples_of
     from topologies.schema import text_of
 
-    samples = [] if is_xml else samples_of(text, str(path))
+    samples, notes = ([], []) if is_xml else samples_of(text, str(path))
     version = None if is_xml else nvbandwidth_version(text)
     if version is None:
         raise TopologyError(
-            f"{path}: --machine takes nvbandwidth's JSON, which measures links; NCCL's topology XML is a "
+            f"{path}: --machine takes nvbandwidth's output, which measures links; NCCL's topology XML is a "
             "machine by itself, and samples of nccl-tests calibrate by `predict --samples`"
         )
+    for line in notes:
+        typer.echo(line, err=True)
     return with_measured(text_of(machine), machine, samples, f"{version} ({path.name})")
 
 
-def _samples(text: str, source: str) -> tuple[str, object]:
+def _samples(text: str, source: str, world_size: int | None) -> tuple[str, object]:
     from dataclasses import asdict
 
     from scaling.measure.probe.cases import as_csv
     from scaling.measure.probe.other_tools import samples_of
 
-    samples = samples_of(text, source)
+    samples, notes = samples_of(text, source, world_size)
+    for line in notes:
+        typer.echo(line, err=True)
     return as_csv(samples), [asdict(sample) for sample in samples]
 
 

@@ -175,10 +175,15 @@ def sources_of(
     transfers = [transfer for folder in measured_folders for transfer in folder.transfers()]
     transfers += transfers_from(sample for path in samples for sample in read_samples(path))
     largest = max((cell.world_size for cell in cells), default=1)
+    widest = max((transfer.num_ranks for transfer in transfers), default=1)
     machine, note = _machine(opened, topology, source_topology, largest)
     notes = [note] if note else []
     if largest > max(machine.num_gpus, 1) and machine.num_gpus:
         notes.append(f"{machine.name} has {machine.num_gpus} GPUs: measured cells of more calibrate nothing")
+    if widest > machine.num_gpus > 0:
+        notes.append(f"samples of {widest} ranks are left out: {machine.name} has {machine.num_gpus} GPUs")
+    if samples and not transfers:
+        notes.append("the samples calibrate nothing: they have no messages and no all-reduce")
     notes += differences_between(opened)
     for folder, measured_folder in zip(opened, measured_folders, strict=True):
         notes += [

@@ -6,6 +6,7 @@ import pytest
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.summary import summary_table
+from scaling.measure.probe.cases import ProbeSample, as_csv
 from scaling.prediction.calibration_data import MeasuredFolder, sources_of
 from scaling.prediction.measured import measured_cells
 from scaling.store import ResultsFolder
@@ -105,3 +106,19 @@ def test_cells_of_older_code_are_said_with_what_has_changed(study, monkeypatch):
     (note,) = [note for note in notes if "older code" in note]
     assert "2 cells were measured with older code" in note
     assert note.endswith("since then rings run otherwise")
+
+
+@pytest.mark.parametrize(
+    ("operation", "num_ranks", "said"),
+    [
+        ("all_reduce", 16, "samples of 16 ranks are left out: hgx-h200-4 has 4 GPUs"),
+        ("peer_copy", 2, "the samples calibrate nothing: they have no messages and no all-reduce"),
+        ("all_reduce", 4, None),
+    ],
+)
+def test_samples_that_do_not_fit_the_machine_are_said(tmp_path, operation, num_ranks, said):
+    path = tmp_path / "samples.csv"
+    ranks = tuple(range(num_ranks))
+    path.write_text(as_csv([ProbeSample("default", operation, ranks, "", False, None, 1 << 20, 1, 1e-4)]))
+    _, notes = sources_of([], [path], load("hgx-h200-4"), None)
+    assert notes == ([said] if said else [])

@@ -14,17 +14,28 @@ from typing import Any
 
 from topologies.errors import TopologyError
 
-RANK = re.compile(r"#\s+Rank\s+(\d+) ")
+GROUP = re.compile(r"Group\s+(\d+)")
+RANK = re.compile(
+    r"#\s+Rank\s+(?P<rank>\d+) .*? on\s+(?P<host>\S+)\s+device\s+(?P<device>\d+) \[(?P<bus>\S+)\]"
+)
+LABEL = re.compile(r"^(?:\([^)]*\) )?(?:\[\d+,\d+\](?:<std\w+>)?: ?|\d+: )?", re.MULTILINE)
+"""What mpirun --tag-output, srun --label and Ray put before each line."""
 PROGRAM = re.compile(r"# Collective test starting: (\S+)")
 OUT_OF_BOUNDS = re.compile(r"# Out of bounds values\s*: (\d+)")
 ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s+\w+\s")
 SIDE = 4
 """Columns: time, algbw, busbw, errors."""
+MOST_ERROR = 0.1
+"""Relative, of versions before 2.13: rounding gives less."""
 
 
 def is_table(text: str) -> bool:
     """Whether a text is such a table."""
-    return "algbw" in text and any(ROW.match(line) for line in text.splitlines())
+    return "algbw" in text and any(ROW.match(line) for line in _lines(text))
+
+
+def _lines(text: str) -> list[str]:
+    return LABEL.sub("", text).splitlines()
 
 
 def document(text: str, source: str) -> dict[str, Any]:
@@ -33,9 +44,14 @@ def document(text: str, source: str) -> dict[str, Any]:
     Raises:
         TopologyError: the program or the number of ranks cannot be told, or a row is cut off.
     """
-    lines = text.splitlines()
+    lines = _lines(text)
     rows = [line.split() for line in lines if ROW.match(line)]
-    ranks = {match[1] for line in lines if (match := RANK.match(line))}
+    ranks = [match for line in lines if (match := RANK.match(line))]
+    if len(ranks) > len({match["rank"] for match in ranks}):
+        raise TopologyError(
+            f"{source}: several runs in one text, as rank {ranks[0]['rank']} is there twice; give one run. "
+            "(Under mpirun, nccl-tests built without MPI=1 runs once a process, each alone.)"
+        )
     if not ranks:
         raise TopologyError(f"{source}: no line '#  Rank 0 ...': give the whole output, or JSON by -J FILE")
     if any("cputime" in line for line in lines if line.startswith("#")):
@@ -46,9 +62,20 @@ def document(text: str, source: str) -> dict[str, Any]:
     results = [_result(row, source) for row in rows]
     return {
         "args": [named or _program(results, len(ranks), source)],
-        "config": {"graph": int(graph), "devices": [{}] * len(ranks)},
+        "config": {"graph": int(graph), "devices": [_device(match) for match in ranks]},
         "results": results,
         "out_of_bounds": {"count": int(bad), "okay": bad == "0"},
+    }
+
+
+def _device(match: re.Match[str]) -> dict[str, Any]:
+    group = GROUP.search(match[0])
+    return {
+        "rank": int(match["rank"]),
+        "group": int(group[1]) if group else 0,
+        "hostname": match["host"],
+        "device": int(match["device"]),
+        "device_hex": match["bus"],
     }
 
 
@@ -68,7 +95,8 @@ def _result(row: list[str], source: str) -> dict[str, Any]:
 
 def _side(time: str, algbw: str, busbw: str, wrong: str) -> dict[str, Any]:
     # Versions before 2.13 give the largest relative error, later ones the number of wrong elements.
-    nwrong = float(wrong) if wrong.isdecimal() else None
+    error = float(wrong) if wrong != "N/A" else 0.0
+    nwrong = error if wrong.isdecimal() or error > MOST_ERROR else None
     return {"time": float(time), "alg_bw": float(algbw), "bus_bw": float(busbw), "nwrong": nwrong}
 
 

@@ -1,4 +1,4 @@
-"""What other tools measured, as samples of a probe: nccl-tests, by `-J` or its table, and nvbandwidth's JSON.
+"""What other tools measured, as samples of a probe: nccl-tests and nvbandwidth (text or JSON), OSU's text.
 
 - nccl-tests (src/util.cu): `results`, each with `size` in bytes and `out_of_place` or `in_place` with `time`
   in microseconds; the program's name in `args` tells the operation, `env` whether NCCL_P2P_DISABLE was set.
@@ -21,14 +21,17 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scaling.files.documents import DocumentError, from_json, shown_path
-from scaling.measure.probe import nccl_tests_text
+from scaling.measure.probe import nccl_tests_text, nvbandwidth_text, osu_text
 from scaling.measure.probe.cases import ProbeSample
 from topologies.errors import TopologyError
 
 PROGRAMS = {"all_reduce_perf": "all_reduce", "sendrecv_perf": "shift"}
 """nccl-tests' programs whose operation a probe measures too; sendrecv sends to the next rank."""
 
-READ = "read are nccl-tests' output or JSON (-J FILE) and nvbandwidth's JSON (-j)"
+READ = (
+    "read are nccl-tests' output or JSON (-J FILE), nvbandwidth's (-j), and the text of osu_allreduce and "
+    "osu_bw; `scaling topology probe` measures all of it"
+)
 NVBANDWIDTH_BYTES = 512 << 20
 HOST_COPIES = {"host_to_device_memcpy_ce": "h2d", "device_to_host_memcpy_ce": "d2h"}
 AT_ONCE = {"host_to_all_memcpy_ce": "h2d", "all_to_host_memcpy_ce": "d2h"}
@@ -100,31 +103,45 @@ Rate = tuple[str, tuple[int, ...], float]
 """Operation, GPUs that take part, bytes a second of each and in each direction."""
 
 
-def samples_of(text: str, source: str) -> list[ProbeSample]:
-    """Whatever of the two it is.
+def samples_of(text: str, source: str, world_size: int | None = None) -> tuple[list[ProbeSample], list[str]]:
+    """Whatever of them it is; and what is left out or has to be known of it, a line each.
+
+    Args:
+        text: what the tool wrote.
+        source: of it, for messages.
+        world_size: ranks, where the text does not say (OSU).
 
     Raises:
-        TopologyError: it is neither, its results are wrong, or it measured nothing that a probe does.
+        TopologyError: it is none, its results are wrong, or it measured nothing that a probe does.
     """
-    try:
-        content = (
-            nccl_tests_text.document(text, source) if nccl_tests_text.is_table(text) else from_json(text)
-        )
-    except DocumentError as error:
-        raise TopologyError(f"{source}: {error}; {READ}") from None
-    if isinstance(content, dict) and "nvbandwidth" in content:
-        figures = list(_nvbandwidth(_checked(_NvBandwidth, content["nvbandwidth"], source)))
-    elif isinstance(content, dict) and "results" in content:
-        if any("cpu_time" in (result.get("in_place") or {}) for result in _dicts(content["results"])):
-            raise TopologyError(
-                f"{source}: measured with -C, which gives the CPU's time; run it again without"
-            )
-        figures = list(_nccl_tests(_checked(_NcclTests, content, source), source))
+    if osu_text.is_osu(text):
+        figures, notes = osu_text.samples(text, source, world_size)
     else:
-        raise TopologyError(f"{source}: neither nccl-tests nor nvbandwidth; {READ}")
+        content = _document(text, source)
+        if isinstance(content, dict) and "nvbandwidth" in content:
+            read = _checked(_NvBandwidth, content["nvbandwidth"], source)
+            figures, notes = list(_nvbandwidth(read)), _unread_tests(read)
+        elif isinstance(content, dict) and "results" in content:
+            if any("cpu_time" in (result.get("in_place") or {}) for result in _dicts(content["results"])):
+                raise TopologyError(
+                    f"{source}: measured with -C, which gives the CPU's time; run it again without"
+                )
+            tests = _checked(_NcclTests, content, source)
+            figures, notes = list(_nccl_tests(tests, source)), _placement(tests)
+        else:
+            raise TopologyError(f"{source}: neither nccl-tests nor nvbandwidth nor OSU; {READ}")
     if not figures:
         raise TopologyError(f"{source}: no operation that a probe measures ({', '.join(PROGRAMS)}, copies)")
-    return figures
+    return figures, notes
+
+
+def _document(text: str, source: str) -> Any:
+    if nvbandwidth_text.is_text(text):
+        return nvbandwidth_text.document(text)
+    try:
+        return nccl_tests_text.document(text, source) if nccl_tests_text.is_table(text) else from_json(text)
+    except DocumentError as error:
+        raise TopologyError(f"{source}: {error}; {READ}") from None
 
 
 def _checked(model: type[Tool], values: Any, source: str) -> Tool:
@@ -150,19 +167,22 @@ def _check_results(content: _NcclTests, source: str) -> None:
                     f"{source}: {side.nwrong:.0f} wrong values at size {result.size} (nwrong): the exchange "
                     "does not work there, so that its times mean nothing; mend it and measure again"
                 )
+    groups = {device.get("group", 0) for device in _devices(content)}
+    if len(groups) > 1:
+        raise TopologyError(
+            f"{source}: ranks in {len(groups)} groups, each with an exchange of its own; run it without "
+            "NCCL_TESTS_SPLIT"
+        )
     if not content.out_of_bounds.okay:
         raise TopologyError(f"{source}: out_of_bounds is not okay; nccl-tests calls this run failed")
 
 
 def _nccl_tests(content: _NcclTests, source: str) -> Iterator[ProbeSample]:
     _check_results(content, source)
-    program = PurePath(content.args[0]).name
+    program = PurePath(content.args[0]).name.removesuffix("_mpi")
     if program not in PROGRAMS:
         return
-    config = content.config
-    # nccl-tests lists one device of each process.
-    devices = content.devices if config.devices is None else config.devices
-    num_ranks = max(1, len(devices)) * config.nthreads * config.ngpus
+    config, num_ranks = content.config, _num_ranks(content)
     launch = "host_only" if "NCCL_P2P_DISABLE=1" in content.env else "default"
     for result in content.results:
         times = [side.time for side in (result.in_place, result.out_of_place) if side is not None]
@@ -173,12 +193,41 @@ def _nccl_tests(content: _NcclTests, source: str) -> Iterator[ProbeSample]:
             yield ProbeSample(launch, PROGRAMS[program], ranks, "", captured, None, result.size, 1, seconds)
 
 
+def _devices(content: _NcclTests) -> list[dict[str, Any]]:
+    """nccl-tests lists one device of each process."""
+    return _dicts(content.devices if content.config.devices is None else content.config.devices)
+
+
+def _num_ranks(content: _NcclTests) -> int:
+    return max(1, len(_devices(content))) * content.config.nthreads * content.config.ngpus
+
+
+def _placement(content: _NcclTests) -> list[str]:
+    """Hosts and GPUs of the ranks, where they are not one host with a GPU a rank."""
+    devices, num_ranks = _devices(content), _num_ranks(content)
+    hosts = {device["hostname"] for device in devices if "hostname" in device}
+    keys = ("hostname", "device", "device_hex")
+    places = [tuple(device[key] for key in keys) for device in devices if {*keys} <= {*device}]
+    notes = []
+    if len(hosts) > 1:
+        notes.append(
+            f"{num_ranks} ranks on {len(hosts)} hosts: they calibrate a machine of {len(hosts)} hosts alone, "
+            f"with {num_ranks / len(hosts):g} GPUs each"
+        )
+    if len({*places}) < len(places):
+        notes.append(f"{len(places)} ranks on {len({*places})} GPUs: they share GPUs, and are slower for it")
+    return notes
+
+
 def nvbandwidth_version(text: str) -> str | None:
-    """`nvbandwidth v0.8` where the text is nvbandwidth's JSON, else None."""
-    try:
-        content = from_json(text)
-    except DocumentError:
-        return None
+    """`nvbandwidth v0.8` where the text is nvbandwidth's, else None."""
+    if nvbandwidth_text.is_text(text):
+        content: Any = nvbandwidth_text.document(text)
+    else:
+        try:
+            content = from_json(text)
+        except DocumentError:
+            return None
     results = content.get("nvbandwidth") if isinstance(content, dict) else None
     return f"nvbandwidth {results.get('version', '')}".strip() if isinstance(results, dict) else None
 
@@ -194,6 +243,16 @@ def _nvbandwidth(content: _NvBandwidth) -> Iterator[ProbeSample]:
         yield ProbeSample(
             "default", operation, ranks, memory, False, None, num_bytes, 1, num_bytes / bytes_per_s
         )
+
+
+def _unread_tests(content: _NvBandwidth) -> list[str]:
+    read = {*HOST_COPIES, *AT_ONCE, *BOTH_WAYS, *BOTH_WAYS_AT_ONCE, *PEER_COPIES}
+    failed = [test.name for test in content.testcases if test.name in read and not test.bandwidth_matrix]
+    unread = [test.name for test in content.testcases if test.name not in read]
+    notes = [f"{', '.join(failed)}: no figures (failed or waived)"] if failed else []
+    notes += [f"not used: {', '.join(unread)}"] if unread else []
+    is_told = "bufferSize" in content.model_fields_set
+    return notes + ([] if is_told else ["size of the copies: not told, 512 MiB taken"])
 
 
 def _rate(text: str) -> float:

@@ -41,7 +41,9 @@ def between(gbps, num_gpus=4):
 
 
 def imported(text, machine="hgx-h200-4"):
-    found, file = with_measured(text_of(machine), machine, samples_of(text, "a file"), "nvbandwidth v0.8 (x)")
+    found, file = with_measured(
+        text_of(machine), machine, samples_of(text, "a file")[0], "nvbandwidth v0.8 (x)"
+    )
     return validated(found, "the result"), file
 
 

@@ -4,8 +4,12 @@ import json
 
 import pytest
 
-from scaling.measure.probe.other_tools import samples_of
+from scaling.measure.probe import other_tools
 from topologies.errors import TopologyError
+
+
+def samples_of(*arguments):
+    return other_tools.samples_of(*arguments)[0]
 
 
 def nccl_tests(program="all_reduce_perf", env=(), **config):
@@ -84,6 +88,10 @@ def test_tables_of_old_and_new_nccl_tests_are_read():
         (OLD_TABLE.replace("4.97    4.97", "4.97    2.49"), "cannot be told"),
         (NEW_TABLE.replace("       0\n", "      12\n"), "12 wrong values"),
         (NEW_TABLE.replace("    time", " cputime"), "-C, which gives the CPU's time"),
+        # Each process its own run, and NCCL_TESTS_SPLIT: the ranks of one exchange are fewer.
+        (OLD_TABLE.replace("Rank  1 Pid", "Rank  0 Pid"), "several runs in one text, as rank 0 is there"),
+        (NEW_TABLE.replace("Rank  1 Group  0", "Rank  1 Group  1"), "ranks in 2 groups"),
+        (OLD_TABLE.replace("4.97    4.97  0e+00\n", "4.97    4.97  2e+00\n"), "2 wrong values"),
     ],
 )
 def test_table_that_is_cut_off_or_of_wrong_results_is_refused(text, message):
@@ -156,3 +164,114 @@ def test_nvbandwidth_gives_copies_at_once_and_both_ways():
         ("h2d_d2h", (0,), "pinned"): 35.0,
         ("h2d_d2h", (0, 1), "pinned"): 23.0,
     }
+
+
+# skypilot's and Kubeflow's logs put labels before each line; newer programs are called all_reduce_perf_mpi.
+@pytest.mark.parametrize("label", ["[1,0]<stdout>:", "(head, rank=0, pid=3808) [1,0]<stdout>:", "0: "])
+def test_lines_may_have_labels_and_programs_may_be_built_for_mpi(label):
+    text = NEW_TABLE.replace("sendrecv_perf", "all_reduce_perf_mpi")
+    (one,) = samples_of("\n".join(label + line for line in text.strip().splitlines()), "a file")
+    assert (one.operation, one.ranks, one.seconds) == ("all_reduce", (0, 1), pytest.approx(20e-6))
+
+
+def test_ranks_on_several_hosts_and_shared_gpus_are_said():
+    hosts = NEW_TABLE.replace("6900 on a device  1 [0000:05:00]", "6900 on b device  0 [0000:04:00]")
+    assert other_tools.samples_of(hosts, "a file")[1] == [
+        "2 ranks on 2 hosts: they calibrate a machine of 2 hosts alone, with 1 GPUs each"
+    ]
+    shared = NEW_TABLE.replace("device  1 [0000:05:00]", "device  0 [0000:04:00]")
+    assert "2 ranks on 1 GPUs" in other_tools.samples_of(shared, "a file")[1][0]
+    assert other_tools.samples_of(NEW_TABLE, "a file")[1] == []
+    devices = [{"rank": 8 * at, "hostname": f"n{at}"} for at in range(2)]
+    notes = other_tools.samples_of(nccl_tests(ngpus=8, devices=devices), "a file")[1]
+    assert "16 ranks on 2 hosts" in notes[0]
+
+
+# NVIDIA/nvbandwidth issues 15 and 34: a log of a run, with a test that fails.
+NVBANDWIDTH = """nvbandwidth Version: v0.7
+Driver Version: 550.127.08
+
+Running host_to_device_memcpy_ce.
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0     25.50     24.26
+
+SUM host_to_device_memcpy_ce 49.76
+
+Running device_to_device_memcpy_write_ce.
+memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0       N/A     26.34
+ 1     21.82       N/A
+
+Running device_to_host_memcpy_ce.
+ Invalid value when checking the pattern at 0x70a640000000
+Running device_local_copy.
+memcpy local GPU(column) bandwidth (GB/s)
+           0         1
+ 0   1100.00   1101.00
+"""
+
+
+def test_text_of_nvbandwidth_is_read_as_its_json_and_what_is_not_used_is_named():
+    figures, notes = other_tools.samples_of(NVBANDWIDTH, "a file")
+    rates = {(one.operation, one.ranks): round(one.num_bytes / one.seconds / 1e9, 2) for one in figures}
+    assert rates == {
+        ("h2d", (0,)): 25.5,
+        ("h2d", (1,)): 24.26,
+        ("peer_copy", (0, 1)): 26.34,
+        ("peer_copy", (1, 0)): 21.82,
+    }
+    assert notes == [
+        "device_to_host_memcpy_ce: no figures (failed or waived)",
+        "not used: device_local_copy",
+        "size of the copies: not told, 512 MiB taken",
+    ]
+    assert other_tools.nvbandwidth_version(NVBANDWIDTH) == "nvbandwidth v0.7"
+
+
+# open-mpi/ompi pull request 12318, EESSI/software-layer pull request 716: columns and headers of OSU.
+OSU_ALL_REDUCE = """
+# OSU MPI Allreduce Latency Test v7.3
+# Datatype: MPI_CHAR.
+# Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
+1                      53.34             24.80            158.96        1000
+1048576              8630.58           8619.50           8642.46          10
+"""
+OSU_BW = """# OSU MPI-CUDA Bandwidth Test v7.2
+# Send Buffer on DEVICE (D) and Receive Buffer on DEVICE (D)
+# Size      Bandwidth (MB/s)
+4                       2.36
+33554432            93130.52
+"""
+
+
+def test_texts_of_osu_are_read():
+    small, large = samples_of(OSU_ALL_REDUCE, "a file", 4)
+    assert (small.operation, small.ranks, small.num_bytes) == ("mpi_all_reduce", (0, 1, 2, 3), 1)
+    assert large.seconds == pytest.approx(8630.58e-6)
+    (copy,), notes = other_tools.samples_of(OSU_BW, "a file")
+    assert (copy.operation, copy.ranks) == ("peer_copy", (0, 1))
+    assert copy.num_bytes / copy.seconds == pytest.approx(93130.52e6)
+    assert notes == ["1 rows below 1 MiB: their messages overlap"]
+    (first, _) = samples_of(OSU_ALL_REDUCE.replace("OSU MPI ", "OSU NCCL "), "a file", 2)
+    assert first.operation == "all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (OSU_ALL_REDUCE, "does not say how many ranks it had: --world-size N"),
+        (
+            OSU_ALL_REDUCE.replace("MPI A", "MPI-CUDA A"),
+            "nothing that a probe measures; read are osu_allreduce",
+        ),
+        (OSU_BW.replace("-CUDA", "").replace("DEVICE (D)", "HOST (H)"), "nothing that a probe measures"),
+        (OSU_BW.replace("Bandwidth Test", "Bi-Directional Bandwidth Test"), "nothing that a probe measures"),
+        (OSU_ALL_REDUCE + OSU_BW, "2 tests of OSU in one text"),
+        (OSU_ALL_REDUCE.replace("          10\n", "  10    Fail\n"), "validation failed at size 1048576"),
+    ],
+)
+def test_other_texts_of_osu_say_what_to_run(text, message):
+    with pytest.raises(TopologyError, match=message):
+        samples_of(text, "a file")
