@@ -120,7 +120,7 @@ def seconds_of(time: str) -> int:
     Raises:
         ValueError: it is of another form.
     """
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII)
     if match is None:
         raise ValueError(f"time {time!r} is not of Slurm's form; write HH:MM:SS, or D-HH:MM:SS")
     days, *parts = (None if part is None else int(part) for part in match.groups())
@@ -142,14 +142,23 @@ def script(options: JobOptions) -> str:
     return "\n".join([*parts, _TRAPS, _start(options), _WAIT, _REQUEUE])
 
 
+def quoted(words: Sequence[str]) -> str:
+    """Words as bash, and sbatch in its `#SBATCH` lines, take them apart again: no value is read as code."""
+    shown = [shlex.quote(word) for word in words]
+    if re.match(r"\w+=", shown[0]):  # bash would set a variable
+        shown[0] = f"'{shown[0]}'"
+    return " ".join(shown)
+
+
 def _head(options: JobOptions) -> str:
     sizes = ", ".join(str(size) for size in options.world_sizes)
     how = "one task each, with what the largest needs" if options.array else "one after another"
     lines = [
         "#!/usr/bin/env bash",
-        f"# {' '.join(shlex.quote(options.study).split())}: world sizes {sizes}, {how}.",
+        f"# {' '.join(quoted([options.study]).split())}: world sizes {sizes}, {how}.",
         "# The same script, given to sbatch again, goes on with what is left.",
-        *(f"#SBATCH {line}" for line in _directives(options)),
+        *(f"#SBATCH {shlex.quote(word)}" for word in _directives(options)),
+        *(f"#SBATCH {line}" for line in options.directives),
         "set -euo pipefail",
     ]
     return "\n".join(lines) + "\n"
@@ -168,7 +177,6 @@ def _directives(options: JobOptions) -> list[str]:
         f"--signal=B:USR1@{options.signal_s}",
         "--requeue",
         "--open-mode=append",
-        *options.directives,
     ]
 
 
@@ -196,19 +204,22 @@ def _setup(options: JobOptions) -> str:
 
 def _report_after_all(options: JobOptions) -> str:
     words = [f"--job-name={options.job_name}-report", *_queue(options), "--ntasks=1", f"--time={REPORT_TIME}"]
-    report = shlex.join([options.python, "-m", "scaling", "report", options.out])
+    report = quoted([options.python, "-m", "scaling", "report", options.out])
+    end = "REPORT"
+    while end in "\n".join(options.setup).split("\n"):
+        end += "_"
     return "\n".join(
         [
             "# The first task asks for the report, which is made when every task has ended, however it did.",
             'if [ "$SLURM_ARRAY_TASK_ID" = "$SLURM_ARRAY_TASK_MIN" ] &&',
             '  [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then',
-            f"  sbatch {' '.join(words)} \\",
-            "    --dependency=afterany:\"$SLURM_ARRAY_JOB_ID\" --kill-on-invalid-dep=yes <<'REPORT' ||",
+            f"  sbatch {quoted(words)} \\",
+            f"    --dependency=afterany:\"$SLURM_ARRAY_JOB_ID\" --kill-on-invalid-dep=yes <<'{end}' ||",
             "#!/usr/bin/env bash",
             "set -eo pipefail",
             *options.setup,
             report,
-            "REPORT",
+            end,
             "    echo 'no report job: run scaling report by hand' >&2",
             "fi",
             "",
@@ -226,7 +237,7 @@ def _start(options: JobOptions) -> str:
         [
             f"# It starts each launch by srun; that of {largest} worker{'s' if largest > 1 else ''} with",
             *(f"#   {line}" for line in launch),
-            f"{shlex.join(words)} \\",
+            f"{quoted(words)} \\",
             f"  {how} &",
             "launcher=$!",
             '[ -z "$stopped" ] || kill "-$stopped" "$launcher"  # it came before the launcher was there',
@@ -241,8 +252,8 @@ def _launch(options: JobOptions, world_size: int) -> str:
     job = launcher(options.workers_per_node, options.nodes, "$MASTER_ADDR", 0, options.join_timeout_s)
     arguments = [options.study, *options.overrides, "--out", options.out, f"--world-size={world_size}"]
     command = job.command(LaunchSpec(world_size, 1, "scaling.worker", arguments), options.python)
-    quoted = "'--rdzv-endpoint=$MASTER_ADDR:0'"
-    return shlex.join(command).replace(quoted, "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT")
+    endpoint = "'--rdzv-endpoint=$MASTER_ADDR:0'"
+    return quoted(command).replace(endpoint, "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT")
 
 
 _TRAPS = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -147,7 +148,10 @@ def _send(options: JobOptions, *, dry_run: bool) -> None:
         typer.echo(script(options), nl=False)
         return
     typer.echo(submit_script(script(options)))
-    typer.echo(f"`squeue` shows the job, `scaling status {options.out}` what is left of the study", err=True)
+    typer.echo(
+        f"`squeue` shows the job, `scaling status {shlex.quote(options.out)}` what is left of the study",
+        err=True,
+    )
 
 
 class _Tasks(TypedDict):

@@ -1,5 +1,6 @@
 """Batch scripts are text made of typed options; the whole texts are compared in tests/cli/test_submit.py."""
 
+import shlex
 import signal
 import subprocess
 from dataclasses import replace
@@ -83,6 +84,97 @@ def test_awkward_words_reach_the_command_as_they_are(word):
         ["bash", "-c", f"printf '%s\\n' {words}"], capture_output=True, text=True, check=True
     )
     assert shown.stdout.splitlines()[0] == word
+
+
+FAKES = """
+record() { printf '%s\\0' "$@" "$MARK" >> "$RECORD"; }
+sbatch() { record sbatch "$@"; cat >> "$RECORD.report"; }
+scontrol() { echo host1; }
+"""
+HOSTILE = [
+    "x;touch<>pwned",
+    "a|touch",
+    "a&b",
+    "*",
+    "(b)",
+    "a<b>c",
+    "~",
+    "{a,b}",
+    "!x",
+    "x%j",
+    "é\N{GRINNING FACE}",
+]
+ONLY_WORDS = [
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a b",
+    "it's",
+    'a"b',
+    "\\",
+    "\t",
+    "#x",
+    "REPORT",
+    "$HOME",
+    "\r\v",
+]
+
+
+def started(tmp_path, options):
+    """What bash makes of the script: the arguments of sbatch and of the program, and the report job."""
+    program = tmp_path / "program of=mine $(touch pwned) 'x"
+    program.write_text("#!/usr/bin/env bash\n" + FAKES + 'record program "$@"\n')
+    program.chmod(0o755)
+    text = script(replace(options, python=str(program)))
+    for content in (text, f"{FAKES}{text}"):
+        checked = subprocess.run(["bash", "-n"], input=content, capture_output=True, text=True, check=False)
+        assert (checked.returncode, checked.stderr) == (0, "")
+    variables = {"RECORD": str(tmp_path / "record"), "MARK": "end of words", "PATH": "/usr/bin:/bin"}
+    variables |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "host1", "HOME": "/root"}
+    variables |= dict.fromkeys(("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_JOB_ID"), "1")
+    done = subprocess.run(
+        ["bash", "-c", FAKES + text], env=variables, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "pwned").exists()
+    assert sorted(path.name for path in tmp_path.iterdir() if "record" not in path.name) == [program.name]
+    words = (tmp_path / "record").read_bytes().decode().split("\0end of words\0")
+    report = (tmp_path / "record.report").read_bytes().decode() if options.array else ""
+    return [line.split("\0") for line in words[:-1]], report, str(program)
+
+
+@pytest.mark.parametrize("value", HOSTILE + ONLY_WORDS, ids=ascii)
+@pytest.mark.parametrize("array", [True, False])
+def test_no_value_of_an_option_is_read_as_code(tmp_path, value, array):
+    given = {"study": value, "out": value, "overrides": [f"a={value}", value], "array": array}
+    one_word = {name: value for name in ("partition", "account", "job_name") if value in HOSTILE}
+    options = replace(
+        OPTIONS, **given, **one_word, setup=["true", "REPORT() { true; }", ": '", "REPORT", "'"]
+    )
+    calls, report, program = started(tmp_path, options)
+    run = ["program", "-m", "scaling", "run", value, f"a={value}", value, "--out", value]
+    run += [
+        "--launcher",
+        "slurm-torchrun",
+        "--workers-per-node",
+        "4",
+        *(["--world-size", "1"] if array else []),
+    ]
+    assert calls[-1] == run
+    for name, given_word in one_word.items():
+        assert f"--{name.replace('_', '-')}={given_word}" in sbatch_words(script(options))
+    if array:
+        named = [f"--job-name={options.job_name}-report"]
+        queue = [f"--{name}={value}" for name in ("partition", "account") if name in one_word]
+        assert calls[0][:-4] == ["sbatch", *named, *queue]
+        assert shlex.split(report.removesuffix("\n").rpartition("'\n")[2]) == [
+            program, "-m", "scaling", "report", value,
+        ]  # fmt: skip
+
+
+def sbatch_words(text):
+    return [
+        word for line in text.splitlines() if line.startswith("#SBATCH") for word in shlex.split(line[8:])
+    ]
 
 
 @pytest.mark.parametrize(
