@@ -81,7 +81,7 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         key=lambda record: str(record.launch["finished_at"]),
     )
     begun = [
-        (state, (record, max(0.0, (now - start).total_seconds())))
+        (state, (record, _since_s(start, now)))
         for record, state in zip(records, states, strict=True)
         if record.state == "running" and (start := _times(record)[0]) is not None
     ]
@@ -95,7 +95,7 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         running=running,
         runs_per_hour=_runs_per_hour(ended),
         left_s=_left_s(unfinished, ended, since_s, _start_up_s(folder.launch_times())),
-        idle_s=None if running or not unfinished or last_end is None else (now - last_end).total_seconds(),
+        idle_s=None if running or not unfinished or last_end is None else _since_s(last_end, now),
         last_error=failed[-1] if failed else None,
         killed=[run for state, run in begun if state == KILLED],
         without_record=len(folder.without_record()),
@@ -111,13 +111,18 @@ def _times(record: RunRecord) -> tuple[datetime | None, datetime | None]:
     return _time(record.launch.get("started_at")), _time(record.launch.get("finished_at"))
 
 
+def _since_s(start: datetime, end: datetime) -> float:
+    """Of times in records, whose clock may have been set back meanwhile."""
+    return max(0.0, (end - start).total_seconds())
+
+
 def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
 def _length_s(record: RunRecord) -> float:
     start, end = _times(record)
-    return 0.0 if start is None or end is None else (end - start).total_seconds()
+    return 0.0 if start is None or end is None else _since_s(start, end)
 
 
 def _runs_per_hour(ended: Sequence[RunRecord]) -> float | None:
@@ -126,14 +131,14 @@ def _runs_per_hour(ended: Sequence[RunRecord]) -> float | None:
     for record in reversed(ended):
         if this_go:
             later, end = _times(this_go[-1])[0], _times(record)[1]
-            if later is not None and end is not None and (later - end).total_seconds() > PAUSE_S:
+            if later is not None and end is not None and _since_s(end, later) > PAUSE_S:
                 break
         this_go.append(record)
     starts = [start for record in this_go if (start := _times(record)[0]) is not None]
     ends = [end for record in this_go if (end := _times(record)[1]) is not None]
     if not starts or not ends:
         return None
-    seconds = (max(ends) - min(starts)).total_seconds()
+    seconds = _since_s(min(starts), max(ends))
     return 3600 * len(this_go) / seconds if seconds > 0 else None
 
 

@@ -292,6 +292,17 @@ def as_json(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(redacted_document(storable(value)), indent=1) + "\n").encode()
 
 
+def write_checked(path: Path, model: type[BaseModel], value: Mapping[str, Any]) -> Path:
+    """Writes a file of facts that can be read again.
+
+    Raises:
+        StoreError: the model, with which it is read, does not allow a value: nothing is written.
+    """
+    content = as_json(value)
+    validate(model, json.loads(content), f"what was to be written to {path}", "please report this")
+    return write_whole(path, content)
+
+
 _SAMPLES = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl(\.gz)?", re.ASCII)
 
 

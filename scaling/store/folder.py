@@ -24,6 +24,7 @@ from scaling.store.archiving import (
 )
 from scaling.store.checkpoints import CheckpointFiles
 from scaling.store.code_changes import CODE_CHANGES
+from scaling.store.content_schemas import LaunchTimesModel, PredictionsModel, SheetModel
 from scaling.store.contents import (
     MEND_TOPOLOGY,
     read_environment,
@@ -43,6 +44,7 @@ from scaling.store.files import (
     storable,
     take_number,
     text_of,
+    write_checked,
     write_whole,
     writing,
 )
@@ -74,7 +76,6 @@ class ResultsFolder:
         self._opened: Archive | None = None
 
     # -- the study, the environment, the topology ------------------------------------------------------------
-
     def exists(self) -> bool:
         """Whether a study was written here."""
         return (self.path / "study.yaml").is_file()
@@ -128,7 +129,6 @@ class ResultsFolder:
         return text_of(path, MEND_TOPOLOGY) if path.exists() else None
 
     # -- runs ------------------------------------------------------------------------------------------------
-
     def plan_run(self, cell_id: str, repeat: int, cell: Mapping[str, Any]) -> None:
         """Records a run as planned, unless it is known already."""
         if not self._has_run(cell_id, repeat):
@@ -214,7 +214,6 @@ class ResultsFolder:
         self.write_run(record)
 
     # -- samples ---------------------------------------------------------------------------------------------
-
     def sample_writer(
         self, cell_id: str, repeat: int, rank: int
     ) -> Callable[[Iterable[Mapping[str, Any]]], None]:
@@ -237,7 +236,6 @@ class ResultsFolder:
         return [upgraded_lines(lines) for lines in ranks]
 
     # -- the archived form -----------------------------------------------------------------------------------
-
     def archive(self, *, unfinished: bool = False) -> None:
         """Puts all runs into the archived form; nothing is removed before the archive was read and compared.
 
@@ -274,7 +272,6 @@ class ResultsFolder:
         return self._opened
 
     # -- checkpoints -----------------------------------------------------------------------------------------
-
     def checkpoints(self, cell_id: str, repeat: int, rank: int) -> CheckpointFiles:
         """Those of one rank of a run that is under way."""
         return CheckpointFiles(self._inside_run(cell_id, repeat), f"checkpoint-rank{rank}")
@@ -309,7 +306,6 @@ class ResultsFolder:
         return folder / f"{take_number(folder, '.log'):03d}.log"
 
     # -- launches --------------------------------------------------------------------------------------------
-
     def launches(self) -> Path:
         """The folder of what launches leave behind, which is made: libraries may write there too."""
         folder = inside(self.path, "launches/log").parent
@@ -327,13 +323,13 @@ class ResultsFolder:
         """
         if number is None:
             number = take_number(self.launches(), ".json")
-        return write_whole(inside(self.path, f"launches/{number:03d}.json"), as_json(times))
+        return write_checked(inside(self.path, f"launches/{number:03d}.json"), LaunchTimesModel, times)
 
     def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
         rows = [dict(prediction) for prediction in predictions]
         content = {"schema_version": SCHEMA_VERSION, "simulated": True, "predictions": rows}
-        return write_whole(self.path / "predictions.json", as_json(content))
+        return write_checked(self.path / "predictions.json", PredictionsModel, content)
 
     def predictions(self) -> list[dict[str, Any]]:
         """What `write_predictions` wrote; nothing where it never did; raises as the others do."""
@@ -341,7 +337,7 @@ class ResultsFolder:
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
         """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""
-        return write_whole(inside(self.path, f"sheets/{name}.json"), as_json(sheet))
+        return write_checked(inside(self.path, f"sheets/{name}.json"), SheetModel, sheet)
 
     def sheets(self) -> dict[str, dict[str, Any]]:
         """What `write_sheet` wrote, by the aggregator's name.

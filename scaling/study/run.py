@@ -12,7 +12,6 @@ import platform
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ from scaling.store.files import redact_file, writing
 from scaling.store.records import now
 from scaling.study.cell import ResolvedStudy
 from scaling.study.kinds import label_of
-from scaling.study.launch_times import COMMAND_VARIABLE, STARTED_VARIABLE
+from scaling.study.launch_times import COMMAND_VARIABLE, launch_started
 from scaling.study.launches import Launch, hand_over
 from scaling.study.scope import EVERYTHING_HERE, Scope
 from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS, WORKER
@@ -259,7 +258,7 @@ def _start(launch: Launch, run: StudyRun, log: BinaryIO) -> processes.Running:
     size, launcher, environment = launch.settings.world_size, run.scope.launcher, run.environment
     arguments = [*run.command.arguments(), f"--world-size={size}"]
     spec = LaunchSpec(size, launch.settings.threads, WORKER, arguments)
-    started = {STARTED_VARIABLE: repr(time.time()), COMMAND_VARIABLE: run.began}
+    started = {**launch_started(), COMMAND_VARIABLE: run.began}
     if run.command.stall_timeout_s is not None:
         started |= hand_over(launch, run.command.stall_timeout_s)
     try:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from scaling.errors import StoreError
 from scaling.store import ResultsFolder
 from scaling.store.records import RunRecord
 from scaling.study import launch_times
@@ -17,13 +18,14 @@ from scaling.study.launch_times import (
     checked_by_command,
 )
 from scaling.study.launches import Launch, Settings
+from topologies.detect_host import boot_id
 
 LAUNCH = Launch(Settings(world_size=2, device="cpu", threads=1, peer_access=None), repeat=1, cells=[])
-STARTED = {STARTED_VARIABLE: "1000.0"}
+STARTED = {STARTED_VARIABLE: f"{boot_id()} 1000.0"}
 
 
 class FakeTime:
-    """Seconds since the epoch that move when the test says so."""
+    """Seconds of the monotonic clock that move when the test says so."""
 
     def __init__(self) -> None:
         self.now_s = 1007.5
@@ -32,7 +34,7 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch) -> FakeTime:
     fake = FakeTime()
-    monkeypatch.setattr(launch_times, "time", SimpleNamespace(time=lambda: fake.now_s))
+    monkeypatch.setattr(launch_times, "time", SimpleNamespace(monotonic=lambda: fake.now_s))
     return fake
 
 
@@ -73,6 +75,19 @@ def test_start_up_is_zero_where_the_system_does_not_say(clock, folder, monkeypat
     monkeypatch.setattr(launch_times, "Path", lambda name: Path("/nowhere") / name.strip("/"))
     LaunchTimes(folder, LAUNCH, {}).add("cell", {})
     assert folder.launch_times()[0]["start_up_s"] == 0
+
+
+@pytest.mark.parametrize("started", ["another-host 1000.0", "another-host 9000.0", f"{boot_id()} 9000.0"])
+def test_clock_of_another_host_is_not_read(clock, folder, monkeypatch, started):
+    monkeypatch.setattr(launch_times, "_process_started", lambda: 1007.0)
+    LaunchTimes(folder, LAUNCH, {STARTED_VARIABLE: started}).add("cell", {})
+    assert folder.launch_times()[0]["start_up_s"] == (0.5 if "another" in started else 0)
+
+
+def test_what_could_not_be_read_again_is_not_written(folder):
+    with pytest.raises(StoreError, match="total_s"):
+        folder.write_launch_times({"total_s": -3599.99}, 1)
+    assert folder.launch_times() == []
 
 
 def test_one_file_is_written_anew_after_each_cell(clock, folder):
