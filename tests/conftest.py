@@ -2,13 +2,14 @@
 
 import gc
 import importlib.util
+import math
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -177,9 +178,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByFile(config, log)
 
 
+def _leave_to_test_all(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is `sampled(n)` one in n stays in `make test`, drawn by the test's name."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("gpu"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for test, of_test in cases.items():
+        (one_in,) = of_test[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
+        kept = random.Random(test).sample(of_test, math.ceil(len(of_test) / one_in))
+        for item in of_test:
+            if item not in kept:
+                item.add_marker("quality")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what needs other programs, and puts the longest files first: none is waited for at the end."""
+    _leave_to_test_all(items)
     for item in items:
         if NEED_PROGRAMS & set(getattr(item, "fixturenames", ())):
             item.add_marker("programs")

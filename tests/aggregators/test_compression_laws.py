@@ -65,6 +65,7 @@ def run(label, world_size, layout_name="of a network", num_steps=NUM_STEPS, scal
     return run_in_process(world_size, work)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("label", VARIANTS)
 def test_replicas_have_the_same_bits_for_fifty_steps(label):
     first, *others = run(label, 3)
@@ -72,6 +73,7 @@ def test_replicas_have_the_same_bits_for_fifty_steps(label):
         assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, other, strict=True))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", [2, 7])
 @pytest.mark.parametrize("layout_name", LAYOUTS)
 @pytest.mark.parametrize("label", VARIANTS)
@@ -86,6 +88,7 @@ def test_contract_holds_on_awkward_tensors(label, layout_name, world_size):
 @pytest.mark.parametrize("label", VARIANTS)
 @pytest.mark.parametrize("layout_name", LAYOUTS)
 class TestAwkwardTensors:
+    @pytest.mark.sampled(4)
     def test_tiny_and_large_values_stay_finite(self, label, layout_name):
         for scale in (1e-30, 1e3):
             for seen in run(label, 3, layout_name, 3, scale):
@@ -96,6 +99,7 @@ class TestAwkwardTensors:
         assert torch.equal(seen[0][0], gradients_of(0, 0, len(seen[0][0])))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("label", VARIANTS)
 def test_contract_holds_with_chunks_so_small_that_stripes_differ_in_length(label):
     aggregator = made(label)

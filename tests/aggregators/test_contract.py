@@ -41,6 +41,7 @@ def label(aggregator):
     return aggregator.label()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("aggregator", "world_size"),
     [*((aggregator, 1) for aggregator in ON_ONE_RANK), *product(AGGREGATORS, (3, 4))],

@@ -117,6 +117,7 @@ def total(ranks):
     return {name: sum(rank[name].double() for rank in ranks) for name in SHAPES}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("old", "new", "world_size"), [(*MOVES[0], 1), *((old, new, 3) for old, new in MOVES)]
 )
@@ -135,6 +136,7 @@ def test_what_a_rank_keeps_of_a_parameter_moves_with_it_bit_for_bit(label, old, 
                 assert torch.equal(after[name], kept), name
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("old", "new", "world_size"), [(*MOVES[0], 2), *((old, new, 7) for old, new in MOVES)]
 )
@@ -173,6 +175,7 @@ def run_across(label, buckets, world_size):
 ACROSS = ("one bucket", "several", "another order", "one each", "one bucket")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", [2, 3, 7])
 @pytest.mark.parametrize("label", WITH_LAW)
 def test_law_of_residuals_holds_across_changes_of_buckets(label, world_size):
@@ -220,6 +223,7 @@ def test_codecs_that_no_bucket_decides_go_on_as_if_buckets_had_stayed(label, wor
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("buckets", ["one bucket", "several"])
 @pytest.mark.parametrize("label", VARIANTS)
 def test_in_the_same_buckets_it_goes_on_bit_for_bit_and_sends_nothing_for_it(label, buckets):

@@ -47,6 +47,7 @@ class TestDocuments:
         assert aggregator.site(network) == aggregator.update_site
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("aggregator", [by_label(name, {}) for name in PRESETS] + OTHERS)
 def test_contract_holds_on_tensors_of_a_network(aggregator, world_size, network):

@@ -38,6 +38,7 @@ def names(stages):
 
 @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=IDS)
 class TestEveryAggregator:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize(
         ("topology", "world_size"),
         [("cpu-2", 1), ("cpu-2", 2), ("dual-k80", 4), ("hgx-h200-4", 3), ("hgx-h200", 8)],
@@ -48,6 +49,7 @@ class TestEveryAggregator:
         assert 0 < price.seconds < 10
         assert sum(isinstance(stage, Update) for stage in stages) == 1
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
     def test_sends_what_is_metered(self, aggregator, world_size, network):
         stages = aggregator.stages(network, world_size)
@@ -62,6 +64,7 @@ class TestEveryAggregator:
             planned, metered = [sum(planned)], [sum(metered)]
         assert planned == pytest.approx(metered, rel=tolerance, abs=200)
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
     def test_meters_what_it_says_it_sends(self, aggregator, world_size, network, step):
         if (
@@ -72,6 +75,7 @@ class TestEveryAggregator:
         for rank, outcome in enumerate(step(aggregator, world_size, network)):
             assert outcome.num_bytes == aggregator.wire_bytes(network, world_size, rank, itemsize=4)
 
+    @pytest.mark.sampled(4)
     def test_more_gradient_takes_longer(self, aggregator, big_network, network):
         topology = load("dual-k80")
         small, large = (

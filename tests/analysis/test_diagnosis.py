@@ -44,6 +44,7 @@ def said_first(study, cell_id, **more):
     return limit_of(explain(study.table, study.cells, **more)[cell_id])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rank", [0, 1, 3])
 @pytest.mark.parametrize(
     ("slow", "phase", "bucket"),

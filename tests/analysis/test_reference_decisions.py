@@ -44,6 +44,7 @@ def is_sane(low, high):
     return low >= 0 and math.isfinite(high) and high <= WIDEST * low
 
 
+@pytest.mark.sampled(4)
 def test_no_interval_is_below_zero_or_absurdly_wide(study):
     table, rows, cells = study
     for row in rows:
@@ -54,6 +55,7 @@ def test_no_interval_is_below_zero_or_absurdly_wide(study):
             assert is_sane(one.choice.low, one.choice.high), one.choice.name
 
 
+@pytest.mark.sampled(4)
 def test_one_launch_has_no_verdict_and_a_folder_does_not_differ_from_itself(study):
     table, _, cells = study
     for one in (*recommend(table, cells), *recommend(table, cells, "efficiency >= 0.8")):
@@ -105,6 +107,7 @@ def test_causes_have_a_controlled_pair_and_a_replicate_has_the_cause_of_its_cell
         assert len(both) <= 1, (first.cell_id, second.cell_id)
 
 
+@pytest.mark.sampled(4)
 def test_no_advice_is_what_the_cell_has_or_the_study_measured(study):
     table, rows, cells = study
     by_id = {row["cell_id"]: row for row in rows}

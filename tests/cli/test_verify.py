@@ -191,6 +191,7 @@ class TestAll:
         assert (code, found) == (1, {"ring": True, "bad": False, "missing": False, "good": True})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "failure"),
     [

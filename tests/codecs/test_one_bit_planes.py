@@ -41,6 +41,7 @@ def limits_and_words(codec):
     return torch.cat(limits), torch.cat(words)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("view", ["torch", "cntk"])
 @pytest.mark.parametrize("threshold", ["zero", "mean"])
 @pytest.mark.parametrize("scale", [0.0, 1e-37, 1.0, 1e30])

@@ -85,6 +85,7 @@ def cluster(num_hosts, g):
 
 
 class TestExact:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("costs", [COSTS, LATENCY_BOUND])
     @pytest.mark.parametrize("n", WORLD_SIZES)
     @pytest.mark.parametrize(
@@ -141,6 +142,7 @@ class TestExact:
 
 
 class TestBounds:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("n", WORLD_SIZES)
     @pytest.mark.parametrize("tensors", [(1, 2, 3), (784, 2048, 17, 4), (1,), (5,) * 40, (100, 1, 1, 1, 50)])
     def test_sharded_owners(self, n, tensors):
@@ -152,6 +154,7 @@ class TestBounds:
         simulated = simulate(sharded_owners(n, tensors), switch(n), NUM_BYTES).seconds
         assert low_s * (1 - EXACT) <= simulated <= high_s * (1 + EXACT)
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("costs", [COSTS, LATENCY_BOUND])
     @pytest.mark.parametrize("num_chunks", [2, 8, 64])
     @pytest.mark.parametrize("n", WORLD_SIZES)

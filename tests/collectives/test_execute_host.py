@@ -51,6 +51,7 @@ def assert_reference(plan, num_elements, **how):
 
 @pytest.mark.parametrize("plan_of", PLANS)
 class TestChunks:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("num_elements", [0, 1, 5, 37, 1027])
     @pytest.mark.parametrize("num_chunks", [1, 3, NUM_SLOTS, 7, 40])
     def test_number_of_chunks_changes_nothing(self, plan_of, num_chunks, num_elements):
@@ -59,6 +60,7 @@ class TestChunks:
             for num_summing in {1, world_size}:
                 assert_reference(plan, num_elements, num_summing=num_summing)
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("num_chunks", [1, 3, 7])
     @pytest.mark.parametrize("world_size", [2, 3, 4])
     def test_order_in_which_ranks_get_on_changes_nothing(

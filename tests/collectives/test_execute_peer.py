@@ -48,6 +48,7 @@ def assert_reference(plan, inputs, **how):
 @pytest.mark.parametrize("world_size", [2, 3, 5, 6])
 @pytest.mark.parametrize("name", NAMES)
 class TestAnyOrder:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("num_lanes", [1, 2])
     def test_order_in_which_ranks_get_on_changes_nothing(self, run_interleaved, name, world_size, num_lanes):
         plan = schedule(name, world_size)
@@ -69,6 +70,7 @@ class TestAnyOrder:
                 for index, result in enumerate(results):
                     assert torch.equal(result, expected[index][rank]), (seed, rank, index)
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("num_elements", [1, 37, 1027, 6 * 64 * 5 + 3])
     @pytest.mark.parametrize("num_lanes", [2, 3])
     def test_lanes_change_nothing(self, name, world_size, num_lanes, num_elements):

@@ -100,10 +100,12 @@ def assert_equals_reference(executor, plan_of, world_size, sizes=SIZES):
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", BETWEEN_RANKS)
 class TestBetweenRanks:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("executor", [by_sends, by_peer_memory])
     def test_equals_the_reference_bit_for_bit(self, executor, name, world_size):
         assert_equals_reference(executor, lambda size: scheduled(name, world_size, size), world_size)
 
+    @pytest.mark.sampled(4)
     def test_reference_is_the_sum_and_the_ranks_agree_on_floats(self, name, world_size):
         plan = scheduled(name, world_size, 37)
         integers = values_of(world_size, 37, torch.int64, 1)
@@ -112,6 +114,7 @@ class TestBetweenRanks:
         first, *others = run_on_tensors(plan, values_of(world_size, 37, torch.float32, 1))
         assert all(torch.equal(other, first) for other in others)
 
+    @pytest.mark.sampled(4)
     def test_peer_memory_meters_what_the_sends_meter(self, name, world_size):
         plan = scheduled(name, world_size, 37)
 
@@ -127,6 +130,7 @@ class TestBetweenRanks:
             assert by_sending == by_reading
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", THROUGH_A_HOST)
 @pytest.mark.parametrize("executor", [by_one_summing_rank, by_all_ranks])

@@ -60,6 +60,7 @@ class TestRates:
     def test_who_uses_nothing_gets_its_highest_rate(self):
         assert rates([{}, {}], [1], highest=[3, INF]).tolist() == [3, INF]
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("seed", range(100))
     def test_no_rate_can_be_raised_without_lowering_one_that_is_not_higher(self, seed):
         random = np.random.default_rng(seed)

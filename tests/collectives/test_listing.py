@@ -6,6 +6,7 @@ from scaling.collectives.listing import COLLECTIVES, schedule
 from scaling.errors import ScheduleError
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_rank_gets_each_contribution_exactly_once_from_1_to_64_ranks(name, verified):
     for world_size in range(1, 65):

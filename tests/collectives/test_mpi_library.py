@@ -76,6 +76,7 @@ def test_mpich_doubles_only_what_is_short(version, num_bytes, expected):
     assert MpiLibrary("MPICH", version).algorithm(4, num_bytes) == expected
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("num_bytes", [4, 1024, 5000, 10_000, 100_000, 3 * MIB, 64 * MIB])
 @pytest.mark.parametrize("library", [OPEN_MPI, OLD_OPEN_MPI, MPICH], ids=str)
 @pytest.mark.parametrize(("world_size", "num_nodes"), [(2, 1), (3, 1), (8, 1), (8, 2), (12, 3), (150, 1)])

@@ -60,6 +60,7 @@ def links_used(topology, simulation):
 
 
 class TestLaws:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("name", COLLECTIVES)
     @pytest.mark.parametrize(("machine", "peer_access"), MACHINES)
     def test_more_bytes_never_take_less(self, name, machine, peer_access):
@@ -67,6 +68,7 @@ class TestLaws:
         seconds = [seconds_on(load(machine), name, size, peer_access=peer_access) for size in sizes]
         assert all(less <= more for less, more in pairwise(seconds))
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("name", COLLECTIVES)
     @pytest.mark.parametrize("peer_access", [True, False])
     def test_half_of_the_busiest_links_bandwidth_costs_time(self, name, peer_access):
@@ -83,6 +85,7 @@ class TestLaws:
         expected = pytest.approx(seconds_on(topology, name), rel=1e-12)
         assert seconds_on(topology, name, places=renamed) == expected
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("machine", schema.shipped())
     @pytest.mark.parametrize("name", ["ring", "host_parallel_by_8"])
     def test_change_of_a_used_link_changes_the_time(self, machine, name):
@@ -100,6 +103,7 @@ class TestLaws:
         elif used:
             assert seconds_on(halved(topology, used[0]), name) != simulation.seconds
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("machine", schema.shipped())
     @pytest.mark.parametrize("name", ["ring", "tree", "sharded_owners", "host_serial"])
     def test_nothing_passes_more_bytes_than_it_can(self, machine, name):

@@ -66,6 +66,7 @@ class TestWhatItSays:
         assert with_feedback.first_error_ratio == pytest.approx(without.first_error_ratio)
         assert with_feedback.sum_error_ratio < 0.7 * without.sum_error_ratio
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("name", sorted(name for name in BUILT_IN if has_sheet(create(name))))
     def test_replicas_agree_and_bytes_are_the_formulas(self, name):
         sheet = make_sheet(create(name))

@@ -48,6 +48,7 @@ def verified(call, monkeypatch, tmp_path):
     sys.modules.pop("planted_faults", None)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_found_and_named_with_its_case_and_command(verified, name):
     place = place_of(name)

@@ -236,6 +236,7 @@ def equal_counts(ranks):
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(200))
 def test_parts_sum_to_the_step_and_none_is_negative(seed):
     for ranks in (random_ranks(seed), equal_counts(random_ranks(seed))):

@@ -35,6 +35,7 @@ def every_partition(num: int) -> list[tuple[int, ...]]:
     return [(*cuts, num) for count in range(num) for cuts in combinations(range(1, num), count)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_no_partition_is_below_the_bound_and_the_best_one_is_at_it(seed):
     num = 1 + seed % 10

@@ -56,6 +56,7 @@ def with_link(mine, place, received):
     return received
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("verb", "place"),
     [(v, place) for v, (_, places) in VERBS.items() for place in places],

@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 import torch
-from torch import Tensor, _dynamo, nn
+from torch import Tensor, nn
 
 from scaling.aggregators.registry import create
 from scaling.errors import ExchangeError
@@ -47,7 +47,7 @@ class Graphs:
     """Counts what torch.compile traces, and makes it run."""
 
     def __init__(self) -> None:
-        self.number, self._backend = 0, _dynamo.lookup_backend("aot_eager")
+        self.number, self._backend = 0, torch._dynamo.lookup_backend("aot_eager")
 
     def __call__(self, graph: Any, example: Any) -> Any:
         self.number += 1
@@ -89,7 +89,7 @@ def trainings(group: TorchGroup, device: torch.device) -> dict[str, Any]:
     for precision, arm, way in CASES:
         compute, bucket_mb = Compute(AUTOCAST.get(precision), accumulate=2), BUCKETS_MB[way]
         for compiled in (False, True):
-            _dynamo.reset()
+            torch._dynamo.reset()
             graphs, module = Graphs(), network().to(device)
             torch.compile = functools.partial(COMPILE, backend=graphs)
             if bucket_mb is None:
@@ -120,7 +120,7 @@ class RoundsOtherwise(nn.Module):
 
 def checks(group: TorchGroup, device: torch.device) -> dict[str, Any]:
     """What the check finds of a compiled step in DDP's own path, and of one whose mean is wrong there."""
-    _dynamo.reset()
+    torch._dynamo.reset()
     torch.compile = functools.partial(COMPILE, backend="aot_eager")
     replica = Replica(RoundsOtherwise().to(device), compute=Compute(AUTOCAST["bf16"]))
     step = overlapped(replica, "all_reduce", group, device, 25.0, compiled=True)

@@ -68,6 +68,7 @@ def test_training_is_long_enough_and_learns():
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("aggregator", EXACT)
 class TestExactAggregators:
+    @pytest.mark.sampled(4)
     def test_losses_agree_with_one_worker(self, aggregator, world_size):
         reference, outcome = once("all_reduce", 1), once(aggregator, world_size)
         assert relative_difference(outcome.losses[:NUM_STEPS], reference.losses[:NUM_STEPS]) < 1e-5

@@ -55,6 +55,7 @@ def largest_difference(one: list[float], other: list[float]) -> float:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 class TestAgreement:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("aggregator", ["all_reduce", "ring", "tree", "host_parallel"])
     @pytest.mark.parametrize("batch_norm", ["sync", "without"])
     def test_exact_aggregators_have_the_losses_of_one_worker(self, world_size, batch_norm, aggregator):

@@ -84,12 +84,14 @@ def unit(module, world_size, name):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("model", MIXED)
 class TestMixed:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("name", EXACT)
     def test_eager_parameters_are_a_plain_loops(self, name, model, world_size):
         expected = plainly_trained(MIXED[model](), world_size)
         for module in trained("eager", MIXED[model], world_size, name, EXACT[name]):
             assert apart(module, expected, unit(expected, world_size, name)) < ULPS
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("mode", ["whole", "tiny"])
     @pytest.mark.parametrize("name", LAYERED)
     def test_layered_parameters_are_a_plain_loops(self, mode, name, model, world_size):
@@ -105,6 +107,7 @@ def test_a_plain_loop_that_rounds_to_another_dtype_would_be_seen():
     assert apart(module, expected) > 100 * ULPS
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", ["three dtypes", "float16", "float64"])
 @pytest.mark.parametrize("name", LOSSY)
 def test_lossy_ones_leave_the_same_bits_on_all_ranks_and_learn(name, model):
@@ -120,6 +123,7 @@ def test_lossy_ones_leave_the_same_bits_on_all_ranks_and_learn(name, model):
     assert [one.dtype for one in first.parameters()] == [one.dtype for one in MIXED[model]().parameters()]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("mode", ["eager", "whole", "tiny"])
 @pytest.mark.parametrize("model", RARE)
@@ -176,6 +180,7 @@ class TestBuckets:
         assert f"2 buckets of {2 * 126 / 2**20:.3g} to {4 * 261 / 2**20:.3g} MiB" in notes[1]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("mode", "name"),
     [

@@ -46,6 +46,7 @@ def trained(step, rank: int) -> list[torch.Tensor]:
     return [torch.stack(losses), step.replica.parameters.clone()]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("bucket_mb", BUCKETS_MB)
 @pytest.mark.parametrize("aggregator", ["none", "all_reduce", "one_bit", "cntk"])
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -77,6 +78,7 @@ def test_it_goes_on_from_a_saved_state(bucket_mb):
         assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("aggregator", ["one_bit", "two_bit", "power_sgd"])
 @pytest.mark.parametrize("new", BUCKETS_MB)
 @pytest.mark.parametrize("old", BUCKETS_MB)

@@ -124,6 +124,7 @@ def one_worker(optimizer, precision, device):
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("precision", "accumulate"), [("float32", 1), ("float32", 2), ("bf16", 2)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", EXACT)
@@ -131,6 +132,7 @@ def test_each_step_agrees_with_one_worker_from_the_same_state(name, precision, o
     check_each_step(name, optimizer, precision, accumulate)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OTHER_EXACT)
 def test_each_step_of_every_other_exact_aggregator_agrees_too(name):
     check_each_step(name, "adamw", "bf16", 2)

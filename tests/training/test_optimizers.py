@@ -81,6 +81,7 @@ def test_every_optimizer_steps_at_every_site_as_torch_does(name, site):
         assert_same(step, expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("site", SITES)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_checks_of_a_run_accept_every_optimizer_at_every_site_clipped_too(name, site):

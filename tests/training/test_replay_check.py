@@ -186,6 +186,7 @@ class TestStepCheck:
     def test_a_right_replay_passes_and_everything_is_put_back(self, monkeypatch, name, layered, settings):
         assert check(monkeypatch, name, settings, layered=layered) == [True, True]
 
+    @pytest.mark.sampled(4)
     @CASES
     @pytest.mark.parametrize("settings", [SGD, ADAMW, ADAM], ids=["sgd", "adamw", "adam"])
     @pytest.mark.parametrize("fault", ["rate", "twice", "stale"])

@@ -82,6 +82,7 @@ def test_eager_step_of_shards_is_that_of_one_worker(world_size, optimizer):
     assert_same_training(run_in_process(world_size, eager("zero1", optimizer)), expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("bucket_mb", BUCKETS_MB)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(

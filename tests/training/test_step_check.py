@@ -86,6 +86,7 @@ def settings_for(aggregator) -> SgdSettings:
 
 
 class TestRightOnes:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("world_size", [1, 3])
     @pytest.mark.parametrize("name", IN_THREADS)
     def test_every_built_in_passes_in_the_eager_step(self, name, world_size):
@@ -182,6 +183,7 @@ def faulty(base, *, scale=1.0, dtype=None, ranks=(0, 1, 2), at_call=None, every=
 
 
 class TestPlantedFaults:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("seed", range(8))
     @pytest.mark.parametrize("base", [AllReduce, Ring, Tree, HostSerial, HostParallel, OneBit, EfSign, Fp16])
     def test_a_wrong_mean_fails_the_run(self, base, seed):

@@ -145,6 +145,7 @@ def sgd_on_the_mean(settings: SgdSettings, world_size: int) -> list[torch.Tensor
     return taken
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("aggregator", [*REPLICAS, *ELSEWHERE], ids=lambda one: one.label())
@@ -163,6 +164,7 @@ def test_two_ranks_gradients_have_one_sum_and_so_the_same_bits_at_every_site(agg
         assert all(torch.equal(a, b) for a, b in zip(taken, on_replicas[rank], strict=True))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("aggregator", [*REPLICAS, *ELSEWHERE], ids=lambda one: one.label())
 def test_a_step_meters_what_the_aggregator_states(aggregator, world_size):
@@ -257,6 +259,7 @@ class TestReplica:
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("in_place", [True, False], ids=["same step", "new step"])
 @pytest.mark.parametrize("aggregator", [*REPLICAS, *ELSEWHERE], ids=lambda one: one.label())
