@@ -179,6 +179,7 @@ def text_of(kind: str, mark: Path) -> str:
     return TEXTS[kind].format(mark=shlex.quote(str(mark))) if kind == "text" else TEXTS[kind]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "archived"), [*((kind, False) for kind in TEXTS), ("text", True)])
 def test_no_text_of_a_folder_is_executed_by_any_verb_that_reads(
     call, folder, mark, own_study, kind, archived

@@ -67,7 +67,7 @@ class TestSmallNetworks:
         points = [set(point) - {"only_device", "threads"} for point in SmallNetworks().points()]
         assert all(keys == points[0] for keys in points)
 
-    @pytest.mark.parametrize("parameters", [10_000, 100_000, 1_000_000])
+    @pytest.mark.parametrize("parameters", [10_000, pytest.param(1_000_000, marks=pytest.mark.quality)])
     def test_networks_that_are_compared_have_equal_parameters(self, parameters):
         experiment = SmallNetworks(equal_parameters=(parameters,))
         pair = [point for point in experiment.points() if point["equal_parameters"] == parameters]

@@ -85,10 +85,10 @@ def test_attributes_are_those_of_the_format():
 
 def test_what_is_more_than_engines_take_is_said():
     assert beyond_limits(to_xml(schedule("ring", 8))) == []
-    (steps,) = beyond_limits(to_xml(schedule("ring", 64)))
-    assert "126 steps of a thread block, and RCCL takes 64" in steps
-    many = beyond_limits(to_xml(schedule("stripes", 64)))
-    assert any("126 thread blocks of a GPU, and RCCL takes 32" in one for one in many)
+    (steps,) = beyond_limits(to_xml(schedule("ring", 34)))
+    assert "66 steps of a thread block, and RCCL takes 64" in steps
+    many = beyond_limits(to_xml(schedule("stripes", 18)))
+    assert any("34 thread blocks of a GPU, and RCCL takes 32" in one for one in many)
 
 
 def test_host_memory_cannot_be_exported():

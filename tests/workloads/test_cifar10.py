@@ -351,6 +351,7 @@ class TestFetching:
         assert mirror.asked == []
 
 
+@pytest.mark.quality
 @needs_cifar10
 def test_published_files_hold_the_published_counts_and_are_normalised():
     splits = Cifar10().load(SHAPE, 0, 0)
