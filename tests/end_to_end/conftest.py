@@ -22,6 +22,7 @@ class Scaling:
         self.folder = folder
         self.out = folder / "out"
         self.study = folder / "study.yaml"
+        self._command: subprocess.Popen[str] | None = None
         known_path = filter(None, [os.environ.get("PYTHONPATH")])
         self.environment = {
             **os.environ,
@@ -39,7 +40,7 @@ class Scaling:
         """`scaling run`, in the background."""
         command = [sys.executable, "-m", "scaling", "run", str(self.study), "--out", str(self.out)]
         command += arguments
-        return subprocess.Popen(
+        self._command = subprocess.Popen(
             command,
             cwd=self.folder,
             env={**self.environment, **environment},
@@ -47,6 +48,7 @@ class Scaling:
             stderr=subprocess.PIPE,
             text=True,
         )
+        return self._command
 
     def torchrun(self, world_size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Workers under a torchrun written by hand."""
@@ -96,8 +98,17 @@ class Scaling:
         return max(workers, default=None)
 
     def wait(self, condition):
-        """Waits for a true value, and returns it."""
-        return wait_until(condition)
+        """Waits for a true value while the command in the background runs, and returns it."""
+
+        def seen():
+            command = self._command
+            ended = command and command.poll() is not None  # before the look: it may end in between
+            value = condition()
+            if command and ended and not value:
+                pytest.fail(f"the command ended before: {command.communicate()[1]}")
+            return value
+
+        return wait_until(seen)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import yaml
 
 from scaling.aggregators.registry import BUILT_IN, create
 from tests.conftest import still_there
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, wait_until
 from topologies.detect_host import boot_id
 
 pytestmark = pytest.mark.processes
@@ -208,7 +208,7 @@ def test_everything_killed_is_finished_by_the_same_command(scaling):
     scaling.wait_for_worker()
     process.kill()
     process.wait(LIMIT_S)
-    scaling.wait(lambda: not scaling.processes())  # the workers do not outlive the command
+    wait_until(lambda: not scaling.processes())  # the workers do not outlive the command
     before = {key: text for key, text in scaling.samples().items() if "attempt" not in key}
     outcome = scaling.run()
     assert outcome.returncode == 0, outcome.stderr
