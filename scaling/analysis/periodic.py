@@ -3,10 +3,11 @@
 For each period k the excess of the slowest n / k steps over the usual step is taken; steps above half of it
 are slow. They are a comb if they fall on every k-th step: of the k offsets the one with most of them is
 tested by the hypergeometric distribution (slow steps drawn at random would hit it so often with a probability
-below `LEVEL`, over all periods and offsets), and most slow steps must be on it, and most of its steps slow.
+below a level, over all periods and offsets), and most slow steps must be on it, and most of its steps slow.
 
-The first step of a block, which follows a pause in which ranks agree on how long to go on, is left out:
-blocks have a period too.
+A slow first step of a block, which follows a pause in which ranks agree on how long to go on, is left out:
+blocks have a period too. A cell has the period that most of its launches show; several launches that agree
+need less evidence each, so that a cell's false alarms stay below `LEVEL`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Floats = NDArray[np.float64]
 
 SHORTEST_PERIOD, LONGEST_PERIOD = 3, 64
 FEWEST_EVENTS = 4
-LEVEL = 1e-4
+LEVEL, LOOSEST = 1e-4, 1e-2
+"""Probabilities of a false alarm: of a cell, and of one of several launches at most."""
+
 ON_THE_COMB = 0.6
 """Part of the comb's steps that are slow, and part of the slow steps that are on the comb."""
 
@@ -72,34 +75,37 @@ class PeriodicSlowness:
     phase: str | None
 
 
-def comb(steps_s: Floats, blocks: Sequence[int] = (0,)) -> Comb | None:
+def comb(steps_s: Floats, blocks: Sequence[int] = (0,), level: float = LEVEL) -> Comb | None:
     """The period at which steps are slow; None if they are not.
 
     Args:
         steps_s: lengths of consecutive steps, in seconds: [step].
         blocks: indices of those that follow a pause of the tool, and 0.
+        level: the probability with which a launch without a period seems to have one.
     """
     count = len(steps_s)
     usual_s = float(np.median(steps_s))
-    times, first = steps_s.copy(), list(blocks[1:])
-    times[first] = np.minimum(times[first], usual_s)
+    is_first = np.isin(np.arange(count), blocks[1:])
+    inside_s = np.sort(steps_s[~is_first])
     clearest: tuple[float, Comb] | None = None
     periods = range(SHORTEST_PERIOD, min(LONGEST_PERIOD, count // FEWEST_EVENTS) + 1)
     for period in periods:
-        excess_s = float(np.median(np.sort(times)[-(count // period) :])) - usual_s
+        excess_s = float(np.median(inside_s[-(len(inside_s) // period or 1) :])) - usual_s
         if excess_s < SMALLEST_EXCESS * usual_s:
             continue
-        slow = np.flatnonzero(times > usual_s + excess_s / 2)
+        is_slow = steps_s > usual_s + excess_s / 2
+        known = np.flatnonzero(~(is_first & is_slow))
+        slow = np.flatnonzero(is_slow & ~is_first)
         hits = np.bincount(slow % period, minlength=period)
         offset = int(hits.argmax())
-        on_comb, places = int(hits[offset]), len(range(offset, count, period))
+        on_comb, places = int(hits[offset]), int((known % period == offset).sum())
         if on_comb < max(FEWEST_EVENTS, ON_THE_COMB * places) or on_comb < ON_THE_COMB * len(slow):
             continue
-        chance = _chance(on_comb, count, places, len(slow)) * sum(periods)
-        if chance < LEVEL and (clearest is None or chance < clearest[0]):
+        chance = _chance(on_comb, len(known), places, len(slow)) * sum(periods)
+        if chance < level and (clearest is None or chance < clearest[0]):
             at_offset = slow[slow % period == offset]
-            own_s = float(np.median(times[at_offset])) - usual_s
-            clearest = chance, Comb(period, own_s, float(times.mean()), on_comb / places)
+            own_s = float(np.median(steps_s[at_offset])) - usual_s
+            clearest = chance, Comb(period, own_s, float(steps_s.mean()), on_comb / places)
     return None if clearest is None else clearest[1]
 
 
@@ -122,7 +128,9 @@ def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]
         launches: of one cell.
         phases: a rank's own (`scaling.analysis.rank_times.own_phases`).
     """
-    of_launches = [comb(launch.step_s, launch.blocks) for launch in launches]
+    majority = len(launches) // 2 + 1
+    level = (LEVEL / math.comb(len(launches), majority)) ** (1 / majority) if launches else LEVEL
+    of_launches = [comb(launch.step_s, launch.blocks, min(level, LOOSEST)) for launch in launches]
     combs = [each for each in of_launches if each is not None]
     periods = [each.period for each in combs]
     period = max(set(periods), key=periods.count, default=0)

@@ -1,16 +1,23 @@
 """Causes built into synthetic samples: each is the first that is said, and nothing where none is."""
 
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.explain import explain, limit_of
-from scaling.analysis.periodic import comb
+from scaling.analysis.periodic import comb, periodic_slowness
 from scaling.analysis.rank_times import excess_s
+from scaling.analysis.samples import IterationLaunch, read_cells
 from scaling.measure.budget import RankStep, Span
 from scaling.report.explain_text import overview
 from scaling.report.text import line_of, text_of
+from scaling.store import ResultsFolder
 
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "results" / "reference", ROOT / "benchmarks" / "results"
 MS = 1e-3
 BUCKETS = 3
 
@@ -251,6 +258,41 @@ class TestComb:
         times[::10] = 0.03
         assert comb(times).period == 10
         assert comb(times, range(0, 80, 10)) is None
+
+    @pytest.mark.parametrize(("period", "block", "count"), [(7, 14, 83), (7, 10, 50), (10, 20, 99)])
+    def test_stalls_in_first_steps_of_blocks_hide_no_period(self, period, block, count):
+        times = np.full(count, 0.01)
+        times[period - 1 :: period] = 0.05
+        assert comb(times, (0, *range(block - 1, count, block))).period == period
+
+    @pytest.mark.parametrize(("launches", "is_found"), [(1, False), (2, True), (3, True)])
+    def test_launches_that_agree_need_fewer_steps_each(self, launches, is_found):
+        steps_s = np.full((1, 20), 0.01)
+        steps_s[:, 2::3] = 0.05
+        cell = [IterationLaunch(repeat, np.arange(20), steps_s, []) for repeat in range(launches)]
+        assert (periodic_slowness(cell, ()) is not None) is is_found
+
+    @pytest.mark.quality
+    @pytest.mark.parametrize(("excess", "fewest"), [(0.0, 0.0), (1.0, 0.96), (4.0, 1.0)])
+    def test_a_stall_planted_into_committed_gpu_launches_is_found(self, excess, fewest):
+        """Every seventh step takes so many usual steps more; launches with eight such steps."""
+        launches = [launch for launch in gpu_launches() if len(launch.step_s) >= 56]
+        assert len(launches) >= 396
+        found = 0
+        for launch in launches:
+            times = launch.step_s.copy()
+            times[6::7] += excess * np.median(times)
+            one = comb(times, launch.blocks)
+            found += one is not None and one.period == 7
+        assert found >= fewest * len(launches)
+        assert excess or not found
+
+
+@cache
+def gpu_launches():
+    folders = [path.parent for part in COMMITTED for path in sorted(part.glob("*/study.yaml"))]
+    cells = [cell for folder in folders for cell in read_cells(ResultsFolder(folder))]
+    return [launch for cell in cells if cell.cell["device"] == "cuda" for launch in cell.launches]
 
 
 def test_a_pageable_copy_and_a_slow_input_of_all_ranks_are_feeding(make_study):
