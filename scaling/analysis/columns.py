@@ -64,6 +64,8 @@ MEASURED = {
     "mfu": "float64",
     "matrix_flops_per_s": "float64",
     "matrix_size": "string",
+    "mfu_data_sheet": "float64",
+    "data_sheet_flops_per_s": "float64",
     "epochs": "Int64",
     "train_loss": "float64",
     "train_accuracy": "float64",

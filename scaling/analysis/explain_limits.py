@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaling.analysis.columns import unit_of_workers
+from scaling.analysis.columns import Row, unit_of_workers
 from scaling.analysis.explain_view import Values, View
 
 BUSY_ENOUGH = 0.7
@@ -74,13 +74,13 @@ def launches(view: View) -> Values | None:
     captured = view.fastest_with(free, step="captured")
     if captured is None:
         limit = _launches_in_computation(view) or _device_waits(view)
-        return limit and {**limit, "mfu": row["mfu"]}
+        return limit and {**limit, **_utilization(row)}
     busy = captured["iteration_s"] / row["iteration_s"]
     if busy >= BUSY_ENOUGH:
         return None
     times = {"iteration_s": row["iteration_s"], "captured_iteration_s": captured["iteration_s"]}
     is_shown = bool(view.faster_with(free, step="captured").get("is_shown"))
-    return {"share": 1 - busy, "busy_ratio": busy, "is_shown": is_shown, "mfu": row["mfu"], **times}
+    return {"share": 1 - busy, "busy_ratio": busy, "is_shown": is_shown, **_utilization(row), **times}
 
 
 def _launches_in_computation(view: View) -> Values | None:
@@ -194,7 +194,7 @@ def computation(view: View) -> Values | None:
     return {
         "share": share,
         **{name: view.seconds(name) for name in ("forward_s", "backward_s")},
-        "mfu": row["mfu"],
+        **_utilization(row),
         "precision": row["precision"],
         "more_workers_help": _more_workers_help(view),
         "has_tf32_left": on_gpu and row["precision"] == "float32",
@@ -203,6 +203,10 @@ def computation(view: View) -> Values | None:
         "is_captured": row["step"] == "captured",
         "unit": unit_of_workers(row),
     }
+
+
+def _utilization(row: Row) -> Values:
+    return {name: row[name] for name in ("mfu", "mfu_data_sheet")}
 
 
 def _is_uncompiled_below(view: View, mfu: float) -> bool:

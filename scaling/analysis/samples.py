@@ -166,6 +166,7 @@ class CellResult:
         launches: the samples of its done runs, where it is an iteration cell.
         trainings: likewise, where it is a convergence cell.
         begun: the epochs so far of its trainings that run, or were cut off and will go on.
+        gpu: the model of the machine's GPUs; None where there is none, or there are several.
     """
 
     cell_id: str
@@ -174,6 +175,7 @@ class CellResult:
     launches: list[IterationLaunch]
     trainings: list[TrainingSamples]
     begun: tuple[TrainingSamples, ...] = ()
+    gpu: str | None = None
 
     @property
     def done(self) -> list[RunRecord]:
@@ -222,7 +224,13 @@ def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:
     launches = [_read_launch(folder, record) for record in done if cell["kind"] in TIMED_KINDS]
     trainings = [_read_training(folder, record) for record in done if cell["kind"] == "convergence"]
     begun = filter(None, (_read_begun(folder, record) for record in records))
-    return CellResult(records[0].cell_id, cell, records, launches, trainings, tuple(begun))
+    return CellResult(records[0].cell_id, cell, records, launches, trainings, tuple(begun), _gpu(folder))
+
+
+def _gpu(folder: ResultsFolder) -> str | None:
+    known = folder.environment() if (folder.path / "environment.json").exists() else {}
+    models = {gpu.get("name") for gpu in known.get("gpus") or []}
+    return models.pop() if len(models) == 1 else None
 
 
 def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:

@@ -17,6 +17,7 @@ from scaling.analysis.columns import (
     Row,
     columns,
     row_order,
+    shares_gpus,
     to_table,
 )
 from scaling.analysis.control import baseline_of, control_arm, differences_of_launches, exposed_check
@@ -26,6 +27,7 @@ from scaling.analysis.noise import noise_floors, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.study_scatter import MODERATED, StudyScatter
 from scaling.axes import AXES
+from scaling.measure.data_sheets import peak_flops
 from scaling.measure.statistics import ONE_LAUNCH, interval_of_launches, interval_of_mean
 from scaling.store import ResultsFolder, RunRecord
 from topologies.detect_host import start_named
@@ -121,7 +123,7 @@ def cell_row(study: str, cell: CellResult) -> Row:
         if row["model_flops"] and row["iteration_s"]:
             per_worker = row["model_flops"] / cell.cell["world_size"]
             row["flops_per_s_per_worker"] = per_worker / row["iteration_s"]
-            row.update(_utilization(cell, row["flops_per_s_per_worker"]))
+            row.update(_utilization(cell, row))
     if cell.trainings:
         row.update(convergence_values(cell))
     return row
@@ -136,14 +138,21 @@ def _tokens_per_sample(record: RunRecord) -> int | None:
     return tokens
 
 
-def _utilization(cell: CellResult, flops_per_s: float) -> Row:
-    """MFU, by the median over the runs of what their ranks measured; empty where one of them did not."""
+def _utilization(cell: CellResult, row: Row) -> Row:
+    """MFU, by the median over the runs of what their ranks measured; empty where one of them did not. And by
+    the data sheet's peak, where that is known and each worker has a GPU of its own."""
     runs = [record.summary.get("matrix_rate") or [None] for record in cell.done]
     if not runs or not all(rate for ranks in runs for rate in ranks):
         return {}
     rate = float(np.median([np.mean([rank["flops_per_s"] for rank in ranks]) for ranks in runs]))
     sizes = sorted({rank["size"] for ranks in runs for rank in ranks})
-    return {"mfu": flops_per_s / rate, "matrix_flops_per_s": rate, "matrix_size": _joined(sizes)}
+    flops_per_s = row["flops_per_s_per_worker"]
+    values = {"mfu": flops_per_s / rate, "matrix_flops_per_s": rate, "matrix_size": _joined(sizes)}
+    is_gpu = row["device"] == "cuda" and not shares_gpus(row)
+    peak = peak_flops(cell.gpu, row["precision"]) if is_gpu and cell.gpu else None
+    if peak:
+        values |= {"mfu_data_sheet": flops_per_s / peak, "data_sheet_flops_per_s": peak}
+    return values
 
 
 def _hosts(record: RunRecord) -> list[str]:

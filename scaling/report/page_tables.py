@@ -82,7 +82,9 @@ def columns_of(group: CellGroup) -> list[Column[Row]]:
     throughput, unit = group.throughput
     rates = [Column[Row](unit, lambda row: number(row[throughput]))]
     if any(row["mfu"] is not None for row in group.rows):
-        rates.append(Column("MFU", lambda row: percent(row["mfu"])))
+        rates.append(Column("MFU (measured peak)", lambda row: percent(row["mfu"])))
+    if any(row["mfu_data_sheet"] is not None for row in group.rows):
+        rates.append(Column("MFU (data sheet)", lambda row: percent(row["mfu_data_sheet"])))
     is_trained = group.kind == "convergence"
     return [
         Column("aggregator", group.name),
@@ -303,11 +305,13 @@ def _utilization(group: CellGroup) -> str:
     rates = sorted(row["matrix_flops_per_s"] for row in known)
     sizes = sorted({int(size) for row in known for size in row["matrix_size"].split(SEPARATOR)})
     rows = listed([str(size) for size in sizes], "or")
+    peak = known[0]["data_sheet_flops_per_s"]
+    sheet = f"; or over the dense peak of the GPU's data sheet, {flops_per_s(peak)}" if peak else ""
     reached = " to ".join(dict.fromkeys(flops_per_s(rate) for rate in (rates[0], rates[-1])))
     return (
         " MFU: the model's floating-point operations over those of matrix products in the same time, "
         f"{reached} a worker in {known[0]['precision']}, measured in the run with square matrices of {rows} "
-        "rows, the best size."
+        f"rows, the best size{sheet}."
     )
 
 

@@ -1,6 +1,7 @@
 """Explanations of synthetic studies whose bottleneck was built in."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,9 @@ def test_what_the_device_could_do_is_said_where_it_was_measured(make_study):
         text_of(first(study, larger))
         == f"{said}; the step reaches 45% of the rate of float32 matrix products measured on this GPU (MFU)"
     )
+    study.cells[:] = [replace(cell, gpu="NVIDIA H200") for cell in study.cells]
+    assert text_of(first(study, larger)).endswith("measured on this GPU (MFU; by the data sheet 1%)")
+    assert "MFU 4% (by the data sheet 0%): GPU busy" in text_of(first(study, eager))
 
 
 def test_launches_are_told_by_another_aggregators_captured_step_too(make_study):

@@ -83,6 +83,26 @@ def test_mfu_is_empty_where_a_part_of_it_is_not_known(study, line, summary):
     assert (row["mfu"], row["matrix_flops_per_s"], row["matrix_size"]) == (None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "cell", "peak"),
+    [
+        (["NVIDIA H200"] * 2, {}, 66.9e12),
+        (["NVIDIA H200", "NVIDIA H100 PCIe"], {}, None),
+        (["Some GPU"], {}, None),
+        (["NVIDIA H200"], {"workers_per_gpu": 2}, None),
+        (["NVIDIA H200"], {"device": "cpu"}, None),
+    ],
+)
+def test_mfu_by_the_data_sheet_is_known_for_one_known_gpu_a_worker(study, line, gpus, cell, peak):
+    study.folder.write_environment({"gpus": [{"name": name} for name in gpus]})
+    summary = {"model_flops": 669 * 10**11, "matrix_rate": [matrix_rate(50e12)] * 2}
+    study.add([[[line(0, 4.0)]] * 2], summary=summary, world_size=2, **{"device": "cuda", **cell})
+    (row,) = rows_of(study)
+    assert row["mfu"] == pytest.approx(66.9 / 2 / 4 / 50)
+    shown = (row["mfu_data_sheet"], row["data_sheet_flops_per_s"])
+    assert shown == ((None, None) if peak is None else pytest.approx((1 / 8, peak)))
+
+
 def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
     rank_0 = [line(i, 2.0, forward_s=0.5, d2h_s=0.1, wait_s=1.4) for i in range(3)]
     rank_1 = [line(i, 1.9, forward_s=0.5, d2h_s=0.1, reduce_s=1.2, wait_s=0.1) for i in range(3)]

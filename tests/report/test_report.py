@@ -35,6 +35,13 @@ def test_utilization_is_a_column_where_it_is_known(tmp_path):
     assert "4.0%" in text
     said = "500 GFLOP/s a worker in float32, measured in the run with square matrices of 1024 rows"
     assert said in " ".join(text.split())
+    assert "data sheet" not in headings
+    study.folder.write_environment({"gpus": [{"name": "NVIDIA H200"}]})
+    study.add([[lines]], device="cuda", summary={"model_flops": 2 * 10**9, "matrix_rate": [rate]})
+    headings, text = headings_and_text(study.folder)
+    assert "MFU (measured peak)" in headings
+    assert "MFU (data sheet)" in headings
+    assert "the dense peak of the GPU's data sheet, 66.9 TFLOP/s" in " ".join(text.split())
 
 
 def headings_and_text(folder):
