@@ -24,7 +24,7 @@ from scaling.analysis.columns import Row, is_of_older_code, to_rows
 from scaling.analysis.reading import MeasuredStudy, read_study
 from scaling.analysis.verdict import verdicts
 from scaling.report import write_report
-from scaling.report.formats import MISSING, percent, rate
+from scaling.report.formats import MISSING, of_speedup, percent, rate, ratio
 from scaling.report.text import text_of
 from scaling.report.verdict_text import facts_of
 from scaling.store import ResultsFolder
@@ -97,8 +97,13 @@ def example(rows: list[Row]) -> str:
             continue
         added_s = row["exchange_overhead_s"]
         added = MISSING if added_s is None else f"{1e3 * added_s:.2f}"
-        values = [str(row["world_size"]), measured(row), rate(row["samples_per_s"]), f"{row['speedup']:.2f}"]
-        values += [percent(row["parallel_efficiency"], 0), added]
+        values = [
+            str(row["world_size"]),
+            measured(row),
+            rate(row["samples_per_s"]),
+            ratio(row["speedup"]) + of_speedup(row),
+        ]
+        values += [percent(row["parallel_efficiency"], 0) + of_speedup(row), added]
         lines.append(f"| {' | '.join(values)} |\n")
     return EXAMPLE_HEAD + "".join(lines)
 

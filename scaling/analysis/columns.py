@@ -94,6 +94,8 @@ MEASURED = {
 }
 """What came out, with its type; objects are findings, or tuples of them."""
 
+SPEEDUP = ("speedup", "speedup_low", "speedup_high")
+
 TRANSFER = "transfer"
 """The kind of cells that are copies, messages and collectives alone."""
 

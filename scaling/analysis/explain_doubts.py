@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
+from scaling.analysis.columns import SPEEDUP
 from scaling.analysis.explain_view import Values, View
 from scaling.analysis.learning import REACHED
 from scaling.store.failures import OUT_OF_MEMORY, failure_kind
@@ -56,7 +57,7 @@ def no_speedup(view: View) -> Values | None:
     size, speedup = view.row["world_size"], view.row["speedup"]
     if size < 2 or speedup is None or speedup >= NO_SPEEDUP:
         return None
-    return {"share": 1 - speedup, "world_size": size, "speedup": speedup}
+    return {"share": 1 - speedup, "world_size": size, **{name: view.row[name] for name in SPEEDUP}}
 
 
 def scatter(view: View) -> Values | None:

@@ -14,7 +14,15 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.columns import SEPARATOR, Row, aggregator_name, is_control_arm, to_rows, unit_of_workers
+from scaling.analysis.columns import (
+    SEPARATOR,
+    SPEEDUP,
+    Row,
+    aggregator_name,
+    is_control_arm,
+    to_rows,
+    unit_of_workers,
+)
 from scaling.analysis.decisions import TIE_RATIO, Difference, state_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_rows
@@ -41,7 +49,7 @@ class _Throughput:
         return float(self.row["iteration_s"] / self.row["global_batch"])
 
     def values(self) -> dict[str, Any]:
-        columns = ("world_size", "iteration_s", "iteration_s_low", "iteration_s_high", "speedup")
+        columns = ("world_size", "iteration_s", "iteration_s_low", "iteration_s_high", *SPEEDUP)
         return {
             "name": self.name,
             "unit": unit_of_workers(self.row),

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, Excluded, workloads
-from scaling.analysis.columns import Row, is_of_older_code, shares_gpus, to_rows
+from scaling.analysis.columns import SPEEDUP, Row, is_of_older_code, shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
 from scaling.analysis.losses import losses_of, single_like
@@ -32,6 +32,9 @@ NAMED_RATIO = 1.1
 
 WIDE_RATIO = 1.5
 """Upper end to lower end of an interval, above which it is named instead of its middle."""
+
+Ratios = Mapping[str, tuple[float, float]]
+"""Cell id -> the interval of its time over the choice's (`Recommendation`)."""
 
 OBJECTIVES = (TIME, ACCURACY)
 """Those of which a study has an answer, where it measured them."""
@@ -89,7 +92,7 @@ def verdict_of(
     same_size = [rival for rival in rivals if rival.row["world_size"] == size]
     open_sizes = sorted({rival.row["world_size"] for rival in rivals} - {size})
     sizes = sorted({candidate.row["world_size"] for candidate in candidates})
-    measured = _measured(choice, candidates)
+    measured = _measured(choice, candidates, recommendation.ratios)
     values = {
         "objective": recommendation.objective,
         "workload": recommendation.workload,
@@ -186,7 +189,7 @@ def _lossy(choice: Candidate, excluded: Sequence[Excluded]) -> dict[str, list[st
     return {"lossy": [*as_fast], "lossy_open": [*open_ones]}
 
 
-def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, Any]:
+def _measured(choice: Candidate, candidates: Sequence[Candidate], ratios: Ratios) -> dict[str, Any]:
     """What the choice reaches: for a training the seconds to its target, otherwise the time of a step.
 
     Where `none` was not timed on one worker, `single` is the aggregator that the speedup is over: there it
@@ -199,33 +202,35 @@ def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, A
             "seconds_to_target": choice.value,
             "target_accuracy": row["target_accuracy"],
             "single": None,
-            **_over_one_worker(choice, singles),
+            **_over_one_worker(choice, singles, ratios),
         }
-    names = ("iteration_s", "samples_per_s", "tokens_per_s", "speedup", "parallel_efficiency")
+    names = ("iteration_s", "samples_per_s", "tokens_per_s", *SPEEDUP, "parallel_efficiency")
     values = {**{name: row[name] for name in names}, "single": None, "unlike": None}
     single = single_like(row, singles)
     if row["speedup"] is None and row["world_size"] > 1 and single is not None:
         speedup = _ratio(single, choice)
-        values |= {"speedup": speedup, "parallel_efficiency": speedup / row["world_size"]}
+        ends = dict(zip(SPEEDUP, (speedup, *ratios.get(single.cell_id, (None, None))), strict=True))
+        values |= {**ends, "parallel_efficiency": speedup / row["world_size"]}
         values["single"] = {name: single.row[name] for name in ("aggregator", "iteration_s")}
     return values
 
 
-def _over_one_worker(choice: Candidate, singles: Sequence[Candidate]) -> dict[str, Any]:
+def _over_one_worker(choice: Candidate, singles: Sequence[Candidate], ratios: Ratios) -> dict[str, Any]:
     """The speedup of trainings, of the seeds that both have; None where they share none.
 
     Where the two have unlike trainings, `unlike` says how many one worker has, and which seeds are compared.
     """
     shared = [single for single in singles if _shared_trainings(single, choice)]
     if not shared:
-        return {"speedup": None, "parallel_efficiency": None, "unlike": None}
+        return dict.fromkeys((*SPEEDUP, "parallel_efficiency", "unlike"))
     single = min(shared, key=lambda one: _ratio(one, choice))
     keys = _shared_trainings(single, choice)
     is_unlike = any(len(one.times.by_launch) > len(keys) for one in (single, choice))
     seeds = list(dict.fromkeys(seed for seed, _ in keys))
     speedup = _ratio(single, choice)
+    ends = (None, None) if is_unlike else ratios.get(single.cell_id, (None, None))
     return {
-        "speedup": speedup,
+        **dict(zip(SPEEDUP, (speedup, *ends), strict=True)),
         "parallel_efficiency": speedup / choice.row["world_size"],
         "unlike": {"num_trainings": single.num_launches, "seeds": seeds} if is_unlike else None,
     }

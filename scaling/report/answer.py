@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from scaling.analysis.findings import Finding
-from scaling.report.formats import MISSING, ratio, spread
+from scaling.report.formats import MISSING, of_speedup, ratio, spread
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import text_of
 from scaling.report.verdict_text import names_of, verdict_lines
@@ -80,7 +80,7 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
         ),
         Column("time", lambda one: text_of(one[1], "time").partition(" a step")[0]),
         Column("±", lambda one: _spread(one[1])),
-        Column("speedup", lambda one: ratio(one[1].values["speedup"])),
+        Column("speedup", lambda one: ratio(one[1].values["speedup"]) + of_speedup(one[1].values)),
         Column("aggregator", lambda one: _aggregator(one[1])),
         Column("limit", lambda one: limit_word(one[1])),
     ]

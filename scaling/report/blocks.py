@@ -11,7 +11,7 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, in_order_of
 from scaling.axes import workers
 from scaling.measure.statistics import ONE_LAUNCH
-from scaling.report.formats import milliseconds, percent, ratio
+from scaling.report.formats import milliseconds, of_speedup, percent, ratio
 from scaling.report.page_tables import answer_columns, answer_legend, best_of_rows, quality_of
 from scaling.report.sections import SavedFigure, Section, arrange
 from scaling.report.tables import Column, Table, table_of
@@ -119,7 +119,8 @@ def _summary(group: CellGroup) -> str:
     best_row = _best_of_group(group)
     if best_row is None:
         return ""
-    speedup = "" if best_row["speedup"] is None else f", speedup {ratio(best_row['speedup'])}"
+    shown = best_row["speedup"] is not None
+    speedup = f", speedup {ratio(best_row['speedup'])}{of_speedup(best_row)}" if shown else ""
     return (
         f"{group.name(best_row) if best_row['world_size'] > 1 else 'best'} on {workers_of(best_row)}: "
         f"{milliseconds(best_row['iteration_s'])} ms a step{speedup}"

@@ -61,6 +61,12 @@ def spread(half_ratio: float | None) -> str:
     return "<0.1%" if half_ratio < 0.0005 else percent(half_ratio, 1 if half_ratio < 0.1 else 0)
 
 
+def of_speedup(values: Mapping[str, Any]) -> str:
+    """` ±0.8%`: half the interval of a row's speedup, behind it or the efficiency; "" without an interval."""
+    width = half_width_percent(values["speedup"], values["speedup_low"], values["speedup_high"])
+    return f" ±{width}" if width else ""
+
+
 def interval(low: float | None, high: float | None) -> str:
     """`12.1 to 12.5`, in milliseconds, without its unit."""
     if low is None or high is None:

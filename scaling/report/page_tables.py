@@ -26,6 +26,7 @@ from scaling.report.formats import (
     megabytes,
     milliseconds,
     number,
+    of_speedup,
     percent,
     rate,
     ratio,
@@ -130,8 +131,8 @@ def answer_columns(group: CellGroup) -> list[Column[Row]]:
         Column(_first_heading(group), lambda row: _name_or_bound(group, row)),
         Column("ms a step", _time_with_mark),
         Column(unit, lambda row: rate(row[throughput])),
-        Column("speedup", lambda row: ratio(row["speedup"]) + _plus_minus(row)),
-        Column("efficiency", lambda row: percent(row["parallel_efficiency"], 0) + _plus_minus(row)),
+        Column("speedup", lambda row: ratio(row["speedup"]) + of_speedup(row)),
+        Column("efficiency", lambda row: percent(row["parallel_efficiency"], 0) + of_speedup(row)),
         Column("exchange, ms", _exchange_with_mark),
     ]
 
@@ -177,11 +178,6 @@ def _time_with_mark(row: Row) -> str:
     width = half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"])
     mark = f" {WIDE}" if _is_wide(row) else ""
     return f"{milliseconds(row['iteration_s'])}{f' ±{width}' if width else ''}{mark}"
-
-
-def _plus_minus(row: Row) -> str:
-    width = half_width_percent(row["speedup"], row["speedup_low"], row["speedup_high"])
-    return f" ±{width}" if width else ""
 
 
 def _is_wide(row: Row) -> bool:
@@ -371,8 +367,8 @@ TIME_COLUMNS: tuple[Column[Row], ...] = (
     Column(None, _width, "±"),
 )
 SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
-    Column("speedup", lambda row: ratio(row["speedup"]) + _plus_minus(row), "speedup"),
-    Column("efficiency", lambda row: percent(row["parallel_efficiency"], 0) + _plus_minus(row), "efficiency"),
+    Column("speedup", lambda row: ratio(row["speedup"]) + of_speedup(row), "speedup"),
+    Column("efficiency", lambda row: percent(row["parallel_efficiency"], 0) + of_speedup(row), "efficiency"),
     Column("exchange, ms", _exchange_with_mark),
     Column("MB moved a rank", lambda row: megabytes(row["wire_bytes_per_rank"])),
     Column("repeats", lambda row: str(row["repeats"])),

@@ -85,6 +85,7 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
         "setting": _setting,
         "title": title_of,
         "unit": unit_of,
+        "of_speedup": formats.of_speedup,
         "points": formats.points,
         "workers": workers,
     }

@@ -352,6 +352,9 @@ def test_speedup_is_over_another_aggregator_on_one_worker_where_none_was_not_tim
     (line, *_) = verdict_lines(answers(study))
     assert line.startswith("Use 2 workers: 1.82 times as fast as one (one with all_reduce: 1001 ms). 550")
     assert line.endswith("91% efficiency.")
+    (one,) = answers(study)
+    low, high = one.values["speedup_low"], one.values["speedup_high"]
+    assert low < one.values["speedup"] < high < 1.02 * low
 
 
 def test_one_worker_that_was_not_measured_is_the_next_experiment(study):

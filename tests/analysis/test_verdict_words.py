@@ -61,7 +61,7 @@ def test_lossy_aggregator_of_one_launch_is_not_called_as_fast(study):
 def test_interval_says_of_what_and_how_sure(study):
     add(study, "none", 1, 1.0)
     add(study, "all_reduce", 2, 0.55)
-    assert "Sure: 3 launches, step time ± 0.1% (95%)." in told(study)
+    assert "Sure: 3 launches, step time ± 0.1%, speedup and efficiency ± 0.1% (95%)." in told(study)
 
 
 def test_one_that_may_be_slower_by_more_than_a_tie_has_its_measured_time_and_the_bound(study):
@@ -149,4 +149,4 @@ def test_page_of_several_workloads_names_all_and_shows_their_answers_above_what_
     header = page.partition("<main>")[0]
     assert "2 workloads: m0 on synthetic; m1 on synthetic · strong scaling, global batch 64, cpu" in header
     assert header.count("m0 on synthetic: Use 2 workers: 1.67 times as fast as one.") == 1
-    assert "<td>1.67</td>" in header.partition('<th scope="row">m1 on synthetic</th>')[2]
+    assert "<td>1.67 ±0.1%</td>" in header.partition('<th scope="row">m1 on synthetic</th>')[2]

@@ -38,8 +38,15 @@ def test_a_value_that_is_missing_is_an_error():
         text_of(Finding("failed", ("a",), {"is_out_of_memory": False}))
 
 
+def test_a_speedup_below_one_that_may_be_none_is_said_so():
+    values = {"world_size": 2, "speedup": 0.98, "speedup_low": 0.93, "speedup_high": 1.03}
+    said = "2 workers process no more samples per second than one: speedup 0.98 ±5.1%"
+    assert text_of(Finding("no_speedup", ("a",), values)) == said
+
+
 def test_line_breaks_of_a_template_are_no_part_of_the_text():
-    finding = Finding("no_speedup", ("a",), {"world_size": 2, "speedup": 0.8})
+    values = {"world_size": 2, "speedup": 0.8, "speedup_low": None, "speedup_high": None}
+    finding = Finding("no_speedup", ("a",), values)
     assert text_of(finding) == "2 workers process fewer samples per second than one: speedup 0.80"
     assert next_experiment(finding) == "fewer workers, or a larger local batch"
 
