@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from scaling.analysis.columns import columns
 from scaling.store import ResultsFolder
 from tests.numbers_in_docs import holds_numbers
 
@@ -197,3 +198,11 @@ def test_committed_pictures_are_those_that_a_document_shows():
     }
     pictures = {path for path in committed() if path.suffix in (".png", ".svg")}
     assert pictures == {path for path in shown if path.is_relative_to(REFERENCE)}
+
+
+@pytest.mark.parametrize("path", sorted(REFERENCE.glob("*/summary.csv")), ids=lambda path: path.parent.name)
+def test_committed_summaries_have_all_columns_and_the_times_of_what_was_measured(path):
+    table = pd.read_csv(path, usecols=lambda name: name in columns())
+    assert set(columns()) == set(table.columns)
+    timed = table[table.kind.isin(["iteration", "device"]) & (table.state == "done")]
+    assert timed.empty or timed.iteration_s.notna().any()
