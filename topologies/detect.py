@@ -6,13 +6,13 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from topologies import detect_nvml, detect_smi
-from topologies.detect_host import SYS, bridge_link, pci_place, read_host
+from topologies.detect_host import SYS, bridge_link, busy_ratio, pci_place, read_host
 from topologies.facts import Facts, Gpu
 
 
@@ -24,6 +24,17 @@ def num_usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return max(1, min(cores, -(-int(allowed) // int(period))))
     except (OSError, ValueError):  # no such file, or "max": no quota
         return cores
+
+
+BUSY_RATIO = 0.25
+"""Programs that take more of the cores disturb what is measured beside them."""
+
+
+def load_text(busy: Callable[[Collection[int]], float | None] = busy_ratio) -> str:
+    """What disturbs a measurement now: `other programs take 85% of the cores`; "" where nothing does."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    ratio = busy(cores)
+    return f"other programs take {ratio:.0%} of the cores" if ratio is not None and ratio > BUSY_RATIO else ""
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from topologies.facts import Host, NumaNode, PcieLink, PciePlace
@@ -52,6 +53,30 @@ def node_cpus(sys: Path = SYS) -> dict[int, set[int]]:
     numbered = {int(path.name.removeprefix("node")): path for path in paths}
     cores = {number: parse_cpu_list(_text(path / "cpulist")) for number, path in sorted(numbered.items())}
     return {number: cpus for number, cpus in cores.items() if cpus}
+
+
+def busy_ratio(
+    cores: Collection[int],
+    stat: Path = Path("/proc/stat"),
+    wait: Callable[[], None] = lambda: time.sleep(0.1),
+) -> float | None:
+    """The part of these cores that programs take just now; None where the kernel does not tell.
+
+    Reference: proc_stat(5), the times of each core since the start; the fourth and fifth are idle.
+    """
+    before = _core_times(cores, stat)
+    wait()
+    spent = [now - then for then, now in zip(before, _core_times(cores, stat), strict=False)]
+    total = sum(spent)
+    return 1 - sum(spent[3:5]) / total if total > 0 else None
+
+
+def _core_times(cores: Collection[int], stat: Path) -> list[int]:
+    """The times of /proc/stat, summed over cores; guests are counted in user time already."""
+    lines = [line.split() for line in _text(stat).splitlines()]
+    wanted = {f"cpu{core}" for core in cores}
+    rows = [[*map(int, line[1:9])] for line in lines if line and line[0] in wanted]
+    return [sum(column) for column in zip(*rows, strict=True)]
 
 
 def boot_id(path: Path = BOOT_ID) -> str | None:

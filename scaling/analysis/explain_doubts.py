@@ -12,6 +12,8 @@ WIDE_INTERVAL = 0.05
 LARGE_FLOOR = 0.05
 NO_SPEEDUP = 1.0
 SKEW_SHARE = 0.1
+CAUSES = {"busy_host", "oversubscribed", "throttled_gpu", "shared_gpu", "periodic"}
+"""Of scatter, by their rules: more repeats do not mend them."""
 
 
 def failed(view: View) -> Values | None:
@@ -69,6 +71,7 @@ def scatter(view: View) -> Values | None:
     if half <= WIDE_INTERVAL:
         return None
     values = {"interval_method": row["interval_method"], "repeats": int(row["repeats"] or 1)}
+    values["has_cause"] = bool(view.fired.keys() & CAUSES)
     return {"share": min(1.0, half), "half_width_ratio": half, **values}
 
 

@@ -41,6 +41,7 @@ from scaling.analysis.decisions import (
     launches_needed,
     state_of,
 )
+from scaling.analysis.doubts import doubts_of
 from scaling.analysis.explain import explain_cell, limit_of
 from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
@@ -52,6 +53,9 @@ __all__ = ["OBJECTIVES", "Choice", "Recommendation", "recommend"]
 Choice = Candidate
 """A candidate that was chosen, or could have been."""
 
+
+NEAR_RATIO = 1.1
+"""Measured value to the choice's, up to which a rival's doubts are told."""
 
 Limit = Callable[[Row], "Finding | None"]
 """What takes most of a cell's time."""
@@ -118,6 +122,7 @@ class Recommendation:
             it takes more than MOST_ASKED launches.
         ratios: cell id -> the 95% interval of its time over the choice's.
         is_noisy: it takes more than MOST_ASKED: launches scatter too much.
+        doubts: what makes the numbers of the choice and its rivals doubtful.
         limit: what takes most of the choice's time.
         cost: what it costs to be wrong; None without a choice.
         excluded: cells that may not be chosen.
@@ -138,6 +143,7 @@ class Recommendation:
     aggregator: Decision | None = None
     is_noisy: bool = False
     ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    doubts: Sequence[Finding] = ()
 
     @property
     def finding(self) -> Finding:
@@ -161,6 +167,7 @@ class Recommendation:
             "rivals": rivals,
             "more_repeats": self.more_repeats,
             "is_noisy": self.is_noisy,
+            "doubts": self.doubts,
             "fewest_launches": FEWEST,
             "tie_ratio": TIE_RATIO,
             "workers": self.workers and self.workers.as_dict(),
@@ -202,7 +209,14 @@ def recommend(
     def limit(row: Row) -> Finding | None:
         return limit_of(explain_cell(row, study))
 
-    return [_recommend(wanted, workload, study.cells, scatters, limit) for workload in chosen_from]
+    found = [_recommend(wanted, workload, study.cells, scatters, limit) for workload in chosen_from]
+    return [replace(one, doubts=_doubts(one, study)) if one.choice else one for one in found]
+
+
+def _doubts(one: Recommendation, study: Known) -> list[Finding]:
+    assert one.choice is not None
+    near = [rival.candidate for rival in one.rivals if rival.candidate.value <= NEAR_RATIO * one.choice.value]
+    return doubts_of([candidate.row for candidate in (one.choice, *near)], study)
 
 
 def _within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:

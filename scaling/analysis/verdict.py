@@ -20,6 +20,7 @@ import pandas as pd
 from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, Excluded, workloads
 from scaling.analysis.columns import SPEEDUP, Row, is_of_older_code, shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
+from scaling.analysis.doubts import is_too_noisy
 from scaling.analysis.findings import Finding
 from scaling.analysis.losses import losses_of, single_like
 from scaling.analysis.recommend import Recommendation, recommend
@@ -115,7 +116,8 @@ def verdict_of(
         "other_size": _best_of_other_sizes(choice, others),
         "limit": recommendation.limit,
         "losses": losses_of(choice, others, recommendation.limit),
-        "confidence": _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size)),
+        "confidence": (confidence := _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size))),
+        "is_too_noisy": confidence in ("one_launch", "workers_open") and is_too_noisy(recommendation.doubts),
         **_variation(recommendation, choice, rows),
     }
     return Finding("verdict", tuple(other.row["cell_id"] for other in (choice, *ties)), values)
@@ -329,6 +331,7 @@ def _variation(recommendation: Recommendation, choice: Candidate, rows: Sequence
         "noise_floor": choice.row["noise_floor"],
         "more_repeats": recommendation.more_repeats,
         "is_noisy": recommendation.is_noisy,
+        "doubts": recommendation.doubts,
     }
 
 

@@ -18,6 +18,7 @@ from scaling.cli.run_against import run_against
 from scaling.errors import LaunchError, ScalingError
 from scaling.files.texts import folded
 from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
+from topologies.detect import load_text
 
 if TYPE_CHECKING:
     from scaling.report.write import Report
@@ -63,6 +64,8 @@ def run(
     against: _Against = None,
 ) -> None:
     """Run or resume a study; finished cells are skipped. Ends with the report and the verdict."""
+    if disturbed_by := load_text():  # before workers take them
+        note(f"warning: {disturbed_by}: times will be too long and scatter; run it when the machine is idle")
     words = overrides or []
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
         if launcher == "local" and LocalLauncher.forks_workers:

@@ -12,7 +12,7 @@ from pathlib import Path
 from launchers.rank_info import RankError, RankInfo
 from scaling.doctor import devices, files, host, software
 from scaling.doctor.line import CheckResult
-from topologies.detect import num_usable_cores
+from topologies.detect import load_text, num_usable_cores
 
 __all__ = ["CheckResult", "examine", "rank"]
 
@@ -34,6 +34,8 @@ def examine(environ: Mapping[str, str], here: Path) -> list[CheckResult]:
     rank_line = rank(environ)
     if rank_line.state == "ok" and not rank_line.text.startswith(("none", "rank 0 ")):
         return [rank_line]
+    is_alone = rank_line.text.startswith("none")
+    load = host.load(load_text() if is_alone else None)  # before this process takes any
     gpus, num_cores = devices.look(), num_usable_cores()
     return [
         software.versions(),
@@ -49,6 +51,7 @@ def examine(environ: Mapping[str, str], here: Path) -> list[CheckResult]:
         host.shared_memory(),
         host.limits(bool(gpus.usable)),
         host.numa(num_cores),
+        load,
         files.data_sets(),
         files.write_access(environ, here),
         host.clock(),

@@ -107,6 +107,16 @@ def numa(num_usable: int, num_present: int | None = None, sys: Path = SYS) -> Ch
     return CheckResult("NUMA", "ok", text)
 
 
+def load(disturbed_by: str | None) -> CheckResult:
+    """What other programs take; "" where it is little, None among ranks, which load the cores themselves."""
+    if disturbed_by is None:
+        return CheckResult("load", "ok", "not looked at beside other ranks")
+    if disturbed_by:
+        fix = "end them, or measure when the machine is idle"
+        return CheckResult("load", "warning", f"{disturbed_by}: times will be too long and scatter", fix)
+    return CheckResult("load", "ok", "the cores are idle, or nearly")
+
+
 def clock(
     read: Callable[[], float] = time.perf_counter,
     source: Path = SYS / "devices/system/clocksource/clocksource0/current_clocksource",

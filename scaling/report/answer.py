@@ -115,6 +115,8 @@ def _aggregator(verdict: Finding) -> str:
 def limit_word(verdict: Finding) -> str:
     """What limits in a word or two; a dash where that is not known."""
     values = verdict.values
+    if values["is_too_noisy"]:
+        return "unknown (noise)"
     if losses := values["losses"]:
         if not losses["is_resolved"]:
             return "unknown (noise)"

@@ -47,6 +47,7 @@ def as_dict(recommendation: Recommendation) -> dict[str, Any]:
         "aggregator": recommendation.aggregator.as_dict() if recommendation.aggregator else None,
         "more_repeats": recommendation.more_repeats,
         "is_noisy": recommendation.is_noisy,
+        "doubts": [line_of(doubt) for doubt in recommendation.doubts],
         "limit": line_of(recommendation.limit) if recommendation.limit else None,
         "if_wrong": text_of(recommendation.cost) if recommendation.cost else "",
         "excluded": [

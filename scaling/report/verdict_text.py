@@ -99,7 +99,7 @@ def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] |
     sizes = ",".join(map(str, [1, *values["world_sizes"]]))
     again = "-again" if kind == "iteration" or not timed else "-trainings"
     one_worker = [f"world_sizes=[{sizes}]"] if values["lacks_one_worker"] else []
-    if is_open and values["is_noisy"] and values["confidence"] != "one_launch":
+    if is_open and (values["doubts"] or (values["is_noisy"] and values["confidence"] != "one_launch")):
         return timed, again
     if is_open and repeats > values["num_launches"]:
         is_another = bool(one_worker) or folder.is_archived()

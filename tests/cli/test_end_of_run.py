@@ -41,12 +41,14 @@ def test_verdict_comes_after_what_failed(monkeypatch):
     outcome = RunResult(folder, made, failed, ["left out"], leaves_the_rest=False)
     monkeypatch.setattr("scaling.study.session.run_session", lambda *_, **__: outcome)
     monkeypatch.setattr(running, "note", said.append)
+    monkeypatch.setattr(running, "load_text", lambda: "other programs take 85% of the cores")
     monkeypatch.setattr(running, "_show", said.append)
     monkeypatch.setattr(LocalLauncher, "forks_workers", False)
     with pytest.raises(typer.Exit) as ended:
         running.run("quickstart")
     assert ended.value.exit_code == 1
-    first, again, left_out, shown = said
+    warned, first, again, left_out, shown = said
+    assert warned.startswith("warning: other programs take 85% of the cores")
     assert first == "failed: transfer, 2 workers, repeat 0: rank 1: no"
     assert "--retry-failed" in again
     assert (left_out, shown) == ("left out", made)

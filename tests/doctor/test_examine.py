@@ -10,7 +10,7 @@ from scaling.doctor.line import CheckResult
 
 SUBJECTS = [
     "versions", "devices", "peer access", "NCCL", "Triton", "launchers", "MPI", "Horovod", "rank", "ports",
-    "shared memory", "limits", "NUMA", "data sets", "write access", "clock",
+    "shared memory", "limits", "NUMA", "load", "data sets", "write access", "clock",
 ]  # fmt: skip
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 
