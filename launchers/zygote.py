@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,24 @@ from launchers.base import LaunchSpec
 from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
 
 SERVER = "scaling.runtime.zygote"
+PROGRAM = f"""
+import os, sys
+reports = os.dup(1)
+os.dup2(2, 1)
+if sys.path[:1] == [""]:
+    sys.path.pop(0)
+if root := sys.argv.pop(1):
+    sys.path.insert(0, root)
+    import launchers, scaling, topologies
+    sys.path.remove(root)
+sys.path.append(os.getcwd())
+from {SERVER} import main
+os.dup2(reports, 1)
+main()
+"""
+"""Starts it: it imports the command's own code, what is installed, and last what the working folder has,
+where a file may be called numpy.py. Only reports go to the pipe."""
+
 COMMAND_LINE_ROOM = " " * 4096
 """An argument of no meaning: ranks overwrite the command line that they share with their own."""
 
@@ -98,8 +117,10 @@ class Zygote:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         # BLAS libraries make their threads when they are loaded; a zygote has one thread.
         one_thread = {"OPENBLAS_NUM_THREADS": "1"}
+        is_own = environment.python == sys.executable and environment.folder is None
+        root = str(Path(__file__).parents[1]) if is_own else ""
         self._process = subprocess.Popen(
-            [environment.python, "-u", "-m", SERVER, ",".join(modules), COMMAND_LINE_ROOM],
+            [environment.python, "-u", "-c", PROGRAM, root, ",".join(modules), COMMAND_LINE_ROOM],
             env={**environment.variables_from(os.environ), **one_thread},
             cwd=environment.folder,
             stdin=subprocess.PIPE,
@@ -168,7 +189,11 @@ class Zygote:
         until = time.monotonic() + limit_s
         pipe = self._process.stdout
         assert pipe is not None
-        while b"\n" not in self._heard:
+        while b"\n" not in self._heard or not self._heard.startswith(b"{"):
+            noise, end, rest = self._heard.partition(b"\n")
+            if end and not noise.startswith(b"{"):  # printed as Python itself started
+                self._heard = rest
+                continue
             if self._is_over or pipe.closed:
                 return {"ended": -signal.SIGKILL}
             if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:

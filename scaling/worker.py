@@ -8,6 +8,11 @@ and 130 when SIGTERM or SIGUSR1 stopped it: the run that was cut off is planned 
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from scaling.import_path import working_folder_last
+
+    working_folder_last()
+
 import argparse
 import gc
 import os

@@ -38,10 +38,7 @@ def wall_clock(tree: ast.AST) -> list[int]:
     found = []
     for node in ast.walk(tree):
         text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name) else ""
-        known = names.get(text, text).removeprefix("datetime.datetime.").removeprefix("datetime.")
-        if text and (
-            names.get(text) in WALL or text in WALL or (f"datetime.{known}" in WALL and "." in text)
-        ):
+        if names.get(text, text) in WALL or text.removeprefix("datetime.") in WALL:
             found.append(node.lineno)
     return found
 

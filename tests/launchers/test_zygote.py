@@ -194,7 +194,7 @@ THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,
 CUDA = "import torch\ntorch.cuda.is_initialized = lambda: True\n"
 OPEN_GPU = """
 import sys
-sys.modules["__main__"].NVIDIA_DEVICES = __file__
+sys.modules["scaling.runtime.zygote"].NVIDIA_DEVICES = __file__
 opened = open(__file__)
 """
 
