@@ -49,6 +49,9 @@ class Noise:
         drift: by how much the machine slows down from the first to the last cell of a launch, in random
             order, and in the course of a cell; the slope of a launch is between none and twice that.
         offset: of a cell from campaign to campaign, however many launches: what A/A pairs show.
+        serial: correlation of a launch's effects, on each cell and on all, with those of the launch before.
+        slow: of one launch of each campaign, by how much on average it slows down its cells: each by 0.3 to
+            1.7 times as much.
     """
 
     name: str
@@ -61,6 +64,8 @@ class Noise:
     classes: tuple[float, ...] = (1.0,)
     drift: float = 0.0
     offset: float = 0.0
+    serial: float = 0.0
+    slow: float = 0.0
 
 
 UNEQUAL = (1 / 2.4, 2.4)
@@ -120,12 +125,17 @@ def campaign(
     """
     scale = np.concatenate([factors, factors[:num_pairs]])
     shape = (len(scale), num_launches)
-    middles = scale[:, None] * noise.launch * _launch_effects(generator, noise, shape)
-    middles += noise.common * _launch_effects(generator, noise, (num_launches,))
+    own = _launch_effects(generator, noise, shape)
+    middles = scale[:, None] * noise.launch * _correlated(own, noise.serial)
+    common = _launch_effects(generator, noise, (num_launches,))
+    middles += noise.common * _correlated(common, noise.serial)
     middles += scale[:, None] * noise.offset * generator.normal(size=(len(scale), 1))
     slopes = noise.drift * generator.uniform(0, 2, num_launches)
     places = generator.permuted(np.tile(np.linspace(-0.5, 0.5, len(scale)), (num_launches, 1)), axis=1).T
     middles += slopes * places
+    if noise.slow:
+        uneven = generator.uniform(0.3, 1.7, len(scale))
+        middles[:, generator.integers(num_launches)] += noise.slow * uneven
     course = np.linspace(-0.5, 0.5, ITERATIONS) / len(scale)
     steps = scale[:, None, None] * noise.iteration * _iterations(generator, noise, (*shape, ITERATIONS))
     slow = generator.random(steps.shape) < noise.outliers
@@ -135,11 +145,14 @@ def campaign(
 
 def _iterations(generator: np.random.Generator, noise: Noise, shape: tuple[int, ...]) -> Array:
     """Skewed, each like the one before."""
-    own = generator.normal(size=shape)
-    for index in range(1, shape[-1]):
-        kept = noise.autocorrelation
-        own[..., index] = kept * own[..., index - 1] + math.sqrt(1 - kept**2) * own[..., index]
-    return _skewed(own)
+    return _skewed(_correlated(generator.normal(size=shape), noise.autocorrelation))
+
+
+def _correlated(values: Array, kept: float) -> Array:
+    """Independent values -> each along the last axis correlated with the one before, of the same variance."""
+    for index in range(1, values.shape[-1] if kept else 0):
+        values[..., index] = kept * values[..., index - 1] + math.sqrt(1 - kept**2) * values[..., index]
+    return values
 
 
 def true_middle(noise: Noise, factor: float = 1.0) -> float:

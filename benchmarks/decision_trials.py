@@ -33,7 +33,7 @@ from scaling.analysis.comparison import Comparison
 from scaling.analysis.gates import Gate, parse_gate
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.recommend import recommend
-from scaling.analysis.samples import CellResult
+from scaling.analysis.samples import CellResult, without_slow_launches
 from scaling.analysis.summary import build_table
 
 SHIFT = 0.02
@@ -60,10 +60,10 @@ class Pairs:
         slowdown: that is planted: 0.1 for 10%.
     """
 
-    def __init__(self, noise: Noise, num_cells: int, num_launches: int) -> None:
+    def __init__(self, noise: Noise, num_cells: int, num_launches: int, num_pairs: int | None = None) -> None:
         self.noise, self.num_cells, self.num_launches = noise, num_cells, num_launches
         self.slowdown = 0.03 if noise.launch < 0.01 else 0.10
-        self._num_pairs = NUM_PAIRS if noise.offset else 0
+        self._num_pairs = (NUM_PAIRS if noise.offset else 0) if num_pairs is None else num_pairs
         self._study = cells_of(num_cells, num_launches, self._num_pairs)
         still = np.zeros((num_cells + self._num_pairs, num_launches, 2))
         # Names and numbers to be shown: they decide nothing.
@@ -135,7 +135,8 @@ class Pairs:
         return a, b, factors
 
     def _cells(self, logs: Array, true_logs: Array | None = None) -> list[CellResult]:
-        return results(self._study, logs, np.zeros(self.num_cells) if true_logs is None else true_logs)
+        true_logs = np.zeros(self.num_cells) if true_logs is None else true_logs
+        return without_slow_launches(results(self._study, logs, true_logs))
 
 
 def best_of_8(noise: Noise, num_launches: int, gap: float, *seed: int) -> str | None:
@@ -150,7 +151,7 @@ def best_of_8(noise: Noise, num_launches: int, gap: float, *seed: int) -> str | 
     best, true_logs = int(generator.integers(8)), np.full(8, math.log1p(gap))
     true_logs[best] = 0.0
     logs = campaign(generator, noise, cell_factors(generator, noise, 8), num_launches)
-    cells = results(study, logs, true_logs)
+    cells = without_slow_launches(results(study, logs, true_logs))
     (found,) = recommend(build_table("synthetic", cells), cells)
     if found.choice is None or found.state not in ("decided", "tie"):
         return None

@@ -139,8 +139,8 @@ def step_table(cells: Sequence[CellResult]) -> pd.DataFrame:
 
 
 def _step_rows(cell: CellResult) -> Iterator[dict[str, Any]]:
-    existing = _existing(cell.launches)
-    for launch in cell.launches:
+    existing = _existing(cell.all_launches)
+    for launch in cell.all_launches:
         for step, ranks in zip(launch.profiled_steps, launch.budgets, strict=True):
             for rank, budget in enumerate(ranks):
                 values = _by_column(budget)

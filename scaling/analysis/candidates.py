@@ -210,6 +210,20 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
     return [make(objective, family, rows, by_id) for family in families.values()]
 
 
+def within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:
+    """The workload without the candidates that take more on a GPU, or of which that is not known."""
+    within, excluded = [], list(workload.excluded)
+    for candidate in workload.candidates:
+        peak = candidate.row["memory_peak_bytes"]
+        if peak is not None and peak <= most_bytes:
+            within.append(candidate)
+            continue
+        kind = "memory_not_measured" if peak is None else "memory_above"
+        values = {"peak_bytes": peak, "most_bytes": most_bytes}
+        excluded.append(Excluded(candidate.name, candidate.name, Finding(kind, (candidate.cell_id,), values)))
+    return replace(workload, candidates=within, excluded=excluded)
+
+
 _TRAINED_FOR = ("model", "dataset", "device", "target_accuracy")
 
 

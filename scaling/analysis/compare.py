@@ -118,7 +118,12 @@ def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
         num_left_out=sum(not has_time(row) for row in (*rows_a, *rows_b)),
         is_paired=design.is_paired,
         offset_ratio=math.sqrt(design.offset[0]),
-        warnings=[warning for side in (a, b) for cells in side.cells for warning in aa_warnings(cells)],
+        warnings=[
+            replace(warning, values={**warning.values, "folder": name})
+            for name, side in (("A", a), ("B", b))
+            for cells in side.cells
+            for warning in (*aa_warnings(cells), *scatter_of(cells).remarks)
+        ],
     )
 
 

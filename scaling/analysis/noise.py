@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,33 @@ def scatter_of(cells: Sequence[CellResult], *, typical: bool = False) -> StudySc
     steps.
     """
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
-    return study_scatter(cell_times(cells, typical=typical), pairs)
+    return replace(
+        study_scatter(cell_times(cells, typical=typical), pairs), remarks=tuple(_slow_launches(cells))
+    )
+
+
+def _slow_launches(cells: Sequence[CellResult]) -> Iterator[Finding]:
+    """Which launches do not count, since most of their cells were slow in them."""
+    found = [(launch.repeat, cell) for cell in cells for launch in cell.slow_launches]
+    grouped = by_key(found, lambda one: (one[1].cell["world_size"], one[1].cell["device"], one[0]))
+    for (world_size, device, repeat), members in sorted(grouped.items(), key=lambda one: one[0]):
+        times = [
+            (cell, {launch.repeat: launch.iteration_s for launch in cell.all_launches}) for _, cell in members
+        ]
+        ratios = sorted(
+            own[repeat] / math.exp(np.mean([math.log(own[launch.repeat]) for launch in cell.launches]))
+            for cell, own in times
+        )
+        values = {
+            "launch": repeat + 1,
+            "world_size": world_size,
+            "unit": "GPU" if device == "cuda" else "worker",
+            "num_cells": len(ratios),
+            "num_slow": sum(ratio > 1 for ratio in ratios),
+            "median_ratio": float(np.median(ratios)) - 1,
+            "most_ratio": ratios[-1] - 1,
+        }
+        yield Finding("slow_launch", tuple(cell.cell_id for cell, _ in times), values)
 
 
 def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:

@@ -28,6 +28,7 @@ from scaling.analysis.candidates import (
     Excluded,
     Scatters,
     scatters_of,
+    within_memory,
     workloads,
 )
 from scaling.analysis.columns import Row, to_rows
@@ -127,6 +128,8 @@ class Recommendation:
         cost: what it costs to be wrong; None without a choice.
         excluded: cells that may not be chosen.
         workers, aggregator: the two decisions; None without a choice.
+        ruled_out: those that are shown to be larger than the choice.
+        remarks: of the study's launches.
     """
 
     objective: str
@@ -144,6 +147,8 @@ class Recommendation:
     is_noisy: bool = False
     ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     doubts: Sequence[Finding] = ()
+    ruled_out: Sequence[Candidate] = ()
+    remarks: Sequence[Finding] = ()
 
     @property
     def finding(self) -> Finding:
@@ -165,6 +170,7 @@ class Recommendation:
         values |= {
             "choice": self.choice.values(),
             "rivals": rivals,
+            "ruled_out": [candidate.parts[0] for candidate in self.ruled_out],
             "more_repeats": self.more_repeats,
             "is_noisy": self.is_noisy,
             "doubts": self.doubts,
@@ -203,7 +209,7 @@ def recommend(
 
     sets = workloads(wanted.name, rows, cells)
     if max_memory_bytes is not None:
-        sets = [_within_memory(candidates, max_memory_bytes) for candidates in sets]
+        sets = [within_memory(candidates, max_memory_bytes) for candidates in sets]
     scatters, chosen_from = scatters_of(wanted.name, sets, cells)
 
     def limit(row: Row) -> Finding | None:
@@ -217,20 +223,6 @@ def _doubts(one: Recommendation, study: Known) -> list[Finding]:
     assert one.choice is not None
     near = [rival.candidate for rival in one.rivals if rival.candidate.value <= NEAR_RATIO * one.choice.value]
     return doubts_of([candidate.row for candidate in (one.choice, *near)], study)
-
-
-def _within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:
-    """The workload without the candidates that take more on a GPU, or of which that is not known."""
-    within, excluded = [], list(workload.excluded)
-    for candidate in workload.candidates:
-        peak = candidate.row["memory_peak_bytes"]
-        if peak is not None and peak <= most_bytes:
-            within.append(candidate)
-            continue
-        kind = "memory_not_measured" if peak is None else "memory_above"
-        values = {"peak_bytes": peak, "most_bytes": most_bytes}
-        excluded.append(Excluded(candidate.name, candidate.name, Finding(kind, (candidate.cell_id,), values)))
-    return replace(workload, candidates=within, excluded=excluded)
 
 
 def _recommend(
@@ -279,6 +271,10 @@ def _recommend(
             for other, difference in zip(others, differences, strict=True)
             if difference.interval is not None
         },
+        ruled_out=[
+            other for other in others if all(other is not rival.candidate for rival in rivals_and_unsure)
+        ],
+        remarks=scatters.of_times.remarks_on({candidate.cell_id for candidate in candidates}),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from scaling.analysis.columns import has_no_model, shares_gpus
 from scaling.analysis.grouping import by_key
+from scaling.analysis.launch_effects import FEWEST_LAUNCHES, slow_launches
 from scaling.analysis.rates import Rate, blocks_by_rule, blocks_of_lengths, rate_of
 from scaling.analysis.sample_lines import (
     Integers,
@@ -167,6 +168,7 @@ class CellResult:
         trainings: likewise, where it is a convergence cell.
         begun: the epochs so far of its trainings that run, or were cut off and will go on.
         gpu: the model of the machine's GPUs; None where there is none, or there are several.
+        slow_launches: done runs that do not count, since their launch was slow in most cells.
     """
 
     cell_id: str
@@ -176,6 +178,12 @@ class CellResult:
     trainings: list[TrainingSamples]
     begun: tuple[TrainingSamples, ...] = ()
     gpu: str | None = None
+    slow_launches: tuple[IterationLaunch, ...] = ()
+
+    @property
+    def all_launches(self) -> list[IterationLaunch]:
+        """Also the slow ones, in their order."""
+        return sorted([*self.launches, *self.slow_launches], key=lambda launch: launch.repeat)
 
     @property
     def done(self) -> list[RunRecord]:
@@ -214,7 +222,41 @@ def read_cells(folder: ResultsFolder) -> list[CellResult]:
     Raises:
         StoreError: a record or a sample of a done run is missing or damaged.
     """
-    return [read_cell(folder, records) for records in read_records(folder).values()]
+    return without_slow_launches([read_cell(folder, records) for records in read_records(folder).values()])
+
+
+_LAUNCHED_TOGETHER = ("device", "world_size", "peer_access", "threads")
+
+
+def without_slow_launches(cells: Sequence[CellResult]) -> list[CellResult]:
+    """The cells, of which launches that were slow in most cells do not count (`launch_effects`)."""
+    slow: dict[str, set[int]] = {}
+    timed = [cell for cell in cells if cell.cell["kind"] == "iteration" and cell.launches]
+    families = by_key(timed, lambda cell: tuple(cell.cell.get(name) for name in _LAUNCHED_TOGETHER))
+    for family in families.values():
+        repeats = sorted({launch.repeat for cell in family for launch in cell.launches})
+        if len(repeats) >= FEWEST_LAUNCHES:
+            found = {repeats[column] for column in slow_launches(_log_times(family, repeats))}
+            slow.update({cell.cell_id: found for cell in family if found})
+    return [_divided(cell, slow.get(cell.cell_id, set())) for cell in cells]
+
+
+def _log_times(cells: Sequence[CellResult], repeats: Sequence[int]) -> Floats:
+    """[cell, repeat]; NaN where there is no time."""
+    logs = np.full((len(cells), len(repeats)), np.nan)
+    for row, cell in zip(logs, cells, strict=True):
+        for launch in cell.launches:
+            if launch.iteration_s > 0:
+                row[repeats.index(launch.repeat)] = math.log(launch.iteration_s)
+    return logs
+
+
+def _divided(cell: CellResult, slow: set[int]) -> CellResult:
+    counted = [launch for launch in cell.launches if launch.repeat not in slow]
+    if not counted:
+        return cell
+    others = tuple(launch for launch in cell.launches if launch.repeat in slow)
+    return replace(cell, launches=counted, slow_launches=others) if others else cell
 
 
 def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:

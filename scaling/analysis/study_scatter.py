@@ -11,12 +11,13 @@ little of it and is a warning; from FEWEST_PAIRS on their component of variance 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scaling.analysis.decisions import Difference, difference, with_variance
+from scaling.analysis.findings import Finding
 from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, FloatArray, Scatter, scatter
 from scaling.analysis.samples import CellResult
 from scaling.measure.statistics import Estimate, estimate_median
@@ -62,6 +63,7 @@ class StudyScatter:
             that is not known.
         offset_degrees: of freedom behind it.
         pairs: differences of all A/A pairs, by the scatter over launches alone.
+        remarks: what about the launches a reader must know to believe the intervals.
     """
 
     logs: list[FloatArray]
@@ -70,6 +72,11 @@ class StudyScatter:
     offset_variance: float = 0.0
     offset_degrees: float = 0.0
     pairs: tuple[Difference, ...] = ()
+    remarks: tuple[Finding, ...] = ()
+
+    def remarks_on(self, cells: Collection[str]) -> list[Finding]:
+        """The remarks that some of these cells are in, or that are about the whole study."""
+        return [remark for remark in self.remarks if not remark.cells or set(remark.cells) & set(cells)]
 
     def num_launches(self, cell: Hashable) -> int:
         """The number of the cell's launches; 0 if it has no time."""

@@ -83,7 +83,13 @@ def summary_findings(
             findings += _throughput(group, scatter, lossy)
         elif group.kind == "convergence":
             findings += training_findings(group)
-    return [*findings, *_oversubscribed(rows, num_cores), *_several_hosts(rows), *_unfinished(rows)]
+    return [
+        *findings,
+        *scatter.remarks,
+        *_oversubscribed(rows, num_cores),
+        *_several_hosts(rows),
+        *_unfinished(rows),
+    ]
 
 
 def _throughput(group: CellGroup, scatter: StudyScatter, lossy: Collection[str]) -> Iterator[Finding]:

@@ -140,7 +140,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         )
         yield from _sensitivity(comparison)
     yield from _one_launch(comparison)
-    yield from (f"Warning: {text_of(warning)}." for warning in comparison.warnings)
+    yield from (f"Warning: {text_of(warning).rstrip('.')}." for warning in comparison.warnings)
     yield from _differing(comparison)
     yield from _unmatched(comparison)
 

@@ -25,6 +25,8 @@ BY_SETTING = (
 def lines_of(recommendation: Recommendation) -> Iterator[str]:
     """The recommendation, and of each reason the cells that were left out for it."""
     yield textwrap.fill(text_of(recommendation.finding), WIDTH, subsequent_indent="  ")
+    for remark in recommendation.remarks:
+        yield textwrap.fill(f"  {text_of(remark)}", WIDTH, subsequent_indent="    ")
     names: dict[str, dict[str, None]] = {}
     for candidate in recommendation.excluded:
         name = candidate.name if candidate.reason.kind in BY_SETTING else candidate.aggregator
@@ -43,6 +45,8 @@ def as_dict(recommendation: Recommendation) -> dict[str, Any]:
         "choice": _choice(recommendation.choice),
         "runner_up": _choice(recommendation.runner_up),
         "rivals": [_choice(rival.candidate) for rival in recommendation.rivals],
+        "ruled_out": [candidate.name for candidate in recommendation.ruled_out],
+        "remarks": [text_of(remark) for remark in recommendation.remarks],
         "workers": recommendation.workers.as_dict() if recommendation.workers else None,
         "aggregator": recommendation.aggregator.as_dict() if recommendation.aggregator else None,
         "more_repeats": recommendation.more_repeats,

@@ -32,7 +32,7 @@ def mllog(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
         runs = {record.repeat: record for record in cell.done}
         for training in () if shares_gpus(cell.cell) else cell.trainings:
             yield from _training(cell, runs[training.repeat], training)
-        for launch in cell.launches:
+        for launch in cell.all_launches:
             yield from _timing(cell, runs[launch.repeat], launch.step_s.tolist())
 
 

@@ -67,14 +67,14 @@ def tidy_csv(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str
 
 
 def _unprofiled(cell: CellResult) -> Iterator[list[Any]]:
-    for launch in cell.launches:
+    for launch in cell.all_launches:
         for rank, steps in enumerate(launch.rank_steps_s):
             for index, step_s in zip(launch.iterations.tolist(), steps.tolist(), strict=True):
                 yield [launch.repeat, rank, index, "unprofiled", "step_s", "s", repr(step_s)]
 
 
 def _profiled(cell: CellResult) -> Iterator[list[Any]]:
-    if not cell.launches:
+    if not cell.all_launches:
         return
     table = step_table([cell])
     named = ("cell_id", "repeat", "rank", "iteration")

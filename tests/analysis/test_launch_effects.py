@@ -1,0 +1,117 @@
+"""Launches that are slow in most cells count for nothing, and a line says so."""
+
+import numpy as np
+import pytest
+
+from scaling.analysis.launch_effects import slow_launches
+from scaling.analysis.noise import scatter_of
+from scaling.analysis.recommend import recommend
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
+from scaling.analysis.verdict import verdicts
+from scaling.report.recommend_text import as_dict
+from scaling.report.text import text_of
+
+SLOWER = np.array([0.5, 0.1, 0.4, 0.2, 0.6, 0.3, 0.15, 0.35])
+"""By how much a disturbed launch slows cells down: unevenly."""
+
+
+def scattered(num_launches, num_cells=8, seed=0, deviation=0.01):
+    """Logarithms of times, [cell, launch]: of its own, and what the cells of a launch share."""
+    generator = np.random.default_rng(seed)
+    own = generator.normal(scale=deviation, size=(num_cells, num_launches))
+    return own + generator.normal(scale=deviation, size=num_launches)
+
+
+@pytest.mark.parametrize("num_launches", [3, 4, 5])
+@pytest.mark.parametrize("slower", [SLOWER, np.full(8, 0.3), np.where(np.arange(8) < 6, SLOWER, 0)])
+def test_slow_launch_is_found_whether_its_cells_are_slow_evenly_or_not(num_launches, slower):
+    logs = scattered(num_launches)
+    logs[:, 1] += slower
+    assert slow_launches(logs) == [1]
+
+
+def test_several_are_found_but_always_fewer_than_half():
+    logs = scattered(5)
+    logs[:, [0, 3]] += SLOWER[:, None]
+    assert slow_launches(logs) == [0, 3]
+    logs[:, 4] += SLOWER
+    assert len(slow_launches(logs)) <= 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_launches": 2},  # which one is slow?
+        {"num_cells": 4},  # too few to tell
+        {"slower": -SLOWER},  # a fast launch
+        {"slower": np.where(np.arange(8) < 3, SLOWER, 0)},  # three cells of eight
+        {"slower": SLOWER / 20},  # changes no decision
+    ],
+)
+def test_others_are_not(changed):
+    logs = scattered(changed.get("num_launches", 3), changed.get("num_cells", 8), deviation=0.002)
+    logs[:, 1] += changed.get("slower", SLOWER)[: len(logs)]
+    assert slow_launches(logs) == []
+
+
+def test_ordinary_launches_are_seldom_taken_for_slow():
+    found = [slow_launches(scattered(3, seed=seed, deviation=0.05)) for seed in range(200)]
+    assert sum(map(bool, found)) <= 10
+
+
+NAMES = ("all_reduce", "ring", "tree", "host_serial", "host_parallel", "caffe", "mxnet_device", "tensorflow")
+
+
+def add_study(study, slower):
+    logs = scattered(3, deviation=0.004)
+    logs[1:] += 0.2
+    logs[:, 1] += slower
+    for name, own in zip(NAMES, np.exp(logs), strict=True):
+        study.add_steps([[step_s] * 3 for step_s in own], aggregator=name, world_size=2)
+    return read_cells(study.folder)
+
+
+def test_it_counts_for_nothing_and_a_line_says_so(study):
+    cells = add_study(study, SLOWER)
+    table = build_table("made", cells)
+    (found,) = recommend(table, cells)
+    assert (found.state, found.choice.row["aggregator"]) == ("decided", "all_reduce")
+    row = found.choice.row
+    assert row["iteration_s_low"] < row["iteration_s"] < row["iteration_s_high"] < 1.05
+    (said,) = as_dict(found)["remarks"]
+    assert "Launch 2 on 2 workers was slower than the others in 8 of 8 cells" in said
+    assert "(without a slow one on 2 workers)" in text_of(verdicts(table, cells)[0], "sure_why")
+    assert [len(cell.all_launches) for cell in cells] == [3] * 8
+
+
+def test_nothing_is_said_without_one(study):
+    assert not scatter_of(add_study(study, 0.0)).remarks
+
+
+def test_where_a_rival_is_undecided_the_others_are_named_as_ruled_out(study):
+    for name, steps in {
+        "all_reduce": [1.0, 1.3, 1.0],
+        "ring": [1.3, 1.0, 1.1],
+        "tree": [5.0, 5.1, 4.9],
+        "host_serial": [6.0, 6.1, 5.9],
+    }.items():
+        study.add_steps([[step_s] * 3 for step_s in steps], aggregator=name, world_size=2)
+    cells = read_cells(study.folder)
+    table = build_table("made", cells)
+    (found,) = recommend(table, cells)
+    assert found.state == "undecided"
+    said = as_dict(found)
+    assert said["ruled_out"] == ["tree on 2 workers", "host_serial on 2 workers"]
+    assert "tree on 2 workers and host_serial on 2 workers are ruled out; " in said["sentence"]
+    why = text_of(verdicts(table, cells)[0], "aggregator_why")
+    assert why == "fastest so far; not resolved from ring; ruled out: tree and host_serial"
+
+
+def test_world_sizes_that_are_ruled_out_are_named(study):
+    study.add_steps([[step_s] * 3 for step_s in (9.0, 9.1, 8.9)], world_size=1)
+    for world_size, steps in {2: [1.0, 1.3, 1.0], 4: [1.3, 1.0, 1.1]}.items():
+        study.add_steps([[step_s] * 3 for step_s in steps], aggregator="ring", world_size=world_size)
+    cells = read_cells(study.folder)
+    (found,) = verdicts(build_table("made", cells), cells)
+    assert text_of(found, "headline").endswith("Not ruled out: 4 workers; ruled out: 1.")
