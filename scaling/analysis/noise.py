@@ -77,7 +77,7 @@ def _slow_launches(cells: Sequence[CellResult]) -> Iterator[Finding]:
             "median_ratio": float(np.median(ratios)) - 1,
             "most_ratio": ratios[-1] - 1,
         }
-        yield Finding("slow_launch", tuple(cell.cell_id for cell, _ in times), values)
+        yield Finding("launch_set_aside", tuple(cell.cell_id for cell, _ in times), values)
 
 
 def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:

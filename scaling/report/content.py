@@ -27,7 +27,7 @@ from scaling.report.sections import SavedFigure, Section, arrange
 from scaling.report.tables import Table
 from scaling.report.text import Sentence, sentences_of, text_of
 
-CAUTIONS = ("nothing_done", "more_threads_than_cores", "several_hosts", "slow_launch", "unfinished")
+CAUTIONS = ("nothing_done", "more_threads_than_cores", "several_hosts", "launch_set_aside", "unfinished")
 """Kinds of findings that stand at the top of the page, whatever the answer is."""
 
 
