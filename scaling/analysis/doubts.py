@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from scaling.analysis.candidates import Candidate
 from scaling.analysis.columns import Row
 from scaling.analysis.explain import explain_cell
 from scaling.analysis.explain_view import Known
@@ -19,18 +20,23 @@ FAR = 0.25
 OTHERS_AGREE = 0.1
 """The other launches differ by so much at most where one is called slow."""
 
+NEAR_RATIO = 1.1
+"""Measured value to the choice's, up to which a rival's doubts are told."""
+
 TOO_NOISY = 0.15
 """A doubt about a larger part of the step hides what one launch, or launches that differ, would show."""
 
 
-def doubts_of(rows: Sequence[Row], study: Known) -> list[Finding]:
+def doubts_of(choice: Candidate, rivals: Sequence[Candidate], study: Known) -> list[Finding]:
     """Of each kind the one that weighs most, the heaviest kind first.
 
     Args:
-        rows: of the choice first, then of those that it is not told from.
+        choice: what was measured to be best.
+        rivals: those that it is not told from.
         study: what is known of it.
     """
     found: dict[str, Finding] = {}
+    rows = [choice.row, *(rival.row for rival in rivals if rival.value <= NEAR_RATIO * choice.value)]
     for row in rows:
         for one in _of_cell(row, study):
             is_of_choice = row is rows[0]

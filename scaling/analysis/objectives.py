@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaling.analysis.candidates import ACCURACY, EFFICIENCY, ENERGY, HOURS, MEMORY, TIME
+from scaling.analysis.candidates import ACCURACY, EFFICIENCY, ENERGY, HOURS, MEMORY, TIME, Candidate
+from scaling.analysis.decisions import TIE_RATIO
 from scaling.errors import ScalingError
 
 OBJECTIVES = (TIME, ACCURACY, f"{EFFICIENCY} >= 0.8", HOURS, ENERGY, MEMORY)
@@ -27,6 +29,21 @@ class Objective:
     name: str
     text: str
     smallest_efficiency: float | None = None
+
+    def with_ties_by_time(self, candidates: Sequence[Candidate], are_ties: Sequence[bool]) -> list[Candidate]:
+        """The candidates; unless time is wanted, of those that tie with the first the fastest is in front.
+
+        Args:
+            candidates: the smallest value first.
+            are_ties: whether each is shown to be as small as the first.
+        """
+        if self.name not in (MEMORY, ENERGY, HOURS):
+            return list(candidates)
+        tied = [candidates[0], *(one for one, is_tie in zip(candidates, are_ties, strict=True) if is_tie)]
+        seconds = [float(one.row["iteration_s"] / one.row["global_batch"]) for one in tied]
+        are_fast = [one_s <= (1 + TIE_RATIO) * min(seconds) for one_s in seconds]
+        choice = tied[are_fast.index(True)]
+        return [choice, *(one for one in candidates if one is not choice)]
 
 
 def parse_objective(text: str) -> Objective:

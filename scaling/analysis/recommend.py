@@ -2,10 +2,10 @@
 
 1. Of each workload the candidates (`scaling.analysis.candidates`) are ordered by the objective. Control arms
    with several workers, failed cells and lossy aggregators without a measured accuracy are none.
-2. The first is the choice. Its difference from every other is taken launch by launch where both share them,
-   and decides (`scaling.analysis.decisions`): "decided" if all others are larger, "tie" if none can be
-   smaller by more than TIE_RATIO, else "undecided". With one launch nothing is decided: what was seen is
-   told.
+2. The first is the choice; of ties in memory, energy or GPU hours the fastest is. Its difference from every
+   other is taken launch by launch where both share them, and decides (`scaling.analysis.decisions`):
+   "decided" if all others are larger, "tie" if none can be smaller by more than TIE_RATIO, else "undecided".
+   With one launch nothing is decided: what was seen is told.
 3. How many workers, and which aggregator, are two decisions: the first among the best of each world size, the
    second among the best of each aggregator on the choice's workers.
 4. `efficiency >= E` is the shortest time among candidates of that parallel efficiency. One of which the
@@ -54,9 +54,6 @@ __all__ = ["OBJECTIVES", "Choice", "Recommendation", "recommend"]
 Choice = Candidate
 """A candidate that was chosen, or could have been."""
 
-
-NEAR_RATIO = 1.1
-"""Measured value to the choice's, up to which a rival's doubts are told."""
 
 Limit = Callable[[Row], "Finding | None"]
 """What takes most of a cell's time."""
@@ -216,13 +213,12 @@ def recommend(
         return limit_of(explain_cell(row, study))
 
     found = [_recommend(wanted, workload, study.cells, scatters, limit) for workload in chosen_from]
-    return [replace(one, doubts=_doubts(one, study)) if one.choice else one for one in found]
-
-
-def _doubts(one: Recommendation, study: Known) -> list[Finding]:
-    assert one.choice is not None
-    near = [rival.candidate for rival in one.rivals if rival.candidate.value <= NEAR_RATIO * one.choice.value]
-    return doubts_of([candidate.row for candidate in (one.choice, *near)], study)
+    return [
+        replace(one, doubts=doubts_of(one.choice, [rival.candidate for rival in one.rivals], study))
+        if one.choice
+        else one
+        for one in found
+    ]
 
 
 def _recommend(
@@ -235,7 +231,9 @@ def _recommend(
         excluded += too_low
     if not candidates:
         return Recommendation(wanted.text, workload.given, "none", None, None, [], None, None, None, excluded)
-    choice, others = candidates[0], candidates[1:]
+    first = candidates[0]
+    are_ties = [scatters.difference(first, other).is_same() for other in candidates]
+    choice, *others = wanted.with_ties_by_time(candidates, are_ties)
     differences = [scatters.difference(choice, other) for other in others]
     state: str = state_of(differences)
     rivals = [

@@ -55,38 +55,52 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-VERBS: list[tuple[Callable[..., None], str]] = [
-    (predict, "scaling predict mnist --topology hgx-h200-4 --world-sizes 1,2,4 --from results/mnist"),
-    (submit, "scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run"),
-    (doctor, "torchrun --nproc-per-node=2 -m scaling doctor"),
-    (list_, "scaling list aggregators --json"),
-    (plan, "scaling plan mnist world_sizes=[1,2]"),
-    (run, "scaling run mnist --out results/mnist-today repeats=5"),
-    (report, "scaling report results/mnist"),
-    (tune, "scaling tune overlap world_sizes=2"),
-    (status, "scaling status results/mnist --json"),
-    (attach, "scaling attach --out results/mine -- torchrun --nproc-per-node=2 train.py"),
-    (import_table, "scaling import-table resnet50.csv --batch 64 --parameters 25557032"),
-    (verify, "scaling verify my_aggregators:ScaledAllReduce"),
-    (synthesize, "scaling synthesize --topology dual-k80 --out dual-k80-trees.yaml"),
-    (watch, "scaling watch results/mnist --once"),
-    (recommend, "scaling recommend results/mnist --objective 'efficiency >= 0.8'"),
-    (explain, "scaling explain results/budget all_reduce@4"),
-    (compare, "scaling compare results/before results/after --fail-if 'slower > 5%'"),
-    (export, "scaling export results/budget all_reduce@4 --format chrome > trace.json"),
-]
-"""Each verb with the example that its help ends with."""
+VERBS: dict[str, list[tuple[Callable[..., None], str]]] = {
+    "Measure": [
+        (run, "scaling run mnist --out results/mnist-today repeats=5"),
+        (plan, "scaling plan mnist world_sizes=[1,2]"),
+        (tune, "scaling tune overlap world_sizes=2"),
+        (attach, "scaling attach --out results/mine -- torchrun --nproc-per-node=2 train.py"),
+        (doctor, "torchrun --nproc-per-node=2 -m scaling doctor"),
+    ],
+    "Read": [
+        (report, "scaling report results/mnist"),
+        (recommend, "scaling recommend results/mnist --objective 'efficiency >= 0.8'"),
+        (explain, "scaling explain results/budget all_reduce@4"),
+        (compare, "scaling compare results/before results/after --fail-if 'slower > 5%'"),
+        (export, "scaling export results/budget all_reduce@4 --format chrome > trace.json"),
+        (status, "scaling status results/mnist --json"),
+        (watch, "scaling watch results/mnist --once"),
+        (list_, "scaling list aggregators --json"),
+        (import_table, "scaling import-table resnet50.csv --batch 64 --parameters 25557032"),
+    ],
+    "Predict": [
+        (predict, "scaling predict mnist --topology hgx-h200-4 --world-sizes 1,2,4 --from results/mnist"),
+        (synthesize, "scaling synthesize --topology dual-k80 --out dual-k80-trees.yaml"),
+    ],
+    "Prove": [
+        (verify, "scaling verify my_aggregators:ScaledAllReduce"),
+    ],
+    "Cluster": [
+        (submit, "scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run"),
+    ],
+}
+"""Group of the help -> its verbs, each with the example that its own help ends with."""
 
 COMMANDS: dict[Any, type[TyperCommand]] = {compare: AgainstCommand}
 """Of verbs with options that take several words."""
 
 topology.command("import", epilog="Example: scaling topology import system.xml --out my-box.yaml")(import_)
-app.add_typer(topology)
-app.add_typer(schedule)
-for verb, example in VERBS:
-    app.command(
-        verb.__name__.rstrip("_").replace("_", "-"), cls=COMMANDS.get(verb), epilog=f"Example: {example}"
-    )(verb)
+app.add_typer(topology, rich_help_panel="Predict")
+app.add_typer(schedule, rich_help_panel="Predict")
+for group, verbs in VERBS.items():
+    for verb, example in verbs:
+        app.command(
+            verb.__name__.rstrip("_").replace("_", "-"),
+            cls=COMMANDS.get(verb),
+            epilog=f"Example: {example}",
+            rich_help_panel=group,
+        )(verb)
 
 
 @app.callback(invoke_without_command=True)

@@ -6,6 +6,8 @@ import pytest
 from scaling.analysis.decisions import FEWEST
 from scaling.analysis.objectives import parse_objective
 from scaling.analysis.recommend import recommend
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
 from scaling.errors import ScalingError
 from scaling.report.recommend_text import as_dict
 from scaling.report.text import text_of
@@ -358,3 +360,22 @@ def test_workloads_are_recommended_one_by_one_and_weak_scaling_by_the_sample(mak
 def test_objective_that_is_none_says_what_is_allowed(text):
     with pytest.raises(ScalingError, match=r"allowed: 'time'|a ratio such as 0\.8"):
         parse_objective(text)
+
+
+def test_ties_in_memory_are_broken_by_time(study):
+    gpu = {"world_size": 2, "device": "cuda"}
+    for name, step_s, gigabytes in (
+        ("slow", 0.107, 15.0),
+        ("fast", 0.0782, 15.1),
+        ("fastest", 0.078, 15.4),
+        ("large", 0.05, 16.1),
+    ):
+        steps = [[step_s * (1 + 0.0005 * launch)] * 6 for launch in range(3)]
+        memory = {"memory_peak_bytes": [int(gigabytes * 1e9)] * 2}
+        study.add_steps(steps, aggregator=name, summary=memory, **gpu)
+    cells = read_cells(study.folder)
+    (found,) = recommend(build_table("", cells), cells, "memory")
+    assert found.choice.row["aggregator"] == "fast"
+    assert found.state == "tie"
+    (found,) = recommend(build_table("", cells), cells, "time")
+    assert found.choice.row["aggregator"] == "large"

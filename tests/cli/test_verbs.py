@@ -261,3 +261,12 @@ def test_number_that_no_machine_has_is_refused(words, flag, option):
     ended = CliRunner().invoke(app, [*words, flag, str(10**26)])
     assert ended.exit_code == 2
     assert f"Invalid value for '{flag}'" in ended.output
+
+
+def test_help_groups_the_verbs(call):
+    text = call("--help")[1]
+    groups = ["Measure", "Read", "Predict", "Prove", "Cluster"]
+    places = [text.index(f"─ {group} ─") for group in groups]
+    assert places == sorted(places)
+    assert "─ Commands ─" not in text
+    assert places[0] < text.index("│ run ") < places[1] < text.index("│ report ") < places[2]
