@@ -26,6 +26,8 @@ from tests.waiting import LIMIT_S, wait_until
 
 # Ranks are threads here: one OpenMP thread each, or they wait for one another's pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads that play ranks come and go, and each would keep memory of its own. A started process reads this.
+os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 # The figures are drawn to files.
 os.environ.setdefault("MPLBACKEND", "Agg")
 

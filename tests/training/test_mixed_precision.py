@@ -102,6 +102,12 @@ def check_each_step(name, optimizer, precision, accumulate, world_size=2, device
         )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget():
+    yield
+    one_worker.cache_clear()
+
+
 @functools.cache
 def one_worker(optimizer, precision, device):
     """Of each step: the parameters before it, its gradient, and those after it."""
