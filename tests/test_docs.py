@@ -146,3 +146,32 @@ def test_example_network_is_built_trained_and_has_its_loss(examples):
     ((before, after),) = run_in_process(1, step)
     assert before == smoothed.item()
     assert after < before - 1e-4
+
+
+TIMED_TABLES = {
+    "| aggregator | NVLink, overlapped": ("gpt-2xh100", "gpt-host-only-2xh100"),
+    "| link | no exchange": ("gpt-2xh100", "gpt-host-only-2xh100"),
+    "| link | DDP, all_reduce": ("one-bit-step-4xh200",),
+    "| aggregator | small: ms": ("sharded-2xh100",),
+    "| network, link | DDP": ("headline-bf16-2xh100",),
+    "| step | compile | ms": ("gpt-mfu-1xh200",),
+}
+"""How tables of docs/background/measured.md begin -> their folders."""
+
+
+@pytest.mark.parametrize("first", TIMED_TABLES)
+def test_times_of_measured_steps_are_wall_clock_over_steps_of_their_folders(first):
+    text = (ROOT / "docs" / "background" / "measured.md").read_text(encoding="utf-8")
+    head, _, *rows = text[text.index(first) :].partition("\n\n")[0].splitlines()
+    headings = head.strip("| ").split(" | ")
+    times_ms = []
+    for folder in TIMED_TABLES[first]:
+        with (REFERENCE / folder / "summary.csv").open() as file:
+            times_ms += [
+                1e3 * float(row["iteration_s"]) for row in csv.DictReader(file) if row["iteration_s"]
+            ]
+    for row in rows:
+        for heading, cell in zip(headings, row.strip("| ").split(" | "), strict=True):
+            if re.fullmatch(r"\d+\.\d+", cell) and heading != "GB":
+                decimals = len(cell.partition(".")[2])
+                assert cell in {f"{time_ms:.{decimals}f}" for time_ms in times_ms}, (heading, row)
