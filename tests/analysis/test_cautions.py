@@ -110,12 +110,12 @@ SCATTERED = [1.0, 1.1] * 10
 
 def test_goal_that_was_missed_is_warned_of_with_what_was_reached(study):
     add_with_goal(study, SCATTERED, "seconds", seconds={"unprofiled": 10.2})
-    assert warnings(study) == ["precision: 95% interval within a launch is +-4.8% after 10 s, goal 1%"]
+    assert warnings(study) == ["precision: 95% interval within a launch is ±4.8% after 10 s, goal 1%"]
 
 
 def test_goal_that_was_missed_is_told_in_iterations_where_seconds_are_not_known(study):
     add_with_goal(study, SCATTERED, "iterations", goal=0.005)
-    assert warnings(study) == ["precision: 95% interval within a launch is +-4.8% after 20 steps, goal 0.5%"]
+    assert warnings(study) == ["precision: 95% interval within a launch is ±4.8% after 20 steps, goal 0.5%"]
 
 
 def test_too_few_iterations_for_an_interval_are_told_so(study):
