@@ -119,10 +119,8 @@ def _note_what_is_left_out(system: ElementTree.Element, gpus: tuple[Gpu, ...], f
     for gpu, other in combinations(gpus, 2):
         there, back = gpu.nvlinks.get(other.index, 0), other.nvlinks.get(gpu.index, 0)
         if there != back:
-            found.notes.append(
-                f"links of {gpu.id} and {other.id}: {there} from one end, {back} from the other; the larger "
-                "number is taken"
-            )
+            ends = f"{there} from one end, {back} from the other; the larger number is taken"
+            found.notes.append(f"links of {gpu.id} and {other.id}: {ends}")
     if len(gpus) > 1:
         found.notes.append(
             "peer access: the XML does not say; GPUs that NVLink or xGMI joins have it, others are taken to "

@@ -46,10 +46,8 @@ def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) 
     rows = {*cpus}
     strange = dict.fromkeys(clean(word) for word in words.values() if not WORD.fullmatch(word))
     if strange:
-        raise TopologyError(
-            f"{source or name}: {', '.join(strange)} between GPUs: no word of `nvidia-smi topo -m`; give its "
-            "whole output, or what NCCL_TOPO_DUMP_FILE wrote (on AMD's GPUs that of RCCL)"
-        )
+        what = f"{source or name}: {', '.join(strange)} between GPUs: no word of `nvidia-smi topo -m`"
+        raise TopologyError(f"{what}; give its whole output, or the NCCL_TOPO_DUMP_FILE of NCCL or RCCL")
     if lost := [f"GPU{index}" for index in columns if index not in rows]:
         raise TopologyError(
             f"{source or name}: no row of {', '.join(lost)}; give all of `nvidia-smi topo -m`"

@@ -1,4 +1,4 @@
-"""`scaling schedule export` and `scaling topology import`: our formats and those of other tools."""
+"""`scaling schedule export`, `import` and `scaling topology import`: our formats and those of other tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topologies.errors import TopologyError
 
 schedule = typer.Typer(
     name="schedule",
-    help="Export collectives in the formats of other engines.",
+    help="Export collectives in the formats of other engines; prove those of others.",
     epilog="Example: scaling schedule export ring --world-size 8 --out ring.xml",
     no_args_is_help=True,
 )
@@ -26,7 +26,7 @@ MAX_FOREIGN_BYTES = 16 << 20
 
 @schedule.callback()
 def _top() -> None:
-    """Export collectives in the formats of other engines."""
+    """Export collectives in the formats of other engines; prove those of others."""
 
 
 @schedule.command(
@@ -77,6 +77,55 @@ def export(
         files = traces(made(name, world_size), num_bytes // 4, compute_s)
     for rank, content in enumerate(files):
         write_file(out.with_name(f"{out.name}.{rank}.et"), content)
+
+
+@schedule.command(name="import", epilog="Example: scaling schedule import all_pairs.xml --out all_pairs.yaml")
+def import_schedule(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="MSCCL XML of an all-reduce.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.yaml", help="Write the schedule there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Prove an all-reduce that others wrote, or name the step that is wrong; make a schedule of it."""
+    from scaling.collectives.schedule_file import to_yaml
+    from scaling.files.documents import DocumentError, read_text
+    from scaling.interchange.msccl_prove import prove
+    from scaling.interchange.msccl_read import read_algorithm
+    from scaling.interchange.msccl_xml import beyond_limits
+
+    try:
+        text = read_text(file, MAX_FOREIGN_BYTES)
+        algorithm = read_algorithm(text)
+        made, reason = prove(algorithm)
+    except OSError as error:
+        raise ScheduleError(f"{file}: cannot be read: {error.strerror}") from None
+    except (DocumentError, ScheduleError) as error:
+        raise ScheduleError(f"{file}: {error}") from None
+    for limit in beyond_limits(text):
+        typer.echo(f"warning: {limit}", err=True)
+    forms = ["in place" if form else "out of place" for form in algorithm.in_place]
+    found = {
+        "name": algorithm.name,
+        "world_size": algorithm.world_size,
+        "num_chunks": algorithm.num_chunks,
+        "proven": forms,
+        "num_steps": len(made.steps) if made else None,
+        "no_schedule": reason,
+    }
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        typer.echo(
+            f"proven {' and '.join(forms)}: {algorithm.name}, {algorithm.world_size} ranks, "
+            f"{algorithm.num_chunks} chunks" + (f"; a schedule of {len(made.steps)} steps" if made else "")
+        )
+    if made is None:
+        typer.echo(f"no schedule: {reason}", err=True)
+        if out is not None:
+            raise ScheduleError(f"{file}: proven, but no schedule can say it: {reason}")
+    elif out is not None:
+        write_file(out, to_yaml(made, [f"From {file.name} (MSCCL XML)."]).encode())
 
 
 def import_(

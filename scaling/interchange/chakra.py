@@ -15,7 +15,7 @@ Sums after a receive take no time there, and host memory is no rank: schedules t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from scaling.collectives.schedule import Schedule, messages
 from scaling.errors import ScheduleError
@@ -46,30 +46,6 @@ def bytes_field(field: int, content: bytes) -> bytes:
 def text_field(field: int, text: str) -> bytes:
     """A string in UTF-8."""
     return bytes_field(field, text.encode())
-
-
-def read_varint(content: bytes, at: int) -> tuple[int, int]:
-    """The number at that position, and the position behind it."""
-    number, shift = 0, 0
-    while True:
-        byte = content[at]
-        number |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return number, at
-
-
-def fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) of a message that has numbers, strings and messages alone."""
-    at = 0
-    while at < len(content):
-        key, at = read_varint(content, at)
-        value, at = read_varint(content, at)
-        if key & 7 == VARINT:
-            yield key >> 3, value
-        else:
-            yield key >> 3, content[at : at + value]
-            at += value
 
 
 VERSION = "0.0.4"

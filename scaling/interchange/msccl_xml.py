@@ -49,7 +49,9 @@ def beyond_limits(text: str) -> list[str]:
         "thread blocks of a GPU": [len(gpu) for gpu in algo.iter("gpu")],
         "chunks of a step": [int(step.get("cnt", "0")) for step in algo.iter("step")],
     }
-    return [
+    missing = [name for name in ("outofplace", "minBytes", "maxBytes") if name not in algo.attrib]
+    unread = [f"no {', '.join(missing)} in <algo>: RCCL refuses this file"] if missing else []
+    return unread + [
         f"{max(numbers)} {what}, and RCCL takes {MOST[what]}: it refuses this file"
         for what, numbers in found.items()
         if max(numbers, default=0) > MOST[what]

@@ -6,11 +6,33 @@ from scaling.interchange.chakra import (
     COMM_RECV_NODE,
     COMM_SEND_NODE,
     all_reduce_traces,
-    fields,
-    read_varint,
     traces,
     varint,
 )
+
+
+def read_varint(content, at):
+    """The number at that position, and the position behind it."""
+    number, shift = 0, 0
+    while True:
+        byte = content[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return number, at
+
+
+def fields(content):
+    """(field number, value) of a message that has numbers, strings and messages alone."""
+    at = 0
+    while at < len(content):
+        key, at = read_varint(content, at)
+        value, at = read_varint(content, at)
+        if key & 7 == 0:
+            yield key >> 3, value
+        else:
+            yield key >> 3, content[at : at + value]
+            at += value
 
 
 def messages(content):

@@ -1,0 +1,228 @@
+"""Runs MSCCL's steps on symbols: an all-reduce is proven, or refused with the step that is wrong.
+
+`s` sends; `r` receives; `rrc` adds what is received to the source and stores the sum, `rrs` sends it on,
+`rrcs` does both; `rcs` stores what is received and sends it on; `re` adds source to target, `cpy` copies,
+`nop` waits (RCCL, src/device/msccl_kernel_impl.h). In place, the output is the input.
+
+1. Order: a thread block's, `depid`, and a send before its receive. Two accesses to one place without an
+   order, of which one writes, are refused: so every order gives the proven result. That an engine has room
+   for all messages is not proven.
+2. A `Schedule` has no scratch: what lands there moves when it is added or copied from there. Its steps follow
+   from the data, not from thread blocks; `scaling.collectives.verify` proves it once more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.collectives.schedule import Schedule, Transfer
+from scaling.collectives.verify import verify
+from scaling.errors import ScheduleError
+from scaling.interchange.msccl_read import RECEIVES, SENDS, Algorithm, Block, Step
+
+Clock = NDArray[np.int32]  # [thread blocks]: how many steps of each have surely been done
+Value = tuple[int, int]  # a chunk of the input, and the bits of the ranks that have contributed
+
+
+class Place(NamedTuple):
+    """A chunk's place in a buffer of a GPU."""
+
+    gpu: int
+    buffer: str
+    chunk: int
+
+
+Origin = tuple[Place, int]  # of what is sent, and how many moves were before
+Message = tuple[list[Value], Origin, Clock]
+Move = tuple[Origin, Place, bool]  # from, to, whether it is added
+
+
+def prove(algorithm: Algorithm) -> tuple[Schedule | None, str]:
+    """Proves each of its forms; the schedule, or None and why there is none.
+
+    Raises:
+        ScheduleError: naming the step that is wrong.
+    """
+    runs = [_Run(algorithm, in_place=form) for form in algorithm.in_place]
+    for run in runs:
+        run.prove()
+    if runs[0].inexpressible:
+        return None, runs[0].inexpressible
+    steps = _steps(runs[0].moves)
+    schedule = Schedule(algorithm.name, algorithm.world_size, algorithm.num_chunks, steps)
+    try:
+        verify(schedule)
+    except ScheduleError as error:
+        return None, f"chunks change between their sending and their receipt ({error})"
+    return schedule, ""
+
+
+class _Run:
+    """One execution; `moves` is what the schedule does, in an order that may be."""
+
+    def __init__(self, algorithm: Algorithm, *, in_place: bool) -> None:
+        self.algorithm, self.output = algorithm, "i" if in_place else "o"
+        ranks, chunks = range(algorithm.world_size), range(algorithm.num_chunks)
+        self.values: dict[Place, Value] = {
+            Place(r, "i", chunk): (chunk, 1 << r) for r in ranks for chunk in chunks
+        }
+        self.by_id = {(block.gpu, block.id): block for block in algorithm.blocks}
+        self.queues: dict[tuple[int, int, int], deque[Message]] = defaultdict(deque)
+        self.clocks: dict[tuple[int, tuple[int, int]], Clock] = {}
+        self.writes: dict[Place, list[tuple[Block, int]]] = defaultdict(list)
+        self.reads: dict[Place, list[tuple[Block, int]]] = defaultdict(list)
+        self.landed: dict[Place, Origin] = {}
+        self.moves: list[Move] = []
+        self.inexpressible = ""
+
+    def prove(self) -> None:
+        """Receives come before sends, so that messages are received soon."""
+        blocks = self.algorithm.blocks
+        self.awaited = {(block.gpu, step.after) for block in blocks for step in block.steps}
+        self.now = [np.zeros(len(blocks), dtype=np.int32) for _ in blocks]
+        for block in blocks:
+            block.done = 0
+        while sum(self._advance(block, sends=False) for block in blocks) or sum(
+            self._advance(block, sends=True) for block in blocks
+        ):
+            pass
+        if stuck := [block for block in blocks if block.done < len(block.steps)]:
+            _refuse(stuck[0], f"waits for ever, as {len(stuck) - 1} other thread blocks do")
+        if lost := [ends for ends, queue in self.queues.items() if queue]:
+            raise ScheduleError(
+                "messages from GPU {} to GPU {} on channel {} are not received".format(*lost[0])
+            )
+        for rank in range(self.algorithm.world_size):
+            for chunk in range(self.algorithm.num_chunks):
+                place, everyone = Place(rank, self.output, chunk), (1 << self.algorithm.world_size) - 1
+                held, ranks = self.values.get(place, (chunk, 0))
+                if (held, ranks) != (chunk, everyone):
+                    last = [f"last written by {block.name(step)}" for block, step in self.writes[place]]
+                    raise ScheduleError(
+                        f"chunk {chunk} of GPU {rank} ends as chunk {held} without ranks "
+                        f"{_ranks(everyone & ~ranks)}; {last[0] if last else 'no step writes it'}"
+                    )
+
+    def _advance(self, block: Block, *, sends: bool) -> bool:
+        """Does the block's next step if it can, and if it is a send or is none."""
+        if block.done == len(block.steps) or (block.steps[block.done].kind == "s") != sends:
+            return False
+        step, clock, message = block.steps[block.done], self.now[block.number].copy(), None
+        if step.after[0] >= 0:
+            other = self.by_id.get((block.gpu, step.after[0]))
+            if other is None or not 0 <= step.after[1] < len(other.steps):
+                _refuse(block, f"waits for thread block {step.after[0]}, step {step.after[1]}; there is none")
+            if other.done <= step.after[1]:
+                return False
+            clock = np.maximum(clock, self.clocks[block.gpu, step.after])
+        if step.kind in RECEIVES:
+            queue = self.queues[block.recv, block.gpu, block.channel]
+            if not queue:
+                return False
+            message = queue.popleft()
+            clock = np.maximum(clock, message[2])
+        clock[block.number] = block.done + 1
+        if step.kind != "nop":
+            self._do(block, step, message, clock)
+        self.now[block.number] = clock
+        if (key := (block.gpu, (block.id, block.done))) in self.awaited:
+            self.clocks[key] = clock
+        block.done += 1
+        return True
+
+    def _do(self, block: Block, step: Step, message: Message | None, clock: Clock) -> None:
+        source = [] if step.kind in ("r", "rcs") else self._places(block, step.source, step.num_chunks)
+        target = [] if step.kind in ("s", "rrs") else self._places(block, step.target, step.num_chunks)
+        if message is not None and len(message[0]) != step.num_chunks:
+            _refuse(block, f"receives {len(message[0])} chunks and takes {step.num_chunks}")
+        values = [self._read(block, place, clock) for place in source]
+        others = [self._read(block, place, clock) for place in target if step.kind == "re"]
+        others = others if message is None else message[0]
+        if values and others:
+            values = [_sum(block, one, other) for one, other in zip(values, others, strict=True)]
+        self._record(block, step, message, source, target)
+        for place, value in zip(target, values or others, strict=bool(target)):
+            _check_order(block, place, clock, [*self.writes[place], *self.reads[place]])
+            self.writes[place], self.reads[place], self.values[place] = [(block, block.done)], [], value
+        if step.kind in SENDS:
+            sent = values or others, ((target or source)[0], len(self.moves)), clock
+            self.queues[block.gpu, block.send, block.channel].append(sent)
+
+    def _read(self, block: Block, place: Place, clock: Clock) -> Value:
+        _check_order(block, place, clock, self.writes[place])
+        self.reads[place].append((block, block.done))
+        if place not in self.values:
+            _refuse(block, f"chunk {place.chunk} of buffer {place.buffer!r} holds nothing yet")
+        return self.values[place]
+
+    def _places(self, block: Block, start: tuple[str, int], number: int) -> list[Place]:
+        buffer, first = start
+        size = self.algorithm.scratch[block.gpu] if buffer == "s" else self.algorithm.num_chunks
+        if buffer not in ("i", "o", "s") or first < 0 or number < 1 or first + number > size:
+            _refuse(
+                block, f"chunks {first} to {first + number - 1} of buffer {buffer!r:.9}, which has {size}"
+            )
+        name = self.output if buffer == "o" else buffer
+        return [Place(block.gpu, name, chunk) for chunk in range(first, first + number)]
+
+    def _record(
+        self, block: Block, step: Step, message: Message | None, source: list[Place], target: list[Place]
+    ) -> None:
+        for at, place in enumerate([] if step.kind == "s" else target or source):
+            origin, sent_at = self.landed.get(source[at], (source[at], 0)) if message is None else message[1]
+            origin = origin if message is None else origin._replace(chunk=origin.chunk + at)
+            if place.buffer == "s" and step.kind == "r":
+                self.landed[place] = origin, sent_at
+            elif "s" in (place.buffer, origin.buffer) or place.chunk != origin.chunk:
+                self.inexpressible = self.inexpressible or f"{block.name()} sums or sends what is in scratch"
+            elif origin.gpu != place.gpu:
+                self.moves.append(((origin, sent_at), place, step.kind in ("re", "rrs", "rrc", "rrcs")))
+
+
+def _check_order(block: Block, place: Place, clock: Clock, before: Sequence[tuple[Block, int]]) -> None:
+    for other, step in before:
+        if clock[other.number] <= step:
+            shared = f"chunk {place.chunk} of buffer {place.buffer!r}"
+            _refuse(block, f"uses {shared}, as {other.name(step)} does, and nothing says which is first")
+
+
+def _refuse(block: Block, what: str) -> NoReturn:
+    raise ScheduleError(f"{block.name()}: {what}")
+
+
+def _sum(block: Block, one: Value, other: Value) -> Value:
+    if one[0] != other[0]:
+        _refuse(block, f"adds chunk {other[0]} to chunk {one[0]}")
+    if twice := one[1] & other[1]:
+        _refuse(block, f"adds the contributions of ranks {_ranks(twice)} twice")
+    return one[0], one[1] | other[1]
+
+
+def _ranks(bits: int) -> str:
+    return ", ".join(str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1) or "none"
+
+
+def _steps(moves: Sequence[Move]) -> tuple[tuple[Transfer, ...], ...]:
+    """Each move as early as its chunk is there, and its target is read no more and added to alone."""
+    steps: dict[int, list[Transfer]] = defaultdict(list)
+    written: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(lambda: [(-1, -1)])  # (move, step)
+    copied: dict[tuple[int, int], int] = defaultdict(lambda: -1)
+    read = copied.copy()
+    for number, ((source, sent_at), target, is_add) in enumerate(moves):
+        start, end, chunk = (source.gpu, source.chunk), (target.gpu, target.chunk), source.chunk
+        there = max(step for move, step in written[start] if move < sent_at)
+        free = max(copied[end] + 1, written[end][-1][1]) if is_add else written[end][-1][1] + 1
+        at = max(there + 1, read[end], free)
+        transfer = Transfer(source.gpu, target.gpu, chunk, chunk + 1, "add" if is_add else "copy")
+        if (row := steps[at]) and row[-1] == transfer._replace(start=row[-1].start, stop=chunk):
+            transfer = row.pop()._replace(stop=chunk + 1)
+        row.append(transfer)
+        written[end].append((number, at))
+        read[start] = max(read[start], at)
+        copied[end] = copied[end] if is_add else at
+    return tuple(tuple(steps[at]) for at in sorted(steps))
