@@ -8,29 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaling.analysis.columns import Row, aggregator_name
+from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
+from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import REACHED
 from scaling.analysis.samples import CellResult
+from scaling.analysis.seed_decisions import WORSE
+from scaling.analysis.seed_noise import ACCURACY, is_lossy, seed_noise
 from scaling.axes import Shared, columns
 
-KNOWN_LOSSY = ("one_bit", "mpi_one_bit", "cntk")
-"""For folders that are older than the cells' own word."""
-
-DEVIATIONS = 2
 LARGEST_LOSS = 0.01
-"""What a lossy training may end below exact ones: DEVIATIONS standard deviations over the seeds of an exact
-one, or, where there are not several seeds, so much accuracy."""
-
+"""The accuracy that a lossy training may lose where no exact one shows how seeds scatter."""
 
 SAME_UPDATE = columns(Shared.UPDATE)
 """What the timed cell and the training share besides model, data set, aggregator and world size."""
-
-
-def is_lossy(cell: CellResult) -> bool:
-    """Whether the exchange changes the gradient."""
-    known = cell.cell.get("lossy")
-    return aggregator_name(cell.label("aggregator")) in KNOWN_LOSSY if known is None else bool(known)
 
 
 def lossy_ids(cells: Sequence[CellResult]) -> frozenset[str]:
@@ -69,7 +60,7 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
             return Finding(
                 "lossy_missed_target", (other["cell_id"],), {"target_state": other["target_state"]}
             )
-        if (loss := _lost(other, exact)) is not None:
+        if (loss := _lost(other, exact, rows, cells)) is not None:
             return loss
     return None
 
@@ -83,15 +74,26 @@ def _trained_otherwise(row: Row, trained: Sequence[Row]) -> Finding:
     return Finding("lossy_trained_otherwise", cells, {"trained_with": different, "wanted": here})
 
 
-def _lost(lossy: Row, exact: Sequence[Row]) -> Finding | None:
+def _lost(
+    lossy: Row, exact: Sequence[Row], rows: Sequence[Row], cells: Sequence[CellResult]
+) -> Finding | None:
+    """Whether it is worse by what `seed_noise` decides; without a spread over seeds, by LARGEST_LOSS."""
     scored = [row for row in exact if row["final_test_accuracy"] is not None]
     if lossy["final_test_accuracy"] is None or not scored:
         return Finding("lossy_without_exact", (lossy["cell_id"],))
-    reference = max(scored, key=lambda row: (row["num_seeds"] or 1, row["final_test_accuracy"]))
-    mean = reference["seed_mean_accuracy"] or reference["final_test_accuracy"]
-    spread = reference["seed_sd_accuracy"]
-    lost = mean - lossy["final_test_accuracy"]
-    if lost <= (LARGEST_LOSS if spread is None else DEVIATIONS * spread):
+    for noise in seed_noise(group_rows(rows), {cell.cell_id: cell for cell in cells}):
+        for one in noise.combinations:
+            if lossy["cell_id"] in one.cells and one.decision is not None:
+                lost = {
+                    "lost": abs(one.decision.difference),
+                    "score": noise.score,
+                    "reference": noise.reference,
+                }
+                ids = (*one.cells, *(cell_id for other in noise.exact for cell_id in other.cells))
+                return Finding("lossy_below", ids, lost) if one.verdict == WORSE else None
+    reference = max(scored, key=lambda row: row["final_test_accuracy"])
+    lost_accuracy = reference["final_test_accuracy"] - lossy["final_test_accuracy"]
+    if lost_accuracy <= LARGEST_LOSS:
         return None
-    values = {"lost_accuracy": lost, "reference": reference["aggregator"]}
+    values = {"lost": lost_accuracy, "score": ACCURACY, "reference": reference["aggregator"]}
     return Finding("lossy_below", (lossy["cell_id"], reference["cell_id"]), values)

@@ -23,7 +23,7 @@ from scaling.analysis.columns import Row
 from scaling.analysis.grouping import by_key
 from scaling.analysis.samples import CellResult, Floats, TrainingSamples
 from scaling.axes import Role, Shared, agree, axis, columns_without
-from scaling.measure.statistics import estimate_median
+from scaling.measure.statistics import estimate_median, interval_of_launches
 
 REACHED = "reached"
 BITS_TARGET = "target_bits_per_byte"
@@ -226,8 +226,8 @@ def _same_step(timed: CellResult, trained: CellResult) -> bool:
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for all seeds of a combination: means of accuracies, medians of the rest; one seed's row is
-    unchanged.
+    """One row for all seeds of a combination: means of accuracies, medians of the rest, and the 95%
+    interval of the seconds to the target; one seed's row is unchanged.
 
     A value that one seed lacks is missing; the state is that of the seed that is furthest from done, and
     repeats and those done are summed.
@@ -256,6 +256,9 @@ def _merged(rows: Sequence[Row]) -> Row:
     bounds = [f"predicted_s_to_target{end}" for end in ("", "_low", "_high")]
     for name in ("seed_sd_accuracy", *bounds, "prediction_lacks"):
         merged[name] = next((row[name] for row in rows if row["repeats"]), None)
+    seconds = [row["seconds_to_target"] for row in rows]
+    low, high = (None, None) if None in seconds else interval_of_launches(seconds)
+    merged.update(seconds_to_target_low=low, seconds_to_target_high=high)
     if missed:
         merged["target_state"] = f"not reached by {missed} of {len(rows)} seeds"
     return merged

@@ -1,42 +1,46 @@
 """Whether aggregators reach the same accuracy: their differences compared with those between seeds.
 
-Trainings on text are compared by bits per byte, all others by test accuracy: their score.
+Trainings on text are compared by bits per byte, all others by test accuracy: their score. The exact
+combinations of aggregator and world size are the reference (`scaling.analysis.seed_decisions`).
 
-1. The reference is the combination of aggregator and world size with the most seeds, of several an exact one
-   and the one with the largest spread: n scores, their mean and standard deviation s.
-2. One more training of the reference would lie within t s sqrt(1 + 1/n) of that mean, t being Student's
-   quantile with n - 1 degrees of freedom: the prediction interval for a new value. The mean of m more lies
-   within t s sqrt(1/m + 1/n).
-3. A combination that lies within that bound does not differ from the reference beyond the noise of seeds.
-
-The bound is for 95% of each comparison alone: of twenty that differ in nothing, one lies beyond it. Trainings
-of the same seed start from the same weights and see the same batches: their difference, where both have the
-seed, is given too. It is not chance between seeds, but what the exchange itself does.
+Trainings of the same seed start from the same weights and see the same batches: their difference, where both
+have the seed, is given too. It is not chance between seeds, but what the exchange itself does.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from scaling.analysis.columns import Row
+from scaling.analysis.columns import Row, aggregator_name
 from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup, group_key
 from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.samples import CellResult
+from scaling.analysis.seed_decisions import WITHIN, Combination, Decision, bound, decide
 from scaling.analysis.training_findings import setting
 from scaling.measure.statistics import CONFIDENCE
 
 BITS, ACCURACY = "bits_per_byte", "final_test_accuracy"
+REFERENCE = "reference"
+
+KNOWN_LOSSY = ("one_bit", "mpi_one_bit", "cntk")
+"""For folders that are older than the cells' own word."""
+
+
+def is_lossy(cell: CellResult) -> bool:
+    """Whether the exchange changes the gradient."""
+    known = cell.cell.get("lossy")
+    return aggregator_name(cell.label("aggregator")) in KNOWN_LOSSY if known is None else bool(known)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A combination, compared with the reference.
+    """A combination, compared with the exact ones.
 
     Attributes:
         row: over its seeds.
@@ -44,9 +48,8 @@ class Compared:
         is_lossy: whether its aggregator says so; one worker exchanges nothing, and loses nothing.
         score: the column that is compared: `BITS` or `ACCURACY`.
         mean: of the score over its seeds.
-        difference: of that from the reference's mean.
-        noise: what that may be by chance.
-        at_equal_seed: mean difference at the seeds that both have; None where they share none.
+        decision: the difference as the score has it; None of the only exact one, which is the reference.
+        at_equal_seed: mean difference from the (other) exact ones at the seeds that both have, if any.
     """
 
     row: Row
@@ -54,21 +57,13 @@ class Compared:
     is_lossy: bool
     score: str
     mean: float
-    difference: float
-    noise: float
+    decision: Decision | None
     at_equal_seed: float | None
 
     @property
-    def is_within(self) -> bool:
-        """Whether seeds alone can explain the difference."""
-        return abs(self.difference) <= self.noise
-
-    @property
     def verdict(self) -> str:
-        """ "within", "worse" or "better"."""
-        if self.is_within:
-            return "within"
-        return "worse" if (self.difference > 0) == (self.score == BITS) else "better"
+        """ "reference", "within", "worse" or "better"."""
+        return REFERENCE if self.decision is None else self.decision.verdict
 
     @property
     def exchange(self) -> str:
@@ -78,93 +73,104 @@ class Compared:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """All trainings of one recipe, compared with the combination that has most seeds.
+    """All trainings of one recipe, compared with the exact ones.
 
     Attributes:
-        given: what the reference's group has in common.
-        reference: its row over seeds.
-        cells: the reference's cells.
-        is_lossy: whether its aggregator is, on its number of workers.
+        given: what their groups have in common.
         score: the column that is compared.
-        mean, spread: of the reference's score over its seeds: mean and standard deviation.
-        noise: for one further training.
-        others: in the table's order.
+        mean: of the exact combinations that do not differ.
+        spread: standard deviation over seeds, of all exact combinations.
+        noise: in 95% of cases one more exact training is nearer to the mean.
+        combinations: in the table's order; none where exact ones show no spread, and nothing is decided.
     """
 
     given: Mapping[str, Any]
-    reference: Row
-    cells: list[str]
-    is_lossy: bool
     score: str
     mean: float
     spread: float
     noise: float
-    others: list[Compared]
+    combinations: list[Compared]
+
+    @property
+    def exact(self) -> list[Compared]:
+        """Those that make the reference."""
+        return [one for one in self.combinations if not one.is_lossy and one.verdict in (REFERENCE, WITHIN)]
+
+    @property
+    def reference(self) -> str:
+        """For people: the exact one's name, if it is one."""
+        names = list(dict.fromkeys(str(one.row["aggregator"]) for one in self.exact))
+        return names[0] if len(names) == 1 else "exact aggregators"
 
 
-def noise_bound(
-    spread: float, num_seeds: int, num_others: int = 1, *, degrees: int | None = None, comparisons: int = 1
-) -> float:
-    """The 95% bound on the difference between the mean of that many further trainings and that of the seeds.
-
-    Args:
-        spread: standard deviation over the seeds.
-        num_seeds: behind it and the mean; two at least.
-        num_others: further trainings.
-        degrees: of freedom behind the spread; by default those of its seeds.
-        comparisons: for which the bound holds together (Bonferroni).
-    """
-    from scipy import special  # scipy.stats has the same by name, but takes seconds to import
-
-    degrees = num_seeds - 1 if degrees is None else degrees
-    quantile = float(special.stdtrit(degrees, 1 - (1 - CONFIDENCE) / 2 / comparisons))
-    return quantile * spread * math.sqrt(1 / num_others + 1 / num_seeds)
+_Family = tuple[tuple[Row, CellGroup], list[Row]]
 
 
 def seed_noise(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> list[SeedNoise]:
-    """One result for each recipe trained with several seeds and on several combinations.
+    """One result for each recipe and global batch trained on several combinations.
 
-    Groups that differ in the step alone are taken together: it changes the time, and no sum. Combinations
-    of another global batch than the reference's are trained by another recipe, and left out.
+    Groups that differ in the step alone are taken together: it changes the time, and no sum. Where no exact
+    combination shows a spread over seeds, there is a result, without decisions, if a lossy one was trained.
     """
     trained = (group for group in groups if group.kind == "convergence")
     recipes = by_key(trained, lambda group: group_key({**group.rows[0], "step": None}))
     noises = []
     for recipe in recipes.values():
-        families = _families(recipe)
-        score = BITS if any(row[BITS] is not None for _, rows in families for row in rows) else ACCURACY
-        # Where a loss was not finite there is nothing to compare: another finding says so.
-        families = [family for family in families if all(row[score] is not None for row in family[1])]
-        known = [family for family in families if _spread(family, score) > 0]
-        if not known:
-            continue
-        reference = max(known, key=lambda family: (*_rank(family[0][0], cells), _spread(family, score)))
-        others = [
-            _compared(reference, family, score, cells)
-            for family in families
-            if family is not reference and family[0][0]["global_batch"] == reference[0][0]["global_batch"]
-        ]
-        if others:
-            row, group = reference[0]
-            mean, spread = _mean(reference, score), _spread(reference, score)
-            bound = noise_bound(spread, row["num_seeds"])
-            ids, lossy = _ids(reference[1]), _is_lossy(row, cells)
-            noises.append(SeedNoise(group.given, row, ids, lossy, score, mean, spread, bound, others))
+        by_batch = by_key(_families(recipe), lambda family: family[0][0]["global_batch"])
+        for families in by_batch.values():
+            score = BITS if any(row[BITS] is not None for _, rows in families for row in rows) else ACCURACY
+            # Where a loss was not finite there is nothing to compare: another finding says so.
+            scored = [family for family in families if all(row[score] is not None for row in family[1])]
+            if len(scored) > 1 and (noise := _noise(scored, score, cells)) is not None:
+                noises.append(noise)
     return noises
 
 
-def _rank(row: Row, cells: Mapping[str, CellResult]) -> tuple[int, bool]:
-    """A sort key; the largest is the reference. With a diverged lossy reference all others would count as
-    noise.
-    """
-    return row["num_seeds"], not _is_lossy(row, cells)
+def _noise(families: Sequence[_Family], score: str, cells: Mapping[str, CellResult]) -> SeedNoise | None:
+    sign = -1 if score == BITS else 1
+    trained = [_combination(family, score, sign, cells) for family in families]
+    given, decided = families[0][0][1].given, decide(trained)
+    if decided is None:
+        has_lossy = any(one.is_lossy for one in trained)
+        return SeedNoise(given, score, math.nan, math.nan, math.nan, []) if has_lossy else None
+    noise, decisions = decided
+    compared = [
+        Compared(
+            row, _ids(rows), one.is_lossy, score, sign * one.mean,
+            replace(decision, difference=sign * decision.difference) if decision else None,
+            _at_equal_seed(one, trained, sign),
+        )
+        for ((row, _), rows), one, decision in zip(families, trained, decisions, strict=True)
+    ]  # fmt: skip
+    exact = [
+        one
+        for one, decision in zip(trained, decisions, strict=True)
+        if not one.is_lossy and (decision is None or decision.verdict == WITHIN)
+    ]
+    mean, of_mean = noise.mean(exact)
+    spread, error = math.sqrt(noise.variance), math.sqrt(noise.variance + of_mean)
+    further = bound(error, noise.degrees, (1 - CONFIDENCE) / 2)
+    return SeedNoise(given, score, sign * mean, spread, further, compared)
 
 
-def _is_lossy(row: Row, cells: Mapping[str, CellResult]) -> bool:
-    return row["world_size"] > 1 and bool(cells[row["cell_id"]].cell.get("lossy"))
+def _combination(family: _Family, score: str, sign: int, cells: Mapping[str, CellResult]) -> Combination:
+    (row, _), rows = family
+    scores: dict[Hashable, float] = {}
+    for one in rows:
+        scores[one["cell_id"] if one["seed"] in scores else one["seed"]] = sign * float(one[score])
+    lossy = row["world_size"] > 1 and is_lossy(cells[row["cell_id"]])
+    return Combination(scores, lossy, row["world_size"])
 
 
-_Family = tuple[tuple[Row, CellGroup], list[Row]]
+def _at_equal_seed(one: Combination, trained: Sequence[Combination], sign: int) -> float | None:
+    """The mean over the seeds of its difference from the other exact ones of that seed."""
+    others = [other.scores for other in trained if other is not one and not other.is_lossy]
+    differences = [
+        score - statistics.fmean(same)
+        for seed, score in one.scores.items()
+        if (same := [scores[seed] for scores in others if seed in scores])
+    ]
+    return sign * statistics.fmean(differences) if differences else None
 
 
 def _families(groups: Sequence[CellGroup]) -> list[_Family]:
@@ -179,63 +185,46 @@ def _families(groups: Sequence[CellGroup]) -> list[_Family]:
     return families
 
 
-def _scores(family: _Family, score: str) -> list[float]:
-    return [float(row[score]) for row in family[1]]
-
-
-def _mean(family: _Family, score: str) -> float:
-    return statistics.fmean(_scores(family, score))
-
-
-def _spread(family: _Family, score: str) -> float:
-    """The standard deviation over the seeds; 0 of one."""
-    scores = _scores(family, score)
-    return statistics.stdev(scores) if len(scores) > 1 else 0.0
-
-
-def _compared(reference: _Family, other: _Family, score: str, cells: Mapping[str, CellResult]) -> Compared:
-    base, row, mean = reference[0][0], other[0][0], _mean(other, score)
-    by_seed = {row["seed"]: row[score] for row in reference[1]}
-    pairs = [row[score] - by_seed[row["seed"]] for row in other[1] if row["seed"] in by_seed]
-    return Compared(
-        row, _ids(other[1]), _is_lossy(row, cells), score, mean,
-        difference=mean - _mean(reference, score),
-        noise=noise_bound(_spread(reference, score), base["num_seeds"], row["num_seeds"] or 1),
-        at_equal_seed=statistics.fmean(pairs) if pairs else None,
-    )  # fmt: skip
-
-
 def _ids(rows: Sequence[Row]) -> list[str]:
     return [str(row["cell_id"]) for row in rows]
 
 
 def seed_noise_finding(noise: SeedNoise) -> Finding:
     """The noise, and the combinations within it."""
-    row, others = noise.reference, noise.others
-    reference = {**setting(row), "mean": noise.mean, "spread": noise.spread, "num_seeds": row["num_seeds"]}
-    paired = [
-        abs(other.at_equal_seed) for other in others if not other.is_lossy and other.at_equal_seed is not None
+    if not noise.combinations:
+        return Finding("seed_noise_unknown", (), {"given": noise.given, "score": noise.score})
+    exact, tested = noise.exact, [one for one in noise.combinations if one.decision is not None]
+    at_equal_seed = [
+        abs(one.at_equal_seed) for one in tested if not one.is_lossy and one.at_equal_seed is not None
     ]
     values = {
         "given": noise.given,
         "score": noise.score,
-        "reference": {**reference, "exchange": _exactness(noise.is_lossy)},
+        "reference": {
+            **setting(exact[0].row),
+            "num_exact": len(exact),
+            "mean": noise.mean,
+            "spread": noise.spread,
+            "num_seeds": max(one.row["num_seeds"] or 1 for one in exact),
+        },
         "noise": noise.noise,
-        "others": [_values(other) for other in others],
-        "largest_at_equal_seed": max(paired, default=None),
+        "others": [_values(one, one.decision) for one in tested if one.decision],
+        "largest_at_equal_seed": max(at_equal_seed, default=None),
     }
-    cells = (*noise.cells, *(cell for other in others for cell in other.cells))
+    cells = tuple(cell for one in noise.combinations for cell in one.cells)
     return Finding("seed_noise", cells, values)
 
 
-def _values(other: Compared) -> dict[str, Any]:
+def _values(one: Compared, decision: Decision) -> dict[str, Any]:
     return {
-        **setting(other.row),
-        "exchange": _exactness(other.is_lossy),
-        "mean": other.mean,
-        "difference": other.difference,
-        "distance": abs(other.difference),
-        "verdict": other.verdict,
+        **setting(one.row),
+        "exchange": _exactness(one.is_lossy),
+        "num_seeds": one.row["num_seeds"] or 1,
+        "mean": one.mean,
+        "difference": decision.difference,
+        "distance": abs(decision.difference),
+        "noise": decision.noise,
+        "verdict": decision.verdict,
     }
 
 

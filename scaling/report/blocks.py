@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from scaling.analysis.columns import Row, is_control_arm, workers_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, in_order_of
+from scaling.analysis.learning import over_seeds
 from scaling.axes import workers
 from scaling.measure.statistics import ONE_LAUNCH
 from scaling.report.formats import milliseconds, of_speedup, percent, ratio
@@ -109,7 +110,7 @@ def _variant(
 def _summary(group: CellGroup) -> str:
     """The best setting of a group in a line."""
     if group.kind == "convergence":
-        reached = [row for row in group.rows if row["seconds_to_target"] is not None]
+        reached = [row for row in over_seeds(group.rows) if row["seconds_to_target"] is not None]
         if not reached:
             return ""
         best = min(reached, key=lambda row: float(row["seconds_to_target"]))

@@ -100,6 +100,16 @@ def number(value: float | None, digits: int = 3) -> str:
     return MISSING if value is None else f"{value:,.{min(_decimals(value, digits), 4)}f}"
 
 
+def seconds_of_seeds(row: Mapping[str, Any]) -> str:
+    """A training's seconds to its target, with their 95% interval over seeds, or of how little they are."""
+    value, low = number(row["seconds_to_target"]), row.get("seconds_to_target_low")
+    if low is not None:
+        return f"{value} ({number(low)} to {number(row['seconds_to_target_high'])})"
+    if row["seconds_to_target"] is None or row["num_seeds"] != 1:
+        return value
+    return f"{value}, one {'training' if row['repeats'] == 1 else 'seed'}"
+
+
 def rate(per_s: float | None) -> str:
     """`1.62 M`, `25.3 k`, `153`: a throughput in three significant digits."""
     if per_s is None:

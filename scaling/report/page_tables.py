@@ -30,6 +30,7 @@ from scaling.report.formats import (
     percent,
     rate,
     ratio,
+    seconds_of_seeds,
 )
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import recipe_text, text_of
@@ -345,14 +346,14 @@ def _to_target(row: Row) -> str:
     """The seconds, or why there are none."""
     if row["seconds_to_target"] is None and row["target_state"] is not None:
         return str(row["target_state"])
-    return number(row["seconds_to_target"])
+    return seconds_of_seeds(row)
 
 
 def _to_target_in_short(row: Row) -> str:
     if row["target_state"] not in (None, REACHED):
         return "not reached"
     is_shared = shares_gpus(row) and row["target_state"] == REACHED
-    return REACHED if is_shared else number(row["seconds_to_target"])
+    return REACHED if is_shared else seconds_of_seeds(row)
 
 
 def _predicted(row: Row) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from scaling.analysis.seed_noise import BITS, Compared, SeedNoise
 from scaling.report.formats import MISSING, percent, points
@@ -11,10 +10,11 @@ from scaling.report.tables import Column, Table, table_of
 from scaling.report.titles import title_of
 
 STATISTIC = (
-    "The reference is the combination with the most seeds. Difference: from its mean. Noise: in 95% of "
-    "cases a further training of the reference differs from that mean by less (Student's t from the spread "
-    "of its seeds, for each comparison alone). Same seed: the mean difference from the reference's training "
-    "of the same seed, which starts from the same weights and sees the same batches."
+    "Exact aggregators sum the same numbers: together they are the reference, and their spread over seeds is "
+    "pooled. Difference: of the mean over seeds from theirs (of an exact one: from the others). Noise: a "
+    "smaller difference in that direction may be chance (Welch's t with moderated variances, Holm over the "
+    "lossy combinations). Same seed: the mean difference from exact trainings of the same seed, which start "
+    "from the same weights and see the same batches."
 )
 
 
@@ -34,8 +34,14 @@ def _columns(score: str) -> list[Column[Compared]]:
         Column(
             "bits per byte" if score == BITS else "test accuracy", lambda other: _shown(score, other.mean)
         ),
-        Column(f"difference{unit}", lambda other: difference(other.difference)),
-        Column(f"noise{unit}", lambda other: difference(other.noise).removeprefix("+")),
+        Column(
+            f"difference{unit}",
+            lambda other: MISSING if other.decision is None else difference(other.decision.difference),
+        ),
+        Column(
+            f"noise{unit}",
+            lambda other: MISSING if other.decision is None else difference(other.decision.noise).lstrip("+"),
+        ),
         Column("verdict", lambda other: other.verdict),
         Column(
             f"same seed{unit}",
@@ -53,23 +59,15 @@ def _shown(score: str, value: float) -> str:
 
 
 def seed_noise_tables(noises: Sequence[SeedNoise]) -> list[Table]:
-    """One a recipe: the reference, then all others."""
-    return [_table(noise) for noise in noises]
+    """One a recipe in which something was decided."""
+    return [_table(noise) for noise in noises if noise.combinations]
 
 
 def _table(noise: SeedNoise) -> Table:
     what = "Bits per byte" if noise.score == BITS else "Accuracy"
     title = f"{what} compared with the noise of seeds: {title_of(noise.given)}"
-    cells = [noise.cells, *(other.cells for other in noise.others)]
+    cells = [one.cells for one in noise.combinations]
+    spread = f"{noise.spread:.3f}" if noise.score == BITS else f"{100 * noise.spread:.2f} points"
+    statistic = f"{STATISTIC} Exact: {_shown(noise.score, noise.mean)}, standard deviation {spread}."
     columns = _columns(noise.score)
-    table = table_of(title, STATISTIC, columns, noise.others, cells=cells, section="training")
-    return replace(table, rows=[_reference_row(noise), *table.rows])
-
-
-def _reference_row(noise: SeedNoise) -> list[str]:
-    row = noise.reference
-    spread = f"{noise.spread:.3f}" if noise.score == BITS else f"{100 * noise.spread:.2f}"
-    mean = f"{_shown(noise.score, noise.mean)} ± {spread}"
-    first = [row["aggregator"], str(row["world_size"]), row["step"], "reference", str(row["num_seeds"])]
-    bound = f"{noise.noise:.3f}" if noise.score == BITS else f"{100 * noise.noise:.2f}"
-    return [*first, mean, MISSING, bound, MISSING, MISSING]
+    return table_of(title, statistic, columns, noise.combinations, cells=cells, section="training")

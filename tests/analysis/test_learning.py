@@ -131,6 +131,21 @@ class TestSeeds:
         assert "its seconds are their median" in told
         assert [bar.name for bar in target_bars(group)] == ["none, 1 worker, 3 seeds", "ring, 1 worker"]
 
+    def test_seconds_to_the_target_have_an_interval_over_seeds_or_say_that_they_are_of_one(
+        self, study, epochs
+    ):
+        for seed, epoch_s in enumerate((1.0, 2.0, 4.0)):
+            study.add([[epochs([0.95, 0.96], epoch_s)]], kind="convergence", target_accuracy=0.9, seed=seed)
+        for repeats, name in ((1, "ring"), (2, "tree")):
+            again = [[epochs([0.95, 0.96])]] * repeats
+            study.add(again, kind="convergence", target_accuracy=0.9, aggregator=name)
+        (group,) = group_rows(rows_of(study))
+        (table,) = page_tables(group, [group])
+        shown = {row[0]: row[table.headings.index("s to target")] for row in table.rows}
+        ratio = math.exp(4.302653 * math.log(2) / math.sqrt(3))
+        assert shown["none"] == f"2.00 ({2 / ratio:.3g} to {2 * ratio:.3g})"
+        assert (shown["ring"], shown["tree"]) == ("1.00, one training", "1.00, one seed")
+
     def test_seeds_of_which_one_missed_have_no_median_of_seconds(self, study, epochs):
         for seed, ends in enumerate(([0.95, 0.96], [0.5, 0.96], [0.5, 0.6])):
             study.add([[epochs(ends)]], kind="convergence", target_accuracy=0.9, seed=seed)

@@ -95,6 +95,27 @@ def test_lossy_aggregator_is_a_choice_once_it_reached_the_target(make_study, acc
     assert (only(study).choice.row["cell_id"] == lossy) == is_chosen
 
 
+@pytest.mark.parametrize(("lost", "is_chosen"), [(0.02, True), (0.2, False)])
+def test_with_seeds_a_lossy_aggregator_is_no_choice_where_they_say_that_it_is_worse(
+    make_study, lost, is_chosen
+):
+    """More than LARGEST_LOSS, and more than two deviations of the exact one, may be chance."""
+    study = make_study()
+    lossy = study.add(launches(0.002), aggregator="one_bit", world_size=4, lossy=True)
+    study.add(launches(0.006), aggregator="ring", world_size=4)
+    options = {"world_size": 4, "target": None}
+    for seed, accuracy in enumerate((0.97, 0.98, 0.975)):
+        study.add_training([5.0], accuracy=accuracy, aggregator="ring", seed=seed, **options)
+    for seed, accuracy in enumerate((0.96, 1.0, 0.98)):
+        ended = accuracy - lost
+        study.add_training([3.0], accuracy=ended, aggregator="one_bit", lossy=True, seed=seed, **options)
+    found = only(study)
+    assert (found.choice.row["cell_id"] == lossy) == is_chosen
+    if not is_chosen:
+        (reason,) = (text_of(one.reason) for one in found.excluded if one.reason.kind == "lossy_below")
+        assert reason == "lossy, and it ends 19.50% below the accuracy of ring"
+
+
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [

@@ -1,0 +1,216 @@
+"""Which combinations of a recipe end better or worse than their seeds explain.
+
+1. Exact aggregators sum the same numbers: they have one mean and one variance over seeds, which is pooled.
+   Trainings of equal seed correlate (r, estimated; 1 where it cannot be): k combinations then have
+   sum (n - 1) / (1 + (k - 1) r^2) degrees of freedom, and their mean scatters accordingly.
+2. A lossy exchange may scatter more. Its variance is (w P + d s^2) / (w + d): its own s^2, of d = n - 1
+   degrees, and P, the larger one of the pooled variances of exact and of lossy combinations, with w = 1 +
+   OTHERS x the other lossy ones' degrees. It counts as w + d / 2. One whose s^2 no exact one would have
+   (F test, OUTLIER_LEVEL) keeps its own; without a second seed of any it is UNKNOWN_RATIO P.
+3. The difference of a lossy mean from the exact one is tested by Welch's t (Satterthwaite's degrees), with
+   Holm's correction over the recipe's lossy combinations, at WORSE_LEVEL for a loss, BETTER_LEVEL for a gain.
+4. Before that the exact combination that is furthest from the others is tested, at EXACT_LEVEL for all
+   together (without lossy ones: at all three levels' sum); one that differs is left out of the exact mean,
+   and the rest are tested again.
+
+The weights were chosen by simulation (`benchmarks/seed_quality.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from scaling.analysis.grouping import by_key
+
+WORSE_LEVEL, BETTER_LEVEL = 0.035, 0.003
+"""Chances to call a lossy combination of a recipe worse, or better, where none is."""
+
+EXACT_LEVEL = 0.005
+"""The chance to call an exact one either."""
+
+OUTLIER_LEVEL = 0.01
+OTHERS = 2 / 3
+
+UNKNOWN_RATIO, UNKNOWN_DEGREES = 3.0, 3.0
+"""Where no lossy combination has a second seed: its variance over the exact one's, and degrees at most."""
+
+WITHIN, WORSE, BETTER = "within", "worse", "better"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """An aggregator on a number of workers, with the score of each seed: the larger the better."""
+
+    scores: Mapping[Hashable, float]
+    is_lossy: bool
+    world_size: int
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return fmean(self.scores.values())
+
+    @property
+    def degrees(self) -> int:
+        """Of freedom of its variance."""
+        return len(self.scores) - 1
+
+    @property
+    def squares(self) -> float:
+        """Sum of the squared deviations from its mean."""
+        return math.fsum((score - self.mean) ** 2 for score in self.scores.values())
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What seeds say of a combination.
+
+    Attributes:
+        difference: of its mean from that of (the other) exact ones.
+        noise: a smaller difference in that direction may be chance.
+        verdict: WITHIN, WORSE or BETTER.
+    """
+
+    difference: float
+    noise: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Of exact combinations together: variance of a score over seeds, its degrees of freedom, and the
+    correlation of trainings of equal seed."""
+
+    variance: float
+    degrees: float
+    correlation: float
+
+    def mean(self, exact: Sequence[Combination]) -> tuple[float, float]:
+        """The mean over seeds of the mean of each seed, and its variance."""
+        by_seed = by_key((pair for one in exact for pair in one.scores.items()), lambda pair: pair[0])
+        scores = [[score for _, score in pairs] for pairs in by_seed.values()]
+        parts = [(1 + (len(same) - 1) * self.correlation) / len(same) for same in scores]
+        return fmean(map(fmean, scores)), self.variance * math.fsum(parts) / len(parts) ** 2
+
+
+def decide(trained: Sequence[Combination]) -> tuple[Noise, list[Decision | None]] | None:
+    """A decision for each combination; None for an exact one without another to compare it with.
+
+    None altogether where no exact combination has a spread over seeds.
+    """
+    exact = {place: one for place, one in enumerate(trained) if not one.is_lossy}
+    lossy = {place: one for place, one in enumerate(trained) if one.is_lossy}
+    noise = _noise([one for one in exact.values() if one.degrees])
+    if noise is None:
+        return None
+    decisions = _of_exact(exact, noise, EXACT_LEVEL + (0 if lossy else WORSE_LEVEL + BETTER_LEVEL))
+    the_same = [
+        one for place, one in exact.items() if place not in decisions or decisions[place].verdict == WITHIN
+    ]
+    decisions |= _of_lossy(lossy, the_same, noise)
+    return noise, [decisions.get(place) for place in range(len(trained))]
+
+
+def _noise(exact: Sequence[Combination]) -> Noise | None:
+    degrees = sum(one.degrees for one in exact)
+    variance = math.fsum(one.squares for one in exact) / max(degrees, 1)
+    if variance == 0:
+        return None
+    products, shared_degrees = 0.0, 0
+    for one, other in combinations(exact, 2):
+        pairs = [(score, other.scores[seed]) for seed, score in one.scores.items() if seed in other.scores]
+        if len(pairs) > 1:
+            middle, other_middle = (fmean(scores) for scores in zip(*pairs, strict=True))
+            products += math.fsum((left - middle) * (right - other_middle) for left, right in pairs)
+            shared_degrees += len(pairs) - 1
+    correlation = min(1.0, max(0.0, products / shared_degrees / variance)) if shared_degrees else 1.0
+    return Noise(variance, degrees / (1 + (len(exact) - 1) * correlation**2), correlation)
+
+
+def _of_exact(exact: Mapping[int, Combination], noise: Noise, level: float) -> dict[int, Decision]:
+    """Decisions of all but a single one that remains."""
+    decisions: dict[int, Decision] = {}
+    left = dict(exact)
+    while len(left) > 1:
+        # Of two that differ, the one with fewer seeds does from the other; else the later one.
+        order: dict[int, tuple[float, int, int]] = {}
+        for place, one in left.items():
+            middle, variance = noise.mean([other for key, other in left.items() if key != place])
+            error = math.sqrt(noise.variance / len(one.scores) + variance)
+            limit = bound(error, noise.degrees, level / 2 / len(left))
+            decisions[place] = Decision(one.mean - middle, limit, WITHIN)
+            order[place] = round(abs(one.mean - middle) / limit, 9), -len(one.scores), place
+        furthest = max(left, key=order.__getitem__)
+        decision = decisions[furthest]
+        if abs(decision.difference) <= decision.noise:
+            return decisions
+        decisions[furthest] = _beyond(decision.difference, decision.noise)
+        del left[furthest]
+    return {place: decision for place, decision in decisions.items() if place not in left}
+
+
+def _of_lossy(
+    lossy: Mapping[int, Combination], exact: Sequence[Combination], noise: Noise
+) -> dict[int, Decision]:
+    variances, tests = _lossy_variances(list(lossy.values()), noise), []
+    for (place, one), (variance, own_degrees) in zip(lossy.items(), variances, strict=True):
+        same_size = [other for other in exact if other.world_size == one.world_size]
+        has_several = len({seed for other in same_size for seed in other.scores}) > 1
+        middle, of_middle = noise.mean(same_size if has_several else exact)
+        own = variance / len(one.scores)
+        if math.isfinite(own_degrees):
+            degrees = (own + of_middle) ** 2 / (own**2 / own_degrees + of_middle**2 / noise.degrees)
+        else:  # Both parts are the exact ones' variance.
+            degrees = min(UNKNOWN_DEGREES, noise.degrees)
+        difference, error = one.mean - middle, math.sqrt(own + of_middle)
+        level = WORSE_LEVEL if difference < 0 else BETTER_LEVEL
+        chance = float(_special().stdtr(degrees, -abs(difference) / error))
+        tests.append((chance / level, place, difference, error, degrees, level))
+    decisions, remaining, is_open = {}, len(tests), True
+    for chance, place, difference, error, degrees, level in sorted(tests):
+        is_open = is_open and chance <= 1 / remaining
+        limit = bound(error, degrees, level / remaining)
+        decisions[place] = _beyond(difference, limit) if is_open else Decision(difference, limit, WITHIN)
+        remaining -= is_open
+    return decisions
+
+
+def _lossy_variances(lossy: Sequence[Combination], noise: Noise) -> list[tuple[float, float]]:
+    """Of each, the variance of a score over seeds and its degrees of freedom; infinite if it is assumed."""
+    ratios = [one.squares / max(one.degrees, 1) / noise.variance for one in lossy]
+    is_outlier = [
+        one.degrees > 0 and _special().fdtrc(one.degrees, noise.degrees, ratio) < OUTLIER_LEVEL
+        for one, ratio in zip(lossy, ratios, strict=True)
+    ]
+    ordinary = [one for one, is_out in zip(lossy, is_outlier, strict=True) if not is_out]
+    degrees = sum(one.degrees for one in ordinary)
+    if not any(one.degrees for one in lossy):
+        return [(UNKNOWN_RATIO * noise.variance, math.inf)] * len(lossy)
+    pooled = max(noise.variance, math.fsum(one.squares for one in ordinary) / max(degrees, 1))
+    variances = []
+    for one, ratio, is_out in zip(lossy, ratios, is_outlier, strict=True):
+        weight = 1 + OTHERS * (degrees - one.degrees)
+        moderated = (weight * pooled + one.squares) / (weight + one.degrees)
+        own = ratio * noise.variance, float(one.degrees)
+        variances.append(own if is_out else (moderated, weight + one.degrees / 2))
+    return variances
+
+
+def _beyond(difference: float, limit: float) -> Decision:
+    return Decision(difference, limit, WORSE if difference < 0 else BETTER)
+
+
+def bound(error: float, degrees: float, level: float) -> float:
+    """What a difference of that standard error exceeds, in one direction, with that chance."""
+    return -error * float(_special().stdtrit(degrees, level))
+
+
+def _special() -> Any:
+    from scipy import special  # scipy.stats has the same by name, but takes seconds to import
+
+    return special
