@@ -34,7 +34,7 @@ MEANINGS = {
     "speedup": "throughput over that of one worker without exchange",
     "speedup_low": "lower end of its 95% interval, by the scatter of both cells",
     "speedup_high": "upper end of its 95% interval",
-    "parallel_efficiency": "speedup / world_size",
+    "parallel_efficiency": "speedup / world_size; the ends of its interval likewise",
     "exposed_comm_s": "communication that no computation hides",
     "wire_bytes_per_rank": "bytes per step that the busiest rank sends or copies over the host's link",
     "h2d_s": "waiting for the batch's copy to the GPU",
