@@ -82,6 +82,9 @@ class Heartbeat:
     def allow(self, stall_timeout_s: float) -> None:
         """How long it may stand still; 0: for any time."""
 
+    def listen(self) -> None:
+        """Takes the signal of the watcher again, whose handler somebody has replaced."""
+
     def leave(self) -> None:
         """This process ends in order, or has said why it does not."""
 
@@ -102,7 +105,7 @@ class SharedHeartbeat(Heartbeat):
         os.lseek(self.descriptor, PAGE_BYTES, os.SEEK_SET)
         self._page = mmap.mmap(self.descriptor, PAGE_BYTES)
         self._numbers = memoryview(self._page)[: 8 * NUMBERS].cast("q")
-        faulthandler.register(STACK_SIGNAL, self.descriptor, all_threads=True, chain=False)
+        self.listen()
         self.allow(DEFAULT_STALL_TIMEOUT_S)
         self.phase("start-up", UNLIMITED)  # data sets may be fetched
 
@@ -123,6 +126,10 @@ class SharedHeartbeat(Heartbeat):
     def allow(self, stall_timeout_s: float) -> None:
         """Into the page, to the millisecond."""
         self._numbers[TIMEOUT_MS] = round(stall_timeout_s * 1e3)
+
+    def listen(self) -> None:
+        faulthandler.unregister(STACK_SIGNAL)
+        faulthandler.register(STACK_SIGNAL, self.descriptor, all_threads=True, chain=False)
 
     def leave(self) -> None:
         self._numbers[LEFT] = 1

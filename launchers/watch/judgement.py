@@ -157,7 +157,7 @@ def stall_report(seen: Mapping[int, Seen], still_s: float, num_ranks: int) -> li
     for rank, state in seen.items():
         if not late or rank in late or elsewhere:
             lines += [
-                f"  rank {rank}, newest call first:",
+                f"  rank {rank}, newest call first:" if state.frames else f"  rank {rank} wrote no stack",
                 *(f"    {f}" for f in state.frames[:FRAMES_SHOWN]),
             ]
     return lines

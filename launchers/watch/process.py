@@ -13,6 +13,7 @@ It ends with the last rank. The run that was cut off is the run loop's business,
 from __future__ import annotations
 
 import json
+import re
 import select
 import signal
 import sys
@@ -63,6 +64,13 @@ class _Rank:
 
     def is_stopped(self) -> bool:
         return self.state()[:1] == ["T"]
+
+    def can_write_stack(self) -> bool:
+        """Whether it takes the signal that asks for it."""
+        with suppress(OSError):
+            caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{self.pid}/status").read_text(), re.M)
+            return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
+        return False
 
     def status(self) -> int | None:
         """As waitpid gives it; None where somebody else has already asked for it."""
@@ -234,26 +242,34 @@ class Watcher:
         self._kill()
 
     def _seen(self) -> dict[int, Seen]:
-        """How the ranks of this host are; those that are stopped go on, and write their stacks first."""
-        stopped = {member.number for member in self._ranks.values() if member.is_stopped()}
-        for rank in self._ranks.values():
-            rank.send(STACK_SIGNAL)
-            if rank.number in stopped:
-                rank.send(signal.SIGCONT)
-        until_s = time.monotonic() + STACK_S
-        while time.monotonic() < until_s and not all(
-            member.reader.stack() for member in self._ranks.values()
-        ):
-            time.sleep(SHORTEST_LOOK_S)
+        """How the ranks of this host are.
+
+        A stopped rank goes on to write its stack. Where it was is read before, and the others are stopped:
+        none finishes the step, or its cell.
+        """
+        members = sorted(self._ranks.values(), key=lambda member: member.number)
+        where = {member.number: (member.reader.position(), member.is_stopped()) for member in members}
+        stopped = [member for member in members if where[member.number][1] and member.can_write_stack()]
+        running = [member for member in members if not where[member.number][1]]
+        self._write_stacks(running)
+        if stopped:
+            for rank in running:
+                rank.send(signal.SIGSTOP)
+            self._write_stacks(stopped, signal.SIGCONT)
+            for rank in stopped:
+                rank.send(signal.SIGSTOP)
         return {
-            member.number: Seen(
-                member.reader.position(),
-                member.number in stopped,
-                main_thread(member.reader.stack()),
-                self._host,
-            )
-            for member in sorted(self._ranks.values(), key=lambda member: member.number)
+            member.number: Seen(*where[member.number], main_thread(member.reader.stack()), self._host)
+            for member in members
         }
+
+    def _write_stacks(self, ranks: Sequence[_Rank], *further: signal.Signals) -> None:
+        for rank in ranks:
+            for number in (STACK_SIGNAL, *further):
+                rank.send(number)
+        until_s = time.monotonic() + STACK_S
+        while time.monotonic() < until_s and not all(rank.reader.stack() for rank in ranks):
+            time.sleep(SHORTEST_LOOK_S)
 
     def _kill(self) -> None:
         for rank in self._ranks.values():

@@ -8,7 +8,7 @@ import platform
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from launchers.rank_info import RankInfo
 from launchers.watch.heartbeat import SILENT, UNLIMITED, Heartbeat
 from scaling.collectives.plan import exchanges_of
 from scaling.collectives.plan_record import plan_of
-from scaling.errors import LaunchError, ScalingError, StoreError
+from scaling.errors import LaunchError, ScalingError, StoreError, StudyError
 from scaling.files.redaction import redacted
 from scaling.process_group import TorchGroup
 from scaling.runtime import LaunchLibraries
@@ -34,6 +34,7 @@ from scaling.study.libraries import libraries_of
 from scaling.study.predicting import own_errors, strategy_of
 from scaling.study.rank.context import RunContext, SavedCheckpoints, WriteSamples
 from scaling.study.rank.loaded import Loaded
+from scaling.study.rank.process_state import CLOCK, ProcessState
 from scaling.study.rank.summary import RankSummary, notes_of
 from scaling.study.sharing import gpu_of, sharing_note
 from topologies.detect import num_usable_cores
@@ -85,14 +86,29 @@ class CellRunner:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             context.kept_bytes = torch.cuda.memory_allocated(self._device) - self._loaded.device_bytes()
+        state, changed = ProcessState(), []
         try:
-            return KINDS[cell.kind].run(cell, context)
+            summary = KINDS[cell.kind].run(cell, context)
         finally:
+            if changed := state.put_back():
+                self._say_changed(cell, changed)
             group.release_host_buffers()
             gc.collect()
             if self._device.type == "cuda":
                 torch._C._cuda_clearCublasWorkspaces()  # one a stream, which the next cell's peak would have
                 torch.cuda.empty_cache()
+        if CLOCK in changed:
+            raise StudyError(f"code of this cell replaced {CLOCK}: its times are not measured")
+        return replace(summary, changed_state=changed)
+
+    def _say_changed(self, cell: AnyCell, changed: list[str]) -> None:
+        """Cells after this one run as if it had not been."""
+        if "signal handlers" in changed:
+            self.heartbeat.listen()
+        self._loaded.forget(cell)  # what its model set when it was built, it sets again
+        with suppress(OSError):
+            what = f"{cell.describe()} changed {', '.join(changed)} of its process; put back"
+            print(f"warning: {what}", file=sys.stderr, flush=True)
 
 
 def configure_torch(cell: AnyCell, device: torch.device) -> None:

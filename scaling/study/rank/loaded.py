@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scaling.measure.matrix_rate import MatrixRate, matrix_rate
 from scaling.process_group import Group
-from scaling.study.cell import TIMING_BATCHES, Cell
+from scaling.study.cell import TIMING_BATCHES, AnyCell, Cell
 from scaling.training.flops import model_flops
 from scaling.workloads.base import DataShape, DataSplits, Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
@@ -115,6 +115,11 @@ class Loaded:
         """Of the data that the model gets; None where they are no tokens."""
         shape = self._shape(cell)
         return math.prod(shape.input_shape) if shape.tokens else None
+
+    def forget(self, cell: AnyCell) -> None:
+        """Drops the cell's initial model, which is built again when it is asked for."""
+        if isinstance(cell, Cell):
+            self._initial.pop(self._model_key(cell), None)
 
     def _initial_of(self, cell: Cell) -> tuple[nn.Module, Tensor]:
         """The model in host memory, and the random state after its weights were drawn."""

@@ -40,6 +40,7 @@ class RankSummary:
         optimizer_state_bytes: what the optimizer keeps on this rank, on its device or in host memory.
         bucket_bytes: of DDP's buckets, in the order of their exchanges; empty where no hook saw any.
         checks: what the checks of its exchanges found (`scaling.training.step_check`).
+        changed_state: what the cell's code left changed in the process (`process_state`).
     """
 
     num_parameters: int | None = None
@@ -67,6 +68,7 @@ class RankSummary:
     optimizer_state_bytes: int | None = None
     bucket_bytes: list[int] = field(default_factory=list)
     checks: dict[str, Any] = field(default_factory=dict)
+    changed_state: list[str] = field(default_factory=list)
 
 
 def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
@@ -83,5 +85,10 @@ def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
             f"{what} not finite (NaN or infinite) after the timed iterations on rank"
             f"{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}: what was timed is no training; use a "
             "smaller learning_rate"
+        )
+    if changed := dict.fromkeys(name for rank in ranks for name in rank.changed_state):
+        notes.append(
+            f"code of this cell changed {', '.join(changed)} of its process while it was measured; it was "
+            "put back before the next cell"
         )
     return notes

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 HOST = platform.node()
 
 RANK = """
-import ctypes, os, sys, time
+import ctypes, os, signal, sys, time
 from launchers.watch.heartbeat import SharedHeartbeat
 heartbeat = SharedHeartbeat()
 heartbeat.allow(0.5)
@@ -32,6 +32,10 @@ while words[0] != "leave":
         heartbeat.step()
     elif words[0] == "exit":
         os._exit(int(words[1]))
+    elif words[0] == "ignore":
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    elif words[0] == "next":
+        heartbeat.cell("the next cell")
     elif words[0] == "hold":
         ctypes.PyDLL(None).sleep(600)  # with the interpreter's lock
     print("did", flush=True)
@@ -128,6 +132,26 @@ def test_rank_that_is_stopped_is_named_so(ranks, watch):
     assert f"rank 1 is behind on {HOST}, stopped by a signal, in timed iterations" in said
     assert 'File "<string>"' in said, "it wrote its stack before it was ended"
     assert [rank.wait(LIMIT_S) for rank in ranks] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_stopped_rank_is_charged_with_the_cell_in_which_it_was_stopped(ranks, watch, hears):
+    """It would go on to the next cell as soon as it is continued for its stack."""
+    said_by_watcher = watch(ranks)
+    stopped = ranks[1][0]
+    if not hears:
+        say(stopped, "ignore")
+        assert stopped.stdout.readline() == "did\n"
+    stopped.send_signal(signal.SIGSTOP)
+    say(stopped, "next")
+    said = said_by_watcher()
+    assert (
+        f"rank 1 is behind on {HOST}, stopped by a signal, in timed iterations of a cell: no progress" in said
+    )
+    assert ("rank 1 wrote no stack" in said) == (not hears)
+    assert stopped.wait(LIMIT_S) == -signal.SIGKILL
+    if not hears:
+        assert stopped.stdout.read() == ""
 
 
 def test_ranks_that_leave_in_order_are_not_named_and_the_watcher_ends_with_them(ranks, watch):

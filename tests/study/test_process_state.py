@@ -1,0 +1,127 @@
+"""What one cell's code changes in the process is named, and put back before the next cell."""
+
+import gc
+import os
+import signal
+import sys
+import time
+import warnings
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from scaling.registry import trust
+from scaling.study.rank.launch import CellRunner
+from scaling.study.rank.process_state import CLOCK, ProcessState
+from scaling.study.rank.summary import RankSummary, notes_of
+from scaling.workloads.base import DataShape, Model
+from tests.study.test_run_cell import TIMED, group  # noqa: F401 (a fixture)
+
+
+def _hook(*_):
+    return None
+
+
+CHANGES = {
+    "the gradient mode": lambda: torch.set_grad_enabled(False),
+    "the default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "the default device": lambda: torch.set_default_device("meta"),
+    "the number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
+    "cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "cudnn.deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "hooks on nn.Module": lambda: nn.modules.module.register_module_forward_hook(_hook),
+    "the working folder": lambda: os.chdir("/"),
+    "signal handlers": lambda: [signal.signal(n, signal.SIG_IGN) for n in (signal.SIGUSR2, signal.SIGHUP)],
+    "environment variables": os.environ.clear,
+    "warnings filters": lambda: warnings.simplefilter("error"),
+    "the garbage collector": gc.disable,
+    "standard output": lambda: setattr(sys, "stdout", None),
+    CLOCK: lambda: setattr(time, "perf_counter", lambda: 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_is_named_and_put_back(name):
+    state, variables, folder = ProcessState(), dict(os.environ), os.getcwd()
+    CHANGES[name]()
+    try:
+        assert name in state.put_back()  # deterministic algorithms set variables too
+    finally:
+        state.put_back()
+    assert state.put_back() == []
+    assert (dict(os.environ), os.getcwd(), torch.is_grad_enabled(), gc.isenabled()) == (
+        variables,
+        folder,
+        True,
+        True,
+    )
+    assert torch.ones(1).device.type == "cpu"
+    assert torch.ones(1).dtype == torch.float32
+
+
+def test_what_libraries_set_as_they_are_imported_is_no_change():
+    state = ProcessState()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ImportWarning)
+        os.environ["KMP_INIT_AT_FORK"] = os.environ.get("KMP_INIT_AT_FORK", "FALSE")
+        assert state.put_back() == []
+
+
+def test_notes_name_what_any_rank_changed():
+    ranks = [RankSummary(), RankSummary(changed_state=["the default dtype"])]
+    assert ["the default dtype" in note for note in notes_of(ranks)] == [True]
+    assert notes_of([RankSummary()]) == []
+
+
+class Leaky(nn.Module):
+    """Leaves the process changed in its third step."""
+
+    steps: ClassVar[list[str]] = []
+
+    def __init__(self, shape: DataShape) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, shape.num_classes)
+
+    def forward(self, inputs):
+        self.steps.append("step")
+        if len(self.steps) == 3:
+            torch.set_grad_enabled(False)
+            torch.set_default_dtype(torch.float64)
+        return self.layer(inputs.flatten(1))
+
+
+def halving(shape: DataShape) -> nn.Module:
+    clock = time.perf_counter
+    time.perf_counter = lambda: clock() / 2
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, shape.num_classes))
+
+
+leaky = Model("leaky", Leaky, None, "digits", "these tests", {})
+halved = Model("halved", halving, None, "digits", "these tests", {})
+
+
+def test_cell_after_one_that_fails_by_what_it_changed_is_measured(group):  # noqa: F811
+    trust([f"{__name__}:leaky"])
+    runner, own = (
+        CellRunner(torch.device("cpu")),
+        replace(TIMED, model=f"{__name__}:leaky", model_parameters={}),
+    )
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        runner.run(own, group, lambda _: None)
+    summary = runner.run(TIMED, group, lambda _: None)
+    assert summary.num_parameters
+    assert summary.changed_state == []
+
+
+def test_cell_that_replaces_the_clock_has_no_result(group):  # noqa: F811
+    trust([f"{__name__}:halved"])
+    own = replace(TIMED, model=f"{__name__}:halved", model_parameters={})
+    clock = time.perf_counter
+    with pytest.raises(Exception, match=CLOCK):
+        CellRunner(torch.device("cpu")).run(own, group, lambda _: None)
+    assert time.perf_counter is clock
