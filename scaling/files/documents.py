@@ -12,8 +12,10 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -24,6 +26,7 @@ from scaling.files.texts import is_clean
 MAX_YAML_BYTES = 2 << 20
 """A second's work for the parser on a slow machine; the largest machine file that we know has 8 KiB."""
 MAX_BYTES = 1 << 30
+LEAST_PIECE_BYTES = 512
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
 """Of a YAML document, aliases expanded."""
@@ -31,6 +34,8 @@ MAX_BITS = 1000
 """Of a whole number: one that is no longer a float cannot be computed with."""
 
 Key = str | int
+
+_ZEROS = re.compile(rb"\0*")  # padding behind a member
 
 
 class DocumentError(ValueError):
@@ -102,22 +107,26 @@ def gunzipped(content: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     Raises:
         DocumentError: it is damaged, ends early, or is larger than that when unpacked.
     """
-    parts, left, total = [], content, 0
-    while left:
-        unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        try:
-            part = unpacker.decompress(left, max_bytes - total + 1)
-        except zlib.error as error:
-            raise DocumentError(f"it cannot be unpacked ({error})") from error
-        total += len(part)
-        if total > max_bytes:
-            raise DocumentError(f"it unpacks to more than {max_bytes} bytes")
-        if not unpacker.eof:
-            raise DocumentError("it ends early")
-        parts.append(part)
-        left = unpacker.unused_data.lstrip(b"\0")
-    if not parts:
+    if not content:
         raise DocumentError("it is empty")
+    parts, at, total = [], 0, 0
+    while at < len(content):
+        unpacker, num_bytes = zlib.decompressobj(16 + zlib.MAX_WBITS), LEAST_PIECE_BYTES
+        while not unpacker.eof:
+            piece = content[at : at + num_bytes]
+            if not piece:
+                raise DocumentError("it ends early")
+            try:
+                part = unpacker.decompress(piece, max_bytes - total + 1)
+            except zlib.error as error:
+                raise DocumentError(f"it cannot be unpacked ({error})") from error
+            total += len(part)
+            if total > max_bytes:
+                raise DocumentError(f"it unpacks to more than {max_bytes} bytes")
+            parts.append(part)
+            # What is behind the end of a member is copied: pieces are small where members are.
+            at, num_bytes = at + len(piece), 2 * num_bytes
+        at = _ZEROS.match(content, at - len(unpacker.unused_data)).end()  # type: ignore[union-attr]
     return b"".join(parts)
 
 
@@ -162,8 +171,8 @@ def _loaded(text: str) -> Any:
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise DocumentError(f"key {next(n for n in names if names.count(n) > 1)!r} stands twice")
+        counts = Counter(name for name, _ in pairs)
+        raise DocumentError(f"key {next(name for name, count in counts.items() if count > 1)!r} stands twice")
     return values
 
 
