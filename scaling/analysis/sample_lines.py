@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scaling.errors import StoreError
 from scaling.measure.budget import MAIN, RankStep, Span
 from scaling.measure.phase_names import PHASES
+from scaling.store.records import MEND
 from scaling.store.upgrades import old_spans
 
 Integers = NDArray[np.int64]
@@ -60,7 +61,7 @@ def aligned(ranks: Sequence[Sequence[Line]], key: str, where: str, *, required: 
     """
     numbers = [sorted(line[key] for line in lines) for lines in ranks]
     if required and not numbers[0]:
-        raise StoreError(f"{where}: the run is done, but no measured {key} was recorded")
+        raise StoreError(f"{where}: the run is done, but no measured {key} was recorded; {MEND}")
     if len(set(numbers[0])) != len(numbers[0]):
         raise StoreError(f"{where}: an {key} was recorded twice")
     for rank, rank_numbers in enumerate(numbers):

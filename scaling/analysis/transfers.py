@@ -27,6 +27,7 @@ from scaling.measure.probe.series import OneSeries, Series
 from scaling.measure.statistics import Estimate
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.files import MEND_SAMPLES, fitting
+from scaling.store.records import MEND
 from scaling.store.sample_schemas import TransferLineModel, validate_lines
 
 KIND = "transfer"
@@ -164,7 +165,7 @@ def _read(folder: ResultsFolder, records: Sequence[RunRecord]) -> TransferResult
         launches.append([ProbeSample.from_row(row["sample"]) for row in rows if row.get("sample")])
         facts += [row["facts"] for row in rows if row.get("facts")]
         if not launches[-1] or not facts:
-            raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded")
+            raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded; {MEND}")
         notes += record.notes
     nodes = {record.launch.get("num_nodes") for record in records}
     return TransferResult(

@@ -145,7 +145,7 @@ def _take_environment(request: Mapping[str, Any]) -> None:
     """Puts the launch's environment and log in the place of the zygote's."""
     os.environ.clear()
     os.environ.update(request["environment"])
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, STANDARD_INPUT)
     for descriptor in (STANDARD_OUTPUT, STANDARD_ERROR):

@@ -19,6 +19,7 @@ import csv
 import io
 import json
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -210,6 +211,9 @@ class Archive:
             raise StoreError(f"{self.path} is damaged: {error}; {MEND_ARCHIVE}") from error
 
 
+_NUMBER = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+
+
 def _places(rows: io.BytesIO) -> dict[RankFile, tuple[int, int]]:
     """Each file's rows stand together: they are found by their beginning, without reading the values."""
     places: dict[RankFile, tuple[int, int]] = {}
@@ -221,6 +225,8 @@ def _places(rows: io.BytesIO) -> dict[RankFile, tuple[int, int]]:
                 places[file] = (start, position)
             ids = row.split(b",", NUM_IDS)[:NUM_IDS]
             cell_id, repeat, attempt, rank = (value.decode() for value in ids)
+            if not all(map(_NUMBER.fullmatch, (repeat, attempt or "0", rank))):
+                raise ValueError(f"it has repeat {repeat!r}, attempt {attempt!r}, rank {rank!r}: no numbers")
             file = RankFile(cell_id, int(repeat), int(attempt or 0), int(rank))
             if file in places:
                 raise ValueError(f"the rows of {file.name} do not stand together")

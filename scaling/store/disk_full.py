@@ -30,8 +30,8 @@ def disk_full(path: Path, error: OSError, num_bytes: int | None = None) -> DiskF
         return None
     return DiskFullError(
         f"{path}: {MARK}{reason}{_room(path, num_bytes)}; free some space there (launches/*.log and "
-        "runs/*/*/attempt-* of --out are not needed), and the same command goes on; or choose another --out. "
-        "What was measured before is complete and can be read"
+        "runs/*/*/attempt-* of a results folder are not needed), and the same command goes on; or use "
+        "another folder. What was measured before is complete and can be read"
     )
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-import tempfile
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,7 +46,8 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         raise disk_full(path, error, num_bytes) or StoreError(
-            f"{path}: cannot be written: {error.strerror}; choose another --out"
+            f"{path}: cannot be written: {error.strerror}; make its folder writable, or use another one "
+            "(a copy of one that is there)"
         ) from error
 
 
@@ -54,13 +55,15 @@ def write_whole(path: Path, content: bytes) -> Path:
     """Replaces a file in one piece: written to a temporary file, synced, renamed; returns its path."""
     with writing(path, len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
+        )  # less what the umask says
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except OSError:
             with suppress(OSError):
@@ -93,7 +96,7 @@ def append_whole(path: Path, content: bytes) -> None:
     with writing(path, len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW  # the file itself is no link
-        with os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0) as file:
+        with os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0) as file:
             length = file.tell()
             try:
                 unwritten = memoryview(content)
@@ -243,7 +246,7 @@ def locked(path: Path, refusal: str, *, shared: bool = False, wait: bool = False
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Opened as others are, a pipe that nobody reads would keep us waiting.
-        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644), "w")
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666), "w")
     with file:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:

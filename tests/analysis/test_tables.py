@@ -374,7 +374,10 @@ def test_bytes_are_the_largest_of_all_ranks_and_precision_has_its_name(study, li
         ([[{"iteration": 0, "warmup": False, "step_s": 1.0}]], "samples of 1 ranks"),
         ([[{"iteration": 0, "warmup": False, "step_s": 1.0}], []], "ranks 0 and 1 recorded different"),
         ([[{"iteration": 0, "warmup": False, "step_s": 1.0}] * 2] * 2, "recorded twice"),
-        ([[{"iteration": 0, "warmup": True, "step_s": 1.0}]] * 2, "no measured iteration"),
+        (
+            [[{"iteration": 0, "warmup": True, "step_s": 1.0}]] * 2,
+            "no measured iteration was recorded; delete its run",
+        ),
         ([[{"iteration": 0, "step_s": 1.0}]] * 2, "warmup is missing"),
         ([[{"iteration": 0, "warmup": False}]] * 2, "step_s is missing"),
         ([[{"iteration": 0, "warmup": False, "step_s": -1.0}]] * 2, "greater than or equal to 0"),

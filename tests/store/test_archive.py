@@ -216,6 +216,18 @@ class TestWhatIsRefused:
         with pytest.raises(StoreError, match=r"runs\.jsonl, line 1 is damaged"):
             folder.runs()
 
+    @pytest.mark.parametrize("number", ["-1", "+1", "01", " 1", "1_0", "", "٣"])
+    @pytest.mark.parametrize("place", [1, 3])
+    def test_number_that_names_no_repeat_or_rank(self, folder, number, place):
+        folder.archive()
+        path = folder.path / "samples.csv.gz"
+        header, first, *rest = gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
+        words = first.split(",")
+        words[place] = number
+        path.write_bytes(gzip.compress("".join([header, ",".join(words), *rest]).encode()))
+        with pytest.raises(StoreError, match=r"samples\.csv\.gz is damaged: it has repeat"):
+            ResultsFolder(folder.path).samples(A, 0)
+
     @pytest.mark.parametrize("name", ["samples.csv.gz", "runs.jsonl"])
     def test_cell_id_that_names_another_place(self, folder, name):
         folder.archive()

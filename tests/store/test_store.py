@@ -87,7 +87,7 @@ class TestWriting:
 
         real = os.statvfs(folder.path)
         room = {name: getattr(real, name) for name in ("f_files", "f_favail", "f_frsize")}
-        monkeypatch.setattr(files.tempfile, "mkstemp", full)
+        monkeypatch.setattr(files.secrets, "token_hex", full)
         for values, said in (
             ({"f_bavail": 3}, f"(2.5 MB needed, {3 * real.f_frsize / 1e3:.1f} kB free)"),
             (
@@ -105,7 +105,7 @@ class TestWriting:
             raise OSError(28, "No space left on device")
 
         record = start(folder)
-        monkeypatch.setattr(files.tempfile, "mkstemp", full)
+        monkeypatch.setattr(files.secrets, "token_hex", full)
         with pytest.raises(DiskFullError, match=r"run\.json: cannot be written: the disk is full"):
             folder.finish_run(record, {"wire_bytes": 8})
         planned = folder.run(CELL, 0)
@@ -119,13 +119,20 @@ class TestWriting:
             raise OSError(28, "No space left on device")
 
         record = start(folder)
-        monkeypatch.setattr(files.tempfile, "mkstemp", full)
+        monkeypatch.setattr(files.secrets, "token_hex", full)
         folder.reset_run(record, died="rank 1 was killed")
         assert (folder.run(CELL, 0).state, folder.run(CELL, 0).deaths) == ("planned", 1)
 
-    def test_files_can_be_read_by_others(self, folder):
-        mode = (folder.path / "study.yaml").stat().st_mode
-        assert mode & 0o777 == 0o644
+    @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+    def test_files_have_the_mode_of_the_umask(self, folder, umask):
+        before = os.umask(umask)
+        try:
+            folder.write_study({"name": "x"})
+            folder.sample_writer(CELL, 0, 0)([{"iteration": 0}])
+        finally:
+            os.umask(before)
+        for path in (folder.path / "study.yaml", folder.path / f"runs/{CELL}/0/rank0.jsonl"):
+            assert path.stat().st_mode & 0o777 == 0o666 & ~umask
 
     def test_study_and_environment_come_back_as_written(self, folder):
         study = {"name": "by-hand", "parts": [{"kind": "iteration", "world_sizes": [1, 2]}], "notes": ["ü"]}

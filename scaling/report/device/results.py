@@ -22,6 +22,7 @@ from scaling.analysis.study_scatter import CellTimes, StudyScatter, estimate_wit
 from scaling.errors import StoreError
 from scaling.measure.statistics import Estimate
 from scaling.store import ResultsFolder, RunRecord
+from scaling.store.records import MEND
 from scaling.store.sample_schemas import DeviceLineModel, validate_lines
 
 LEFT_OUT = "left_out"
@@ -239,7 +240,7 @@ def _rows(folder: ResultsFolder, record: RunRecord) -> list[dict[str, Any]]:
     where = folder.path / "runs" / record.cell_id / str(record.repeat)
     (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
     if not rows:
-        raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded")
+        raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded; {MEND}")
     validate_lines(DeviceLineModel, rows, f"{where}/rank0.jsonl")
     return rows
 
