@@ -132,7 +132,7 @@ def _cpus(text: str, source: str) -> tuple[ElementTree.Element, list[ElementTree
     try:
         system = ElementTree.fromstring(text)  # noqa: S314 (expat limits entities since 2.4.1)
     except ElementTree.ParseError as error:
-        raise TopologyError(f"{source}: no XML: {error}; {DUMP}") from error
+        raise TopologyError(f"{source}: no XML from line {error.position[0]} on; {DUMP}") from error
     cpus = system.findall("cpu")
     if system.tag != "system" or not cpus:
         raise TopologyError(f"{source}: no <system> with <cpu>s; {DUMP}")

@@ -206,7 +206,7 @@ def _machine(text: str, path: Path, gpu: str | None, *, allow_missing_links: boo
     for line in notes:
         typer.echo(line, err=True)
     content = as_yaml(file, [f"From {facts.origin}; nothing is measured.", *notes])
-    validated(content, "the imported machine")
+    validated(content, f"the machine of {path}")
     return content, file
 
 

@@ -65,7 +65,7 @@ def read_algorithm(text: str) -> Algorithm:
     try:
         algo = ElementTree.fromstring(text)  # noqa: S314 (expat limits entities since 2.4.1)
     except ElementTree.ParseError as error:
-        raise ScheduleError(f"no XML: {error}; give MSCCL's XML") from error
+        raise ScheduleError(f"no XML from line {error.position[0]} on; give MSCCL's XML") from error
     if algo.tag != "algo" or algo.find("gpu/tb/step") is None:
         raise ScheduleError("no <algo> of <gpu>s with <tb>s; give MSCCL's XML")
     if (collective := algo.get("coll", "")) != "allreduce":

@@ -38,7 +38,14 @@ MOST_CALLS = 15_000_000
 
 CODES = {
     **{"compare": {0, 2, 3}, "status": {0, 2}, "watch": {0, 1, 2}, "recommend": {0, 2, 3}, "explain": {0, 2}},
-    **{"export": {0, 2}, "predict": {0, 2}, "plan": {0, 2}, "report": {0, 2}, "topology": {0, 2}},
+    **{
+        "export": {0, 2},
+        "predict": {0, 2},
+        "plan": {0, 2},
+        "report": {0, 2},
+        "topology": {0, 2},
+        "schedule": {0, 2},
+    },
 }
 """Verb -> exit codes that docs/reference says it may end with."""
 

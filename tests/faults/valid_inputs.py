@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scaling.collectives.listing import schedule
+from scaling.interchange.msccl_xml import to_xml
 from tests.faults.damages import VALUES, unquoted
 from tests.received_folder import received_folder
 from topologies.schema import text_of
@@ -56,6 +58,7 @@ NCCL_TESTS = {
     "config": {"nthreads": 1, "ngpus": 1, "graph": 0, "devices": [{"rank": rank} for rank in range(4)]},
     "results": [{"size": 1 << 20, "out_of_place": {"time": 21.5}, "in_place": {"time": 20.0}}],
 }
+OSU = "# OSU MPI Allreduce Latency Test v7.3\n# Size   Avg Latency(us)\n8   10.5\n1024   20.25\n"
 NVBANDWIDTH = {
     "nvbandwidth": {
         "version": "v0.8",
@@ -164,6 +167,9 @@ def _foreign(folder: Path) -> None:
     (folder / "nccl-tests.json").write_text(json.dumps(NCCL_TESTS))
     (folder / "nvbandwidth.json").write_text(json.dumps(NVBANDWIDTH))
     (folder / "samples.csv").write_text(SAMPLES)
+    (folder / "ring.xml").write_text(to_xml(schedule("ring", 3)))
+    (folder / "osu.txt").write_text(OSU)
+    (folder / "matrix.txt").write_text("\tGPU0\tGPU1\nGPU0\tX\tNV4\t0-3\nGPU1\tNV4\tX\t4-7\n")
 
 
 def _read_foreign(folder: Path, name: str, draw: random.Random) -> Sequence[object]:
@@ -171,6 +177,10 @@ def _read_foreign(folder: Path, name: str, draw: random.Random) -> Sequence[obje
     study.write_text(PREDICTED)
     if name == "samples.csv":
         return ("predict", study, "--topology", "hgx-h200-4", "--samples", folder / name)
+    if name == "ring.xml":
+        return ("schedule", "import", folder / name)
+    if name == "osu.txt":
+        return ("topology", "import", folder / name, "--world-size", "4")
     machine = ["--machine", "hgx-h200-4"] if name == "nvbandwidth.json" and draw.random() < 0.5 else []
     return ("topology", "import", folder / name, *machine)
 

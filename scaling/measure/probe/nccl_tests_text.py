@@ -25,6 +25,8 @@ OUT_OF_BOUNDS = re.compile(r"# Out of bounds values\s*: (\d+)")
 ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s+\w+\s")
 SIDE = 4
 """Columns: time, algbw, busbw, errors."""
+DIGIT = 0.01
+"""The last of the rates in GB/s."""
 MOST_ERROR = 0.1
 """Relative, of versions before 2.13: rounding gives less."""
 
@@ -90,7 +92,14 @@ def _result(row: list[str], source: str) -> dict[str, Any]:
         raise TopologyError(
             f"{source}: row '{text:.80}' has not two times with rates; give whole rows"
         ) from None
-    return {"size": int(row[0]), "redop": row[3], "out_of_place": out_of_place, "in_place": in_place}
+    root = row[4] if first == 5 else "-1"
+    return {
+        "size": int(row[0]),
+        "redop": row[3],
+        "root": root,
+        "out_of_place": out_of_place,
+        "in_place": in_place,
+    }
 
 
 def _side(time: str, algbw: str, busbw: str, wrong: str) -> dict[str, Any]:
@@ -102,11 +111,15 @@ def _side(time: str, algbw: str, busbw: str, wrong: str) -> dict[str, Any]:
 
 def _program(results: list[dict[str, Any]], num_ranks: int, source: str) -> str:
     largest = max(results, key=lambda result: int(result["size"]))
-    side = largest["in_place"]
+    side, redop = largest["in_place"], largest["redop"]
     factor = side["bus_bw"] / side["alg_bw"] if side["alg_bw"] else 0.0
-    if largest["redop"] != "none" and abs(factor - 2 * (num_ranks - 1) / num_ranks) < 0.05:
+    # Broadcasts and reductions have a root; broadcasts of old versions in place of redop.
+    is_rooted = largest["root"] != "-1" or redop.isdecimal()
+    if not is_rooted and redop != "none" and abs(factor - 2 * (num_ranks - 1) / num_ranks) < 0.05:
         return "all_reduce_perf"
-    if largest["redop"] == "none" and abs(factor - 1) < 0.05:
+    # All-gathers and the like have (n - 1) / n, which the digits must tell from 1.
+    is_told = side["alg_bw"] / num_ranks > 2 * DIGIT
+    if not is_rooted and redop == "none" and is_told and abs(side["bus_bw"] - side["alg_bw"]) < DIGIT:
         return "sendrecv_perf"
     raise TopologyError(
         f"{source}: which program of nccl-tests wrote this cannot be told (busbw / algbw {factor:.2f}, redop "

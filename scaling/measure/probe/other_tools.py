@@ -122,7 +122,8 @@ def samples_of(text: str, source: str, world_size: int | None = None) -> tuple[l
             read = _checked(_NvBandwidth, content["nvbandwidth"], source)
             figures, notes = list(_nvbandwidth(read)), _unread_tests(read)
         elif isinstance(content, dict) and "results" in content:
-            if any("cpu_time" in (result.get("in_place") or {}) for result in _dicts(content["results"])):
+            sides = _dicts([result.get("in_place") for result in _dicts(content["results"])])
+            if any("cpu_time" in side for side in sides):
                 raise TopologyError(
                     f"{source}: measured with -C, which gives the CPU's time; run it again without"
                 )
@@ -167,6 +168,10 @@ def _check_results(content: _NcclTests, source: str) -> None:
                     f"{source}: {side.nwrong:.0f} wrong values at size {result.size} (nwrong): the exchange "
                     "does not work there, so that its times mean nothing; mend it and measure again"
                 )
+    if _num_ranks(content) < 2:
+        raise TopologyError(
+            f"{source}: one rank alone exchanges nothing; run it with -g N, or under mpirun built with MPI=1"
+        )
     groups = {device.get("group", 0) for device in _devices(content)}
     if len(groups) > 1:
         raise TopologyError(

@@ -134,6 +134,7 @@ def test_nvbandwidth_gives_copies_both_ways_and_between_gpus():
         ("{", "no JSON"),
         ("{}", "neither"),
         (nccl_tests("all_gather_perf"), "no operation"),
+        (nccl_tests(devices=[{"rank": 0}]), "one rank alone exchanges nothing"),
         ('{"results": [1]}', "not as the tool"),
         (nccl_tests().replace('"nwrong": 0.0', '"nwrong": 7.0'), "7 wrong values at size 1048576"),
         (nccl_tests().replace('"time"', '"cpu_time"'), "-C, which gives the CPU's time"),
@@ -275,3 +276,27 @@ def test_texts_of_osu_are_read():
 def test_other_texts_of_osu_say_what_to_run(text, message):
     with pytest.raises(TopologyError, match=message):
         samples_of(text, "a file")
+
+
+def without_program(*columns, num_ranks=2):
+    """A table of a version that does not name its program."""
+    ranks = [f"#   Rank {at:2} Pid 1 on a device {at:2} [0x3b] Tesla T4" for at in range(num_ranks)]
+    head = "#  size count type redop time algbw busbw error time algbw busbw error"
+    return "\n".join([*ranks, head, " ".join(columns)])
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        # Of two ranks a reduction and a broadcast have the all-reduce's factor, of 64 an all-gather nearly 1.
+        (without_program("1048576 262144 float sum 0", *["20 52.43 52.43 0e+00"] * 2), "redop sum, 2 ranks"),
+        (without_program("1048576 262144 float 0", *["20 52.43 52.43 0e+00"] * 2), "redop 0, 2 ranks"),
+        (without_program("8 2 float none", *["9 52.43 51.61 0"] * 2, num_ranks=64), "redop none, 64 ranks"),
+        (without_program("8 2 float none", *["9 0.52 0.52 0"] * 2, num_ranks=64), "redop none, 64 ranks"),
+    ],
+)
+def test_programs_of_nearly_the_same_factor_are_not_mistaken(text, what):
+    with pytest.raises(TopologyError, match=f"cannot be told .*{what}"):
+        samples_of(text, "a file")
+    (one,) = samples_of(without_program("8 2 float none", *["9 52.43 52.43 0"] * 2), "a file")
+    assert one.operation == "shift"
