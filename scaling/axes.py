@@ -14,12 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any
+from typing import Any, Literal
 
 TRAINED = ("iteration", "convergence")
 """The kinds of cells that have a model."""
 
 EVERY_KIND = (*TRAINED, "transfer", "device")
+
+Question = Literal[
+    "speedup", "aggregator", "compression", "memory", "time_to_target", "devices", "transfer", "buckets"
+]
+"""What a study asks, and its report answers first."""
 
 ATTACHED = "attached"
 """The kind of cells that are a run of a user's own script; tables have them as iteration."""

@@ -12,7 +12,7 @@ import inspect
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from pydantic import BaseModel
@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from scaling.analysis.column_meanings import MEANINGS
 from scaling.analysis.columns import columns
 from scaling.attach.inside.arms import ARMS
+from scaling.axes import Question
 from scaling.cli import app
 from scaling.study.kinds import KINDS
 from scaling.study.parts import Alternatives, AnyPart, Part, Recipe, Strict, Training, TrainingPart, Workload
@@ -125,6 +126,7 @@ def study_keys() -> str:
     named = table("key", "meaning", rows=[
         row("`name`", "names the results folder: results/NAME"),
         row("`parts`", "list of parts, each with its own `kind`; keys next to it are defaults of all parts"),
+        row("`question`", f"what is answered first: {', '.join(get_args(Question))}; default: by its cells"),
         row("`kind`", f"{', '.join(KINDS)}; default iteration"),
     ])  # fmt: skip
     sections = [

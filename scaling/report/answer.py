@@ -5,13 +5,25 @@ Terminal, page and Markdown begin with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from scaling.analysis.findings import Finding
-from scaling.report.formats import MISSING, of_speedup, ratio, spread
+from scaling.report.formats import (
+    MISSING,
+    half_width_percent,
+    milliseconds,
+    number,
+    of_speedup,
+    percent,
+    points,
+    ratio,
+    spread,
+)
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import text_of
+from scaling.report.titles import short_names, title_parts
 from scaling.report.verdict_text import names_of, verdict_lines
 
 LIMITS = {
@@ -56,18 +68,143 @@ class Answer:
         return [*lines[:-1], f"{lines[-1]} {self.command}"] if self.command else lines
 
 
-def answer_of(verdicts: Sequence[Finding], command: str = "", cautions: Sequence[str] = ()) -> Answer:
+def answer_of(
+    verdicts: Sequence[Finding],
+    command: str = "",
+    cautions: Sequence[str] = (),
+    answers: Sequence[Finding] = (),
+) -> Answer:
     """The answer of what was timed or trained.
 
     Args:
         verdicts: at least one, the first one first.
         command: of its next experiment.
         cautions: without which the answer would mislead.
+        answers: to the study's question, a finding a row; none where that is how many workers.
     """
     sentence, *details = verdict_lines(verdicts, command)
     if command:
         details[-1] = details[-1].removesuffix(f" {command}")
+    if answers:
+        doubt = text_of(verdicts[0], "doubt")
+        asked = question_answer(answers)
+        sentence = " ".join(filter(None, [doubt, asked.sentence]))
+        return replace(asked, sentence=sentence, details=[*cautions, *details], command=command)
     return Answer(sentence, workers_table(verdicts), [*cautions, *details], command, verdicts[0].cells)
+
+
+def question_answer(answers: Sequence[Finding]) -> Answer:
+    """The sentence of the first row, and the table of all; at least one."""
+    first, names = answers[0], _workloads(answers)
+    is_several = len(answers) > 1 and first.kind != "answer_trained"
+    sentence = f"{names[0] + ': ' if is_several else ''}{text_of(first)}"
+    items = [(name, answer.values) for name, answer in zip(names, answers, strict=True)]
+    title, statistic, columns = TABLES[first.kind]
+    table = table_of(title, statistic, columns, items, cells=[list(one.cells) for one in answers])
+    if all(one.values.get("device") == "cuda" for one in answers):
+        table = replace(table, headings=["GPUs" if name == "workers" else name for name in table.headings])
+    return Answer(sentence, without_empty_columns(table), cells=first.cells)
+
+
+def _workloads(answers: Sequence[Finding]) -> list[str]:
+    """Of each row its workload, by what differs, and its link."""
+    if "given" not in answers[0].values:
+        return [answer.values["aggregator"] for answer in answers]
+    titles = short_names([title_parts(answer.values["given"]) for answer in answers])
+    links = {None: "", True: ", peer access", False: ", host-only"}
+    differ = len({answer.values["peer_access"] for answer in answers}) > 1
+    return [
+        _short(", ".join(title)) + (links[answer.values["peer_access"]] if differ else "")
+        for title, answer in zip(titles, answers, strict=True)
+    ]
+
+
+def _choice(kind: str) -> list[Column[Any]]:
+    """The fastest exact, or lossy, setting against DDP."""
+
+    def shown(show: Callable[[dict[str, Any]], str]) -> Callable[[Any], str]:
+        return lambda item: show(item[1][kind]) if item[1][kind] else MISSING
+
+    return [
+        Column(
+            f"fastest {kind}", shown(lambda one: ", ".join(filter(None, [one["aggregator"], one["step"]])))
+        ),
+        Column(f"{kind}, ms", shown(lambda one: milliseconds(one["iteration_s"]))),
+        Column("x DDP", shown(lambda one: f"{one['times']:.2f}{_half(one['interval'], one['times'])}")),
+    ]
+
+
+def _half(interval: tuple[float, float] | None, value: float) -> str:
+    return "" if interval is None else f" ±{half_width_percent(value, *interval)}"
+
+
+_WORKLOAD = Column[Any]("workload", lambda item: item[0])
+_GPUS = Column[Any]("workers", lambda item: str(item[1]["world_size"]))
+_DDP_MS = Column[Any]("DDP, ms", lambda item: milliseconds(item[1]["iteration_s"]))
+_AGAINST_DDP = (
+    "A step; DDP: the library's all-reduce, overlapped if that was timed. Points: of accuracy, where trained."
+)
+_LOST = Column[Any]("points", lambda item: _points(item[1]["lossy"]))
+_BASIS = (_WORKLOAD, _GPUS, _DDP_MS)
+
+TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
+    "answer_aggregator": (
+        "The fastest against DDP",
+        _AGAINST_DDP,
+        [*_BASIS, *_choice("exact"), *_choice("lossy")[::2]],
+    ),
+    "answer_compression": (
+        "Compression against DDP",
+        _AGAINST_DDP,
+        [*_BASIS, *_choice("lossy"), _LOST],
+    ),
+    "answer_memory": (
+        "Memory against time",
+        "Peak of the fullest GPU, and a step's time; of ties in memory the fastest.",
+        [
+            _WORKLOAD,
+            _GPUS,
+            Column("DDP, GB", lambda item: number(item[1]["memory_peak_bytes"] / 1e9)),
+            _DDP_MS,
+            Column("least memory", lambda item: _least(item[1]["choice"])),
+            Column("GB", lambda item: number(item[1]["choice"]["memory_peak_bytes"] / 1e9)),
+            Column("ms", lambda item: milliseconds(item[1]["choice"]["iteration_s"])),
+        ],
+    ),
+    "answer_buckets": (
+        "The fastest size of buckets",
+        "Milliseconds a step with the library's all-reduce, overlapped.",
+        [
+            _WORKLOAD,
+            _GPUS,
+            Column("MiB", lambda item: f"{item[1]['best']['bucket_mb']:g}"),
+            Column("ms", lambda item: milliseconds(item[1]["best"]["iteration_s"])),
+            Column("slowest, MiB", lambda item: f"{item[1]['worst']['bucket_mb']:g}"),
+            Column("ms", lambda item: milliseconds(item[1]["worst"]["iteration_s"])),
+        ],
+    ),
+    "answer_trained": (
+        "Accuracy of lossy trainings",
+        "After the last epoch; lost: points below the best exact training.",
+        [
+            Column("aggregator", lambda item: item[0]),
+            Column("accuracy", lambda item: percent(item[1]["final_test_accuracy"], 2)),
+            Column("points", lambda item: points(item[1]["lost"])),
+            Column("training, s", lambda item: number(item[1]["train_s"])),
+            Column("exact, s", lambda item: number(item[1]["exact"]["train_s"])),
+        ],
+    ),
+}
+"""Kind of an answer -> title, statistic and columns of its table."""
+
+
+def _points(lossy: dict[str, Any] | None) -> str:
+    return MISSING if lossy is None or lossy["lost"] is None else points(lossy["lost"])
+
+
+def _least(choice: dict[str, Any]) -> str:
+    off = ", host-only" if choice["peer_access"] is False else ""
+    return f"{choice['aggregator']}{off}" if choice["world_size"] > 1 else "one GPU"
 
 
 def workers_table(verdicts: Sequence[Finding]) -> Table:
@@ -84,10 +221,7 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
         Column("aggregator", lambda one: _aggregator(one[1])),
         Column("limit", lambda one: limit_word(one[1])),
     ]
-    names = [
-        name.replace(" strong scaling,", "").replace("global batch", "batch") for name in names_of(verdicts)
-    ]
-    rows = [*zip(names, verdicts, strict=True)]
+    rows = [*zip(map(_short, names_of(verdicts)), verdicts, strict=True)]
     table = table_of(
         "The fastest of each workload",
         "Time of a step, or of a training to its target; ±: half of its 95% interval (several launches).",
@@ -96,6 +230,13 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
         cells=[list(verdict.cells) for verdict in verdicts],
     )
     return without_empty_columns(table)
+
+
+def _short(name: str) -> str:
+    """A workload's name where room is short."""
+    for scaling in ("strong", "weak"):  # the batch says it: global or local
+        name = name.replace(f" {scaling} scaling,", "")
+    return name.replace("global batch", "batch")
 
 
 def _spread(verdict: Finding) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from scaling.analysis.study_scatter import StudyScatter, study_scatter
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
 from scaling.axes import ATTACHED
-from scaling.report.answer import Answer, answer_of
+from scaling.report.answer import Answer, answer_of, question_answer
 from scaling.report.blocks import Block, blocks_of
 from scaling.report.formats import MISSING
 from scaling.report.glosses import aggregators_of, settings_of
@@ -91,6 +91,8 @@ class Extras:
         scatter: of the cells over launches.
         headline: the answer of a study without verdicts, in a sentence.
         lossy: ids of the cells with a lossy exchange.
+        answers: to the study's question (`scaling.analysis.questions`).
+        table: of an answer that is a headline; None where the headline is all.
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -101,6 +103,8 @@ class Extras:
     scatter: StudyScatter = field(default_factory=lambda: study_scatter({}))
     headline: str = ""
     lossy: Collection[str] = ()
+    answers: Sequence[Finding] = ()
+    table: Table | None = None
 
 
 def content_of(
@@ -136,9 +140,13 @@ def content_of(
         folder=shlex.quote(str(folder)),
         findings=sentences,
         verdicts=extras.verdicts,
-        answer=answer_of(extras.verdicts, extras.command, cautions)
+        answer=answer_of(extras.verdicts, extras.command, cautions, extras.answers)
         if extras.verdicts
-        else Answer("".join(texts[:1]), None, [text for text in texts[1:] if not _repeats(text, texts[0])]),
+        else replace(question_answer(extras.answers), details=texts)
+        if extras.answers
+        else Answer(
+            "".join(texts[:1]), extras.table, [text for text in texts[1:] if not _repeats(text, texts[0])]
+        ),
         blocks=blocks_of(groups, figures, [*tables, *extras.tables], extras.verdicts),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
         wall_time=text_of(times.finding) if times else None,

@@ -11,8 +11,8 @@ from scaling.report.tables import Table
 
 WIDTH, MOST_LINES = 80, 30
 GAP = 2
-NARROWEST = 7
-"""Of a column whose words are folded."""
+LONGEST_WORD, NARROWEST = 16, 7
+"""Of a column: longer words are cut where that makes room, and more where it must."""
 
 FEWEST_ROWS = 3
 """So many rows of a table stand before details do."""
@@ -76,8 +76,13 @@ def table_lines(table: Table) -> list[list[str]]:
     texts = [list(table.headings), *table.rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     room = WIDTH - GAP * (len(widths) - 1)
-    while sum(widths) > room and max(widths) > NARROWEST:
-        widths[widths.index(max(widths))] -= 1
+    words = [
+        max(len(word) for text in column for word in text.split() or [""])
+        for column in zip(*texts, strict=True)
+    ]
+    for least in ([min(word, LONGEST_WORD) for word in words], [NARROWEST] * len(widths)):
+        while sum(widths) > room and (spare := max(map(int.__sub__, widths, least))) > 0:
+            widths[[width - word for width, word in zip(widths, least, strict=True)].index(spare)] -= 1
     are_words = [
         place == 0 or any(row[place][:1].isalpha() for row in table.rows) for place in range(len(widths))
     ]

@@ -98,6 +98,7 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
     templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
+    templates.filters["gb"] = lambda num_bytes: formats.number(num_bytes / 1e9)
     templates.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"
     templates.filters |= {"cost": _cost, "untried": untried, "repeats": _repeats}
     return templates

@@ -104,6 +104,24 @@ def render_transfers(results: Sequence[TransferResult]) -> list[rich.table.Table
     ]
 
 
+IN_ANSWER = ("all_reduce", "peer_copy", "h2d", "d2h")
+"""Operations of the table that the report begins with."""
+
+
+def answer_table(results: Sequence[TransferResult]) -> Table | None:
+    """The largest size of what a step does most, of the most workers; None without any."""
+    for group in transfer_groups(results)[-1:]:
+        lines = [
+            line
+            for line in largest_of(lines_of(group))
+            if line.what.operation in IN_ANSWER and line.what.memory != "pageable"
+        ]
+        columns = [column for column in COLUMNS if column.header not in ("low", "high")]
+        cells = [[*dict.fromkeys(member.result.cell_id for member in line.members)] for line in lines]
+        return table_of(title_of(group), "Milliseconds, GB/s.", columns, lines, cells=cells)
+    return None
+
+
 def page_tables(results: Sequence[TransferResult]) -> list[Table]:
     """One table for each world size: every operation and size."""
     return [

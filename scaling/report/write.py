@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.links import CellLinks, link_table, links_of
 from scaling.analysis.noise import scatter_of
+from scaling.analysis.questions import answers as question_answers
+from scaling.analysis.questions import question_of
 from scaling.analysis.reading import environment_of, num_cores
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
@@ -57,7 +59,7 @@ from scaling.report.seed_noise_table import seed_noise_tables
 from scaling.report.status import lost_text, without_record
 from scaling.report.text import Sentence, sentences_of, text_of
 from scaling.report.titles import title_of
-from scaling.report.transfer_tables import page_tables
+from scaling.report.transfer_tables import answer_table, page_tables
 from scaling.report.verdict_text import command_of, path_in_commands
 from scaling.report.warnings_text import with_texts
 from scaling.store import ResultsFolder
@@ -129,7 +131,10 @@ def write_all(
     _write_tables(folder, transfers, predicted)
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = environment_of(folder)
+    question = question_of(folder.study(), to_rows(table))
     answers = verdicts(table, cells, num_cores(environment))
+    if question not in ("speedup", "time_to_target"):  # one worker is not asked for
+        answers = [replace(one, values={**one.values, "lacks_one_worker": False}) for one in answers]
     best = {answer.cells[0] for answer in answers}
     data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments, best)
     figures, failures = draw_figures(folder, data, formats)
@@ -158,6 +163,8 @@ def write_all(
         command=command_of(answers[0], folder) if answers else "",
         scatter=scatter_of(cells),
         lossy=lossy_ids(cells),
+        answers=question_answers(question, table, cells),
+        table=answer_table(transfers),
         headline=device_headline(experiments)
         or " ".join(text_of(one, "headline") for one in (rates or (found if len(found) == 1 else []))),
     )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field, SerializeAsAny, ValidationError
 
+from scaling.axes import Question
 from scaling.errors import StudyError
 from scaling.study.kinds import KINDS
 from scaling.study.parts import Alternatives, AnyPart, Recipe, Strict, TrainingPart, Workload
@@ -24,6 +25,7 @@ class Study(Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     parts: tuple[SerializeAsAny[AnyPart], ...]
+    question: Question | None = None
 
 
 def parse_study(raw: object, source: str) -> Study:
@@ -41,7 +43,9 @@ def parse_study(raw: object, source: str) -> Study:
     if "name" not in raw:
         raise StudyError(f"{source}: key 'name' is missing; it names the results folder")
     # What a results folder's study.yaml has besides: it can be run again as it is.
-    inherited = {key: value for key, value in raw.items() if key not in ("name", "parts", *RECORDED_KEYS)}
+    inherited = {
+        key: value for key, value in raw.items() if key not in ("name", "parts", "question", *RECORDED_KEYS)
+    }
     if "parts" not in raw:
         bodies = [("", dict(inherited))]
     else:
@@ -54,8 +58,11 @@ def parse_study(raw: object, source: str) -> Study:
             bodies.append((f"parts.{index}.", {**_inheritable(inherited, part, source), **part}))
     parts = tuple(_parse_part(body, prefix, source) for prefix, body in bodies)
     try:
-        return Study(name=raw["name"], parts=parts)
+        return Study(name=raw["name"], parts=parts, question=raw.get("question"))
     except ValidationError as error:
+        if error.errors()[0]["loc"] == ("question",):
+            allowed = ", ".join(get_args(Question))
+            raise StudyError(f"{source}: question is {raw['question']!r}; allowed: {allowed}") from error
         raise StudyError(
             f"{source}: name {raw['name']!r} is not allowed; use letters, digits, '.', '_' and '-'"
         ) from error
@@ -67,7 +74,7 @@ def _inheritable(inherited: Mapping[str, Any], part: Mapping[str, Any], source: 
     known = {key for other in KINDS.values() for key in other.part.model_fields}
     for key in inherited:
         if key not in known:
-            raise StudyError(f"{source}: {_unknown(key, sorted(known | {'name', 'parts'}))}")
+            raise StudyError(f"{source}: {_unknown(key, sorted(known | {'name', 'parts', 'question'}))}")
     of_kind = KINDS[kind].part.model_fields if kind in list(KINDS) else inherited
     return {key: value for key, value in inherited.items() if key in of_kind}
 

@@ -10,6 +10,8 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.compare import Side, compare_sides
 from scaling.analysis.explain import explain
 from scaling.analysis.noise import aa_pairs
+from scaling.analysis.questions import answers as question_answers
+from scaling.analysis.questions import question_of
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
@@ -76,15 +78,16 @@ def test_one_launch_has_no_verdict_and_a_folder_does_not_differ_from_itself(stud
 
 
 def test_answer_fits_on_a_screen_and_begins_with_the_first_workload(study):
-    table, _, cells = study
-    found = verdicts(table, cells)
+    table, rows, cells = study
+    found, asked = verdicts(table, cells), question_answers(question_of({}, rows), table, cells)
     if not found:
         return
-    answer = answer_of(found, "scaling run DIR/study.yaml --out DIR-again repeats=3")
+    answer = answer_of(found, "scaling run DIR/study.yaml --out DIR-again repeats=3", answers=asked)
     lines = screen(answer, command="scaling report DIR --all", page="DIR/report.html")
     assert height(lines) <= MOST_LINES
     assert all(len(line) <= WIDTH for line in lines if answer.command not in line)
-    assert len(answer.table.rows) == len(found)
+    assert len(answer.table.rows) == len(asked or found)
+    assert answer.sentence
     assert not re.search(r"±\D{0,2}[1-9]\d\d+", "\n".join(lines))
 
 

@@ -1,0 +1,188 @@
+"""What a study asks, and what it measured about that: rows of a table, a workload and link each.
+
+DDP is the library's all-reduce in an overlapped step; where that was not timed, its fastest all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import pandas as pd
+
+from scaling.analysis.accuracy import is_lossy
+from scaling.analysis.candidates import MEMORY, TIME, CandidateSet, workloads
+from scaling.analysis.columns import DEVICE, TRANSFER, Row, is_control_arm, is_of_older_code, to_rows
+from scaling.analysis.findings import Finding
+from scaling.analysis.grouping import by_key
+from scaling.analysis.noise import scatter_of
+from scaling.analysis.recommend import recommend
+from scaling.analysis.samples import CellResult
+from scaling.analysis.study_scatter import StudyScatter
+from scaling.axes import Question
+
+MANY_BUCKETS = 4
+"""A study with so many sizes of one aggregator's buckets asks which one."""
+
+SHARDED = ("zero", "fsdp")
+
+
+def question_of(study: Mapping[str, Any], rows: Sequence[Row]) -> Question:
+    """The study's own key, or what its cells are fit to answer."""
+    asked: Question
+    for asked in get_args(Question):
+        if study.get("question") == asked:
+            return asked
+    kinds = {row["kind"] for row in rows}
+    if kinds <= {TRANSFER, DEVICE}:
+        return "devices" if DEVICE in kinds else "transfer"
+    timed = [row for row in rows if row["kind"] == "iteration"]
+    if not timed:
+        has_target = any(row["target_accuracy"] is not None for row in rows)
+        return "time_to_target" if has_target else "compression"
+    if any((row["aggregator"] or "").startswith(SHARDED) for row in timed):
+        return "memory"
+    buckets = {row["bucket_mb"] for row in timed if row["aggregator"] == "all_reduce"}
+    if len(buckets) >= MANY_BUCKETS:
+        return "buckets"
+    return "speedup" if any(row["world_size"] == 1 for row in timed) else "aggregator"
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Timed settings of a workload on one link and the most workers; the first is DDP's."""
+
+    given: Mapping[str, Any]
+    ddp: Row
+    others: list[Row]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        names = ("world_size", "peer_access", "iteration_s", "memory_peak_bytes", "device", "step")
+        return {"given": self.given, **{name: self.ddp[name] for name in names}}
+
+
+def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]) -> list[Finding]:
+    """A finding of kind `answer_<question>` per row of its table; none where a verdict is the answer.
+
+    Args:
+        question: of the study.
+        table: what `build_table` made.
+        cells: the samples it was made of.
+    """
+    rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
+    trained = [*_trained(rows, by_id)]
+    lost = {_name_of_training(one.values): one.values["lost"] for one in trained}
+    if question == "memory":
+        return [*_memory(table, cells)]
+    if question == "buckets":
+        return [*_buckets(rows, cells)]
+    if question not in ("aggregator", "compression"):
+        return []
+    scatter = scatter_of(cells)
+    found = []
+    for one in _measured(rows, cells):
+        lossy = [row for row in one.others if is_lossy(by_id[row["cell_id"]])]
+        exact = [row for row in one.others if row not in lossy]
+        best = {name: _best(one.ddp, some, scatter) for name, some in (("exact", exact), ("lossy", lossy))}
+        if best["lossy"]:
+            best["lossy"]["lost"] = lost.get(_name_of_training(best["lossy"]))
+        if any(best.values()):
+            found.append(Finding(f"answer_{question}", (one.ddp["cell_id"],), {**one.values, **best}))
+    return found or (trained if question == "compression" else [])
+
+
+def _name_of_training(values: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(values[name] for name in ("model", "dataset", "world_size", "aggregator"))
+
+
+def _measured(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[_Measured]:
+    for workload in workloads(TIME, rows, cells):
+        by_link = by_key(_settings(workload), lambda row: row["peer_access"])
+        for _, same in sorted(by_link.items(), key=lambda link: link[0] is False):  # host-only last
+            size = max(row["world_size"] for row in same)
+            most = [row for row in same if row["world_size"] == size > 1]
+            of_library = [row for row in most if row["aggregator"] == "all_reduce"]
+            ddp = min(
+                of_library, key=lambda row: (row["step"] != "overlapped", row["iteration_s"]), default=None
+            )
+            if ddp is not None:
+                own = (ddp["aggregator"], ddp["step"])
+                others = [row for row in most if (row["aggregator"], row["step"]) != own]
+                yield _Measured(workload.given, ddp, others)
+
+
+def _settings(workload: CandidateSet) -> list[Row]:
+    """All that was timed, lossy ones of unknown accuracy too; no control arm, nothing of older code."""
+    left_out = [one.row for one in workload.excluded if one.row is not None]
+    return [
+        row
+        for row in (*(one.row for one in workload.candidates), *left_out)
+        if row["iteration_s"] is not None and not is_control_arm(row) and not is_of_older_code(row)
+    ]
+
+
+def _best(ddp: Row, others: Sequence[Row], scatter: StudyScatter) -> dict[str, Any] | None:
+    """The fastest of them, and how many times as fast as DDP it is, with the interval of that."""
+    best = min(others, key=lambda row: float(row["iteration_s"]), default=None)
+    if best is None:
+        return None
+    interval = scatter.difference(ddp["cell_id"], best["cell_id"]).interval
+    return {
+        **{name: best[name] for name in ("aggregator", "model", "dataset", "world_size")},
+        "step": best["step"] if best["step"] != ddp["step"] else None,
+        "iteration_s": best["iteration_s"],
+        "times": ddp["iteration_s"] / best["iteration_s"],
+        "interval": interval and (1 / interval[1], 1 / interval[0]),
+    }
+
+
+def _memory(table: pd.DataFrame, cells: Sequence[CellResult]) -> Iterator[Finding]:
+    measured = [one for one in _measured(to_rows(table), cells) if one.ddp["peer_access"] is not False]
+    by_workload = {str(one.given): one for one in measured}
+    for found in recommend(table, cells, MEMORY):
+        one = by_workload.get(str(found.workload))
+        if found.choice is None or one is None or one.ddp["memory_peak_bytes"] is None:
+            continue
+        names = ("aggregator", "world_size", "memory_peak_bytes", "iteration_s", "peer_access")
+        values = {**one.values, "choice": {name: found.choice.row[name] for name in names}}
+        yield Finding("answer_memory", (found.choice.cell_id, one.ddp["cell_id"]), values)
+
+
+def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Finding]:
+    names = ("bucket_mb", "iteration_s")
+    for workload in workloads(TIME, rows, cells):
+        timed = [row for row in _settings(workload) if row["bucket_mb"] and row["aggregator"] == "all_reduce"]
+        for same in by_key(timed, lambda row: (row["peer_access"], row["world_size"], row["step"])).values():
+            by_time = sorted(same, key=lambda row: float(row["iteration_s"]))
+            if len({row["bucket_mb"] for row in same}) > 1:
+                ends = [{name: row[name] for name in names} for row in (by_time[0], by_time[-1])]
+                values = {
+                    **_Measured(workload.given, by_time[0], by_time[1:]).values,
+                    "best": ends[0],
+                    "worst": ends[1],
+                    "num_launches": min(int(row["repeats"] or 1) for row in same),
+                }
+                yield Finding("answer_buckets", tuple(row["cell_id"] for row in same), values)
+
+
+def _trained(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
+    """Trainings with an accuracy after the last epoch, one seed each: against the best exact one.
+
+    Of several seeds their noise says it (`scaling.analysis.seed_noise`).
+    """
+    shared = ("model", "dataset", "world_size")
+    names = (*shared, "aggregator", "final_test_accuracy", "train_s")
+    done = [row for row in rows if row["kind"] == "convergence" and row["final_test_accuracy"] is not None]
+    for same in by_key(done, lambda row: tuple(row[name] for name in shared)).values():
+        exact = [row for row in same if not is_lossy(cells[row["cell_id"]])]
+        lossy = [row for row in same if row not in exact]
+        if not exact or not lossy or len({row["seed"] for row in same}) > 1:
+            continue
+        best = max(exact, key=lambda row: float(row["final_test_accuracy"]))
+        reference = {name: best[name] for name in names}
+        for row in sorted(lossy, key=lambda row: -float(row["final_test_accuracy"])):
+            lost = row["final_test_accuracy"] - best["final_test_accuracy"]
+            values = {**{name: row[name] for name in names}, "exact": reference, "lost": lost}
+            yield Finding("answer_trained", (row["cell_id"],), values)

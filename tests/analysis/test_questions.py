@@ -1,0 +1,174 @@
+"""A study's question, and its answer first."""
+
+from typing import get_args
+
+import pytest
+import yaml
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.questions import answers as answers_to
+from scaling.analysis.questions import question_of
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
+from scaling.axes import Question
+from scaling.errors import StudyError
+from scaling.report import write_report
+from scaling.report.answer import question_answer
+from scaling.study.overrides import shipped_studies
+from scaling.study.schema import parse_study
+from tests.analysis.test_verdict import add
+
+GPU = {"device": "cuda", "peer_access": True, "step": "overlapped"}
+
+
+def table_of(study):
+    cells = read_cells(study.folder)
+    return build_table("by-hand", cells), cells
+
+
+def answered(study, question):
+    return question_answer(answers_to(question, *table_of(study)))
+
+
+def asked(study, **keys):
+    return question_of(keys, to_rows(table_of(study)[0]))
+
+
+def column(answer, heading):
+    return [row[answer.table.headings.index(heading)] for row in answer.table.rows]
+
+
+def test_every_shipped_study_has_a_question_and_keeps_it_when_it_is_recorded():
+    for name, text in shipped_studies().items():
+        study = parse_study(yaml.safe_load(text), name)
+        assert study.question in get_args(Question), name
+        assert parse_study(study.model_dump(mode="json"), name).question == study.question
+
+
+def test_unknown_question_is_an_error_with_those_that_there_are():
+    raw = {"name": "x", "question": "speed", "kind": "device", "experiment": "lstm-fused"}
+    with pytest.raises(StudyError, match="question is 'speed'; allowed: speedup, aggregator, compression"):
+        parse_study(raw, "x.yaml")
+
+
+def test_own_key_wins_and_cells_decide_without_one(study):
+    add(study, "all_reduce", 2, 0.5, **GPU)
+    assert asked(study) == "aggregator"
+    assert asked(study, question="memory") == "memory"
+    assert asked(study, question="nonsense") == "aggregator"
+    add(study, "none", 1, 1.0, **GPU)
+    assert asked(study) == "speedup"
+    add(study, "zero2", 2, 0.5, **GPU)
+    assert asked(study) == "memory"
+
+
+def test_many_sizes_of_buckets_ask_which(study):
+    for bucket_mb in (1.0, 4.0, 25.0, 100.0):
+        add(study, "all_reduce", 2, 0.5 + bucket_mb / 1e3, bucket_mb=bucket_mb, launches=1, **GPU)
+    assert asked(study) == "buckets"
+    answer = answered(study, "buckets")
+    assert answer.sentence == (
+        "Buckets of 1 MiB are fastest in the only launch: 501 ms a step; the slowest, 100 MiB: 600 ms."
+    )
+
+
+def test_trainings_ask_for_a_target_where_they_have_one(study, epoch_line):
+    study.add([[[epoch_line(1, 1.0, 2.0, 0.9)]]], kind="convergence")
+    assert asked(study) == "compression"
+    study.add([[[epoch_line(1, 1.0, 2.0, 0.9)]]], kind="convergence", target_accuracy=0.5)
+    assert asked(study) == "time_to_target"
+
+
+def test_fastest_is_compared_with_ddp_on_each_link(study):
+    for peer_access, ddp_s in ((True, 0.6), (False, 1.2)):
+        link = {"device": "cuda", "peer_access": peer_access}
+        add(study, "none", 2, 0.1, step="overlapped", **link)
+        add(study, "all_reduce", 2, ddp_s, step="overlapped", **link)
+        add(study, "all_reduce", 2, 0.4, step="captured", **link)
+        add(study, "one_bit", 2, 0.3, step="captured", lossy=True, **link)
+    answer = answered(study, "aggregator")
+    assert (
+        "peer access: all_reduce (captured step), exact: 400 ms a step, 1.50 times as fast as DDP (600 ms)"
+        in (answer.sentence)
+    )
+    assert (
+        "one_bit (captured step), lossy, accuracy not compared: 300 ms a step, 2.00 times" in answer.sentence
+    )
+    assert column(answer, "DDP, ms") == ["600", "1200"]
+    assert column(answer, "GPUs") == ["2", "2"]
+    assert column(answer, "x DDP")[1].startswith("3.00 ±")
+    assert "mlp on synthetic, host-only" in answer.table.rows[1][0]
+
+
+def test_ratio_of_one_launch_has_no_interval_and_says_so(study):
+    add(study, "all_reduce", 2, 0.6, launches=1, **GPU)
+    add(study, "ring", 2, 0.4, launches=1, **{**GPU, "step": "eager"})
+    answer = answered(study, "aggregator")
+    assert answer.sentence.endswith("1.50 times as fast as DDP (600 ms, seen in one launch).")
+    assert column(answer, "x DDP") == ["1.50"]
+
+
+def test_eager_all_reduce_is_not_called_ddp_in_the_sentence(study):
+    add(study, "all_reduce", 2, 0.6, device="cpu")
+    add(study, "ring", 2, 0.4, device="cpu")
+    assert "1.50 times as fast as all_reduce (600 ms)" in answered(study, "aggregator").sentence
+
+
+def test_compression_has_the_accuracy_of_the_same_training_alone(study, epoch_line):
+    add(study, "all_reduce", 2, 0.6, **GPU)
+    add(study, "one_bit", 2, 0.4, lossy=True, **GPU)
+    for name, accuracy, lossy in (("all_reduce", 0.95, False), ("one_bit", 0.94, True)):
+        lines = [epoch_line(1, 1.0, 2.0, accuracy)]
+        study.add([[lines] * 2], kind="convergence", aggregator=name, world_size=2, lossy=lossy)
+    answer = answered(study, "compression")
+    assert "one_bit, lossy, -1.00 points of accuracy: 400 ms a step" in answer.sentence
+    assert column(answer, "points") == ["-1.00"]
+
+
+def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
+    for name, accuracy, lossy in (
+        ("all_reduce", 0.95, False),
+        ("one_bit", 0.94, True),
+        ("top_k", 0.90, True),
+    ):
+        lines = [epoch_line(1, 1.0, 2.0, accuracy)]
+        study.add([[lines] * 2], kind="convergence", aggregator=name, world_size=2, lossy=lossy)
+    answer = answered(study, "compression")
+    assert answer.sentence.startswith("The best lossy training, one_bit on 2 workers, ends -1.00 points")
+    assert [row[0] for row in answer.table.rows] == ["one_bit", "top_k"]
+    assert column(answer, "points") == ["-1.00", "-5.00"]
+
+
+@pytest.fixture
+def sharded(study):
+    for name, step_s, gigabytes in (
+        ("all_reduce", 0.079, 16.1),
+        ("zero2", 0.0785, 15.1),
+        ("fsdp2", 0.107, 15.0),
+    ):
+        steps = [[step_s * (1 + 0.0005 * launch)] * 6 for launch in range(3)]
+        memory = {"memory_peak_bytes": [int(gigabytes * 1e9)] * 2}
+        study.add_steps(steps, aggregator=name, world_size=2, summary=memory, **GPU)
+    return study
+
+
+def test_memory_is_said_with_its_time_and_of_ties_the_fastest(sharded):
+    answer = answered(sharded, "memory")
+    assert answer.sentence == "zero2: 15.1 GB at 78.5 ms a step; DDP: 16.1 GB at 79.0 ms."
+    assert answer.table.headings == ["workload", "GPUs", "DDP, GB", "DDP, ms", "least memory", "GB", "ms"]
+
+
+def test_page_and_markdown_begin_with_it_and_ask_for_no_single_worker(sharded):
+    made = write_report(sharded.folder)
+    said = made.answer[0]
+    assert said.startswith("zero2: 15.1 GB")
+    assert said in made.page.read_text().partition("<main>")[0]
+    assert made.markdown().partition("> ")[2].startswith(said)
+    assert "Memory against time" in made.markdown().partition("##### ")[0][:600]
+    assert "measure 1 GPU too" not in " ".join(made.answer)
+
+
+def test_study_without_such_settings_is_answered_by_its_verdict(study):
+    add(study, "none", 1, 1.0)
+    assert answers_to("memory", *table_of(study)) == []
+    assert write_report(study.folder).answer[0].startswith("Only 1 worker was measured")
