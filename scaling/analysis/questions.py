@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from scaling.analysis.accuracy import is_lossy
 from scaling.analysis.candidates import MEMORY, TIME, CandidateSet, workloads
 from scaling.analysis.columns import DEVICE, TRANSFER, Row, is_control_arm, is_of_older_code, to_rows
 from scaling.analysis.findings import Finding
@@ -19,6 +18,7 @@ from scaling.analysis.grouping import by_key
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import CellResult
+from scaling.analysis.seed_noise import is_lossy
 from scaling.analysis.study_scatter import StudyScatter
 from scaling.axes import Question
 
