@@ -46,7 +46,9 @@ def question_of(study: Mapping[str, Any], rows: Sequence[Row]) -> Question:
     buckets = {row["bucket_mb"] for row in timed if row["aggregator"] == "all_reduce"}
     if len(buckets) >= MANY_BUCKETS:
         return "buckets"
-    return "speedup" if any(row["world_size"] == 1 for row in timed) else "aggregator"
+    settings = {(row["aggregator"], row["step"]) for row in timed if not is_control_arm(row)}
+    has_single = any(row["world_size"] == 1 for row in timed)
+    return "speedup" if has_single or len(settings) < 2 else "aggregator"
 
 
 @dataclass(frozen=True)

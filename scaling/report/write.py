@@ -141,6 +141,7 @@ def write_all(
     groups = group_rows(to_rows(table))
     noise = seed_noise(groups, by_id)
     rates, found = [*transfer_findings(transfers)], [seed_noise_finding(recipe) for recipe in noise]
+    known = found if [one.kind for one in found] == ["seed_noise"] else []
     extras = Extras(
         tables=[
             *seed_noise_tables(noise),
@@ -166,7 +167,7 @@ def write_all(
         answers=question_answers(question, table, cells),
         table=answer_table(transfers),
         headline=device_headline(experiments)
-        or " ".join(text_of(one, "headline") for one in (rates or (found if len(found) == 1 else []))),
+        or " ".join(text_of(one, "headline") for one in (rates or known)),
     )
     before_page()
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))

@@ -53,6 +53,8 @@ def test_unknown_question_is_an_error_with_those_that_there_are():
 
 def test_own_key_wins_and_cells_decide_without_one(study):
     add(study, "all_reduce", 2, 0.5, **GPU)
+    assert asked(study) == "speedup"
+    add(study, "ring", 2, 0.5, **GPU)
     assert asked(study) == "aggregator"
     assert asked(study, question="memory") == "memory"
     assert asked(study, question="nonsense") == "aggregator"
