@@ -16,8 +16,8 @@ from typing import Any
 from topologies.detect_host import short_bus_id
 from topologies.facts import Gpu, PcieLink
 
-REMOTE_IS_GPU = 0
-"""NVML_NVLINK_DEVICE_TYPE_GPU."""
+REMOTE_IS_GPU, REMOTE_IS_CPU = 0, 1
+"""NVML_NVLINK_DEVICE_TYPE_GPU and _IBMNPU, of POWER9."""
 
 P2P_CAPS_INDEX_READ = 0
 """The package's own constant of that name is a tuple in some versions."""
@@ -67,7 +67,7 @@ def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
 
 def _gpu(ask: Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[str, int]) -> Gpu:
     handle = handles[index]
-    straight, to_switch, unseen, speed = _nvlinks(ask, handle, index_at)
+    straight, to_switch, unseen, to_cpu, speed = _nvlinks(ask, handle, index_at)
     megahertz = ask("nvmlDeviceGetMaxClockInfo", handle, ask.nvml.NVML_CLOCK_MEM)
     return Gpu(
         index=index,
@@ -82,6 +82,7 @@ def _gpu(ask: Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[s
         memory_hz=megahertz * 1e6 if megahertz else None,
         peers=_peers(ask, index, handles),
         unseen_links=unseen,
+        cpu_link_bytes_per_s=to_cpu * (speed or 25e9) or None,
     )
 
 
@@ -100,10 +101,10 @@ def _pcie(ask: Asker, handle: Any) -> PcieLink | None:
 
 def _nvlinks(
     ask: Asker, handle: Any, index_at: Mapping[str, int]
-) -> tuple[dict[int, int], int, int, float | None]:
-    """Links to each GPU, links to switches, links to GPUs that are not visible, and the speed of one."""
+) -> tuple[dict[int, int], int, int, int, float | None]:
+    """Links to each GPU, to switches, to GPUs that are not visible and to the CPU; the speed of one."""
     straight: dict[int, int] = {}
-    to_switch = unseen = 0
+    to_switch = unseen = to_cpu = 0
     speed = None
     for link in range(getattr(ask.nvml, "NVML_NVLINK_MAX_LINKS", 18)):
         if not ask("nvmlDeviceGetNvLinkState", handle, link):
@@ -111,13 +112,16 @@ def _nvlinks(
         speed = speed or _link_speed(ask, handle, link)
         remote = ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
         index = None if remote is None else index_at.get(short_bus_id(_string(remote.busId)))
+        kind = ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
         if index is not None:
             straight[index] = straight.get(index, 0) + 1
-        elif ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == REMOTE_IS_GPU:
+        elif kind == REMOTE_IS_GPU:
             unseen += 1
+        elif kind == REMOTE_IS_CPU:
+            to_cpu += 1
         else:
             to_switch += 1
-    return straight, to_switch, unseen, speed
+    return straight, to_switch, unseen, to_cpu, speed
 
 
 def _link_speed(ask: Asker, handle: Any, link: int) -> float | None:

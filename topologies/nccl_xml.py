@@ -202,11 +202,7 @@ def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | 
     id_ = f"gpu{numbers[card.bus_id]}"
     if c2c and (pcie := _link(card.device)) is not None:
         found.notes.append(f"PCIe gen {pcie.generation} x{pcie.width} of {id_}: its link to the CPU is used")
-    what = (
-        "data sheet"
-        if known
-        else f"assumption: as {assumed.name}, the slowest known of {arch or 'all'}; data sheet"
-    )
+    guess = "" if known else f"assumption: as {assumed.name}, the slowest known of {arch or 'all'}; "
     return Gpu(
         numbers[card.bus_id],
         f"{vendor} {known.name}" if known else f"{vendor} GPU {arch}".strip(),
@@ -218,7 +214,7 @@ def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | 
         rate if links or to_switches else None,
         cpu_link_bytes_per_s=c2c or (to_cpu * rate if to_cpu and rate else None),
         memory_bytes_per_s=assumed.memory_bytes_per_s,
-        memory_source=f"{what} of {assumed.name}",
+        memory_source=f"{guess}data sheet of {assumed.name}",
     )
 
 

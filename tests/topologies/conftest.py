@@ -70,7 +70,7 @@ def fake_nvml_of(gpus: list[FakeGpu]) -> SimpleNamespace:
             told(dict(enumerate(gpu.links)).get(link)) is not None
         ),
         nvmlDeviceGetNvLinkRemotePciInfo=lambda gpu, link: SimpleNamespace(busId=bus_id(gpu.links[link])),
-        nvmlDeviceGetNvLinkRemoteDeviceType=lambda gpu, link: 2 if gpu.links[link] == 0xC0 else 0,
+        nvmlDeviceGetNvLinkRemoteDeviceType=lambda gpu, link: {0xC0: 2, 0xC1: 1}.get(gpu.links[link], 0),
         nvmlDeviceGetFieldValues=link_speed,
         nvmlDeviceGetP2PStatus=lambda gpu, other, index: (
             0 if gpus.index(other) in told(gpu.peers) and index == 0 else 1

@@ -7,7 +7,9 @@ import pytest
 
 from topologies.detect import _untold as untold
 from topologies.detect_nvml import load, read_gpus
-from topologies.facts import PcieLink
+from topologies.detected_file import machine_file
+from topologies.facts import Facts, Host, NumaNode, PcieLink
+from topologies.file_text import as_yaml, validated
 
 SWITCH = 0xC0
 
@@ -38,6 +40,30 @@ def test_links_to_gpus_that_are_not_visible_make_no_switch(fake_nvml):
     assert [gpu.nvlinks for gpu in gpus] == [{1: 1}, {0: 1}]
     assert [(gpu.switch_links, gpu.unseen_links) for gpu in gpus] == [(0, 2), (0, 2)]
     assert len(untold(gpus)) == 2
+
+
+def box(gpus):
+    facts = Facts("box", Host("processor", (NumaNode(0, 0, 16),)), gpus)
+    return validated(as_yaml(machine_file(facts)), "the test")
+
+
+def test_two_v100_of_a_dgx1_reach_each_other_by_their_own_link(fake_nvml):
+    v100 = {"name": "Tesla V100-SXM2-16GB", "link_mb_per_s": 25781}
+    links = [[2, 3, 4, 4, 5, 5], [1, 3, 3, 6, 7, 7]]
+    gpus = [{"bus": at + 1, "links": links[at], "peers": [1 - at], **v100} for at in range(2)]
+    topology = box(read_gpus(fake_nvml(*gpus)))
+    assert not topology.machine.of_kind("nvswitch")
+    path = topology.path((0, "gpu0"), (0, "gpu1"))
+    assert topology.bandwidth_bytes_per_s(path) == pytest.approx(25.78e9, rel=1e-3)
+
+
+def test_links_to_the_cpu_of_power9_make_no_switch(fake_nvml):
+    cpu = 0xC1
+    gpus = read_gpus(fake_nvml({"bus": 1, "links": [2, cpu, cpu]}, {"bus": 2, "links": [1, cpu, cpu]}))
+    assert [(gpu.switch_links, gpu.cpu_link_bytes_per_s) for gpu in gpus] == [(0, 2 * 26562e6)] * 2
+    machine = box(gpus).machine
+    assert not machine.of_kind("nvswitch")
+    assert {link.bandwidth_bytes_per_s for link in machine.links if link.first == "cpu0"} >= {2 * 26.56e9}
 
 
 def test_links_lead_to_switches_where_the_driver_tells_no_type(fake_nvml):
