@@ -48,7 +48,7 @@ def box(gpus):
 
 
 def test_two_v100_of_a_dgx1_reach_each_other_by_their_own_link(fake_nvml):
-    v100 = {"name": "Tesla V100-SXM2-16GB", "link_mb_per_s": 25781}
+    v100 = {"name": "Tesla V100-SXM2-16GB", "link_mb_per_s": 25781, "pcie": (3, 16, 3, 16)}
     links = [[2, 3, 4, 4, 5, 5], [1, 3, 3, 6, 7, 7]]
     gpus = [{"bus": at + 1, "links": links[at], "peers": [1 - at], **v100} for at in range(2)]
     topology = box(read_gpus(fake_nvml(*gpus)))
