@@ -31,6 +31,7 @@ CASES: dict[str, Callable[[int], tuple[list[float], float]]] = {
     "false, equal scatter": lambda num_lossy: ([1.0] * num_lossy, 0.0),
     "false, one scatters twice as much": lambda num_lossy: ([2.0] + [1.0] * (num_lossy - 1), 0.0),
     "false, all scatter twice as much": lambda num_lossy: ([2.0] * num_lossy, 0.0),
+    "false, one scatters three times as much": lambda num_lossy: ([3.0] + [1.0] * (num_lossy - 1), 0.0),
     "loss of 3 sd found": lambda num_lossy: ([1.0] * num_lossy, -LOSS),
 }
 """Name -> the lossy combinations' standard deviations, and the difference of the first one's mean."""

@@ -87,7 +87,7 @@ def _lost(
                 lost = {
                     "lost": abs(one.decision.difference),
                     "score": noise.score,
-                    "reference": noise.reference,
+                    "reference": "exact aggregators",
                 }
                 ids = (*one.cells, *(cell_id for other in noise.exact for cell_id in other.cells))
                 return Finding("lossy_below", ids, lost) if one.verdict == WORSE else None

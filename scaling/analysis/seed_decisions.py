@@ -1,19 +1,7 @@
 """Which combinations of a recipe end better or worse than their seeds explain.
 
-1. Exact aggregators sum the same numbers: they have one mean and one variance over seeds, which is pooled.
-   Trainings of equal seed correlate (r, estimated; 1 where it cannot be): k combinations then have
-   sum (n - 1) / (1 + (k - 1) r^2) degrees of freedom, and their mean scatters accordingly.
-2. A lossy exchange may scatter more. Its variance is (w P + d s^2) / (w + d): its own s^2, of d = n - 1
-   degrees, and P, the larger one of the pooled variances of exact and of lossy combinations, with w = 1 +
-   OTHERS x the other lossy ones' degrees. It counts as w + d / 2. One whose s^2 no exact one would have
-   (F test, OUTLIER_LEVEL) keeps its own; without a second seed of any it is UNKNOWN_RATIO P.
-3. The difference of a lossy mean from the exact one is tested by Welch's t (Satterthwaite's degrees), with
-   Holm's correction over the recipe's lossy combinations, at WORSE_LEVEL for a loss, BETTER_LEVEL for a gain.
-4. Before that the exact combination that is furthest from the others is tested, at EXACT_LEVEL for all
-   together (without lossy ones: at all three levels' sum); one that differs is left out of the exact mean,
-   and the rest are tested again.
-
-The weights were chosen by simulation (`benchmarks/seed_quality.py`).
+Exact combinations have one mean and variance; lossy variances are moderated; Welch's t with Holm over them.
+The method: docs/background/statistics.md; how often it is right: `benchmarks/seed_quality.py`.
 """
 
 from __future__ import annotations
@@ -68,13 +56,8 @@ class Combination:
 
 @dataclass(frozen=True)
 class Decision:
-    """What seeds say of a combination.
-
-    Attributes:
-        difference: of its mean from that of (the other) exact ones.
-        noise: a smaller difference in that direction may be chance.
-        verdict: WITHIN, WORSE or BETTER.
-    """
+    """The difference of a mean from that of (the other) exact combinations; what it may be by chance in that
+    direction; WITHIN, WORSE or BETTER."""
 
     difference: float
     noise: float
@@ -109,10 +92,9 @@ def decide(trained: Sequence[Combination]) -> tuple[Noise, list[Decision | None]
     if noise is None:
         return None
     decisions = _of_exact(exact, noise, EXACT_LEVEL + (0 if lossy else WORSE_LEVEL + BETTER_LEVEL))
-    the_same = [
-        one for place, one in exact.items() if place not in decisions or decisions[place].verdict == WITHIN
-    ]
-    decisions |= _of_lossy(lossy, the_same, noise)
+    differ = {place for place, decision in decisions.items() if decision.verdict != WITHIN}
+    alike = [one for place, one in exact.items() if place not in differ]
+    decisions |= _of_lossy(lossy, alike, noise)
     return noise, [decisions.get(place) for place in range(len(trained))]
 
 
@@ -138,14 +120,14 @@ def _of_exact(exact: Mapping[int, Combination], noise: Noise, level: float) -> d
     left = dict(exact)
     while len(left) > 1:
         # Of two that differ, the one with fewer seeds does from the other; else the later one.
-        order: dict[int, tuple[float, int, int]] = {}
+        tests = []
         for place, one in left.items():
             middle, variance = noise.mean([other for key, other in left.items() if key != place])
             error = math.sqrt(noise.variance / len(one.scores) + variance)
             limit = bound(error, noise.degrees, level / 2 / len(left))
             decisions[place] = Decision(one.mean - middle, limit, WITHIN)
-            order[place] = round(abs(one.mean - middle) / limit, 9), -len(one.scores), place
-        furthest = max(left, key=order.__getitem__)
+            tests.append((round(abs(one.mean - middle) / limit, 9), -len(one.scores), place))
+        furthest = max(tests)[2]
         decision = decisions[furthest]
         if abs(decision.difference) <= decision.noise:
             return decisions

@@ -13,6 +13,7 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 from scaling.analysis.columns import Row, aggregator_name
@@ -46,7 +47,6 @@ class Compared:
         row: over its seeds.
         cells: its cells' ids.
         is_lossy: whether its aggregator says so; one worker exchanges nothing, and loses nothing.
-        score: the column that is compared: `BITS` or `ACCURACY`.
         mean: of the score over its seeds.
         decision: the difference as the score has it; None of the only exact one, which is the reference.
         at_equal_seed: mean difference from the (other) exact ones at the seeds that both have, if any.
@@ -55,7 +55,6 @@ class Compared:
     row: Row
     cells: list[str]
     is_lossy: bool
-    score: str
     mean: float
     decision: Decision | None
     at_equal_seed: float | None
@@ -68,7 +67,7 @@ class Compared:
     @property
     def exchange(self) -> str:
         """The exchange: exact, lossy, or none with one worker."""
-        return "none" if self.row["world_size"] == 1 else _exactness(self.is_lossy)
+        return "none" if self.row["world_size"] == 1 else "lossy" if self.is_lossy else "exact"
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class SeedNoise:
 
     Attributes:
         given: what their groups have in common.
-        score: the column that is compared.
+        score: the column that is compared: `BITS` or `ACCURACY`.
         mean: of the exact combinations that do not differ.
         spread: standard deviation over seeds, of all exact combinations.
         noise: in 95% of cases one more exact training is nearer to the mean.
@@ -95,12 +94,6 @@ class SeedNoise:
     def exact(self) -> list[Compared]:
         """Those that make the reference."""
         return [one for one in self.combinations if not one.is_lossy and one.verdict in (REFERENCE, WITHIN)]
-
-    @property
-    def reference(self) -> str:
-        """For people: the exact one's name, if it is one."""
-        names = list(dict.fromkeys(str(one.row["aggregator"]) for one in self.exact))
-        return names[0] if len(names) == 1 else "exact aggregators"
 
 
 _Family = tuple[tuple[Row, CellGroup], list[Row]]
@@ -136,18 +129,14 @@ def _noise(families: Sequence[_Family], score: str, cells: Mapping[str, CellResu
     noise, decisions = decided
     compared = [
         Compared(
-            row, _ids(rows), one.is_lossy, score, sign * one.mean,
+            row, [str(seed["cell_id"]) for seed in rows], one.is_lossy, sign * one.mean,
             replace(decision, difference=sign * decision.difference) if decision else None,
             _at_equal_seed(one, trained, sign),
         )
         for ((row, _), rows), one, decision in zip(families, trained, decisions, strict=True)
     ]  # fmt: skip
-    exact = [
-        one
-        for one, decision in zip(trained, decisions, strict=True)
-        if not one.is_lossy and (decision is None or decision.verdict == WITHIN)
-    ]
-    mean, of_mean = noise.mean(exact)
+    is_exact = [not one.is_lossy and one.verdict in (REFERENCE, WITHIN) for one in compared]
+    mean, of_mean = noise.mean(list(compress(trained, is_exact)))
     spread, error = math.sqrt(noise.variance), math.sqrt(noise.variance + of_mean)
     further = bound(error, noise.degrees, (1 - CONFIDENCE) / 2)
     return SeedNoise(given, score, sign * mean, spread, further, compared)
@@ -185,10 +174,6 @@ def _families(groups: Sequence[CellGroup]) -> list[_Family]:
     return families
 
 
-def _ids(rows: Sequence[Row]) -> list[str]:
-    return [str(row["cell_id"]) for row in rows]
-
-
 def seed_noise_finding(noise: SeedNoise) -> Finding:
     """The noise, and the combinations within it."""
     if not noise.combinations:
@@ -218,15 +203,10 @@ def seed_noise_finding(noise: SeedNoise) -> Finding:
 def _values(one: Compared, decision: Decision) -> dict[str, Any]:
     return {
         **setting(one.row),
-        "exchange": _exactness(one.is_lossy),
-        "num_seeds": one.row["num_seeds"] or 1,
+        "exchange": "lossy" if one.is_lossy else "exact",
         "mean": one.mean,
         "difference": decision.difference,
         "distance": abs(decision.difference),
         "noise": decision.noise,
         "verdict": decision.verdict,
     }
-
-
-def _exactness(is_lossy: bool) -> str:
-    return "lossy" if is_lossy else "exact"

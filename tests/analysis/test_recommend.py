@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scaling.analysis.decisions import FEWEST
+from scaling.analysis.findings import Finding
 from scaling.analysis.objectives import parse_objective
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
@@ -95,6 +96,12 @@ def test_lossy_aggregator_is_a_choice_once_it_reached_the_target(make_study, acc
     assert (only(study).choice.row["cell_id"] == lossy) == is_chosen
 
 
+def test_a_loss_on_text_is_told_in_bits():
+    lost = {"lost": 1.25, "score": "bits_per_byte", "reference": "exact aggregators"}
+    told = text_of(Finding("lossy_below", (), lost))
+    assert told == "lossy, and it ends 1.25 bits per byte above exact aggregators"
+
+
 @pytest.mark.parametrize(("lost", "is_chosen"), [(0.02, True), (0.2, False)])
 def test_with_seeds_a_lossy_aggregator_is_no_choice_where_they_say_that_it_is_worse(
     make_study, lost, is_chosen
@@ -113,7 +120,7 @@ def test_with_seeds_a_lossy_aggregator_is_no_choice_where_they_say_that_it_is_wo
     assert (found.choice.row["cell_id"] == lossy) == is_chosen
     if not is_chosen:
         (reason,) = (text_of(one.reason) for one in found.excluded if one.reason.kind == "lossy_below")
-        assert reason == "lossy, and it ends 19.50% below the accuracy of ring"
+        assert reason == "lossy, and it ends 19.50% below the accuracy of exact aggregators"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from scaling.analysis.seed_decisions import bound
 from scaling.measure.statistics import CONFIDENCE
 from scaling.report.device.common import DEVICES, device_table, scientific
 from scaling.report.device.drawing import stacked
@@ -79,16 +80,14 @@ class AccuracyComparison:
     @property
     def noise(self) -> float | None:
         """What two means over the seeds differ by, had each its own seeds; a held-out sample at least."""
-        from scipy import special  # scipy.stats has the same by name, but takes seconds to import
-
         sd = self.seed_sd
         if sd is None:
             return None
         samples = [float(count) for cell in self.cells.values() if (count := cell.fact("test_samples"))]
         counts = self.scores.count(axis=1)
         fewest, degrees, others = int(counts.min()), int((counts - 1).sum()), max(1, len(counts) - 1)
-        quantile = float(special.stdtrit(degrees, 1 - (1 - CONFIDENCE) / 2 / others))
-        return max(quantile * sd * math.sqrt(2 / fewest), *(1 / count for count in samples), 0.0)
+        limit = bound(sd * math.sqrt(2 / fewest), degrees, (1 - CONFIDENCE) / 2 / others)
+        return max(limit, *(1 / count for count in samples), 0.0)
 
     @property
     def differences(self) -> dict[str, float]:
