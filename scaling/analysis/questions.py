@@ -6,7 +6,7 @@ DDP is the library's all-reduce in an overlapped step; where that was not timed,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import pandas as pd
@@ -66,7 +66,7 @@ class _Measured:
 
 
 def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]) -> list[Finding]:
-    """A finding of kind `answer_<question>` per row of its table; none where a verdict is the answer.
+    """A finding per row of the answer's table; none where a verdict is the answer.
 
     Args:
         question: of the study.
@@ -91,7 +91,9 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
         if best["lossy"]:
             best["lossy"]["lost"] = lost.get(_name_of_training(best["lossy"]))
         if any(best.values()):
-            found.append(Finding(f"answer_{question}", (one.ddp["cell_id"],), {**one.values, **best}))
+            found.append(Finding("answer_aggregator", (one.ddp["cell_id"],), {**one.values, **best}))
+    if question == "compression" or not any(one.values["exact"] for one in found):
+        found = [replace(one, kind="answer_compression") for one in found]
     return found or (trained if question == "compression" else [])
 
 
