@@ -11,9 +11,10 @@ aggregators a row has the label, which holds their parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
+from functools import lru_cache
 from typing import Any, Literal
 
 TRAINED = ("iteration", "convergence")
@@ -340,7 +341,19 @@ def columns_without(role: Role) -> list[str]:
 def agree(shared: Shared, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two cells have the same values of all that cells which stand so to each other share."""
     first, second = as_trained(first), as_trained(second)
-    return all(row.value(first) == row.value(second) for row in AXES if row.shared & shared)
+    return all(row.value(first) == row.value(second) for row in _sharing(shared))
+
+
+def shared_key(shared: Shared, cell: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    """Equal for cells that `agree`; to look for them in a group in place of all cells."""
+    cell = as_trained(cell)
+    values = (row.value(cell) for row in _sharing(shared))
+    return tuple(value if isinstance(value, str | int | float | None) else str(value) for value in values)
+
+
+@lru_cache
+def _sharing(shared: Shared) -> tuple[Axis, ...]:
+    return tuple(row for row in AXES if row.shared & shared)
 
 
 def key_of(axes: Iterable[Axis], cell: Mapping[str, Any]) -> tuple[Any, ...]:

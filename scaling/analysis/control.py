@@ -23,9 +23,10 @@ from scaling.analysis.budgets import CellBudget, cell_budget
 from scaling.analysis.columns import CONTROL_ARMS, Row, aggregator_name
 from scaling.analysis.decisions import TIE_RATIO, Difference, adjusted
 from scaling.analysis.findings import Finding
+from scaling.analysis.grouping import by_key
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import CellTimes, study_scatter
-from scaling.axes import Shared, agree, fixed_batch
+from scaling.axes import Shared, agree, fixed_batch, shared_key
 from scaling.measure.statistics import CONFIDENCE
 
 AGREEMENT = 0.10
@@ -39,6 +40,18 @@ COLUMNS_COMPARED = (*(f"{phase}_s" for phase in COMPUTATION), "unattributed_s")
 
 SLOWED_BY_EXCHANGE = ("input", "forward", "backward")
 """Those that are the same work in both arms; the update may be at another place."""
+
+
+class Peers:
+    """Cells in groups that share what `shared` says, so that a cell is compared with these alone."""
+
+    def __init__(self, cells: Iterable[CellResult], shared: Shared) -> None:
+        self._shared = shared
+        self._groups = by_key(cells, lambda cell: shared_key(shared, cell.cell))
+
+    def of(self, cell: CellResult) -> list[CellResult]:
+        """Those of the cell's group, in their order."""
+        return self._groups.get(shared_key(self._shared, cell.cell), [])
 
 
 def is_baseline_of(other: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:

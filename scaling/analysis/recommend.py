@@ -32,7 +32,7 @@ from scaling.analysis.candidates import (
     workloads,
 )
 from scaling.analysis.columns import Row, to_rows
-from scaling.analysis.control import baseline_of
+from scaling.analysis.control import Peers, baseline_of
 from scaling.analysis.decisions import (
     FEWEST,
     MOST_ASKED,
@@ -48,6 +48,7 @@ from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
 from scaling.analysis.objectives import OBJECTIVES, Objective, parse_objective
 from scaling.analysis.samples import CellResult
+from scaling.axes import Shared
 
 __all__ = ["OBJECTIVES", "Choice", "Recommendation", "recommend"]
 
@@ -365,9 +366,11 @@ def _efficient(
     One that keeps it, but not surely, is in both of the first lists.
     """
     reaching, unsure, excluded = [], [], []
+    peers = Peers(cells.values(), Shared.BASELINE)
     for candidate in candidates:
         efficiency = candidate.row["parallel_efficiency"]
-        baseline = baseline_of(cells[candidate.cell_id], cells.values())
+        cell = cells[candidate.cell_id]
+        baseline = baseline_of(cell, peers.of(cell))
         if efficiency is None or baseline is None:
             excluded.append(Excluded(candidate.name, candidate.name, Finding("no_efficiency")))
             continue

@@ -20,13 +20,19 @@ from scaling.analysis.columns import (
     shares_gpus,
     to_table,
 )
-from scaling.analysis.control import baseline_of, control_arm, differences_of_launches, exposed_check
+from scaling.analysis.control import (
+    Peers,
+    baseline_of,
+    control_arm,
+    differences_of_launches,
+    exposed_check,
+)
 from scaling.analysis.csv_cells import safe_cell
 from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
 from scaling.analysis.noise import noise_floors, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.study_scatter import MODERATED, StudyScatter
-from scaling.axes import AXES
+from scaling.axes import AXES, Shared
 from scaling.measure.data_sheets import peak_flops
 from scaling.measure.statistics import ONE_LAUNCH, interval_of_launches, interval_of_mean
 from scaling.store import ResultsFolder, RunRecord
@@ -60,10 +66,11 @@ def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
     scatter, typical = scatter_of(trained), scatter_of(trained, typical=True)
     add_intervals(scatter, own_rows)
     add_seeds_and_predictions(trained, rows)
+    of_baseline, of_control = Peers(trained, Shared.BASELINE), Peers(trained, Shared.CONTROL)
     for cell in trained:
         row = rows[cell.cell_id]
-        row.update(_speedup(cell, trained, rows, scatter))
-        row.update(_exposed_by_difference(cell, trained, rows, typical))
+        row.update(_speedup(cell, of_baseline.of(cell), rows, scatter))
+        row.update(_exposed_by_difference(cell, of_control.of(cell), rows, typical))
         row["warnings"] = cautions(cell, row) or None
     return to_table(sorted(rows.values(), key=row_order))
 

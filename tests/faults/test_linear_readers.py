@@ -6,8 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from scaling.analysis import control
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
 from scaling.files import documents
 from scaling.files.documents import DocumentError, from_json, gunzipped
+from tests.made_studies import StudyFolder
 
 
 class Name(str):
@@ -84,3 +88,26 @@ def test_damage_is_found_in_any_member(cut):
         gunzipped(packed + b"x" + packed)
     with pytest.raises(DocumentError, match="more than 5200 bytes"):
         gunzipped(packed + packed, 5200)
+
+
+def compared(monkeypatch, path, num_models):
+    """How often the summary of so many models asks whether two cells belong together; and the speedups."""
+    asked = []
+    for name in ("is_baseline_of", "_controls"):
+        function = getattr(control, name)
+        monkeypatch.setattr(control, name, lambda *a, function=function: asked.append(1) or function(*a))
+    study = StudyFolder(path)
+    for number in range(num_models):
+        for size, aggregator in ((1, "none"), (2, "none"), (2, "ring")):
+            names = {"aggregator": aggregator, "aggregator_label": aggregator, "model_label": f"m{number}"}
+            study.add_steps([[0.01, 0.01]], world_size=size, model_parameters={"hidden": [number]}, **names)
+    table = build_table("x", read_cells(study.folder))
+    monkeypatch.undo()
+    return len(asked), list(table["speedup"].dropna())
+
+
+def test_summary_compares_each_cell_with_its_own_group(monkeypatch, tmp_path):
+    few, of_few = compared(monkeypatch, tmp_path / "few", 3)
+    many, of_many = compared(monkeypatch, tmp_path / "many", 12)
+    assert (len(of_few), len(of_many)) == (9, 36)
+    assert many <= 4 * few
