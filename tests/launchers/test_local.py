@@ -1,9 +1,11 @@
 """The exact command line and variables of a launch on this machine."""
 
+import errno
 import sys
 
 import pytest
 
+from launchers import local
 from launchers.base import LaunchSpec
 from launchers.local import LocalLauncher, TorchrunLauncher
 from launchers.rank_info import RankInfo
@@ -59,3 +61,16 @@ def test_environment_is_what_the_launch_adds(monkeypatch, platform, interface):
 def test_worker_reads_back_who_started_it():
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
     assert RankInfo.from_env({**torchrun, **LocalLauncher().environment(SPEC)}).launcher == "local"
+
+
+@pytest.mark.parametrize("launcher", [LocalLauncher(), TorchrunLauncher()])
+@pytest.mark.parametrize("step", ["create_server", "create_connection"])
+def test_host_without_loopback_is_said_before_workers_wait_for_each_other(monkeypatch, launcher, step):
+    launcher.before_start()
+
+    def unreachable(*_, **__):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(local.socket, step, unreachable)
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1, which cannot be used: Network is unreachable"):
+        launcher.before_start()
