@@ -143,8 +143,8 @@ def _best(ddp: Row, others: Sequence[Row], scatter: StudyScatter) -> dict[str, A
 
 
 def _memory(table: pd.DataFrame, cells: Sequence[CellResult]) -> Iterator[Finding]:
-    measured = [one for one in _measured(to_rows(table), cells) if one.ddp["peer_access"] is not False]
-    by_workload = {str(one.given): one for one in measured}
+    measured = [*_measured(to_rows(table), cells)]
+    by_workload = {str(one.given): one for one in reversed(measured)}  # the first link of each
     for found in recommend(table, cells, MEMORY):
         one = by_workload.get(str(found.workload))
         if found.choice is None or one is None or one.ddp["memory_peak_bytes"] is None:
@@ -157,7 +157,8 @@ def _memory(table: pd.DataFrame, cells: Sequence[CellResult]) -> Iterator[Findin
 def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Finding]:
     names = ("bucket_mb", "iteration_s")
     for workload in workloads(TIME, rows, cells):
-        timed = [row for row in _settings(workload) if row["bucket_mb"] and row["aggregator"] == "all_reduce"]
+        several = [row for row in _settings(workload) if row["world_size"] > 1]
+        timed = [row for row in several if row["bucket_mb"] and row["aggregator"] == "all_reduce"]
         for same in by_key(timed, lambda row: (row["peer_access"], row["world_size"], row["step"])).values():
             by_time = sorted(same, key=lambda row: float(row["iteration_s"]))
             if len({row["bucket_mb"] for row in same}) > 1:

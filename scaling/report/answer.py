@@ -166,7 +166,7 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
             _GPUS,
             Column("DDP, GB", lambda item: number(item[1]["memory_peak_bytes"] / 1e9)),
             _DDP_MS,
-            Column("least memory", lambda item: _least(item[1]["choice"])),
+            Column("least memory", lambda item: _least(item[1])),
             Column("GB", lambda item: number(item[1]["choice"]["memory_peak_bytes"] / 1e9)),
             Column("ms", lambda item: milliseconds(item[1]["choice"]["iteration_s"])),
         ],
@@ -202,9 +202,11 @@ def _points(lossy: dict[str, Any] | None) -> str:
     return MISSING if lossy is None or lossy["lost"] is None else points(lossy["lost"])
 
 
-def _least(choice: dict[str, Any]) -> str:
+def _least(values: dict[str, Any]) -> str:
+    choice, size = values["choice"], values["choice"]["world_size"]
+    on = "" if size == values["world_size"] else f" on {size}"
     off = ", host-only" if choice["peer_access"] is False else ""
-    return f"{choice['aggregator']}{off}" if choice["world_size"] > 1 else "one GPU"
+    return f"{choice['aggregator']}{on}{off}" if size > 1 else "one worker"
 
 
 def workers_table(verdicts: Sequence[Finding]) -> Table:

@@ -152,6 +152,21 @@ def test_memory_is_said_with_its_time_and_of_ties_the_fastest(sharded):
     assert answer.table.headings == ["workload", "GPUs", "DDP, GB", "DDP, ms", "least memory", "GB", "ms"]
 
 
+def test_least_memory_on_fewer_workers_says_on_how_many(sharded):
+    memory = {"memory_peak_bytes": [int(12e9)] * 2}
+    sharded.add_steps([[0.2] * 6] * 3, aggregator="zero2", world_size=4, summary={}, **GPU)
+    sharded.add_steps([[0.1] * 6] * 3, aggregator="all_reduce", world_size=4, summary=memory, **GPU)
+    sharded.add_steps(
+        [[0.3] * 6] * 3, aggregator="ring", world_size=2, summary={"memory_peak_bytes": [9]}, **GPU
+    )
+    answer = answered(sharded, "memory")
+    assert answer.sentence.startswith("ring on 2: ")
+    assert column(answer, "least memory") == ["ring on 2"]
+    sharded.add_steps([[0.3] * 6] * 3, summary={"memory_peak_bytes": [int(8e9)]}, **GPU)
+    assert answered(sharded, "memory").sentence.startswith("One worker: 8.00 GB at 300 ms")
+    assert column(answered(sharded, "memory"), "least memory") == ["one worker"]
+
+
 def test_page_and_markdown_begin_with_it_and_ask_for_no_single_worker(sharded):
     made = write_report(sharded.folder)
     said = made.answer[0]
