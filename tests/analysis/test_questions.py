@@ -157,7 +157,7 @@ def test_least_memory_on_fewer_workers_says_on_how_many(sharded):
     sharded.add_steps([[0.2] * 6] * 3, aggregator="zero2", world_size=4, summary={}, **GPU)
     sharded.add_steps([[0.1] * 6] * 3, aggregator="all_reduce", world_size=4, summary=memory, **GPU)
     sharded.add_steps(
-        [[0.3] * 6] * 3, aggregator="ring", world_size=2, summary={"memory_peak_bytes": [9]}, **GPU
+        [[0.3] * 6] * 3, aggregator="ring", world_size=2, summary={"memory_peak_bytes": [int(9e9)]}, **GPU
     )
     answer = answered(sharded, "memory")
     assert answer.sentence.startswith("ring on 2: ")
