@@ -65,10 +65,13 @@ def rows(number: int, seed: int) -> Iterator[dict[str, Any]]:
                     for name in (RIGHT, WRONG, UNDECIDED):
                         yield _row(which, noise, launches, name, found[name], number)
                 for noise in PAIRS:
+                    half = number // 2
                     pairs = Pairs(noise, 9, launches, 1 if which == "before" else NUM_PAIRS)
-                    counts = sum((pairs.count(seed, index) for index in range(number)), Counter[str]())
+                    counts = sum(
+                        (pairs.count(seed, index, is_short=True) for index in range(half)), Counter[str]()
+                    )
                     for name in (FALSE, FOUND, RATIO, CELL):
-                        of = 9 * number if name in (RATIO, CELL) else number
+                        of = 9 * half if name in (RATIO, CELL) else half
                         yield _row(which, noise, launches, name, counts[name], of)
 
 
@@ -103,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--out", type=Path, help="the CSV file to write")
     place.add_argument("--table", type=Path, help="such a file: print its table")
-    parser.add_argument("--number", type=int, default=100, help="studies of each noise")
+    parser.add_argument("--number", type=int, default=100, help="choices of each noise; half as many pairs")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     if options.table:

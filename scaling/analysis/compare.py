@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,12 +27,21 @@ from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.comparison import CellComparison, Comparison, Shift, Verdict
 from scaling.analysis.decisions import Campaigns, Design, adjusted, campaigns, goes_along
 from scaling.analysis.environments import environment_differences
+from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import group_rows
+from scaling.analysis.launch_effects import serial_correlation
 from scaling.analysis.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
-from scaling.analysis.noise import aa_pairs, aa_warnings, scatter_of
+from scaling.analysis.noise import aa_warnings, launch_remarks, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
-from scaling.analysis.study_scatter import TIMER_S, CellTimes, cell_times, log_matrix, offset_variance
+from scaling.analysis.study_scatter import (
+    TIMER_S,
+    CellTimes,
+    StudyScatter,
+    cell_times,
+    log_matrix,
+    offset_variance,
+)
 from scaling.analysis.summary import build_table, study_name
 from scaling.errors import ScalingError
 from scaling.store import ResultsFolder
@@ -90,7 +99,13 @@ def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
         raise ScalingError(f"the level is {level:g}; it is a probability between 0 and 1, such as 0.02")
     rows_a, rows_b = a.rows[0], b.rows[0]
     are_campaigns = min(len(a.rows), len(b.rows)) > 1
-    design = Design(are_campaigns, not are_campaigns and _took_turns(a, b), _offset(a, b, are_campaigns))
+    scatters = [scatter_of(cells) for side in (a, b) for cells in side.cells]
+    serial = serial_correlation([] if are_campaigns else [logs for one in scatters for logs in one.logs])
+    offset = _offset(a, b, scatters, are_campaigns=are_campaigns)
+    is_paired = not are_campaigns and _took_turns(a, b)
+    if is_paired:  # what both sides' launches share cancels
+        serial = replace(serial, shared=0.0)
+    design = Design(are_campaigns, is_paired, offset, serial)
     times_a, times_b = (_times(side, are_campaigns=are_campaigns) for side in (a, b))
     matches, alone_a, alone_b = match_cells(rows_a, rows_b)
     measured = [match for match in matches if _is_measured(match, times_a, times_b)]
@@ -118,13 +133,19 @@ def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
         num_left_out=sum(not has_time(row) for row in (*rows_a, *rows_b)),
         is_paired=design.is_paired,
         offset_ratio=math.sqrt(design.offset[0]),
-        warnings=[
-            replace(warning, values={**warning.values, "folder": name})
-            for name, side in (("A", a), ("B", b))
-            for cells in side.cells
-            for warning in (*aa_warnings(cells), *scatter_of(cells).remarks)
-        ],
+        warnings=[*_warnings(a, b, scatters), *(() if are_campaigns else launch_remarks(scatters, serial))],
     )
+
+
+def _warnings(a: Side, b: Side, scatters: Sequence[StudyScatter]) -> Iterator[Finding]:
+    """A/A pairs that differ, and launches that do not count, with the side."""
+    for side in (a, b):
+        for cells in side.cells:
+            yield from aa_warnings(cells)
+    for name, one in zip("A" * len(a.cells) + "B" * len(b.cells), scatters, strict=True):
+        for remark in one.remarks:
+            if remark.kind == "launch_set_aside":
+                yield replace(remark, values={**remark.values, "folder": name})
 
 
 def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, CellTimes]:
@@ -157,12 +178,12 @@ def _took_turns(a: Side, b: Side) -> bool:
     return len(a.rows) == len(b.rows) == 1 and ids[0] == ids[1] and len(ids[0]) == 1
 
 
-def _offset(a: Side, b: Side, are_campaigns: bool) -> tuple[float, float]:
+def _offset(
+    a: Side, b: Side, scatters: Sequence[StudyScatter], *, are_campaigns: bool
+) -> tuple[float, float]:
     """The variance of a cell's ratio between two campaigns of equal conditions, from the A/A pairs of all
     folders, with its degrees of freedom. Where the values are campaigns, their scatter includes it.
     """
-    with_pairs = [cells for side in (a, b) for cells in side.cells if aa_pairs(cells)]
-    scatters = [scatter_of(cells) for cells in with_pairs]
     variance, degrees = offset_variance([pair for scatter in scatters for pair in scatter.pairs])
     return (0.0, 0.0) if are_campaigns else (variance * (1 / len(a.rows) + 1 / len(b.rows)), degrees)
 

@@ -27,11 +27,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling.analysis.launch_effects import INDEPENDENT, Serial, inflation, inflations
 from scaling.analysis.moderated import (
     FEWEST_FOR_MEDIAN,
     FloatArray,
     Variances,
     common_variance,
+    inflated,
     means,
     medians_of_others,
     moderated,
@@ -247,11 +249,13 @@ class Design:
         is_paired: launches of both took turns in one campaign: column by column they belong together.
         offset: variance of a cell's ratio by what stays however many launches there are, with its degrees of
             freedom; (0, 0) where that is not known.
+        serial: correlation of the launches with those before.
     """
 
     are_campaigns: bool = False
     is_paired: bool = False
     offset: tuple[float, float] = (0.0, 0.0)
+    serial: Serial = INDEPENDENT
 
     @property
     def campaign_variance(self) -> float:
@@ -275,6 +279,7 @@ def campaigns(
         a, b = np.where(np.isfinite(b), a, np.nan), np.where(np.isfinite(a), b, np.nan)
     log_ratios = means(b) - means(a)
     counts = [np.isfinite(side).sum(axis=1) for side in (a, b)]
+    wider = (inflations(design.serial.within, a) + inflations(design.serial.within, b)) / 2
     shared = _shared(a, b, design)
     shift = _shift(log_ratios, shared, design)
     if len(a) < FEWEST_FOR_MEDIAN:
@@ -284,9 +289,10 @@ def campaigns(
             total = replace(of_pairs, values=of_pairs.values / pairs)
         else:
             total = _squared_errors([own_variances(side) for side in (a, b)], counts, smallest)
+        total = inflated(total, wider)
         return Campaigns(_differences(log_ratios, with_common(total, design.offset)), None, shift)
     within = _squared_errors([variances_within_launches(side) for side in (a, b)], counts, smallest)
-    within = with_common(within, design.offset)
+    within = with_common(inflated(within, wider), design.offset)
     total = within
     for part in shared:
         total = with_common(total, part)
@@ -305,6 +311,7 @@ def _shared(a: FloatArray, b: FloatArray, design: Design) -> list[tuple[float, i
         variance, degrees = common_variance(side)
         if len(side) >= FEWEST_FOR_MEDIAN:
             variance = max(variance, common_variance(side, variances_within_launches(side))[0])
+        variance *= inflation(design.serial.total, degrees + 1)
         components.append((variance / (degrees + 1), degrees))
     return components
 

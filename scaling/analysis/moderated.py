@@ -103,6 +103,11 @@ def t_quantile(degrees: FloatArray | float, probability: FloatArray | float) -> 
     return np.asarray(special.stdtrit(degrees, probability), dtype=np.float64)
 
 
+def inflated(variances: Variances, factors: FloatArray | float) -> Variances:
+    """Variances times factors, [cell]."""
+    return replace(variances, values=variances.values * factors)
+
+
 def own_variances(logs: FloatArray) -> Variances:
     """Each cell's variance over its launches, without other cells' help.
 

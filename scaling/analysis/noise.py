@@ -24,8 +24,9 @@ from scaling.analysis.columns import Row, unit_of_workers
 from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup, group_key
+from scaling.analysis.launch_effects import Serial, inflation
 from scaling.analysis.samples import CellResult
-from scaling.analysis.study_scatter import StudyScatter, cell_times, study_scatter
+from scaling.analysis.study_scatter import FEWEST_PAIRS, StudyScatter, cell_times, study_scatter
 
 Key = Callable[[Row], tuple[Any, ...]]
 
@@ -51,9 +52,25 @@ def scatter_of(cells: Sequence[CellResult], *, typical: bool = False) -> StudySc
     steps.
     """
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
-    return replace(
-        study_scatter(cell_times(cells, typical=typical), pairs), remarks=tuple(_slow_launches(cells))
-    )
+    scatter = study_scatter(cell_times(cells, typical=typical), pairs, in_order=True)
+    return replace(scatter, remarks=(*_slow_launches(cells), *launch_remarks([scatter])))
+
+
+def launch_remarks(scatters: Sequence[StudyScatter], serial: Serial | None = None) -> Iterator[Finding]:
+    """What folders together do not tell of their launches and cells.
+
+    Args:
+        scatters: of the folders.
+        serial: what is allowed for; by default the first one's.
+    """
+    counts = [logs.shape[1] for scatter in scatters for logs in scatter.logs if logs.shape[1] > 1]
+    correlation = (serial or scatters[0].serial).total if scatters else 0.0
+    if correlation:
+        wider_ratio = math.sqrt(inflation(correlation, max(counts)))
+        yield Finding("correlated_launches", (), {"wider_ratio": wider_ratio})
+    num_pairs = sum(pair.error is not None for scatter in scatters for pair in scatter.pairs)
+    if counts and num_pairs < FEWEST_PAIRS:
+        yield Finding("offsets_not_measured", (), {"num_pairs": num_pairs, "fewest": FEWEST_PAIRS})
 
 
 def _slow_launches(cells: Sequence[CellResult]) -> Iterator[Finding]:

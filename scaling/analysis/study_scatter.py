@@ -18,7 +18,8 @@ import numpy as np
 
 from scaling.analysis.decisions import Difference, difference, with_variance
 from scaling.analysis.findings import Finding
-from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, FloatArray, Scatter, scatter
+from scaling.analysis.launch_effects import INDEPENDENT, Serial, inflations, serial_correlation
+from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, FloatArray, Scatter, inflated, scatter
 from scaling.analysis.samples import CellResult
 from scaling.measure.statistics import Estimate, estimate_median
 
@@ -63,6 +64,7 @@ class StudyScatter:
             that is not known.
         offset_degrees: of freedom behind it.
         pairs: differences of all A/A pairs, by the scatter over launches alone.
+        serial: correlation of its launches with those before, which the variances of the scatters allow for.
         remarks: what about the launches a reader must know to believe the intervals.
     """
 
@@ -72,6 +74,7 @@ class StudyScatter:
     offset_variance: float = 0.0
     offset_degrees: float = 0.0
     pairs: tuple[Difference, ...] = ()
+    serial: Serial = INDEPENDENT
     remarks: tuple[Finding, ...] = ()
 
     def remarks_on(self, cells: Collection[str]) -> list[Finding]:
@@ -148,9 +151,18 @@ class StudyScatter:
 
 
 def study_scatter(
-    times: Mapping[Hashable, CellTimes], pairs: Sequence[tuple[Hashable, Hashable]] = ()
+    times: Mapping[Hashable, CellTimes],
+    pairs: Sequence[tuple[Hashable, Hashable]] = (),
+    *,
+    in_order: bool = False,
 ) -> StudyScatter:
-    """The scatter of cells with these times."""
+    """The scatter of cells with these times.
+
+    Args:
+        times: of the cells.
+        pairs: A/A pairs among them.
+        in_order: launches are numbered in their order, which shows whether they are correlated.
+    """
     members: dict[Hashable, list[Hashable]] = {}
     for cell, measured in times.items():
         if measured.by_launch and all(value > 0 for value in measured.by_launch.values()):
@@ -163,7 +175,16 @@ def study_scatter(
         places.update({cell: _CellPlace(len(logs), index) for index, cell in enumerate(cells)})
         logs.append(matrix)
         smallest.append((TIMER_S / np.exp(np.nanmean(matrix, axis=1))) ** 2)
-    study = StudyScatter(logs, scatter(logs, smallest), places)
+    serial = serial_correlation(logs) if in_order else INDEPENDENT
+    scatters = [
+        replace(
+            one,
+            within=inflated(one.within, inflations(serial.within, own)),
+            total=inflated(one.total, inflations(serial.total, own)),
+        )
+        for one, own in zip(scatter(logs, smallest), logs, strict=True)
+    ]
+    study = StudyScatter(logs, scatters, places, serial=serial)
     return _with_offsets(study, [pair for pair in pairs if pair[0] in places and pair[1] in places])
 
 
@@ -191,6 +212,8 @@ def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None =
     """
     if launches is None:
         launches = list(dict.fromkeys(name for cell in cells for name in cell.by_launch))
+        if all(isinstance(name, int) for name in launches):
+            launches = sorted(name for name in launches if isinstance(name, int))
     columns = {launch: index for index, launch in enumerate(launches)}
     matrix = np.full((len(cells), len(columns)), np.nan)
     for row, cell in zip(matrix, cells, strict=True):

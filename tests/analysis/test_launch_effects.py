@@ -1,12 +1,17 @@
 """Launches that are slow in most cells count for nothing, and a line says so."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
-from scaling.analysis.launch_effects import slow_launches
+from scaling.analysis import launch_effects
+from scaling.analysis.compare import Side, compare_sides
+from scaling.analysis.launch_effects import Serial, inflation, serial_correlation, slow_launches
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
+from scaling.analysis.study_scatter import cell_times, study_scatter
 from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
 from scaling.report.recommend_text import as_dict
@@ -79,14 +84,16 @@ def test_it_counts_for_nothing_and_a_line_says_so(study):
     assert (found.state, found.choice.row["aggregator"]) == ("decided", "all_reduce")
     row = found.choice.row
     assert row["iteration_s_low"] < row["iteration_s"] < row["iteration_s_high"] < 1.05
-    (said,) = as_dict(found)["remarks"]
+    said, of_offsets = as_dict(found)["remarks"]
+    assert of_offsets.startswith("Offsets of cells were not measured (0 A/A pairs, 4 are needed)")
     assert "Launch 2 on 2 workers was slower than the others in 8 of 8 cells" in said
     assert "(without a slow one on 2 workers)" in text_of(verdicts(table, cells)[0], "sure_why")
     assert [len(cell.all_launches) for cell in cells] == [3] * 8
 
 
 def test_nothing_is_said_without_one(study):
-    assert not scatter_of(add_study(study, 0.0)).remarks
+    kinds = [remark.kind for remark in scatter_of(add_study(study, 0.0)).remarks]
+    assert kinds == ["offsets_not_measured"]
 
 
 def test_where_a_rival_is_undecided_the_others_are_named_as_ruled_out(study):
@@ -115,3 +122,62 @@ def test_world_sizes_that_are_ruled_out_are_named(study):
     cells = read_cells(study.folder)
     (found,) = verdicts(build_table("made", cells), cells)
     assert text_of(found, "headline").endswith("Not ruled out: 4 workers; ruled out: 1.")
+
+
+def correlated(num_cells, num_launches, kept, seed=0):
+    values = np.random.default_rng(seed).normal(size=(num_cells, num_launches))
+    for launch in range(1, num_launches):
+        values[:, launch] = kept * values[:, launch - 1] + np.sqrt(1 - kept**2) * values[:, launch]
+    return 0.03 * values
+
+
+def test_correlated_launches_are_found_and_the_upper_limit_counts():
+    found = serial_correlation([correlated(16, 5, 0.8, seed) for seed in range(3)])
+    assert 0.8 <= found.within <= 0.9
+
+
+def test_order_of_launches_matters_and_what_all_share_is_apart():
+    logs = correlated(16, 5, 0.8)
+    assert serial_correlation([logs[:, [2, 0, 4, 1, 3]]]) == Serial()
+    shared = np.linspace(0, 1, 9)
+    assert serial_correlation([correlated(16, 9, 0.0) + shared]) == Serial(0.0, pytest.approx(0.9))
+
+
+def test_independent_launches_are_seldom_called_correlated():
+    found = [serial_correlation([correlated(9, 5, 0.0, seed)]).within for seed in range(200)]
+    assert sum(map(bool, found)) <= 20
+    assert serial_correlation([correlated(9, 2, 0.8), np.ones((9, 5)), np.zeros((0, 4))]) == Serial()
+
+
+@pytest.mark.parametrize("num_launches", [3, 9])
+def test_inflation_is_what_a_mean_scatters_by_more(num_launches):
+    values = correlated(20_000, num_launches, 0.6)
+    expected = values.mean(axis=1).var() / (values.var(axis=1, ddof=1).mean() / num_launches)
+    assert inflation(0.6, num_launches) == pytest.approx(expected, rel=0.05)
+    assert inflation(0.0, num_launches) == inflation(0.6, 2) == 1
+
+
+def test_intervals_of_correlated_launches_are_wider_and_a_line_says_so(study):
+    logs = correlated(8, 9, 0.9)
+    for name, own in zip(NAMES, np.exp(logs), strict=True):
+        study.add_steps([[step_s] * 3 for step_s in own], aggregator=name, world_size=2)
+    cells = read_cells(study.folder)
+    scatter, times = scatter_of(cells), cell_times(cells)
+    plain, ids = study_scatter(times), list(times)
+    assert scatter.difference(*ids[:2]).error > 1.5 * plain.difference(*ids[:2]).error
+    assert np.diff(scatter.interval(ids[0])) > 1.5 * np.diff(plain.interval(ids[0]))
+    assert [remark.kind for remark in scatter.remarks] == ["correlated_launches", "offsets_not_measured"]
+    compared = compare_sides(*[Side.of([build_table("made", cells)], [cells]) for _ in "ab"])
+    assert [warning.kind for warning in compared.warnings] == [one.kind for one in scatter.remarks]
+    errors = [cell.difference.error for cell in compared.cells]
+    with patch.object(launch_effects, "SERIAL_LEVEL", 0):
+        narrow = compare_sides(*[Side.of([build_table("made", cells)], [cells]) for _ in "ab"])
+    assert all(wide > 1.5 * cell.difference.error for wide, cell in zip(errors, narrow.cells, strict=True))
+
+
+def test_four_pairs_measure_the_offsets_of_cells(study):
+    for name in NAMES[:4]:
+        for replicate in (0, 1):
+            steps = [[1.0], [1.01], [0.99]]
+            study.add_steps(steps, aggregator=name, world_size=2, aa_replicate=replicate)
+    assert not scatter_of(read_cells(study.folder)).remarks

@@ -25,7 +25,7 @@ def quality(monkeypatch):
     import decision_quality
 
     yield decision_quality
-    for name in ("decision_quality", "decision_trials", "decision_models"):
+    for name in ("decision_quality", "decision_trials", "decision_models", "launch_effects"):
         sys.modules.pop(name, None)
 
 
@@ -79,3 +79,11 @@ def test_page_has_the_table_of_the_committed_run(quality):
     """`python benchmarks/decision_quality.py --table benchmarks/results/decision-quality` prints it."""
     rows = pd.read_csv(COMMITTED / quality.FILE)
     assert quality.table(rows) in PAGE.read_text(encoding="utf-8")
+
+
+def test_page_has_the_table_of_what_launches_do(quality):
+    """`python benchmarks/launch_effects.py --table ...` prints it."""
+    import launch_effects
+
+    rows = pd.read_csv(COMMITTED / "launch-effects.csv")
+    assert launch_effects.table(rows) in PAGE.read_text(encoding="utf-8")

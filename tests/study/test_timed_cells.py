@@ -66,6 +66,18 @@ class TestReplicates:
         study = resolve(parse_study({**BASE, "repeats": 3}, "my.yaml"), CPU)
         assert set(study.repeats.values()) == {3}
 
+    def test_from_three_launches_on_there_are_four_of_other_aggregators_and_world_sizes(self):
+        many = {"aggregators": ["none", "ring", "tree", "all_reduce"], "world_sizes": [1, 2, 4], "repeats": 3}
+        found = replicates(**many)
+        assert len(found) == 4
+        assert {cell.aggregator for cell in found} == {"ring", "tree", "all_reduce"}
+        assert {cell.world_size for cell in found} == {1, 2, 4}
+        assert len(replicates(**{**many, "repeats": 2})) == 1
+        assert replicates(**many, noise_pair=False) == []
+
+    def test_a_study_that_they_would_make_far_longer_has_the_usual_ones(self):
+        assert len(replicates(aggregators=["ring", "tree"], world_sizes=[2, 4], repeats=3)) == 1
+
     def test_study_may_do_without(self):
         assert replicates(noise_pair=False) == []
         assert len(cells(noise_pair=False)) == 3 * 2

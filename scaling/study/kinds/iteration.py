@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 USUAL_ITERATIONS = 100
 """What reaching a precision goal is assumed to take."""
+
+FEWEST_LAUNCHES, FEWEST_PAIRS = 3, 4
+"""From so many launches and A/A pairs on, offsets of cells are part of every interval
+(`scaling.analysis.study_scatter`)."""
+
+MOST_FURTHER_PAIRS = 1 / 3
+"""The part of a study's cells that pairs may add to those that it has anyhow."""
 
 DEFAULT_LOADER_WORKERS = 2
 MIN_SECONDS_ON_GPU = 0.5
@@ -57,7 +64,7 @@ class IterationPart(TrainingPart):
     augmentation: Augmentation | None = None
     """standard: time the step with augmented images, as a training has it."""
     noise_pair: bool = True
-    """Measure some cells twice (A/A pairs) for the noise floor."""
+    """Measure cells twice (A/A pairs): four from three repeats on, where that adds a third at most."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,7 +87,12 @@ class IterationKind(TrainingKind[IterationPart]):
     ) -> list[Cell]:
         """All combinations, with the second cells of the A/A pairs."""
         cells = list(super().cells(part, machine, where, notes))
-        return [*cells, *(_replicates(cells) if part.noise_pair else ())]
+        if not part.noise_pair:
+            return cells
+        pairs = _first_of_pairs(cells)
+        if part.repeats >= FEWEST_LAUNCHES:
+            pairs += _further_pairs(cells, pairs)
+        return [*cells, *(replace(cell, aa_replicate=1) for cell in pairs)]
 
     def check(
         self,
@@ -160,17 +172,39 @@ class IterationKind(TrainingKind[IterationPart]):
         }
 
 
-def _replicates(cells: Iterable[Cell]) -> Iterator[Cell]:
-    """The second cells of the A/A pairs: one for each workload, step and peer access, at the largest world
-    size, of the first aggregator that exchanges (of the first one, where none does)."""
+def _first_of_pairs(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells of the A/A pairs: one for each workload, step and peer access, at the largest world size, of
+    the first aggregator that exchanges (of the first one, where none does)."""
     grouped: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         key = (cell.model_label, cell.dataset_label, cell.step, cell.device, cell.peer_access)
         grouped.setdefault(key, []).append(cell)
+    found = []
     for group in grouped.values():
         size = max(cell.world_size for cell in group)
         largest = [cell for cell in group if cell.world_size == size]
-        yield replace(next((cell for cell in largest if cell.exchanges), largest[0]), aa_replicate=1)
+        found.append(next((cell for cell in largest if cell.exchanges), largest[0]))
+    return found
+
+
+def _further_pairs(cells: Sequence[Cell], pairs: Sequence[Cell]) -> list[Cell]:
+    """The cells that make FEWEST_PAIRS of them, of aggregators and world sizes that have none yet where there
+    are; none if that takes too long."""
+    chosen, number = list(pairs), FEWEST_PAIRS - len(pairs)
+    exchanging = [cell for cell in cells if cell.exchanges and cell not in pairs]
+    others = sorted(exchanging, key=lambda cell: -cell.world_size)
+    if number > min(len(others), MOST_FURTHER_PAIRS * len(cells)):
+        return []
+    for _ in range(number):
+        labels, sizes = (
+            [getattr(one, name) for one in chosen] for name in ("aggregator_label", "world_size")
+        )
+        best = min(
+            others, key=lambda cell: labels.count(cell.aggregator_label) + sizes.count(cell.world_size)
+        )
+        others.remove(best)
+        chosen.append(best)
+    return chosen[len(pairs) :]
 
 
 def timed_augmentation(workload: ChosenWorkload, part: IterationPart) -> str | None:
