@@ -109,8 +109,9 @@ def test_replicates_are_rows_of_the_summary_but_of_no_group(study):
 
 def test_replicate_is_no_candidate(study):
     add_pair(study, around(1.0), around(0.5), **RING)
-    (text,) = findings(study.folder)
+    text, of_offsets = findings(study.folder)
     assert "ring on 2 workers takes 1000.0" in text
+    assert of_offsets.startswith("Offsets of cells were not measured (1 A/A pair, 4 are needed)")
 
 
 def test_four_pairs_that_differ_are_part_of_every_difference(study):
