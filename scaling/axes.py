@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
-from functools import lru_cache
 from typing import Any, Literal
 
 TRAINED = ("iteration", "convergence")
@@ -351,9 +350,8 @@ def shared_key(shared: Shared, cell: Mapping[str, Any]) -> tuple[Hashable, ...]:
     return tuple(value if isinstance(value, str | int | float | None) else str(value) for value in values)
 
 
-@lru_cache
-def _sharing(shared: Shared) -> tuple[Axis, ...]:
-    return tuple(row for row in AXES if row.shared & shared)
+def _sharing(shared: Shared) -> Iterator[Axis]:
+    return (row for row in AXES if row.shared & shared)
 
 
 def key_of(axes: Iterable[Axis], cell: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ _WHOLE = frozenset(
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
 _FOLDERS = ("PWD", "OLDPWD")
-_NO_SECRET = re.compile(r"(?i)none|null|true|false")
+_NO_SECRET = re.compile(r"(?i)none|null|true|false|value")
 _NUMBER = re.compile(r"[\d.,]+")
 _LEAST_LENGTH = 6
 """Of a variable's value, to be looked for in texts."""

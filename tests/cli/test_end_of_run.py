@@ -1,5 +1,6 @@
 """`run` ends with the answer."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_run_ends_with_the_screen_of_the_report(made, capsys):
     running._show(made)
     shown = capsys.readouterr().out
     assert " ".join(made.answer[0].split()) in " ".join(shown.split())
-    assert f"All tables: scaling report {made.page.parent} --all" in shown
+    assert f"All tables: scaling report {shlex.quote(str(made.page.parent))} --all" in shown
 
 
 def test_verdict_comes_after_what_failed(monkeypatch):

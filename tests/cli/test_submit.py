@@ -125,7 +125,7 @@ def submit(monkeypatch, capsys, *arguments):
 def test_script_goes_to_sbatch_and_the_job_id_comes_back(sbatch, monkeypatch, capsys, tmp_path):
     sbatch(
         f"""[ "$*" = --parsable ] || exit 1
-while IFS= read -r line; do printf '%s\\n' "$line"; done > {tmp_path}/got
+while IFS= read -r line; do printf '%s\\n' "$line"; done > '{tmp_path}/got'
 echo "17;cluster\""""
     )
     assert submit(monkeypatch, capsys, "mnist", "--gpus-per-node", "4", *PYTHON)[:2] == (0, "17\n")
