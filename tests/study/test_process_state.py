@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.utils.data._utils import signal_handling
 
 from scaling.registry import trust
 from scaling.study.rank.launch import CellRunner
@@ -70,6 +71,18 @@ def test_what_libraries_set_as_they_are_imported_is_no_change():
         warnings.simplefilter("ignore", ImportWarning)
         os.environ["KMP_INIT_AT_FORK"] = os.environ.get("KMP_INIT_AT_FORK", "FALSE")
         assert state.put_back() == []
+
+
+def test_what_torchs_loader_sets_for_its_workers_stays(monkeypatch):
+    before, state = signal.getsignal(signal.SIGCHLD), ProcessState()
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
+    try:
+        signal_handling._set_SIGCHLD_handler()
+        own = signal.getsignal(signal.SIGCHLD)
+        assert state.put_back() == []
+        assert signal.getsignal(signal.SIGCHLD) is own is not before
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_notes_name_what_any_rank_changed():

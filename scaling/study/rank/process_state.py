@@ -41,7 +41,8 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _handlers() -> dict[int, Any]:
-    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+    """That of SIGCHLD is left to torch: its first loader with workers sets it, once a process."""
+    return {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGCHLD}}
 
 
 def _handle(before: dict[int, Any]) -> None:
