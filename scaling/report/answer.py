@@ -185,7 +185,7 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
     ),
     "answer_trained": (
         "Accuracy of lossy trainings",
-        "After the last epoch; lost: points below the best exact training.",
+        "After the last epoch; points: above (+) or below (-) the best exact training.",
         [
             Column("aggregator", lambda item: item[0]),
             Column("accuracy", lambda item: percent(item[1]["final_test_accuracy"], 2)),
