@@ -21,6 +21,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+import typer.main
 
 from tests.waiting import LIMIT_S, wait_until
 
@@ -265,6 +266,27 @@ def _refuse_workers(event: str, arguments: tuple[Any, ...]) -> None:
 _own_process_only: list[str] = []
 """The test that runs, where it is one that starts no workers."""
 sys.addaudithook(_refuse_workers)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_once() -> Generator[None]:
+    """The command line's commands, and what scikit-learn reads of its digits, neither of which is changed."""
+    from scaling.workloads.digits import Digits
+
+    load = Digits.load
+
+    def load_kept(*arguments: Any) -> Any:
+        with suppress(ImportError):
+            import sklearn.datasets  # late: it takes a second
+
+            if not hasattr(sklearn.datasets.load_digits, "cache_info"):
+                patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
+        return load(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Digits, "load", load_kept)
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,10 @@ class Module:
     is_package: bool = False
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def imports(self) -> list[Import]:
         """What it imports at run time: not what only type checkers see."""
         return list(self._imports(self.tree, late=False, typing=False))
@@ -126,7 +130,8 @@ def uses_of(modules: Modules, dotted: str, allowed: frozenset[str]) -> list[str]
     found = []
     for name, module in modules.items():
         imported = any(f"{one.target}.".startswith(f"{dotted}.") for one in module.imports)
-        named = any(isinstance(n, ast.Attribute) and ast.unparse(n) == dotted for n in ast.walk(module.tree))
+        ends = (n for n in module.nodes if isinstance(n, ast.Attribute) and dotted.endswith(f".{n.attr}"))
+        named = any(ast.unparse(n) == dotted for n in ends)
         if (imported or named) and name not in allowed:
             found.append(f"{name} uses {dotted}")
     return found
@@ -158,5 +163,5 @@ def written_by(call: ast.Call) -> str | None:
 
 def writes(module: Module) -> set[tuple[str, int]]:
     """Calls that write to a file, as (what, line)."""
-    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    calls = [node for node in module.nodes if isinstance(node, ast.Call)]
     return {(what, call.lineno) for call in calls if (what := written_by(call))}

@@ -29,9 +29,12 @@ def commands(page):
     return [line.split("#")[0].strip() for line in lines if line.startswith("scaling ")]
 
 
+SCALING = typer.main.get_command(app)
+
+
 def command_of(words):
     """The command that words name, and the words after it."""
-    command = typer.main.get_command(app)
+    command = SCALING
     while words and hasattr(command, "commands"):
         if words[0].startswith("--"):
             break
@@ -76,10 +79,14 @@ def readme_figures():
     return module
 
 
-def test_readme_is_what_make_figures_gives(readme_figures):
+@pytest.fixture(scope="module")
+def of_the_table(readme_figures):
+    return read_study(ResultsFolder(readme_figures.OF_THE_TABLE))
+
+
+def test_readme_is_what_make_figures_gives(readme_figures, of_the_table):
+    study, rows = of_the_table, to_rows(of_the_table.table)
     readme = (ROOT / "README.md").read_text()
-    study = read_study(ResultsFolder(readme_figures.OF_THE_TABLE))
-    rows = to_rows(study.table)
     assert readme_figures.updated(readme, study) == readme
     measured = (ROOT / "docs" / "background" / "measured.md").read_text()
     changed = measured.replace("| `tree` (ours) | 2.91", "| `tree` (ours) | 2.79")
@@ -102,8 +109,8 @@ def test_budget_that_a_document_shows_is_of_code_that_has_not_changed_since(read
         assert not [row["cell_id"] for row in rows if is_of_older_code(row)], image
 
 
-def test_table_names_what_was_measured_with_older_code(readme_figures):
-    rows = to_rows(summary_table(ResultsFolder(readme_figures.OF_THE_TABLE)))
+def test_table_names_what_was_measured_with_older_code(readme_figures, of_the_table):
+    rows = to_rows(of_the_table.table)
     older = {row["aggregator"] for row in rows if is_of_older_code(row)}
     named = {line.split("`")[1] for line in readme_figures.table(rows).splitlines() if "(older code)" in line}
     assert older == named == {"cntk"}

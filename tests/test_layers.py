@@ -228,7 +228,7 @@ def event_uses(modules: Modules) -> list[str]:
     """Modules besides the clock that make CUDA events or ask one for its time."""
     found = uses_of(modules, "torch.cuda.Event", CUDA_EVENTS)
     for name, module in modules.items():
-        attributes = [node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
+        attributes = [node.attr for node in module.nodes if isinstance(node, ast.Attribute)]
         if name not in CUDA_EVENTS and {"elapsed_time", "record_event"} & set(attributes):
             found.append(f"{name} times CUDA events")
     return found
@@ -238,9 +238,8 @@ def nvml_uses(modules: Modules) -> list[str]:
     """Modules that load NVML, or ask it for something of a GPU, and are not allowed to."""
     found = uses_of(modules, "pynvml", NVML)
     for name, module in modules.items():
-        nodes = list(ast.walk(module.tree))
-        asked = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
-        asked += [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        asked = [node.attr for node in module.nodes if isinstance(node, ast.Attribute)]
+        asked += [n.value for n in module.nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
         if name not in NVML and any(text.startswith("nvmlDevice") for text in asked):
             found.append(f"{name} asks NVML")
     return found
@@ -262,7 +261,7 @@ def process_calls(modules: Modules) -> list[str]:
         f"{name}:{call.lineno} calls {called}: processes are started and ended by launchers alone"
         for name, module in modules.items()
         if unit_of(name) != "launchers"
-        for call in ast.walk(module.tree)
+        for call in module.nodes
         if isinstance(call, ast.Call)
         and (called := ast.unparse(call.func)).rpartition(".")[2] in ("Popen", "killpg")
     ]

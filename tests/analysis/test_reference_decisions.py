@@ -1,6 +1,7 @@
 """What is concluded from every committed folder of timed cells or trainings stays within what it shows."""
 
 import math
+import random
 import re
 from pathlib import Path
 
@@ -24,9 +25,12 @@ from scaling.report.text import line_of
 from scaling.store import ResultsFolder
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
-FOLDERS = sorted(
+NAMES = sorted(
     path.name for path in REFERENCE.iterdir() if not path.name.startswith(("device-", "transfer-", "README"))
 )
+IN_MAKE_TEST = random.Random(0).sample(NAMES, len(NAMES) // 4)
+FOLDERS = [pytest.param(name, marks=[pytest.mark.quality] * (name not in IN_MAKE_TEST)) for name in NAMES]
+"""One in four is read by `make test`, by all tests of this file, the others by `make test-all`."""
 COARSE = 0.1
 """Part of an iteration within which two times do not agree: it is not known so well."""
 
@@ -46,7 +50,6 @@ def is_sane(low, high):
     return low >= 0 and math.isfinite(high) and high <= WIDEST * low
 
 
-@pytest.mark.sampled(4)
 def test_no_interval_is_below_zero_or_absurdly_wide(study):
     table, rows, cells = study
     for row in rows:
@@ -57,7 +60,6 @@ def test_no_interval_is_below_zero_or_absurdly_wide(study):
             assert is_sane(one.choice.low, one.choice.high), one.choice.name
 
 
-@pytest.mark.sampled(4)
 def test_one_launch_has_no_verdict_and_a_folder_does_not_differ_from_itself(study):
     table, _, cells = study
     for one in (*recommend(table, cells), *recommend(table, cells, "efficiency >= 0.8")):
@@ -110,7 +112,6 @@ def test_causes_have_a_controlled_pair_and_a_replicate_has_the_cause_of_its_cell
         assert len(both) <= 1, (first.cell_id, second.cell_id)
 
 
-@pytest.mark.sampled(4)
 def test_no_advice_is_what_the_cell_has_or_the_study_measured(study):
     table, rows, cells = study
     by_id = {row["cell_id"]: row for row in rows}

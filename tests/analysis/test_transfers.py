@@ -22,7 +22,7 @@ from scaling.report.figures.transfers import FAMILIES, bandwidth_lines, standing
 from scaling.report.terminal import render_tables
 from scaling.report.transfer_tables import name_of, render_transfers, who_did
 from scaling.store import RunRecord
-from tests.made_studies import texts_of
+from tests.made_studies import StudyFolder, texts_of
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink
 from topologies.schema import load
 
@@ -105,12 +105,24 @@ def add(study, runs, of, notes=()):
         study.folder.finish_run(record, {"seconds": {"unprofiled": 20.0}}, notes)
 
 
-@pytest.fixture
-def links(study):
-    """Two cells of two GPUs: with access between them in two launches, and without in one."""
+@pytest.fixture(scope="module")
+def links(tmp_path_factory):
+    """Two cells of two GPUs: with access between them in two launches, and without in one; for reading
+    alone."""
+    study = StudyFolder(tmp_path_factory.mktemp("links") / "by-hand")
     for peer_access, runs in ((False, [lines(False)]), (True, [lines(), lines(factor=1.1)])):
         add(study, runs, cell(peer_access), ["something was left out"])
     return study
+
+
+@pytest.fixture(scope="module")
+def report(links):
+    return write_report(links.folder)
+
+
+@pytest.fixture(scope="module")
+def results(links):
+    return read_transfers(links.folder)
 
 
 def found_line(results, name, who, *, host_only=False):
@@ -120,8 +132,7 @@ def found_line(results, name, who, *, host_only=False):
 
 
 class TestTable:
-    def test_csv_has_a_row_for_each_operation_size_and_set_of_ranks(self, links):
-        write_report(links.folder)
+    def test_csv_has_a_row_for_each_operation_size_and_set_of_ranks(self, links, report):
         text = (links.folder.path / "transfers.csv").read_bytes().decode()
         assert all(line.endswith("\r\n") for line in text.splitlines(keepends=True))
         rows = list(csv.DictReader(io.StringIO(text)))
@@ -134,10 +145,10 @@ class TestTable:
         )
         assert len(rows) == wanted
 
-    def test_row_has_median_quartiles_interval_and_the_line_through_all_sizes(self, links):
+    def test_row_has_median_quartiles_interval_and_the_line_through_all_sizes(self, results):
         (row,) = [
             row
-            for row in transfer_rows(read_transfers(links.folder))
+            for row in transfer_rows(results)
             if row["operation"] == "h2d"
             and (row["ranks"], row["memory"], row["num_bytes"]) == ("1", "pinned", 256 * MIB)
             and row["peer_access"]
@@ -178,7 +189,7 @@ class TestTable:
     def test_cells_with_a_model_stand_before_and_unchanged(self, study):
         study.add_steps([[0.1] * 9], world_size=2)
         alone = to_rows(summary_table(study.folder))
-        add(study, [lines()], cell())
+        add(study, [lines(count=3)], cell())
         both = to_rows(summary_table(study.folder))
         assert both[0] == alone[0]
         assert both[1]["kind"] == "transfer"
@@ -186,8 +197,7 @@ class TestTable:
 
 
 class TestPeople:
-    def test_ranks_that_did_the_same_share_a_line(self, links):
-        results = read_transfers(links.folder)
+    def test_ranks_that_did_the_same_share_a_line(self, results):
         assert who_did(found_line(results, "h2d pinned", "alone")) == "2 alone"
         assert who_did(found_line(results, "h2d pinned", "at once")) == "2 at once"
         assert who_did(found_line(results, "copy to a peer", "pair")) == "2 pairs"
@@ -199,9 +209,9 @@ class TestPeople:
         assert high is not None
         assert low <= line.seconds <= high
 
-    def test_terminal_table_fits_80_columns_and_has_the_largest_size_of_each(self, links):
+    def test_terminal_table_fits_80_columns_and_has_the_largest_size_of_each(self, results):
         console = Console(width=200, file=io.StringIO())
-        for table in render_transfers(read_transfers(links.folder)):
+        for table in render_transfers(results):
             console.print(table)
         shown = console.file.getvalue()
         assert max(map(len, (line.rstrip() for line in shown.splitlines()))) <= 80
@@ -210,8 +220,8 @@ class TestPeople:
         assert "host-only" in shown
         assert "64 KiB" not in shown
 
-    def test_sentence_names_copies_and_all_reduce(self, links):
-        (sentence,) = texts_of(transfer_findings(read_transfers(links.folder)))
+    def test_sentence_names_copies_and_all_reduce(self, results):
+        (sentence,) = texts_of(transfer_findings(results))
         assert sentence.startswith("One GPU alone copies 52.")
         assert "with all 2 at once, each copies 26." in sentence
         assert (
@@ -219,8 +229,8 @@ class TestPeople:
             in sentence
         )
 
-    def test_page_shows_table_figure_and_sentence(self, links):
-        page = write_report(links.folder).page.read_text()
+    def test_page_shows_table_figure_and_sentence(self, links, report):
+        page = report.page.read_text()
         assert "Transfers: 2 GPUs, 4 threads each" in page
         assert "One GPU alone copies" in page
         assert 'aria-label="bandwidth: Transfers' in page
@@ -228,8 +238,8 @@ class TestPeople:
         names = {path.name for path in (links.folder.path / "figures").iterdir()}
         assert names == {f"bandwidth-{what}-cuda-2x4.svg" for what in FAMILIES}
 
-    def test_of_each_figure_at_most_six_lines_stand_out(self, links):
-        (group,) = transfer_groups(read_transfers(links.folder))
+    def test_of_each_figure_at_most_six_lines_stand_out(self, results):
+        (group,) = transfer_groups(results)
         lines = bandwidth_lines(group, ("peer_copy", "send", "swap", "shift", "all_reduce", "h2d"))
         standing = standing_out(lines)
         operations = {line.what.operation for line in standing}
@@ -243,8 +253,8 @@ class TestPeople:
             ]
             assert line.busbw[-1] == max(same)
 
-    def test_figure_has_a_line_for_each_operation_of_several_sizes(self, links):
-        (group,) = transfer_groups(read_transfers(links.folder))
+    def test_figure_has_a_line_for_each_operation_of_several_sizes(self, results):
+        (group,) = transfer_groups(results)
         found = {line.label: line for line in bandwidth_lines(group, ("h2d", "all_reduce"))}
         assert set(found) == {
             *(
@@ -282,8 +292,7 @@ class TestPeople:
 
 
 class TestMachineFile:
-    def test_it_is_what_the_probe_would_have_made(self, links):
-        write_report(links.folder)
+    def test_it_is_what_the_probe_would_have_made(self, links, report):
         topology = load(links.folder.path / "probed.yaml")
         assert topology.num_gpus == 2
         pcie = next(one for one in topology.machine.links if one.id == "cpu0-gpu1")
@@ -295,15 +304,15 @@ class TestMachineFile:
         assert math.isclose(topology.machine.message_latency_s["staged"], 20e-6 - 0.7e-6, rel_tol=0.02)
 
     def test_launches_without_access_give_messages_alone(self, study):
-        add(study, [lines()], cell())
-        add(study, [lines(False, factor=3.0)], cell(False))
+        add(study, [lines(count=3)], cell())
+        add(study, [lines(False, factor=3.0, count=3)], cell(False))
         write_report(study.folder)
         topology = load(study.folder.path / "probed.yaml")
         assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)
 
     def test_the_largest_world_size_decides(self, study):
         for size, factor in ((2, 1.0), (1, 2.0)):
-            add(study, [lines(factor=factor)], cell(world_size=size))
+            add(study, [lines(factor=factor, count=3)], cell(world_size=size))
         write_report(study.folder)
         topology = load(study.folder.path / "probed.yaml")
         assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)
@@ -324,7 +333,7 @@ def test_damaged_samples_are_an_error_that_names_the_file(study, rows, message):
         write_report(study.folder)
 
 
-def test_report_as_json_has_every_row(links):
-    made = json.loads(json.dumps(write_report(links.folder).as_dict()))
-    assert len(made["transfers"]) == len(transfer_rows(read_transfers(links.folder)))
+def test_report_as_json_has_every_row(report, results):
+    made = json.loads(json.dumps(report.as_dict()))
+    assert len(made["transfers"]) == len(transfer_rows(results))
     assert made["transfers"][0]["seconds"] > 0

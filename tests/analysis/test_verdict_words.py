@@ -1,5 +1,6 @@
 """What the answer of a study claims: only what was measured, in words that say of what."""
 
+import functools
 import shlex
 
 from scaling.aggregators.registry import REGISTRY
@@ -20,6 +21,7 @@ def told(study):
     return "\n".join(verdict_lines(answers(study)))
 
 
+@functools.cache
 def reference(name):
     """The first answer of a committed folder, and the words of its command."""
     folder = ResultsFolder(REFERENCE / name)

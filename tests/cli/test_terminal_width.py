@@ -14,7 +14,7 @@ FOLDED = [
         for kind in ("studies", "experiments", "aggregators", "models", "datasets", "topologies")
     ),
     *(("topology", "show", name) for name in shipped()),
-    ("verify", "ring", "--world-sizes", "1-4"),
+    ("verify", "ring", "--world-sizes", "1-2"),
     ("predict", "quickstart", "--topology", "hgx-h200-4"),
 ]
 

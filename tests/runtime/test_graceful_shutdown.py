@@ -39,6 +39,7 @@ def states(folder):
     return {record.cell_id: (record.state, record.deaths) for record in folder.runs()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize(("rank", "state"), [(0, "planned"), (1, "running")])
 def test_signal_ends_the_worker_and_rank_0_puts_its_launchs_run_back(folder, number, rank, state):

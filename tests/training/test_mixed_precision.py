@@ -1,4 +1,4 @@
-"""25 steps in every precision, each from the parameters of one worker: mean gradient and update agree.
+"""Ten steps in every precision, each from the parameters of one worker: mean gradient and update agree.
 
 1. An element of the mean gradient is off by at most 32 times the precision's epsilon (float32: 2**-23, bf16:
    2**-8, fp16: 2**-11) times the largest element: shares of a batch round their sums in another order.
@@ -39,7 +39,7 @@ OPTIMIZERS = {
     "adam": AdamSettings(1e-3, 0.01),
     "adamw": AdamSettings(1e-3, 0.1, decoupled=True),
 }
-NUM_STEPS = 25
+NUM_STEPS = 10
 
 
 def compute_of(precision, **own):

@@ -19,7 +19,7 @@ from topologies.schema import load
 ROOT = Path(__file__).parents[3]
 
 
-def call(folder, *arguments):
+def started(folder, *arguments):
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -47,7 +47,7 @@ def processes_of(folder):
 
 @pytest.mark.processes
 def test_probe_of_two_processes_gives_a_machine_that_loads_draws_and_simulates(tmp_path):
-    done = call(tmp_path, "probe", "--world-size", 2, "--seconds", 3, "--out", "box.yaml")
+    done = started(tmp_path, "probe", "--world-size", 2, "--seconds", 3, "--out", "box.yaml")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     topology = load(tmp_path / "box.yaml")
@@ -71,7 +71,7 @@ def test_probe_of_two_processes_gives_a_machine_that_loads_draws_and_simulates(t
 @pytest.mark.processes
 def test_probe_that_mpirun_starts_has_mpis_all_reduce_too(tmp_path, openmpi):
     arguments = ("--launcher", "mpirun", "--world-size", 2, "--seconds", 2, "--out", "box.yaml")
-    done = call(tmp_path, "probe", *arguments)
+    done = started(tmp_path, "probe", *arguments)
     assert done.returncode == 0, done.stderr
     with (tmp_path / "box.samples.csv").open() as file:
         seconds = [
@@ -103,18 +103,18 @@ def test_workers_that_fail_are_told_with_their_last_words(tmp_path):
 
 class TestDetect:
     def test_yaml_goes_to_stdout_and_is_a_machine(self, tmp_path):
-        done = call(tmp_path, "detect")
+        done = started(tmp_path, "detect")
         assert done.returncode == 0, done.stderr
         (tmp_path / "box.yaml").write_text(done.stdout)
         topology = load(tmp_path / "box.yaml")
         assert topology.sources["memory.bandwidth_bytes_per_s"].startswith("assumption")
 
-    def test_file_is_written_and_json_printed(self, tmp_path):
-        done = call(tmp_path, "detect", "--out", "box.yaml", "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["devices"]
-        assert "machine file: box.yaml" in done.stderr
-        assert call(tmp_path, "show", "box.yaml").returncode == 0
+    def test_file_is_written_and_json_printed(self, call):
+        code, out, err = call("topology", "detect", "--out", "box.yaml", "--json")
+        assert code == 0, err
+        assert json.loads(out)["devices"]
+        assert "machine file: box.yaml" in err
+        assert call("topology", "show", "box.yaml")[0] == 0
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -124,8 +124,8 @@ class TestDetect:
             (["probe", "--seconds", "0"], "--seconds is 0; it has to be positive"),
         ],
     )
-    def test_bad_input_is_one_message_and_exit_code_2(self, tmp_path, arguments, message):
-        done = call(tmp_path, *arguments)
-        assert done.returncode == 2
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+    def test_bad_input_is_one_message_and_exit_code_2(self, call, arguments, message):
+        code, _, err = call("topology", *arguments)
+        assert code == 2
+        assert message in err
+        assert "Traceback" not in err
