@@ -111,7 +111,7 @@ def example(rows: list[Row]) -> str:
 def answer(study: MeasuredStudy) -> str:
     """What the report says of it, as a quotation; without the details and the next experiment."""
     (verdict,) = verdicts(study.table, study.cells, study.num_cores)
-    facts = [f"{fact.label}: {fact.value}" for fact in facts_of(verdict)]
+    facts = [fact for fact, _ in facts_of(verdict)]
     text = " ".join(f"{sentence.rstrip('.')}." for sentence in [text_of(verdict), *facts])
     return "".join(f"> {line}\n" for line in textwrap.wrap(text, 98))
 

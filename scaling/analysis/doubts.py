@@ -39,12 +39,10 @@ def doubts_of(choice: Candidate, rivals: Sequence[Candidate], study: Known) -> l
     rows = [choice.row, *(rival.row for rival in rivals if rival.value <= NEAR_RATIO * choice.value)]
     for row in rows:
         for one in _of_cell(row, study):
-            is_of_choice = row is rows[0]
-            heaviest = found.get(one.kind)
-            if (one.kind != "oversubscribed" or is_of_choice) and (
-                heaviest is None or heaviest.values["share"] < one.values["share"]
-            ):
-                found[one.kind] = one
+            if one.kind != "oversubscribed" or row is rows[0]:
+                found[one.kind] = max(
+                    found.get(one.kind, one), one, key=lambda two: float(two.values["share"])
+                )
     return sorted(found.values(), key=lambda one: -float(one.values["share"]))
 
 

@@ -39,12 +39,10 @@ def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[s
         if (floor := pair_floor(cell, replicate)) is not None
     ]
     in_group, in_family = _root_mean_squares(pairs, group_key), _root_mean_squares(pairs, _family)
-    floors = {}
-    for cell_id, row in rows.items():
-        floor = in_group.get(group_key(row), in_family.get(_family(row)))
-        if floor is not None:
-            floors[cell_id] = floor
-    return floors
+    floors = {
+        cell_id: in_group.get(group_key(row), in_family.get(_family(row))) for cell_id, row in rows.items()
+    }
+    return {cell_id: floor for cell_id, floor in floors.items() if floor is not None}
 
 
 def scatter_of(cells: Sequence[CellResult], *, typical: bool = False) -> StudyScatter:
@@ -108,13 +106,11 @@ def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]
 
 def pair_floor(first: CellResult, second: CellResult) -> float | None:
     """By how much an A/A pair differs over its common launches, as a ratio; None without a common launch."""
-    seconds = [{launch.repeat: launch.iteration_s for launch in cell.launches} for cell in (first, second)]
-    both = seconds[0].keys() & seconds[1].keys()
-    logs = [
-        math.log(seconds[1][repeat] / seconds[0][repeat])
-        for repeat in both
-        if seconds[0][repeat] > 0 and seconds[1][repeat] > 0
-    ]
+    one, other = (
+        {launch.repeat: launch.iteration_s for launch in cell.launches if launch.iteration_s > 0}
+        for cell in (first, second)
+    )
+    logs = [math.log(other[repeat] / one[repeat]) for repeat in one.keys() & other.keys()]
     return abs(float(np.mean(logs))) if logs else None
 
 

@@ -212,8 +212,7 @@ def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
     Raises:
         StoreError: a record is damaged.
     """
-    cells = by_key(folder.runs(), lambda record: record.cell_id)
-    return cells
+    return by_key(folder.runs(), lambda record: record.cell_id)
 
 
 def read_cells(folder: ResultsFolder) -> list[CellResult]:

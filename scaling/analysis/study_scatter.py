@@ -185,7 +185,9 @@ def study_scatter(
         for one, own in zip(scatter(logs, smallest), logs, strict=True)
     ]
     study = StudyScatter(logs, scatters, places, serial=serial)
-    return _with_offsets(study, [pair for pair in pairs if pair[0] in places and pair[1] in places])
+    differences = tuple(study.difference(*pair) for pair in pairs if pair[0] in places and pair[1] in places)
+    variance, degrees = offset_variance(differences)
+    return replace(study, offset_variance=variance, offset_degrees=degrees, pairs=differences)
 
 
 def estimate_within(
@@ -222,12 +224,6 @@ def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None =
     return matrix
 
 
-def _with_offsets(study: StudyScatter, pairs: Sequence[tuple[Hashable, Hashable]]) -> StudyScatter:
-    differences = tuple(study.difference(*pair) for pair in pairs)
-    variance, degrees = offset_variance(differences)
-    return replace(study, offset_variance=variance, offset_degrees=degrees, pairs=differences)
-
-
 def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
     """The variance of a cell's mean from A/A pairs, with its degrees of freedom; (0, 0) with fewer than
     FEWEST_PAIRS, or where they differ by no more than their launches scatter.
@@ -252,17 +248,11 @@ def cell_times(cells: Sequence[CellResult], *, typical: bool = False) -> dict[Ha
     times: dict[Hashable, CellTimes] = {}
     for cell in cells:
         family = (cell.cell["kind"], cell.cell["device"], cell.cell["world_size"])
-        if cell.launches:
-            times[cell.cell_id] = CellTimes(
-                family,
-                {
-                    launch.repeat: launch.typical_s if typical else launch.iteration_s
-                    for launch in cell.launches
-                },
-            )
-        elif cell.trainings:
-            seconds = {launch.repeat: float(launch.train_s[-1]) for launch in cell.trainings}
-            times[cell.cell_id] = CellTimes(
-                family, {name: value for name, value in seconds.items() if value > 0}
-            )
+        seconds: dict[Hashable, float]
+        seconds = {one.repeat: one.typical_s if typical else one.iteration_s for one in cell.launches}
+        if not seconds:
+            trained = ((one.repeat, float(one.train_s[-1])) for one in cell.trainings)
+            seconds = {repeat: value for repeat, value in trained if value > 0}
+        if cell.launches or cell.trainings:
+            times[cell.cell_id] = CellTimes(family, seconds)
     return times

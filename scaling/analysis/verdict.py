@@ -108,7 +108,8 @@ def verdict_of(
         "setting": _choice_setting(choice, ties),
         "shared": _shared(choice, ties),
         "ties": [_setting(tie, choice) for tie in ties],
-        "are_surely_ties": {tie.cell_id for tie in ties} <= _shown_ties(recommendation),
+        "are_surely_ties": {tie.cell_id for tie in ties}
+        <= ({rival.candidate.cell_id for rival in recommendation.rivals if rival.is_same}),
         "tie_ratio": TIE_RATIO,
         "unresolved": [_setting(other, choice) for other in _nearest(choice, same_size) if other not in ties],
         "ruled_out": [_setting(other, choice) for other in slower if other.row["world_size"] == size],
@@ -121,14 +122,17 @@ def verdict_of(
         "losses": losses_of(choice, others, recommendation.limit),
         "confidence": (confidence := _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size))),
         "is_too_noisy": confidence in ("one_launch", "workers_open") and is_too_noisy(recommendation.doubts),
-        **_variation(recommendation, choice, rows),
+        **{
+            "num_launches": choice.num_launches,
+            "has_one_worker_once": _has_one_worker_once(choice.row, rows),
+            "half_width_ratio": _half_width(choice),
+            "noise_floor": choice.row["noise_floor"],
+            "more_repeats": recommendation.more_repeats,
+            "is_noisy": recommendation.is_noisy,
+            "doubts": recommendation.doubts,
+        },
     }
     return Finding("verdict", tuple(other.row["cell_id"] for other in (choice, *ties)), values)
-
-
-def _shown_ties(recommendation: Recommendation) -> set[str]:
-    """The ids of those that are shown to be within TIE_RATIO of the choice."""
-    return {rival.candidate.cell_id for rival in recommendation.rivals if rival.is_same}
 
 
 def _nearest(choice: Candidate, rivals: Sequence[Candidate]) -> list[Candidate]:
@@ -323,19 +327,6 @@ def _best_of_other_sizes(choice: Candidate, others: Sequence[Candidate]) -> dict
     if best is None:
         return None
     return {"world_size": best.row["world_size"], "slower_ratio": _ratio(best, choice) - 1}
-
-
-def _variation(recommendation: Recommendation, choice: Candidate, rows: Sequence[Row]) -> dict[str, Any]:
-    """By how much launches of the choice differ, and how many more would decide."""
-    return {
-        "num_launches": choice.num_launches,
-        "has_one_worker_once": _has_one_worker_once(choice.row, rows),
-        "half_width_ratio": _half_width(choice),
-        "noise_floor": choice.row["noise_floor"],
-        "more_repeats": recommendation.more_repeats,
-        "is_noisy": recommendation.is_noisy,
-        "doubts": recommendation.doubts,
-    }
 
 
 def _half_width(choice: Candidate) -> float | None:

@@ -208,13 +208,6 @@ def parse_sizes(text: str) -> list[int]:
     return list(dict.fromkeys(int(part) for part in text.split(",")))
 
 
-def predicted_rows(
-    cells: list[Cell], machine: Topology, sources: Any, *, known: bool
-) -> list[dict[str, Any]]:
-    """Each cell as a row: predicted, or with the reason why not."""
-    return predicted(cells, machine, sources, known=known)[1]
-
-
 def predicted(
     cells: list[Any], machine: Topology, sources: Any, *, known: bool, tensor_shapes: str = ""
 ) -> tuple[list[Prediction], list[dict[str, Any]]]:
@@ -329,7 +322,7 @@ def plan_by_predictions(
     sources, notes = sources_of(results, [], machine, None)
     for note in notes:
         typer.echo(note, err=True)
-    rows = predicted_rows(trained, machine, sources, known=True)
+    rows = predicted(trained, machine, sources, known=True)[1]
     verdicts = judge(trained, rows, cells.repeats, limit, skip_dominated=skip_dominated)
     if write is not None:
         from scaling.cli.schedule import write_file

@@ -88,7 +88,7 @@ class PlaneStripes(TorchStripes):
         decoded = _Received(*encoded)
         for plane, rows in planes:
             values = left[rows]
-            words[: values.shape[0]].add_(values >= limit, alpha=_weight(plane))
+            words[: values.shape[0]].add_(values >= limit, alpha=(1 << plane if plane < 31 else -(1 << 31)))
             values.sub_(decoded.plane(plane, rows))
         return encoded
 
@@ -117,11 +117,6 @@ def _planes(num_rows: int, num_words: int) -> list[tuple[int, slice]]:
         for plane in range(32)
         if plane * num_words < num_rows
     ]
-
-
-def _weight(plane: int) -> int:
-    """The plane's bit in a word, as int32 has it."""
-    return 1 << plane if plane < 31 else -(1 << 31)
 
 
 def _class_means(

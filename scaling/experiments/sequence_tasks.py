@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from scaling.workloads.base import DataShape
 from scaling.workloads.registry import create_dataset
 
 NUM_SYMBOLS = 6
@@ -95,9 +94,5 @@ def image_rows(name: str, shrink: int, num_train: int, num_test: int) -> Sequenc
         train.targets[:num_train],
         rows(test.inputs[:num_test]),
         test.targets[:num_test],
-        num_classes=_num_classes(dataset.shape(None)),
+        num_classes=dataset.shape(None).num_classes,
     )
-
-
-def _num_classes(shape: DataShape) -> int:
-    return shape.num_classes

@@ -144,7 +144,10 @@ _DDP_MS = Column[Any]("DDP, ms", lambda item: milliseconds(item[1]["iteration_s"
 _AGAINST_DDP = (
     "A step; DDP: the library's all-reduce, overlapped if that was timed. Points: of accuracy, where trained."
 )
-_LOST = Column[Any]("points", lambda item: _points(item[1]["lossy"]))
+_LOST = Column[Any](
+    "points",
+    lambda item: MISSING if (lossy := item[1]["lossy"] or {}).get("lost") is None else points(lossy["lost"]),
+)
 _BASIS = (_WORKLOAD, _GPUS, _DDP_MS)
 
 TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
@@ -198,10 +201,6 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
 """Kind of an answer -> title, statistic and columns of its table."""
 
 
-def _points(lossy: dict[str, Any] | None) -> str:
-    return MISSING if lossy is None or lossy["lost"] is None else points(lossy["lost"])
-
-
 def _least(values: dict[str, Any]) -> str:
     choice, size = values["choice"], values["choice"]["world_size"]
     on = "" if size == values["world_size"] else f" on {size}"
@@ -236,9 +235,8 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
 
 def _short(name: str) -> str:
     """A workload's name where room is short."""
-    for scaling in ("strong", "weak"):  # the batch says it: global or local
-        name = name.replace(f" {scaling} scaling,", "")
-    return name.replace("global batch", "batch")
+    without = name.replace(" strong scaling,", "").replace(" weak scaling,", "")  # the batch says it
+    return without.replace("global batch", "batch")
 
 
 def _spread(verdict: Finding) -> str:
@@ -271,13 +269,7 @@ def limit_word(verdict: Finding) -> str:
 
 def without_empty_columns(table: Table) -> Table:
     """The table without the columns in which no row has a value."""
-    kept = [
-        place
-        for place in range(len(table.headings))
-        if place == 0 or any(row[place] not in (MISSING, "") for row in table.rows)
-    ]
-    return replace(
-        table,
-        headings=[table.headings[place] for place in kept],
-        rows=[[row[place] for place in kept] for row in table.rows],
-    )
+    columns = [*zip(table.headings, *table.rows, strict=True)]
+    kept = [columns[0], *(column for column in columns[1:] if {*column[1:]} - {MISSING, ""})]
+    headings, *rows = map(list, zip(*kept, strict=True))
+    return replace(table, headings=headings, rows=rows)

@@ -117,7 +117,7 @@ def _summary(group: CellGroup) -> str:
         bits = best["target_bits_per_byte"]
         target = percent(best["target_accuracy"]) if bits is None else f"{bits:g} bits per byte"
         return f"{group.name(best)} on {workers_of(best)}: {best['seconds_to_target']:.4g} s to {target}"
-    best_row = _best_of_group(group)
+    best_row = best_of_rows(group.rows)
     if best_row is None:
         return ""
     shown = best_row["speedup"] is not None
@@ -126,11 +126,6 @@ def _summary(group: CellGroup) -> str:
         f"{group.name(best_row) if best_row['world_size'] > 1 else 'best'} on {workers_of(best_row)}: "
         f"{milliseconds(best_row['iteration_s'])} ms a step{speedup}"
     )
-
-
-def _best_of_group(group: CellGroup) -> Row | None:
-    """The row with the highest throughput that is a choice: no control arm of several workers."""
-    return best_of_rows(group.rows)
 
 
 def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
@@ -142,7 +137,7 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     """
     if group.kind == "convergence":
         return _training_table(group, named)
-    best = _best_of_group(group)
+    best = best_of_rows(group.rows)
     if best is None:
         return None
     timed = [row for row in group.rows if row["iteration_s"] is not None]

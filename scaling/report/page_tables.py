@@ -113,8 +113,8 @@ def _training_columns(group: CellGroup) -> list[Column[Row]]:
 
 
 def best_of_rows(rows: Sequence[Row]) -> Row | None:
-    """The same of some rows. One worker exchanges nothing: where it was timed without, that is its row. Of a
-    script of the user's, only what it does unchanged."""
+    """Highest throughput that is a choice: no control arm of several workers. One worker exchanges nothing;
+    where it was timed without, that is its row. Of a script of the user's, only what it does unchanged."""
     measured = [
         row
         for row in rows
@@ -129,7 +129,10 @@ def answer_columns(group: CellGroup) -> list[Column[Row]]:
     """The columns of timed settings that answer, with the marks of `answer_legend`."""
     throughput, unit = group.throughput
     return [
-        Column(_first_heading(group), lambda row: _name_or_bound(group, row)),
+        Column(
+            "aggregator" if all(row["arm"] is None for row in group.rows) else "variant",
+            lambda row: f"no exchange ({group.name(row)})" if is_control_arm(row) else group.name(row),
+        ),
         Column("ms a step", _time_with_mark),
         Column(unit, lambda row: rate(row[throughput])),
         Column("speedup", lambda row: ratio(row["speedup"]) + of_speedup(row)),
@@ -138,16 +141,14 @@ def answer_columns(group: CellGroup) -> list[Column[Row]]:
     ]
 
 
-def _first_heading(group: CellGroup) -> str:
-    return "aggregator" if all(row["arm"] is None for row in group.rows) else "variant"
-
-
 def answer_legend(rows: Sequence[Row]) -> str:
     """What the marks in `answer_columns` of some rows mean; "" where there are none."""
-    texts = []
-    if any(map(_is_wide, rows)):
-        texts.append(f"{WIDE}: an interval wider than ±{percent(WIDEST_INTERVAL, 0)}.")
-    return " ".join([*texts, *_legend_of_exchange(rows)])
+    wide = (
+        [f"{WIDE}: an interval wider than ±{percent(WIDEST_INTERVAL, 0)}."]
+        if any(map(_is_wide, rows))
+        else []
+    )
+    return " ".join([*wide, *_legend_of_exchange(rows)])
 
 
 def _legend_of_exchange(rows: Sequence[Row]) -> Iterator[str]:
@@ -169,10 +170,6 @@ def _legend_of_exchange(rows: Sequence[Row]) -> Iterator[str]:
         f"{DIFFERS}: the difference to the step without exchange is "
         f'{"larger" if more else "not the same"}{unsure}{why}; see "Where a step\'s time goes".'
     )
-
-
-def _name_or_bound(group: CellGroup, row: Row) -> str:
-    return f"no exchange ({group.name(row)})" if is_control_arm(row) else group.name(row)
 
 
 def _time_with_mark(row: Row) -> str:
@@ -257,15 +254,11 @@ def _other_seeds(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
         seeds = [seed for seed in group.rows if family_key(seed) == family_key(row) and seed["repeats"]]
         epochs = [seed["epochs_to_target"] for seed in seeds if seed["epochs_to_target"] is not None]
         if len(epochs) > 1:
-            who = (
-                f"its {len(seeds)} seeds"
-                if len(epochs) == len(seeds)
-                else f"{len(epochs)} of its {len(seeds)} seeds"
-            )
+            some = "" if len(epochs) == len(seeds) else f"{len(epochs)} of "
             median = "its seconds are their median, and not to be compared with a single seed's"
             yield (
-                f"{group.name(row)} on {workers_of(row)}: {who} reach the target after "
-                f"{min(epochs):g} to {max(epochs):g} epochs"
+                f"{group.name(row)} on {workers_of(row)}: {some}its {len(seeds)} seeds reach the target "
+                f"after {min(epochs):g} to {max(epochs):g} epochs"
                 f"{'' if row['seconds_to_target'] is None else f'; {median}'}."
             )
 
@@ -324,10 +317,6 @@ def _time(row: Row) -> str:
     return milliseconds(row["iteration_s"], width) if row["repeats"] else str(row["state"])
 
 
-def _width(row: Row) -> str:
-    return half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"]) or MISSING
-
-
 def _accuracy(row: Row) -> str:
     return percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else str(row["state"])
 
@@ -365,7 +354,13 @@ def _predicted(row: Row) -> str:
 TIME_COLUMNS: tuple[Column[Row], ...] = (
     Column("ms a step", _time, "ms/step"),
     Column("95% interval, ms", lambda row: interval(row["iteration_s_low"], row["iteration_s_high"])),
-    Column(None, _width, "±"),
+    Column(
+        None,
+        lambda row: (
+            half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"]) or MISSING
+        ),
+        "±",
+    ),
 )
 SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
     Column("speedup", lambda row: ratio(row["speedup"]) + of_speedup(row), "speedup"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from scaling.files.texts import NO_BREAK, folded
 from scaling.report.answer import Answer
@@ -74,35 +75,24 @@ def _fitting(blocks: Sequence[list[str]], room: int, what: str) -> list[list[str
 def table_lines(table: Table) -> list[list[str]]:
     """The heading and each row, in lines of at most WIDTH characters; the widest columns are folded."""
     texts = [list(table.headings), *table.rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    columns = [*zip(*texts, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
     room = WIDTH - GAP * (len(widths) - 1)
-    words = [
-        max(len(word) for text in column for word in text.split() or [""])
-        for column in zip(*texts, strict=True)
-    ]
+    words = [max(len(word) for text in column for word in text.split() or [""]) for column in columns]
     for least in ([min(word, LONGEST_WORD) for word in words], [NARROWEST] * len(widths)):
         while sum(widths) > room and (spare := max(map(int.__sub__, widths, least))) > 0:
             widths[[width - word for width, word in zip(widths, least, strict=True)].index(spare)] -= 1
-    are_words = [
-        place == 0 or any(row[place][:1].isalpha() for row in table.rows) for place in range(len(widths))
+    aligned = [
+        str.ljust if place == 0 or any(text[:1].isalpha() for text in column[1:]) else str.rjust
+        for place, column in enumerate(columns)
     ]
     lines = []
     for row in texts:
         cells = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)]
-        deepest = max(map(len, cells))
-        lines.append(
-            [_line([_at(cell, number) for cell in cells], widths, are_words) for number in range(deepest)]
-        )
+        lines.append([_line(parts, widths, aligned) for parts in zip_longest(*cells, fillvalue="")])
     return lines
 
 
-def _at(cell: Sequence[str], number: int) -> str:
-    return cell[number] if number < len(cell) else ""
-
-
-def _line(parts: Sequence[str], widths: Sequence[int], are_words: Sequence[bool]) -> str:
-    aligned = [
-        part.ljust(width) if is_words else part.rjust(width)
-        for part, width, is_words in zip(parts, widths, are_words, strict=True)
-    ]
-    return (" " * GAP).join(aligned).rstrip()
+def _line(parts: Sequence[str], widths: Sequence[int], aligned: Sequence[Callable[[str, int], str]]) -> str:
+    texts = [align(part, width) for part, width, align in zip(parts, widths, aligned, strict=True)]
+    return (" " * GAP).join(texts).rstrip()

@@ -28,30 +28,21 @@ _FIRST: tuple[Column[Compared], ...] = (
 
 
 def _columns(score: str) -> list[Column[Compared]]:
-    unit, difference = ("", _difference_in_bits) if score == BITS else (", points", points)
+    unit, difference = ("", "{:+.3f}".format) if score == BITS else (", points", points)
+
+    def shown(value: float | None) -> str:
+        return MISSING if value is None else difference(value)
+
     return [
         *_FIRST,
         Column(
             "bits per byte" if score == BITS else "test accuracy", lambda other: _shown(score, other.mean)
         ),
-        Column(
-            f"difference{unit}",
-            lambda other: MISSING if other.decision is None else difference(other.decision.difference),
-        ),
-        Column(
-            f"noise{unit}",
-            lambda other: MISSING if other.decision is None else difference(other.decision.noise).lstrip("+"),
-        ),
+        Column(f"difference{unit}", lambda other: shown(getattr(other.decision, "difference", None))),
+        Column(f"noise{unit}", lambda other: shown(getattr(other.decision, "noise", None)).lstrip("+")),
         Column("verdict", lambda other: other.verdict),
-        Column(
-            f"same seed{unit}",
-            lambda other: MISSING if other.at_equal_seed is None else difference(other.at_equal_seed),
-        ),
+        Column(f"same seed{unit}", lambda other: shown(other.at_equal_seed)),
     ]
-
-
-def _difference_in_bits(value: float) -> str:
-    return f"{value:+.3f}"
 
 
 def _shown(score: str, value: float) -> str:

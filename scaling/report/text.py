@@ -76,20 +76,12 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = ("duration", "interval", "like", "megabytes", "milliseconds", "number", "on_gpus", "percent")
-    templates.filters |= {
-        name: getattr(formats, name) for name in (*shown, "rate", "ratio", "spread", "two_digits")
-    }
-    templates.filters |= {
-        "listed": _listed,
-        "setting": _setting,
-        "title": title_of,
-        "unit": unit_of,
-        "of_speedup": formats.of_speedup,
-        "points": formats.points,
-        "workers": workers,
-    }
-    templates.filters |= {"setting_name": _setting_name}
+    shown = (
+        "duration interval like megabytes milliseconds number of_speedup on_gpus percent points rate ratio"
+    )
+    templates.filters |= {name: getattr(formats, name) for name in (*shown.split(), "spread", "two_digits")}
+    templates.filters |= {"listed": _listed, "setting": _setting, "setting_name": _setting_name}
+    templates.filters |= {"title": title_of, "unit": unit_of, "workers": workers}
     templates.filters |= {"gigabytes": gigabytes, "size": size_text}
     return templates
 
@@ -98,9 +90,9 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
     templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
+    templates.filters |= {"cost": _cost, "untried": untried, "repeats": _repeats}
     templates.filters["gb"] = lambda num_bytes: formats.number(num_bytes / 1e9)
     templates.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"
-    templates.filters |= {"cost": _cost, "untried": untried, "repeats": _repeats}
     return templates
 
 

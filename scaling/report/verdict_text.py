@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.analysis.decisions import FEWEST
@@ -20,21 +19,12 @@ MPI_TABLES = {"openmpi", "mpich"}
 """Launchers of records, where mpirun started the workers: `mpi` needs that."""
 
 
-@dataclass(frozen=True)
-class Fact:
-    """One part of an answer: of what it speaks, what is said in a few words, and why."""
-
-    label: str
-    value: str
-    detail: str = ""
-
-
-def facts_of(verdict: Finding) -> list[Fact]:
-    """The parts of an answer below its headline: aggregator, limit where one is known, how sure it is."""
-    parts = [Fact("Aggregator", text_of(verdict, "aggregator"), text_of(verdict, "aggregator_why"))]
-    if limit := text_of(verdict, "limit"):
-        parts.append(Fact("Limit", limit, text_of(verdict, "limit_why")))
-    return [*parts, Fact(text_of(verdict, "sure"), text_of(verdict, "sure_why"))]
+def facts_of(verdict: Finding) -> Iterator[tuple[str, str]]:
+    """What stands below the headline, and why: aggregator, limit if one is known, how sure it is."""
+    for label, part in (("Aggregator: ", "aggregator"), ("Limit: ", "limit")):
+        if value := text_of(verdict, part):
+            yield f"{label}{value}", text_of(verdict, f"{part}_why")
+    yield f"{text_of(verdict, 'sure')}: {text_of(verdict, 'sure_why')}", ""
 
 
 def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
@@ -44,15 +34,16 @@ def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
         verdicts: the answers.
         command: of the first one's next experiment (`command_of`); "" leaves it out.
     """
-    lines = [line for verdict in verdicts[:1] for line in _all_of(verdict, command)]
-    if len(verdicts) > 1:
-        lines[0] = f"{names_of(verdicts)[0]}: {lines[0]}"
+    if not verdicts:
+        return []
+    first = verdicts[0]
+    name = f"{names_of(verdicts)[0]}: " if len(verdicts) > 1 else ""
+    lines = [f"{name}{text_of(first)}"]
+    lines += [f"{fact}{f' ({detail})' if detail else ''}." for fact, detail in facts_of(first)]
+    if experiment := text_of(first, "next"):
+        lead = ". Command for the first:" if "; " in experiment or ", or " in experiment else ":"
+        lines.append(f"Next: {experiment}{f'{lead} {command}' if command else '.'}")
     return lines
-
-
-def lead_of_command(experiment: str) -> str:
-    """What stands between an experiment and its command, which is that of the first of several proposals."""
-    return ". Command for the first:" if "; " in experiment or ", or " in experiment else ":"
 
 
 def names_of(verdicts: Sequence[Finding]) -> list[str]:
@@ -186,12 +177,3 @@ def _batch_to_try(verdict: Finding) -> int | None:
         values["world_size"] == 1 or (losses["rest_s"] or -math.inf) >= losses["exchange_s"]
     )
     return LARGER_BATCH * int(values["workload"]["batch"]) if is_too_small else None
-
-
-def _all_of(verdict: Finding, command: str) -> Iterator[str]:
-    yield text_of(verdict)
-    for fact in facts_of(verdict):
-        yield f"{fact.label}: {fact.value}{f' ({fact.detail})' if fact.detail else ''}."
-    if experiment := text_of(verdict, "next"):
-        lead = lead_of_command(experiment)
-        yield f"Next: {experiment}{f'{lead} {command}' if command else '.'}"

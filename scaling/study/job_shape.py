@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scaling.errors import StudyError
-from scaling.study.parts import AnyPart
 from scaling.study.places import sizes_of
 from scaling.study.schema import Study
 
@@ -51,13 +50,9 @@ def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None 
         size
         for part, counts in wanted
         for size in counts
-        if size <= nodes * per_node or not _may_drop(part, gpus)
+        if size <= nodes * per_node
+        or not (part.missing_devices == "drop" and part.device != "cpu" and gpus > 0)
     }
     if not sizes:
         raise StudyError(f"no world size of study {study.name!r} fits on {nodes} x {per_node} GPUs")
     return JobShape(sorted(sizes), nodes, per_node, gpus)
-
-
-def _may_drop(part: AnyPart, gpus_per_node: int) -> bool:
-    """Whether the study leaves out what is too large, as it does where GPUs are missing."""
-    return part.missing_devices == "drop" and part.device != "cpu" and gpus_per_node > 0

@@ -127,7 +127,7 @@ def draw_budget(title: str, bars: Sequence[BudgetBar], worker: str = "worker") -
     patches = [Patch(label=part_label(f"{name}_s"), **part_look(name)) for name in names]
     if any(bar.hidden_ms for bar in bars):
         patches.append(Patch(label="hidden comm.", **HIDDEN_LOOK))
-    legend_below(figure, [*patches, _iteration_handle()], fontsize="small")
+    legend_below(figure, [*patches, Line2D([], [], label="step, 95% interval", **_DIAMOND)], fontsize="small")
     return figure
 
 
@@ -232,7 +232,3 @@ _DIAMOND: Any = {
     "markeredgecolor": "white",
     "markeredgewidth": 0.6,
 }
-
-
-def _iteration_handle() -> Line2D:
-    return Line2D([], [], label="step, 95% interval", **_DIAMOND)

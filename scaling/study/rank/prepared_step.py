@@ -125,7 +125,14 @@ def build_step(cell: Cell, context: RunContext) -> TrainingStep:
     if cell.step == "overlapped" and not is_layered:
         bucket_mb = cell.bucket_mb or UNUSED_BUCKET_MB
         replica = Replica(module, loss, compute)
-        ddp = ddp_of(cell)
+        ddp = DdpSettings(
+            cell.first_bucket_mb,
+            cell.bucket_sizes_mb and tuple(cell.bucket_sizes_mb),
+            cell.find_unused_parameters,
+            bool(cell.static_graph),
+            bool(cell.gradient_as_bucket_view),
+            compiled=cell.compile,
+        )
         return OverlappedStep(
             replica, *chosen, gradients, bucket_mb=bucket_mb, ddp=ddp, inputs=inputs, targets=targets
         )
@@ -158,18 +165,6 @@ def gradients_of(cell: Cell) -> GradientSettings:
     """How the gradients are treated."""
     which = cast(ClippedGradient, cell.clip_gradient or "mean")
     return GradientSettings(WIRES.get(cell.wire or ""), cell.clip_norm, which)
-
-
-def ddp_of(cell: Cell) -> DdpSettings:
-    """The arguments of DDP."""
-    return DdpSettings(
-        cell.first_bucket_mb,
-        cell.bucket_sizes_mb and tuple(cell.bucket_sizes_mb),
-        cell.find_unused_parameters,
-        bool(cell.static_graph),
-        bool(cell.gradient_as_bucket_view),
-        compiled=cell.compile,
-    )
 
 
 T = TypeVar("T")
