@@ -84,11 +84,8 @@ def _lost(
     for noise in seed_noise(group_rows(rows), {cell.cell_id: cell for cell in cells}):
         for one in noise.combinations:
             if lossy["cell_id"] in one.cells and one.decision is not None:
-                lost = {
-                    "lost": abs(one.decision.difference),
-                    "score": noise.score,
-                    "reference": "exact aggregators",
-                }
+                lost = {"lost": abs(one.decision.difference), "score": noise.score}
+                lost["reference"] = "exact aggregators"
                 ids = (*one.cells, *(cell_id for other in noise.exact for cell_id in other.cells))
                 return Finding("lossy_below", ids, lost) if one.verdict == WORSE else None
     reference = max(scored, key=lambda row: row["final_test_accuracy"])

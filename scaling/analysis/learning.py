@@ -127,11 +127,8 @@ def _at_best(cell: Mapping[str, Any], missed: Sequence[TrainingSamples]) -> str:
         training.test_accuracy if cell.get(BITS_TARGET) is None else -training.test_loss / math.log(2)
         for training in missed
     ]
-    best = max(
-        (float(np.nanmax(of_epochs)) for of_epochs in values if np.isfinite(of_epochs).any()),
-        default=math.nan,
-    )
-    if math.isnan(best):
+    known = [float(np.nanmax(of_epochs)) for of_epochs in values if np.isfinite(of_epochs).any()]
+    if not known or math.isnan(best := max(known)):
         return ""
     in_bits = cell.get(BITS_TARGET) is not None
     return f", at best {-best:.3f} bits a byte" if in_bits else f", at best {100 * best:.2f}%"
@@ -159,8 +156,7 @@ def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Ro
 
 def seed_families(cells: Iterable[CellResult], rows: Mapping[str, Row]) -> list[list[CellResult]]:
     """Groups of cells that differ only in the seed, in their order."""
-    families = by_key(cells, lambda cell: family_key(rows[cell.cell_id]))
-    return list(families.values())
+    return [*by_key(cells, lambda cell: family_key(rows[cell.cell_id])).values()]
 
 
 def family_key(row: Row) -> tuple[Any, ...]:
@@ -184,14 +180,10 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
     )
     predicted_s = row["iteration_s"] * count
     relative = _relative_half_width(row, iterations)
-    bounds = (
-        {}
-        if relative is None
-        else {"low": predicted_s * math.exp(-relative), "high": predicted_s * math.exp(relative)}
-    )
-    bounds_by_column = {f"predicted_s_to_target_{end}": value for end, value in bounds.items()}
+    ends = {} if relative is None else {"low": -relative, "high": relative}
+    bounds = {f"predicted_s_to_target_{end}": predicted_s * math.exp(by) for end, by in ends.items()}
     lacks = None if _augmentation(timed[0]) == _augmentation(family[0]) else "augmentation"
-    return {"predicted_s_to_target": predicted_s, **bounds_by_column, "prediction_lacks": lacks}
+    return {"predicted_s_to_target": predicted_s, **bounds, "prediction_lacks": lacks}
 
 
 def _timed(trained: CellResult, cells: Iterable[CellResult]) -> list[CellResult]:
@@ -272,8 +264,7 @@ def epoch_table(cells: Sequence[CellResult]) -> pd.DataFrame:
         for training in (*cell.trainings, *cell.begun)
         for row in _epoch_rows(cell, training)
     ]
-    table = pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype=object)
-    return table.astype(EPOCH_COLUMNS)
+    return pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype=object).astype(EPOCH_COLUMNS)
 
 
 def _epoch_rows(cell: CellResult, training: TrainingSamples) -> Iterable[Row]:

@@ -118,20 +118,15 @@ def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
     """The A/A pairs that differ by more than their launches scatter; none if their variance component is in
     use.
     """
-    pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
+    pairs = aa_pairs(cells)
     if not pairs or (scatter := scatter_of(cells)).offset_degrees:
         return []
-    by_id = {cell.cell_id: cell for cell in cells}
     warnings = []
-    for pair in pairs:
-        if all(scatter.num_launches(cell_id) for cell_id in pair):
-            difference = scatter.difference(*pair)
-            if difference.is_significant:
-                first = by_id[pair[0]]
-                values = {"name": first.label("aggregator"), "world_size": first.cell["world_size"]}
-                warnings.append(
-                    Finding("aa_pair_differs", pair, {**values, "ratio": abs(difference.log_ratio)})
-                )
+    for first, second in pairs:
+        ids = first.cell_id, second.cell_id
+        if all(map(scatter.num_launches, ids)) and (difference := scatter.difference(*ids)).is_significant:
+            values = {"name": first.label("aggregator"), "world_size": first.cell["world_size"]}
+            warnings.append(Finding("aa_pair_differs", ids, {**values, "ratio": abs(difference.log_ratio)}))
     return warnings
 
 
@@ -151,9 +146,8 @@ def noise_finding(group: CellGroup, groups: Sequence[CellGroup]) -> Finding | No
         family = _family(group.rows[0])
         everyone = [row for other in groups for row in _measured(other.replicates)]
         replicates = [row for row in everyone if _family(row) == family]
-    names = ("aggregator", "world_size")
-    unit = {"unit": unit_of_workers(group.rows[0])}
-    pairs = [{name: replicate[name] for name in names} | unit for replicate in replicates]
+    shared = {"unit": unit_of_workers(group.rows[0])}
+    pairs = [{name: row[name] for name in ("aggregator", "world_size")} | shared for row in replicates]
     cells = tuple(replicate["cell_id"] for replicate in replicates)
     return Finding("noise_floor", cells, {"floor": floor, "pairs": pairs, "of_another": is_of_another})
 
@@ -163,11 +157,8 @@ def _measured(replicates: Sequence[Row]) -> list[Row]:
 
 
 def _root_mean_squares(pairs: Sequence[tuple[Row, float]], key: Key) -> dict[tuple[Any, ...], float]:
-    groups = by_key(pairs, lambda pair: key(pair[0]))
-    return {
-        name: math.sqrt(float(np.mean(np.square([floor for _, floor in rows]))))
-        for name, rows in groups.items()
-    }
+    groups = by_key(pairs, lambda pair: key(pair[0])).items()
+    return {name: math.sqrt(float(np.mean(np.square([floor for _, floor in rows])))) for name, rows in groups}
 
 
 def _family(row: Row) -> tuple[Any, ...]:

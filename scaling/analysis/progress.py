@@ -157,13 +157,11 @@ def _left_s(
     for record in unfinished:
         expected = mean(map(_length_s, by_size.get(record.cell["world_size"], ended)))
         seconds += max(0.0, expected - since_s.get(_key(record), 0.0))
-    launches = {
-        (record.repeat, record.cell["world_size"]) for record in unfinished if record.state == "planned"
-    }
-    under_way = {
-        (record.repeat, record.cell["world_size"]) for record in unfinished if record.state == "running"
-    }
-    return seconds + start_up_s * len(launches - under_way)
+    planned, running = (
+        {(record.repeat, record.cell["world_size"]) for record in unfinished if record.state == state}
+        for state in ("planned", "running")
+    )
+    return seconds + start_up_s * len(planned - running)
 
 
 def _start_up_s(launches: Iterable[Mapping[str, Any]]) -> float:

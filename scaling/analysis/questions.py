@@ -162,13 +162,10 @@ def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Findi
         for same in by_key(timed, lambda row: (row["peer_access"], row["world_size"], row["step"])).values():
             by_time = sorted(same, key=lambda row: float(row["iteration_s"]))
             if len({row["bucket_mb"] for row in same}) > 1:
-                ends = [{name: row[name] for name in names} for row in (by_time[0], by_time[-1])]
-                values = {
-                    **_Measured(workload.given, by_time[0], by_time[1:]).values,
-                    "best": ends[0],
-                    "worst": ends[1],
-                    "num_launches": min(int(row["repeats"] or 1) for row in same),
-                }
+                best, worst = ({name: row[name] for name in names} for row in (by_time[0], by_time[-1]))
+                values = _Measured(workload.given, by_time[0], by_time[1:]).values
+                values |= {"best": best, "worst": worst}
+                values["num_launches"] = min(int(row["repeats"] or 1) for row in same)
                 yield Finding("answer_buckets", tuple(row["cell_id"] for row in same), values)
 
 

@@ -17,6 +17,7 @@ from scaling.analysis.decisions import ONE_LAUNCH_SCATTER, TIE_RATIO, Difference
 from scaling.analysis.grouping import by_key
 from scaling.axes import workers
 from scaling.report.formats import MISSING, like, listed, number, percent
+from scaling.report.tables import bare_table
 from scaling.report.terminal import wrapped
 from scaling.report.text import text_of
 from scaling.report.titles import title_of
@@ -79,9 +80,7 @@ def _environment(comparison: Comparison) -> Iterator[RenderableType]:
 def _table(title: str, cells: Sequence[CellComparison]) -> Table:
     trained = cells[0].quantity == "train_s"
     unit = "s" if trained else "ms"
-    rendered = Table(
-        title=wrapped(title), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    rendered = bare_table(wrapped(title), gap=1)
     rendered.add_column("aggregator", overflow="fold", max_width=NAME_WIDTH)
     for name in ("workers", f"A {unit}", f"B {unit}", "B/A", "95% interval"):
         rendered.add_column(name, justify="right", no_wrap=True)

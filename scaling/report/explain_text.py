@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from scaling.analysis.groups import CellGroup, group_rows
 from scaling.axes import workers
 from scaling.errors import ScalingError
 from scaling.report.formats import milliseconds, percent
-from scaling.report.terminal import WIDTH
+from scaling.report.terminal import filled
 from scaling.report.text import line_of, next_experiment, text_of
 from scaling.report.titles import title_of
 
@@ -35,7 +34,7 @@ def overview(rows: Sequence[Row], findings: Findings, of_script: Sequence[str] =
     """For every group, the cells of its largest world size: what limits them most, and what to try. A long
     experiment is said once. Of a script of the user's `of_script` comes first, and its other arms are no
     choices."""
-    yield from (_wrapped(line, indent=0) for line in of_script)
+    yield from (filled(line) for line in of_script)
     yield from [""] * bool(of_script)
     rows = [row for row in rows if is_unchanged(row)]
     said: set[str] = set()
@@ -45,13 +44,13 @@ def overview(rows: Sequence[Row], findings: Findings, of_script: Sequence[str] =
             continue
         largest = max(row["world_size"] for row in explained)
         shown = [row for row in explained if row["world_size"] == largest and not is_control_arm(row)]
-        yield _wrapped(f"{title_of(group.given)}, on {workers(largest, group.unit)}", indent=0)
+        yield filled(f"{title_of(group.given)}, on {workers(largest, group.unit)}")
         ordered = sorted(shown or explained[-1:], key=lambda row: row["iteration_s"] or 0.0)
         for same in _with_one_cause(ordered, findings):
-            yield _wrapped(_named([f"{group.name(row)}{_time(row)}" for row in same]), indent=2)
+            yield filled(_named([f"{group.name(row)}{_time(row)}" for row in same]), indent=2)
             foremost = [_foremost(findings[row["cell_id"]]) for row in same]
             for finding, *others in zip(*foremost, strict=True):
-                yield _wrapped(f"{_once(finding, said)}{_of_others(others)}", indent=4)
+                yield filled(f"{_once(finding, said)}{_of_others(others)}", indent=4)
         yield ""
 
 
@@ -110,7 +109,7 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
     for row in chosen:
         group = next(candidate for candidate in groups if row in candidate.rows)
         yield f"{group.name(row)} on {workers_of(row)}{_time(row)}, cell {row['cell_id']}"
-        yield _wrapped(title_of(group.given), indent=2)
+        yield filled(title_of(group.given), indent=2)
         for finding in findings[row["cell_id"]]:
             yield from _detail(finding)
         if not findings[row["cell_id"]]:
@@ -122,9 +121,9 @@ def _detail(finding: Finding) -> Iterator[str]:
     sentence, share = text_of(finding), finding.values["share"]
     part = f"{percent(share, 0)} of the step"
     is_said = share <= 0 or not is_limit(finding) or part in sentence
-    yield _wrapped(f"- {sentence}{'' if is_said else f' [{part}]'}", indent=2)
+    yield filled(f"- {sentence}{'' if is_said else f' [{part}]'}", indent=2)
     if then := next_experiment(finding):
-        yield _wrapped(f"next: {then}", indent=4)
+        yield filled(f"next: {then}", indent=4)
 
 
 def as_dict(finding: Finding) -> dict[str, Any]:
@@ -176,8 +175,3 @@ def _time(row: Row) -> str:
     if row["iteration_s"] is None:
         return "" if row["repeats"] else f" ({row['state']})"
     return f": {milliseconds(row['iteration_s'])} ms a step"
-
-
-def _wrapped(text: str, indent: int) -> str:
-    margin = " " * indent
-    return textwrap.fill(text, WIDTH, initial_indent=margin, subsequent_indent=f"{margin}  ")

@@ -53,12 +53,8 @@ def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[Table]:
 _NamedSheet = tuple[str, Mapping[str, Any]]
 
 
-def _ratio(header: str, key: str) -> Column[_NamedSheet]:
-    return Column(header, lambda named: f"{named[1][key]:.3g}")
-
-
-def _bytes(header: str, key: str) -> Column[_NamedSheet]:
-    return Column(header, lambda named: f"{named[1][key]:,}")
+def _value(header: str, key: str, form: str = ".3g") -> Column[_NamedSheet]:
+    return Column(header, lambda named: format(named[1][key], form))
 
 
 def _rate(header: str, key: str) -> Column[_NamedSheet]:
@@ -75,11 +71,11 @@ def _agreement(named: _NamedSheet) -> str:
 
 SHEET_COLUMNS: tuple[Column[_NamedSheet], ...] = (
     Column("lossy", lambda named: named[0]),
-    _ratio("error, first step", "first_error_ratio"),
-    _ratio("error, all steps", "sum_error_ratio"),
+    _value("error, first step", "first_error_ratio"),
+    _value("error, all steps", "sum_error_ratio"),
     Column("replicas", _agreement),
-    _bytes("bytes", "metered_bytes"),
-    _bytes("all_reduce's", "exact_bytes"),
+    _value("bytes", "metered_bytes", ","),
+    _value("all_reduce's", "exact_bytes", ","),
     _rate("encode, GB/s", "encode"),
     _rate("decode, GB/s", "decode"),
     _rate("pays below, GB/s", "break_even"),

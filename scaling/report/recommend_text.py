@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from scaling.analysis.candidates import Candidate
 from scaling.analysis.recommend import Recommendation
-from scaling.report.terminal import WIDTH
+from scaling.report.terminal import filled
 from scaling.report.text import line_of, text_of
 from scaling.report.titles import title_of, unit_of
 
@@ -24,15 +23,15 @@ BY_SETTING = (
 
 def lines_of(recommendation: Recommendation) -> Iterator[str]:
     """The recommendation, and of each reason the cells that were left out for it."""
-    yield textwrap.fill(text_of(recommendation.finding), WIDTH, subsequent_indent="  ")
+    yield filled(text_of(recommendation.finding))
     for remark in recommendation.remarks:
-        yield textwrap.fill(f"  {text_of(remark)}", WIDTH, subsequent_indent="    ")
+        yield filled(text_of(remark), indent=2)
     names: dict[str, dict[str, None]] = {}
     for candidate in recommendation.excluded:
         name = candidate.name if candidate.reason.kind in BY_SETTING else candidate.aggregator
         names.setdefault(text_of(candidate.reason), {})[name] = None
     for reason, those in names.items():
-        yield textwrap.fill(f"  left out: {', '.join(those)} ({reason})", WIDTH, subsequent_indent="    ")
+        yield filled(f"left out: {', '.join(those)} ({reason})", indent=2)
     yield ""
 
 

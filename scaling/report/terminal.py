@@ -100,7 +100,13 @@ def _marked(columns: Sequence[Column[Row]]) -> list[Column[Row]]:
 
 def wrapped(text: str) -> Text:
     """Lines of the terminal's width; as Text, since brackets of labels are not markup."""
-    return Text("\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="  ")))
+    return Text(filled(text))
+
+
+def filled(text: str, indent: int = 0) -> str:
+    """The same as text; later lines are indented by two more."""
+    margin = " " * indent
+    return textwrap.fill(text, WIDTH, initial_indent=margin, subsequent_indent=f"{margin}  ")
 
 
 def _render_budgets(group: CellGroup) -> Iterator[RenderableType]:

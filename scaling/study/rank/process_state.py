@@ -36,10 +36,6 @@ def _attribute(owner: Any, name: str) -> _Part:
     return _Part(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
 def _handlers() -> dict[int, Any]:
     """That of SIGCHLD is left to torch: its first loader with workers sets it, once a process."""
     return {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGCHLD}}
@@ -94,7 +90,11 @@ _PARTS = {
     "the default device": _Part(torch.get_default_device, lambda _: torch.set_default_device(None)),
     "the number of threads": _Part(torch.get_num_threads, torch.set_num_threads),
     "deterministic algorithms": _Part(
-        _deterministic, lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1])
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1]),
     ),
     "anomaly detection": _Part(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     "cudnn.benchmark": _attribute(torch.backends.cudnn, "benchmark"),
