@@ -82,9 +82,7 @@ DOUBTS = (
     Rule(doubts.scatter, ("iteration_s_low", "iteration_s_high"), doubts.WIDE_INTERVAL),
     Rule(doubts.noise, ("noise_floor",), doubts.LARGE_FLOOR),
     Rule(
-        doubts.profiling_effect,
-        ("profiling_overhead_s", "profiled_iteration_s"),
-        LARGEST_PROFILING_OVERHEAD,
+        doubts.profiling_effect, ("profiling_overhead_s", "profiled_iteration_s"), LARGEST_PROFILING_OVERHEAD
     ),
     Rule(doubts.one_launch, ("repeats",)),
 )

@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.columns import (
-    Row,
-    has_no_model,
-    is_aa_replicate,
-    is_of_older_code,
-    unit_of_workers,
-)
+from scaling.analysis.columns import Row, has_no_model, is_aa_replicate, is_of_older_code, unit_of_workers
 from scaling.analysis.grouping import by_key
 from scaling.axes import Axis, Role, Shared, fixed_batch, with_columns
 

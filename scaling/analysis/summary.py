@@ -12,21 +12,8 @@ import pandas as pd
 
 from scaling.analysis.budgets import cell_budget
 from scaling.analysis.cautions import cautions, joules_per_sample, memory_peak_bytes
-from scaling.analysis.columns import (
-    SEPARATOR,
-    Row,
-    columns,
-    row_order,
-    shares_gpus,
-    to_table,
-)
-from scaling.analysis.control import (
-    Peers,
-    baseline_of,
-    control_arm,
-    differences_of_launches,
-    exposed_check,
-)
+from scaling.analysis.columns import SEPARATOR, Row, columns, row_order, shares_gpus, to_table
+from scaling.analysis.control import Peers, baseline_of, control_arm, differences_of_launches, exposed_check
 from scaling.analysis.csv_cells import safe_cell
 from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
 from scaling.analysis.noise import noise_floors, scatter_of

@@ -23,10 +23,7 @@ from scaling.measure.statistics import CONFIDENCE
 
 
 def tuned_buckets(
-    cells: Sequence[CellResult],
-    default: str,
-    candidates: Sequence[str],
-    control: str | None,
+    cells: Sequence[CellResult], default: str, candidates: Sequence[str], control: str | None
 ) -> Finding:
     """Which buckets to use.
 

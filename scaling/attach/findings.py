@@ -13,14 +13,7 @@ from scaling.attach.facts import rare, reduces_a_step, same_samples
 from scaling.attach.inside.arms import BUCKETS
 from scaling.attach.loading import batch_making, loader_starts, saved_by_cached_input
 from scaling.attach.measured import Measured, Saved
-from scaling.attach.ranks import (
-    SlowRank,
-    batch_elements,
-    has_larger_batch,
-    shares,
-    slow_rank,
-    unevenness,
-)
+from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
 from scaling.attach.trace import Traced
 
 LEAST = 0.10
@@ -117,10 +110,7 @@ def _of_exchange(measured: Measured) -> Iterator[Finding]:
     The hook that leaves the exchange out is called for each bucket too: it hides what tiny ones cost.
     """
     best, saved, others = best_buckets(measured), measured.exchange, 0.0
-    hook, plain = (
-        measured.facts["baseline"][0].get("script_hook"),
-        measured.saved_once("plain_all_reduce"),
-    )
+    hook, plain = (measured.facts["baseline"][0].get("script_hook"), measured.saved_once("plain_all_reduce"))
     if hook is not None and plain is not None and plain.is_certain and plain.ratio >= LEAST:
         others += plain.ratio  # it takes longer than plain all-reduce
         yield _found("hook", plain.ratio, hook=hook)

@@ -78,12 +78,8 @@ VERBS: dict[str, list[tuple[Callable[..., None], str]]] = {
         (predict, "scaling predict mnist --topology hgx-h200-4 --world-sizes 1,2,4 --from results/mnist"),
         (synthesize, "scaling synthesize --topology dual-k80 --out dual-k80-trees.yaml"),
     ],
-    "Prove": [
-        (verify, "scaling verify my_aggregators:ScaledAllReduce"),
-    ],
-    "Cluster": [
-        (submit, "scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run"),
-    ],
+    "Prove": [(verify, "scaling verify my_aggregators:ScaledAllReduce")],
+    "Cluster": [(submit, "scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run")],
 }
 """Group of the help -> its verbs, each with the example that its own help ends with."""
 
@@ -104,9 +100,7 @@ for group, verbs in VERBS.items():
 
 
 @app.callback(invoke_without_command=True)
-def _top(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit

@@ -36,8 +36,7 @@ def attach(
         float, typer.Option("--deadline", min=1, max=1_000_000, help="Seconds that a run may take.")
     ] = 120.0,
     join_folder: Annotated[
-        Path | None,
-        typer.Option("--join", metavar="DIR", help="On each further node: join the runs in DIR."),
+        Path | None, typer.Option("--join", metavar="DIR", help="On each further node: join the runs in DIR.")
     ] = None,
 ) -> None:
     """Run a training script for some steps, change one thing after another meanwhile, say what limits it."""

@@ -14,10 +14,7 @@ def explain(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
     cell: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[CELL]",
-            help="One cell in full: its id, or aggregator@workers (ring@4).",
-        ),
+        typer.Argument(metavar="[CELL]", help="One cell in full: its id, or aggregator@workers (ring@4)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 _Cell = Annotated[
-    str | None,
-    typer.Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4)."),
+    str | None, typer.Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4).")
 ]
 _Format = Annotated[
     str,

@@ -145,8 +145,7 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="KIND",
-            help="studies, experiments, aggregators, models, datasets or topologies.",
+            metavar="KIND", help="studies, experiments, aggregators, models, datasets or topologies."
         ),
     ] = None,
     as_json: AsJson = False,

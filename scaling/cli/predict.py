@@ -25,8 +25,7 @@ _StudyName = Annotated[
     str, typer.Argument(help="A study file, the name of a shipped study, or the folder of `attach`.")
 ]
 _Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`."),
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`.")
 ]
 _TopologyOption = Annotated[
     str, typer.Option("--topology", metavar="NAME", help="A shipped machine, or a machine file.")
@@ -73,8 +72,7 @@ _MeasureNext = Annotated[
     ),
 ]
 _BestOrder = Annotated[
-    bool,
-    typer.Option("--best-order", help="Also search the best GPUs and order of ranks."),
+    bool, typer.Option("--best-order", help="Also search the best GPUs and order of ranks.")
 ]
 
 MAX_UNNAMED_WORKERS = 128

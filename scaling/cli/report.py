@@ -27,8 +27,7 @@ def report(
     ] = False,
     png: Annotated[bool, typer.Option("--png", help="Save the figures as PNG too.")] = False,
     paper: Annotated[
-        bool,
-        typer.Option("--paper", help="Save them for a paper too: figures/paper/*.svg, 3.3 inches wide."),
+        bool, typer.Option("--paper", help="Save them for a paper too: figures/paper/*.svg, 3.3 inches wide.")
     ] = False,
     titles: Annotated[bool, typer.Option("--titles", help="With --paper: figures with titles.")] = False,
 ) -> None:

@@ -39,8 +39,7 @@ _WorkersPerNode = Annotated[
     typer.Option(min=1, max=1024, help="In a Slurm job: most workers per node (default: its GPUs)."),
 ]
 _WorldSize = Annotated[
-    int | None,
-    typer.Option(min=1, max=65536, help="Run only this number of workers; make no report."),
+    int | None, typer.Option(min=1, max=65536, help="Run only this number of workers; make no report.")
 ]
 _Against = Annotated[
     str | None,

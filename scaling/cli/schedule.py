@@ -129,10 +129,7 @@ def import_schedule(
 
 
 def import_(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="What the other tool wrote."),
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What the other tool wrote.")],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -144,9 +141,7 @@ def import_(
     machine: Annotated[
         str | None,
         typer.Option(
-            "--machine",
-            metavar="NAME",
-            help="With nvbandwidth: machine that gets the measured bandwidths.",
+            "--machine", metavar="NAME", help="With nvbandwidth: machine that gets the measured bandwidths."
         ),
     ] = None,
     gpu: Annotated[

@@ -26,8 +26,7 @@ CPUS_PER_WORKER = 4
 
 StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`."),
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`.")
 ]
 Out = Annotated[
     Path | None, typer.Option(help="Results folder, seen by all nodes (default: results/<name>).")

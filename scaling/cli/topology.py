@@ -19,8 +19,7 @@ topology = typer.Typer(
 )
 
 MachineOut = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE.yaml", help="Machine file to write (default: stdout)."),
+    Path | None, typer.Option("--out", metavar="FILE.yaml", help="Machine file to write (default: stdout).")
 ]
 
 
@@ -110,8 +109,7 @@ _Seconds = Annotated[
     ),
 ]
 _Launcher = Annotated[
-    str,
-    typer.Option("--launcher", help="local (torchrun), or mpirun, which also measures MPI's all-reduce."),
+    str, typer.Option("--launcher", help="local (torchrun), or mpirun, which also measures MPI's all-reduce.")
 ]
 
 

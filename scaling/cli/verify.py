@@ -29,8 +29,7 @@ _Name = Annotated[
     ),
 ]
 _Everything = Annotated[
-    bool,
-    typer.Option("--all", help="Every collective and every registered aggregator, on all cores."),
+    bool, typer.Option("--all", help="Every collective and every registered aggregator, on all cores.")
 ]
 _WorldSizes = Annotated[
     str | None,

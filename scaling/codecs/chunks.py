@@ -254,12 +254,7 @@ class ChunkCoder(ABC):
 
     @abstractmethod
     def decode(
-        self,
-        rows: Tensor,
-        divisor: int,
-        result: Tensor,
-        watch: FiniteWatch,
-        momentum: Momentum | None = None,
+        self, rows: Tensor, divisor: int, result: Tensor, watch: FiniteWatch, momentum: Momentum | None = None
     ) -> None:
         """The sum over `rows` in their order, divided; marks chunks that were not finite.
 
@@ -321,12 +316,7 @@ class TorchChunks(ChunkCoder):
             torch.sub(sums, self.back.decode(rows), out=residual)
 
     def decode(
-        self,
-        rows: Tensor,
-        divisor: int,
-        result: Tensor,
-        watch: FiniteWatch,
-        momentum: Momentum | None = None,
+        self, rows: Tensor, divisor: int, result: Tensor, watch: FiniteWatch, momentum: Momentum | None = None
     ) -> None:
         n, back = result.numel(), self.back
         total = back.decode(rows[0])

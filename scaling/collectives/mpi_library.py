@@ -68,10 +68,7 @@ OPEN_MPI_TABLE: tuple[tuple[float, tuple[tuple[float, Algorithm], ...]], ...] = 
     (512, ((4096, _TREE), (math.inf, _RABENSEIFNER))),
     (2048, ((2048, _TREE), (16384, _DOUBLING), (math.inf, _RABENSEIFNER))),
     (4096, ((2048, _TREE), (4096, _RING), (16384, _DOUBLING), (math.inf, _RABENSEIFNER))),
-    (
-        math.inf,
-        ((2048, _TREE), (16384, _RING), (32768, _DOUBLING), (math.inf, _RABENSEIFNER)),
-    ),
+    (math.inf, ((2048, _TREE), (16384, _RING), (32768, _DOUBLING), (math.inf, _RABENSEIFNER))),
 )
 """(below so many ranks, ((below so many bytes, algorithm), ...)), both in rising order."""
 

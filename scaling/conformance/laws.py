@@ -85,9 +85,7 @@ def _stacked(outcomes: Sequence[Outcome]) -> Tensor:
 
 
 def check_resumed(
-    aggregator: Aggregator[Any],
-    through: Sequence[Sequence[Outcome]],
-    resumed: Sequence[Sequence[Outcome]],
+    aggregator: Aggregator[Any], through: Sequence[Sequence[Outcome]], resumed: Sequence[Sequence[Outcome]]
 ) -> None:
     """Checks that [step][rank] outcomes of a state that was saved and loaded are those of one that was not.
 

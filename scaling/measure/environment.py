@@ -22,14 +22,7 @@ import torch
 import scaling
 from scaling.errors import StoreError
 from scaling.files.redaction import redacted_command, redacted_document
-from topologies.detect import (
-    cpu_model,
-    find_gpus,
-    memory_bytes,
-    num_usable_cores,
-    nvidia_gpus,
-    visible_gpus,
-)
+from topologies.detect import cpu_model, find_gpus, memory_bytes, num_usable_cores, nvidia_gpus, visible_gpus
 from topologies.detect_host import SYS, cpu_governors, cpu_list, node_cpus
 from topologies.facts import Gpu
 

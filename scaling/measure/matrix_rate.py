@@ -21,12 +21,7 @@ from scaling.measure.probe.cases import goes_on, matrix_sizes, num_samples_for, 
 
 SECONDS = 0.2
 
-DTYPES = {
-    "float32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

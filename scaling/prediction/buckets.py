@@ -213,12 +213,7 @@ def of_two_sizes(gradients: Gradients, curve: ExchangeCurve) -> list[Partition]:
 
 
 def to_measure(
-    gradients: Gradients,
-    curve: ExchangeCurve,
-    default: Partition,
-    count: int,
-    *,
-    takes_sizes: bool = True,
+    gradients: Gradients, curve: ExchangeCurve, default: Partition, count: int, *, takes_sizes: bool = True
 ) -> list[Partition]:
     """The best few partitions, the best first, that are not the default.
 

@@ -281,9 +281,7 @@ def _of_other_input(cell: Mapping[str, Any], computed: Computed, other: Mapping[
     )
 
 
-def _profiled(
-    cells: Iterable[MeasuredCell],
-) -> dict[tuple[tuple[Any, ...], int], list[MeasuredCell]]:
+def _profiled(cells: Iterable[MeasuredCell]) -> dict[tuple[tuple[Any, ...], int], list[MeasuredCell]]:
     """Captured steps that exchange, as their profiled computation, by their curve and batch."""
     profiled: dict[tuple[tuple[Any, ...], int], list[MeasuredCell]] = defaultdict(list)
     for cell in cells:

@@ -100,10 +100,7 @@ def fit_slowdowns(steps: Iterable[OverlappedCell]) -> OverlapFit:
     least = {seen: LEAST_SLOWDOWN_SD if len(names) > 1 else SLOWDOWN_SD for seen, names in networks.items()}
     return OverlapFit(
         {
-            access: (
-                median(values),
-                max(least[access], stdev(values)),
-            )
+            access: (median(values), max(least[access], stdev(values)))
             for access, values in ratios.items()
             if len(values) > 2
         }

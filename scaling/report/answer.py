@@ -156,11 +156,7 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
         _AGAINST_DDP,
         [*_BASIS, *_choice("exact"), *_choice("lossy")[::2]],
     ),
-    "answer_compression": (
-        "Compression against DDP",
-        _AGAINST_DDP,
-        [*_BASIS, *_choice("lossy"), _LOST],
-    ),
+    "answer_compression": ("Compression against DDP", _AGAINST_DDP, [*_BASIS, *_choice("lossy"), _LOST]),
     "answer_memory": (
         "Memory against time",
         "Peak of the fullest GPU, and a step's time; of ties in memory the fastest.",

@@ -66,9 +66,7 @@ TITLES = {
 
 
 def arrange(
-    figures: Iterable[SavedFigure],
-    tables: Iterable[Table],
-    remarks: Iterable[tuple[str, str]] = (),
+    figures: Iterable[SavedFigure], tables: Iterable[Table], remarks: Iterable[tuple[str, str]] = ()
 ) -> list[Section]:
     """The sections that hold something, in the page's order.
 

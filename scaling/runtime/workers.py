@@ -221,12 +221,7 @@ class Workers:
             failure_order: what `first_failure` gave; the smallest one's reason is the cell's.
             failure_kind: of the failure; of DEVICE_LOST this rank's device can no longer be trusted.
         """
-        status = {
-            "failure": failure,
-            "order": failure_order,
-            "summary": summary,
-            "kind": failure_kind,
-        }
+        status = {"failure": failure, "order": failure_order, "summary": summary, "kind": failure_kind}
         self._store.set(f"{cell_key}/{self.info.rank}", json.dumps(status))
         known: dict[int, dict[str, Any]] = {}
         deadline: float | None = None

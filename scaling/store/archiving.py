@@ -14,15 +14,7 @@ from typing import Any
 
 from scaling.errors import StoreError
 from scaling.files.documents import DocumentError, decoded, from_json, gunzipped, read_bytes
-from scaling.store.archive import (
-    MEND_ARCHIVE,
-    OWN_COLUMNS,
-    RUNS,
-    SAMPLES,
-    Archive,
-    RankFile,
-    is_archived,
-)
+from scaling.store.archive import MEND_ARCHIVE, OWN_COLUMNS, RUNS, SAMPLES, Archive, RankFile, is_archived
 from scaling.store.files import damaged, inside, rank_of, sample_files, write_whole, writing
 from scaling.store.records import MEND
 

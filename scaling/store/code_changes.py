@@ -33,9 +33,7 @@ class CodeChange:
 
 CODE_CHANGES = (
     CodeChange(
-        "2026-11-21T06:46:00+00:00",
-        "sums in host memory are pipelined",
-        ("host_serial", "host_parallel"),
+        "2026-11-21T06:46:00+00:00", "sums in host memory are pipelined", ("host_serial", "host_parallel")
     ),
     CodeChange(
         "2026-11-21T06:46:00+00:00", "rings and trees run over peer memory", ("ring", "tree"), ("cuda",)

@@ -79,10 +79,7 @@ def overwrite(path: Path, content: bytes) -> bool:
         path: of the file.
         content: a text; spaces fill what is left of the file.
     """
-    with (
-        writing(path),
-        os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file,
-    ):
+    with writing(path), os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file:
         length = os.fstat(file.fileno()).st_size
         if len(content) > length:
             return False

@@ -44,11 +44,7 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
 
 def _prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> None:
     environment = collect(os.environ)
-    description = {
-        "schema_version": 1,
-        **study.model_dump(mode="json"),
-        "notes": resolved.notes,
-    }
+    description = {"schema_version": 1, **study.model_dump(mode="json"), "notes": resolved.notes}
     recorded: set[str] = set()
     # Which cell of a study has a second one, to make an A/A pair, changes when the study grows.
     cells = {key for key, cell in resolved.cells.items() if not cell.to_dict().get("aa_replicate")}

@@ -103,11 +103,7 @@ class DeviceUpdate(SiteUpdate):
         self.site = site
         self._parameters = bucket.parameters
         self._owned = _Owned(
-            bucket.parameters,
-            aggregator.owned(state),
-            settings,
-            capturable=capturable,
-            skippable=skippable,
+            bucket.parameters, aggregator.owned(state), settings, capturable=capturable, skippable=skippable
         )
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:

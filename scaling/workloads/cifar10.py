@@ -78,8 +78,7 @@ def read_checked(source: Path) -> Iterator[tuple[DataFile, bytes]]:
             file = missing.pop(name)
             if (md5 := md5_of(content)) != file.md5:
                 raise _damaged(
-                    source,
-                    f"the {len(content):,} bytes of its {name} have MD5 {md5}, expected {file.md5}",
+                    source, f"the {len(content):,} bytes of its {name} have MD5 {md5}, expected {file.md5}"
                 )
             yield file, content
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:

@@ -207,12 +207,7 @@ class TritonChunks(ChunkCoder):
         )  # fmt: skip
 
     def decode(
-        self,
-        rows: Tensor,
-        divisor: int,
-        result: Tensor,
-        watch: FiniteWatch,
-        momentum: Momentum | None = None,
+        self, rows: Tensor, divisor: int, result: Tensor, watch: FiniteWatch, momentum: Momentum | None = None
     ) -> None:
         if self.back.head:
             self._decode(rows, divisor, result, momentum)

@@ -17,14 +17,7 @@ from scaling.report.device.common import (
     remarks,
     variable,
 )
-from scaling.report.device.comparisons import (
-    crossing,
-    crossing_text,
-    finding,
-    is_longer,
-    rounded,
-    times_of,
-)
+from scaling.report.device.comparisons import crossing, crossing_text, finding, is_longer, rounded, times_of
 from scaling.report.device.declared import DeviceReport, Lines
 from scaling.report.device.drawing import Panel
 from scaling.report.device.results import DeviceResult, Results, grouped, paired

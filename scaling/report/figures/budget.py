@@ -18,13 +18,7 @@ from scaling.axes import workers
 from scaling.measure.budget import PARTS
 from scaling.report.budget_table import part_label
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import (
-    ANSWER_WIDTH,
-    add_tip,
-    in_ms,
-    legend_below,
-    set_title,
-)
+from scaling.report.figures.parts import ANSWER_WIDTH, add_tip, in_ms, legend_below, set_title
 from scaling.report.figures.style import HIDDEN_LOOK, part_look
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import percent

@@ -133,12 +133,7 @@ def _write_use(axes: Axes, place: tuple[float, float], use: LinkUse, on_dark: bo
     share = percent(use.utilisation, 0 if use.utilisation > 0.1 else 1)
     # Not quite black and white: those are the page's ink and paper, which change places in the dark.
     axes.text(
-        *place,
-        share,
-        ha="center",
-        va="center",
-        fontsize=7.5,
-        color="#fefefe" if on_dark else "#010101",
+        *place, share, ha="center", va="center", fontsize=7.5, color="#fefefe" if on_dark else "#010101"
     )
 
 

@@ -14,12 +14,7 @@ from scaling.analysis.groups import CellGroup, placement_name
 from scaling.analysis.variants import main_variant, measured_at_most_workers
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import (
-    WIDTH,
-    in_ms,
-    legend_below,
-    set_title,
-)
+from scaling.report.figures.parts import WIDTH, in_ms, legend_below, set_title
 from scaling.report.figures.style import FURTHER, MEASURED
 from scaling.report.figures.svg import with_tip
 

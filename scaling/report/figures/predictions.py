@@ -14,14 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from scaling.analysis.columns import Row, has_no_model
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import (
-    WIDTH,
-    Looks,
-    add_tip,
-    aggregator_handle,
-    legend_below,
-    set_title,
-)
+from scaling.report.figures.parts import WIDTH, Looks, add_tip, aggregator_handle, legend_below, set_title
 from scaling.report.figures.style import aggregator_looks
 from scaling.report.predictions import PredictedCell
 

@@ -14,12 +14,7 @@ from scaling.analysis.columns import Row, shares_gpus, workers_of
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import over_seeds
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import (
-    ANSWER_WIDTH,
-    add_tip,
-    legend_below,
-    set_title,
-)
+from scaling.report.figures.parts import ANSWER_WIDTH, add_tip, legend_below, set_title
 from scaling.report.figures.style import MEASURED, PREDICTED
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import percent

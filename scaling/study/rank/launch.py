@@ -135,11 +135,7 @@ def say(info: RankInfo, message: str) -> None:
 
 
 def run_launch(
-    workers: Workers,
-    folder: ResultsFolder,
-    launch: Launch,
-    libraries: LaunchLibraries,
-    heartbeat: Heartbeat,
+    workers: Workers, folder: ResultsFolder, launch: Launch, libraries: LaunchLibraries, heartbeat: Heartbeat
 ) -> int:
     info = workers.info
     try:
