@@ -412,6 +412,12 @@ def call(
     return run
 
 
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports draw nothing: for tests of their text and tables."""
+    monkeypatch.setattr("scaling.report.write.draw_figures", lambda *_: ([], []))
+
+
 @pytest.fixture(params=["openmpi", "mpich"])
 def mpirun(request: pytest.FixtureRequest) -> HandLauncher:
     """Each MPI on this machine."""

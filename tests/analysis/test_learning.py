@@ -191,6 +191,7 @@ class TestRecipe:
             "learning rate 0.01 (fixed: the same for every batch), constant; momentum 0.9; no augmentation"
         )
 
+    @pytest.mark.usefixtures("without_figures")
     def test_page_states_it(self, study, epochs):
         study.add([[epochs([0.5, 0.9])]], kind="convergence", **RECIPE)
         write_report(study.folder)

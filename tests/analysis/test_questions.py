@@ -167,6 +167,7 @@ def test_least_memory_on_fewer_workers_says_on_how_many(sharded):
     assert column(answered(sharded, "memory"), "least memory") == ["one worker"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_page_and_markdown_begin_with_it_and_ask_for_no_single_worker(sharded):
     made = write_report(sharded.folder)
     said = made.answer[0]
@@ -177,6 +178,7 @@ def test_page_and_markdown_begin_with_it_and_ask_for_no_single_worker(sharded):
     assert "measure 1 GPU too" not in " ".join(made.answer)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_study_without_such_settings_is_answered_by_its_verdict(study):
     add(study, "none", 1, 1.0)
     assert answers_to("memory", *table_of(study)) == []

@@ -150,6 +150,7 @@ def test_table_has_a_row_for_each_combination_and_its_cells(study, train, seeded
     assert "Exact: 92.00%, standard deviation 2.00 points." in table.statistic
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_page_shows_both(study, train, seeded):
     train(0.93, aggregator="ring", seed=0)
     write_report(study.folder)
@@ -158,6 +159,7 @@ def test_page_shows_both(study, train, seeded):
     assert "is the accuracy the same?" in page
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_trainings_on_text_are_compared_by_bits_per_byte(study, epoch_line):
     def train(bits, **cell):
         line = epoch_line(1, 1.0, bits * math.log(2), 0.5)

@@ -168,6 +168,7 @@ class TestTable:
         )
         assert row["line_worst_error"] < 0.02
 
+    @pytest.mark.usefixtures("without_figures")
     def test_what_does_not_exist_is_empty(self, study):
         add(study, [lines(count=3)], cell())
         write_report(study.folder)
@@ -303,6 +304,7 @@ class TestMachineFile:
         )
         assert math.isclose(topology.machine.message_latency_s["staged"], 20e-6 - 0.7e-6, rel_tol=0.02)
 
+    @pytest.mark.usefixtures("without_figures")
     def test_launches_without_access_give_messages_alone(self, study):
         add(study, [lines(count=3)], cell())
         add(study, [lines(False, factor=3.0, count=3)], cell(False))
@@ -310,6 +312,7 @@ class TestMachineFile:
         topology = load(study.folder.path / "probed.yaml")
         assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)
 
+    @pytest.mark.usefixtures("without_figures")
     def test_the_largest_world_size_decides(self, study):
         for size, factor in ((2, 1.0), (1, 2.0)):
             add(study, [lines(factor=factor, count=3)], cell(world_size=size))

@@ -3,6 +3,8 @@
 import functools
 import shlex
 
+import pytest
+
 from scaling.aggregators.registry import REGISTRY
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
@@ -135,6 +137,7 @@ def test_command_names_the_choice_with_its_parameters_unless_a_step_mode_lacks_i
     assert command_of(one, study.folder).endswith("'aggregators=[none,all_reduce]'")
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_answer_of_a_page_has_its_command(study):
     for model in ("m0", "m1"):
         add(study, "all_reduce", 2, 0.6, launches=1, model=model)
@@ -143,6 +146,7 @@ def test_answer_of_a_page_has_its_command(study):
     assert header.count("repeats=3 &#39;world_sizes=[1,2]&#39;</code>") == 1
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_page_of_several_workloads_names_all_and_shows_their_answers_above_what_can_be_chosen(study):
     for model in ("m0", "m1"):
         add(study, "none", 1, 1.0, model=model)

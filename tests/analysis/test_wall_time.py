@@ -78,6 +78,7 @@ def timed(study, line):
     return study.folder
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_wall_time_is_in_page_terminal_and_json(timed, capsys):
     made = write_report(timed)
     shown = "all time 1:45 in 1 launch: start-up 14%, set-up 19%, warm-up 10%, measuring 57%, other 0%"

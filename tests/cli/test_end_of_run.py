@@ -20,7 +20,7 @@ REFERENCE = Path(__file__).parents[2] / "results/reference"
 
 
 @pytest.fixture(params=["transfer-2xh200", "quickstart-2xh100"])
-def made(request, tmp_path):
+def made(request, tmp_path, without_figures):
     """The report of a folder with long tables, and of one with a verdict."""
     ignored = shutil.ignore_patterns("figures")
     copied = shutil.copytree(REFERENCE / request.param, tmp_path / request.param, ignore=ignored)

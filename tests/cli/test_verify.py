@@ -66,7 +66,8 @@ class TestWhatHolds:
             ["ring", "collective", "ok"], ["ring", "aggregator", "ok"]
         ]  # fmt: skip
 
-    def test_error_feedback_is_checked_where_there_is_some(self, verified):
+    def test_error_feedback_is_checked_where_there_is_some(self, verified, monkeypatch):
+        monkeypatch.setattr("scaling.conformance.fidelity.sheet_of", lambda _: None)
         assert "; residuals\n" in verified("one_bit", "--world-sizes", "2", "--examples", "1")[1]
 
     def test_type_that_it_does_not_take_is_said_and_no_failure(self, verified):

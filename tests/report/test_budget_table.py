@@ -84,6 +84,7 @@ def test_numbers_of_a_column_add_up_to_its_sum_as_they_are_shown(filled):
         assert sum(parts) == pytest.approx(total, abs=0.001 * len(parts))
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_group_without_split_steps_has_no_budget(study):
     study.add_steps([[1.0]])
     assert budget_table(groups_of(study)[0]) is None
@@ -160,6 +161,7 @@ def test_warnings_are_marked_and_named_below_the_table(study, split_line):
     assert page_tables(group, [group])[0].warnings == [warning]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_noise_floor_stands_below_the_table_and_the_replicate_in_none(study):
     for replicate, step_s in enumerate((1.0, 1.1)):
         study.add_steps([[step_s]], aggregator="ring", world_size=2, aa_replicate=replicate)

@@ -224,6 +224,7 @@ def test_every_kind_of_claim_is_explained_in_the_page(report):
         assert path.samples in evidence
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_transfers_are_medians_of_the_lines_of_that_operation_and_size(tmp_path):
     reference = Path(__file__).parents[2] / "results" / "reference" / "transfer-2xh200"
     path = tmp_path / "transfers"

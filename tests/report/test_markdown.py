@@ -35,6 +35,7 @@ def test_markdown_says_what_the_page_says(filled):
         assert shown in text
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_every_row_of_a_table_has_as_many_fields_as_its_heading(filled):
     lines = write_report(filled).markdown().splitlines()
     heads = [at for at, line in enumerate(lines) if line.startswith("| ---")]
@@ -53,6 +54,7 @@ def fields(line):
     return line.replace(r"\|", "").count("|") - 1
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_markup_in_labels_and_notes_is_text(filled):
     text = write_report(filled).markdown()
     assert r"ring(a=\[1\|2\])" in text
@@ -60,11 +62,13 @@ def test_markup_in_labels_and_notes_is_text(filled):
     assert "<signal>" not in text
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_what_unfolds_is_closed_again(filled):
     text = write_report(filled).markdown()
     assert text.count("<details>") == text.count("</details>") >= 1
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_command_prints_markdown_or_json_but_not_both(filled):
     runner = CliRunner()
     printed = runner.invoke(app, ["report", str(filled.path), "--markdown"])

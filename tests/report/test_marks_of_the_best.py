@@ -122,6 +122,7 @@ def test_exchange_that_scatters_too_much_to_be_confirmed_is_marked_where_it_diff
     assert "†: the difference" in cells.statistic
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_names_of_headings_and_folds_differ(study):
     study.add_steps([[1.0]])
     study.add_steps([[0.6]], aggregator="ring", world_size=2)

@@ -32,6 +32,7 @@ def folder(study):
     return study.folder
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_simulated_values_never_enter_a_measured_column(folder):
     page = write_report(folder).page
     rows = list(csv.DictReader((folder.path / "summary.csv").open(newline="")))
@@ -42,6 +43,7 @@ def test_simulated_values_never_enter_a_measured_column(folder):
     assert "Predicted and measured" in page.read_text()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_report_with_predictions_has_the_same_summary_as_one_without(folder):
     write_report(folder)
     with_predictions = (folder.path / "summary.csv").read_bytes()
@@ -138,6 +140,7 @@ def test_names_tell_memory_formats_precisions_and_augmentation_apart(variants):
     assert [point.text.partition(":")[0] for point in predicted_points(found)] == names
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_file_has_precision_memory_format_and_augmentation_as_the_summary_has(variants):
     write_report(variants)
     columns = ("cell_id", "precision", "memory_format", "augmentation")
@@ -208,6 +211,7 @@ def point(network, aggregator, measured_ms, predicted_ms=None, *, is_hollow=Fals
     )
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_sentence_has_median_percentile_and_worst_of_the_file(study):
     cells = [study.add_steps([[0.010] * 3], aggregator="ring", world_size=2, seed=seed) for seed in range(5)]
     times = [0.0101, 0.0096, 0.011, 0.0125, 0.0103]

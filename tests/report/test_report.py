@@ -23,6 +23,7 @@ from tests.made_studies import StudyFolder, epoch, iteration
 from tests.waiting import LIMIT_S
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_utilization_is_a_column_where_it_is_known(tmp_path):
     study = StudyFolder(tmp_path / "by-hand")
     lines = [iteration(number, 0.1) for number in range(5)]
@@ -173,6 +174,7 @@ def test_page_says_what_its_aggregators_are(page_text):
     assert "caffe" not in text
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_settings_are_explained_where_the_study_compares_them(study, line):
     said = "Peer access: GPUs copy to each other directly"
     for peer_access, is_said in ((True, False), (False, True)):
@@ -191,6 +193,7 @@ def test_report_works_without_any_done_cell(study, states):
     assert len(status_table(study.folder)) == len(states)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_folder_without_environment_says_so(filled):
     (filled.path / "environment.json").unlink()
     assert "was not recorded" in write_report(filled).page.read_text()

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from scaling.analysis.summary import summary_table
@@ -31,6 +32,7 @@ def test_trainings_on_text_to_an_accuracy_show_that(study, epoch_line):
     assert "37.00%" in printed(render_tables(summary_table(study.folder)))
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_best_training_on_text_says_the_target_in_bits_per_byte(study, epoch_line):
     lines = [epoch_line(1, 1.0, 2.0, 0.31), epoch_line(2, 2.0, 1.386294, 0.37)]
     study.add([[lines]], kind="convergence", dataset="text", target_bits_per_byte=2.5)
