@@ -36,7 +36,7 @@ def machines():
         yield pytest.param(machine, marks=marks)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("peer_access", [True, False], ids=["peer access", "host-only"])
 @pytest.mark.parametrize("machine", list(machines()))
 def test_predict_takes_what_simulate_plan_says(machine, peer_access):

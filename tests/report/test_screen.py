@@ -27,6 +27,7 @@ def is_one_screen(answer):
     return all(len(line) <= WIDTH for line in lines if line not in commands)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OF_OTHER_KINDS)
 def test_device_studies_and_transfers_fit(name, tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "draw_figures", lambda *_: ([], []))

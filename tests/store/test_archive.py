@@ -216,6 +216,7 @@ class TestWhatIsRefused:
         with pytest.raises(StoreError, match=r"runs\.jsonl, line 1 is damaged"):
             folder.runs()
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("number", ["-1", "+1", "01", " 1", "1_0", "", "٣"])
     @pytest.mark.parametrize("place", [1, 3])
     def test_number_that_names_no_repeat_or_rank(self, folder, number, place):
