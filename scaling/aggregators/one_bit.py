@@ -48,12 +48,12 @@ from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, stripe_codec
 from scaling.codecs.one_bit import Threshold, View, as_matrix
 from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec
-from scaling.codecs.stripes import StripeLayout, stripe_columns
+from scaling.codecs.stripes import StripeLayout, stripes_of
 from scaling.collectives.plan import Stage, Update
 from scaling.collectives.side_stream import side_stream
 from scaling.process_group import Group, Message
 
-__all__ = ["OneBit", "OneBitState", "StripedOneBit", "stripe_columns"]
+__all__ = ["OneBit", "OneBitState", "StripedOneBit", "stripes_of"]
 
 TORCH_ENCODE_BYTES_MOVED = 25.0
 """Read and written by torch's operations for each byte that is encoded and whose residual is taken: 3 to add

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import final
 
 import torch
@@ -52,6 +51,7 @@ from scaling.codecs.base import WORD_BYTES, require_exchange
 from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks, Momentum
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, chunk_coder
+from scaling.codecs.stripes import stripes_of
 from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group, Message
 
@@ -125,13 +125,6 @@ class StripesState(AggregatorState):
         return total[: self.layout.num_elements]
 
 
-def stripe_chunks(num_chunks: int, world_size: int) -> list[Span]:
-    """First chunk and end of each rank's stripe: num_chunks // n, one more for the first ranks."""
-    base, extra = divmod(num_chunks, world_size)
-    bounds = [rank * base + min(rank, extra) for rank in range(world_size + 1)]
-    return list(pairwise(bounds))
-
-
 def stripe_parts(layout: BucketLayout, chunks: Chunks, stripes: list[Span]) -> StripeParts:
     """The stripes' elements; filling belongs to nobody."""
     firsts = [min(start * chunks.chunk_elements, chunks.num_elements) for start, _ in stripes]
@@ -179,7 +172,7 @@ class Striped(Aggregator[StripesState]):
         require_same_layout(layout, group)
         codec, back = self.codec(), self.codec_back()
         chunks = codec.chunks(layout.num_elements)
-        stripes = stripe_chunks(chunks.num_chunks, group.world_size)
+        stripes = stripes_of(chunks.num_chunks, group.world_size)
         num_columns = stripes[group.rank][1] - stripes[group.rank][0]
         size = chunks.chunk_elements
         words, words_back = codec.row_words(size), back.row_words(size)
@@ -268,7 +261,7 @@ class Striped(Aggregator[StripesState]):
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         """The other ranks' stripes, and the own one's sum to each of them."""
         chunks = self.codec().chunks(layout.num_elements)
-        start, stop = stripe_chunks(chunks.num_chunks, world_size)[rank]
+        start, stop = stripes_of(chunks.num_chunks, world_size)[rank]
         up = self.codec().row_words(chunks.chunk_elements) * (chunks.num_chunks - (stop - start))
         down = self.codec_back().row_words(chunks.chunk_elements) * (stop - start) * (world_size - 1)
         return WORD_BYTES * (up + down)

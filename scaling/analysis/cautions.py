@@ -32,12 +32,7 @@ LONGEST_THROTTLED = 0.01
 
 
 def cautions(cell: CellResult, row: Row) -> tuple[Finding, ...]:
-    """The warnings of a cell.
-
-    Args:
-        cell: with its samples.
-        row: its row of the summary, with the budget.
-    """
+    """The warnings of a cell; its row of the summary has the budget."""
     cautions = (_of_code, _of_sharing, _of_host_memory, _of_long_steps, _of_budget, _of_gpus, _of_precision)
     return tuple(
         Finding(kind, (cell.cell_id,), values) for caution in cautions for kind, values in caution(cell, row)

@@ -28,13 +28,7 @@ TOO_NOISY = 0.15
 
 
 def doubts_of(choice: Candidate, rivals: Sequence[Candidate], study: Known) -> list[Finding]:
-    """Of each kind the one that weighs most, the heaviest kind first.
-
-    Args:
-        choice: what was measured to be best.
-        rivals: those that it is not told from.
-        study: what is known of it.
-    """
+    """Of each kind the one that weighs most, the heaviest first; rivals are not told from the choice."""
     found: dict[str, Finding] = {}
     rows = [choice.row, *(rival.row for rival in rivals if rival.value <= NEAR_RATIO * choice.value)]
     for row in rows:

@@ -199,7 +199,7 @@ def computation(view: View) -> Values | None:
         "more_workers_help": _more_workers_help(view),
         "has_tf32_left": on_gpu and row["precision"] == "float32",
         "lacks_captured": on_gpu and not captured and (row["mfu"] or 0.0) < HIGH_MFU,
-        "lacks_compile": _is_uncompiled_below(view, LOW_MFU),
+        "lacks_compile": _is_uncompiled_below(view),
         "is_captured": row["step"] == "captured",
         "unit": unit_of_workers(row),
     }
@@ -209,12 +209,11 @@ def _utilization(row: Row) -> Values:
     return {name: row[name] for name in ("mfu", "mfu_data_sheet")}
 
 
-def _is_uncompiled_below(view: View, mfu: float) -> bool:
+def _is_uncompiled_below(view: View) -> bool:
     """Whether this step uses less of the matrix rate, and no step mode was tried compiled."""
     row = view.row
-    is_below = row["mfu"] is not None and row["mfu"] < mfu
     is_tried = view.fastest_with({"compile", "step", "bucket_mb"}, compile=True) is not None
-    return is_below and not row["compile"] and not is_tried
+    return row["mfu"] is not None and row["mfu"] < LOW_MFU and not row["compile"] and not is_tried
 
 
 def _more_workers_help(view: View) -> bool:

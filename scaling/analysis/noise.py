@@ -55,12 +55,7 @@ def scatter_of(cells: Sequence[CellResult], *, typical: bool = False) -> StudySc
 
 
 def launch_remarks(scatters: Sequence[StudyScatter], serial: Serial | None = None) -> Iterator[Finding]:
-    """What folders together do not tell of their launches and cells.
-
-    Args:
-        scatters: of the folders.
-        serial: what is allowed for; by default the first one's.
-    """
+    """What folders together do not tell of launches and cells; `serial` is by default the first one's."""
     counts = [logs.shape[1] for scatter in scatters for logs in scatter.logs if logs.shape[1] > 1]
     correlation = (serial or scatters[0].serial).total if scatters else 0.0
     if correlation:
@@ -131,11 +126,8 @@ def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
 
 
 def noise_finding(group: CellGroup, groups: Sequence[CellGroup]) -> Finding | None:
-    """The noise floor of a table with the A/A pairs behind it; None if none was measured.
-
-    Args:
-        group: the table's.
-        groups: all of the summary, for a pair of another group.
+    """The noise floor of a group's table with the A/A pairs behind it, perhaps of another group; None if none
+    was measured.
     """
     floor = next((row["noise_floor"] for row in group.rows if row["noise_floor"] is not None), None)
     if floor is None:

@@ -66,13 +66,7 @@ class _Measured:
 
 
 def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]) -> list[Finding]:
-    """A finding per row of the answer's table; none where a verdict is the answer.
-
-    Args:
-        question: of the study.
-        table: what `build_table` made.
-        cells: the samples it was made of.
-    """
+    """A finding per row of the answer's table, of what `build_table` made; none where a verdict answers."""
     rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
     trained = [*_trained(rows, by_id)]
     lost = {_name_of_training(one.values): one.values["lost"] for one in trained}

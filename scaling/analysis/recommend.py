@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -101,10 +101,6 @@ class Decision:
     rivals: list[int | str]
     others: list[int | str]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The decision for findings and JSON."""
-        return {"state": self.state, "choice": self.choice, "rivals": self.rivals, "others": self.others}
-
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -174,8 +170,8 @@ class Recommendation:
             "doubts": self.doubts,
             "fewest_launches": FEWEST,
             "tie_ratio": TIE_RATIO,
-            "workers": self.workers and self.workers.as_dict(),
-            "aggregator": self.aggregator and self.aggregator.as_dict(),
+            "workers": self.workers and asdict(self.workers),
+            "aggregator": self.aggregator and asdict(self.aggregator),
             "cost": self.cost,
             "limit": self.limit,
         }

@@ -76,14 +76,7 @@ def verdict_of(
     excluded: Sequence[Excluded] = (),
     rows: Sequence[Row] = (),
 ) -> Finding:
-    """The answer for one workload.
-
-    Args:
-        recommendation: it has a choice.
-        candidates: those that it was chosen from.
-        excluded: cells that may not be chosen.
-        rows: all of the study.
-    """
+    """The answer for one workload, whose recommendation has a choice; `rows`: all of the study."""
     choice = recommendation.choice
     assert choice is not None
     row, size = choice.row, choice.row["world_size"]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from scaling.cli.options import AsJson, Folder
+
 
 def explain(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    directory: Folder,
     cell: Annotated[
         str | None,
         typer.Argument(metavar="[CELL]", help="One cell in full: its id, or aggregator@workers (ring@4)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what limits the cells of a study, each with an experiment to try.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from scaling.cli.options import Folder
 
 if TYPE_CHECKING:
     from scaling.store import ResultsFolder
@@ -31,7 +32,7 @@ _Unfinished = Annotated[
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    directory: Folder,
     cell: _Cell = None,
     format_: _Format = "csv",
     archive: _Archive = False,

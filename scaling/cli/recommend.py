@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from scaling.cli.options import AsJson, Folder
+
 
 def recommend(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    directory: Folder,
     objective: Annotated[
         str,
         typer.Option(
@@ -24,7 +25,7 @@ def recommend(
             metavar="SIZE", help="Leave out settings that need more on a GPU, such as 40GB or 40GiB."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Recommend a setting for each workload, or say what would decide; exit code 3 if undecided.
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scaling.cli.options import Folder
+
 if TYPE_CHECKING:
     from scaling.analysis.progress import Progress
 
@@ -19,7 +21,7 @@ EVERY_S = 2.0
 
 
 def watch(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    directory: Folder,
     every: Annotated[
         float,
         typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Seconds between two reads of the folder."),

@@ -70,7 +70,7 @@ class StripeLayout:
             _matrix(offset, shape, view, bits)
             for offset, shape in zip(layout.offsets, layout.shapes, strict=True)
         )
-        bounds = tuple(tuple(stripe_columns(matrix.columns, world_size)) for matrix in matrices)
+        bounds = tuple(tuple(stripes_of(matrix.columns, world_size)) for matrix in matrices)
         ends = [0] * world_size
         segments = []
         for matrix, stripes in zip(matrices, bounds, strict=True):
@@ -98,9 +98,9 @@ class StripeLayout:
         return limits[:width], limits[width:], words
 
 
-def stripe_columns(num_columns: int, world_size: int) -> list[tuple[int, int]]:
-    """First column and end of each rank's stripe: num_columns // n, one more for the first ranks."""
-    base, extra = divmod(num_columns, world_size)
+def stripes_of(count: int, world_size: int) -> list[tuple[int, int]]:
+    """First column or chunk and end of each rank's stripe: count // n, one more for the first ranks."""
+    base, extra = divmod(count, world_size)
     bounds = [rank * base + min(rank, extra) for rank in range(world_size + 1)]
     return list(pairwise(bounds))
 

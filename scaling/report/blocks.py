@@ -129,12 +129,7 @@ def _summary(group: CellGroup) -> str:
 
 
 def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
-    """Six columns of the settings on the best number of workers, the fastest first; None without any.
-
-    Args:
-        group: comparable cells.
-        named: ids of the cells that answers name.
-    """
+    """Six columns of the settings on the best number of workers, the fastest first; None without any."""
     if group.kind == "convergence":
         return _training_table(group, named)
     best = best_of_rows(group.rows)

@@ -131,11 +131,7 @@ MOST_NAMED = 4
 
 
 def render_page(content: Content) -> str:
-    """The page's text.
-
-    Args:
-        content: what it says; the SVG files of its figures are read.
-    """
+    """The page's text; the SVG files of its figures are read."""
     templates = environment(TEMPLATES, autoescape=True)
     templates.filters |= {"name": name_in}
     figures = [figure for section in content.sections for figure in section.figures]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from scaling.analysis.candidates import Candidate
@@ -46,8 +47,8 @@ def as_dict(recommendation: Recommendation) -> dict[str, Any]:
         "rivals": [_choice(rival.candidate) for rival in recommendation.rivals],
         "ruled_out": [candidate.name for candidate in recommendation.ruled_out],
         "remarks": [text_of(remark) for remark in recommendation.remarks],
-        "workers": recommendation.workers.as_dict() if recommendation.workers else None,
-        "aggregator": recommendation.aggregator.as_dict() if recommendation.aggregator else None,
+        "workers": recommendation.workers and asdict(recommendation.workers),
+        "aggregator": recommendation.aggregator and asdict(recommendation.aggregator),
         "more_repeats": recommendation.more_repeats,
         "is_noisy": recommendation.is_noisy,
         "doubts": [line_of(doubt) for doubt in recommendation.doubts],

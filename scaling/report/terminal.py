@@ -47,11 +47,8 @@ MOST_WARNINGS = 3
 
 
 def render_tables(table: pd.DataFrame, answers: Sequence[str] = ()) -> list[Lines]:
-    """For every group of comparable cells its table, with what belongs to it; at most 80 columns wide.
-
-    Args:
-        table: what `summary_table` made.
-        answers: ids of the cells that the study's answers choose: their groups stand first.
+    """For every group of comparable cells its table, with what belongs to it; at most 80 columns wide. The
+    groups of the cells that the study's answers choose (their ids) stand first.
     """
     groups = in_order_of(answers, group_rows(to_rows(table)))
     return [Lines(*_render(group, groups)) for group in groups]

@@ -20,22 +20,14 @@ UNITS = {
 
 
 def unit_of(values: Mapping[str, Any]) -> str:
-    """The unit of a candidate's value.
-
-    Args:
-        values: of a candidate, as findings have them.
-    """
+    """The unit of a candidate's value, of its values as findings have them."""
     if values["quantity"] == "training_s":
         return f"s to {percent(values['target_accuracy'])}"
     return UNITS[values["quantity"]]
 
 
 def title_parts(given: Mapping[str, Any]) -> list[str]:
-    """What cells have in common, part by part, the model and the data set first.
-
-    Args:
-        given: of a group (`scaling.analysis.groups`) or a workload (`scaling.analysis.candidates`).
-    """
+    """What cells of a group or workload have in common, part by part, the model and the data set first."""
     first = f"{given['model']} on {given['dataset']}"
     further = [axis(name).text(value) for name, value in given["further"].items()]
     if "target_accuracy" in given:

@@ -28,11 +28,8 @@ def facts_of(verdict: Finding) -> Iterator[tuple[str, str]]:
 
 
 def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
-    """All parts of the first answer, a line each, with the workload's name where there are several.
-
-    Args:
-        verdicts: the answers.
-        command: of the first one's next experiment (`command_of`); "" leaves it out.
+    """All parts of the first answer, a line each, with the workload's name where there are several; the last
+    one with the command of its next experiment (`command_of`).
     """
     if not verdicts:
         return []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scaling.aggregators.native import AllReduce
-from scaling.aggregators.one_bit import OneBit, stripe_columns
+from scaling.aggregators.one_bit import OneBit, stripes_of
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
 from scaling.codecs.finite import NotFiniteError
@@ -80,7 +80,7 @@ def message_words(layout: BucketLayout, world_size: int, owner: int) -> int:
     words = 0
     for shape in layout.shapes:
         rows, columns = one_bit.matrix_shape(shape)
-        start, stop = stripe_columns(columns, world_size)[owner]
+        start, stop = stripes_of(columns, world_size)[owner]
         words += (stop - start) * (2 + math.ceil(rows / 32))
     return words
 
@@ -150,14 +150,14 @@ class TestStripes:
     @pytest.mark.parametrize("num_columns", [0, 1, 3, 7, 8, 100])
     @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 8])
     def test_stripes_are_the_columns_and_differ_by_one_at_most(self, num_columns, world_size):
-        stripes = stripe_columns(num_columns, world_size)
+        stripes = stripes_of(num_columns, world_size)
         widths = [stop - start for start, stop in stripes]
         assert [column for stripe in stripes for column in range(*stripe)] == list(range(num_columns))
         assert widths == sorted(widths, reverse=True)
         assert max(widths) - min(widths) <= 1
 
     def test_last_ranks_own_nothing_where_columns_are_fewer(self):
-        assert stripe_columns(2, 4) == [(0, 1), (1, 2), (2, 2), (2, 2)]
+        assert stripes_of(2, 4) == [(0, 1), (1, 2), (2, 2), (2, 2)]
         layout = BucketLayout.of([("bias", (9,))])
         (ranks,) = steps_of("zero", 4, num_steps=1, layout=layout)
         # The owner sends its sum to three peers; the others send it their stripes.

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from scaling.aggregators.one_bit import OneBit, stripe_columns
+from scaling.aggregators.one_bit import OneBit, stripes_of
 from scaling.aggregators.presets.cntk import PACK_THRESHOLD_BYTES, Cntk, Cntk32Bit
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
@@ -53,7 +53,7 @@ class TestCompression:
         words = [0] * world_size
         for shape in network.shapes:
             rows, columns = one_bit.matrix_shape(shape, "cntk")
-            for owner, (start, stop) in enumerate(stripe_columns(columns, world_size)):
+            for owner, (start, stop) in enumerate(stripes_of(columns, world_size)):
                 words[owner] += wire_words(rows, stop - start)
         for rank, outcome in enumerate(step(Cntk(), world_size, network)):
             expected = 4 * (sum(words) - words[rank] + (world_size - 1) * words[rank])

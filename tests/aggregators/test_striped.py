@@ -8,9 +8,9 @@ import torch
 from scaling.aggregators.one_bit_momentum import OneBitMomentum
 from scaling.aggregators.registry import create
 from scaling.aggregators.sign import Sign
-from scaling.aggregators.striped import stripe_chunks
 from scaling.aggregators.two_bit import TwoBit
 from scaling.bucket import BucketLayout
+from scaling.codecs.stripes import stripes_of
 from scaling.errors import NotFiniteError, StudyError
 from scaling.process_group import run_in_process
 
@@ -82,7 +82,7 @@ class TestSign:
     def test_tie_is_decided_by_the_elements_owner(self):
         (first, *_), _ = steps_of(Sign(64), 2, 1)
         signs = [torch.where(gradient_of(rank, 0) >= 0, 1.0, -1.0) for rank in range(2)]
-        border = 64 * stripe_chunks(math.ceil(N / 64), 2)[0][1]
+        border = 64 * stripes_of(math.ceil(N / 64), 2)[0][1]
         assert torch.equal(first[0], torch.cat([signs[0][:border], signs[1][border:]]))
 
     def test_rank_of_zeros_abstains(self):

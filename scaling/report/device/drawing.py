@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from scaling.report.device.common import Variant
-from scaling.report.device.results import STEP, DeviceResult, grouped
+from scaling.report.device.results import STEP, DeviceResult
 from scaling.report.figures.parts import WIDTH, add_tip, set_title
 from scaling.report.figures.style import LineStyle
 
@@ -64,11 +64,6 @@ class Panel:
     title: str = ""
     phase: str = STEP
     doubles: bool = False
-
-
-def panels_by(cells: Iterable[DeviceResult], name: str, x: str) -> list[Panel]:
-    """A panel for each value of a variable."""
-    return [Panel(same, x, title=f"{name} {value:,}") for value, same in grouped(cells, name).items()]
 
 
 @dataclass(frozen=True)

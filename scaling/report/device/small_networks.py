@@ -34,7 +34,7 @@ from scaling.report.device.comparisons import (
     times_of,
 )
 from scaling.report.device.declared import DeviceReport, Drawing, Lines
-from scaling.report.device.drawing import Panel, handle, log_axes, new_figure, panels_by
+from scaling.report.device.drawing import Panel, handle, log_axes, new_figure
 from scaling.report.device.results import DeviceResult, Results, fastest, grouped, paired
 from scaling.report.figures.parts import add_tip, legend_below
 from scaling.report.figures.style import BLUE, GREY, VERMILLION
@@ -226,7 +226,10 @@ PLOTS = (
     ),
     Lines(
         "widths", TIMES, lambda results: f"time over width, {_grid_title(results)}",
-        lambda results: panels_by(grid(results), "batch", "width"),
+        lambda results: [
+            Panel(same, "width", title=f"batch {batch:,}")
+            for batch, same in grouped(grid(results), "batch").items()
+        ],
         row_height=2.1, share={"sharex": True},
     ),
     Lines("sweeps", SWEEPS, _sweep_title, _sweep_panels, rows=1),

@@ -75,10 +75,9 @@ def set_title(figure: Figure, title: str) -> None:
     figure.suptitle("\n".join(lines), x=TITLE_LEFT, horizontalalignment="left", fontsize=TITLE_SIZE)
 
 
-def aggregator_handle(label: str, looks: Looks, name: str | None = None) -> Line2D:
-    """An aggregator's entry in a legend, under `name` if that is not its label."""
-    look = looks[label]
-    return Line2D([], [], color=look.colour, marker=look.marker, label=broken(name or label))
+def aggregator_handle(label: str, looks: Looks) -> Line2D:
+    """An aggregator's entry in a legend."""
+    return Line2D([], [], color=looks[label].colour, marker=looks[label].marker, label=broken(label))
 
 
 def broken(label: str) -> str:

@@ -89,12 +89,7 @@ def compact(text: str) -> str:
 
 
 def resized(text: str, width_inches: float) -> str:
-    """The same picture at another width, its text with it.
-
-    Args:
-        text: what `compact` made.
-        width_inches: of the new picture, whose height follows.
-    """
+    """The same picture (of `compact`) at another width, its text and height with it."""
     opening = text[text.index("<svg") : text.index(">", text.index("<svg"))]
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', opening)
     assert size is not None, "matplotlib writes a viewBox"
