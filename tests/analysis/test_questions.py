@@ -131,7 +131,7 @@ def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
         lines = [epoch_line(1, 1.0, 2.0, accuracy)]
         study.add([[lines] * 2], kind="convergence", aggregator=name, world_size=2, lossy=lossy)
     answer = answered(study, "compression")
-    assert answer.sentence.startswith("The best lossy training, one_bit on 2 workers, ends 1.00 points below the exact")
+    assert answer.sentence.startswith("The best lossy training, one_bit on 2 workers, ends 1.00 points below")
     assert [row[0] for row in answer.table.rows] == ["one_bit", "top_k"]
     assert column(answer, "points") == ["-1.00", "-5.00"]
 
