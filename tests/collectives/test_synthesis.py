@@ -102,6 +102,7 @@ class TestOnMachines:
             )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["dual-k80", "pcie-8", "pcie-8-no-peer-access"])
 def test_bound_is_met_where_all_ranks_are_bound_alike(name):
     assert of_64_mib(name).meets_bound

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scaling.errors import StudyError
-from scaling.measure.matrix_rate import MatrixRate
+from scaling.measure.matrix_rate import MatrixRate, matrix_rate
 from scaling.measure.probe.cases import matrix_sizes
 from scaling.process_group import TorchGroup
 from scaling.registry import trust
@@ -111,6 +111,14 @@ def group() -> Iterator[TorchGroup]:
     torch.set_num_threads(threads)
 
 
+RATE = MatrixRate(2e9, 1e9, 3e9, 512, 5)
+
+
+@pytest.fixture(autouse=True)
+def _rate_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded, "matrix_rate", lambda *_: RATE)
+
+
 @pytest.fixture
 def runner() -> CellRunner:
     return CellRunner(torch.device("cpu"))
@@ -183,7 +191,7 @@ class TestMatrixRate:
 
         def measured(precision, device):
             asked.append(precision)
-            return MatrixRate(2e9, 1e9, 3e9, 512, 5)
+            return RATE
 
         monkeypatch.setattr(loaded, "matrix_rate", measured)
         first = run(runner, group, TIMED)[1].matrix_rate
@@ -193,7 +201,8 @@ class TestMatrixRate:
         assert asked == ["float32", "bf16"]
         assert run(runner, group, TRAINED)[1].matrix_rate is None
 
-    def test_a_run_has_a_rate_of_this_machine(self, runner, group):
+    def test_a_run_has_a_rate_of_this_machine(self, runner, group, monkeypatch):
+        monkeypatch.setattr(loaded, "matrix_rate", matrix_rate)
         rate = run(runner, group, TIMED)[1].matrix_rate
         assert rate["low"] <= rate["flops_per_s"] <= rate["high"]
         assert rate["size"] in matrix_sizes(on_gpus=False)

@@ -130,7 +130,7 @@ def one_worker(optimizer, precision, device):
     return found
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("precision", "accumulate"), [("float32", 1), ("float32", 2), ("bf16", 2)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", EXACT)
