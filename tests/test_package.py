@@ -180,7 +180,7 @@ def quickstart(installed):
 
 
 def test_quickstart_is_run_reported_predicted_and_recommended(installed, quickstart):
-    assert "all_reduce" in installed.run("scaling", "report", quickstart)
+    assert "all_reduce" in installed.run("scaling", "report", quickstart, "--all")
     assert installed.run("scaling", "recommend", quickstart, codes=(0, 3))  # 3: not decided
     assert installed.run("scaling", "explain", quickstart)
     predicted = ("predict", "mnist", "kind=iteration", "--topology", "hgx-h200", "--world-sizes", "2")

@@ -38,11 +38,18 @@ STUDY = {
 }
 
 
+def report_of(scaling):
+    command = [sys.executable, "-m", "scaling", "report", str(scaling.out), "--all"]
+    return subprocess.run(
+        command, cwd=scaling.folder, env=scaling.environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
 def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
     scaling.study.write_text(yaml.safe_dump(STUDY))
     done = scaling.run()
     assert done.returncode == 0, done.stderr
-    assert "Transfers: 2 workers on the CPU, 1 thread each" in done.stdout
+    assert "Transfers: 2 workers on the CPU, 1 thread each" in report_of(scaling)
     assert len(list(scaling.out.glob("launches/*.log"))) == 1  # both cells have the same settings
 
     rows = list(csv.DictReader((scaling.out / "summary.csv").open(newline="")))
@@ -77,7 +84,7 @@ def test_mpi_is_measured_where_mpirun_starts_the_workers_and_predictions_know_wh
     scaling.study.write_text(yaml.safe_dump({**STUDY, "parts": STUDY["parts"][:1]}))
     done = scaling.run("--launcher", "mpirun")
     assert done.returncode == 0, done.stderr
-    assert "MPI all-reduce" in done.stdout
+    assert "MPI all-reduce" in report_of(scaling)
     transfers = list(csv.DictReader((scaling.out / "transfers.csv").open(newline="")))
     by_mpi = [row for row in transfers if row["operation"] == "mpi_all_reduce"]
     assert len(by_mpi) >= 2

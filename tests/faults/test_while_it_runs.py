@@ -185,7 +185,7 @@ def test_terminal_that_has_ascii_alone(study):
     command, _ = study
     outcome = command.run(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert "Traceback" not in outcome.stderr
-    assert re.search(r"all_reduce .* \? ", outcome.stdout), "the table of all cells, with ? for its dashes"
+    assert re.search(r" \? ", outcome.stdout), "the answer's table, with ? for its dashes"
 
 
 def ended(process):
@@ -239,7 +239,7 @@ def test_disk_that_is_full(tmp_path, draw, found, need):
         outcome = command.run()
         assert outcome.returncode == 2, outcome.stderr
         assert "Traceback" not in outcome.stderr
-        line = line_with(outcome.stderr, "error: ", "cannot be written: the disk is full", "--out")
+        line = line_with(outcome.stderr, "error: ", "cannot be written: the disk is full", "another folder")
         records = ResultsFolder(command.out).runs()
         assert "running" not in {record.state for record in records}
         for record in records:

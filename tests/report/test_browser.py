@@ -98,9 +98,14 @@ def open_page(browser, report):
         context.close()
 
 
+def main_table(page):
+    """That of the aggregators, below the answer's."""
+    return page.locator("table").filter(has_text="ms a step").first
+
+
 def column(page, heading):
-    """The texts of the first table's column, in the rows that are seen."""
-    table = page.locator("table").first
+    """The texts of the main table's column, in the rows that are seen."""
+    table = main_table(page)
     at = [text.strip() for text in table.locator("thead th").all_text_contents()].index(heading)
     return table.locator("tbody tr:visible").evaluate_all(
         "(rows, at) => rows.map(row => row.cells[at].textContent)", at
@@ -108,7 +113,7 @@ def column(page, heading):
 
 
 def button(page, heading):
-    return page.locator("table").first.get_by_role("button", name=re.compile(f"^{re.escape(heading)}$"))
+    return main_table(page).get_by_role("button", name=re.compile(f"^{re.escape(heading)}$"))
 
 
 def test_page_says_nothing_on_the_console_and_asks_for_nothing(open_page, report):
@@ -158,7 +163,7 @@ def test_numbers_sort_as_numbers_both_ways_by_mouse_and_by_keyboard(open_page):
     descending = column(page, "ms a step")
     assert [float(text.partition(" ")[0]) for text in descending] == values[::-1]
     assert sorted(before) == sorted(ascending) == sorted(descending)
-    head = page.locator("table").first.locator("thead th").nth(1)
+    head = main_table(page).locator("thead th").nth(1)
     assert head.get_attribute("aria-sort") == "descending"
 
 
