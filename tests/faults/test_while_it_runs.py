@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -183,9 +184,13 @@ def test_port_that_is_none(tmp_path, text):
 
 def test_terminal_that_has_ascii_alone(study):
     command, _ = study
-    outcome = command.run(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    outcome = command.run(**ascii_alone)
     assert "Traceback" not in outcome.stderr
-    assert re.search(r" \? ", outcome.stdout), "the answer's table, with ? for its dashes"
+    words = [sys.executable, "-m", "scaling", "report", str(command.out), "--all"]
+    environment = {**command.environment, **ascii_alone}
+    shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"all_reduce .* \? ", shown), "the table of all cells, with ? for its dashes"
 
 
 def ended(process):
