@@ -81,4 +81,4 @@ class TestFiles:
 
     def test_full_disk_is_a_warning(self, monkeypatch, tmp_path):
         monkeypatch.setattr(files, "MIN_FREE_BYTES", 1 << 62)
-        assert files.write_access({}, tmp_path).state == "warning"
+        assert files.write_access({"XDG_CACHE_HOME": str(tmp_path)}, tmp_path).state == "warning"
