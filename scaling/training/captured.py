@@ -13,16 +13,15 @@ Reference: the CUDA graphs section of torch's documentation (notes/cuda.html).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scaling.errors import LaunchError
-from scaling.measure.clock import GraphClock, graphs_can_be_marked
-from scaling.measure.phases import UNMARKED, Lane, Marks, PhaseRecorder
+from scaling.measure.clock import graphs_can_be_marked
+from scaling.measure.graph_marks import GraphMarks
+from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
 from scaling.training.exchanges import Record
 from scaling.training.gradients import GradientTreatment
@@ -67,7 +66,7 @@ class CapturedStep:
         self._metered = (meter.bytes_sent, meter.messages_sent)
         torch.cuda.current_stream().wait_stream(side)
         self._graph, self._loss = self._capture(UNMARKED)
-        self._marked: _GraphMarks | None = None
+        self._marked: GraphMarks | None = None
         step.load_state_dict(state)
         torch.cuda.set_rng_state(random_state)
         meter.reset()
@@ -133,7 +132,7 @@ class CapturedStep:
         if not graphs_can_be_marked():
             return False
         random_state = torch.cuda.get_rng_state()
-        self._marked, self._recorder = _GraphMarks(), recorder
+        self._marked, self._recorder = GraphMarks(), recorder
         self._graph, self._loss = self._capture(self._marked)
         torch.cuda.set_rng_state(random_state)
         self._group.meter.reset()
@@ -146,34 +145,6 @@ class CapturedStep:
             self._targets.copy_(targets)
         self._graph.replay()
         if marks is not UNMARKED and self._marked is not None:
-            for name, lane, start, stop in self._marked.spans:
-                self._recorder.place(name, start, stop, lane)
+            self._marked.place(self._recorder)
         self._group.meter.count(*self._metered)
         return self._loss.clone()
-
-
-class _GraphMarks:
-    """Takes marks that the graph under capture passes at each replay.
-
-    Attributes:
-        spans: (phase, lane, start, stop).
-    """
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, Lane, Any, Any]] = []
-        self._clock = GraphClock()
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._span(name, "main")
-
-    def on_lane(self, lane: Lane) -> Any:
-        return lambda name: self._span(name, lane)
-
-    @contextmanager
-    def _span(self, name: str, lane: Lane) -> Iterator[None]:
-        start = self._clock.mark()
-        yield
-        self.spans.append((name, lane, start, self._clock.mark()))
-
-    def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
-        return nullcontext()

@@ -80,10 +80,12 @@ def aggregate(
         wire: the dtype of the messages, given to `start_exchanges` too; None: the gradient's.
     """
     if wire is None or wire == gradient.dtype or state.group.world_size == 1:
-        return _recorded(aggregator, state, gradient, phase, record)
+        return recorded(
+            aggregator, state, gradient, record, lambda: aggregator.aggregate(state, gradient, phase)
+        )
     with phase("encode"):
         narrow = gradient.to(wire)
-    mean = _recorded(aggregator, state, narrow, phase, record)
+    mean = recorded(aggregator, state, narrow, record, lambda: aggregator.aggregate(state, narrow, phase))
     if mean is None:
         return None
     with phase("decode"):
@@ -104,18 +106,19 @@ def start_exchanges(
     return state
 
 
-def _recorded(
+def recorded(
     aggregator: Aggregator[Any],
     state: AggregatorState,
     gradient: Tensor,
-    phase: PhaseMarker,
     record: Record | None,
+    exchange: Callable[[], Tensor | None],
 ) -> Tensor | None:
+    """What `exchange` gives; with a record, what went into it and came out is added."""
     if record is None:
-        return aggregator.aggregate(state, gradient, phase)
+        return exchange()
     contribution = aggregator.contribution(state, gradient).clone()
     old = _copied(state.withheld())
-    mean = aggregator.aggregate(state, gradient, phase)
+    mean = exchange()
     owned = aggregator.owned(state)
     new = _copied(state.withheld())
     # Strategies in host memory leave it there.

@@ -13,9 +13,11 @@ from scaling.aggregators.base import Aggregator, PhaseMarker
 from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.collectives.side_stream import side_stream
-from scaling.measure.phases import Marks
+from scaling.measure.clock import graphs_can_be_marked
+from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
-from scaling.training.exchanges import Record, aggregate, start_exchanges
+from scaling.training.bucket_graphs import BucketGraph, can_capture, capture
+from scaling.training.exchanges import Record, aggregate, recorded, start_exchanges
 
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket
@@ -24,12 +26,19 @@ if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
 class HookedBuckets:
     """The buckets that a hook has seen, each with its aggregator's state.
 
+    On GPUs the exchange of a bucket is a CUDA graph where the aggregator can be captured (`bucket_graphs`).
+
+    Attributes:
+        captures: False has every exchange run as it is written.
+
     Args:
         aggregator, group, device: of the step.
         layout: all parameters' names and shapes.
         parameters: in the layout's order.
         wire: the dtype of the messages; None: the gradients'.
     """
+
+    captures = True
 
     def __init__(
         self,
@@ -48,6 +57,9 @@ class HookedBuckets:
         self._layouts: dict[int, BucketLayout] = {}
         self._dtypes: dict[int, torch.dtype] = {}
         self._states: list[AggregatorState] = []
+        self._memory: dict[int, Tensor] = {}  # DDP's, of each bucket
+        self._graphs: dict[int, BucketGraph] = {}
+        self._recorder: PhaseRecorder | None = None
         self._unseen: set[int] = set()  # buckets that no step has had yet
         self.started = False
         self.record: Record | None = None
@@ -86,10 +98,11 @@ class HookedBuckets:
     def note_and_return(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Remembers what the bucket holds; exchanges nothing, for passes that no update follows."""
         if bucket.index() == 0:
-            self._layouts, self._dtypes = {}, {}
+            self._layouts, self._dtypes, self._memory = {}, {}, {}
         names_and_shapes = [self._named[id(parameter)] for parameter in bucket.parameters()]
         self._layouts[bucket.index()] = BucketLayout.of(names_and_shapes)
         self._dtypes[bucket.index()] = bucket.buffer().dtype
+        self._memory[bucket.index()] = bucket.buffer()
         return _done(bucket.buffer())
 
     def start(self) -> None:
@@ -105,7 +118,33 @@ class HookedBuckets:
             for index in sorted(self._layouts)
         ]
         self._unseen = set(self._layouts)
+        if self.captures and can_capture(self._aggregator, self._group, self._device):
+            self._capture()
         self.started = True
+
+    def _capture(self, *, marked: bool = False) -> None:
+        stream = self._side.stream
+        assert stream is not None, "on a GPU"
+        states = dict(zip(sorted(self._layouts), self._states, strict=True))
+        self._graphs = capture(self._mean, states, self._memory, stream, marked=marked)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether exchanges are replays of CUDA graphs."""
+        return bool(self._graphs)
+
+    def mark_graphs(self, recorder: PhaseRecorder) -> bool:
+        """Makes the graphs anew, with marks for `recorder`. Collective.
+
+        Returns:
+            False where this torch cannot record events inside a graph.
+        """
+        if self._graphs and not graphs_can_be_marked():
+            return False
+        if self._graphs:
+            self._recorder = recorder
+            self._capture(marked=True)
+        return True
 
     def launch(self, bucket: GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
         """Sets the exchange of one bucket going; the future holds the mean."""
@@ -113,7 +152,20 @@ class HookedBuckets:
         if not self._aggregator.exchanges:
             return _done(buffer)
         self._require_same(bucket)
+        graph = self._graphs.get(bucket.index())
+        is_seen = self.record is None or self._wire is None  # a graph hides what it casts
+        if graph is not None and is_seen and graph.gradient.data_ptr() == buffer.data_ptr():
+            return self._side.run(lambda: self._replayed(graph, state, buffer, marks), buffer)
         return self._side.run(lambda: self._mean(state, buffer, marks.on_lane("comm")), buffer)
+
+    @torch.no_grad()
+    def _replayed(self, graph: BucketGraph, state: AggregatorState, gradient: Tensor, marks: Marks) -> Tensor:
+        mean = recorded(self._aggregator, state, gradient, self.record, graph.replay)
+        assert mean is not None, "a graph has one"
+        self._group.meter.count(*graph.metered)
+        if marks is not UNMARKED and graph.marks is not None and self._recorder is not None:
+            graph.marks.place(self._recorder)
+        return mean
 
     def _require_same(self, bucket: GradBucket) -> None:
         """Once for each bucket: it holds what its state was made for."""
@@ -150,15 +202,15 @@ class _SideStream:
     def __init__(self, device: torch.device) -> None:
         self._failure: BaseException | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._stream = side_stream(device)
-        if self._stream is None:
+        self.stream = side_stream(device)
+        if self.stream is None:
             self._thread = ThreadPoolExecutor(1, "exchange")
 
     def run(self, work: Callable[[], Tensor], instead: Tensor) -> torch.futures.Future[Tensor]:
         """The future value of `work`; `instead` where it fails."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
                 return _done(self._tried(work, instead))
         assert self._thread is not None
         future: torch.futures.Future[Tensor] = torch.futures.Future()

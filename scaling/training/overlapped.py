@@ -2,7 +2,8 @@
 
 torch's DistributedDataParallel fills buckets of `bucket_mb` MiB (the first one of `first_bucket_mb`, where
 that is given) in the order in which gradients become ready, and hands each on at once. Every aggregator runs
-as its communication hook, on a stream of its own (on a CPU: in a thread of its own), except that
+as its communication hook, on a stream of its own (on a CPU: in a thread of its own), on a GPU as a CUDA
+graph where it can be captured, except that
 
 - `all_reduce` is what users run: DDP's own path, without a hook;
 - `no_op` takes the path of the arm that it controls, and exchanges nothing: DDP's own path in a group of this
@@ -86,8 +87,6 @@ class OverlappedStep:
         targets: likewise.
     """
 
-    settle_profiled = False
-
     def __init__(
         self,
         replica: Replica,
@@ -122,6 +121,8 @@ class OverlappedStep:
         self._buckets = made(
             aggregator, group, self._device, replica.layout, replica.trainable, gradients.wire
         )
+        if self._path == "own":
+            self._buckets.captures = False  # what profiled iterations do is as near to it as can be
         self._hooked = False
         self._unused: list[str] = []
         self._compiled = ddp.compiled
@@ -231,7 +232,12 @@ class OverlappedStep:
         """DDP's own path gets a hook that does the same: only a hook can mark the exchange."""
         if self._path == "own":
             self._hook_in(1)
-        return True
+        return self._buckets.mark_graphs(recorder)
+
+    @property
+    def settle_profiled(self) -> bool:
+        """See `Step`. The events of a graph are passed anew by each replay."""
+        return self._buckets.has_graphs
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward, backward with the exchange under it, update; see `Step`."""

@@ -17,9 +17,11 @@ from scaling.runtime.workers import Workers
 from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import TrainingProgress
+from scaling.training.hooked_buckets import HookedBuckets
 from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import SgdSettings
-from scaling.training.replica import FlatReplica
+from scaling.training.overlapped import OverlappedStep
+from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep
 from tests.ranks import as_rank
 
@@ -175,6 +177,32 @@ def captured_less_eager(
     return (ends[0] - ends[1]).abs().max().item()
 
 
+def hooked_less_plain(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device) -> float:
+    """The largest difference between the parameters that an overlapped step ends with whose exchanges are
+    CUDA graphs, and one that runs them as they are written."""
+    ends, sent = [], []
+    for captures in (False, True):
+        HookedBuckets.captures = captures
+        replica = Replica(network(device))
+        inputs, targets = batch(group.rank, 0, device)
+        settings = SgdSettings(learning_rate=0.05, momentum=0.0 if aggregator.own_momentum() else 0.9)
+        step = OverlappedStep(
+            replica, aggregator, settings, group, bucket_mb=BUCKET_MB, inputs=inputs, targets=targets
+        )
+        assert step.settle_profiled == captures, "graphs are what is tested"
+        step.record = []
+        take_steps(step, group, device, range(1))
+        assert len(step.record) > 1, "buckets are"
+        step.record = None
+        take_steps(step, group, device, range(1, NUM_TRAINED))
+        group.meter.reset()
+        take_steps(step, group, device, range(1))
+        sent.append((group.meter.bytes_sent, group.meter.messages_sent))
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in replica.trainable]))
+    assert sent[0] == sent[1], f"metered: {sent}"
+    return (ends[0] - ends[1]).abs().max().item()
+
+
 def resumed(
     aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool
 ) -> dict[str, Any]:
@@ -214,6 +242,7 @@ def seen_by(workers: Workers) -> dict[str, Any]:
         aggregator = create(name, PARAMETERS.get(name, {}))
         try:
             seen[name] = aggregated(aggregator, group, device)
+            seen[name]["hooked"] = hooked_less_plain(aggregator, group, device)
             for way in (False, True):
                 ending = " layered" if way else ""
                 seen[name][f"captured{ending}"] = captured_less_eager(aggregator, group, device, layered=way)

@@ -43,7 +43,7 @@ class TestOnTwoGpus:
     def test_no_step_waits_for_the_device(self, both, name):
         assert [rank["waits"] for rank in both] == ["", ""]
 
-    @pytest.mark.parametrize("way", ["captured", "captured layered"])
+    @pytest.mark.parametrize("way", ["captured", "captured layered", "hooked"])
     def test_captured_it_trains_bit_for_bit_as_eager(self, both, name, way):
         assert [rank[way] for rank in both] == [0.0, 0.0]
 
