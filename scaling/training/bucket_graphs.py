@@ -1,15 +1,18 @@
-"""Exchanges of buckets as CUDA graphs, one a bucket, which a communication hook replays.
+"""Exchanges of buckets as CUDA graphs, which a communication hook replays.
 
-In a hook the host is the limit: Python and some twenty launches a bucket hold back the backward pass, for a
-1-bit exchange of GPT-2 small by half of the step. A replay is one launch. A graph is made on the bucket's own
-memory, which DDP keeps once its buckets stay; where that has moved, the exchange runs as it is written.
+In a hook the host is the limit: Python and some twenty launches a bucket hold the backward pass back, and a
+future made in Python costs as much as a launch. A replay is one launch. Neighbouring buckets of lossy
+aggregators, whose messages are small, share a graph: it is replayed when the last of them is there. The last
+bucket, whose exchange nothing hides, has one of its own.
+
+A graph works on the buckets' own memory, which DDP keeps once its buckets stay.
 
 Reference: the CUDA graphs section of torch's documentation (notes/cuda.html).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +22,17 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
 from scaling.measure.graph_marks import GraphMarks
+from scaling.measure.phases import PhaseRecorder
 from scaling.process_group import Group
+from scaling.training.exchanges import Record, recorded
 
 WARMUP_CALLS = 3
 """Before a capture: libraries set themselves up."""
+SHARED_BYTES = 100 * 2**20
+"""Of gradients, at most, that share a graph."""
 
 Exchange = Callable[[AggregatorState, Tensor, PhaseMarker], Tensor]
+Future = torch.futures.Future[Tensor]
 
 
 def can_capture(aggregator: Aggregator[Any], group: Group, device: torch.device) -> bool:
@@ -34,76 +42,142 @@ def can_capture(aggregator: Aggregator[Any], group: Group, device: torch.device)
 
 
 @dataclass(frozen=True)
-class BucketGraph:
-    """One bucket's exchange.
+class _Bucket:
+    """A bucket with the memory of its gradients and of their mean, and a future that has the mean."""
 
-    Attributes:
-        gradient: [num_elements] the memory that it reads.
-        mean: [num_elements] where a replay leaves the mean.
-        metered: bytes and messages of an exchange.
-        marks: those that a replay passes; None where it passes none.
-    """
-
-    graph: torch.cuda.CUDAGraph
+    state: AggregatorState
     gradient: Tensor
     mean: Tensor
+    future: Future
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The exchanges of some neighbouring buckets."""
+
+    graph: torch.cuda.CUDAGraph
+    buckets: list[_Bucket]
     metered: tuple[int, int]
     marks: GraphMarks | None
 
-    def replay(self) -> Tensor:
-        """The mean, in the order of the current stream; valid until the next call."""
-        self.graph.replay()
-        return self.mean
+    def replay(self, aggregator: Aggregator[Any], record: Record | None, below: int | None = None) -> None:
+        """All exchanges; with a record each is added to it, the first bucket's first."""
+        count = len(self.buckets) if below is None else below
+        if record is None or count == 0:
+            self.graph.replay()
+            return
+        bucket = self.buckets[count - 1]
+
+        def rest() -> Tensor:
+            self.replay(aggregator, record, count - 1)
+            return bucket.mean
+
+        recorded(aggregator, bucket.state, bucket.gradient, record, rest)
 
 
-def capture(
-    exchange: Exchange,
-    states: Mapping[int, AggregatorState],
-    gradients: Mapping[int, Tensor],
-    stream: torch.cuda.Stream,
-    *,
-    marked: bool = False,
-) -> dict[int, BucketGraph]:
-    """A graph for each bucket; states and random state are afterwards as before. Collective.
+class BucketGraphs:
+    """The graphs of all buckets. Collective to make; states and random state are afterwards as before.
 
     Args:
+        aggregator: can be captured.
         exchange: gives the mean of a bucket's gradients.
-        states: of the aggregator, by bucket.
+        states: of each bucket, in their order.
         gradients: [num_elements] each bucket's memory; its values may change.
-        stream: on which graphs will be replayed.
-        marked: with marks between phases, where this torch has them (2.8).
+        recorder: has replays pass marks between phases, where this torch has them (2.8).
     """
-    in_order = [states[index] for index in sorted(states)]
-    saved, random_state = save_buckets(in_order), torch.cuda.get_rng_state()
-    stream.wait_stream(torch.cuda.current_stream())
-    pool = torch.cuda.graph_pool_handle()
-    graphs = {}
-    with torch.cuda.stream(stream):
-        for index in sorted(states):
-            graphs[index] = _captured(exchange, states[index], gradients[index], pool, marked=marked)
-    torch.cuda.current_stream().wait_stream(stream)
-    load_buckets(in_order, saved)
-    torch.cuda.set_rng_state(random_state)
-    torch.cuda.synchronize()
-    return graphs
+
+    def __init__(
+        self,
+        aggregator: Aggregator[Any],
+        exchange: Exchange,
+        states: Sequence[AggregatorState],
+        gradients: Sequence[Tensor],
+        recorder: PhaseRecorder | None = None,
+    ) -> None:
+        self._aggregator, self._exchange, self._recorder = aggregator, exchange, recorder
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._ready, self._done = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._meter = states[0].group.meter
+        saved, random_state = save_buckets(states), torch.cuda.get_rng_state()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        pool = torch.cuda.graph_pool_handle()
+        sizes = [gradient.nbytes for gradient in gradients]
+        limit = SHARED_BYTES if aggregator.lossy else 0
+        self._graph_behind: dict[int, _Graph] = {}
+        self._buckets: list[_Bucket] = []
+        with torch.cuda.stream(self._stream):
+            for first, stop in shared(sizes, limit):
+                graph = self._capture(states[first:stop], gradients[first:stop], pool)
+                self._graph_behind[stop - 1] = graph
+                self._buckets += graph.buckets
+        torch.cuda.current_stream().wait_stream(self._stream)
+        load_buckets(states, saved)
+        torch.cuda.set_rng_state(random_state)
+        torch.cuda.synchronize()
+
+    def _capture(self, states: Sequence[AggregatorState], gradients: Sequence[Tensor], pool: Any) -> _Graph:
+        def exchanged(phase: PhaseMarker) -> list[Tensor]:
+            pairs = zip(states, gradients, strict=True)
+            return [self._exchange(state, gradient, phase) for state, gradient in pairs]
+
+        for _ in range(WARMUP_CALLS):
+            self._meter.reset()
+            exchanged(unmarked)
+        metered = (self._meter.bytes_sent, self._meter.messages_sent)
+        torch.cuda.synchronize()
+        marks = GraphMarks() if self._recorder is not None else None
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool, "thread_local")  # not `torch.cuda.graph`, which collects garbage each time
+        try:
+            means = exchanged(marks.on_lane("comm") if marks else unmarked)
+        finally:
+            graph.capture_end()
+        self._meter.reset()
+        buckets = [_Bucket(*of) for of in zip(states, gradients, means, map(_known, means), strict=True)]
+        return _Graph(graph, buckets, metered, marks)
+
+    def launch(self, index: int, gradient: Tensor, record: Record | None, *, is_profiled: bool) -> Future:
+        """Sets the exchange of a bucket going, or leaves it to the next one's; the future has the mean.
+
+        The current stream waits for all exchanges behind the last bucket, which ends the backward pass.
+        """
+        bucket = self._buckets[index]
+        assert bucket.gradient.data_ptr() == gradient.data_ptr(), "DDP keeps the memory of its buckets"
+        graph = self._graph_behind.get(index)
+        if graph is not None:
+            current = torch.cuda.current_stream()
+            self._ready.record(current)
+            self._stream.wait_event(self._ready)
+            with torch.cuda.stream(self._stream):
+                graph.replay(self._aggregator, record)
+            self._meter.count(*graph.metered)
+            if is_profiled and graph.marks is not None and self._recorder is not None:
+                graph.marks.place(self._recorder)
+            if index == len(self._buckets) - 1:
+                self._done.record(self._stream)
+                current.wait_event(self._done)
+        return bucket.future
 
 
-def _captured(
-    exchange: Exchange, state: AggregatorState, gradient: Tensor, pool: Any, *, marked: bool
-) -> BucketGraph:
-    meter = state.group.meter
-    for _ in range(WARMUP_CALLS):
-        meter.reset()
-        exchange(state, gradient, unmarked)
-    metered = (meter.bytes_sent, meter.messages_sent)
-    torch.cuda.synchronize()
-    marks = GraphMarks() if marked else None
-    graph = torch.cuda.CUDAGraph()
-    # Not `torch.cuda.graph`, which collects garbage for each bucket.
-    graph.capture_begin(pool, "thread_local")
-    try:
-        mean = exchange(state, gradient, marks.on_lane("comm") if marks else unmarked)
-    finally:
-        graph.capture_end()
-    meter.reset()
-    return BucketGraph(graph, gradient, mean, metered, marks)
+def shared(sizes: Sequence[int], limit: int) -> list[tuple[int, int]]:
+    """Which buckets share a graph: [first, stop), of `limit` bytes at most; the last one shares none.
+
+    Args:
+        sizes: of the buckets, in bytes.
+        limit: a larger bucket has a graph of its own.
+    """
+    spans: list[tuple[int, int]] = []
+    first = 0
+    for index in range(len(sizes)):
+        is_last_but_one = index >= len(sizes) - 2
+        if is_last_but_one or sum(sizes[first : index + 2]) > limit:
+            spans.append((first, index + 1))
+            first = index + 1
+    return spans
+
+
+def _known(mean: Tensor) -> Future:
+    """A future that is done: what waits for the stream is `BucketGraphs.launch`."""
+    future: Future = torch.futures.Future()
+    future.set_result(mean)
+    return future

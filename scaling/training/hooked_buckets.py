@@ -16,8 +16,8 @@ from scaling.collectives.side_stream import side_stream
 from scaling.measure.clock import graphs_can_be_marked
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
-from scaling.training.bucket_graphs import BucketGraph, can_capture, capture
-from scaling.training.exchanges import Record, aggregate, recorded, start_exchanges
+from scaling.training.bucket_graphs import BucketGraphs, can_capture
+from scaling.training.exchanges import Record, aggregate, start_exchanges
 
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket
@@ -58,8 +58,7 @@ class HookedBuckets:
         self._dtypes: dict[int, torch.dtype] = {}
         self._states: list[AggregatorState] = []
         self._memory: dict[int, Tensor] = {}  # DDP's, of each bucket
-        self._graphs: dict[int, BucketGraph] = {}
-        self._recorder: PhaseRecorder | None = None
+        self._graphs: BucketGraphs | None = None
         self._unseen: set[int] = set()  # buckets that no step has had yet
         self.started = False
         self.record: Record | None = None
@@ -122,16 +121,14 @@ class HookedBuckets:
             self._capture()
         self.started = True
 
-    def _capture(self, *, marked: bool = False) -> None:
-        stream = self._side.stream
-        assert stream is not None, "on a GPU"
-        states = dict(zip(sorted(self._layouts), self._states, strict=True))
-        self._graphs = capture(self._mean, states, self._memory, stream, marked=marked)
+    def _capture(self, recorder: PhaseRecorder | None = None) -> None:
+        memory = [self._memory[index] for index in sorted(self._memory)]
+        self._graphs = BucketGraphs(self._aggregator, self._mean, self._states, memory, recorder)
 
     @property
     def has_graphs(self) -> bool:
         """Whether exchanges are replays of CUDA graphs."""
-        return bool(self._graphs)
+        return self._graphs is not None
 
     def mark_graphs(self, recorder: PhaseRecorder) -> bool:
         """Makes the graphs anew, with marks for `recorder`. Collective.
@@ -139,11 +136,10 @@ class HookedBuckets:
         Returns:
             False where this torch cannot record events inside a graph.
         """
-        if self._graphs and not graphs_can_be_marked():
-            return False
-        if self._graphs:
-            self._recorder = recorder
-            self._capture(marked=True)
+        if self._graphs is not None:
+            if not graphs_can_be_marked():
+                return False
+            self._capture(recorder)
         return True
 
     def launch(self, bucket: GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
@@ -152,20 +148,10 @@ class HookedBuckets:
         if not self._aggregator.exchanges:
             return _done(buffer)
         self._require_same(bucket)
-        graph = self._graphs.get(bucket.index())
-        is_seen = self.record is None or self._wire is None  # a graph hides what it casts
-        if graph is not None and is_seen and graph.gradient.data_ptr() == buffer.data_ptr():
-            return self._side.run(lambda: self._replayed(graph, state, buffer, marks), buffer)
+        if self._graphs is not None and (self.record is None or self._wire is None):
+            return self._graphs.launch(bucket.index(), buffer, self.record, is_profiled=marks is not UNMARKED)
+        # A record is not of a graph that casts: what is on the wire is inside.
         return self._side.run(lambda: self._mean(state, buffer, marks.on_lane("comm")), buffer)
-
-    @torch.no_grad()
-    def _replayed(self, graph: BucketGraph, state: AggregatorState, gradient: Tensor, marks: Marks) -> Tensor:
-        mean = recorded(self._aggregator, state, gradient, self.record, graph.replay)
-        assert mean is not None, "a graph has one"
-        self._group.meter.count(*graph.metered)
-        if marks is not UNMARKED and graph.marks is not None and self._recorder is not None:
-            graph.marks.place(self._recorder)
-        return mean
 
     def _require_same(self, bucket: GradBucket) -> None:
         """Once for each bucket: it holds what its state was made for."""
@@ -202,15 +188,15 @@ class _SideStream:
     def __init__(self, device: torch.device) -> None:
         self._failure: BaseException | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self.stream = side_stream(device)
-        if self.stream is None:
+        self._stream = side_stream(device)
+        if self._stream is None:
             self._thread = ThreadPoolExecutor(1, "exchange")
 
     def run(self, work: Callable[[], Tensor], instead: Tensor) -> torch.futures.Future[Tensor]:
         """The future value of `work`; `instead` where it fails."""
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
                 return _done(self._tried(work, instead))
         assert self._thread is not None
         future: torch.futures.Future[Tensor] = torch.futures.Future()
