@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ class Rare:
     Attributes:
         kind: "evaluation" or "save".
         ranks: that do it; none where all do.
-        count: how often, on the rank with the most.
+        count: in how many steps, on the rank with the most.
         every: so many steps.
         seconds: each takes.
         ratio: of the time.
@@ -51,10 +52,11 @@ def rare(measured: Measured) -> list[Rare]:
         ratio = sum(took[most]) / max(wall_s, 1e-9)
         least = measured.left_out[-1][0] if measured.left_out else 0.0
         waits = len(doing) < len(ranks) and least > 0.5 * ratio / max(1 - ratio, 1e-9)
-        count = len(took[most])
-        each_s = float(np.mean(took[most]))
+        steps = _steps_with(ranks[most], kind)
+        every = float(np.median(np.diff(steps))) if len(steps) > 1 else len(marks) - 1.0
+        each_s = sum(took[most]) / len(steps)
         doing = doing if len(doing) < len(ranks) else ()
-        found.append(Rare(kind, doing, count, (len(marks) - 1) / count, each_s, ratio, waits))
+        found.append(Rare(kind, doing, len(steps), every, each_s, ratio, waits))
     return found
 
 
@@ -69,13 +71,19 @@ def _spans(rank: dict[str, Any], kind: str) -> list[float]:
     return [end_s - start_s for name, start_s, end_s in rank["phases"] if name == kind and start_s >= first_s]
 
 
+def _steps_with(rank: dict[str, Any], kind: str) -> list[int]:
+    """In which steps: a checkpoint may be several files."""
+    marks = _marks(rank)
+    return sorted({bisect(marks, start_s) for name, start_s, _ in rank["phases"] if name == kind} - {0})
+
+
 def horizon(measured: Measured) -> dict[str, Any]:
     """How much was seen in a launch, and the mean step with all of it."""
     ranks, means_s = measured.facts["baseline"], [*measured.means_s.get("clock", {}).values()]
     return {
         "steps": len(_marks(ranks[0])) - 1,
-        "evaluations": max(len(_spans(rank, "evaluation")) for rank in ranks),
-        "saves": max(len(_spans(rank, "save")) for rank in ranks),
+        "evaluations": max(len(_steps_with(rank, "evaluation")) for rank in ranks),
+        "saves": max(len(_steps_with(rank, "save")) + int(rank.get("saves_in_thread", 0)) for rank in ranks),
         "epochs": max(int(rank.get("exhausted", 0)) for rank in ranks),
         "mean_s": float(np.mean(means_s)) if means_s else None,
         "trackers": sorted({name for rank in ranks for name in rank.get("trackers", [])}),

@@ -260,7 +260,13 @@ def _why_not(
     early = [int(rank["ended_after"]) for rank in ranks if "ended_after" in rank]
     if refused is not None:
         return refused
-    raised = min((rank["raised"] for rank in ranks if "raised" in rank), default=None)
+    every = [rank["raised"] for rank in ranks if "raised" in rank]
+    own = [error for error in every if not any(text in error[1] for text in OTHER_RANK)]
+    left = [rank for rank in ranks if "ended_after" in rank and "raised" not in rank]
+    if every and left and not own:
+        rank, made = left[0]["rank"], left[0]["ended_after"]
+        return f"rank {rank} ended by itself after {made} steps, and others went on"
+    raised = min(own or every, default=None)
     if raised is not None:  # the first one: the others fail for want of it
         return f"a rank raised {raised[1]}"
     if code and (not ranks or early or reasons):

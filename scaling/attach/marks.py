@@ -141,23 +141,32 @@ def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]
     A step that is another one on any rank is left out on all of them, and so is one with a save that most
     have not.
     """
+    signature, by_rank, others = _kinds(ranks)
+    positions = [
+        at
+        for at in range(min(map(len, by_rank)))
+        if at not in others and all(steps[at].block >= 0 for steps in by_rank)
+    ]
+    return signature, [[steps[at] for at in positions] for steps in by_rank]
+
+
+def _kinds(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]], set[int]]:
+    """The usual signature, all steps after the warm-up, and at which of them a rank makes another one.
+
+    The first step of a block may differ for its change of arms: a save or an evaluation makes it another one.
+    """
     by_rank = after_warmup(ranks)
     shortest = min(map(len, by_rank))
     counted = Counter(steps[at].signature for steps in by_rank for at in range(shortest))
-    signature = counted.most_common(1)[0][0]
-    rare = set[int]()
+    signature, others = counted.most_common(1)[0][0], set[int]()
     for steps in by_rank:
-        saves = {
-            at for at, step in enumerate(steps[:shortest]) if any(span[0] == "save" for span in step.spans)
-        }
-        rare |= saves if 2 * len(saves) < shortest else set()
-    positions = [
-        at
-        for at in range(shortest)
-        if at not in rare
-        and all(steps[at].signature == signature and steps[at].block >= 0 for steps in by_rank)
-    ]
-    return signature, [[steps[at] for at in positions] for steps in by_rank]
+        for at, step in enumerate(steps[:shortest]):
+            compared = slice(None) if step.block >= 0 else slice(2, 3)  # its evaluations
+            if step.signature[compared] != signature[compared]:
+                others.add(at)
+        saves = {at for at in range(shortest) if any(span[0] == "save" for span in steps[at].spans)}
+        others |= saves if 2 * len(saves) < shortest else set()
+    return signature, by_rank, others
 
 
 def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) -> Signature:
@@ -174,16 +183,16 @@ def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) ->
 def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, float]]:
     """How much longer the mean step is than the steady one, and the phases of the others, as such ratios.
 
-    Steps of another kind (evaluations, saves, starts of an epoch) make it so. Of the rank with the least; the
-    phases are of the rank with the most, for which others wait.
+    Steps of another kind (evaluations, saves, starts of an epoch) make it so, also where one is the first of
+    a block. Of the rank with the least; the phases are of the rank with the most, for which others wait.
     """
     found: list[tuple[float, dict[str, float]]] = []
-    for every, steps in zip(after_warmup(ranks), steady(ranks)[1], strict=True):
+    _, by_rank, at_others = _kinds(ranks)
+    for every, steps in zip(by_rank, steady(ranks)[1], strict=True):
         usual_s = _usual_s(steps)
         first_s = usual_s.get("baseline", next(iter(usual_s.values())))
-        numbers = {step.number for step in steps}
-        counted = [step for step in every if step.block >= 0 and step.arm in usual_s]
-        others = [step for step in counted if step.number not in numbers]
+        counted = [step for step in every if step.arm in usual_s]
+        others = [every[at] for at in at_others if every[at].arm in usual_s]
         more = sum(step.step_s - usual_s[step.arm] for step in others) / len(counted) / first_s
         phases = {
             phase: sum(end - start for step in others for name, start, end in step.spans if name == phase)

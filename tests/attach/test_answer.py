@@ -171,8 +171,27 @@ def test_saves_are_said_with_the_ranks_that_make_them(saving: tuple[int, ...], s
         measured.add(launch, Run("baseline", ranks))
     measured.left_out = measured.left_out[3:]
     wait = ", while the others wait" if len(saving) == 1 else ""
-    assert f"In some steps {said} every 6 steps, 0.5 s{wait}: 45% of the time." in answer(measured)
+    assert f"In some steps {said} once in 6 steps, 0.5 s{wait}: 45% of the time." in answer(measured)
     assert findings(measured)[0].kind == "saves"
+
+
+def test_saves_in_first_steps_of_blocks_count_and_a_checkpoint_of_several_files_is_one() -> None:
+    arms, measured = {"baseline": 0.1, "aa": 0.1}, Measured()
+    for launch in range(2):
+        ranks = made_switched(arms)
+        for rank in ranks:
+            marks, rank["phases"] = [0.0], []
+            for _, _, within in rank["labels"][1:]:
+                begin_s = marks[-1] + 0.1
+                marks.append(begin_s + 0.3 * (within == 0))
+                if within == 0 and rank["rank"] == 0:
+                    rank["phases"] += [("save", begin_s + s, begin_s + s + 0.1) for s in (0.05, 0.15)]
+            rank["step_s"] = [marks]
+        measured.add(launch, Run("switched", ranks, arms=tuple(arms)))
+    (found,) = findings(measured)
+    assert (found.kind, round(found.values["ratio"], 2)) == ("saves", 1.0)
+    assert "rank 0 saves every 3 steps, 0.2 s, while the others wait" in text_of(found, "advice")
+    assert "Seen in a launch: 24 steps of each rank, 8 saves;" in "\n".join(answer(measured))
 
 
 def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:

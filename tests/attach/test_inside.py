@@ -8,9 +8,12 @@ import json
 import os
 import runpy
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -96,7 +99,7 @@ def test_an_optimizer_of_copies_is_the_scripts_where_no_other_steps(
     assert stopped == ([] if has_own else [True])
 
 
-@pytest.mark.parametrize("error", [None, ValueError("no such hook")])
+@pytest.mark.parametrize("error", [None, ValueError("no such hook"), AssertionError()])
 def test_an_error_before_the_first_step_is_said_and_not_its_consequence(
     agent: inside.Agent, tmp_path: Path, monkeypatch, error: Exception | None
 ) -> None:
@@ -105,7 +108,8 @@ def test_an_error_before_the_first_step_is_said_and_not_its_consequence(
     agent.at_exit()
     record = json.loads((tmp_path / "rank0.json").read_text())
     assert record.get("refused") == (None if error else "it ended before an optimizer's step")
-    assert record.get("raised", [0, None])[1] == ("ValueError: no such hook" if error else None)
+    said = {ValueError: "ValueError: no such hook", AssertionError: "AssertionError"}
+    assert record.get("raised", [0, None])[1] == said.get(type(error))
 
 
 def test_what_is_saved_to_memory_is_no_save_and_what_is_saved_to_a_file_is_timed(
@@ -130,6 +134,22 @@ def test_what_is_saved_to_memory_is_no_save_and_what_is_saved_to_a_file_is_timed
     torch.save({"step": 0}, tmp_path / "last.pt")
     assert torch.load(tmp_path / "last.pt") == {"step": 0}
     assert [name for name, _, _ in agent.phases] == ["save"]
+    with guard.watch((tmp_path / "opened.pt").open("wb")) as file:  # what is saved to it is a part of it
+        start_s = time.perf_counter()
+        torch.save({"step": 1}, file)
+    assert torch.load(tmp_path / "opened.pt") == {"step": 1}
+    assert [start_s > begin_s for _, begin_s, _ in agent.phases] == [True, True]
+    log = guard.watch((tmp_path / "log").open("w+b"))
+    agent.done["update"] += 1
+    log.close()  # one that stays open over steps is none
+    numpy.save(guard.watch((tmp_path / "x.npy").open("wb")), numpy.ones(3))  # closed as it is forgotten
+    assert numpy.load(tmp_path / "x.npy").tolist() == [1, 1, 1]
+    assert len(agent.phases) == 3
+    thread = threading.Thread(target=torch.save, args=({}, tmp_path / "background.pt"))
+    agent.threads.add(threading.get_ident())
+    thread.start()
+    thread.join()
+    assert (len(agent.phases), agent.facts["saves_in_thread"]) == (3, 1)
 
 
 @pytest.mark.parametrize("arm", ["baseline", "no_exchange"])

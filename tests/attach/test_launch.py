@@ -111,3 +111,16 @@ def test_an_error_that_a_spawned_rank_did_not_see_is_taken_from_the_output(
     (tmp_path / "rank0.json").write_text(json.dumps(record))
     (tmp_path / "output.log").write_text(SPAWN_SAYS)
     assert _read("baseline", tmp_path, code, 6, 10.0).reason == expected
+
+
+def test_a_rank_that_stops_before_the_others_is_named_and_not_what_they_miss(tmp_path: Path) -> None:
+    lost = [1.0, "RuntimeError: Connection closed by peer [127.0.0.1]:62656"]
+    for rank, more in enumerate(({"ended_after": 51}, {"ended_after": 51, "raised": lost})):
+        (tmp_path / f"rank{rank}.json").write_text(
+            json.dumps({**made_rank(rank, [0.1] * 51), "pid": 1, **more})
+        )
+    (tmp_path / "output.log").write_text("early stop\n")
+    assert (
+        _read("switched", tmp_path, 1, 6, 10.0).reason
+        == "rank 0 ended by itself after 51 steps, and others went on"
+    )

@@ -303,7 +303,8 @@ class Agent:
         if error is not None:
             last = traceback.extract_tb(error.__traceback__)[-1:]
             where = f" at `{last[0].line}`" if last and isinstance(error, AssertionError) else ""
-            self.facts["raised"] = [time.time(), f"{type(error).__name__}: {error}{where}"[:300]]
+            said = f": {error}" if str(error) else ""
+            self.facts["raised"] = [time.time(), f"{type(error).__name__}{said}{where}"[:300]]
         if self.marks:
             self.facts["ended_after"] = min(map(len, self.marks.values()))
         elif error is not None:

@@ -66,6 +66,7 @@ class Guard:
 
     Attributes:
         refuse: called with a reason where a run cannot go on.
+        watch: called with each file that is opened to write bytes; the script is given what it returns.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -76,6 +77,7 @@ class Guard:
         self._open, self._write = os.open, builtins.open
         self._remove_tree, self._truncate = shutil.rmtree, os.truncate
         self.refuse: Callable[[str], None] = _refuse
+        self.watch: Callable[[Any], Any] = lambda opened: opened
         for name in ("remove", "unlink", "rmdir"):
             _replace(os, name, self._removal(getattr(os, name)))
         for holder, name in ((os, "rename"), (os, "replace"), (shutil, "move")):
@@ -173,7 +175,9 @@ class Guard:
             file = self.instead(file, is_emptied="w" in mode)
         else:
             file = self.latest(file)
-        return self._write(file, mode, *arguments, **named)
+        opened = self._write(file, mode, *arguments, **named)
+        is_written = isinstance(mode, str) and "b" in mode and any(letter in mode for letter in "wxa")
+        return self.watch(opened) if is_written and not isinstance(file, int) else opened
 
     def _opened_low(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if flags & os.O_EXCL:

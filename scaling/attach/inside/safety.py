@@ -3,13 +3,15 @@
 import functools
 import io
 import sys
+import threading
 import time
+from collections import Counter
 from typing import Any
 
 import torch
 
 from .agent import Agent
-from .guard import Guard
+from .guard import CACHES, QUIET, Guard
 
 SAVERS = (
     ("safetensors.torch", "", "save_file"),
@@ -38,8 +40,8 @@ SAVERS = (
 )
 """Module, class and function of what else writes, deletes or sends checkpoints."""
 
-_open: list[str] = []
-"""Saves that have not ended: those within one are part of it."""
+_open = Counter[int]()
+"""Saves of a thread that have not ended: those within one are part of it."""
 
 
 def watch_saves(agent: Agent, guard: Guard) -> None:
@@ -56,6 +58,7 @@ def watch_saves(agent: Agent, guard: Guard) -> None:
         return _timed(agent, saved)
 
     guard.refuse = agent.refuse
+    guard.watch = lambda opened: _watched_file(agent, opened)
     torch.save, torch.jit.save = saving(torch.save), saving(torch.jit.save)
     torch.load, torch.jit.load = _loading(torch.load, guard), _loading(torch.jit.load, guard)
     arm_with = agent.arm_with
@@ -72,16 +75,60 @@ def _timed(agent: Agent, save: Any) -> Any:
 
     def timed(*arguments: Any, **named: Any) -> Any:
         in_memory = any(isinstance(value, io.BytesIO) for value in (*arguments, *named.values()))
-        start_s, is_outer = time.perf_counter(), not _open and not in_memory
-        _open.append("save")
+        start_s, thread = time.perf_counter(), threading.get_ident()
+        _open[thread] += 1
         try:
             return save(*arguments, **named)
         finally:
-            _open.pop()
-            if is_outer and agent.is_armed:
-                agent.phases.append(("save", start_s, time.perf_counter()))
+            _open[thread] -= 1
+            if not in_memory:
+                _saved(agent, start_s)
 
     return functools.update_wrapper(timed, save)
+
+
+def _saved(agent: Agent, start_s: float) -> None:
+    """A save has ended; those since its start are part of it. In another thread it makes no step longer."""
+    if not agent.is_armed or _open[threading.get_ident()]:
+        return
+    if not agent.is_own_thread:
+        agent.facts["saves_in_thread"] = agent.facts.get("saves_in_thread", 0) + 1
+        return
+    while agent.phases and agent.phases[-1][0] == "save" and agent.phases[-1][1] >= start_s:
+        agent.phases.pop()
+    agent.phases.append(("save", start_s, time.perf_counter()))
+
+
+class _Closing:
+    """Of a file that is written: what passes until it is closed, in the same step, is a save."""
+
+    def begins(self, agent: Agent) -> None:
+        self._begin = agent, time.perf_counter(), agent.done["update"]
+
+    def close(self) -> None:
+        was_open = not self.closed  # type: ignore[attr-defined]
+        super().close()  # type: ignore[misc]
+        agent, start_s, made = self._begin
+        if was_open and made == agent.done["update"]:
+            _saved(agent, start_s)
+
+
+class _Writer(_Closing, io.BufferedWriter):
+    pass
+
+
+class _Random(_Closing, io.BufferedRandom):
+    pass
+
+
+def _watched_file(agent: Agent, opened: Any) -> Any:
+    kind = {io.BufferedWriter: _Writer, io.BufferedRandom: _Random}.get(type(opened))
+    name = str(getattr(opened, "name", ""))
+    if kind is None or name.startswith(QUIET) or any(part in name for part in CACHES):
+        return opened
+    watched = kind(opened.detach(), 2**17)
+    watched.begins(agent)
+    return watched
 
 
 def _loading(load: Any, guard: Guard) -> Any:
