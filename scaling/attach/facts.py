@@ -99,10 +99,10 @@ def same_samples(measured: Measured) -> bool:
 
 
 def exchanges_nothing(measured: Measured) -> bool:
-    """Whether several ranks have no DDP model and call no collective."""
+    """Whether several ranks have no DDP model, and pass fewer numbers by own collectives than it has."""
     ranks = measured.facts["baseline"]
     return len(ranks) > 1 and all(
-        rank.get("without_ddp") and not any(rank.get("collectives", {}).values()) for rank in ranks
+        rank.get("without_ddp") and rank.get("passed", 0) < rank.get("num_parameters", 1) for rank in ranks
     )
 
 
@@ -121,7 +121,6 @@ def settings(measured: Measured) -> dict[str, Any]:
     is_slow_input = on_gpu and first.get("batches") and not first.get("draws_in_thread")
     return {
         "same_samples": same_samples(measured),
-        "no_exchange": exchanges_nothing(measured),
         "all_used": first.get("find_unused") and first.get("all_used"),
         "calls": reduces_a_step([first]),
         "steps_are_backward": first.get("steps_are_backward"),

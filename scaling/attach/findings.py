@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.findings import Finding
-from scaling.attach.facts import rare, reduces_a_step, same_samples
+from scaling.attach.facts import exchanges_nothing, rare, reduces_a_step, same_samples
 from scaling.attach.inside.arms import BUCKETS
 from scaling.attach.loading import batch_making, loader_starts, saved_by_cached_input
 from scaling.attach.measured import Measured, Saved
@@ -28,7 +28,7 @@ WAITED_FOR = ("input", "rest")
 OFTEN_STEPS = 1.5
 """What is done once in so many steps is a part of the usual one."""
 
-CAUSES = ("no_sampler", "saves", "evaluation")
+CAUSES = ("not_exchanged", "no_sampler", "saves", "evaluation")
 """Findings that name what is done: before phases of which only the time is known."""
 
 SETTINGS = ("threads", "no_debugging", "plain_all_reduce")
@@ -253,9 +253,10 @@ def _of_other_steps(measured: Measured, spread: float) -> Iterator[Finding]:
 
 def _of_work(measured: Measured) -> Iterator[Finding]:
     """Ranks that do one another's work, and what is done in every step."""
-    if same_samples(measured):
-        world_size = len(measured.facts["baseline"])
-        yield _found("no_sampler", 1 - 1 / world_size, world_size=world_size)
+    world_size = len(measured.facts["baseline"])
+    for kind, is_so in (("not_exchanged", exchanges_nothing), ("no_sampler", same_samples)):
+        if is_so(measured):
+            yield _found(kind, 1 - 1 / world_size, world_size=world_size)
     for one in rare(measured):
         if one.every < OFTEN_STEPS:
             yield _found(KINDS_OF_RARE[one.kind], one.ratio, is_once=True, rare=None)

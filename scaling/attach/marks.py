@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy.stats import trim_mean
 
 from scaling.attach.inside.arms import ARMS
 
@@ -265,10 +266,12 @@ def medians_s(steps: Sequence[Sequence[Step]]) -> list[float]:
 
 
 def phases_s(steps: Sequence[Step]) -> dict[str, float]:
-    """The median seconds of each phase in a rank's steps."""
+    """The seconds of each phase in a rank's steps, without a quarter of the longest and of the shortest."""
     return {
         phase: float(
-            np.median([sum(stop - start for name, start, stop in s.spans if name == phase) for s in steps])
+            trim_mean(
+                [sum(stop - start for name, start, stop in s.spans if name == phase) for s in steps], 0.25
+            )
         )
         for phase in MOST_PHASES
     }

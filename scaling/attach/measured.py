@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy.stats import trim_mean
 
 from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import Run
@@ -187,11 +188,16 @@ class Measured:
         busy_s = np.array([[step.step_s - step.waited_s for step in rank] for rank in steps])
         halves = np.array_split(busy_s, 2, axis=1) if len(rounds) >= 2 * LEAST_ROUNDS else [busy_s]
         for half, seconds in enumerate(halves):
-            self.own_s.setdefault(arm, {})[2 * launch + half] = np.median(seconds, axis=1).tolist()
+            # Of steps that are long by turns a median is that of either kind.
+            self.own_s.setdefault(arm, {})[2 * launch + half] = trim_mean(seconds, 0.25, axis=1).tolist()
         if any(step.spans for rank in steps for step in rank) and ARMS[arm].has_phases:
             self.phases.setdefault(arm, {})[launch] = [phases_s(rank) for rank in steps]
+            means = [seconds.mean(axis=1) for seconds in halves]
             for half, seconds in enumerate(halves):
-                uneven_s = seconds.max(axis=0).mean() - seconds.mean(axis=1).max()
+                slowest = means[
+                    len(halves) - 1 - half
+                ].argmax()  # of the other half, or it would be by chance
+                uneven_s = seconds.max(axis=0).mean() - means[half][slowest]
                 self.uneven_s.setdefault(arm, {})[2 * launch + half] = float(uneven_s)
 
     @property

@@ -155,6 +155,21 @@ def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(
     assert agent.facts["iterators"] == 6
 
 
+def test_an_epoch_in_which_arms_change_keeps_its_length(agent: inside.Agent, loaders: None) -> None:
+    cached.cache_input(agent)
+    loader, lengths = DataLoader(Drawn(8), 2), list[int]()
+    next(iter(loader))
+    for before, after in (("cached_input", "baseline"), ("baseline", "cached_input")):
+        agent.arm = ARMS[before]
+        epoch = iter(loader)
+        next(epoch)
+        agent.arm = ARMS[after]
+        next(epoch)
+        agent.arm = ARMS["baseline"]
+        lengths.append(2 + len(list(epoch)))
+    assert lengths == [4, 4]
+
+
 def test_an_evaluation_loads_its_batches_and_ends(agent: inside.Agent, loaders: None) -> None:
     agent.arm = ARMS["cached_input"]
     cached.cache_input(agent)

@@ -92,7 +92,7 @@ def test_an_optimizer_of_copies_is_the_scripts_where_no_other_steps(
     stopped: list[bool] = []
     monkeypatch.setattr(agent, "stop", lambda: stopped.append(True))
     agent.is_armed, agent.warmup, weight = True, 2, torch.ones(1)
-    agent._parameters = {id(weight)}
+    agent.parameters = {id(weight)}
     own, of_copies = (torch.optim.SGD([tensor], lr=1.0) for tensor in (weight, weight.clone()))
     for optimizer in [own, *[of_copies] * 8] if has_own else [of_copies] * 8:
         agent.after_step(optimizer)
@@ -254,3 +254,12 @@ def test_debugging_that_is_on_is_known_and_stays_off_in_its_arm(monkeypatch) -> 
     torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL)
     with torch.autograd.set_detect_anomaly(True):
         assert debugging.switched_on() == []
+
+
+def test_the_option_of_buffers_is_known_where_the_wrapper_is_replaced(
+    agent: inside.Agent, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(record.DistributedDataParallel, "__init__", lambda self, *_, **__: None)
+    record.write(agent)
+    options = ("broadcast_buffers", "forward_sync_buffers")
+    assert json.loads((tmp_path / "rank0.json").read_text())["buffers_option"] in options

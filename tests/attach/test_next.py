@@ -4,8 +4,10 @@ import pytest
 
 from scaling.attach.answer import answer
 from scaling.attach.findings import findings
+from scaling.attach.launch import Run
+from scaling.attach.measured import Measured
 from scaling.report.text import text_of
-from tests.attach.made_marks import EVEN, made_runs, with_facts
+from tests.attach.made_marks import EVEN, made_rank, made_runs, with_facts
 
 
 def test_where_unchanged_runs_differ_much_that_is_next() -> None:
@@ -119,3 +121,22 @@ def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange() -> None:
     for arm in ("baseline", "no_exchange"):
         measured.signatures[arm] = (4, 1, 0, 1)
     assert "no_sync" not in answer(measured)[-1]
+
+
+@pytest.mark.parametrize("passed", [8, 4096])
+def test_ranks_that_pass_less_than_a_model_are_told_to_wrap_it(passed: int) -> None:
+    facts = {"without_ddp": True, "num_parameters": 4096, "passed": passed, "collectives": {"all_reduce": 1}}
+    measured = with_facts(made_runs({**EVEN, "no_exchange": (0.1, 0.1)}), "baseline", **facts)
+    said = "its 2 ranks exchange nothing, and each trains a model of its own."
+    assert answer(measured)[-1].endswith(said) == (passed < 4096)
+
+
+def test_ranks_that_are_slow_by_turns_are_no_slow_rank() -> None:
+    measured = Measured()
+    for launch in range(2):
+        for arm in ("baseline", "aa", "no_exchange"):
+            steps_s = [[0.1 + 0.06 * (at % 2 == rank) for at in range(8)] for rank in range(2)]
+            measured.add(launch, Run(arm, [made_rank(rank, steps_s[rank]) for rank in range(2)]))
+    assert "Slow rank: none above the A/A spread." in answer(measured)
+    kinds = {found.kind for found in findings(measured)}
+    assert ("turns" in kinds, "slow_rank" in kinds) == (True, False)

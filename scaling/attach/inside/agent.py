@@ -41,6 +41,8 @@ class Agent:
         updates: when each optimizer began its step, in arms with phases.
         batches: (samples, elements) of every batch drawn for training; those that were cached by themselves.
         scalers: of gradients, that the script has.
+        parameters: of models that are wrapped, or of the optimizer, by `id`.
+        passed: numbers that the script's own collectives were given.
         own_s: what counting and marking has taken so far.
         is_armed: the steps count.
         when_exchanging: called where exchange begins and ends.
@@ -65,6 +67,7 @@ class Agent:
         self.digests: list[int] = []
         self.scalers: list[Any] = []
         self.collectives: Counter[str] = Counter()
+        self.passed = 0
         self.own_s = 0.0
         self.facts: dict[str, Any] = {}
         self.models: list[Any] = []
@@ -78,7 +81,7 @@ class Agent:
         self.marks: dict[int, list[float]] = {}
         self.events: dict[int, list[Any]] = {}
         self.counts_of: dict[int, list[list[int]]] = {}
-        self._parameters: set[int] = set()
+        self.parameters: set[int] = set()
         self._optimizers: list[Optimizer] = []
         self.all_used = False
         self._steps_without = self._backward_without = 0
@@ -104,7 +107,7 @@ class Agent:
                 # Wrapped before this: what the arm changes would be no more than its name.
                 self.refuse("the model was wrapped before `attached` could change it")
             self.arm_with(model)
-        self._parameters.update(
+        self.parameters.update(
             id(parameter) for group in optimizer.param_groups for parameter in group["params"]
         )
 
@@ -116,7 +119,7 @@ class Agent:
         self._watch_exit()
         if is_first:
             self.arm.on(self)
-        self._parameters.update(id(parameter) for parameter in model.parameters())
+        self.parameters.update(id(parameter) for parameter in model.parameters())
         self.device = next(model.parameters()).device.type
         if dist.is_initialized():
             self.place = (dist.get_rank(), dist.get_world_size())
@@ -145,11 +148,11 @@ class Agent:
         index = next((i for i, known in enumerate(self._optimizers) if known is optimizer), None)
         if index is None:
             owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            if self._parameters and not owned & self._parameters:
+            if self.parameters and not owned & self.parameters:
                 self._steps_without += 1
                 if self.marks or self._steps_without < self.warmup:
                     return
-                self._parameters |= owned  # no other one steps: they are copies (fp32 master weights)
+                self.parameters |= owned  # no other one steps: they are copies (fp32 master weights)
             index = len(self._optimizers)
             self._optimizers.append(optimizer)
         if -1 in self.marks:  # it accumulated: backward passes were no steps
@@ -241,9 +244,9 @@ class Agent:
             self.refuse(f"it uses {used}")
         if is_alone or (self._steps_without > UNWRAPPED and self._begin_without()):
             self.is_armed = True
-            self.device = next(
-                parameter.device.type for group in optimizer.param_groups for parameter in group["params"]
-            )
+            own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self.device, self.parameters = own[0].device.type, set(map(id, own))
+            self.facts["num_parameters"] = sum(parameter.numel() for parameter in own)
             return False
         if self._steps_without >= self.warmup + self.steps:
             self.refuse(without_ddp())

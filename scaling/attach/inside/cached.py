@@ -17,7 +17,7 @@ class Repeated(dataloader._BaseDataLoaderIter):
     """
 
     def __init__(self, loader: Any) -> None:
-        self._attach_loader, self._attach_drawn = loader, 0
+        self._attach_loader, self._attach_drawn, self._attach_cached = loader, 0, 0
         self.real: Any = None
         self._num_workers = loader.num_workers
         self._index_sampler = loader._index_sampler
@@ -44,11 +44,15 @@ def cache_input(agent: Agent) -> None:
             if self._attach_drawn >= _length(loader):
                 raise StopIteration
             self._attach_drawn += 1
+            self._attach_cached += 1
             if getattr(self, "_attach_ready", None) is None:
                 self._attach_ready = _ready(self)
             agent.facts["has_cached_input"] = True
             return loader._attach_first.give()
+        if getattr(self, "_attach_cached", 0) and self._attach_drawn >= _length(loader):
+            raise StopIteration  # or what was repeated would make the epoch longer
         if isinstance(self, Repeated):
+            self._attach_drawn += 1
             self.real = self.real or iterate(loader)
             return draw(self.real)
         while getattr(self, "_attach_ready", None) is not None and _ready(self) > self._attach_ready:
@@ -83,11 +87,11 @@ def _follow_epochs() -> None:
 
     def init(self: Any, loader: Any) -> None:
         begin(self, loader)
-        self._attach_loader, self._attach_drawn = loader, 0
+        self._attach_loader, self._attach_drawn, self._attach_cached = loader, 0, 0
 
     def again(self: Any, *arguments: Any, **options: Any) -> None:
         reset(self, *arguments, **options)  # of workers that are kept
-        self._attach_drawn = 0
+        self._attach_drawn = self._attach_cached = 0
 
     iterator.__init__, iterator._reset = init, again  # type: ignore[method-assign]
 

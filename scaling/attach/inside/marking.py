@@ -69,6 +69,9 @@ def own_or_left_out(agent: Agent, name: str, call: Any) -> Any:
     def called(*arguments: Any, **options: Any) -> Any:
         if agent.is_armed:
             agent.collectives[name] += 1
+            agent.passed += sum(
+                one.numel() for one in (*arguments[:1], *options.values()) if torch.is_tensor(one)
+            )
         if not agent.leaves_out_collectives or name not in SAFE or options.get("async_op"):
             return call(*arguments, **options)
         if name.startswith("all_gather"):
@@ -297,6 +300,8 @@ def _evaluations(agent: Agent) -> None:
     evaluate, train = torch.nn.Module.eval, torch.nn.Module.train
 
     def is_model(module: Any) -> bool:
+        if not agent.models:
+            return any(id(parameter) in agent.parameters for parameter in module.parameters())
         wrapped: list[Any] = []
         for model in agent.models:
             inner = getattr(model, "module", model)

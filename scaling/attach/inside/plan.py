@@ -12,8 +12,11 @@ import torch.distributed as dist
 
 from .arms import order_of
 
-LONGEST_BLOCK, LEAST_BLOCK, BLOCK_S = 6, 3, 0.5
-"""Steps of a block, the first of which is left out; and how long it takes, if it has more than the least."""
+LONGEST_BLOCK, LEAST_BLOCK, BLOCK_S = 7, 3, 0.5
+"""Steps of a block, the first of which is left out; and how long it takes, if it has more than the least.
+
+They are odd, or of what is done in every second step one half would be left out.
+"""
 
 KEY = "scaling_attach_{}"
 
@@ -76,7 +79,7 @@ class Plan:
 
     def _agree_on_block(self, marks_s: list[float], rank: int) -> int:
         step_s = (marks_s[-1] - marks_s[0]) / max(len(marks_s) - 1, 1)
-        block = max(LEAST_BLOCK, min(LONGEST_BLOCK, int(BLOCK_S / max(step_s, 1e-9)) + 1))
+        block = max(LEAST_BLOCK, min(LONGEST_BLOCK, int(BLOCK_S / max(step_s, 1e-9)) | 1))
         store = _store()
         if store is None:
             return LONGEST_BLOCK

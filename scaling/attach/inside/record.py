@@ -15,6 +15,11 @@ TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard", 
 """Modules that log experiments: off in these runs, or writing to the run's folder."""
 
 
+_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters  # before it is wrapped
+BUFFERS_OPTION = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
+"""Of the torch that runs."""
+
+
 def write(agent: Any) -> None:
     rank, world_size = agent.place
     own = place()
@@ -34,6 +39,7 @@ def write(agent: Any) -> None:
         "cached_batches": agent.cached_batches,
         "digests": agent.digests,
         "collectives": dict(agent.collectives),
+        "passed": agent.passed,
         "device": agent.device,
         "num_models": len(agent.models),
         **own,
@@ -46,9 +52,7 @@ def write(agent: Any) -> None:
         "gradients": _gradients(agent),
         "float32_products": torch.get_float32_matmul_precision() == "highest"
         and not agent.facts.get("autocasts"),
-        "buffers_option": next(
-            (name for name in ("forward_sync_buffers", "broadcast_buffers") if name in _ddp_options()), ""
-        ),
+        "buffers_option": BUFFERS_OPTION,
         "all_used": agent.all_used,
         "trackers": [name for name in TRACKERS if name in sys.modules],
         "bucket_bytes": _bucket_bytes(agent),
@@ -95,7 +99,3 @@ def _bucket_bytes(agent: Any) -> list[int]:
         text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
         sizes += [int(part) for part in str(text).split(",") if part.strip()]
     return sizes
-
-
-def _ddp_options() -> Any:
-    return inspect.signature(DistributedDataParallel.__init__).parameters

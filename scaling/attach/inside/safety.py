@@ -122,7 +122,8 @@ class _Random(_Closing, io.BufferedRandom):
 
 
 def _watched_file(agent: Agent, opened: Any) -> Any:
-    kind = {io.BufferedWriter: _Writer, io.BufferedRandom: _Random}.get(type(opened))
+    kinds: dict[Any, Any] = {io.BufferedWriter: _Writer, io.BufferedRandom: _Random}
+    kind = kinds.get(type(opened))
     name = str(getattr(opened, "name", ""))
     if kind is None or name.startswith(QUIET) or any(part in name for part in CACHES):
         return opened
