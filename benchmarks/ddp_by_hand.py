@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node=2 benchmarks/ddp_by_hand.py --arms one_bit one_bit/plain one_bit/captured
 
-Arms are aggregators, in the overlapped step; `/plain`: without the CUDA graphs of buckets; `/captured`: in
-the captured step. All arms and the loop train in turn, some iterations in a row, in an order drawn anew in
+Arms are aggregators, in the overlapped step; `/plain`: without the CUDA graphs of buckets; `/views`:
+with DDP's gradient_as_bucket_view; `/captured`: in the captured step. All arms and the loop train in turn, some iterations in a row, in an order drawn anew in
 each round; a time is that of the slowest rank between two points at which the device is idle. Printed are
 medians with quartiles, and the median over the rounds of the ratio of an arm's time to the loop's (1.01: 1%
 slower); `host_us_per_bucket` is how long the hook holds the backward pass back for one bucket, and
@@ -34,6 +34,7 @@ from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
 from scaling.training.captured import CapturedStep
 from scaling.training.compute import Compute
+from scaling.training.ddp import DdpSettings
 from scaling.training.hooked_buckets import HookedBuckets
 from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import AdamSettings, OptimizerSettings, SgdSettings

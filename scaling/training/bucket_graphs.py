@@ -83,6 +83,7 @@ class BucketGraphs:
         exchange: gives the mean of a bucket's gradients.
         states: of each bucket, in their order.
         gradients: [num_elements] each bucket's memory; its values may change.
+        in_place: means end there, which spares copies where the parameters' gradients are views of it.
         recorder: has replays pass marks between phases, where this torch has them (2.8).
     """
 
@@ -92,9 +93,12 @@ class BucketGraphs:
         exchange: Exchange,
         states: Sequence[AggregatorState],
         gradients: Sequence[Tensor],
+        *,
+        in_place: bool,
         recorder: PhaseRecorder | None = None,
     ) -> None:
         self._aggregator, self._exchange, self._recorder = aggregator, exchange, recorder
+        self._in_place = in_place
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._ready, self._done = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._meter = states[0].group.meter
@@ -118,7 +122,10 @@ class BucketGraphs:
     def _capture(self, states: Sequence[AggregatorState], gradients: Sequence[Tensor], pool: Any) -> _Graph:
         def exchanged(phase: PhaseMarker) -> list[Tensor]:
             pairs = zip(states, gradients, strict=True)
-            return [self._exchange(state, gradient, phase) for state, gradient in pairs]
+            means = [self._exchange(state, gradient, phase) for state, gradient in pairs]
+            if not self._in_place:
+                return means
+            return [own.copy_(mean) for own, mean in zip(gradients, means, strict=True)]
 
         for _ in range(WARMUP_CALLS):
             self._meter.reset()

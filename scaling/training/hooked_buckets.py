@@ -58,6 +58,7 @@ class HookedBuckets:
         self._dtypes: dict[int, torch.dtype] = {}
         self._states: list[AggregatorState] = []
         self._memory: dict[int, Tensor] = {}  # DDP's, of each bucket
+        self._are_views = False  # the parameters' gradients are, of that memory
         self._graphs: BucketGraphs | None = None
         self._unseen: set[int] = set()  # buckets that no step has had yet
         self.started = False
@@ -102,6 +103,8 @@ class HookedBuckets:
         self._layouts[bucket.index()] = BucketLayout.of(names_and_shapes)
         self._dtypes[bucket.index()] = bucket.buffer().dtype
         self._memory[bucket.index()] = bucket.buffer()
+        first = bucket.parameters()[0].grad
+        self._are_views = first is not None and first.data_ptr() == bucket.gradients()[0].data_ptr()
         return _done(bucket.buffer())
 
     def start(self) -> None:
@@ -123,7 +126,9 @@ class HookedBuckets:
 
     def _capture(self, recorder: PhaseRecorder | None = None) -> None:
         memory = [self._memory[index] for index in sorted(self._memory)]
-        self._graphs = BucketGraphs(self._aggregator, self._mean, self._states, memory, recorder)
+        self._graphs = BucketGraphs(
+            *(self._aggregator, self._mean, self._states, memory), in_place=self._are_views, recorder=recorder
+        )
 
     @property
     def has_graphs(self) -> bool:
