@@ -2,12 +2,13 @@
 
     torchrun --nproc-per-node=2 benchmarks/ddp_by_hand.py --arms one_bit one_bit/plain one_bit/captured
 
-Arms are aggregators, in the overlapped step; `/plain`: without the CUDA graphs of buckets; `/views`:
-with DDP's gradient_as_bucket_view; `/captured`: in the captured step. All arms and the loop train in turn, some iterations in a row, in an order drawn anew in
-each round; a time is that of the slowest rank between two points at which the device is idle. Printed are
-medians with quartiles, and the median over the rounds of the ratio of an arm's time to the loop's (1.01: 1%
-slower); `host_us_per_bucket` is how long the hook holds the backward pass back for one bucket, and
-`--profile` says where that goes. `--network gpt-nano --device cpu` tries it anywhere.
+Arms are aggregators, in the overlapped step; `/plain`: without the CUDA graphs of buckets; `/views`: with
+DDP's gradient_as_bucket_view; `/captured`: in the captured step. All arms and the loop train in turn, some
+iterations in a row, in an order drawn anew in each round; a time is that of the slowest rank between two
+points at which the device is idle. Printed are medians with quartiles, and the median over the rounds of the
+ratio of an arm's time to the loop's (1.01: 1% slower); `host_us_per_bucket` is how long the hook holds the
+backward pass back for one bucket, and `--profile` says where that goes. `--network gpt-nano --device cpu`
+tries it anywhere.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ class Network:
         step = OverlappedStep(
             Replica(self.module(), compute=compute),
             *(aggregator, settings, group),
+            ddp=DdpSettings(gradient_as_bucket_view=way == "views"),
             bucket_mb=BUCKET_MB, inputs=inputs, targets=targets,
         )  # fmt: skip
         HookedBuckets.captures = True
