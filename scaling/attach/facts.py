@@ -118,9 +118,11 @@ def reduces_a_step(ranks: Sequence[dict[str, Any]]) -> float:
 def settings(measured: Measured) -> dict[str, Any]:
     """Settings that cost time, as they are in the processes."""
     first, on_gpu = measured.facts["baseline"][0], measured.device == "cuda"
+    lengths = {rank.get("unshared_samples") for rank in measured.facts["baseline"]}
     is_slow_input = on_gpu and first.get("batches") and not first.get("draws_in_thread")
     return {
         "same_samples": same_samples(measured),
+        "unshared": lengths.pop() if len(lengths) == 1 and not same_samples(measured) else None,
         "all_used": first.get("find_unused") and first.get("all_used"),
         "calls": reduces_a_step([first]),
         "steps_are_backward": first.get("steps_are_backward"),

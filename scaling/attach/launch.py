@@ -14,7 +14,7 @@ from typing import Any
 from launchers import processes
 from scaling.attach.arms import one_worker
 from scaling.attach.files import take_files
-from scaling.attach.inside.arms import NO_STEP
+from scaling.attach.inside.arms import LONGEST_BLOCK, NO_STEP
 from scaling.attach.marks import after_warmup, steady
 from scaling.files.redaction import redacted_document
 from scaling.store.files import redact_file
@@ -136,7 +136,8 @@ def run_arm(
     took_s = time.monotonic() - started
     if isinstance(code, str):
         return Run(arm, reason=code, took_s=took_s, arms=arms)
-    run = _read(arm, out, code, warmup + steps, deadline_s)
+    wanted_steps = warmup + (len(arms) * LONGEST_BLOCK if blocks else steps)
+    run = _read(arm, out, code, wanted_steps, deadline_s)
     return Run(arm, run.ranks, run.reason, took_s, arms)
 
 
@@ -274,7 +275,8 @@ def _why_not(
     if reasons:
         return reasons[0]
     if not ranks and code is None:
-        return f"it did not make {wanted} steps in {deadline_s:g} s; its last line is: {_last_line(out)}"
+        said = _last_line(out)
+        return f"fewer than {wanted} steps of it were seen in {deadline_s:g} s; its last line is: {said}"
     if not ranks and (said := _last_line(out)) != NOTHING:
         return f"it ended without a step that could be seen; its last line is: {said}"
     if not ranks:

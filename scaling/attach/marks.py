@@ -152,19 +152,13 @@ def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]
 
 
 def _kinds(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]], set[int]]:
-    """The usual signature, all steps after the warm-up, and at which of them a rank makes another one.
-
-    The first step of a block may differ for its change of arms: a save or an evaluation makes it another one.
-    """
+    """The usual signature, all steps after the warm-up, and at which of them a rank makes another one."""
     by_rank = after_warmup(ranks)
     shortest = min(map(len, by_rank))
     counted = Counter(steps[at].signature for steps in by_rank for at in range(shortest))
     signature, others = counted.most_common(1)[0][0], set[int]()
     for steps in by_rank:
-        for at, step in enumerate(steps[:shortest]):
-            compared = slice(None) if step.block >= 0 else slice(2, 3)  # its evaluations
-            if step.signature[compared] != signature[compared]:
-                others.add(at)
+        others |= {at for at in range(shortest) if steps[at].signature != signature}
         saves = {at for at in range(shortest) if any(span[0] == "save" for span in steps[at].spans)}
         others |= saves if 2 * len(saves) < shortest else set()
     return signature, by_rank, others

@@ -43,7 +43,7 @@ WORTH = 0.03
 LAUNCHES_APART = 3
 """Of each arm, where arms cannot be switched within one process."""
 
-HANGS = ("a rank raised", "it did not make", "it ended with code")
+HANGS = ("a rank raised", "fewer than", "it ended with code")
 """Begins a reason that switching may have made: each arm is tried by itself."""
 
 QUIET_S = 600.0

@@ -99,8 +99,10 @@ def test_efficiency_where_no_batch_is_seen_is_not_taken_for_sure(alone_s: float,
 
 def test_a_run_that_failed_in_one_launch_is_said() -> None:
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
-    measured.add(3, Run("no_exchange", [], "it did not make 13 steps in 0.5 s"))
-    assert "Left out: a run of no_exchange (it did not make 13 steps in 0.5 s)." in answer(measured)
+    measured.add(3, Run("no_exchange", [], "fewer than 13 steps of it were seen in 0.5 s"))
+    assert "Left out: a run of no_exchange (fewer than 13 steps of it were seen in 0.5 s)." in answer(
+        measured
+    )
 
 
 def test_a_healthy_script_has_no_finding() -> None:

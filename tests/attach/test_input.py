@@ -197,6 +197,22 @@ def test_epochs_of_kept_workers_have_their_length(agent: inside.Agent, loaders: 
     assert len(list(loader)) == 4
 
 
+def test_drawing_from_another_loader_without_gradients_is_an_evaluation(
+    agent: inside.Agent, loaders: None
+) -> None:
+    marking._batches(agent)
+    train, held_out = DataLoader(Drawn(8), 2), DataLoader(Drawn(6), 2)
+    steps = iter(train)
+    next(steps)
+    with torch.no_grad():
+        next(steps)  # of the same loader: input
+        list(held_out)
+    next(steps)
+    assert [name for name, _, _ in agent.phases if name == "evaluation"] == ["evaluation"]
+    assert (agent.done["evaluation"], agent.evaluating_since) == (1, None)
+    assert (agent.facts["unshared_samples"], len(agent.batches)) == (8, 2)
+
+
 @pytest.mark.parametrize("made", [dict, OrderedDict, UserDict, lambda items: defaultdict(list, items),
                                   lambda items: Fields(*(value for _, value in items)),
                                   lambda items: Pair(*(value for _, value in items)),

@@ -263,3 +263,20 @@ def test_the_option_of_buffers_is_known_where_the_wrapper_is_replaced(
     record.write(agent)
     options = ("broadcast_buffers", "forward_sync_buffers")
     assert json.loads((tmp_path / "rank0.json").read_text())["buffers_option"] in options
+
+
+@pytest.mark.parametrize("has_backward", [False, True])
+def test_gradients_by_grad_alone_are_backward_passes(
+    agent: inside.Agent, monkeypatch, has_backward: bool
+) -> None:
+    passes: list[int] = []
+    monkeypatch.setattr(agent, "after_backward", lambda: passes.append(1))
+    call = marking._counted(agent, "backward", torch.autograd.grad)
+    grad = marking._stepping(agent, call, torch.autograd.grad, is_grad=True)
+    backward = marking._stepping(agent, lambda _: None, None)
+    weight = torch.ones(2, requires_grad=True)
+    for _ in range(has_backward):
+        backward(weight)
+    for _ in range(3):
+        assert grad(weight.square().sum(), weight)[0].tolist() == [2, 2]
+    assert (len(passes), agent.done["backward"]) == ((1, 0) if has_backward else (3, 3))

@@ -140,3 +140,10 @@ def test_ranks_that_are_slow_by_turns_are_no_slow_rank() -> None:
     assert "Slow rank: none above the A/A spread." in answer(measured)
     kinds = {found.kind for found in findings(measured)}
     assert ("turns" in kinds, "slow_rank" in kinds) == (True, False)
+
+
+def test_loaders_that_know_nothing_of_other_ranks_are_said() -> None:
+    measured = with_facts(made_runs(EVEN), "baseline", unshared_samples=1280)
+    said = "Facts: no DistributedSampler: each rank goes over 1280 samples, which are to be its own."
+    assert said in answer(measured)
+    assert said not in answer(with_facts(measured, "baseline", digests=[1, 2, 3]))

@@ -43,6 +43,8 @@ class Agent:
         scalers: of gradients, that the script has.
         parameters: of models that are wrapped, or of the optimizer, by `id`.
         passed: numbers that the script's own collectives were given.
+        is_evaluation_called: by the model's `eval`.
+        calls_backward: or its gradients are those of `torch.autograd.grad`.
         own_s: what counting and marking has taken so far.
         is_armed: the steps count.
         when_exchanging: called where exchange begins and ends.
@@ -77,6 +79,7 @@ class Agent:
         self.when_armed: list[Callable[[], None]] = []
         self.threads: set[int] = set()
         self.evaluating_since: float | None = None
+        self.is_evaluation_called = self.calls_backward = False
         self.device = "cpu"
         self.marks: dict[int, list[float]] = {}
         self.events: dict[int, list[Any]] = {}
@@ -130,6 +133,20 @@ class Agent:
     def is_training(self) -> bool:
         return self.is_armed and self.evaluating_since is None and torch.is_grad_enabled()
 
+    def evaluates(self, is_evaluation: bool) -> None:
+        """An evaluation begins, goes on or is over; one that the model's `eval` began ends by its `train`."""
+        now = time.perf_counter()
+        if is_evaluation and self.evaluating_since is None:
+            self.done["evaluation"] += 1
+            self.evaluating_since = now
+        elif not is_evaluation and self.evaluating_since is not None and not self.is_evaluation_called:
+            self.phases.append(("evaluation", self.evaluating_since, now))
+            self.evaluating_since = None
+
+    @property
+    def has_optimizer(self) -> bool:
+        return bool(self._optimizers or self._steps_without)
+
     @property
     def is_own_thread(self) -> bool:
         """Whether this thread makes the steps; another one may draw batches ahead of them."""
@@ -167,9 +184,8 @@ class Agent:
         now = time.perf_counter()
         self.done["update"] += 1
         self.threads.add(threading.get_ident())
-        if self.evaluating_since is not None:
-            self.phases.append(("evaluation", self.evaluating_since, now))
-            self.evaluating_since = None
+        self.is_evaluation_called = False
+        self.evaluates(False)
         marks = self.marks.setdefault(index, [])
         if self.device == "cuda":
             if self.arm.is_settled:

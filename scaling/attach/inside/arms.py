@@ -10,6 +10,9 @@ from typing import Any
 NO_STEP = "it ended before an optimizer's step"
 """What a rank says that has seen no error; one that `mp.spawn` started sees none of its own."""
 
+LONGEST_BLOCK = 7
+"""Steps of an arm in a round, at most."""
+
 SWITCHED, LATER, PROCESS = "switched", "switched, from the second launch on", "a process of its own"
 """When an arm is on: in blocks of steps within one process of the script, or in a run for itself."""
 

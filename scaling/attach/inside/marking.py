@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils.data import dataloader
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, dataloader
 from torch.utils.data._utils import fetch
 
 from .agent import Agent
@@ -35,17 +35,16 @@ _open = Counter[tuple[str, int]]()
 
 
 def mark(agent: Agent) -> None:
-    """Wraps what is counted; the arm with nothing but a clock wraps nothing."""
-    if agent.arm.name == "clock":
+    """Wraps what is counted; the arm with nothing but a clock counts no more than backward passes."""
+    is_clock = agent.arm.name == "clock"
+    backward, grad = torch.autograd.backward, torch.autograd.grad
+    if not is_clock:
+        backward, grad = (_counted(agent, "backward", call) for call in (backward, grad))
+    torch.autograd.backward = _stepping(agent, backward, backward)
+    torch.autograd.grad = _stepping(agent, grad, torch.autograd.grad, is_grad=True)
+    if is_clock:
         return
     _batches(agent)
-    backward = _counted(agent, "backward", torch.autograd.backward)
-
-    def stepping(*arguments: Any, **options: Any) -> None:
-        backward(*arguments, **options)
-        agent.after_backward()
-
-    torch.autograd.backward = stepping
     enter: Any = torch.autocast.__enter__
 
     def entered(self: Any) -> Any:
@@ -61,6 +60,20 @@ def mark(agent: Agent) -> None:
     dist.Work.wait = _counted(agent, "collective", dist.Work.wait)  # type: ignore[method-assign]
     _fetches(agent)
     _updates(agent)
+
+
+def _stepping(agent: Agent, counted: Any, call: Any, *, is_grad: bool = False) -> Any:
+    """A backward pass; `torch.autograd.grad` is one where nothing else is."""
+
+    def stepping(*arguments: Any, **options: Any) -> Any:
+        if is_grad and (agent.calls_backward or agent.has_optimizer):
+            return call(*arguments, **options)
+        agent.calls_backward = agent.calls_backward or not is_grad
+        result = counted(*arguments, **options)
+        agent.after_backward()
+        return result
+
+    return stepping
 
 
 def own_or_left_out(agent: Agent, name: str, call: Any) -> Any:
@@ -200,6 +213,10 @@ def _batches(agent: Agent) -> None:
     draw = iterator.__next__
 
     def drawn(self: Any) -> Any:
+        if agent.is_armed and agent.is_own_thread:
+            # Some scripts evaluate by `no_grad` alone: they draw from another loader than in training.
+            is_other = bool(agent.batches) and not getattr(self, "_attach_trains", False)
+            agent.evaluates(is_other and not torch.is_grad_enabled())
         try:
             batch = draw(self)
         except StopIteration:
@@ -210,6 +227,7 @@ def _batches(agent: Agent) -> None:
         if is_own:
             agent.done["input"] += 1
         if agent.is_training:
+            self._attach_trains = True
             is_cached = agent.arm.name == "cached_input"
             (agent.cached_batches if is_cached else agent.batches).append(_sizes(batch))
             if len(agent.digests) < DIGESTS and not is_cached:
@@ -225,12 +243,20 @@ def _batches(agent: Agent) -> None:
         if agent.is_training:
             agent.facts["iterators"] = agent.facts.get("iterators", 0) + 1
             agent.facts["pin_memory"] = bool(self.pin_memory)
+            agent.facts["unshared_samples"] = _unshared(self)
             agent.facts["persistent_workers"] = bool(getattr(self, "persistent_workers", False))
         return iterate(self)
 
     iterator.__next__ = drawn  # type: ignore[method-assign]
     dataloader.DataLoader.__iter__ = iterated  # type: ignore[method-assign]
     _time_input(agent)
+
+
+def _unshared(loader: Any) -> int:
+    """The length of a data set that a loader draws from without regard to other ranks; 0 of others."""
+    batches = loader.batch_sampler
+    is_plain = type(batches) is BatchSampler and type(batches.sampler) in (RandomSampler, SequentialSampler)
+    return len(loader.dataset) if is_plain else 0
 
 
 def _time_input(agent: Agent) -> None:
@@ -312,14 +338,14 @@ def _evaluations(agent: Agent) -> None:
 
     def evaluating(self: Any) -> Any:
         if agent.is_armed and agent.evaluating_since is None and is_model(self):
-            agent.done["evaluation"] += 1
-            agent.evaluating_since = time.perf_counter()
+            agent.evaluates(True)
+            agent.is_evaluation_called = True
         return evaluate(self)
 
     def training(self: Any, mode: bool = True) -> Any:
         if mode and agent.evaluating_since is not None and is_model(self):
-            agent.phases.append(("evaluation", agent.evaluating_since, time.perf_counter()))
-            agent.evaluating_since = None
+            agent.is_evaluation_called = False
+            agent.evaluates(False)
         return train(self, mode)
 
     torch.nn.Module.eval = evaluating  # type: ignore[method-assign]

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .arms import order_of
+from .arms import LONGEST_BLOCK, order_of
 
-LONGEST_BLOCK, LEAST_BLOCK, BLOCK_S = 7, 3, 0.5
-"""Steps of a block, the first of which is left out; and how long it takes, if it has more than the least.
+LEAST_BLOCK, BLOCK_S = 3, 0.6
+"""Steps of a block, the first of which is left out, where it would take more seconds with the most.
 
-They are odd, or of what is done in every second step one half would be left out.
+Of what is done in every second, fifth or tenth step, other numbers leave out all or none.
 """
 
 KEY = "scaling_attach_{}"
@@ -79,7 +79,7 @@ class Plan:
 
     def _agree_on_block(self, marks_s: list[float], rank: int) -> int:
         step_s = (marks_s[-1] - marks_s[0]) / max(len(marks_s) - 1, 1)
-        block = max(LEAST_BLOCK, min(LONGEST_BLOCK, int(BLOCK_S / max(step_s, 1e-9)) | 1))
+        block = LONGEST_BLOCK if LONGEST_BLOCK * step_s <= BLOCK_S else LEAST_BLOCK
         store = _store()
         if store is None:
             return LONGEST_BLOCK
