@@ -86,6 +86,7 @@ def horizon(measured: Measured) -> dict[str, Any]:
         "saves": max(len(_steps_with(rank, "save")) + int(rank.get("saves_in_thread", 0)) for rank in ranks),
         "epochs": max(int(rank.get("exhausted", 0)) for rank in ranks),
         "mean_s": float(np.mean(means_s)) if means_s else None,
+        "mean_steps": sum(len(_marks(measured.facts["clock"][0])) - 1 for _ in means_s),
         "trackers": sorted({name for rank in ranks for name in rank.get("trackers", [])}),
         "uploads": sum(int(rank.get("uploads", 0)) for rank in ranks),
     }
@@ -104,6 +105,27 @@ def exchanges_nothing(measured: Measured) -> bool:
     return len(ranks) > 1 and all(
         rank.get("without_ddp") and rank.get("passed", 0) < rank.get("num_parameters", 1) for rank in ranks
     )
+
+
+def without_no_sync(measured: Measured) -> bool:
+    """Whether each of a step's backward passes exchanges all gradients, though one would do."""
+    first, (backward, _, _, updates, *_) = measured.facts["baseline"][0], measured.signatures["baseline"]
+    # A closure that an optimizer evaluates several times needs each exchange; of several models each pass may
+    # exchange its own.
+    has_closure = measured.facts.get("no_exchange", [{}])[0].get("has_closure")
+    needs_each = has_closure or first.get("num_models", 1) > 1 or first.get("without_ddp")
+    return updates == 1 < backward and not needs_each and not first.get("skips_exchange")
+
+
+def crowded(ranks: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
+    """Threads of the ranks of a host, and its fewer cores."""
+    for host in {rank.get("host", "") for rank in ranks}:
+        here = [rank for rank in ranks if rank.get("host", "") == host]
+        threads = sum(rank["threads"] for rank in here)
+        cores = len(set().union(*(rank.get("affinity", []) for rank in here)))
+        if 0 < cores < threads:
+            return threads, cores
+    return None
 
 
 def reduces_a_step(ranks: Sequence[dict[str, Any]]) -> float:
@@ -125,6 +147,8 @@ def settings(measured: Measured) -> dict[str, Any]:
         "unshared": lengths.pop() if len(lengths) == 1 and not same_samples(measured) else None,
         "all_used": first.get("find_unused") and first.get("all_used"),
         "calls": reduces_a_step([first]),
+        "passes": measured.signatures["baseline"][0] if without_no_sync(measured) else None,
+        "crowded": crowded(measured.facts["baseline"]),
         "steps_are_backward": first.get("steps_are_backward"),
         "float32_products": on_gpu and first.get("float32_products"),
         "not_pinned": is_slow_input and not first.get("pin_memory"),

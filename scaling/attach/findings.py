@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.findings import Finding
-from scaling.attach.facts import exchanges_nothing, rare, reduces_a_step, same_samples
+from scaling.attach.facts import exchanges_nothing, rare, reduces_a_step, same_samples, without_no_sync
 from scaling.attach.inside.arms import BUCKETS
 from scaling.attach.loading import batch_making, loader_starts, saved_by_cached_input
 from scaling.attach.measured import Measured, Saved
@@ -123,13 +123,10 @@ def _of_exchange(measured: Measured) -> Iterator[Finding]:
 
 def _fewer_bytes(measured: Measured) -> dict[str, Any]:
     facts, (backward, _, _, updates, *_) = measured.facts["baseline"][0], measured.signatures["baseline"]
-    # A closure that an optimizer evaluates several times needs each exchange; of several models each pass may
-    # exchange its own.
-    needs_each = measured.facts["no_exchange"][0].get("has_closure") or facts.get("num_models", 1) > 1
     buffers_mb, gradients_mb = facts.get("buffer_bytes", 0) / 1e6, sum(facts.get("bucket_bytes") or []) / 1e6
     return {
         "passes": backward,
-        "is_without_no_sync": updates == 1 < backward and not needs_each and not facts.get("skips_exchange"),
+        "is_without_no_sync": without_no_sync(measured),
         "calls": often if (often := reduces_a_step([facts])) >= 3 else None,
         "buffers_mb": buffers_mb if buffers_mb > gradients_mb else None,
         "gradients_mb": gradients_mb,

@@ -159,14 +159,16 @@ class _Session:
 
     def _switch(self) -> str | None:
         """The launches in which arms are switched; why they cannot be."""
+        failed = False
         for launch in range(self.plan.launches + 1):
-            if launch == self.plan.launches and not self._disagrees():
+            if launch == self.plan.launches and not (failed or self._disagrees()):
                 break
             arms = [arm for arm in switchable(self.plan.arms) if self._is_on(arm, launch)]
             name = "switched" if len(arms) > 1 else "baseline"
             run = self._start(name, launch, self._blocks(arms) if len(arms) > 1 else None)
             self._launch = launch
             if run.reason is None or launch:
+                failed = failed or run.reason is not None
                 continue
             if run.reason.startswith((NO_SWITCH, *HANGS)) and len(arms) > 1:
                 self.measured.reasons.clear()
@@ -179,6 +181,8 @@ class _Session:
             return ARMS[arm].when != LATER
         if ARMS[arm].when != LATER:
             return arm in self.measured.steps_s
+        if arm in self.measured.reasons:
+            return False  # a launch with it has failed: without it the next one may not
         reason = _why_skipped(arm, self.measured)
         if reason is not None:
             self.measured.reasons[arm] = reason

@@ -147,3 +147,14 @@ def test_loaders_that_know_nothing_of_other_ranks_are_said() -> None:
     said = "Facts: no DistributedSampler: each rank goes over 1280 samples, which are to be its own."
     assert said in answer(measured)
     assert said not in answer(with_facts(measured, "baseline", digests=[1, 2, 3]))
+
+
+def test_what_the_processes_know_is_said_whether_or_not_it_costs_time() -> None:
+    measured = with_facts(made_runs({**EVEN, "clock": (0.1, 0.1)}), "baseline", threads=3, affinity=[0, 1])
+    measured.signatures["baseline"] = (4, 1, 0, 1)
+    facts = "each of a step's 4 backward passes exchanges all gradients; 6 threads of ranks share 2 cores."
+    lines = answer(measured)
+    assert f"Facts: {facts}" in lines
+    assert any("; the mean of 18 steps as it is: 100 ms." in line for line in lines)
+    with_facts(measured, "baseline", threads=1, skips_exchange=True)
+    assert not any(line.startswith("Facts:") for line in answer(measured))

@@ -25,6 +25,8 @@ def _runs(
         ran.update(arms)
         if reason := facts.get("apart") if blocks else None:
             return Run(arm, reason=reason, arms=arms)
+        if reason := facts.get("breaks") if "no_collectives" in arms else None:
+            return Run(arm, reason=reason, arms=arms)
         by_arm = {name: steps_s.get(name, 0.1) for name in arms}
         ranks = made_switched(by_arm) if blocks else [made_rank(at, [by_arm[arm]] * 6) for at in range(2)]
         more = {
@@ -58,6 +60,17 @@ def test_launches_that_agree_are_two_and_others_get_a_third(
     monkeypatch.setattr(study._Session, "_disagrees", lambda _: True)
     (tmp_path / "again").mkdir()
     assert _runs(tmp_path / "again", monkeypatch, {})[0]["baseline"] == 3
+
+
+def test_a_launch_that_an_arm_breaks_is_made_again_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "rank 0 ended by itself after 51 steps, and others went on"
+    ran, lines = _runs(
+        tmp_path, monkeypatch, {"no_exchange": 0.05}, breaks=reason, collectives={"all_reduce": 99}
+    )
+    assert (ran["no_collectives"], ran["baseline"]) == (1, 3)
+    assert "Without the exchange a step would be 50.0% \u00b1 0.0% shorter." in lines
 
 
 def test_where_arms_cannot_be_switched_each_is_a_process_and_the_answer_says_why(

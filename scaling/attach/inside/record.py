@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .cores import place
 
-TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard", "torch.utils.tensorboard")
+TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard")
 """Modules that log experiments: off in these runs, or writing to the run's folder."""
 
 
