@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Flag, auto
+from enum import IntFlag, auto
 from typing import Any, Literal
 
 TRAINED = ("iteration", "convergence")
@@ -38,7 +38,7 @@ LARGEST_WORLD = 1_000_000
 """Ranks, threads, nodes and repeats: more than any machine has."""
 
 
-class Shared(Flag):
+class Shared(IntFlag):
     """With which cells a cell shares the value, besides the batch that the world size does not change."""
 
     NONE = 0
@@ -63,7 +63,7 @@ class Shared(Flag):
     ALL = BASELINE | CONTROL | TIMED | CURVE | GROUP | FOLDERS | WORKLOAD | RIVALS
 
 
-class Role(Flag):
+class Role(IntFlag):
     """What the variable is to the person who reads a table."""
 
     NONE = 0
@@ -329,12 +329,14 @@ def columns(shared: Shared = Shared.NONE, role: Role = Role.NONE) -> list[str]:
 
 def with_columns(shared: Shared = Shared.NONE, role: Role = Role.NONE) -> Iterator[Axis]:
     """Those axes."""
-    yield from (row for row in AXES if row.key and (row.shared & shared or row.role & role))
+    wanted, roles = int(shared), int(role)  # as numbers: asked of every cell
+    yield from (row for row in AXES if row.key and (int(row.shared) & wanted or int(row.role) & roles))
 
 
 def columns_without(role: Role) -> list[str]:
     """The columns of the axes that have none of those roles; without RECORDED: all that a cell is."""
-    return [row.key for row in AXES if row.key and not row.role & role]
+    roles = int(role)
+    return [row.key for row in AXES if row.key and not int(row.role) & roles]
 
 
 def agree(shared: Shared, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -351,7 +353,8 @@ def shared_key(shared: Shared, cell: Mapping[str, Any]) -> tuple[Hashable, ...]:
 
 
 def _sharing(shared: Shared) -> Iterator[Axis]:
-    return (row for row in AXES if row.shared & shared)
+    wanted = int(shared)
+    return (row for row in AXES if int(row.shared) & wanted)
 
 
 def key_of(axes: Iterable[Axis], cell: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from scaling.analysis.accuracy import why_not
+from scaling.analysis.accuracy import Trainings
 from scaling.analysis.columns import (
     Row,
     aggregator_order,
@@ -31,10 +31,9 @@ from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import given_of, settings_to_name
 from scaling.analysis.launch_values import energies_per_sample, memory_peaks, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
-from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import MODERATED, CellTimes, StudyScatter, study_scatter
-from scaling.axes import Role, Shared, columns, fixed_batch, with_columns
+from scaling.axes import Axis, Role, Shared, columns, fixed_batch, with_columns
 from scaling.measure.statistics import ONE_LAUNCH
 
 TIME, ACCURACY, EFFICIENCY, HOURS = "time", "time-to-accuracy", "efficiency", "gpu-hours"
@@ -162,10 +161,9 @@ class Scatters:
 
 
 def scatters_of(
-    objective: str, sets: Sequence[CandidateSet], cells: Sequence[CellResult]
+    objective: str, sets: Sequence[CandidateSet], of_times: StudyScatter
 ) -> tuple[Scatters, list[CandidateSet]]:
     """The scatter of all workloads' candidates, and the workloads with intervals from that scatter."""
-    of_times = scatter_of(cells)
     if objective not in (ACCURACY, ENERGY, MEMORY):
         return Scatters(of_times, None), list(sets)
     of_values = study_scatter(
@@ -206,8 +204,10 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
         and (not trained or row["target_accuracy"] is not None)
     ]
     families = by_key(eligible, lambda row: _given(row, trained=trained))
-    make = _trained if trained else _timed
-    return [make(objective, family, rows, by_id) for family in families.values()]
+    if trained:
+        return [_trained(family, rows, by_id) for family in families.values()]
+    trainings = Trainings(rows, cells)
+    return [_timed(objective, family, rows, by_id, trainings) for family in families.values()]
 
 
 def within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:
@@ -234,13 +234,17 @@ def _given(row: Row, *, trained: bool) -> Hashable:
 
 
 def _timed(
-    objective: str, family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]
+    objective: str,
+    family: Sequence[Row],
+    rows: Sequence[Row],
+    cells: Mapping[str, CellResult],
+    trainings: Trainings,
 ) -> CandidateSet:
     workload = {**given_of(family[0]), "further": settings_to_name(family, rows)}
-    singles = _one_of_each_single(family)
+    singles, differing = _one_of_each_single(family), _differing(family)
     candidates, excluded = [], []
     for row in family:
-        parts, cell = _parts(row, family), cells[row["cell_id"]]
+        parts, cell = _parts(row, differing), cells[row["cell_id"]]
         candidate = None
         if is_control_arm(row) and not _is_single(row):
             reason: Finding | None = Finding("control_arm", (row["cell_id"],))
@@ -248,7 +252,7 @@ def _timed(
             continue
         elif row["state"] == "failed":
             reason = Finding("not_done", (row["cell_id"],), {"reason": row["reason"]})
-        elif (reason := why_not(row, cell, rows, list(cells.values()))) is None:
+        elif (reason := trainings.why_not(row, cell)) is None:
             if row["iteration_s"] is None:
                 continue
             candidate = _MEASURES[objective](row, cell, parts)
@@ -336,17 +340,18 @@ _MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | No
 }
 
 
-def _trained(
-    objective: str, family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]
-) -> CandidateSet:
-    first = family[0]
+def _trained(family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]) -> CandidateSet:
+    first, differing, recipe = family[0], _differing(family), _recipe(family)
     candidates, excluded = [], []
     singles = _one_of_each_single(family)
     for seeds in by_key(family, family_key).values():
         row, ids = seeds[0], tuple(seed["cell_id"] for seed in seeds)
         if _is_single(row) and row["cell_id"] not in singles:
             continue
-        parts = (*_parts(row, family), *_recipe(row, family))
+        parts = (
+            *_parts(row, differing),
+            *(f"{name} {row[name]}" for name in recipe if row[name] is not None),
+        )
         missed = next((seed["target_state"] for seed in seeds if seed["target_state"] != REACHED), REACHED)
         if is_control_arm(row) and not _is_single(row):
             reason = Finding("control_arm_training", ids)
@@ -374,21 +379,27 @@ def _trained(
     return CandidateSet(workload, sorted(candidates, key=lambda candidate: candidate.value), excluded)
 
 
-def _recipe(row: Row, family: Sequence[Row]) -> list[str]:
+def _recipe(family: Sequence[Row]) -> list[str]:
     """The parts of a training's recipe that differ within the family."""
     names = ("global_batch", *columns(role=Role.RECIPE))
-    differing = [name for name in names if len({other[name] for other in family}) > 1]
-    return [f"{name} {row[name]}" for name in differing if row[name] is not None]
+    return [name for name in names if len({other[name] for other in family}) > 1]
 
 
-def _parts(row: Row, family: Sequence[Row]) -> tuple[str, ...]:
+def _differing(family: Sequence[Row]) -> list[Axis]:
+    """The choices of which the family has several values."""
+    return [
+        choice
+        for choice in with_columns(role=Role.CHOSEN)
+        if len({other[choice.key] for other in family if other[choice.key] is not None}) > 1
+    ]
+
+
+def _parts(row: Row, differing: Sequence[Axis]) -> tuple[str, ...]:
     parts = [f"{row['aggregator']} on {workers_of(row)}"]
     if _is_single(row):
         parts = [workers_of(row), NO_EXCHANGE]
-    for choice in with_columns(role=Role.CHOSEN):
+    for choice in differing:
         value = row[choice.key]
-        if value is None or (choice.key in OF_PEERS and _is_single(row)):
-            continue
-        if len({other[choice.key] for other in family if other[choice.key] is not None}) > 1:
+        if value is not None and not (choice.key in OF_PEERS and _is_single(row)):
             parts.append(choice.text(value))
     return (*parts, "older code") if is_of_older_code(row) else tuple(parts)

@@ -44,7 +44,7 @@ from scaling.analysis.study_scatter import (
 )
 from scaling.analysis.summary import build_table, study_name
 from scaling.errors import ScalingError
-from scaling.store import ResultsFolder
+from scaling.store import ResultsFolder, Snapshot
 
 FAMILY_LEVEL = 0.02
 """The probability that any of the cells is called different where none is."""
@@ -77,6 +77,7 @@ def compare(
         StoreError: a folder is none, or samples are missing or damaged.
         ScalingError: they have no measured cell in common.
     """
+    a, b = ([Snapshot.of(folder.require()) for folder in side] for side in (a, b))
     comparison = compare_sides(_side(a), _side(b), level)
     others = [environment_differences(a[0], other) for other in (*b, *a[1:])]
     by_field = {key.field: key for differences in reversed(others) for key in differences}
@@ -84,7 +85,7 @@ def compare(
 
 
 def _side(folders: Sequence[ResultsFolder]) -> Side:
-    names = [study_name(folder.require()) for folder in folders]
+    names = [study_name(folder) for folder in folders]
     cells = [read_cells(folder) for folder in folders]
     return Side.of([build_table(*study) for study in zip(names, cells, strict=True)], cells)
 

@@ -43,40 +43,69 @@ SLOWED_BY_EXCHANGE = ("input", "forward", "backward")
 
 
 class Peers:
-    """Cells in groups that share what `shared` says, so that a cell is compared with these alone."""
+    """A study's cells, of which each finds those that it is compared with, without asking all others."""
 
-    def __init__(self, cells: Iterable[CellResult], shared: Shared) -> None:
-        self._shared = shared
-        self._groups = by_key(cells, lambda cell: shared_key(shared, cell.cell))
+    def __init__(self, cells: Iterable[CellResult]) -> None:
+        measured = [cell for cell in cells if cell.launches]
+        self._baselines: dict[Hashable, CellResult] = {}
+        self._controls: dict[Hashable, CellResult] = {}
+        for cell in sorted(measured, key=lambda cell: (-_num_iterations(cell), cell.cell_id)):
+            if cell.cell.get("aa_replicate"):
+                continue
+            if _is_alone(cell.cell):
+                key = _baseline_key(cell.cell)
+                self._baselines.setdefault(key, cell)
+                self._baselines.setdefault((key, _access(cell)), cell)
+            if aggregator_name(cell.label("aggregator")) in CONTROL_ARMS:
+                self._controls.setdefault(_control_key(cell, cell.label("aggregator")), cell)
+        self._arms = by_key(measured, lambda cell: id(self.control_arm(cell)))
 
-    def of(self, cell: CellResult) -> list[CellResult]:
-        """Those of the cell's group, in their order."""
-        return self._groups.get(shared_key(self._shared, cell.cell), [])
+    def baseline_of(self, cell: CellResult) -> CellResult | None:
+        """The measured cell to which the cell's speedup refers; None if there is none.
+
+        Of several the one of the same peer access, then the one with the most iterations.
+        """
+        key = _baseline_key(cell.cell)
+        return self._baselines.get((key, _access(cell)), self._baselines.get(key))
+
+    def control_arm(self, cell: CellResult) -> CellResult | None:
+        """The measured cell that differs in the aggregator only; None if there is none."""
+        found = (self._controls.get(_control_key(cell, label)) for label in control_labels(cell.cell))
+        return next((control for control in found if control is not None), None)
+
+    def arms_of(self, control: CellResult) -> list[CellResult]:
+        """The measured cells of which it is the control arm."""
+        return self._arms.get(id(control), [])
+
+
+def _is_alone(cell: Mapping[str, Any]) -> bool:
+    label = cell.get("aggregator_label") or cell["aggregator"]
+    return cell["world_size"] == 1 and aggregator_name(label) == "none"
+
+
+def _access(cell: CellResult) -> bool | None:
+    return cell.cell.get("peer_access")
+
+
+def _baseline_key(cell: Mapping[str, Any]) -> Hashable:
+    return (*shared_key(Shared.BASELINE, cell), fixed_batch(cell))
+
+
+def _control_key(cell: CellResult, label: str) -> Hashable:
+    """Equal for a cell and the control arm of that label."""
+    # Without a wrapper there are no buckets: their size makes no difference to `none`.
+    buckets = () if label == "none" else [cell.cell.get(name) for name in ("bucket_mb", "bucket_sizes_mb")]
+    return (label, *map(str, buckets), *shared_key(Shared.CONTROL, cell.cell))
 
 
 def is_baseline_of(other: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
     """Whether `other` is the one-worker cell without exchange to which the cell's speedup refers."""
     return (
-        other["world_size"] == 1
-        and aggregator_name(other.get("aggregator_label") or other["aggregator"]) == "none"
+        _is_alone(other)
         and not other.get("aa_replicate")
         and agree(Shared.BASELINE, other, cell)
         and fixed_batch(other) == fixed_batch(cell)
     )
-
-
-def baseline_of(cell: CellResult, cells: Iterable[CellResult]) -> CellResult | None:
-    """The measured cell to which the cell's speedup refers; None if there is none.
-
-    Of several the one of the same peer access, then the one with the most iterations.
-    """
-    fitting = [other for other in cells if other.launches and is_baseline_of(other.cell, cell.cell)]
-
-    def preference(other: CellResult) -> tuple[bool, int, str]:
-        same_access = other.cell.get("peer_access") == cell.cell.get("peer_access")
-        return (not same_access, -_num_iterations(other), other.cell_id)
-
-    return min(fitting, key=preference, default=None)
 
 
 def control_labels(cell: Mapping[str, Any]) -> list[str]:
@@ -92,28 +121,6 @@ def control_labels(cell: Mapping[str, Any]) -> list[str]:
         return ["none"]
     own_path = aggregator_name(label) == "all_reduce" and "path=hook" not in label
     return ["no_op" if own_path else "no_op(path=hook)", "none"]
-
-
-def control_arm(cell: CellResult, cells: Sequence[CellResult]) -> CellResult | None:
-    """The measured cell that differs in the aggregator only; None if there is none."""
-    for label in control_labels(cell.cell):
-        fitting = [other for other in cells if other.launches and _controls(other, cell, label)]
-        if fitting:
-            return min(fitting, key=lambda other: (-_num_iterations(other), other.cell_id))
-    return None
-
-
-def _controls(other: CellResult, cell: CellResult, label: str) -> bool:
-    # Without a wrapper there are no buckets: their size makes no difference to `none`.
-    same_buckets = label == "none" or all(
-        other.cell.get(name) == cell.cell.get(name) for name in ("bucket_mb", "bucket_sizes_mb")
-    )
-    return (
-        other.label("aggregator") == label
-        and not other.cell.get("aa_replicate")
-        and same_buckets
-        and agree(Shared.CONTROL, other.cell, cell.cell)
-    )
 
 
 def _num_iterations(cell: CellResult) -> int:
@@ -157,18 +164,16 @@ def exposed_check(
     return Finding("exposed_times_differ", cells, {**values, "control": control["aggregator"], **explanation})
 
 
-def differences_of_launches(
-    arm: CellResult, control: CellResult, cells: Sequence[CellResult]
-) -> dict[str, float]:
+def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) -> dict[str, float]:
     """Budget columns -> the seconds that the arm takes more, where common launches show a difference.
 
     A column is compared as the time of the control arm's step in which this column alone is another cell's.
 
     Args:
         arm, control: the two.
-        cells: of the study; those with the same control arm tell how a column scatters.
+        peers: of the study; those with the same control arm tell how a column scatters.
     """
-    family = [control, *(cell for cell in cells if control_arm(cell, cells) is control)]
+    family = [control, *peers.arms_of(control)]
     budgets = {cell.cell_id: _budgets(cell) for cell in family}
     of_arm, base = budgets[arm.cell_id], budgets[control.cell_id]
     common = of_arm.keys() & base.keys()

@@ -50,7 +50,13 @@ def explain(
 
 def explain_cell(row: Row, known: Known) -> list[Finding]:
     """The findings for one cell, given what is known of its study."""
-    view = View(row, known)
+    cell_id = row["cell_id"]
+    if cell_id not in known.findings:
+        known.findings[cell_id] = _findings(View(row, known))
+    return known.findings[cell_id]
+
+
+def _findings(view: View) -> list[Finding]:
     limits = sorted(_found(view, LIMITS), key=lambda finding: -round(finding.values["share"] / EQUAL_SHARES))
     return [*limits, *_found(view, DOUBTS)]
 

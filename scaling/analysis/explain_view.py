@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from scaling.analysis import rank_times
 from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.columns import Row, aggregator_name, is_aa_replicate, is_control_arm
 from scaling.analysis.decisions import TIE_RATIO
+from scaling.analysis.findings import Finding
+from scaling.analysis.grouping import by_key
 from scaling.analysis.noise import aa_pairs, scatter_of
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import StudyScatter
@@ -25,6 +28,18 @@ ADVISED = (
 
 Values = dict[str, Any]
 """Of a rule's finding, with the part of the step that it is about as `share`, 0 to 1."""
+
+
+Key = Callable[[Row], Hashable]
+
+
+def _values_of(names: Sequence[str]) -> Key:
+    """A key of a row's values of some columns."""
+    return itemgetter(*names)
+
+
+def _value(row: Row, name: str) -> Any:
+    return DEFAULTS[name] if row[name] is None else row[name]
 
 
 def _is_plain(row: Row) -> bool:
@@ -42,6 +57,7 @@ class Known:
         lossy: ids of the cells whose exchange changes the gradient.
         scatter: of the cells over launches.
         replicates: cell id -> its A/A replicate.
+        findings: of the cells that were explained so far, by cell id.
     """
 
     rows: Sequence[Row]
@@ -50,6 +66,9 @@ class Known:
     lossy: Collection[str]
     scatter: StudyScatter
     replicates: Mapping[str, CellResult]
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
+    _alike: dict[frozenset[str], tuple[Key, Mapping[Hashable, list[Row]]]] = field(default_factory=dict)
+    _values: dict[tuple[str, int], frozenset[Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Sequence[Row], cells: Sequence[CellResult], num_cores: int | None = None) -> Known:
@@ -57,6 +76,27 @@ class Known:
         replicates = {first.cell_id: second for first, second in aa_pairs(cells)}
         by_id = {cell.cell_id: cell for cell in cells}
         return cls(rows, by_id, num_cores, lossy_ids(cells), scatter_of(cells), replicates)
+
+    def like(self, row: Row, free: Collection[str]) -> Sequence[Row]:
+        """The measured cells that agree with one in all variables except these, the fastest first; no A/A
+        replicates."""
+        if (free := frozenset(free)) not in self._alike:
+            names = [name for name in columns_without(Role.RECORDED) if name not in free]
+            measured = (
+                one for one in self.rows if one["iteration_s"] is not None and not is_aa_replicate(one)
+            )
+            by_time = sorted(measured, key=lambda one: float(one["iteration_s"]))
+            key = _values_of(names)
+            self._alike[free] = (key, by_key(by_time, key))
+        key, groups = self._alike[free]
+        return groups.get(key(row), ())
+
+    def values_like(self, row: Row, name: str) -> frozenset[Any]:
+        """What those cells have of a setting which may differ, and with it the size of buckets."""
+        alike = self.like(row, (name, "bucket_mb"))
+        if (name, id(alike)) not in self._values:
+            self._values[name, id(alike)] = frozenset(_value(one, name) for one in alike)
+        return self._values[name, id(alike)]
 
 
 @dataclass(frozen=True)
@@ -149,15 +189,7 @@ class View:
 
     def others(self, free: Collection[str]) -> list[Row]:
         """Other measured cells that agree in all variables except these; no A/A replicates."""
-        names = [name for name in columns_without(Role.RECORDED) if name not in free]
-        return [
-            row
-            for row in self.study.rows
-            if row["cell_id"] != self.row["cell_id"]
-            and row["iteration_s"] is not None
-            and not is_aa_replicate(row)
-            and all(row[name] == self.row[name] for name in names)
-        ]
+        return [row for row in self.study.like(self.row, free) if row["cell_id"] != self.row["cell_id"]]
 
     @cached_property
     def measured(self) -> dict[str, list[Any]]:
@@ -167,8 +199,7 @@ class View:
         """
         found = {}
         for name in ADVISED:
-            rows = [self.row, *self.others({name, "bucket_mb"})]
-            values = {DEFAULTS[name] if row[name] is None else row[name] for row in rows}
+            values = self.study.values_like(self.row, name) | {_value(self.row, name)}
             found[name] = sorted(values, key=str)
         return found
 
@@ -176,13 +207,14 @@ class View:
         """The fastest of `others` with the wanted values. Control arms are excluded, and so are codecs, which
         may be lossy, unless it is this cell's aggregator.
         """
-        fitting = [
+        fitting = (
             row
-            for row in self.others(free)
-            if all(row[name] == value for name, value in wanted.items())
+            for row in self.study.like(self.row, free)
+            if row["cell_id"] != self.row["cell_id"]
+            and all(row[name] == value for name, value in wanted.items())
             and (row["aggregator"] == self.row["aggregator"] or _is_plain(row))
-        ]
-        return min(fitting, key=lambda row: float(row["iteration_s"]), default=None)
+        )
+        return next(fitting, None)
 
     def faster_with(self, free: Collection[str], **wanted: object) -> Values:
         """The time of that cell as `better_iteration_s`, with its aggregator and bucket size, and whether its

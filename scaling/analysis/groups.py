@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from scaling.analysis.columns import Row, has_no_model, is_aa_replicate, is_of_older_code, unit_of_workers
@@ -39,6 +40,7 @@ class CellGroup:
     slug: str
     rows: list[Row]
     replicates: list[Row]
+    _differing: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -66,7 +68,9 @@ class CellGroup:
 
     def differs(self, axis: str) -> bool:
         """Whether the rows have several values of a variable."""
-        return len({row[axis] for row in self.rows if row[axis] is not None}) > 1
+        if axis not in self._differing:
+            self._differing[axis] = len({row[axis] for row in self.rows if row[axis] is not None}) > 1
+        return self._differing[axis]
 
     def name(self, row: Row) -> str:
         """A row's aggregator, with the settings that distinguish it from others with that label.
@@ -84,16 +88,17 @@ class CellGroup:
             parts.append(f"{row['bucket_sizes_mb']} MiB")
         if self.differs("input_placement") or self.differs("loader_workers"):
             parts.append(placement_name(row, several_workers=self.differs("loader_workers")))
-        if len({other["wire"] for other in self._same_label(row)}) > 1:
+        if len(self._wires[row["aggregator"], row["world_size"]]) > 1:
             parts.append(str(row["wire"]))
         if is_of_older_code(row):
             parts.append(OLDER)
         return ", ".join(parts)
 
-    def _same_label(self, row: Row) -> list[Row]:
-        """The rows with the same aggregator and world size."""
-        names = ("aggregator", "world_size")
-        return [other for other in self.rows if all(other[name] == row[name] for name in names)]
+    @cached_property
+    def _wires(self) -> dict[tuple[str, int], set[Any]]:
+        """Aggregator and world size -> the formats on the wire."""
+        labels = by_key(self.rows, lambda row: (row["aggregator"], row["world_size"]))
+        return {label: {row["wire"] for row in rows} for label, rows in labels.items()}
 
 
 def without_older_code(name: str) -> str:
@@ -111,17 +116,18 @@ def placement_name(row: Row, *, several_workers: bool) -> str:
 def group_rows(rows: Sequence[Row]) -> list[CellGroup]:
     """All groups of a table, in its order; cells without a model are excluded."""
     members = by_key((row for row in rows if not has_no_model(row)), group_key)
+    same_model, slugs = by_key(rows, _of_model), set[tuple[str, str]]()
     groups: list[CellGroup] = []
     for everyone in members.values():
         primary = [row for row in everyone if not is_aa_replicate(row)]
         if not primary:
             continue
-        further = _further(primary[0], rows)
+        further = _further(primary[0], same_model[_of_model(primary[0])])
         base = slug = _slug(primary[0], further)
-        slugs = {group.slug for group in groups if group.kind == primary[0]["kind"]}
         number = 2
-        while slug in slugs:
+        while (primary[0]["kind"], slug) in slugs:
             slug, number = f"{base}-{number}", number + 1
+        slugs.add((primary[0]["kind"], slug))
         replicates = [row for row in everyone if is_aa_replicate(row)]
         groups.append(CellGroup(primary[0]["kind"], _given(primary, further), slug, primary, replicates))
     return groups
@@ -149,11 +155,12 @@ def _axes(row: Row) -> list[Axis]:
     return [axis for axis in with_columns(Shared.GROUP) if not (trained and axis.role & Role.REPETITION)]
 
 
-def _further(row: Row, rows: Sequence[Row]) -> list[tuple[Axis, Any]]:
+def _of_model(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("kind", "model", "dataset"))
+
+
+def _further(row: Row, same_model: Sequence[Row]) -> list[tuple[Axis, Any]]:
     """The further axes in which groups of this kind, model and dataset differ, with the row's values."""
-    same_model = [
-        other for other in rows if all(other[name] == row[name] for name in ("kind", "model", "dataset"))
-    ]
     pairs = []
     for axis in _axes(row):
         differs = len({other[axis.key] for other in same_model}) > 1
@@ -181,7 +188,7 @@ def settings_to_name(family: Sequence[Row], rows: Sequence[Row]) -> dict[str, An
         family: cells of one workload.
         rows: the study's.
     """
-    same = [row for row in rows if all(row[name] == family[0][name] for name in ("kind", "model", "dataset"))]
+    same = [row for row in rows if _of_model(row) == _of_model(family[0])]
     named: dict[str, Any] = {}
     for axis in with_columns(Shared.WORKLOAD | Shared.GROUP):
         is_workload = bool(axis.shared & Shared.WORKLOAD)

@@ -32,7 +32,7 @@ from scaling.analysis.candidates import (
     workloads,
 )
 from scaling.analysis.columns import Row, to_rows
-from scaling.analysis.control import Peers, baseline_of
+from scaling.analysis.control import Peers
 from scaling.analysis.decisions import (
     FEWEST,
     MOST_ASKED,
@@ -48,7 +48,6 @@ from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
 from scaling.analysis.objectives import OBJECTIVES, Objective, parse_objective
 from scaling.analysis.samples import CellResult
-from scaling.axes import Shared
 
 __all__ = ["OBJECTIVES", "Choice", "Recommendation", "recommend"]
 
@@ -185,6 +184,7 @@ def recommend(
     objective: str = TIME,
     num_cores: int | None = None,
     max_memory_bytes: int | None = None,
+    known: Known | None = None,
 ) -> list[Recommendation]:
     """One recommendation per workload, in the table's order; none if no cell has the objective's values.
 
@@ -194,17 +194,16 @@ def recommend(
         objective: time, time-to-accuracy, `efficiency >= 0.8`, gpu-hours, energy or memory.
         num_cores: CPU cores of a node; None where they are unknown.
         max_memory_bytes: that a candidate may take on a GPU; None: any.
+        known: of the same table and cells, where somebody has it already.
 
     Raises:
         ScalingError: there is no such objective.
     """
-    wanted, rows = parse_objective(objective), to_rows(table)
-    study = Known.of(rows, cells, num_cores)
-
-    sets = workloads(wanted.name, rows, cells)
+    wanted, study = parse_objective(objective), known or Known.of(to_rows(table), cells, num_cores)
+    sets = workloads(wanted.name, study.rows, cells)
     if max_memory_bytes is not None:
         sets = [within_memory(candidates, max_memory_bytes) for candidates in sets]
-    scatters, chosen_from = scatters_of(wanted.name, sets, cells)
+    scatters, chosen_from = scatters_of(wanted.name, sets, study.scatter)
 
     def limit(row: Row) -> Finding | None:
         return limit_of(explain_cell(row, study))
@@ -242,6 +241,7 @@ def _recommend(
         state = "tie"
     state, faster, slower = _with_unsure(state, choice, candidates, unsure)
     rivals_and_unsure = [*rivals, *faster]
+    open_ids = {rival.candidate.cell_id for rival in rivals_and_unsure}
     return Recommendation(
         wanted.text,
         workload.given,
@@ -266,9 +266,7 @@ def _recommend(
             for other, difference in zip(others, differences, strict=True)
             if difference.interval is not None
         },
-        ruled_out=[
-            other for other in others if all(other is not rival.candidate for rival in rivals_and_unsure)
-        ],
+        ruled_out=[other for other in others if other.cell_id not in open_ids],
         remarks=scatters.of_times.remarks_on({candidate.cell_id for candidate in candidates}),
     )
 
@@ -284,10 +282,11 @@ def _with_unsure(
     faster = [rival for rival in unsure if rival.why == "one_launch" or rival.candidate.value <= choice.value]
     if faster and state != "one_launch":
         state = "one_launch" if any(rival.why == "one_launch" for rival in faster) else "undecided"
+    known = {candidate.cell_id for candidate in (*candidates, *(rival.candidate for rival in faster))}
     slower = [
         Excluded(rival.candidate.name, rival.candidate.name, Finding("efficiency_perhaps_below"))
         for rival in unsure
-        if rival.candidate not in candidates and rival not in faster
+        if rival.candidate.cell_id not in known
     ]
     return state, faster, slower
 
@@ -362,11 +361,11 @@ def _efficient(
     One that keeps it, but not surely, is in both of the first lists.
     """
     reaching, unsure, excluded = [], [], []
-    peers = Peers(cells.values(), Shared.BASELINE)
+    peers = Peers(cells.values())
     for candidate in candidates:
         efficiency = candidate.row["parallel_efficiency"]
         cell = cells[candidate.cell_id]
-        baseline = baseline_of(cell, peers.of(cell))
+        baseline = peers.baseline_of(cell)
         if efficiency is None or baseline is None:
             excluded.append(Excluded(candidate.name, candidate.name, Finding("no_efficiency")))
             continue

@@ -33,7 +33,7 @@ from scaling.analysis.sample_lines import (
 from scaling.axes import ATTACHED
 from scaling.errors import StoreError
 from scaling.measure.budget import RankStep, StepBudget, step_budgets
-from scaling.store import ResultsFolder, RunRecord
+from scaling.store import ResultsFolder, RunRecord, Snapshot
 from scaling.store.sample_schemas import TRAINED_LINES, validate_lines
 
 Floats = NDArray[np.float64]
@@ -221,6 +221,7 @@ def read_cells(folder: ResultsFolder) -> list[CellResult]:
     Raises:
         StoreError: a record or a sample of a done run is missing or damaged.
     """
+    folder = Snapshot.of(folder)
     return without_slow_launches([read_cell(folder, records) for records in read_records(folder).values()])
 
 

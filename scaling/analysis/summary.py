@@ -13,13 +13,13 @@ import pandas as pd
 from scaling.analysis.budgets import cell_budget
 from scaling.analysis.cautions import cautions, joules_per_sample, memory_peak_bytes
 from scaling.analysis.columns import SEPARATOR, Row, columns, row_order, shares_gpus, to_table
-from scaling.analysis.control import Peers, baseline_of, control_arm, differences_of_launches, exposed_check
+from scaling.analysis.control import Peers, differences_of_launches, exposed_check
 from scaling.analysis.csv_cells import safe_cell
 from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
 from scaling.analysis.noise import noise_floors, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.study_scatter import MODERATED, StudyScatter
-from scaling.axes import AXES, Shared
+from scaling.axes import AXES
 from scaling.measure.data_sheets import peak_flops
 from scaling.measure.statistics import ONE_LAUNCH, interval_of_launches, interval_of_mean
 from scaling.store import ResultsFolder, RunRecord
@@ -53,11 +53,11 @@ def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
     scatter, typical = scatter_of(trained), scatter_of(trained, typical=True)
     add_intervals(scatter, own_rows)
     add_seeds_and_predictions(trained, rows)
-    of_baseline, of_control = Peers(trained, Shared.BASELINE), Peers(trained, Shared.CONTROL)
+    peers = Peers(trained)
     for cell in trained:
         row = rows[cell.cell_id]
-        row.update(_speedup(cell, of_baseline.of(cell), rows, scatter))
-        row.update(_exposed_by_difference(cell, of_control.of(cell), rows, typical))
+        row.update(_speedup(cell, peers, rows, scatter))
+        row.update(_exposed_by_difference(cell, peers, rows, typical))
         row["warnings"] = cautions(cell, row) or None
     return to_table(sorted(rows.values(), key=row_order))
 
@@ -185,11 +185,9 @@ def _divergence(cell: CellResult) -> list[str]:
     return [f"diverged: the training loss was not finite in {diverged} of {len(cell.trainings)} repeats"]
 
 
-def _speedup(
-    cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row], scatter: StudyScatter
-) -> Row:
+def _speedup(cell: CellResult, peers: Peers, rows: dict[str, Row], scatter: StudyScatter) -> Row:
     """With the interval of both cells' scatter; none for the reference itself, or of one launch."""
-    samples_per_s, baseline = rows[cell.cell_id]["samples_per_s"], baseline_of(cell, cells)
+    samples_per_s, baseline = rows[cell.cell_id]["samples_per_s"], peers.baseline_of(cell)
     if samples_per_s is None or baseline is None:
         return {}
     reference = rows[baseline.cell_id]["samples_per_s"]
@@ -206,9 +204,9 @@ def _speedup(
 
 
 def _exposed_by_difference(
-    cell: CellResult, cells: Sequence[CellResult], rows: dict[str, Row], scatter: StudyScatter
+    cell: CellResult, peers: Peers, rows: dict[str, Row], scatter: StudyScatter
 ) -> Row:
-    row, control = rows[cell.cell_id], control_arm(cell, cells)
+    row, control = rows[cell.cell_id], peers.control_arm(cell)
     if control is None or row["iteration_s"] is None:
         return {}
     other = rows[control.cell_id]
@@ -216,7 +214,7 @@ def _exposed_by_difference(
     by_difference = {"exposed_by_difference_s": difference_s}
     difference = scatter.difference(control.cell_id, cell.cell_id)
     check = exposed_check(
-        {**row, **by_difference}, other, difference, lambda: differences_of_launches(cell, control, cells)
+        {**row, **by_difference}, other, difference, lambda: differences_of_launches(cell, control, peers)
     )
     return {**by_difference, "exposed_check": check}
 

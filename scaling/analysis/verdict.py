@@ -21,6 +21,7 @@ from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, 
 from scaling.analysis.columns import SPEEDUP, Row, is_of_older_code, shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.doubts import is_too_noisy
+from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
 from scaling.analysis.losses import losses_of, single_like
 from scaling.analysis.recommend import Recommendation, recommend
@@ -41,24 +42,33 @@ OBJECTIVES = (TIME, ACCURACY)
 """Those of which a study has an answer, where it measured them."""
 
 
-def verdicts(table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | None = None) -> list[Finding]:
+def verdicts(
+    table: pd.DataFrame,
+    cells: Sequence[CellResult],
+    num_cores: int | None = None,
+    known: Known | None = None,
+) -> list[Finding]:
     """The answers of a study: one per workload and objective, times of steps before times to an accuracy.
 
     Args:
         table: what `build_table` made.
         cells: the samples it was made of.
         num_cores: CPU cores of a node; None where they are unknown.
+        known: of the same table and cells, where somebody has it already.
 
     Returns:
         Findings of kind `verdict`, none for workloads without a candidate. Their cells are the choice and
         what is equally fast.
     """
-    verdicts, rows = [], to_rows(table)
+    verdicts, known = [], known or Known.of(to_rows(table), cells, num_cores)
     for objective in OBJECTIVES:
-        sets = workloads(objective, rows, cells)
-        for workload, recommendation in zip(sets, recommend(table, cells, objective, num_cores), strict=True):
+        sets = workloads(objective, known.rows, cells)
+        found = recommend(table, cells, objective, known=known)
+        for workload, recommendation in zip(sets, found, strict=True):
             if recommendation.choice is not None:
-                verdicts.append(verdict_of(recommendation, workload.candidates, workload.excluded, rows))
+                verdicts.append(
+                    verdict_of(recommendation, workload.candidates, workload.excluded, known.rows)
+                )
     return verdicts
 
 
@@ -82,7 +92,8 @@ def verdict_of(
     row, size = choice.row, choice.row["world_size"]
     others = [candidate for candidate in candidates if candidate.row["cell_id"] != row["cell_id"]]
     rivals, ties = _rivals_and_ties(recommendation, choice, others)
-    slower = [other for other in others if other not in rivals]
+    as_fast = {rival.cell_id for rival in rivals}
+    slower = [other for other in others if other.cell_id not in as_fast]
     same_size = [rival for rival in rivals if rival.row["world_size"] == size]
     open_sizes = sorted({rival.row["world_size"] for rival in rivals} - {size})
     sizes = sorted({candidate.row["world_size"] for candidate in candidates})

@@ -31,6 +31,8 @@ def recommend(
 
     Never recommends a lossy aggregator without a measured accuracy, or a control arm.
     """
+    from scaling.analysis.columns import to_rows
+    from scaling.analysis.explain_view import Known
     from scaling.analysis.reading import read_study
     from scaling.analysis.recommend import recommend as find
     from scaling.analysis.verdict import verdicts
@@ -39,11 +41,13 @@ def recommend(
     from scaling.report.recommend_text import as_dict, lines_of
     from scaling.report.screen import folded_answer
     from scaling.report.verdict_text import command_of
-    from scaling.store import ResultsFolder
+    from scaling.store import Snapshot
 
     most_bytes = None if max_memory is None else _size_in_bytes(max_memory)
-    study = read_study(ResultsFolder(directory))
-    recommendations = find(study.table, study.cells, objective, study.num_cores, most_bytes)
+    folder = Snapshot(directory)
+    study = read_study(folder)
+    known = Known.of(to_rows(study.table), study.cells, study.num_cores)
+    recommendations = find(study.table, study.cells, objective, study.num_cores, most_bytes, known)
     if not recommendations:
         raise ScalingError(
             f"{directory} has no cell that tells of {objective}: time, efficiency, gpu-hours, energy and "
@@ -55,9 +59,9 @@ def recommend(
         typer.echo(json.dumps([as_dict(recommendation) for recommendation in recommendations], indent=1))
     else:
         if objective == "time" and most_bytes is None:
-            answers = verdicts(study.table, study.cells, study.num_cores)
+            answers = verdicts(study.table, study.cells, known=known)
             if answers:
-                answer = answer_of(answers, command_of(answers[0], ResultsFolder(directory)))
+                answer = answer_of(answers, command_of(answers[0], folder))
                 typer.echo("\n".join([*folded_answer(answer), ""]))
         for recommendation in recommendations:
             typer.echo("\n".join(lines_of(recommendation)))

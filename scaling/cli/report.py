@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def report(
     directory: Folder,
-    all_tables: Annotated[bool, typer.Option("--all", help="Print all tables.")] = False,
+    all_tables: Annotated[
+        bool, typer.Option("--all", help="Print all tables; of a study of very many cells draw all figures.")
+    ] = False,
     as_json: AsJson = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the report as Markdown, for a pull request.")
@@ -36,7 +38,7 @@ def report(
         raise StudyError("--json, --markdown and --all each print the report; give one of them")
     if titles and not paper:
         raise StudyError("--titles is for the figures of --paper; give both, or neither")
-    made = written_report(directory, png=png, paper=paper, titles=titles)
+    made = written_report(directory, png=png, paper=paper, titles=titles, everything=all_tables)
     if markdown:
         typer.echo(made.markdown(), nl=False)
     elif as_json:
@@ -79,6 +81,7 @@ def written_report(
     png: bool = False,
     paper: bool = False,
     titles: bool = False,
+    everything: bool = False,
     before_page: Callable[[], None] = lambda: None,
 ) -> Report:
     """Makes the report of a results folder anew."""
@@ -86,4 +89,6 @@ def written_report(
     from scaling.store import ResultsFolder
 
     folder = ResultsFolder(path).require()
-    return write_report(folder, png=png, paper=paper, titles=titles, before_page=before_page)
+    return write_report(
+        folder, png=png, paper=paper, titles=titles, everything=everything, before_page=before_page
+    )

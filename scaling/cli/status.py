@@ -15,9 +15,9 @@ def status(directory: Folder, as_json: AsJson = False) -> None:
     from scaling.analysis.progress import progress
     from scaling.report.progress import progress_lines
     from scaling.report.status import describe_status, status_table
-    from scaling.store import ResultsFolder
+    from scaling.store import ResultsFolder, Snapshot
 
-    folder = ResultsFolder(directory).require()
+    folder = Snapshot.of(ResultsFolder(directory).require())
     rows = status_table(folder)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))

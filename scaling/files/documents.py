@@ -269,6 +269,8 @@ def require_plain(value: Any) -> None:
     Raises:
         DocumentError: with the keys that lead there.
     """
+    if _is_plain(value):
+        return
     left: list[tuple[tuple[Key, ...], Any]] = [((), value)]
     while left:
         path, value = left.pop()
@@ -284,6 +286,29 @@ def require_plain(value: Any) -> None:
                 left.append(((*path, key), item))
         elif isinstance(value, list):
             left.extend(((*path, index), item) for index, item in enumerate(value))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether all is allowed: found quickly, level by level; False also where that is not sure."""
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        inner: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is dict:
+                if not all(map(_is_plain_text, item)):
+                    return False
+                inner.extend(item.values())
+            elif kind is list:
+                inner.extend(item)
+            elif not (_is_plain_text(item) if kind is str else item is None or _problem(item) is None):
+                return False
+        level, depth = inner, depth + 1
+    return not level
+
+
+def _is_plain_text(value: Any) -> bool:
+    return type(value) is str and (value.isprintable() or is_clean(value))
 
 
 def _problem(value: Any) -> str | None:

@@ -21,6 +21,7 @@ def write_report(
     png: bool = False,
     paper: bool = False,
     titles: bool = False,
+    everything: bool = False,
     before_page: Callable[[], None] = lambda: None,
 ) -> Report:
     """Makes summary.csv, budget.csv, figures/ and report.html anew from the raw samples.
@@ -32,6 +33,7 @@ def write_report(
         png: figures as PNG too.
         paper: figures for a column of a paper too, in figures/paper.
         titles: those with titles.
+        everything: also figures of all groups of a study of very many cells.
         before_page: called when all but the page is written, for who records the time that it took.
 
     Returns:
@@ -45,4 +47,4 @@ def write_report(
     from scaling.report.figures.draw import Formats
     from scaling.report.write import write_all
 
-    return write_all(folder, Formats(png, paper, titles), before_page)
+    return write_all(folder, Formats(png, paper, titles, everything), before_page)

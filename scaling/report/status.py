@@ -9,10 +9,11 @@ from itertools import zip_longest
 from typing import Any
 
 from scaling.analysis.columns import TRANSFER, Row, is_aa_replicate, to_rows
+from scaling.analysis.grouping import by_key
 from scaling.analysis.killed import KILLED, seen_state
 from scaling.analysis.samples import CellResult, read_records
 from scaling.analysis.summary import build_table, study_name
-from scaling.axes import Role, with_columns
+from scaling.axes import Axis, Role, with_columns
 from scaling.files.texts import WIDTH, folded
 from scaling.store import ResultsFolder, RunRecord
 
@@ -45,6 +46,8 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     cells = [CellResult(cell_id, of_cell[0].cell, of_cell, [], []) for cell_id, of_cell in records.items()]
     rows = to_rows(build_table(study_name(folder), cells))
     lost = without_record(folder)
+    same_model = by_key(rows, _of_model)
+    differing = {model: _differing(of_model) for model, of_model in same_model.items()}
     states = {cell: [seen_state(record, folder) for record in of_cell] for cell, of_cell in records.items()}
     return [
         {
@@ -54,7 +57,9 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
             or next((record.reason for record in _waiting(records[row["cell_id"]])), None),
             "num_waiting": len(_waiting(records[row["cell_id"]])),
             "states": states[row["cell_id"]],
-            "name": _name(row, rows) if row["model"] else without_model(records[row["cell_id"]][0].cell),
+            "name": _name(row, differing[_of_model(row)])
+            if row["model"]
+            else without_model(records[row["cell_id"]][0].cell),
         }
         for row in rows
     ] + [_lost_row(cell_id, repeats) for cell_id, repeats in lost.items()]
@@ -106,16 +111,24 @@ def without_model(cell: Mapping[str, Any]) -> str:
     return ", ".join([*parts, str(cell.get("device") or "")]).rstrip(", ")
 
 
-def _name(row: Row, rows: list[Row]) -> str:
-    """The aggregator, what else sets it apart from its model's cells, and whether it is an A/A replicate."""
-    comparable = [other for other in rows if all(other[name] == row[name] for name in ("kind", "model"))]
-    parts = [str(row["aggregator"] or "")]
+def _of_model(row: Row) -> tuple[str, str]:
+    return row["kind"], row["model"]
+
+
+def _differing(rows: Sequence[Row]) -> list[Axis]:
+    """What sets cells of one model apart; what is known only of what has run counts where it is known."""
+    differing = []
     for axis in with_columns(role=Role.CHOSEN | Role.RECIPE | Role.REPETITION):
-        values = {other[axis.key] for other in comparable}
-        if axis.role & Role.RECORDED:  # known only of what has run
-            values.discard(None)
-        if row[axis.key] is not None and len(values) > 1:
-            parts.append(axis.text(row[axis.key], short=True))
+        values = {row[axis.key] for row in rows}
+        if len(values - {None} if axis.role & Role.RECORDED else values) > 1:
+            differing.append(axis)
+    return differing
+
+
+def _name(row: Row, differing: Sequence[Axis]) -> str:
+    """The aggregator, what else sets it apart from its model's cells, and whether it is an A/A replicate."""
+    parts = [str(row["aggregator"] or "")]
+    parts += [axis.text(row[axis.key], short=True) for axis in differing if row[axis.key] is not None]
     return ", ".join(filter(None, parts)) + (" (A/A replicate)" if is_aa_replicate(row) else "")
 
 

@@ -12,10 +12,10 @@ import pandas as pd
 from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import Row, to_rows
+from scaling.analysis.explain_view import Known
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.links import CellLinks, link_table, links_of
-from scaling.analysis.noise import scatter_of
 from scaling.analysis.questions import answers as question_answers
 from scaling.analysis.questions import question_of
 from scaling.analysis.reading import environment_of, num_cores
@@ -62,13 +62,17 @@ from scaling.report.titles import title_of
 from scaling.report.transfer_tables import answer_table, page_tables
 from scaling.report.verdict_text import command_of, path_in_commands
 from scaling.report.warnings_text import with_texts
-from scaling.store import ResultsFolder
+from scaling.store import ResultsFolder, Snapshot
 from topologies.errors import TopologyError
 from topologies.file_text import validated
 from topologies.model import Topology
 
 STEP_DIGITS = 9
 """Significant ones in budget.csv, nanoseconds of a step, and in convergence.csv."""
+
+
+MANY_CELLS, MOST_DRAWN = 300, 60
+"""A study of more cells than the first has figures of the second number, group by group."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def write_all(
     folder: ResultsFolder, formats: Formats, before_page: Callable[[], None] = lambda: None
 ) -> Report:
     """See `scaling.report.write_report`."""
-    folder.require()
+    folder = Snapshot.of(folder.require())
     cells, experiments = read_cells(folder), read_devices(folder)
     table = with_devices(build_table(study_name(folder), cells), experiments)
     _write_summary(folder, table, cells)
@@ -132,16 +136,18 @@ def write_all(
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = environment_of(folder)
     question = question_of(folder.study(), to_rows(table))
-    answers = verdicts(table, cells, num_cores(environment))
+    known = Known.of(to_rows(table), cells, num_cores(environment))
+    answers = verdicts(table, cells, known=known)
     if question not in ("speedup", "time_to_target"):  # one worker is not asked for
         answers = [replace(one, values={**one.values, "lacks_one_worker": False}) for one in answers]
     best = {answer.cells[0] for answer in answers}
-    data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments, best)
+    drawn, left_out = drawn_rows(known.rows, everything=formats.everything)
+    data = FigureInput(drawn, by_id, links, transfers, predicted, experiments, best)
     figures, failures = draw_figures(folder, data, formats)
     groups = group_rows(to_rows(table))
     noise = seed_noise(groups, by_id)
     rates, found = [*transfer_findings(transfers)], [seed_noise_finding(recipe) for recipe in noise]
-    known = found if [one.kind for one in found] == ["seed_noise"] else []
+    seeds = found if [one.kind for one in found] == ["seed_noise"] else []
     extras = Extras(
         tables=[
             *seed_noise_tables(noise),
@@ -159,21 +165,40 @@ def write_all(
             *map(Sentence, device_sentences(experiments)),
             *sentences_of(prediction_findings(predicted)),
         ],
-        remarks=[*remarks, *(("more", failure) for failure in failures)],
+        remarks=[*remarks, *(("more", text) for text in (*failures, *left_out))],
         verdicts=answers,
         command=command_of(answers[0], folder) if answers else "",
-        scatter=scatter_of(cells),
+        scatter=known.scatter,
         lossy=lossy_ids(cells),
         answers=question_answers(question, table, cells),
         table=answer_table(transfers),
         headline=device_headline(experiments)
-        or " ".join(text_of(one, "headline") for one in (rates or known)),
+        or " ".join(text_of(one, "headline") for one in (rates or seeds)),
     )
     before_page()
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))
     content = content_of(folder.study(), environment, table, figures, times, extras, path_in_commands(folder))
     page = folder.write_text("report.html", render_page(content))
     return Report(page, table, transfers, times, content, experiments)
+
+
+def drawn_rows(rows: Sequence[Row], *, everything: bool) -> tuple[list[Row], list[str]]:
+    """The rows of which figures are drawn: of a large study the first groups, with a remark on the others."""
+    groups = [] if everything or len(rows) <= MANY_CELLS else group_rows(rows)
+    left_out: list[str] = []
+    room = MOST_DRAWN
+    for group in groups:
+        if len(group.rows) > room:
+            left_out += [row["cell_id"] for row in (*group.rows, *group.replicates)]
+        room -= min(room, len(group.rows))
+    if not left_out:
+        return list(rows), []
+    known = set(left_out)
+    remark = (
+        f"Figures of {len(left_out)} of {len(rows)} cells are not drawn, since the study has more than "
+        f"{MANY_CELLS}: `scaling report DIR --all` draws them."
+    )
+    return [row for row in rows if row["cell_id"] not in known], [remark]
 
 
 def _write_summary(folder: ResultsFolder, table: pd.DataFrame, cells: Sequence[CellResult]) -> None:

@@ -23,6 +23,7 @@ from scaling.store.checkpoints import CheckpointFiles
 from scaling.store.code_changes import CODE_CHANGES, CodeChange, changes_since
 from scaling.store.folder import ResultsFolder
 from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, State, now
+from scaling.store.snapshot import Snapshot
 
 __all__ = [
     "CODE_CHANGES",
@@ -32,6 +33,7 @@ __all__ = [
     "CodeChange",
     "ResultsFolder",
     "RunRecord",
+    "Snapshot",
     "State",
     "changes_since",
     "now",

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 from scaling.axes import AXES, DEFAULTS, Role
@@ -180,7 +181,7 @@ class Cell:
     lossy: bool = False
     keep_checkpoints: bool = False
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Twelve hexadecimal digits of the identity's SHA-256."""
         axes = {axis.name: axis for axis in AXES}
@@ -188,7 +189,7 @@ class Cell:
         names["profiled_iterations"] = "split_iterations"  # what it was called when identities began
         identity = {
             names.get(key, key): value
-            for key, value in asdict(self).items()
+            for key, value in vars(self).items()
             if key not in NO_PART_OF_THE_IDENTITY and (key not in axes or axes[key].is_in_identity(value))
         }
         return digest(identity)

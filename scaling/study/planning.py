@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from scaling.files.texts import folded
 from scaling.store import ResultsFolder
@@ -94,7 +95,9 @@ def model_sizes(study: ResolvedStudy) -> dict[str, ModelSize]:
             inputs = torch.empty((BATCH, *shape.input_shape), dtype=dtype)
             targets = torch.zeros(inputs.shape if shape.tokens else (BATCH,), dtype=torch.int64)
         trained = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
-        flops = model_flops(module, model.loss, inputs, targets)
+        is_dense = all(isinstance(one, nn.Linear) for one in module.modules() if one._parameters)
+        # Counting imports torch's compiler, some seconds; of dense layers the number of weights says it.
+        flops = None if is_dense else model_flops(module, model.loss, inputs, targets)
         return ModelSize(sum(trained), len(trained), flops and flops / BATCH)
 
     known: dict[str, ModelSize] = {}

@@ -3,7 +3,13 @@
 import pytest
 
 from scaling.analysis.columns import columns, to_rows
-from scaling.analysis.control import COLUMNS_COMPARED, control_labels, differences_of_launches, exposed_check
+from scaling.analysis.control import (
+    COLUMNS_COMPARED,
+    Peers,
+    control_labels,
+    differences_of_launches,
+    exposed_check,
+)
 from scaling.analysis.decisions import Difference
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table
@@ -210,7 +216,7 @@ class TestDifferencesOfLaunches:
         ]
         cells = read_cells(study.folder)
         by_id = {cell.cell_id: cell for cell in cells}
-        return differences_of_launches(by_id[arms[0]], by_id[control], cells)
+        return differences_of_launches(by_id[arms[0]], by_id[control], Peers(cells))
 
     def add(self, study, label, launches, scatter_s):
         runs = []
@@ -233,4 +239,4 @@ class TestDifferencesOfLaunches:
         control = study.add_steps([[1.0]], world_size=2)
         ring = study.add_steps([[1.25]], aggregator="ring", world_size=2)
         cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-        assert differences_of_launches(cells[ring], cells[control], [*cells.values()]) == {}
+        assert differences_of_launches(cells[ring], cells[control], Peers(cells.values())) == {}

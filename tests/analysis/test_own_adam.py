@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scaling.aggregators.one_bit_adam import OneBitAdam
-from scaling.analysis.accuracy import why_not
+from scaling.analysis.accuracy import Trainings
 from scaling.analysis.columns import aggregator_name, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.recommend import recommend
@@ -51,7 +51,7 @@ def test_a_timed_cell_of_it_is_judged_by_both_trainings(rows, cells, state):
         for cell in cells
         if cell.cell_id == row["cell_id"] and row["aggregator"] == f"{OWN_ADAM}(warmup_steps=65)"
     )
-    assert why_not({**row, "kind": "iteration", "target_state": None}, cell, trained, cells) is None
+    assert Trainings(trained, cells).why_not({**row, "kind": "iteration", "target_state": None}, cell) is None
 
 
 def test_an_exact_training_by_sgd_is_not_its_counterpart():

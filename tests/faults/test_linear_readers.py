@@ -1,17 +1,17 @@
 """Large valid and damaged files take time in proportion to their size: held by counts of what is done."""
 
 import gzip
+import os
 import zlib
 from types import SimpleNamespace
 
 import pytest
 
-from scaling.analysis import control
-from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import build_table
 from scaling.files import documents
 from scaling.files.documents import DocumentError, from_json, gunzipped
-from tests.made_studies import StudyFolder
+from scaling.report import write
+from tests.faults.mutants import run
+from tests.made_studies import StudyFolder, epoch, iteration, split
 
 
 class Name(str):
@@ -90,24 +90,54 @@ def test_damage_is_found_in_any_member(cut):
         gunzipped(packed + packed, 5200)
 
 
-def compared(monkeypatch, path, num_models):
-    """How often the summary of so many models asks whether two cells belong together; and the speedups."""
-    asked = []
-    for name in ("is_baseline_of", "_controls"):
-        function = getattr(control, name)
-        monkeypatch.setattr(control, name, lambda *a, function=function: asked.append(1) or function(*a))
+def many_runs(path, num_models, num_buckets):
+    """A folder of timed and trained cells, lossy ones too: of several models, each with sizes of buckets."""
     study = StudyFolder(path)
-    for number in range(num_models):
-        for size, aggregator in ((1, "none"), (2, "none"), (2, "ring")):
-            names = {"aggregator": aggregator, "aggregator_label": aggregator, "model_label": f"m{number}"}
-            study.add_steps([[0.01, 0.01]], world_size=size, model_parameters={"hidden": [number]}, **names)
-    table = build_table("x", read_cells(study.folder))
-    monkeypatch.undo()
-    return len(asked), list(table["speedup"].dropna())
+    for number in range(num_models * num_buckets):
+        model, bucket = divmod(number, num_buckets)
+        for size, aggregator in ((1, "none"), (2, "none"), (2, "ring"), (2, "one_bit")):
+            names = {"aggregator": aggregator, "aggregator_label": aggregator, "model_label": f"m{model}"}
+            names |= {
+                "model_parameters": {"hidden": [model]},
+                "bucket_mb": bucket + 1.0,
+                "lossy": "bit" in aggregator,
+            }
+            spans = [split(step, 0.01, ("backward", "compute", 0.0, 0.005 + size / 1e3)) for step in (3, 4)]
+            runs = [
+                [[*(iteration(step, step_s, profiled=False) for step in (0, 1)), *spans]] * size
+                for step_s in (0.01 + number / 1e5, 0.011)
+            ]
+            study.add(runs, world_size=size, **names)
+        study.add([[[epoch(0, 1.0, 0.5, 0.9)]] * 2], kind="convergence", world_size=2, seed=number, **names)
+    return study.folder.path
 
 
-def test_summary_compares_each_cell_with_its_own_group(monkeypatch, tmp_path):
-    few, of_few = compared(monkeypatch, tmp_path / "few", 3)
-    many, of_many = compared(monkeypatch, tmp_path / "many", 12)
-    assert (len(of_few), len(of_many)) == (9, 36)
-    assert many <= 4 * few
+@pytest.mark.quality
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)], ids=["one model", "many models"])
+def test_commands_on_ten_times_the_runs_make_at_most_eleven_times_the_calls(monkeypatch, tmp_path, shape):
+    monkeypatch.setattr(write, "draw_figures", lambda *_: ([], []))  # of so many cells as MOST_DRAWN says
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    few = many_runs(tmp_path / "few", *shape)
+    many = many_runs(tmp_path / "many", *(10 * size if size > 1 else size for size in shape))
+    for verb in ("status", "recommend", "report", "compare"):
+        calls = []
+        for folder in (few, few, many):  # the first also imports and makes templates
+            ended = run([verb, folder, *([folder] if verb == "compare" else [])])
+            assert not ended.traceback
+            calls.append(ended.num_calls)
+        assert calls[2] <= 11 * calls[1], (verb, calls)
+
+
+def test_plan_of_ten_times_the_cells_makes_at_most_eleven_times_the_calls(tmp_path):
+    calls = []
+    for number in (30, 30, 300):
+        study = tmp_path / f"{number}.yaml"
+        study.write_text(
+            "name: many\nworkloads: [{model: fcn-r, dataset: synthetic, global_batch: "
+            f"{[64 * (n + 1) for n in range(number)]}}}]\naggregators: [all_reduce, ring]\n"
+            "world_sizes: [2]\nscaling: strong\ndevice: cpu\n"
+        )
+        ended = run(["plan", study])
+        assert ended.code == 0, ended.err
+        calls.append(ended.num_calls)
+    assert calls[2] <= 11 * calls[1], calls

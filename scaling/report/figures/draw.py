@@ -68,11 +68,13 @@ class Formats:
         png: as pixels.
         paper: for a column of a paper, in figures/paper.
         titles: whether the paper's have titles; their captions say it usually.
+        everything: also of all groups of a large study.
     """
 
     png: bool = False
     paper: bool = False
     titles: bool = False
+    everything: bool = False
 
 
 PAGE_ONLY = Formats()
