@@ -1,12 +1,15 @@
 """How synchronous data-parallel SGD scales: aggregation strategies, measured and explained."""
 
+from typing import Any
+
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> object:
-    """`attached`, for a script that `scaling attach` does not reach by itself: it imports torch."""
-    if name == "attached":
+def __getattr__(name: str) -> Any:
+    """`comm_hook`, and `attached` for scripts that `scaling attach` does not reach; both import torch."""
+    places = {"attached": "scaling.attach.inside", "comm_hook": "scaling.training.comm_hook"}
+    if name in places:
         import importlib
 
-        return importlib.import_module("scaling.attach.inside").attached
+        return getattr(importlib.import_module(places[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

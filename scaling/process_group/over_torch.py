@@ -8,6 +8,7 @@ The multicast path of NVSwitch is never taken, and its switches in the environme
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -307,6 +308,31 @@ class TorchGroup(Group):
             torch.cuda.synchronize()
         while self._registered:
             _cuda_runtime().cudaHostUnregister(self._registered.pop().data_ptr())
+
+
+def group_of(process_group: dist.ProcessGroup, device: torch.device) -> TorchGroup:
+    """The group of ranks that a script has started itself. Collective.
+
+    Args:
+        process_group: torch's, that carries tensors.
+        device: of the tensors.
+
+    Raises:
+        LaunchError: it lacks ranks, or cannot carry such tensors.
+    """
+    if dist.get_world_size(process_group) != dist.get_world_size():
+        raise LaunchError("the process group lacks some of the ranks; use one of all ranks")
+    if device.type == "cuda" and dist.get_backend(process_group) != "nccl":
+        raise LaunchError(f"tensors on GPUs need NCCL; the group is of {dist.get_backend(process_group)}")
+    hosts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname(), group=process_group)
+    return TorchGroup(process_group, dist.new_group(backend="gloo"), hosts.count(socket.gethostname()))
+
+
+def future_mean(process_group: dist.ProcessGroup, tensor: Tensor) -> torch.futures.Future[Tensor]:
+    """The mean of a tensor over the ranks, in its place."""
+    work = dist.all_reduce(tensor.div_(process_group.size()), group=process_group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 def _cuda_runtime() -> Any:

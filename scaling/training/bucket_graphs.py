@@ -82,7 +82,7 @@ class BucketGraphs:
         aggregator: can be captured.
         exchange: gives the mean of a bucket's gradients.
         states: of each bucket, in their order.
-        gradients: [num_elements] each bucket's memory; its values may change.
+        gradients: [num_elements] each bucket's memory.
         in_place: means end there, which spares copies where the parameters' gradients are views of it.
         recorder: has replays pass marks between phases, where this torch has them (2.8).
     """
@@ -100,7 +100,6 @@ class BucketGraphs:
         self._aggregator, self._exchange, self._recorder = aggregator, exchange, recorder
         self._in_place = in_place
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._ready, self._done = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._meter = states[0].group.meter
         saved, random_state = save_buckets(states), torch.cuda.get_rng_state()
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -120,23 +119,24 @@ class BucketGraphs:
         torch.cuda.synchronize()
 
     def _capture(self, states: Sequence[AggregatorState], gradients: Sequence[Tensor], pool: Any) -> _Graph:
-        def exchanged(phase: PhaseMarker) -> list[Tensor]:
-            pairs = zip(states, gradients, strict=True)
+        def exchanged(memory: Sequence[Tensor], phase: PhaseMarker) -> list[Tensor]:
+            pairs = zip(states, memory, strict=True)
             means = [self._exchange(state, gradient, phase) for state, gradient in pairs]
             if not self._in_place:
                 return means
-            return [own.copy_(mean) for own, mean in zip(gradients, means, strict=True)]
+            return [own.copy_(mean) for own, mean in zip(memory, means, strict=True)]
 
+        copies = [gradient.clone() for gradient in gradients]  # a step may be under way
         for _ in range(WARMUP_CALLS):
             self._meter.reset()
-            exchanged(unmarked)
+            exchanged(copies, unmarked)
         metered = (self._meter.bytes_sent, self._meter.messages_sent)
         torch.cuda.synchronize()
         marks = GraphMarks() if self._recorder is not None else None
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool, "thread_local")  # not `torch.cuda.graph`, which collects garbage each time
         try:
-            means = exchanged(marks.on_lane("comm") if marks else unmarked)
+            means = exchanged(gradients, marks.on_lane("comm") if marks else unmarked)
         finally:
             graph.capture_end()
         self._meter.reset()
@@ -153,16 +153,14 @@ class BucketGraphs:
         graph = self._graph_behind.get(index)
         if graph is not None:
             current = torch.cuda.current_stream()
-            self._ready.record(current)
-            self._stream.wait_event(self._ready)
+            self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 graph.replay(self._aggregator, record)
             self._meter.count(*graph.metered)
             if is_profiled and graph.marks is not None and self._recorder is not None:
                 graph.marks.place(self._recorder)
             if index == len(self._buckets) - 1:
-                self._done.record(self._stream)
-                current.wait_event(self._done)
+                current.wait_stream(self._stream)
         return bucket.future
 
 
