@@ -52,7 +52,7 @@ def rare(measured: Measured) -> list[Rare]:
         ratio = sum(took[most]) / max(wall_s, 1e-9)
         least = measured.left_out[-1][0] if measured.left_out else 0.0
         waits = len(doing) < len(ranks) and least > 0.5 * ratio / max(1 - ratio, 1e-9)
-        steps = _steps_with(ranks[most], kind)
+        steps = [number for number in _steps_with(ranks[most], kind) if number > 0]
         every = float(np.median(np.diff(steps))) if len(steps) > 1 else len(marks) - 1.0
         each_s = sum(took[most]) / len(steps)
         doing = doing if len(doing) < len(ranks) else ()
@@ -72,9 +72,15 @@ def _spans(rank: dict[str, Any], kind: str) -> list[float]:
 
 
 def _steps_with(rank: dict[str, Any], kind: str) -> list[int]:
-    """In which steps: a checkpoint may be several files."""
-    marks = _marks(rank)
-    return sorted({bisect(marks, start_s) for name, start_s, _ in rank["phases"] if name == kind} - {0})
+    """In which steps: a checkpoint may be several files. Those of the warm-up are 0 and below."""
+    marks = min(rank.get("host_s", rank["step_s"]), key=len)
+    numbers = {bisect(marks, start_s) for name, start_s, _ in rank["phases"] if name == kind}
+    return sorted(number - rank["warmup"] + 1 for number in numbers)
+
+
+def _seen(ranks: Sequence[dict[str, Any]], kind: str, *, in_warmup: bool = False) -> int:
+    """In how many steps of the rank with the most."""
+    return max(sum((number < 1) == in_warmup for number in _steps_with(rank, kind)) for rank in ranks)
 
 
 def horizon(measured: Measured) -> dict[str, Any]:
@@ -82,8 +88,10 @@ def horizon(measured: Measured) -> dict[str, Any]:
     ranks, means_s = measured.facts["baseline"], [*measured.means_s.get("clock", {}).values()]
     return {
         "steps": len(_marks(ranks[0])) - 1,
-        "evaluations": max(len(_steps_with(rank, "evaluation")) for rank in ranks),
-        "saves": max(len(_steps_with(rank, "save")) + int(rank.get("saves_in_thread", 0)) for rank in ranks),
+        "evaluations": _seen(ranks, "evaluation"),
+        "saves": _seen(ranks, "save") + max(int(rank.get("saves_in_thread", 0)) for rank in ranks),
+        "first_evaluations": _seen(ranks, "evaluation", in_warmup=True),
+        "first_saves": _seen(ranks, "save", in_warmup=True),
         "epochs": max(int(rank.get("exhausted", 0)) for rank in ranks),
         "mean_s": float(np.mean(means_s)) if means_s else None,
         "mean_steps": sum(len(_marks(measured.facts["clock"][0])) - 1 for _ in means_s),

@@ -194,6 +194,9 @@ def test_saves_in_first_steps_of_blocks_count_and_a_checkpoint_of_several_files_
     assert (found.kind, round(found.values["ratio"], 2)) == ("saves", 1.0)
     assert "rank 0 saves every 3 steps, 0.2 s, while the others wait" in text_of(found, "advice")
     assert "Seen in a launch: 24 steps of each rank, 8 saves;" in "\n".join(answer(measured))
+    first = [("evaluation", -0.3, -0.2), ("save", -0.2, -0.1)]
+    with_facts(measured, "baseline", phases=[*measured.facts["baseline"][0]["phases"], *first])
+    assert "8 saves (in the warm-up 1 evaluation, 1 save); nothing rarer" in "\n".join(answer(measured))
 
 
 def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
