@@ -31,6 +31,9 @@ TAIL_BYTES = 2**14
 OTHER_RANK = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 """In errors of ranks that only miss another one."""
 
+ENDED = ("ChildFailedError", "SignalException")
+"""In torchrun's own words on ranks that failed, or that are ended here."""
+
 MOST_LOG_BYTES = 2**18
 """Of a run's output, so much of its start and of its end is kept."""
 
@@ -317,11 +320,11 @@ def _last_line(out: Path) -> str:
     """The last error that the script printed, or its last line; torchrun's own words come after it."""
     lines = (out / "output.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
     printed = [line.strip() for line in lines if line.strip() and "torch/distributed/" not in line[:60]]
-    ends = next((at for at, line in enumerate(printed) if "ChildFailedError" in line), len(printed))
+    ends = next((at for at, line in enumerate(printed) if any(text in line for text in ENDED)), len(printed))
     tracebacks = [at for at, line in enumerate(printed[:ends]) if line.startswith("Traceback")]
     own = printed[: tracebacks[-1]] if ends < len(printed) and tracebacks else printed
     errors = [line for line in own if "Error" in line]
     errors = [line for line in errors if not any(text in line for text in OTHER_RANK)] or errors
     if errors and errors[-1].endswith("AssertionError"):  # without a text: the line before is its source
         errors.append(f"{errors[-1]} at `{own[max(own.index(errors[-1]) - 1, 0)]}`")
-    return (errors or own or printed or [NOTHING])[-1][-300:]
+    return (errors or own or [NOTHING])[-1][-300:]
