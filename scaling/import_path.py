@@ -3,6 +3,15 @@
 import os
 import sys
 
+VARIABLE = "PYTHONSAFEPATH"
+OURS = "scaling"
+"""Its value where `scaling run` set it. From Python 3.11 on the working folder is not on the path then."""
+
+
+def safe_path() -> dict[str, str]:
+    """The variable for workers that a launcher starts by `python -m`; the user's own one stays."""
+    return {} if os.environ.get(VARIABLE) or _is_checkout() else {VARIABLE: OURS}
+
 
 def working_folder_last() -> None:
     """A numpy.py in the working folder is not numpy then. A checkout of this project stays first."""
@@ -10,6 +19,13 @@ def working_folder_last() -> None:
         here = os.getcwd()
     except FileNotFoundError:  # it was removed: nothing is imported from there
         return
-    is_checkout = os.path.isfile("scaling/import_path.py")
-    if sys.path[:1] in ([""], [here]) and not is_checkout:
+    if os.environ.get(VARIABLE) == OURS:
+        del os.environ[VARIABLE]  # what the workers start is the user's
+        is_first = sys.path[:1] in ([""], [here])
+        sys.path.append(sys.path.pop(0) if is_first else here)
+    elif sys.path[:1] in ([""], [here]) and not _is_checkout():
         sys.path.append(sys.path.pop(0))
+
+
+def _is_checkout() -> bool:
+    return os.path.isfile("scaling/import_path.py")

@@ -15,6 +15,11 @@ _AT_END = re.compile(r"(?:token|apikey|accesskey|privatekey|pwd|sshpass)$")
 _WHOLE = frozenset(
     ("key", "keys", "auth", "authorization", "pass", "pat", "jwt", "sig", "signature", "cookie")
 )
+_OF_TEXT = "pad eos bos unk mask sep cls eot end start stop special image audio prefix suffix"
+_OF_TABLES = "sort by primary foreign metric monitor image label text target group dict index column feature"
+_HARMLESS = {"token": _OF_TEXT, "key": _OF_TABLES, "keys": "num dict sort"}
+"""Words before a last one with which it is of a tokenizer or a table, and no secret."""
+
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
 _FOLDERS = ("PWD", "OLDPWD")
 _NO_SECRET = re.compile(r"(?i)none|null|true|false|value")
@@ -42,6 +47,8 @@ def is_secret(name: str) -> bool:
     """Whether an option, variable or key of this name looks like a secret: HF_TOKEN, --api-key, apiKey."""
     words = _WORD.findall(name.rstrip("0123456789_-"))
     if name in _FOLDERS or not words:
+        return False
+    if len(words) > 1 and words[-2].lower() in _HARMLESS.get(words[-1].lower(), "").split():
         return False
     last, joined = words[-1].lower(), "".join(words).lower()
     return last in _WHOLE or bool(_AT_END.search(joined)) or any(word in joined for word in _INSIDE)

@@ -9,9 +9,11 @@ Gloo group carries their tensors, through host memory.
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from scaling.store.failures import DEVICE_LOST
 
 T = TypeVar("T")
 
+LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A rank may wait this long for another inside a cell, as at the end of a control arm's iterations."""
@@ -84,7 +87,7 @@ class Workers:
         self,
         info: RankInfo,
         share: Callable[[str], str] | None = None,
-        address: str = "127.0.0.1",
+        address: str = LOOPBACK,
         watch: Watched | None = None,
     ) -> None:
         self.info = info
@@ -107,8 +110,8 @@ class Workers:
             )
         except LaunchError:
             raise
-        except (KeyError, ValueError, RuntimeError) as error:
-            if "EADDRINUSE" in str(error):
+        except (KeyError, OSError, ValueError, RuntimeError) as error:
+            if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise LaunchError(
                     f"port {os.environ.get('MASTER_PORT')} of this host, at which the ranks were to meet "
                     "(MASTER_PORT), is occupied by another program; set MASTER_PORT to a free one"
@@ -275,12 +278,12 @@ def _meet(
         host, port = os.environ["MASTER_ADDR"], _master_port(os.environ)
         if info.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return waiting.connect(host, port)
-        store = _store(info, port, limit_s)
+        store = _store(info, port, limit_s, host)
         require_here(host, store.port)
         return store
     port, store = _master_port(os.environ), None
     if info.rank == 0:
-        store = _store(info, port, limit_s)
+        store = _store(info, port, limit_s, address)
         address = f"{address}:{store.port}"
     host, _, port_text = share(address).rpartition(":")
     return store or waiting.connect(host, int(port_text))
@@ -298,7 +301,18 @@ def _master_port(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _store(info: RankInfo, port: int, limit_s: float) -> Any:
-    """Rank 0's; does not wait for the other ranks, who do not know the port yet."""
-    limit = timedelta(seconds=limit_s)
-    return TCPStore("127.0.0.1", port, info.world_size, True, timeout=limit, wait_for_workers=False)
+def _store(info: RankInfo, port: int, limit_s: float, address: str) -> Any:
+    """Rank 0's; does not wait for the other ranks, who do not know the port yet.
+
+    Where the ranks meet at a loopback address it listens there alone, else on all interfaces.
+    """
+    listener = socket.create_server((LOOPBACK, port)) if address in (LOOPBACK, "localhost") else None
+    return TCPStore(
+        LOOPBACK,
+        port if listener is None else listener.getsockname()[1],
+        info.world_size,
+        True,
+        timeout=timedelta(seconds=limit_s),
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -30,6 +31,7 @@ from scaling.files.texts import clean
 from scaling.store.disk_full import disk_full
 from scaling.store.schemas import validate
 
+GONE = "its folder is gone, removed or unmounted while in use; nothing is made anew; start the command again"
 LOOK_S = 0.02
 """Longer than a look at a lock takes."""
 
@@ -45,6 +47,8 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            raise StoreError(f"{path}: {GONE}") from error
         raise disk_full(path, error, num_bytes) or StoreError(
             f"{path}: cannot be written: {error.strerror}; make its folder writable, or use another one "
             "(a copy of one that is there)"
@@ -89,9 +93,8 @@ def overwrite(path: Path, content: bytes) -> bool:
 
 
 def append_whole(path: Path, content: bytes) -> None:
-    """Adds to a file, which is made; nothing where not all of it can be written."""
+    """Adds to a file, which is made, but not its folder; nothing where not all of it can be written."""
     with writing(path, len(content)):
-        path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW  # the file itself is no link
         with os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0) as file:
             length = file.tell()
@@ -111,6 +114,19 @@ def redact_file(path: Path) -> None:
     changed = [redacted(line) for line in lines]
     if changed != lines:
         write_whole(path, "".join(changed).encode(errors="surrogateescape"))
+
+
+def same_folder(folder: Path, before: tuple[int, int] | None) -> tuple[int, int] | None:
+    """What the system knows a folder by; raises a StoreError where it was another one before."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        now = None
+    else:
+        now = (found.st_dev, found.st_ino)
+    if before not in (None, now):
+        raise StoreError(f"{folder}: {GONE}")
+    return now
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -40,6 +40,7 @@ from scaling.store.files import (
     is_held,
     locked,
     run_folders,
+    same_folder,
     sample_files,
     storable,
     take_number,
@@ -74,6 +75,7 @@ class ResultsFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._opened: Archive | None = None
+        self._identity: tuple[int, int] | None = None
 
     # -- the study, the environment, the topology ------------------------------------------------------------
     def exists(self) -> bool:
@@ -217,7 +219,7 @@ class ResultsFolder:
     def sample_writer(
         self, cell_id: str, repeat: int, rank: int
     ) -> Callable[[Iterable[Mapping[str, Any]]], None]:
-        """A function that appends one rank's samples as JSON lines; NaN and infinity become null."""
+        """A function that appends a rank's samples as JSON lines to a started run; NaN becomes null."""
         return appender(self._run_file_to_write(cell_id, repeat).parent / f"rank{rank}.jsonl")
 
     def samples(self, cell_id: str, repeat: int, *, unfinished: bool = False) -> list[list[dict[str, Any]]]:
@@ -287,28 +289,27 @@ class ResultsFolder:
     # -- what is made from them ------------------------------------------------------------------------------
     def require_room(self) -> None:
         """Raises a DiskFullError where no record of a run could be written."""
-        path = inside(self.path, f".room-{os.getpid()}")
+        path = self._inside(f".room-{os.getpid()}")
         write_whole(path, bytes(ROOM_BYTES))
         with writing(path):
             path.unlink()
 
     def write_text(self, name: str, text: str) -> Path:
         """Writes summary.csv, report.html and the like; returns the path."""
-        return write_whole(inside(self.path, name), text.encode())
+        return write_whole(self._inside(name), text.encode())
 
     def write_figure(self, name: str, content: bytes) -> Path:
         """Writes a picture; returns the path."""
-        return write_whole(inside(self.path, f"figures/{name}"), content)
+        return write_whole(self._inside(f"figures/{name}"), content)
 
     def next_log_path(self) -> Path:
         """A new file for what the workers of a launch print."""
         folder = self.launches()
         return folder / f"{take_number(folder, '.log'):03d}.log"
 
-    # -- launches --------------------------------------------------------------------------------------------
     def launches(self) -> Path:
         """The folder of what launches leave behind, which is made: libraries may write there too."""
-        folder = inside(self.path, "launches/log").parent
+        folder = self._inside("launches/log").parent
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -323,13 +324,13 @@ class ResultsFolder:
         """
         if number is None:
             number = take_number(self.launches(), ".json")
-        return write_checked(inside(self.path, f"launches/{number:03d}.json"), LaunchTimesModel, times)
+        return write_checked(self._inside(f"launches/{number:03d}.json"), LaunchTimesModel, times)
 
     def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
         rows = [dict(prediction) for prediction in predictions]
         content = {"schema_version": SCHEMA_VERSION, "simulated": True, "predictions": rows}
-        return write_checked(self.path / "predictions.json", PredictionsModel, content)
+        return write_checked(self._inside("predictions.json"), PredictionsModel, content)
 
     def predictions(self) -> list[dict[str, Any]]:
         """What `write_predictions` wrote; nothing where it never did; raises as the others do."""
@@ -337,7 +338,7 @@ class ResultsFolder:
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
         """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""
-        return write_checked(inside(self.path, f"sheets/{name}.json"), SheetModel, sheet)
+        return write_checked(self._inside(f"sheets/{name}.json"), SheetModel, sheet)
 
     def sheets(self) -> dict[str, dict[str, Any]]:
         """What `write_sheet` wrote, by the aggregator's name.
@@ -385,11 +386,15 @@ class ResultsFolder:
         return self._inside_run(cell_id, repeat) / "run.json"
 
     def _inside_run(self, cell_id: str, repeat: int) -> Path:
-        return inside(self.path, f"runs/{cell_id}/{repeat}/run.json").parent
+        return self._inside(f"runs/{cell_id}/{repeat}/run.json").parent
+
+    def _inside(self, name: str) -> Path:
+        self._identity = same_folder(self.path, self._identity)
+        return inside(self.path, name)
 
     def _has_run(self, cell_id: str, repeat: int) -> bool:
         archive = self._archive()
         return (cell_id, repeat) in archive.records if archive else self._run_file(cell_id, repeat).exists()
 
     def _write(self, name: str, text: str) -> Path:
-        return write_whole(self.path / name, text.encode())
+        return write_whole(self._inside(name), text.encode())

@@ -12,6 +12,7 @@ import platform
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
 from launchers.zygote import ForkedLaunch, ZygoteError, Zygotes
 from scaling.errors import DiskFullError, LaunchError
 from scaling.files.redaction import redacted
+from scaling.import_path import safe_path
 from scaling.store import ResultsFolder
 from scaling.store.disk_full import MARK, REASONS
 from scaling.store.files import redact_file, writing
@@ -37,6 +39,8 @@ from scaling.study.scope import EVERYTHING_HERE, Scope
 from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS, WORKER
 
 PRINT_EVERY_S = 3.0
+MOST_RATIO = 50
+"""Pause over the time that counting the runs takes, which are read anew: it is beside what is measured."""
 """How often the folder is read for the progress: seldom, since on a CPU that takes time from the workers."""
 
 LOG_LINES_SHOWN = 15
@@ -233,8 +237,11 @@ def _start_and_watch(launch: Launch, run: StudyRun, log: Path) -> tuple[int, dic
         process = _start(launch, run, file)
         try:
             _tell(run.folder, launch, run.progress)
-            while (code := _code_within(PRINT_EVERY_S, process)) is None:
+            pause_s = PRINT_EVERY_S
+            while (code := _code_within(pause_s, process)) is None:
+                began_s = time.monotonic()
                 _tell(run.folder, launch, run.progress)
+                pause_s = max(PRINT_EVERY_S, MOST_RATIO * (time.monotonic() - began_s))
         except BaseException:
             with processes.interrupts_hurry(process):
                 run.progress.say("stopping the workers; what is finished is kept")
@@ -270,6 +277,8 @@ def _start(launch: Launch, run: StudyRun, log: BinaryIO) -> processes.Running:
         variables = {**environment.variables_from(os.environ), **launcher.environment(spec), **started}
         if launcher.forks_workers:
             return run.zygotes.launch(launch.repeat, spec, variables, Path(log.name))
+        if environment.folder is None:  # another one's folder is imported from first
+            variables |= safe_path()
         return processes.start(words, variables, log, environment.folder)
     except (ValueError, ZygoteError) as error:
         raise LaunchError(str(error)) from error

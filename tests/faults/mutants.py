@@ -30,7 +30,7 @@ from pathlib import Path
 
 from tests.counting import Calls, counted
 from tests.faults.damages import MUTANT, damage
-from tests.faults.valid_inputs import BASES, REPORTS, Base
+from tests.faults.valid_inputs import BASES, LARGE, REPORTS, Base
 from tests.waiting import LIMIT_S
 
 MOST_CALLS = 15_000_000
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    bases = [base for base in [*BASES, *REPORTS] if options.only in base.name]
+    bases = [base for base in [*BASES, *LARGE, *REPORTS] if options.only in base.name]
     tell = functools.partial(print, flush=True)
     with tempfile.TemporaryDirectory() as place:
         tried = try_mutants(options.seed, options.mutants, Path(place), bases, tell)

@@ -76,7 +76,8 @@ def test_value_of_a_variable_is_found_anywhere():
 @pytest.mark.parametrize(
     "text",
     [
-        "--max-token 512", "--tokenizer gpt2", "--token-dropout 0.1", "KeyError: 'foo'",
+        "--max-token 512", "--pad-token X", "--eos_token </s>", "imageToken: <image>",
+        "--sort-key size", "--num-keys 4", "--tokenizer gpt2", "--token-dropout 0.1", "KeyError: 'foo'",
         "Unexpected key: l.0", "tokens_per_s=3", "author=Bob", "monkey=1", "bypass=1", "path=abc",
         "passes: 3", "--api-key --lr 1", "git@github.com:x/y", "key_padding_mask=None", "token=None",
     ],

@@ -56,7 +56,6 @@ NCCL_TESTS = {
     "args": ["./build/all_reduce_perf", "-b", "1M"],
     "env": ["NCCL_P2P_DISABLE=1"],
     "config": {"nthreads": 1, "ngpus": 1, "graph": 0, "devices": [{"rank": rank} for rank in range(4)]},
-    "results": [{"size": 1 << 20, "out_of_place": {"time": 21.5}, "in_place": {"time": 20.0}}],
 }
 OSU = "# OSU MPI Allreduce Latency Test v7.3\n# Size   Avg Latency(us)\n8   10.5\n1024   20.25\n"
 NVBANDWIDTH = {
@@ -94,12 +93,12 @@ class Base:
     words: Callable[[Path, str, random.Random], Sequence[object]]
 
 
-def _results(folder: Path, *, archived: bool) -> None:
+def _results(folder: Path, *, archived: bool, times: int = 1) -> None:
     taken = {
-        "libraries-2xh200": ("iteration", 3),
+        "libraries-2xh200": ("iteration", 3 * times),
         "transfer-2xh200": ("transfer", 1),
-        "device-surface-regression-cpu": ("device", 2),
-        "converge-fcn-2xh200": ("convergence", 1),
+        "device-surface-regression-cpu": ("device", 2 * times),
+        "converge-fcn-2xh200": ("convergence", times),
     }
     made = received_folder(folder / "results", taken, num_lines=24)
     if archived:
@@ -134,8 +133,9 @@ def _report(folder: Path, name: str, draw: random.Random) -> Sequence[object]:
 CLUSTER = "hgx-h200-x2-infiniband"
 
 
-def _study(folder: Path) -> None:
-    (folder / "own.yaml").write_text(STUDY)
+def _study(folder: Path, times: int = 1) -> None:
+    batches = [64 * number for number in range(1, 2 * times + 1)]
+    (folder / "own.yaml").write_text(STUDY.replace("[64, 128]", str(batches)))
 
 
 def _read_study(folder: Path, name: str, draw: random.Random) -> Sequence[object]:
@@ -162,13 +162,16 @@ def _read_machine(folder: Path, name: str, draw: random.Random) -> Sequence[obje
     return draw.choice(some)
 
 
-def _foreign(folder: Path) -> None:
+def _foreign(folder: Path, times: int = 1) -> None:
     (folder / "nccl.xml").write_text(XML)
-    (folder / "nccl-tests.json").write_text(json.dumps(NCCL_TESTS))
+    timed = {"out_of_place": {"time": 21.5}, "in_place": {"time": 20.0}}
+    sizes = [{"size": number << 20, **timed} for number in range(1, times + 1)]
+    (folder / "nccl-tests.json").write_text(json.dumps({**NCCL_TESTS, "results": sizes}))
     (folder / "nvbandwidth.json").write_text(json.dumps(NVBANDWIDTH))
-    (folder / "samples.csv").write_text(SAMPLES)
-    (folder / "ring.xml").write_text(to_xml(schedule("ring", 3)))
-    (folder / "osu.txt").write_text(OSU)
+    head, rows = SAMPLES.split("\n", 1)
+    (folder / "samples.csv").write_text(f"{head}\n{rows * times}")
+    (folder / "ring.xml").write_text(to_xml(schedule("ring", 3 if times == 1 else 8)))
+    (folder / "osu.txt").write_text(OSU + "".join(f"{1024 + n} {20 + n}.25\n" for n in range(1, 2 * times)))
     (folder / "matrix.txt").write_text("\tGPU0\tGPU1\nGPU0\tX\tNV4\t0-3\nGPU1\tNV4\tX\t4-7\n")
 
 
@@ -191,6 +194,13 @@ BASES = [
     Base("study", _study, _read_study),
     Base("machine", _machine, _read_machine),
     Base("foreign", _foreign, _read_foreign),
+]
+TIMES = 10
+LARGE = [
+    Base("large results", lambda folder: _results(folder, archived=False, times=TIMES), _read_results),
+    Base("large archive", lambda folder: _results(folder, archived=True, times=TIMES), _read_results),
+    Base("large study", lambda folder: _study(folder, TIMES), _read_study),
+    Base("large foreign", lambda folder: _foreign(folder, TIMES), _read_foreign),
 ]
 REPORTS = [
     Base("report", lambda folder: _results(folder, archived=False), _report),

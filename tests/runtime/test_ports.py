@@ -1,0 +1,29 @@
+"""On which interfaces rank 0 listens."""
+
+from pathlib import Path
+
+import pytest
+
+from launchers.rank_info import RankInfo
+from scaling.runtime import workers
+
+LISTENS = "0A"
+OF_LOOPBACK = "0100007F"
+
+
+def listening(port):
+    """The addresses of IPv4 and IPv6 at which somebody of this host listens at the port."""
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()
+    ]
+    sockets = [(*line[1].split(":"), line[3]) for line in lines if ":" in line[1]]
+    return [address for address, number, state in sockets if state == LISTENS and int(number, 16) == port]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "192.0.2.7"])
+def test_ranks_that_meet_on_loopback_are_reached_from_this_host_alone(address):
+    info = RankInfo.from_env({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    store = workers._store(info, 0, 5.0, address)
+    assert (listening(store.port) == [OF_LOOPBACK]) == (address != "192.0.2.7")
+    store.set("key", "value")
+    assert store.get("key") == b"value"
