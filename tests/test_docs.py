@@ -56,9 +56,9 @@ def test_table_of_aggregators_is_that_of_the_committed_results():
 ARCHITECTURE = ROOT / "docs" / "background" / "architecture.md"
 
 
-@pytest.mark.parametrize("route", ["gradient", "study"])
+@pytest.mark.parametrize("route", ["a gradient", "a study", "`scaling attach`"])
 def test_routes_of_the_architecture_have_few_stops_that_exist(route):
-    text = ARCHITECTURE.read_text().partition(f"## The route of a {route}\n")[2].partition("\n## ")[0]
+    text = ARCHITECTURE.read_text().partition(f"## The route of {route}\n")[2].partition("\n## ")[0]
     stops = re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]
     assert 3 < len(stops) <= 8
     for stop in stops:

@@ -150,7 +150,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.aggregators.power_sgd_hook",  # torch's PowerSGD hook
         "scaling.training.fully_sharded",  # torch's FSDP2
         "scaling.runtime.workers",
-        "scaling.attach.inside.agent",  # inside the user's script, as the next six
+        "scaling.attach.inside.agent",  # inside the user's script, as the next seven
         "scaling.attach.inside.alone",
         "scaling.attach.inside.changes",
         "scaling.attach.inside.debugging",
@@ -158,6 +158,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.attach.inside.plan",
         "scaling.attach.inside.record",
         "scaling.attach.inside.refusals",
+        "scaling.attach.inside.threads",
         "scaling.runtime.meeting",  # at that store
         "scaling.runtime.zygote",  # holds the store at which the ranks meet
     }

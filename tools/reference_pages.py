@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from scaling.analysis.column_meanings import MEANINGS
 from scaling.analysis.columns import columns
 from scaling.attach.inside.arms import ARMS
+from scaling.attach.skipped import RULES
 from scaling.axes import Question
 from scaling.cli import app
 from scaling.study.kinds import KINDS
@@ -210,11 +211,18 @@ def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def arms() -> str:
     """What `scaling attach` changes in a script."""
-    rows = [row(f"`{arm.name}`", arm.when, arm.change, f"{arm.question}?") for arm in ARMS.values()]
+    rows = [
+        row(
+            f"`{arm.name}`", arm.when, arm.change, f"{arm.question}?",
+            "; ".join(str(RULES[rule].__doc__) for rule in arm.skipped),
+        )
+        for arm in ARMS.values()
+    ]  # fmt: skip
     return (
         "# Arms of `scaling attach`\n\n"
         "What is changed in a script, one thing at a time. Arms that are switched are on in blocks of steps "
-        "within one process.\n\n" + table("arm", "runs", "what is changed", "question", rows=rows)
+        "within one process.\n\n"
+        + table("arm", "runs", "what is changed", "question", "skipped where", rows=rows)
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from launchers import processes
 from scaling.attach.arms import one_worker
 from scaling.attach.files import take_files
-from scaling.attach.inside.arms import LONGEST_BLOCK, NO_STEP
+from scaling.attach.inside.arms import LONGEST_BLOCK, NO_STEP, row_of
 from scaling.attach.marks import after_warmup, steady
 from scaling.files.redaction import redacted_document
 from scaling.store.files import redact_file
@@ -112,7 +112,7 @@ def run_arm(
     """
     words: list[str] = list(command)
     more: dict[str, str] = {}
-    if arm == "one_worker":
+    if row_of(arm).is_alone:
         changed = one_worker(command)
         if changed is None and device == "cuda":
             changed, more = (
@@ -294,15 +294,16 @@ def _why_not(
         made = min(early)
         smaller = f", or take --warmup {made - LEAST_STEPS}" if made > LEAST_STEPS else ""
         return f"it ended by itself after {made} steps; let it make more{smaller}"
-    if arm == "one_worker" and len(ranks) > 1:
+    row = row_of(arm)
+    if row.is_alone and len(ranks) > 1:
         return f"with one worker asked for it still starts {len(ranks)}"
-    if arm == "no_debugging" and (on := ranks[0].get("debugging")):
+    if row.without and (on := ranks[0].get(row.without)):
         return f"the script switches {' and '.join(on)} on again"
-    if arm == "cached_input" and not any(rank.get("has_cached_input") for rank in ranks):
+    if row.is_cached and not any(rank.get("has_cached_input") for rank in ranks):
         return "the script draws its batches from no torch DataLoader"
-    if arm != "trace":
+    if not row.is_traced:
         signature, usual = steady(ranks)
-        if not signature[0] and arm != "clock":
+        if not signature[0] and not row.is_bare:
             return "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
         all_steps = min(sum(step.block >= 0 for step in steps) for steps in after_warmup(ranks))
         if 2 * len(usual[0]) < all_steps or len(usual[0]) < LEAST_STEPS:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import trim_mean
 
-from scaling.attach.inside.arms import ARMS
+from scaling.attach.inside.arms import ARMS, row_of
 from scaling.attach.launch import Run
 from scaling.attach.marks import (
     LongSteps,
@@ -146,7 +146,7 @@ class Measured:
             return
         for arm in run.arms:
             self.facts[arm] = run.ranks
-        if run.arm == "trace":
+        if row_of(run.arm).is_traced:
             return
         signature, steps = steady(run.ranks)
         blocks = blocks_of(steps)
@@ -157,7 +157,7 @@ class Measured:
                 signature if len(run.arms) == 1 else signature_of(run.ranks, arm, signature)
             )
             rounds = {at: ranks for at, ranks in blocks.get(arm, {}).items() if all(ranks)}
-            reason = _why_not_cached(run) if arm == "cached_input" else None
+            reason = _why_not_cached(run) if ARMS[arm].is_cached else None
             if reason is not None:
                 self.reasons[arm] = reason
             elif rounds:
@@ -286,7 +286,7 @@ class Measured:
         """Of each rank, the mean elements of its batches; 0 where none was seen."""
         name = (
             "cached_batches"
-            if arm == "cached_input" and len(self.facts[arm][0].get("arms", ())) > 1
+            if ARMS[arm].is_cached and len(self.facts[arm][0].get("arms", ())) > 1
             else "batches"
         )
         drawn = [[size for _, size in rank[name]] for rank in self.facts[arm]]

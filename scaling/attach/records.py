@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scaling.attach.inside.arms import ARMS
+from scaling.attach.inside.arms import ARMS, row_of
 from scaling.attach.launch import Run
 from scaling.attach.marks import Signature, Step, medians_s, steady
 from scaling.errors import AttachError
@@ -23,10 +23,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     **{
         name: {"aggregator": "none", "aggregator_label": "none", "exchanges": False}
         for name, arm in ARMS.items()
-        if not arm.exchanges
+        if not arm.exchanges or arm.is_alone
     },
-    "cached_input": {"input_placement": "device"},
-    "one_worker": {"aggregator": "none", "aggregator_label": "none", "exchanges": False},
+    **{name: {"input_placement": "device"} for name, arm in ARMS.items() if arm.is_cached},
 }
 """Arm -> what its cell has other than the baseline's."""
 
@@ -75,7 +74,7 @@ class AttachedFolder:
 
     def add(self, launch: int, position: int, run: Run) -> None:
         """Writes a launch of the script, each of its arms as a run; the steps of a trace are no samples."""
-        for arm in run.arms if run.arm != "trace" else ():
+        for arm in run.arms if not row_of(run.arm).is_traced else ():
             cell = self._cell(run, arm)
             identity = {key: value for key, value in cell.items() if not key.endswith("_label")}
             record = RunRecord(digest({**identity, "command": self.command}), launch, cell)
@@ -95,7 +94,7 @@ class AttachedFolder:
         for rank, steps in enumerate(by_rank):
             lines = []
             for at, step in enumerate(steps):
-                is_profiled = arm == "marked" and at >= len(steps) // 2
+                is_profiled = ARMS[arm].is_settled and at >= len(steps) // 2
                 line: dict[str, Any] = {"iteration": step.number, "warmup": False, "profiled": is_profiled}
                 line |= {"start_s": step.start_s, "step_s": step.step_s}
                 if is_profiled:
@@ -131,7 +130,7 @@ class AttachedFolder:
         cell = {
             "kind": "attached", "model": self.script, "dataset": dataset, "aggregator": "all_reduce",
             "step": "overlapped", "device": device, "scaling": "weak",
-            "world_size": 1 if arm == "one_worker" else world_size,
+            "world_size": 1 if ARMS[arm].is_alone else world_size,
             "local_batch": local_batch, "threads": first.get("threads"),
             "peer_access": False if is_host_only else None, "bucket_mb": first.get("bucket_mb"),
             "input_placement": "loader", "arm": arm, "aa_replicate": 0,
@@ -145,7 +144,7 @@ class AttachedFolder:
 
         Of batches that are not seen, a longer step tells that they are larger.
         """
-        if run.arm != "one_worker" or not run.ranks or not self.first_steps:
+        if not row_of(run.arm).is_alone or not run.ranks or not self.first_steps:
             return False
         (signature, steps), (usual, usual_steps) = steady(run.ranks), self.first_steps
         return signature != usual or max(medians_s(steps)) > MOST_LONGER * max(medians_s(usual_steps))

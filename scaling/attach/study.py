@@ -10,19 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from scaling.attach.answer import answer
 from scaling.attach.arms import apart, switchable
 from scaling.attach.files import files_below, say_files
-from scaling.attach.findings import LEAST, findings, to_confirm
-from scaling.attach.inside.arms import ARMS, BUCKETS, LATER, PROCESS, SAFE
-from scaling.attach.inside.cores import threads_that_fit
+from scaling.attach.findings import findings, to_confirm
+from scaling.attach.inside.arms import ARMS, LATER, PROCESS, row_of
 from scaling.attach.inside.refusals import NO_SWITCH
 from scaling.attach.launch import Blocks, Run, run_arm, start_and_wait
 from scaling.attach.measured import Measured
-from scaling.attach.ranks import shares
 from scaling.attach.records import AttachedFolder
+from scaling.attach.skipped import why_skipped
 from scaling.attach.trace import Traced, read_traces
 from scaling.errors import AttachError
 from scaling.report.text import text_of
@@ -36,9 +34,6 @@ LONGEST_RATIO, LONGER_S = 3.0, 20.0
 
 ENOUGH, LEAST_ROUNDS = 0.01, 4
 """Half of an interval, of a step: no more rounds are needed then, but for so many in each launch."""
-
-WORTH = 0.03
-"""Of a step: if the exchange takes less, compressing it is not tried."""
 
 LAUNCHES_APART = 3
 """Of each arm, where arms cannot be switched within one process."""
@@ -183,7 +178,7 @@ class _Session:
             return arm in self.measured.steps_s
         if arm in self.measured.reasons:
             return False  # a launch with it has failed: without it the next one may not
-        reason = _why_skipped(arm, self.measured)
+        reason = why_skipped(arm, self.measured)
         if reason is not None:
             self.measured.reasons[arm] = reason
         return reason is None
@@ -220,7 +215,7 @@ class _Session:
         failed = set[str]()
         for launch in range(LAUNCHES_APART):
             for arm in apart(self.plan.arms, launch, self.plan.seed):
-                reason = None if arm == "baseline" else _why_skipped(arm, self.measured)
+                reason = None if arm == "baseline" else why_skipped(arm, self.measured)
                 if arm in failed or reason is not None:
                     self.measured.reasons[arm] = reason or self.measured.reasons[arm]
                     continue
@@ -237,10 +232,10 @@ class _Session:
         """Arms with a process of their own; those that were faster once run again, next to another clock."""
         arms = [arm for arm in self.plan.arms if ARMS[arm].when == PROCESS]
         self._launch += 1
-        if any(arm in arms for arm in (*BUCKETS, "threads", "no_debugging")) and "clock" not in arms:
+        if any(ARMS[arm].is_compared_with_clock for arm in arms) and "clock" not in arms:
             arms.insert(0, "clock")
         for arm in arms:
-            reason = _why_skipped(arm, self.measured)
+            reason = why_skipped(arm, self.measured)
             if reason is not None:
                 self.measured.reasons[arm] = reason
                 continue
@@ -264,7 +259,7 @@ class _Session:
             self.say(f"  not measured, because {run.reason}")
         elif not self._position:
             self._deadline_s = min(self._deadline_s, LONGEST_RATIO * run.took_s + LONGER_S)
-        elif name == "trace":
+        elif row_of(name).is_traced:
             paths = [self._log / f"trace-rank{rank}.json.gz" for rank in range(len(run.ranks))]
             self.traced = read_traces([path for path in paths if path.exists()], TRACED_STEPS)
         self._take(launch, run)
@@ -282,69 +277,6 @@ class _Session:
     def take_unfinished(self) -> None:
         if self._under_way is not None:
             self._take(*self._under_way)
-
-
-def _why_skipped(arm: str, measured: Measured) -> str | None:
-    ranks = measured.facts.get("baseline", [])
-    if not ranks:
-        return None
-    exchange, on_gpu = measured.exchange, measured.device == "cuda"
-    if arm in ("trace", "marked") and not on_gpu:
-        return "there is no GPU"
-    if arm in ("fp16_hook", "bf16_hook"):
-        if exchange is not None and exchange.ratio < WORTH:
-            return f"without any exchange a step is not {WORTH:.0%} shorter"
-        if arm == "bf16_hook" and not on_gpu:
-            return "there is no GPU"
-    if arm == "plain_all_reduce" and not ranks[0].get("script_hook"):
-        return "the script has no communication hook of its own"
-    if arm == "no_collectives":
-        return _why_no_collectives(ranks)
-    if arm in BUCKETS:
-        return _why_no_buckets(arm, measured)
-    if arm == "cached_input":
-        return _why_no_input(measured)
-    if arm == "no_debugging" and not ranks[0].get("debugging"):
-        return "no debugging is on"
-    if arm == "threads":
-        places = [{"affinity": list(range(rank["cores"])), **rank} for rank in ranks]
-        if all(rank["threads"] <= threads_that_fit(rank, places) for rank in places):
-            return "the ranks' threads have cores of their own"
-    return None
-
-
-def _why_no_collectives(ranks: Sequence[dict[str, Any]]) -> str | None:
-    """Where there are none, or leaving them out would leave results without a value."""
-    called = ranks[0].get("collectives", {})
-    often = [name for name, count in called.items() if 4 * count >= len(min(ranks[0]["step_s"], key=len))]
-    if not often:
-        return "the script has no collectives of its own in its steps"
-    unsafe = sorted(name for name in called if name not in SAFE)
-    return f"a result of {unsafe[0]} cannot be made by one rank" if unsafe else None
-
-
-def _why_no_buckets(arm: str, measured: Measured) -> str | None:
-    sizes, saved = measured.facts["baseline"][0]["bucket_bytes"], measured.exchange
-    is_one = len(sizes) < 2 and sum(sizes) <= (ARMS[arm].bucket_mb or 0.0) * 2**20  # with this arm's size too
-    smaller = [measured.facts[name] for name in BUCKETS[: BUCKETS.index(arm)] if name in measured.facts]
-    if is_one or any(len(ranks[0]["bucket_bytes"]) < 2 for ranks in smaller):
-        return "all gradients are in one bucket"
-    # Of tiny buckets it does not show all: the hook that leaves the exchange out is called for each.
-    if saved is not None and saved.ratio < LEAST and sum(sizes) >= len(sizes) * 2**20:
-        return f"without any exchange a step is not {LEAST:.0%} shorter"
-    return None
-
-
-def _why_no_input(measured: Measured) -> str | None:
-    """Where no batch is seen, or drawing one takes nothing and nothing makes the next one meanwhile."""
-    if not measured.has_loader:
-        return "the script draws its batches from no torch DataLoader"
-    parts = [seconds["input"] / max(sum(seconds.values()), 1e-9) for seconds in shares(measured)]
-    workers = [rank.get("loader_workers", 0) for rank in measured.facts.get("no_exchange", [])]
-    is_ahead = any(rank.get("draws_in_thread") for rank in measured.facts["baseline"])
-    if not parts or any(workers) or is_ahead or max(parts) > LEAST / 2:
-        return None
-    return f"drawing a batch takes {max(parts):.1%} of a step, and no loader workers run in the background"
 
 
 def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None:
@@ -368,7 +300,7 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
         for order_file in orders[:1]:
             joined.add(order_file.parent.name)
             wanted = json.loads(order_file.read_text())
-            if wanted["arm"] != "one_worker" and not list(order_file.parent.glob("rank*.json")):
+            if not row_of(wanted["arm"]).is_alone and not list(order_file.parent.glob("rank*.json")):
                 say(f"joins {order_file.parent.name}")
                 log = order_file.parent / f"output-{platform.node()}-{os.getpid()}.log"
                 ended = start_and_wait(command, wanted, log, Path.cwd(), {})

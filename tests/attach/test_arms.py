@@ -4,6 +4,8 @@ import pytest
 
 from scaling.attach.arms import apart, one_worker
 from scaling.attach.inside.arms import ARMS, PROCESS, order_of
+from scaling.attach.skipped import RULES, why_skipped
+from tests.attach.made_marks import EVEN, made_runs
 
 
 def test_all_ranks_draw_the_same_order_and_rounds_differ() -> None:
@@ -23,6 +25,14 @@ def test_every_arm_says_which_others_exclude_it() -> None:
     processes = {name for name, arm in ARMS.items() if arm.when == PROCESS}
     for name, arm in ARMS.items():
         assert set(arm.excluded_by) == ({"*"} if name in processes else processes), name
+
+
+def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone() -> None:
+    assert {rule for arm in ARMS.values() for rule in arm.skipped} == set(RULES)
+    measured = made_runs(EVEN)
+    assert why_skipped("trace", measured) == "there is no GPU"
+    assert why_skipped("no_debugging", measured) == "no debugging is on"
+    assert why_skipped("one_worker", measured) is None
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from scaling.attach import study
 from scaling.attach.inside.cores import threads_that_fit
+from scaling.attach.skipped import why_skipped
 from tests.attach.made_marks import EVEN, made_runs
 
 
@@ -42,6 +42,6 @@ def test_ranks_with_cores_of_their_own_need_no_fewer_threads(is_bound: bool) -> 
         }
         for rank in range(4)
     ]
-    assert study._why_skipped("threads", measured) == (
+    assert why_skipped("threads", measured) == (
         "the ranks' threads have cores of their own" if is_bound else None
     )

@@ -19,7 +19,7 @@ import torch
 import torch.utils.checkpoint
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import debugging, marking, record, safety
+from scaling.attach.inside import changes, debugging, marking, record, safety
 from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import INJECT, _read
 from tests.attach.made_marks import made_rank
@@ -254,6 +254,16 @@ def test_debugging_that_is_on_is_known_and_stays_off_in_its_arm(monkeypatch) -> 
     torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL)
     with torch.autograd.set_detect_anomaly(True):
         assert debugging.switched_on() == []
+
+
+def test_launches_draw_other_samples(agent: inside.Agent, monkeypatch) -> None:
+    sampler = changes.DistributedSampler
+    monkeypatch.setattr(sampler, "__init__", sampler.__init__)  # as before after this
+    changes._draw_other_samples(agent)
+    drawn = []
+    for agent.seed in (0, 1000, 0):
+        drawn.append(list(sampler(range(64), num_replicas=2, rank=0)))
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
 def test_the_option_of_buffers_is_known_where_the_wrapper_is_replaced(

@@ -30,15 +30,14 @@ def start() -> Any:
     """Readies this process, once torch is loaded; the agent."""
     from .agent import Agent
     from .changes import change
-    from .debugging import switch_off
     from .marking import mark
     from .safety import watch_saves
 
     if not _agents:
         agent = Agent(json.loads(os.environ["SCALING_ATTACH"]))
         _agents.append(agent)
-        if agent.arm.name == "no_debugging":
-            switch_off()
+        if agent.arm.at_start is not None:
+            agent.arm.at_start()
         change(agent)
         mark(agent)
         watch_saves(agent, protect())

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from .arms import ARMS, BUCKETS, NO_STEP, Arm
+from .arms import ARMS, NO_STEP, Arm
 from .plan import Plan
 from .record import write
 from .refusals import what_it_uses, without_ddp
@@ -48,9 +48,9 @@ class Agent:
         own_s: what counting and marking has taken so far.
         is_armed: the steps count.
         when_exchanging: called where exchange begins and ends.
-        when_armed: called once, when the first model is known.
         threads: of this process, those that have wrapped a model or made a step.
         pid: of the process that makes them; it may fork loaders' workers.
+        seed: of the order of arms, and of samples; another one in each launch that switches arms.
         began_s: seconds since the epoch; files from before it are the user's.
     """
 
@@ -61,6 +61,7 @@ class Agent:
         self.warmup, self.steps = int(order["warmup"]), int(order["steps"])
         self.deadline = time.monotonic() + float(order["deadline_s"])
         self.began_s = float(order.get("began_s", time.time()))
+        self.seed = int(order.get("seed", 0))
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
         self.phases: list[tuple[str, float, float]] = []
         self.updates: dict[int, float] = {}
@@ -76,7 +77,6 @@ class Agent:
         self.is_armed = False
         self.leaves_out_collectives = False
         self.when_exchanging: list[Callable[[], None]] = []
-        self.when_armed: list[Callable[[], None]] = []
         self.threads: set[int] = set()
         self.evaluating_since: float | None = None
         self.is_evaluation_called = self.calls_backward = False
@@ -106,7 +106,7 @@ class Agent:
     def take(self, model: Any, optimizer: Any) -> None:
         """The script has named its model and optimizer."""
         if model not in self.models:
-            if self.plan.is_switched or not self.arm.exchanges or self.arm.name in (*BUCKETS, "no_debugging"):
+            if self.plan.is_switched or self.arm.is_early:
                 # Wrapped before this: what the arm changes would be no more than its name.
                 self.refuse("the model was wrapped before `attached` could change it")
             self.arm_with(model)
@@ -126,8 +126,6 @@ class Agent:
         self.device = next(model.parameters()).device.type
         if dist.is_initialized():
             self.place = (dist.get_rank(), dist.get_world_size())
-        for call in self.when_armed if is_first else ():
-            call()
 
     @property
     def is_training(self) -> bool:
@@ -207,7 +205,7 @@ class Agent:
                 if parameter.requires_grad
             )
         self.own_s += time.perf_counter() - now
-        if self.arm.name == "trace":
+        if self.arm.is_traced:
             self._trace(made)
         elif self.plan.is_switched:
             self._follow(made)
@@ -252,7 +250,7 @@ class Agent:
 
     def _passes(self, optimizer: Optimizer) -> bool:
         """A step without a model that is wrapped; whether it is none of ours."""
-        is_alone = self.arm.name == "one_worker"  # a script may wrap its model only for several
+        is_alone = self.arm.is_alone  # a script may wrap its model only for several
         self._watch_exit()
         self._steps_without += 1
         used = what_it_uses(optimizer) if self._steps_without == 1 and not is_alone else None

@@ -35,6 +35,10 @@ class Arm:
         has_phases: the phases of a step are timed; `is_settled`: after a GPU has finished each.
         hook: the name in `changes` of what DDP calls for each bucket.
         bucket_mb: DDP's `bucket_cap_mb`.
+        skipped: rules in `scaling.attach.skipped` by which it is not run.
+        at_start: called before torch makes a process group; `without`: the fact that is false then.
+        is_alone: one worker runs; `is_bare`: nothing is hooked; `is_traced`: under torch.profiler.
+        is_cached: loaders give kept batches; `replaces_hook`: the script's own hook is not used.
         said: before the change of a step's time in the answer, where the arm has no line of its own.
     """
 
@@ -51,6 +55,25 @@ class Arm:
     hook: str = "all_reduce"
     bucket_mb: float | None = None
     said: str = ""
+    skipped: tuple[str, ...] = ()
+    at_start: Callable[[], None] | None = None
+    without: str = ""
+    is_alone: bool = False
+    is_bare: bool = False
+    is_traced: bool = False
+    is_cached: bool = False
+    replaces_hook: bool = False
+
+    @property
+    def is_early(self) -> bool:
+        """It has to be on before a model is wrapped."""
+        return not self.exchanges or self.bucket_mb is not None or self.at_start is not None
+
+    @property
+    def is_compared_with_clock(self) -> bool:
+        """Its process has no hook either."""
+        others = self.is_bare or self.is_traced or self.is_alone or self.replaces_hook
+        return self.when == PROCESS and not others
 
 
 def _collectives_off(agent: Any) -> None:
@@ -59,6 +82,18 @@ def _collectives_off(agent: Any) -> None:
 
 def _collectives_on(agent: Any) -> None:
     agent.leaves_out_collectives = False
+
+
+def _debugging_off() -> None:
+    from .debugging import switch_off
+
+    switch_off()
+
+
+def _fit_threads(_: Any) -> None:
+    from .threads import fit_threads
+
+    fit_threads()
 
 
 ALONE = (
@@ -88,53 +123,68 @@ _ROWS = (
     ),
     Arm(
         "cached_input", SWITCHED, "each loader gives one batch again and again; evaluations load theirs",
-        "what does the input cost", ALONE,
+        "what does the input cost", ALONE, is_cached=True, skipped=("no_input",),
     ),
     Arm(
         "no_collectives", LATER, "the script's own all-reduces, gathers and barriers exchange nothing",
         "what do the script's own collectives cost", ALONE, on=_collectives_off, off=_collectives_on,
-        said="without the script's own collectives",
+        skipped=("no_collectives",), said="without the script's own collectives",
     ),
     *(
         Arm(
             f"{kind}_hook", LATER, f"DDP's `{kind}_compress_hook`", "what do half the bytes give", ALONE,
-            hook=kind, said=f"with {kind}_compress_hook",
+            hook=kind, said=f"with {kind}_compress_hook", skipped=rules,
         )
-        for kind in ("fp16", "bf16")
+        for kind, rules in (("fp16", ("no_gain",)), ("bf16", ("no_gain", "no_gpu")))
     ),
     Arm(
         "marked", LATER, "as `no_exchange`, and a GPU finishes each phase before the next begins",
         "where does the time of a step on a GPU go", ALONE, exchanges=False, has_phases=True,
-        is_settled=True, hook="local",
+        is_settled=True, hook="local", skipped=("no_gpu",),
     ),
     Arm(
         "clock", PROCESS, "nothing: no hook, no counters, no phases",
-        "how long is a step of the script as it is", ALL,
+        "how long is a step of the script as it is", ALL, is_bare=True,
     ),
-    Arm("trace", PROCESS, "nothing; five steps under torch.profiler", "when does the GPU idle", ALL),
+    Arm(
+        "trace", PROCESS, "nothing; five steps under torch.profiler", "when does the GPU idle", ALL,
+        is_traced=True, skipped=("no_gpu",),
+    ),
     Arm(
         "plain_all_reduce", PROCESS, "all-reduce in place of the script's own communication hook",
-        "does that hook make steps shorter", ALL,
+        "does that hook make steps shorter", ALL, replaces_hook=True, skipped=("no_own_hook",),
     ),
     Arm(
         "threads", PROCESS, "as many threads as fit on the cores of a rank", "do threads share cores", ALL,
+        on=_fit_threads, skipped=("threads_fit",),
     ),
     Arm(
         "no_debugging", PROCESS,
         "no anomaly detection, `TORCH_DISTRIBUTED_DEBUG=DETAIL` or `CUDA_LAUNCH_BLOCKING`",
-        "what do debugging switches cost", ALL,
+        "what do debugging switches cost", ALL, at_start=_debugging_off, without="debugging",
+        skipped=("is_without",),
     ),
     *(
         Arm(
             f"buckets_{size}", PROCESS, f"DDP's `bucket_cap_mb={size}`", "would other buckets be faster", ALL,
-            bucket_mb=float(size),
+            bucket_mb=float(size), skipped=("one_bucket",),
         )
         for size in (2, 25, 200)
     ),
-    Arm("one_worker", PROCESS, "one process in place of all", "how efficient are several workers", ALL),
+    Arm(
+        "one_worker", PROCESS, "one process in place of all", "how efficient are several workers", ALL,
+        is_alone=True,
+    ),
 )  # fmt: skip
 
 ARMS = {arm.name: arm for arm in _ROWS}
+
+
+def row_of(name: str) -> Arm:
+    """That arm's; of a launch in which arms are switched, the one's with which it begins."""
+    return ARMS.get(name) or ARMS["baseline"]
+
+
 SAFE = {"all_reduce", "barrier", "all_gather", "all_gather_object", "all_gather_into_tensor"}
 """Collectives that can be left out: a rank makes their results of its own part."""
 

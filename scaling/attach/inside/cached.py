@@ -33,7 +33,7 @@ def cache_input(agent: Agent) -> None:
     draw = iterator.__next__
 
     def is_cached(loader: Any) -> bool:
-        return agent.arm.name == "cached_input" and agent.is_training and hasattr(loader, "_attach_first")
+        return agent.arm.is_cached and agent.is_training and hasattr(loader, "_attach_first")
 
     def iterating(self: Any) -> Any:
         return Repeated(self) if is_cached(self) else iterate(self)

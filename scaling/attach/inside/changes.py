@@ -1,7 +1,5 @@
 """What an arm changes in a process of the script."""
 
-import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
 
 from .agent import Agent
 from .alone import without_bitmap
+from .arms import ARMS
 from .cached import cache_input
-from .cores import place, threads_that_fit
 from .refusals import NO_SWITCH
 
 
@@ -56,15 +55,14 @@ BROADCAST_BYTES = 250 * 2**20
 
 def change(agent: Agent) -> None:
     """Lets the process be that of any arm, or of the one that it has."""
-    if agent.arm.name == "clock":
+    if agent.arm.is_bare:
         _tell(agent)
         return
     _watch_models(agent)
     _refuse_join(agent)
-    if "cached_input" in agent.plan.arms:
+    _draw_other_samples(agent)
+    if any(ARMS[name].is_cached for name in agent.plan.arms):
         cache_input(agent)
-    if agent.arm.name == "threads":
-        agent.when_armed.append(_fit_threads)
     agent.when_exchanging.append(lambda: _exchange_or_not(agent))
 
 
@@ -82,7 +80,7 @@ def _watch_models(agent: Agent) -> None:
     """As that, with a hook that asks which arm is on; the script's own hook excludes it."""
     begin, register_hook = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
     register_builtin = DistributedDataParallel._register_builtin_comm_hook
-    is_hooked = agent.plan.is_switched or not agent.arm.exchanges or agent.arm.name == "plain_all_reduce"
+    is_hooked = agent.plan.is_switched or not agent.arm.exchanges or agent.arm.replaces_hook
 
     def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         return HOOKS[agent.arm.hook](bucket)
@@ -157,28 +155,15 @@ def _make_equal(agent: Agent, model: Any) -> None:
             dist._broadcast_coalesced(model.process_group, same, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]
 
 
-def _fit_threads() -> None:
-    own = place()
-    torch.set_num_threads(threads_that_fit(own, _places(own)))
-    pid, set_num_threads = os.getpid(), torch.set_num_threads
+def _draw_other_samples(agent: Agent) -> None:
+    """A launch has samples of its own, or what the script's order makes of steps would be in each of them."""
+    begin = DistributedSampler.__init__
 
-    def fitted(nthreads: int) -> None:
-        if os.getpid() != pid:  # a loader's worker, which takes one
-            set_num_threads(nthreads)
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        self.seed += agent.seed
 
-    torch.set_num_threads = fitted
-
-
-def _places(own: dict[str, Any]) -> list[dict[str, Any]]:
-    """The place of every rank; launchers bind ranks to cores or leave them all to each of them."""
-    if not dist.is_initialized():
-        return [own]
-    try:
-        store, name = dist.distributed_c10d._get_default_store(), "scaling_attach_place_{}"
-        store.set(name.format(dist.get_rank()), json.dumps(own))
-        return [json.loads(store.get(name.format(rank))) for rank in range(dist.get_world_size())]
-    except RuntimeError:  # it has no store any more
-        return [own] * int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())
+    DistributedSampler.__init__ = init  # type: ignore[method-assign]
 
 
 def _refuse_join(agent: Agent) -> None:

@@ -36,7 +36,7 @@ _open = Counter[tuple[str, int]]()
 
 def mark(agent: Agent) -> None:
     """Wraps what is counted; the arm with nothing but a clock counts no more than backward passes."""
-    is_clock = agent.arm.name == "clock"
+    is_clock = agent.arm.is_bare
     backward, grad = torch.autograd.backward, torch.autograd.grad
     if not is_clock:
         backward, grad = (_counted(agent, "backward", call) for call in (backward, grad))
@@ -228,7 +228,7 @@ def _batches(agent: Agent) -> None:
             agent.done["input"] += 1
         if agent.is_training:
             self._attach_trains = True
-            is_cached = agent.arm.name == "cached_input"
+            is_cached = agent.arm.is_cached
             (agent.cached_batches if is_cached else agent.batches).append(_sizes(batch))
             if len(agent.digests) < DIGESTS and not is_cached:
                 agent.digests.append(_digest(batch))
