@@ -320,7 +320,10 @@ def _fetches(out: Path, pid: int) -> list[tuple[float, ...]]:
 def _last_line(out: Path) -> str:
     """The last error that the script printed, or its last line; torchrun's own words come after it."""
     lines = (out / "output.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
-    printed = [line.strip() for line in lines if line.strip() and "torch/distributed/" not in line[:60]]
+    printed = [
+        line.strip() for line in lines if line.strip("* \t\r") and "torch/distributed/" not in line[:60]
+    ]
+    printed = [line for line in printed if not line.startswith("Setting OMP_NUM_THREADS environment")]
     ends = next((at for at, line in enumerate(printed) if any(text in line for text in ENDED)), len(printed))
     tracebacks = [at for at, line in enumerate(printed[:ends]) if line.startswith("Traceback")]
     own = printed[: tracebacks[-1]] if ends < len(printed) and tracebacks else printed
