@@ -147,6 +147,8 @@ H100_FOLDS = (
         for name in ("sharded-2xh100", "headline-bf16-2xh100")
     ),
     _with_own_gpu("sharded-2xh100"),
+    Fold("H100 from H200", lambda _: True, lambda cell: cell.world_size > 1, False, "h200", "h100"),
+    Fold("H200 from H100", lambda _: True, _cells("gpt-2xh200", world_size=2), False, "h100", "h200"),
     *(
         _on_h100(name, "H200", lambda _: True, "h200")
         for name in ("gpt-2xh100", "sharded-2xh100", "headline-bf16-2xh100")

@@ -16,6 +16,7 @@ BUILT_IN = {
     "zero2": "scaling.aggregators.sharded:Zero2",
     "zero_redundancy_optimizer": "scaling.aggregators.library_sharded:ZeroRedundancy",
     "fsdp2": "scaling.aggregators.library_sharded:Fsdp2",
+    "hsdp": "scaling.aggregators.library_sharded:Hsdp",
     "host_serial": "scaling.aggregators.host:HostSerial",
     "host_parallel": "scaling.aggregators.host:HostParallel",
     "one_bit": "scaling.aggregators.one_bit:OneBit",

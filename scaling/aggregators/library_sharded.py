@@ -10,6 +10,10 @@ that has least. Bytes sent per rank that owns o: an all-reduce's 2(n-1)/n S, and
 2. A reduce-scatter leaves each rank the mean of its shard's gradient, which it steps.
 Bytes sent per rank: 3(n-1)/n S, or 2(n-1)/n S where parameters stay.
 
+`hsdp`: the same within groups of neighbouring ranks, as the GPUs of a host, each of which has all parameters
+(hybrid sharding). Behind the reduce-scatter comes an all-reduce between the groups. With s ranks a group and
+r groups a rank sends 3(s-1)/s S within its group, and 2(r-1)/r S/s to the others.
+
 Their mean is that of the library's all-reduce. Only the overlapped step runs them, by torch's classes.
 
 References: S. Rajbhandari et al., arXiv 1910.02054; torch/distributed/optim/zero_redundancy_optimizer.py;
@@ -20,16 +24,18 @@ torch/distributed/fsdp/_fully_shard.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from scaling.aggregators.base import DdpPath
 from scaling.aggregators.native import AllReduce
 from scaling.aggregators.prediction import native_all_reduce, stepped_by_owners
 from scaling.bucket import BucketLayout
-from scaling.collectives.plan import Stage, Update
+from scaling.collectives.hierarchical import hierarchical
+from scaling.collectives.plan import Exchange, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.collectives.sharded_owners import sharded_owners
+from scaling.errors import StudyError
 
 
 @dataclass(frozen=True)
@@ -85,4 +91,43 @@ class Fsdp2(_BySteps):
         if world_size == 1:
             return [Update("replica", n)]
         reduction, update, gathering = stepped_by_owners(ring(world_size), n, world_size)
+        return [reduction, update, gathering, *([gathering] if self.reshard_after_forward else [])]
+
+
+@final
+@dataclass(frozen=True)
+class Hsdp(_BySteps):
+    """torch's fully_shard on a mesh: sharded within groups of ranks, replicated between them.
+
+    Attributes:
+        reshard_after_forward: a block's parameters are released after its forward pass.
+        shard_ranks: neighbouring ranks that share a replica, as the GPUs of a host; of these and the world
+            size the greatest common divisor is taken.
+    """
+
+    name = "hsdp"
+    reshard_after_forward: bool = True
+    shard_ranks: int = 8
+
+    def __post_init__(self) -> None:
+        if self.shard_ranks < 1:
+            raise StudyError(f"aggregator hsdp: shard_ranks is {self.shard_ranks}; it is at least 1")
+
+    def ddp_path(self) -> DdpPath:
+        """Without DDP: the module itself is sharded."""
+        return "fully_sharded"
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """A hierarchical all-reduce with the step before its last stage, which comes again for each pass."""
+        n, num_shards = layout.num_elements, math.gcd(self.shard_ranks, world_size)
+        if world_size == 1:
+            return [Update("replica", n)]
+        schedule = hierarchical(world_size, num_shards)
+        steps = list(schedule.steps)
+        cut = len(steps) - (num_shards - 1)
+        reduction = Exchange(replace(schedule, steps=tuple(steps[:cut])), n, name="reduce")
+        if num_shards == 1:
+            return [reduction, Update("replica", n)]
+        update = Update("owner", n, owner_elements=(-(-n // num_shards),) * world_size)
+        gathering = Exchange(replace(schedule, steps=tuple(steps[cut:])), n, name="distribute")
         return [reduction, update, gathering, *([gathering] if self.reshard_after_forward else [])]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from scaling.analysis.columns import TRANSFER, Row, row_order
@@ -198,7 +199,16 @@ def sources_of(
             f"{topology.name} has {', '.join(sorted(gpu_names(topology)))}"
         )
     libraries, mixed = libraries_of(opened)
-    return Sources(cells, transfers, machine, libraries), notes + mixed
+    seen = [load(source_topology)] if source_topology else list(_recorded_machines(opened))
+    return Sources(cells, transfers, machine, libraries, seen), notes + mixed
+
+
+def _recorded_machines(folders: Sequence[ResultsFolder]) -> Iterator[Topology]:
+    """Of the folders' own topology.yaml, those that can be read."""
+    for folder in folders:
+        with suppress(TopologyError):
+            if (folder.path / "topology.yaml").is_file():
+                yield load(folder.path / "topology.yaml")
 
 
 def differences_between(folders: Sequence[ResultsFolder]) -> list[str]:

@@ -27,6 +27,7 @@ from scaling.prediction.terms import (
     transport_of,
     update_terms,
 )
+from scaling.prediction.unseen import Unseen
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
@@ -86,6 +87,7 @@ class Predictor:
         compute: measured steps without exchange.
         calibration: of the kinds of work.
         overlap: of overlapped steps.
+        unseen: what was measured, and whether on another machine.
     """
 
     def __init__(
@@ -94,11 +96,13 @@ class Predictor:
         compute: ComputeModel | None = None,
         calibration: Calibration | None = None,
         overlap: OverlapFit | None = None,
+        unseen: Unseen | None = None,
     ) -> None:
         self._machinery = machinery
         self._compute = compute
         self._calibration = calibration or Calibration()
         self._overlap = overlap or OverlapFit()
+        self._unseen = unseen or Unseen()
 
     @property
     def calibration(self) -> Calibration:
@@ -171,12 +175,12 @@ class Predictor:
         notes += [term.note for term in terms if term.note]
         notes += [words for term in terms if (words := self._calibration.rests_on(term))]
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
+        added = exposed_part + afterwards + copied
+        iteration = self._iteration(strategy, computed, added, notes) if computed else None
         return Prediction(
             cell,
             self._machinery.topology.name,
-            without_saved_update(computed, strategy) + exposed_part + afterwards + copied
-            if computed
-            else None,
+            iteration,
             computed.step_s if computed else None,
             total(exchanges) + afterwards,
             exposed_part + afterwards,
@@ -187,6 +191,19 @@ class Predictor:
             compute_notes,
             hidden_s,
         )
+
+    def _iteration(
+        self, strategy: Strategy, computed: Computed, added: PredictedValue, notes: list[str]
+    ) -> PredictedValue:
+        cell = strategy.cell
+        iteration, why = self._unseen.widened(
+            without_saved_update(computed, strategy) + added,
+            int(cell["world_size"]),
+            captured=cell["step"] == "captured",
+            through_host=cell.get("peer_access") is False,
+        )
+        notes += [why] if why else []
+        return iteration
 
     def _exposed(
         self, strategy: Strategy, buckets: Sequence[Sequence[Term]], computed: Computed, notes: list[str]

@@ -14,6 +14,7 @@ from scaling.prediction.fitting import fitted, machinery_for
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.predict import Predictor
 from scaling.prediction.strategy import Strategy
+from scaling.prediction.unseen import Unseen
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
@@ -33,12 +34,14 @@ class Sources:
         transfers: of probes.
         machine: the file of the machine that they were measured on.
         libraries: "mpi" and "horovod" -> name and version, where the launches recorded them.
+        measured_on: the machines of the cells as their folders recorded them; `machine` if empty.
     """
 
     cells: Sequence[MeasuredCell]
     transfers: Sequence[MeasuredTransfer]
     machine: Topology
     libraries: Mapping[str, str] = field(default_factory=dict)
+    measured_on: Sequence[Topology] = ()
 
     def predictor(
         self,
@@ -69,12 +72,24 @@ class Sources:
         overlap = Predictor(there, compute, calibration).fitted_overlap(known)
         if other_gpu_sd := _other_gpu_sd(self.machine, topology):
             compute = ComputeModel(self.cells, other_gpu_sd)
-        return Predictor(machinery, compute, calibration, overlap), compute
+        return Predictor(machinery, compute, calibration, overlap, self._unseen(topology)), compute
+
+    def _unseen(self, topology: Topology) -> Unseen:
+        kinds = {_kind_of(machine) for machine in (self.measured_on or [self.machine])}
+        largest = max((cell.world_size for cell in self.cells), default=None)
+        other = _kind_of(topology) not in kinds and not _other_gpu_sd(self.machine, topology)
+        return Unseen(other, largest)
 
 
 def gpu_names(topology: Topology) -> set[str]:
     """The products of its GPUs, for telling whether computation measured elsewhere holds here."""
     return {gpu.name.lower() for gpu in topology.machine.of_kind("gpu")}
+
+
+def _kind_of(topology: Topology) -> tuple[Any, ...]:
+    """What makes it another machine: GPUs, as many a node, and nodes or one alone."""
+    num_gpus = len(topology.machine.of_kind("gpu"))
+    return tuple(sorted(gpu_names(topology))), num_gpus, topology.num_nodes > 1
 
 
 def _other_gpu_sd(measured_on: Topology, topology: Topology) -> float:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -41,6 +42,7 @@ class ShardedReplica(Replica):
         module: the model, the same on every rank; it is sharded in place.
         group: the ranks.
         reshard_after_forward: a block's parameters are released after its forward pass.
+        shard_ranks: neighbouring ranks that share a replica, as far as they divide the ranks; None: all.
         loss: what is minimized.
         compute: how its passes are computed.
 
@@ -51,6 +53,7 @@ class ShardedReplica(Replica):
         trainable: this rank's shards, as plain tensors; `layout` has the whole shapes.
         shards: the same as torch's optimizers get them.
         bytes_sent: per rank in a step, as torch fills shards up.
+        mesh: of the ranks; its last dimension has those that share a replica.
     """
 
     def __init__(
@@ -59,20 +62,22 @@ class ShardedReplica(Replica):
         group: TorchGroup,
         *,
         reshard_after_forward: bool = True,
+        shard_ranks: int | None = None,
         loss: Loss = cross_entropy,
         compute: Compute = FLOAT32,
     ) -> None:
         super().__init__(module, loss, compute)
         if len(self.dtypes) > 1:
+            name = "fsdp2" if shard_ranks is None else "hsdp"
             raise StudyError(
-                f"aggregator 'fsdp2' takes parameters of one dtype, and the model has "
+                f"aggregator {name!r} takes parameters of one dtype, and the model has "
                 f"{' and '.join(map(dtype_name, self.dtypes))}; store them alike, or use zero1 or zero2"
             )
         self._unsharded = copy.deepcopy(module).to("meta")
-        n, shapes = group.world_size, dict(zip(self.layout.names, self.layout.shapes, strict=True))
-        # torch keeps meshes that are equal; the name tells a group that was made anew after a failure.
-        dim_names = (f"shards of {group.data.group_name}",)
-        mesh = DeviceMesh.from_group(group.data, self.trainable[0].device.type, mesh_dim_names=dim_names)
+        shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        mesh = self.mesh = _mesh(group, self.trainable[0].device.type, shard_ranks)
+        n = mesh.size(mesh.ndim - 1)
+        replicas = group.world_size // n
         blocks = [block for block in checkpointed_layers(module) if any(True for _ in block.parameters())]
         in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
         gathers = {
@@ -81,7 +86,10 @@ class ShardedReplica(Replica):
             if name in shapes
         }
         self.bytes_sent = sum(
-            (1 + gathers[name]) * (n - 1) * _shard_elements(shapes[name], n) * parameter.itemsize
+            ((1 + gathers[name]) * (n - 1) * replicas + 2 * (replicas - 1))
+            * _shard_elements(shapes[name], n)
+            * parameter.itemsize
+            // replicas
             for name, parameter in zip(self.layout.names, self.trainable, strict=True)
         )
         for block in blocks:
@@ -249,17 +257,43 @@ class FullyShardedStep:
             )
         if self.treatment.waits_for_all:
             shards = [_local(shard.grad) for shard in replica.shards if shard.grad is not None]
-            self.treatment.before_update(shards, marks.phase, self._group.all_reduce)
+            self.treatment.before_update(shards, marks.phase, self._add_up)
         with marks.phase("update"):
             self._optimizer.step()
         self._group.meter.count(replica.bytes_sent, 0)
         return loss
+
+    def _add_up(self, tensor: Tensor) -> None:
+        """Over the ranks that share a replica."""
+        mesh = self.replica.mesh
+        if mesh.ndim == 1:
+            self._group.all_reduce(tensor)
+        else:
+            dist.all_reduce(tensor, group=mesh.get_group(1))
 
     @contextmanager
     def _syncing_last(self, is_last: bool) -> Iterator[None]:
         """Gradients are exchanged behind the last micro-batch."""
         self.replica.module.set_requires_gradient_sync(is_last)  # type: ignore[operator]
         yield
+
+
+def _mesh(group: TorchGroup, device: str, shard_ranks: int | None) -> DeviceMesh:
+    """Of all ranks, or of replicas by shards. Collective.
+
+    torch keeps meshes that are equal; the name tells a group that was made anew after a failure.
+    """
+    n, name = group.world_size, f"shards of {group.data.group_name}"
+    num_shards = n if shard_ranks is None else math.gcd(shard_ranks, n)
+    if num_shards == n:
+        return DeviceMesh.from_group(group.data, device, mesh_dim_names=(name,))
+    ranks = torch.arange(n).view(-1, num_shards)
+    backend, groups = dist.get_backend(group.data), []
+    for lines in (ranks.T, ranks):  # replicas of a shard, shards of a replica
+        made = [dist.new_group(line, backend=backend) for line in lines.tolist()]
+        groups += [made[index] for index, line in enumerate(lines.tolist()) if group.rank in line]
+    names = (f"replicas of {group.data.group_name}", name)
+    return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
 
 
 def _shard_elements(shape: Sequence[int], world_size: int) -> int:

@@ -178,3 +178,18 @@ def test_computation_of_another_gpu_is_less_certain_and_says_so():
     assert other.iteration.interval[1] > 1.9 * one.iteration.value, "twice the memory's rate"
     assert any("another GPU" in note for note in other.notes)
     assert not any("another GPU" in note for note in one.notes)
+
+
+def test_a_machine_with_another_number_of_gpus_is_less_certain_and_says_so():
+    four, cells = machine(), [measured(cell(1, "none"), 4e-3)]
+    eight = what_if(four, ["gpus=2x"])
+    one, other = (
+        Sources(cells, (), four, measured_on=[four])
+        .predictor(topology, lambda values, _: strategy(values))[0]
+        .predict(strategy(cell(1, "none")))
+        for topology in (four, eight)
+    )
+    assert other.iteration.value == one.iteration.value
+    assert other.iteration.relative_sd > one.iteration.relative_sd
+    assert any("another machine than was measured" in note for note in other.notes)
+    assert not any("another machine" in note for note in one.notes)

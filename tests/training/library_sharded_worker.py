@@ -26,7 +26,7 @@ SETTINGS = {
     "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True),
 }
 TREATMENTS = {"": GradientSettings(), "clipped": GradientSettings(clip_norm=0.05)}
-ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept")
+ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept", "hsdp", "hsdp kept")
 NUM_STEPS, GLOBAL_BATCH = 5, 24
 
 
@@ -69,7 +69,11 @@ def made(arm: str, optimizer: str, treatment: str, group: TorchGroup, accumulate
         replica = Replica(Net(), compute=compute)
         chosen = (replica, create(arm), SETTINGS[optimizer], group, gradients)
         return OverlappedStep(*chosen, bucket_mb=0.001, inputs=inputs, targets=targets)
-    sharded = ShardedReplica(Net(), group, reshard_after_forward=arm == "fsdp2", compute=compute)
+    shard_ranks = 2 if arm.startswith("hsdp") else None
+    kept = arm.endswith("kept")
+    sharded = ShardedReplica(
+        Net(), group, reshard_after_forward=not kept, shard_ranks=shard_ranks, compute=compute
+    )
     return FullyShardedStep(sharded, SETTINGS[optimizer], group, gradients)
 
 
@@ -103,7 +107,7 @@ def resumed(arm: str, optimizer: str, group: TorchGroup) -> dict[str, Any]:
     trained(first, group, slice(0, 2))
     state = first.state_dict()
     refusal = ""
-    if arm.startswith("fsdp2"):
+    if arm.startswith(("fsdp2", "hsdp")):
         others = {name: torch.cat([shard, shard]) for name, shard in state["module"].items()}
         try:
             second.load_state_dict({**state, "module": others})
@@ -139,7 +143,8 @@ def seen_by(workers: Workers) -> dict[str, Any]:
     workers.leave_group()
     workers.outcome("left", None, None)
     again = workers.group(CPU)
-    seen["fsdp2 in another group"] = trained(made("fsdp2", "sgd", "", again), again)
+    for arm in ("fsdp2", "hsdp"):
+        seen[f"{arm} in another group"] = trained(made(arm, "sgd", "", again), again)
     return seen
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept")
+ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept", "hsdp", "hsdp kept")
 
 pytestmark = pytest.mark.processes
 
@@ -33,7 +33,7 @@ def test_a_step_that_takes_over_the_state_goes_on_with_the_same_bits(ranks, arm,
     for rank in ranks:
         again = rank[f"{arm} {optimizer} resumed"]
         assert again["parameters"] == rank[f"{arm} {optimizer} "]["parameters"]
-        assert ("the saved shards of fsdp2 are of another world size" in again["refusal"]) == ("fsdp2" in arm)
+        assert ("the saved shards of fsdp2 are of another world size" in again["refusal"]) == ("sdp" in arm)
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -65,14 +65,20 @@ def test_what_is_sent_is_metered(ranks):
     assert sum(broadcast) == (n - 1) * size
     block = [(21, 15), (21, 1), (15, 21), (15, 1)]
 
-    def shards(shapes):
+    def shards(shapes, n=n):
         return sum(math.ceil(rows / n) * columns for rows, columns in shapes)
 
-    whole = shards([(15, 12), (15, 1), *block, *block, (7, 15), (7, 1)])
+    tensors = [(15, 12), (15, 1), *block, *block, (7, 15), (7, 1)]
+    whole, halves, of_blocks = shards(tensors), shards(tensors, 2), 2 * shards(block, 2)
     for rank in ranks:
         assert rank["fsdp2 kept sgd "]["sent"] == 4 * (n - 1) * 2 * whole
         assert rank["fsdp2 sgd "]["sent"] == 4 * (n - 1) * (2 * whole + 2 * shards(block))
+    between = 2 - 4 / n  # of two groups of two: what an all-reduce sends
+    for rank in ranks:
+        assert rank["hsdp kept sgd "]["sent"] == 4 * (2 + between) * halves
+        assert rank["hsdp sgd "]["sent"] == 4 * ((2 + between) * halves + of_blocks)
 
 
 def test_a_group_that_was_made_anew_has_shards_of_its_own(ranks):
     assert_same(ranks, "fsdp2 in another group", "exact sgd ")
+    assert_same(ranks, "hsdp in another group", "exact sgd ")

@@ -1,0 +1,63 @@
+"""The least that a step is uncertain by on a machine, or on more ranks, that nothing was measured on.
+
+What one launch scatters by says nothing of another machine. These floors are deviations between machines and
+between world sizes, relative to the whole step; they hold in place of a smaller deviation, not on top of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scaling.prediction.estimate import PredictedValue, beyond
+
+LAUNCHED_SD = 0.23
+"""Between two machines of a type, of steps that the processor launches. Measured: root mean square of nine
+pairs of DDP loops on 4 H200 (benchmarks/results/against-ddp-loop-4xh200): 40% for ResNet-56, 0.6% at most for
+the FCNs."""
+
+CAPTURED_SD = 0.03
+"""The same of captured steps: what folders of steps that the GPU bounds differ by, at most (2.8%, FCN-R on 4
+H200, root mean square)."""
+
+DOUBLING_SD = 0.11
+"""For each doubling of the ranks beyond those measured. Measured: cells of 4 GPUs predicted from 1 are 15%
+off (root mean square, two doublings; benchmarks/results/prediction-quality/after)."""
+
+HOST_DOUBLING_SD = 0.13
+"""The same without access between GPUs, in the host's shared memory: 18%."""
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What was measured, as far as it bounds what a prediction may claim.
+
+    Attributes:
+        other_machine: no measured machine has as many of the predicted one's GPUs a node. Of another GPU the
+            computation has a deviation of its own, which is larger (`scaling.prediction.sources`).
+        largest_world_size: that was measured; None where nothing was.
+    """
+
+    other_machine: bool = False
+    largest_world_size: int | None = None
+
+    def widened(
+        self, step: PredictedValue, world_size: int, *, captured: bool, through_host: bool
+    ) -> tuple[PredictedValue, str | None]:
+        """The step with at least these deviations, and what to say of it.
+
+        One doubling on the measured machine is left to the model's own deviations.
+        """
+        if self.largest_world_size is None:
+            return step, None
+        doublings = max(0.0, math.log2(world_size / self.largest_world_size))
+        counted = doublings if self.other_machine else max(0.0, doublings - 1)
+        machine_sd = (CAPTURED_SD if captured else LAUNCHED_SD) if self.other_machine else 0.0
+        doubling_sd = (HOST_DOUBLING_SD if through_host else DOUBLING_SD) * math.sqrt(counted)
+        least_sd = math.hypot(machine_sd, doubling_sd)
+        if least_sd <= step.relative_sd:
+            return step, None
+        reasons = ["another machine than was measured"] * self.other_machine
+        reasons += [f"{world_size} ranks, {self.largest_world_size} measured"] * (counted > 0)
+        widened = step.also("unseen machines and world sizes", beyond(least_sd, step.relative_sd))
+        return widened, f"{', '.join(reasons)}: at least {least_sd:.0%} in the interval"

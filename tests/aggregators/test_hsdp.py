@@ -1,0 +1,61 @@
+"""hsdp keeps its gathers within a host: what crosses the network is an all-reduce of a shard."""
+
+import pytest
+
+from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Exchange, Update, simulate_plan
+from scaling.errors import StudyError
+from topologies.schema import load
+
+LAYOUT = BucketLayout.of([("weight", (1000, 1000))])
+
+
+def seconds(aggregator, world_size):
+    stages = aggregator.stages(LAYOUT, world_size)
+    return simulate_plan(stages, load("hgx-h200-x16-infiniband"), world_size).seconds
+
+
+def between_hosts(aggregator, world_size, per_host=8):
+    """Elements that cross hosts, by stage."""
+    crossing = []
+    for stage in aggregator.stages(LAYOUT, world_size):
+        if isinstance(stage, Exchange):
+            bounds = stage.schedule.bounds(stage.num_elements)
+            crossing.append(
+                sum(
+                    bounds[t.stop] - bounds[t.start]
+                    for step in stage.schedule.steps
+                    for t in step
+                    if t.source // per_host != t.target // per_host
+                )
+            )
+    return crossing
+
+
+def test_on_one_host_it_is_fsdp_and_on_two_faster():
+    assert seconds(create("hsdp"), 8) == pytest.approx(seconds(create("fsdp2"), 8), rel=0.01)
+    assert seconds(create("hsdp"), 16) < 0.5 * seconds(create("fsdp2"), 16)
+
+
+def test_gathers_stay_on_the_host():
+    n = LAYOUT.num_elements
+    assert between_hosts(create("hsdp"), 16) == [2 * n, 0, 0]
+    assert all(between_hosts(create("fsdp2"), 16))
+
+
+@pytest.mark.parametrize(("world_size", "shards"), [(2, 2), (4, 4), (6, 2), (12, 4), (16, 8)])
+def test_each_rank_updates_its_shard(world_size, shards):
+    (update,) = (s for s in create("hsdp").stages(LAYOUT, world_size) if isinstance(s, Update))
+    assert update.owner_elements == (LAYOUT.num_elements // shards,) * world_size
+
+
+def test_without_shards_it_is_an_all_reduce_and_every_replica_updates():
+    reduction, update = create("hsdp", {"shard_ranks": 1}).stages(LAYOUT, 4)
+    assert update.site == "replica"
+    assert reduction.schedule.steps
+
+
+def test_no_shard_is_refused():
+    with pytest.raises(StudyError, match="shard_ranks is 0"):
+        create("hsdp", {"shard_ranks": 0})

@@ -1,0 +1,44 @@
+"""Steps on unseen machines and on more ranks than were measured claim no more than machines differ by."""
+
+import math
+
+import pytest
+
+from scaling.prediction.estimate import PredictedValue
+from scaling.prediction.unseen import CAPTURED_SD, DOUBLING_SD, LAUNCHED_SD, Unseen
+
+STEP = PredictedValue.of(1e-3, "compute", 0.01)
+
+
+def widened(unseen, world_size, *, captured=False, through_host=False, step=STEP):
+    return unseen.widened(step, world_size, captured=captured, through_host=through_host)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_up_to_one_doubling_on_the_measured_machine_nothing_widens(world_size):
+    assert widened(Unseen(False, 4), world_size) == (STEP, None)
+
+
+def test_another_machine_widens_to_what_machines_differ_by_and_says_so():
+    launched, why = widened(Unseen(True, 4), 4)
+    assert launched.value == STEP.value
+    assert launched.relative_sd == pytest.approx(LAUNCHED_SD)
+    assert why == "another machine than was measured: at least 23% in the interval"
+    assert widened(Unseen(True, 4), 4, captured=True)[0].relative_sd == pytest.approx(CAPTURED_SD)
+
+
+def test_each_doubling_widens_and_more_through_host_memory():
+    sds = [widened(Unseen(False, 1), 2**k)[0].relative_sd for k in range(6)]
+    assert sds[0] == sds[1] == pytest.approx(STEP.relative_sd)
+    assert sds[2:] == pytest.approx([DOUBLING_SD * math.sqrt(k) for k in range(1, 5)])
+    host = widened(Unseen(False, 1), 4, through_host=True)[0]
+    assert host.relative_sd > sds[2]
+    both, why = widened(Unseen(True, 4), 8)
+    assert both.relative_sd == pytest.approx(math.hypot(LAUNCHED_SD, DOUBLING_SD))
+    assert "another machine than was measured, 8 ranks, 4 measured" in why
+
+
+def test_what_is_less_certain_already_stays():
+    wide = PredictedValue.of(1e-3, "compute", 0.5)
+    assert widened(Unseen(True, 1), 8, step=wide) == (wide, None)
+    assert widened(Unseen(True, None), 8) == (STEP, None)
