@@ -24,6 +24,7 @@ from scaling.cli.compare import AgainstCommand, compare
 from scaling.cli.doctor import doctor
 from scaling.cli.explain import explain
 from scaling.cli.export import export
+from scaling.cli.history import history
 from scaling.cli.import_table import import_table
 from scaling.cli.listing import list_
 from scaling.cli.options import note
@@ -61,6 +62,7 @@ VERBS: dict[str, list[tuple[Callable[..., None], str]]] = {
         (plan, "scaling plan mnist world_sizes=[1,2]"),
         (tune, "scaling tune overlap world_sizes=2"),
         (attach, "scaling attach --out results/mine -- torchrun --nproc-per-node=2 train.py"),
+        (history, "scaling history ~/watch"),
         (doctor, "torchrun --nproc-per-node=2 -m scaling doctor"),
     ],
     "Read": [

@@ -1,0 +1,137 @@
+"""What a machine's history says: in a line, in Markdown, as a page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from scaling.analysis.environments import environment_differences
+from scaling.analysis.history import COMMON, LEARNED, POWER_LIMIT, Watch, slow_ranks
+from scaling.report.figures.style import BEST, BOUND, OTHER, SETTINGS
+from scaling.report.figures.svg import compact, for_page, page_styles
+from scaling.report.text import TEMPLATES, environment
+from scaling.store.history import HistoryFolder
+
+MOST_NAMED = 6
+
+
+def sentences(watch: Watch, folder: HistoryFolder) -> list[str]:
+    """The answer, then what belongs to it."""
+    num = len(watch.campaigns)
+    lines = []
+    if watch.is_learning:
+        lines.append(f"{num} campaigns so far: an alarm needs {LEARNED + 1}.")
+    elif watch.change is None:
+        lines.append(f"No change in {num} campaigns of {len(watch.streams)} times.{_power(watch)}")
+    else:
+        lines += _alarm(watch, folder)
+    for host in watch.hosts:
+        interval = f"[{host.low - 1:.1%}, {host.high - 1:.1%}]"
+        lines.append(f"Campaigns on {host.host} take {host.ratio - 1:.1%} {interval} longer than the others.")
+    if watch.left_out:
+        lines.append(f"Not watched, since some campaigns lack them: {_listed(watch.left_out)}.")
+    return lines
+
+
+def _power(watch: Watch) -> str:
+    found = [
+        f"{slowdown:.0%} in {'more than ' + str(POWER_LIMIT) if runs is None else runs}"
+        for slowdown, runs in watch.runs_to_see.items()
+    ]
+    if not found:
+        return ""
+    return (
+        f" One that is slower from now on would be found, half of the time: by {', by '.join(found)} "
+        f"campaigns. False alarms: one in {watch.runs_per_false_alarm:g} campaigns at most."
+    )
+
+
+def _alarm(watch: Watch, folder: HistoryFolder) -> list[str]:
+    change = watch.change
+    assert change is not None
+    assert watch.alarm is not None
+    names = [campaign.name for campaign in watch.campaigns]
+    what = "All times" if change.stream == COMMON else change.stream
+    size = f"{abs(change.ratio - 1):.1%} {'longer' if change.ratio > 1 else 'shorter'}"
+    interval = f"[{change.low - 1:+.1%}, {change.high - 1:+.1%}]" if change.low > 0 else "one campaign"
+    where = f"{names[change.earliest]} to {names[change.latest]}"
+    lines = [
+        f"Slower: {what} {size} {interval} since {names[change.first]} of "
+        f"{watch.campaigns[change.first].started[:16].replace('T', ' ')} (95%: {where}). Alarm at "
+        f"{names[watch.alarm]}; false ones: one in {watch.runs_per_false_alarm:g} campaigns at most."
+    ]
+    if watch.others and change.stream != COMMON:
+        lines.append(f"Certain by itself: {_listed(watch.others)}.")
+    before, after = (folder.folder(names[at]) for at in (max(change.earliest - 1, 0), change.latest))
+    differing = [key.line() for key in environment_differences(before, after)]
+    lines.append(
+        f"Changed with it: {_listed(differing, '; ')}."
+        if differing
+        else "Nothing that is recorded changed with it (driver, versions, settings, governors)."
+    )
+    commits = watch.campaigns[max(change.earliest - 1, 0)].commit, watch.campaigns[change.latest].commit
+    if commits[0] and commits[1] and commits[0] != commits[1]:
+        lines.append(f"Commits: {commits[0][:12]}..{commits[1][:12]}; --bisect finds the one.")
+    if slow := slow_ranks(folder.folder(names[-1])):
+        lines.append(f"In {names[-1]} ranks are slow by themselves: {_listed(map(str, slow))}.")
+    return lines
+
+
+def _listed(items: Sequence[str] | map[str], between: str = ", ") -> str:
+    every = list(items)
+    more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
+    return between.join(every[:MOST_NAMED]) + more
+
+
+def markdown(watch: Watch, lines: Sequence[str]) -> str:
+    """For a message: the answer, and the last campaigns."""
+    head, *rest = lines
+    rows = ["| campaign | began | all times against the median |", "|---|---|---|"]
+    values = _relative(watch).mean(axis=0)
+    for campaign, value in list(zip(watch.campaigns, values, strict=True))[-10:]:
+        rows.append(f"| {campaign.name} | {campaign.started[:16].replace('T', ' ')} | {value:+.1%} |")
+    return "\n".join([f"**{head}**", "", *(f"- {line}" for line in rest), "", *rows, ""])
+
+
+def page(watch: Watch, lines: Sequence[str]) -> str:
+    """One HTML page with the history drawn."""
+    svg = _drawn(watch)
+    templates = environment(TEMPLATES, autoescape=True)
+    return templates.get_template("history.html.j2").render(
+        lines=lines,
+        figure=for_page(svg, "history", "Times of each campaign against their median"),
+        figure_styles=page_styles([svg]),
+        campaigns=list(zip(watch.campaigns, _relative(watch).mean(axis=0).tolist(), strict=True)),
+        bad=watch.alarm is not None,
+    )
+
+
+def _relative(watch: Watch) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """[stream, campaign]: each time against the stream's median, less one."""
+    return np.expm1(watch.logs - np.median(watch.logs, axis=1, keepdims=True))
+
+
+def _drawn(watch: Watch) -> str:
+    values = 100 * _relative(watch)
+    numbers = range(1, len(watch.campaigns) + 1)
+    with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": "history"}):
+        figure = Figure(figsize=(8, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        for row in values:
+            axes.plot(numbers, row, color=OTHER, linewidth=0.8)
+        axes.plot(numbers, values.mean(axis=0), color=BEST, marker="o", markersize=4)
+        if watch.change is not None and watch.alarm is not None:
+            axes.axvspan(watch.change.earliest + 0.5, watch.change.latest + 1.5, color=OTHER, alpha=0.3)
+            axes.axvline(watch.alarm + 1, color=BOUND, linestyle="--", linewidth=1)
+        axes.set_xlabel("campaign (dashed: alarm; band: where the change is)")
+        axes.set_ylabel("time against the median [%]")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        content = io.BytesIO()
+        FigureCanvasSVG(figure).print_svg(content, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    return compact(content.getvalue().decode())

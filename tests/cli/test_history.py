@@ -1,0 +1,133 @@
+"""`scaling history`: what is said of campaigns, the exit codes, a real one, a slow commit."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from scaling.analysis.history import campaign_of
+from scaling.cli import app
+from scaling.store.history import HistoryFolder
+from tests.made_studies import StudyFolder
+
+SLOW_FROM, COUNT = 12, 16
+
+
+def add_campaign(history, number, factor, started):
+    """Two cells of three launches, each with the noise of its campaign."""
+    random = np.random.default_rng(number)
+    name = f"{number + 1:04d}"
+    made = StudyFolder(history.path / name)
+    shift = factor * math.exp(random.normal(0, 0.01))
+    for world_size in (1, 2):
+        steps = [[shift * 0.02 * math.exp(random.normal(0, 0.004)) for _ in range(8)] for _ in range(3)]
+        made.add_steps(steps, world_size=world_size, aggregator="none" if world_size == 1 else "all_reduce")
+    if number >= SLOW_FROM:
+        made.folder.write_environment(
+            {"cpu": {"model": "A", "usable_cores": 2}, "gpus": [], "versions": {"torch": "new"}}
+        )
+    campaign = campaign_of(made.folder, name, "a" * 40 if number < SLOW_FROM else "b" * 40)
+    history.add(campaign.__class__(**{**vars(campaign), "started": started}))
+
+
+def histories(path, *, slow):
+    history = HistoryFolder(path)
+    for number in range(COUNT):
+        factor = 1.08 if slow and number >= SLOW_FROM else 1.0
+        add_campaign(history, number, factor, f"2026-01-{number + 1:02d}T04:30:00+00:00")
+    return path
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    return histories(tmp_path_factory.mktemp("slow"), slow=True)
+
+
+def said_by(*words):
+    ended = CliRunner().invoke(app, ["history", *map(str, words)])
+    return ended.exit_code, " ".join(ended.stdout.split())
+
+
+class TestAlarm:
+    def test_says_how_much_since_when_and_what_changed_with_it(self, slow):
+        code, said = said_by(slow, "--no-run")
+        assert code == 3
+        assert said.startswith("Slower: All times ")
+        assert "since 0013 of 2026-01-13 04:30" in said
+        assert "versions: nothing against {'torch': 'new'}" in said
+        assert "Commits: aaaaaaaaaaaa..bbbbbbbbbbbb; --bisect" in said
+
+    def test_numbers_are_those_that_were_planted(self, slow):
+        code, said = said_by(slow, "--no-run", "--json")
+        change = json.loads(said)["change"]
+        assert (code, change["since"]) == (3, "0013")
+        low, high = change["ratio_interval"]
+        assert low < 1.08 < high < 1.12
+
+    def test_markdown_is_short(self, slow):
+        code, _ = said_by(slow, "--no-run", "--markdown")
+        ended = CliRunner().invoke(app, ["history", str(slow), "--no-run", "--markdown"])
+        assert code == 3
+        assert ended.stdout.startswith("**Slower: ")
+        assert len(ended.stdout.splitlines()) < 20
+
+    def test_the_page_shows_it(self, slow):
+        said_by(slow, "--no-run")
+        page = (slow / "history.html").read_text()
+        assert "<svg" in page
+        assert "Slower: All times" in page
+        assert page.count("<tr>") == COUNT + 1
+
+    def test_accepted_the_history_goes_on_from_the_change(self, tmp_path):
+        path = histories(tmp_path / "h", slow=True)
+        assert said_by(path, "--accept")[0] == 0
+        code, said = said_by(path, "--no-run")
+        assert code == 0
+        assert said.startswith("4 campaigns so far: an alarm needs 6.")
+
+
+def test_without_a_change_the_code_is_0_and_what_would_be_found_is_said(tmp_path):
+    code, said = said_by(histories(tmp_path / "h", slow=False), "--no-run")
+    assert code == 0
+    assert said.startswith("No change in 16 campaigns of 2 times.")
+    assert "False alarms: one in 100 campaigns at most." in said
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    ended = CliRunner().invoke(app, ["history", str(tmp_path), "--no-run"])
+    assert "has no campaign" in str(ended.exception)
+
+
+TINY = """
+name: tiny
+world_sizes: [1, 2]
+parts:
+  - kind: iteration
+    device: cpu
+    scaling: strong
+    workloads: [{model: mlp, dataset: digits, global_batch: 32}]
+    aggregators: [none, all_reduce]
+    repeats: 1
+    warmup: 1
+    iterations: 3
+    precision_goal: null
+    profiled_iterations: 1
+    noise_pair: false
+"""
+
+
+@pytest.mark.processes
+def test_each_call_measures_one_campaign_of_the_first_ones_study(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    path = tmp_path / "h"
+    assert said_by(path, tmp_path / "tiny.yaml") == (0, "1 campaigns so far: an alarm needs 6.")
+    assert said_by(path) == (0, "2 campaigns so far: an alarm needs 6.")
+    first, second = HistoryFolder(path).campaigns()
+    assert first.seconds.keys() == second.seconds.keys()
+    assert len(first.seconds) == 4
+    assert first.hosts == second.hosts
+    (tmp_path / "other.yaml").write_text(TINY.replace("name: tiny", "name: other"))
+    ended = CliRunner().invoke(app, ["history", str(path), str(tmp_path / "other.yaml")])
+    assert "is a history of the study in" in str(ended.exception)
