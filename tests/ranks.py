@@ -9,6 +9,7 @@ import random
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -88,6 +89,11 @@ def as_rank(work: Callable[[Workers], Any]) -> None:
     step_check.MAX_SECONDS = math.inf  # how many steps are checked must not depend on the machine's load
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
-    seen = work(workers)
+    try:
+        seen = work(workers)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # an orderly exit would wait for what other ranks will never send
     workers.close()
     Path(sys.argv[1]).write_text(json.dumps(seen))

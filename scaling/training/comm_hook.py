@@ -55,6 +55,7 @@ class CommHook:
         self._passes_to_check = CHECKED_PASSES
         self._loaded: dict[str, dict[str, Tensor]] = {}
         self.fallback = ""
+        model.register_forward_pre_hook(self._before_forward)
 
     @property
     def notes(self) -> list[str]:
@@ -89,26 +90,28 @@ class CommHook:
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The hook; the future has the mean. Collective."""
-        if bucket.index() == 0:
-            self._begin_pass()
+        if bucket.index() == 0 and self._exact_passes:
+            self._exact_passes -= 1
         if self._buckets.started and not self.fallback:
             return self._buckets.launch(bucket, UNMARKED)
         if not self._buckets.started:
             self._buckets.note_and_return(bucket)
         return future_mean(self._process_group, bucket.buffer())
 
-    def _begin_pass(self) -> None:
+    def _before_forward(self, model: torch.nn.Module, _: Any) -> None:
+        """What all ranks do together between two steps: not in evaluations, which one rank may make alone."""
+        if not (torch.is_grad_enabled() and model.training and model.require_backward_grad_sync):
+            return
         self._buckets.raise_failure()
-        if self._buckets.record is not None:
+        if self._buckets.record:
             self._check_exchanges()
-        if self._exact_passes:
-            self._exact_passes -= 1
+        if self.fallback or self._exact_passes:
             return
         if not self._buckets.started:
             self._buckets.start()
             if self._loaded:
                 self._buckets.load_state_dict(self._loaded)
-        if self._passes_to_check and not self.fallback:
+        if self._passes_to_check and self._buckets.record is None:
             self._passes_to_check -= 1
             self._buckets.record = []
 

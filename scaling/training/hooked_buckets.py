@@ -60,6 +60,7 @@ class HookedBuckets:
         self._memory: dict[int, Tensor] = {}  # DDP's, of each bucket
         self._are_views = False  # the parameters' gradients are, of that memory
         self._graphs: BucketGraphs | None = None
+        self._uncaptured: list[str] = []
         self._unseen: set[int] = set()  # buckets that no step has had yet
         self.started = False
         self.record: Record | None = None
@@ -85,7 +86,8 @@ class HookedBuckets:
             if len(sizes) > 1
             else f"1 bucket of {largest}"
         )
-        return [shown, *dict.fromkeys(note for state in self._states for note in state.notes)]
+        notes = dict.fromkeys(note for state in self._states for note in state.notes)
+        return [shown, *notes, *self._uncaptured]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """The aggregator's of every bucket, by its number."""
@@ -126,9 +128,18 @@ class HookedBuckets:
 
     def _capture(self, recorder: PhaseRecorder | None = None) -> None:
         memory = [self._memory[index] for index in sorted(self._memory)]
-        self._graphs = BucketGraphs(
-            *(self._aggregator, self._mean, self._states, memory), in_place=self._are_views, recorder=recorder
-        )
+        problem, graphs = "", None
+        try:
+            graphs = BucketGraphs(
+                *(self._aggregator, self._mean, self._states, memory),
+                in_place=self._are_views,
+                recorder=recorder,
+            )
+        except RuntimeError as error:
+            problem = str(error).partition("\n")[0]
+        failed = self._group.largest(float(bool(problem))) > 0
+        self._graphs = None if failed else graphs
+        self._uncaptured = ["exchanges are no CUDA graphs: " + (problem or "see another rank")] * failed
 
     @property
     def has_graphs(self) -> bool:
