@@ -31,7 +31,10 @@ def history(
     launcher: Annotated[str, typer.Option(help="As of `scaling run`.")] = "local",
     no_run: Annotated[bool, typer.Option("--no-run", help="Measure nothing; read what is there.")] = False,
     runs_per_false_alarm: Annotated[
-        float, typer.Option("--runs-per-false-alarm", help="Without a change, so many campaigns an alarm.")
+        float,
+        typer.Option(
+            "--runs-per-false-alarm", min=2, max=10**6, help="Without a change, so many campaigns an alarm."
+        ),
     ] = 100,
     accept: Annotated[
         bool, typer.Option("--accept", help="Take the machine as it is since the change; measure nothing.")

@@ -9,7 +9,6 @@ import os
 import runpy
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -135,10 +134,9 @@ def test_what_is_saved_to_memory_is_no_save_and_what_is_saved_to_a_file_is_timed
     assert torch.load(tmp_path / "last.pt") == {"step": 0}
     assert [name for name, _, _ in agent.phases] == ["save"]
     with guard.watch((tmp_path / "opened.pt").open("wb")) as file:  # what is saved to it is a part of it
-        start_s = time.perf_counter()
         torch.save({"step": 1}, file)
     assert torch.load(tmp_path / "opened.pt") == {"step": 1}
-    assert [start_s > begin_s for _, begin_s, _ in agent.phases] == [True, True]
+    assert [name for name, _, _ in agent.phases] == ["save", "save"]
     log = guard.watch((tmp_path / "log").open("w+b"))
     agent.done["update"] += 1
     log.close()  # one that stays open over steps is none
