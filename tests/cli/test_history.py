@@ -2,6 +2,9 @@
 
 import json
 import math
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from typer.testing import CliRunner
 
 from scaling.analysis.history import campaign_of
 from scaling.cli import app
-from scaling.store.history import HistoryFolder
+from scaling.store.history import Campaign, HistoryFolder
 from tests.made_studies import StudyFolder
 
 SLOW_FROM, COUNT = 12, 16
@@ -131,3 +134,59 @@ def test_each_call_measures_one_campaign_of_the_first_ones_study(tmp_path):
     (tmp_path / "other.yaml").write_text(TINY.replace("name: tiny", "name: other"))
     ended = CliRunner().invoke(app, ["history", str(path), str(tmp_path / "other.yaml")])
     assert "is a history of the study in" in str(ended.exception)
+
+
+AGGREGATOR = """
+import time
+from dataclasses import dataclass
+
+from scaling.aggregators.native import AllReduce
+
+
+@dataclass(frozen=True)
+class Mine(AllReduce):
+    name = "mine"
+
+    def aggregate(self, state, gradient, *phase):
+        time.sleep({wait_s})
+        return super().aggregate(state, gradient, *phase)
+"""
+
+
+def committed(folder, wait_s, message):
+    """The commit of the aggregator that waits so long."""
+    (folder / "slow_commit_aggregator.py").write_text(AGGREGATOR.format(wait_s=wait_s))
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "add", "-A"], cwd=folder, check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", message], cwd=folder, check=True)
+    made = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return made.stdout.strip()
+
+
+@pytest.mark.programs
+def test_bisect_names_the_slow_commit_of_a_repository(tmp_path, monkeypatch):
+    """One campaign is measured; the others are its copies, with the times of a machine that got slower."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    study = TINY.replace("[none, all_reduce]", "['slow_commit_aggregator:Mine']").replace("[1, 2]", "[2]")
+    (tmp_path / "tiny.yaml").write_text(study)
+    (tmp_path / ".gitignore").write_text("h/\n__pycache__/\n")
+    fast = committed(tmp_path, 0.0, "fast")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [sys.executable, "-m", "scaling", "history", "h"]
+    subprocess.run([*command, "tiny.yaml"], check=True)
+    slow, after = committed(tmp_path, 0.2, "it waits"), committed(tmp_path, 0.2, "nothing")
+    history = HistoryFolder(tmp_path / "h")
+    (first,) = history.campaigns()
+    (name,) = first.seconds
+    for number in range(2, 17):
+        shutil.copytree(tmp_path / "h" / "0001", tmp_path / "h" / f"{number:04d}")
+        is_slow = number > SLOW_FROM
+        seconds = {name: (0.2 if is_slow else 0.01) * (1 + number / 1000 * (-1) ** number)}
+        commit = after if is_slow else fast
+        history.add(Campaign(f"{number:04d}", first.started, seconds, first.hosts, commit, first.digest))
+    ended = subprocess.run([*command, "--bisect"], check=False, capture_output=True, text=True)
+    assert ended.returncode == 3, ended.stderr
+    assert f"first slow commit: {slow[:7]} it waits" in ended.stdout
