@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 README, MEASURED = ROOT / "README.md", ROOT / "docs" / "background" / "measured.md"
 REFERENCE = ROOT / "results" / "reference"
 OF_THE_TABLE = REFERENCE / "fcn-r-4xh200"
-OF_THE_FIGURES = (OF_THE_TABLE, REFERENCE / "one-bit-step-4xh200", REFERENCE / "device-small-networks-h200")
+OF_THE_FIGURES = (OF_THE_TABLE, REFERENCE / "budget-4xh200", REFERENCE / "device-small-networks-h200")
 
 HEAD = "| aggregator | NVLink | host-only |\n|---|---|---|\n"
 EXAMPLE_HEAD = (

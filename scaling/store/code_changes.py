@@ -23,12 +23,14 @@ class CodeChange:
         what: today's code has, as a clause: "one-bit gradients have kernels of their own".
         aggregators: names of those whose cells it concerns.
         devices: on which.
+        steps: in which kinds of steps; (): in all.
     """
 
     made_at: str
     what: str
     aggregators: tuple[str, ...]
     devices: tuple[str, ...] = ("cpu", "cuda")
+    steps: tuple[str, ...] = ()
 
 
 CODE_CHANGES = (
@@ -51,6 +53,16 @@ CODE_CHANGES = (
         ("one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"),
         ("cuda",),
     ),
+    CodeChange(
+        "2026-11-27T20:00:00+00:00",
+        "exchanges in DDP's hook are CUDA graphs",
+        (
+            *("one_bit", "cntk", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"),
+            *("top_k", "power_sgd", "fp16", "bf16"),
+        ),
+        ("cuda",),
+        ("overlapped",),
+    ),
 )
 
 
@@ -63,5 +75,6 @@ def changes_since(record: RunRecord) -> Iterator[CodeChange]:
         else:
             is_older = isinstance(ended, str) and ended < change.made_at
         concerns = record.cell.get("aggregator") in change.aggregators
-        if is_older and concerns and record.cell.get("device") in change.devices:
+        is_step = not change.steps or record.cell.get("step") in change.steps
+        if is_older and concerns and is_step and record.cell.get("device") in change.devices:
             yield change
