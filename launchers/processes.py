@@ -177,6 +177,12 @@ def end(process: Running) -> None:
     process.poll()
 
 
+def say_line(text: str) -> None:
+    """A line to standard error in one write; `print` may write its end apart, after other ranks' lines."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def end_this(code: int) -> NoReturn:
     """Ends this process after its exit functions, without taking its modules apart: that takes time, some
     libraries wait in it for devices that are lost, and others print what they have left. MPI alone has its

@@ -26,7 +26,7 @@ with missing_named():
     import torch  # noqa: F401 (all below needs it)
 
 from launchers.mpi import started_by_mpi
-from launchers.processes import die_with_parent, end_this
+from launchers.processes import die_with_parent, end_this, say_line
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S, Heartbeat
 from scaling.errors import LaunchError, ScalingError, StoreError
@@ -186,7 +186,7 @@ def _choose_launch(
         locks.enter_context(folder.lock(f".{info.world_size}"))
     prepare(folder, study, resolved)
     for line in can_run.record_missing_libraries(folder):
-        print(line, file=sys.stderr, flush=True)
+        say_line(line)
     launches = [
         launch
         for launch in remaining_launches(folder, can_run.study)
@@ -196,11 +196,7 @@ def _choose_launch(
         return folder, None
     _require_same_nodes(folder, launches[0], num_nodes(info))
     if len(launches) > 1:
-        print(
-            f"{len(launches) - 1} more launches of this size are left after this one",
-            file=sys.stderr,
-            flush=True,
-        )
+        say_line(f"{len(launches) - 1} more launches of this size are left after this one")
     return folder, launches[0]
 
 

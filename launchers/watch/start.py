@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from launchers.processes import say_line
 from launchers.watch.peers import TOKEN_VARIABLE, Meeting
 
 END_S = 5.0
@@ -50,7 +51,7 @@ def start_watcher(
                 opened.callback(os.close, page)
             except OSError as error:
                 reason = f"rank {rank} (pid {pid}) is not watched: {error.strerror}"
-                print(reason, file=sys.stderr, flush=True)
+                say_line(reason)
                 continue
             descriptors += [handle, page]
             watched.append([rank, pid, handle, page])

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from launchers.processes import say_line
 from scaling.store import ResultsFolder
 
 EXIT_STOPPED = 130
@@ -44,7 +44,7 @@ def close_runs(folder: ResultsFolder, rank: int, world_size: int) -> None:
         for record in folder.runs():
             if record.state == "running" and record.cell["world_size"] == world_size:
                 folder.reset_run(record)
-    print("stopped by a signal: what is finished is kept, the rest is planned", file=sys.stderr, flush=True)
+    say_line("stopped by a signal: what is finished is kept, the rest is planned")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from launchers import mpi as launcher
-from launchers.processes import die_with_parent
+from launchers.processes import die_with_parent, say_line
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group
@@ -93,11 +93,9 @@ def _meet_launcher(info: RankInfo, environ: MutableMapping[str, str]) -> None:
     if daemon and environ.get(KEEP_CORES_VARIABLE, "0") in ("", "0"):
         before, now = launcher.released_cores(daemon[0])
         if before != now and info.rank == 0:
-            print(
+            say_line(
                 f"{info.launcher} had bound this worker to {before} of {now} cores; it uses all of them, so "
-                f"that `threads` is what the study says ({KEEP_CORES_VARIABLE}=1 keeps the binding)",
-                file=sys.stderr,
-                flush=True,
+                f"that `threads` is what the study says ({KEEP_CORES_VARIABLE}=1 keeps the binding)"
             )
 
 

@@ -1,6 +1,7 @@
 """Ranks of two hosts: their watchers find one verdict, which both say."""
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -53,7 +54,7 @@ def on_two_hosts(tmp_path, draw, need):
 
 
 def lines_of(hosts):
-    return [[line for line in said.splitlines() if line.startswith("watcher: ")] for said in hosts]
+    return [re.findall("watcher: .*", said) for said in hosts]
 
 
 def test_rank_of_one_of_two_hosts_exits_without_a_word(on_two_hosts, found):

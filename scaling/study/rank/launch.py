@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import platform
-import sys
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from launchers.processes import say_line
 from launchers.rank_info import RankInfo
 from launchers.watch.heartbeat import SILENT, UNLIMITED, Heartbeat
 from scaling.collectives.plan import exchanges_of
@@ -108,7 +108,7 @@ class CellRunner:
         self._loaded.forget(cell)  # what its model set when it was built, it sets again
         with suppress(OSError):
             what = f"{cell.describe()} changed {', '.join(changed)} of its process; put back"
-            print(f"warning: {what}", file=sys.stderr, flush=True)
+            say_line(f"warning: {what}")
 
 
 def configure_torch(cell: AnyCell, device: torch.device) -> None:
@@ -124,14 +124,14 @@ EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 def usage_error(message: str) -> int:
     with suppress(OSError):  # the log may be on a full disk
-        print(f"error: {redacted(message)}", file=sys.stderr, flush=True)
+        say_line(f"error: {redacted(message)}")
     return 2
 
 
 def say(info: RankInfo, message: str) -> None:
     if info.rank == 0:
         with suppress(OSError):
-            print(message, file=sys.stderr, flush=True)
+            say_line(message)
 
 
 def run_launch(
@@ -174,7 +174,7 @@ def run_launch(
             say(info, f"    failed: {outcome.reason}")
         if not outcome.can_go_on:
             message = "a rank did not leave the failed cell in order; the launch is given up"
-            print(message, file=sys.stderr, flush=True)
+            say_line(message)
             heartbeat.leave()
             os._exit(EXIT_GIVEN_UP)  # pending operations would keep an orderly exit waiting
     workers.close()

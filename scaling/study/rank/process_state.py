@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module
 
-SET_BY_IMPORTS = ("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK")
-"""Variables that scikit-learn sets."""
+SET_BY_IMPORTS = ("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Variables that scikit-learn and torch's compiler set."""
 
 CLOCKS = ("time", "monotonic", "perf_counter", "perf_counter_ns", "sleep")
 CLOCK = "the functions of the time module"
