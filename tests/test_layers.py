@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.measure.probe.run": AGGREGATION | {"scaling.measure", "launchers"},
     "scaling.measure.probe.worker": AGGREGATION | {"scaling.measure", "scaling.runtime", "launchers"},
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
-    "scaling.experiments": AGGREGATION | {"scaling.measure", "scaling.workloads"},
+    "scaling.device_studies": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.runtime": BOTTOM | {"scaling.process_group", "scaling.store", "launchers"},
     "scaling.analysis": AND_AXES
     | {"scaling.collectives", "scaling.store", "scaling.store.upgrades.plans", "scaling.measure"}
@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"scaling.analysis", "scaling.measure", "scaling.prediction", "scaling.store", "topologies"}
     | {"scaling.prediction.attached"},
     "scaling.study": PARTS
-    | {"scaling.axes", "scaling.experiments", "scaling.prediction", "scaling.prediction.calibration_data"},
+    | {"scaling.axes", "scaling.device_studies", "scaling.prediction", "scaling.prediction.calibration_data"},
     "scaling.interchange": BOTTOM | {"scaling.collectives"},
     "scaling.doctor": PARTS,
     "scaling.worker": STUDYING,
@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.predict": STUDYING
     | {"scaling.prediction", "scaling.prediction.attached", "scaling.prediction.calibration_data"}
     | {"scaling.cli.schedule"},
-    "scaling.cli.listing": STUDYING | {"scaling.experiments"},
+    "scaling.cli.listing": STUDYING | {"scaling.device_studies"},
     "scaling.cli.plan": STUDYING | {"scaling.cli.predict"},
     "scaling.cli.report": READING,
     "scaling.cli.run": STUDYING | READING | {"scaling.cli.report", "scaling.cli.run_against"},

@@ -102,7 +102,7 @@ def experiments() -> list[dict[str, Any]]:
     """All experiments of `kind: device`, with their parameters."""
     import importlib
 
-    from scaling.experiments.registry import EXPERIMENTS, create, parameters_of
+    from scaling.device_studies.base import EXPERIMENTS, create, parameters_of
 
     entries = []
     for name in EXPERIMENTS.targets():

@@ -17,8 +17,8 @@ import torch
 
 from launchers.base import LaunchSpec
 from launchers.zygote import Zygotes
+from scaling.device_studies.training_step import training_step
 from scaling.errors import LaunchError
-from scaling.experiments.training_step import training_step
 from scaling.store import ResultsFolder
 from scaling.store.files import write_whole
 from scaling.study.cell import AvailableMachine

@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
+from scaling.device_studies.base import Budget
 from scaling.errors import StudyError
-from scaling.experiments.base import Budget
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
 from scaling.study.job_shape import job_shape

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scaling.experiments.registry import BUILT_IN, create
+from scaling.device_studies.base import BUILT_IN, create
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
 from scaling.study.kinds import KINDS

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
-from scaling.experiments.base import Budget, Experiment, LeftOutError
+from scaling.device_studies.base import Budget, Experiment, LeftOutError
 from scaling.study.kinds.device import DeviceCell
 from scaling.study.rank.device import measure_point
 

@@ -40,7 +40,7 @@ class DeviceResult:
         cell_id: the cell's hash.
         cell: its variables (`DeviceCell.to_dict()`).
         records: one a repeat, in their order.
-        launches: repeat -> rows of the done run: samples and facts (`scaling.experiments.base`).
+        launches: repeat -> rows of the done run: samples and facts (`scaling.device_studies.base`).
         scatters: phase -> how the experiment's cells scatter over launches in it.
     """
 

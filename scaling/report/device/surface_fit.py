@@ -120,7 +120,7 @@ def trainings(results: Results) -> list[FitTraining]:
 def surface(side: int) -> Grid:
     """The surface on a grid of `side` x `side`, the first axis being x.
 
-    The formula is that of `scaling.experiments.surface`, which needs torch.
+    The formula is that of `scaling.device_studies.surface_training`, which needs torch.
     """
     axis = np.linspace(-EXTENT, EXTENT, side)
     x, y = np.meshgrid(axis, axis, indexing="ij")

@@ -26,7 +26,7 @@ from scaling.study.kinds.base import Kind
 from scaling.study.parts import AnyPart, Axis, Component, Device, Number, NumRepeats
 
 if TYPE_CHECKING:
-    from scaling.experiments.base import Point
+    from scaling.device_studies.base import Point
     from scaling.study.rank.context import RunContext
     from scaling.study.rank.summary import RankSummary
     from scaling.study.step_time import ModelSize
@@ -38,7 +38,7 @@ NOT_VARIABLES = ("only_device", "threads")
 
 
 class DevicePart(AnyPart):
-    """An experiment (`scaling.experiments`): CPU against GPU, in one process."""
+    """An experiment (`scaling.device_studies`): CPU against GPU, in one process."""
 
     kind: Literal["device"] = "device"
     experiment: Component
@@ -123,7 +123,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
         self, part: DevicePart, machine: AvailableMachine, where: str, notes: list[str]
     ) -> Iterator[DeviceCell]:
         """One GPU is used; a cell on the CPU takes all cores where its point says nothing else."""
-        from scaling.experiments.registry import create, parameters_of
+        from scaling.device_studies.base import create, parameters_of
         from scaling.study.places import default_threads
 
         num_cores, gpu_threads = machine.num_cores, default_threads("cuda", machine)
@@ -155,7 +155,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
 
     def run(self, cell: DeviceCell, context: RunContext) -> RankSummary:
         """Measures the point on this process's device."""
-        from scaling.experiments.base import Budget
+        from scaling.device_studies.base import Budget
         from scaling.study.rank.device import measure_point
         from scaling.study.rank.summary import RankSummary
 

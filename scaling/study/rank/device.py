@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from scaling.experiments.base import Budget, LeftOutError, Point
-from scaling.experiments.registry import create
+from scaling.device_studies.base import Budget, LeftOutError, Point, create
 
 LEFT_OUT = "left_out"
 """The fact that says why a point was not measured."""

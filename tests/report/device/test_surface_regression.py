@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scaling.experiments.surface import grid_points
+from scaling.device_studies.surface_training import grid_points
 from scaling.report.device import device_tables
 from scaling.report.device.surface_fit import surface, trainings
 from scaling.report.device.surface_regression import REPORT

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
+from scaling.registry import Registry
 
-from scaling.measure.clock import Clock, clock_for
+if TYPE_CHECKING:
+    import torch
+
+    from scaling.measure.clock import Clock
 
 Value = int | float | str | bool
 Point = dict[str, Value]
@@ -112,6 +116,8 @@ class Budget:
         Raises:
             LeftOutError: the calls are so slow that the limit would be passed.
         """
+        from scaling.measure.clock import clock_for
+
         clock = clock_for(device)
         one_s = self._warm_up(step, clock, per_sample or 1)
         calls = per_sample or max(1, round(SHORTEST_SAMPLE_S / max(one_s, 1e-9)))
@@ -208,3 +214,34 @@ class Experiment(ABC):
 def steps(samples: list[float], phase: str = "step") -> Iterator[dict[str, Any]]:
     """Samples of `Budget.samples` as rows of that phase."""
     yield from ({"phase": phase, "seconds": seconds} for seconds in samples)
+
+
+BUILT_IN = {
+    "small-networks": "scaling.device_studies.small_networks:SmallNetworks",
+    "cpu-threads": "scaling.device_studies.cpu_threads:CpuThreads",
+    "batch-sizes": "scaling.device_studies.batch_sizes:BatchSizes",
+    "lstm-fused": "scaling.device_studies.lstm_fused:LstmFused",
+    "surface-regression": "scaling.device_studies.surface_regression:SurfaceRegression",
+    "kernel-choices": "scaling.device_studies.kernel_choices:KernelChoices",
+}
+
+EXPERIMENTS = Registry("experiment", "scaling.experiments", BUILT_IN)
+
+
+def create(name: str, parameters: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of that name with those parameters, checked against its fields' types.
+
+    Raises:
+        StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
+    """
+    experiment: Experiment = EXPERIMENTS.create(name, Experiment, parameters)
+    return experiment
+
+
+def parameters_of(experiment: Experiment) -> dict[str, Any]:
+    """All its parameters, as JSON has them."""
+    return {field.name: _plain(getattr(experiment, field.name)) for field in dataclasses.fields(experiment)}
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

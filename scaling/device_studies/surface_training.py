@@ -1,31 +1,27 @@
-"""Is a GPU worth it for a network of 171 parameters on a surface of 40,000 points?
+"""The training of `surface-regression`: the surface that it fits, and its network, 2-20-5-1.
 
-The network of `surface` with Adam, the whole surface as one batch, the mean squared error as loss. A cell is
-one number of points, way to run the step, and place of the data; its phases:
+    z = 3 (1 - x)^2 exp(-x^2 - (y + 1)^2) - 10 (x/5 - x^3 - y^5) exp(-x^2 - y^2) - (1/3) exp(-(x + 1)^2 - y^2)
 
-- `step`: one epoch, which is one optimizer update;
-- `compile` or `capture`: what it takes, once, until the step can run compiled or as a CUDA graph;
-- `train`: all epochs together, where the number of points is that of the fit.
+over [-3, 3] squared; it is known as `peaks` from MATLAB.
 
-That cell also tells how good the fit is, and gives it on a coarser grid as a picture.
+The network is that of an article on Flux and Julia on Medium, `Dense(2=>20, relu), Dense(20=>5, relu),
+Dense(5=>1)`, with its initial weights. Only the layers are claimed to be the source's: grid, rate of Adam and
+epochs are parameters of this study, and torch computes.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from scaling.experiments.base import Budget, Experiment, LeftOutError, Point, steps
-from scaling.experiments.surface import Activation, grid_points, surface_network
-from scaling.experiments.training_step import capture
+from scaling.device_studies.base import Budget, LeftOutError
+from scaling.device_studies.training_step import capture
 
 PICTURE_SIDE = 101
 CURVE_POINTS = 100
@@ -35,71 +31,43 @@ LOADER_PILOT = 1000
 
 Source = Callable[[], tuple[Tensor, Tensor]]
 
+EXTENT = 3.0
 
-@final
-@dataclass(frozen=True)
-class SurfaceRegression(Experiment):
-    """Time of an epoch over the number of points, and one complete training.
 
-    Attributes:
-        sides: points are on a grid of so many times so many.
-        fit_side: with this grid the network is trained for all `epochs`, if the data is on the device.
-        epochs: of the complete training.
-        learning_rate: of Adam.
-        activation: `relu`, as the network's source has it, or `tanh`, which fits this surface better.
-        step_modes: of `eager`, `compiled` (torch.compile; at `fit_side` alone) and `captured` (a CUDA graph).
-        data: of `device`, `host` (one copy to the GPU an epoch) and `loader` (torch's DataLoader, which
-            puts the batch together point by point, in this process).
-        seed: of the weights.
+def height(x: Tensor, y: Tensor) -> Tensor:
+    """z at every (x, y)."""
+    return (
+        3 * (1 - x) ** 2 * torch.exp(-(x**2) - (y + 1) ** 2)
+        - 10 * (x / 5 - x**3 - y**5) * torch.exp(-(x**2) - y**2)
+        - torch.exp(-((x + 1) ** 2) - y**2) / 3
+    )
+
+
+def grid_points(side: int) -> tuple[Tensor, Tensor]:
+    """A square grid of `side` x `side` points, y fastest: (x, y) [side^2, 2] and z [side^2, 1], float32."""
+    axis = torch.linspace(-EXTENT, EXTENT, side, dtype=torch.float64)
+    x, y = torch.meshgrid(axis, axis, indexing="ij")
+    inputs = torch.stack([x.flatten(), y.flatten()], dim=1)
+    heights = height(inputs[:, :1], inputs[:, 1:])
+    return inputs.float(), heights.float()
+
+
+def surface_network(activation: str = "relu") -> nn.Sequential:
+    """2-20-5-1, 171 parameters, by torch's global seed.
+
+    Weights start as those of Flux's `Dense`: uniform by X. Glorot, Y. Bengio, "Understanding the difficulty
+    of training deep feedforward neural networks" (2010), and biases at zero.
+
+    Args:
+        activation: behind both hidden layers; the source's is relu.
     """
-
-    name: ClassVar[str] = "surface-regression"
-
-    sides: tuple[PositiveInt, ...] = (10, 32, 100, 200, 316, 1000)
-    fit_side: PositiveInt = 200
-    epochs: PositiveInt = 2000
-    learning_rate: PositiveFloat = 0.08
-    activation: Activation = "relu"
-    step_modes: tuple[Literal["eager", "compiled", "captured"], ...] = ("eager", "compiled", "captured")
-    data: tuple[Literal["device", "host", "loader"], ...] = ("device", "host", "loader")
-    seed: int = 1
-
-    def points(self) -> list[Point]:
-        """Every size, with the data on the device in every way, and from elsewhere eager."""
-        return [
-            {"points": side * side, **arm}
-            for side in dict.fromkeys((*self.sides, self.fit_side))
-            for arm in self._arms(side)
-        ]
-
-    def _arms(self, side: int) -> Iterator[Point]:
-        for mode in self.step_modes:
-            if mode == "eager":
-                for place in self.data:
-                    # In the CPU's memory the data is on the device.
-                    here: Point = {"only_device": "cuda"} if place == "host" else {}
-                    yield {"step": mode, "data": place, **here}
-            elif mode == "captured":
-                yield {"step": mode, "data": "device", "only_device": "cuda"}
-            elif side == self.fit_side:
-                yield {"step": mode, "data": "device"}
-
-    def measure(
-        self, point: Mapping[str, Any], device: torch.device, budget: Budget
-    ) -> Iterator[dict[str, Any]]:
-        """Seconds of an epoch; at the size of the fit also the training, the fit and the losses."""
-        side = round(point["points"] ** 0.5)
-        if point["data"] == "loader":
-            _require_loader(point["points"], budget)
-        training = SurfaceTraining(self, side, point["data"], device)
-        yield {"fact": "samples", "value": point["points"]}
-        step, made = _ready(training, point["step"])
-        if made is not None:
-            yield {"phase": "compile" if point["step"] == "compiled" else "capture", "seconds": made}
-        yield from steps(budget.samples(step, device))
-        if side == self.fit_side and point["data"] == "device":
-            training.start_again()
-            yield from training.whole(step)
+    nonlinear = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
+    network = nn.Sequential(nn.Linear(2, 20), nonlinear(), nn.Linear(20, 5), nonlinear(), nn.Linear(5, 1))
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return network
 
 
 class SurfaceTraining:
@@ -112,7 +80,7 @@ class SurfaceTraining:
         device: of the network.
     """
 
-    def __init__(self, settings: SurfaceRegression, side: int, place: str, device: torch.device) -> None:
+    def __init__(self, settings: Any, side: int, place: str, device: torch.device) -> None:
         self._settings, self._device = settings, device
         torch.manual_seed(settings.seed)
         self._network = surface_network(settings.activation).to(device)
@@ -183,7 +151,7 @@ def curve_epochs(num_epochs: int) -> list[int]:
     return sorted({round(num_epochs**exponent) for exponent in exponents})
 
 
-def _ready(training: SurfaceTraining, mode: str) -> tuple[Callable[[], object], float | None]:
+def ready(training: SurfaceTraining, mode: str) -> tuple[Callable[[], object], float | None]:
     """The step to be called, and the seconds that it took to have it compiled or captured.
 
     Raises:
@@ -223,7 +191,7 @@ def _source(inputs: Tensor, heights: Tensor, place: str, device: torch.device) -
     return next_batch
 
 
-def _require_loader(num_points: int, budget: Budget) -> None:
+def require_loader(num_points: int, budget: Budget) -> None:
     """Refuses numbers of points that a DataLoader puts together too slowly, by the time of a few."""
     num_tried = min(num_points, LOADER_PILOT)
     points = TensorDataset(torch.zeros(num_tried, 2), torch.zeros(num_tried, 1))

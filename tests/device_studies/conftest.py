@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-import scaling.experiments.base as base
-
 CPU = torch.device("cpu")
 
 
@@ -38,8 +36,8 @@ class FakeClock:
 def clock(monkeypatch) -> FakeClock:
     """What `Budget` reads the time from."""
     fake = FakeClock()
-    monkeypatch.setattr(base, "clock_for", lambda _: fake)
-    monkeypatch.setattr("scaling.experiments.base.time.perf_counter", fake.perf_counter)
+    monkeypatch.setattr("scaling.measure.clock.clock_for", lambda _: fake)
+    monkeypatch.setattr("scaling.device_studies.base.time.perf_counter", fake.perf_counter)
     return fake
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scaling.experiments.base import SHORTEST_SAMPLE_S, Budget, LeftOutError, steps
+from scaling.device_studies.base import SHORTEST_SAMPLE_S, Budget, LeftOutError, steps
 
 CPU = torch.device("cpu")
 

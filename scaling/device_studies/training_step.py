@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scaling.experiments.base import SLOW_CALLS, Budget, LeftOutError, steps
+from scaling.device_studies.base import SLOW_CALLS, Budget, LeftOutError, steps
 from scaling.workloads.base import DataShape, Loss, Model, cross_entropy
-from scaling.workloads.registry import build_module
+from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
 LEARNING_RATE = 1e-3
 MOMENTUM = 0.9
@@ -24,8 +24,6 @@ WARMUP_STEPS = 3
 
 PILOT_FACTOR = 4
 """Before a large batch is tried on a CPU, batches that are smaller by this factor are."""
-
-STEPS = ("eager", "captured")
 
 StepFunction = Callable[[], object]
 
@@ -106,13 +104,24 @@ def batch_of(shape: DataShape, batch: int, device: torch.device) -> tuple[Tensor
     return torch.randn(size, device=device), torch.randint(shape.num_classes, (batch,), device=device)
 
 
+def model_and_shape(name: str) -> tuple[Model, DataShape]:
+    """A network of `scaling.workloads`, and the shape of the data set that it was published with.
+
+    Raises:
+        StudyError: the name is unknown.
+    """
+    model = create_model(name)
+    return model, resolve_shape(model, create_dataset(model.dataset))
+
+
 def network_steps(
-    model: Model, shape: DataShape, device: torch.device, *, captured: bool = False
+    name: str, device: torch.device, *, captured: bool = False
 ) -> Callable[[int], StepFunction]:
-    """Training steps of one network of `scaling.workloads` by their batch size, on random samples.
+    """Training steps of one network by their batch size, on random samples.
 
     Its weights are drawn once: of a large network that takes longer than many steps.
     """
+    model, shape = model_and_shape(name)
     with device:
         module = build_module(model, shape)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
-import torch
 from pydantic import PositiveInt
 
-from scaling.experiments.base import Budget, Experiment, Point
-from scaling.experiments.networks import SEVEN_NETWORKS, model_and_shape
-from scaling.experiments.training_step import network_steps, timed
+from scaling.device_studies.base import Budget, Experiment, Point
+
+if TYPE_CHECKING:
+    import torch
 
 REDUCED_BATCHES = {
     "fcn-r": 64,
@@ -26,6 +26,7 @@ REDUCED_BATCHES = {
     "resnet-50": 2,
     "lstm": 16,
 }
+SEVEN_NETWORKS = tuple(REDUCED_BATCHES)
 OTHER_BATCH = 16
 """Of a network that is not among the seven."""
 
@@ -62,5 +63,6 @@ class CpuThreads(Experiment):
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
         """Seconds of a training step."""
-        model, shape = model_and_shape(point["model"])
-        yield from timed(network_steps(model, shape, device), point["batch"], device, budget)
+        from scaling.device_studies.training_step import network_steps, timed
+
+        yield from timed(network_steps(point["model"], device), point["batch"], device, budget)

@@ -11,36 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
-from scaling.experiments.base import Budget, Experiment, Point
-from scaling.experiments.training_step import STEPS, num_parameters, timed, training_step
-from scaling.workloads.base import DataShape
-from scaling.workloads.networks import build_mlp
+from scaling.device_studies.base import Budget, Experiment, Point
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 NUM_CLASSES = 10
 SEQUENCE_LENGTH = 32
 SEQUENCE_INPUTS = 16
 """What a recurrent network reads: so many numbers, so many times. A perceptron takes all at once."""
-
-
-class _LastOutput(nn.Module):
-    """One LSTM layer and a linear layer on its last output."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(inputs, width, batch_first=True)
-        self.linear = nn.Linear(width, NUM_CLASSES)
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        """[n, length, inputs] -> logits [n, classes]."""
-        outputs, _ = self.lstm(sequence)
-        logits: Tensor = self.linear(outputs[:, -1])
-        return logits
 
 
 @final
@@ -75,7 +59,7 @@ class SmallNetworks(Experiment):
         arms: list[Point] = [
             {"step": "eager", "only_device": "cpu", "threads": threads} for threads in self.threads
         ]
-        arms += [{"step": step, "only_device": "cuda"} for step in STEPS]
+        arms += [{"step": step, "only_device": "cuda"} for step in ("eager", "captured")]
         return [{**network, **arm} for network in self._networks() for arm in arms]
 
     def _networks(self) -> list[Point]:
@@ -106,6 +90,10 @@ class SmallNetworks(Experiment):
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
         """Seconds of a training step, and the network's parameters."""
+        import torch
+
+        from scaling.device_studies.training_step import num_parameters, timed, training_step
+
         with device:
             module = _network(point)
         yield {"fact": "parameters", "value": num_parameters(module)}
@@ -120,8 +108,12 @@ class SmallNetworks(Experiment):
 
 
 def _network(point: Mapping[str, Any]) -> nn.Module:
+    from scaling.device_studies.lstm_training import SequenceClassifier
+    from scaling.workloads.base import DataShape
+    from scaling.workloads.networks import build_mlp
+
     if point["network"] == "lstm":
-        return _LastOutput(point["inputs"], point["width"])
+        return SequenceClassifier("fused", point["inputs"], point["width"], NUM_CLASSES)
     return build_mlp(DataShape((point["inputs"],), NUM_CLASSES), [point["width"]] * point["depth"])
 
 

@@ -4,9 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.experiments.base import Budget, LeftOutError
-from scaling.experiments.networks import SEVEN_NETWORKS, model_and_shape
-from scaling.experiments.training_step import batch_of, num_parameters, pilots, timed, training_step
+from scaling.device_studies.base import Budget, LeftOutError
+from scaling.device_studies.cpu_threads import SEVEN_NETWORKS
+from scaling.device_studies.training_step import (
+    batch_of,
+    model_and_shape,
+    num_parameters,
+    pilots,
+    timed,
+    training_step,
+)
 from scaling.workloads.base import DataShape, cross_entropy
 
 CPU = torch.device("cpu")

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scaling.experiments import surface_regression, training_step
-from scaling.experiments.base import Budget, LeftOutError
-from scaling.experiments.surface import grid_points, height, surface_network
-from scaling.experiments.surface_regression import SurfaceRegression, SurfaceTraining
+from scaling.device_studies import surface_training, training_step
+from scaling.device_studies.base import Budget, LeftOutError
+from scaling.device_studies.surface_regression import SurfaceRegression
+from scaling.device_studies.surface_training import SurfaceTraining, grid_points, height, surface_network
 
 CPU = torch.device("cpu")
 SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))
@@ -132,13 +132,13 @@ class TestMeasure:
 
             return forward
 
-        monkeypatch.setattr(surface_regression.torch, "compile", fails)
+        monkeypatch.setattr(surface_training.torch, "compile", fails)
         with pytest.raises(LeftOutError, match=r"torch.compile fails: OSError: no C\+\+ compiler$"):
             list(SurfaceRegression(**SMALL).measure(point(step="compiled"), CPU, SHORT))
 
     def test_slow_loader_is_left_out_before_it_is_used(self, monkeypatch):
         times = iter([0.0, 3.0])
-        monkeypatch.setattr(surface_regression.time, "perf_counter", lambda: next(times))
+        monkeypatch.setattr(surface_training.time, "perf_counter", lambda: next(times))
         experiment = SurfaceRegression(sides=(100,), fit_side=6)
         limited = replace(SHORT, limit_s=10.0)
         with pytest.raises(LeftOutError, match="3 s to put 1,000 points together"):
@@ -158,4 +158,4 @@ class TestPoints:
 
 
 def test_captured_steps_use_the_common_capture():
-    assert surface_regression.capture is training_step.capture
+    assert surface_training.capture is training_step.capture

@@ -6,14 +6,20 @@ import pytest
 import torch
 from torch import nn
 
+from scaling.device_studies import convolutions
+from scaling.device_studies.base import Budget, LeftOutError, create
+from scaling.device_studies.convolutions import (
+    CAP_VARIABLE,
+    LAYERS,
+    Layer,
+    Request,
+    fft_convolution,
+    measure_convolution,
+    measured_apart,
+    multiplying,
+)
+from scaling.device_studies.kernel_choices import MATMUL_CHOICES, KernelChoices
 from scaling.errors import StudyError
-from scaling.experiments import convolutions_apart
-from scaling.experiments.base import Budget, LeftOutError
-from scaling.experiments.convolutions import LAYERS, Layer, fft_convolution, measure_convolution
-from scaling.experiments.convolutions_apart import CAP_VARIABLE, Request, measured_apart
-from scaling.experiments.kernel_choices import MATMUL_CHOICES, KernelChoices
-from scaling.experiments.multiplying import multiplying
-from scaling.experiments.registry import create
 
 CPU = torch.device("cpu")
 SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))
@@ -142,7 +148,7 @@ class TestApart:
             stderr = ""
             stdout = "chatter\n" + json.dumps({"ResNet 3x3, float32": [{"phase": "step", "seconds": 1.0}]})
 
-        monkeypatch.setattr(convolutions_apart.subprocess, "run", lambda *a, **k: calls.append(a) or Done())
+        monkeypatch.setattr(convolutions.subprocess, "run", lambda *a, **k: calls.append(a) or Done())
         request = self.request_of(batch=3)
         assert measured_apart(request, "ResNet 3x3", "float32") == measured_apart(
             request, "ResNet 3x3", "float32"

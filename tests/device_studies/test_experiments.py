@@ -3,10 +3,9 @@
 import pytest
 import torch
 
+from scaling.device_studies.base import Budget, create, parameters_of
+from scaling.device_studies.small_networks import SmallNetworks, lstm_width, mlp_width
 from scaling.errors import StudyError
-from scaling.experiments.base import Budget
-from scaling.experiments.registry import create, parameters_of
-from scaling.experiments.small_networks import SmallNetworks, lstm_width, mlp_width
 
 CPU = torch.device("cpu")
 SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))

@@ -4,14 +4,18 @@ import pytest
 import torch
 from torch import nn
 
+from scaling.device_studies import lstm_training
+from scaling.device_studies.base import Budget, create
+from scaling.device_studies.lstm_fused import LstmFused
+from scaling.device_studies.lstm_training import (
+    IMPLEMENTATIONS,
+    LOSS_SCALE,
+    PreciseTraining,
+    SequenceClassifier,
+    image_rows,
+    temporal_order,
+)
 from scaling.errors import StudyError
-from scaling.experiments import lstm_fused
-from scaling.experiments.base import Budget
-from scaling.experiments.lstm_fused import LstmFused
-from scaling.experiments.precise_training import LOSS_SCALE, PreciseTraining
-from scaling.experiments.recurrent_networks import IMPLEMENTATIONS, SequenceClassifier
-from scaling.experiments.registry import create
-from scaling.experiments.sequence_tasks import image_rows, temporal_order
 
 CPU = torch.device("cpu")
 SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))
@@ -191,7 +195,7 @@ class TestMeasure:
 
     def test_training_that_would_take_too_long_is_left_out_with_the_reason(self, monkeypatch):
         times = iter(float(second) for second in range(10**6))
-        monkeypatch.setattr(lstm_fused.time, "thread_time", lambda: next(times))
+        monkeypatch.setattr(lstm_training.time, "thread_time", lambda: next(times))
         experiment = LstmFused(**SMALL, accuracy_batch=16, steps=100, training_limit_s=10.0)
         rows = list(self._until_phases(experiment))
         reason = fact(rows, "accuracy_left_out")

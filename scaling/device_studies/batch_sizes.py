@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
-import torch
 from pydantic import PositiveInt
 
-from scaling.experiments.base import Budget, Experiment, Point
-from scaling.experiments.networks import SEVEN_NETWORKS, model_and_shape
-from scaling.experiments.training_step import network_steps, timed
+from scaling.device_studies.base import Budget, Experiment, Point
+from scaling.device_studies.cpu_threads import SEVEN_NETWORKS
+
+if TYPE_CHECKING:
+    import torch
 
 
 @final
@@ -46,6 +47,7 @@ class BatchSizes(Experiment):
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
         """Seconds of a training step."""
-        model, shape = model_and_shape(point["model"])
-        make = network_steps(model, shape, device, captured=point["step"] == "captured")
+        from scaling.device_studies.training_step import network_steps, timed
+
+        make = network_steps(point["model"], device, captured=point["step"] == "captured")
         yield from timed(make, point["batch"], device, budget)

@@ -7,7 +7,7 @@ Two choices in which the systems of the paper differ:
 - A convolution has several algorithms. `library` is what cuDNN (on a CPU oneDNN) takes for the best,
   `autotuned` what is found by trying all, `native` a matrix product for every image without either library,
   `fft` a product of Fourier transforms. Workspace, the memory that an algorithm takes besides input and
-  output, can be limited for cuDNN's `older-interface`: see `convolutions_apart`.
+  output, can be limited for cuDNN's `older-interface`: see `convolutions`.
 
 Both in float32, TF32 and bfloat16. Phases: `step`, which of a convolution is forward and backward pass;
 `forward`; `transpose`, the copy alone.
@@ -18,18 +18,18 @@ Reference: S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking state-of-the-art deep l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor
 
-from scaling.experiments.base import Budget, Experiment, Point, Value, steps
-from scaling.experiments.convolutions import LAYERS, measure_convolution, relative_error
-from scaling.experiments.convolutions_apart import Request, measured_apart
-from scaling.experiments.multiplying import dtype_of, multiplying
+from scaling.device_studies.base import Budget, Experiment, Point, Value
+
+if TYPE_CHECKING:
+    import torch
+
+    from scaling.device_studies.convolutions import Request
 
 MATMUL, CONVOLUTION = "matmul", "convolution"
 MATMUL_CHOICES = ("transposed", "transpose-first", "already-transposed")
@@ -38,9 +38,6 @@ OF_THE_LIBRARY = ("library", "autotuned")
 
 OLDER_INTERFACE = "older-interface"
 NO_CAP = "none"
-
-COMPARED = 16
-"""So many rows and columns of a product are compared with float64."""
 
 Product = tuple[PositiveInt, PositiveInt, PositiveInt]
 
@@ -119,9 +116,18 @@ class KernelChoices(Experiment):
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
         """Times of the point's operation, and how exact its result is."""
+        from scaling.device_studies.convolutions import (
+            LAYERS,
+            dtype_of,
+            measure_convolution,
+            measure_product,
+            measured_apart,
+            multiplying,
+        )
+
         if point["operation"] == MATMUL:
             with multiplying(point["precision"], device):
-                yield from _product(point, device, budget)
+                yield from measure_product(point, device, budget)
         elif device.type == "cuda" and point["choice"] in (*OF_THE_LIBRARY, OLDER_INTERFACE):
             request = self._request(point, device, budget)
             yield from measured_apart(request, point["case"], point["precision"])
@@ -131,6 +137,8 @@ class KernelChoices(Experiment):
                 yield from measure_convolution(layer, point["batch"], point["choice"], dtype, device, budget)
 
     def _request(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Request:
+        from scaling.device_studies.convolutions import Request
+
         older, cap = point["choice"] == OLDER_INTERFACE, point["workspace_cap"]
         return Request(
             layers=self.layers,
@@ -157,29 +165,3 @@ def _point(
         "workspace_cap": cap,
         "only_device": device,
     }
-
-
-def _product(point: Mapping[str, Any], device: torch.device, budget: Budget) -> Iterator[dict[str, Any]]:
-    columns, inner = map(int, point["case"].split("x"))
-    batch, dtype = point["batch"], dtype_of(point["precision"])
-    torch.manual_seed(1)
-    unrounded = torch.randn(batch, inner, device=device), torch.randn(columns, inner, device=device)
-    exact = unrounded[0][:COMPARED].double() @ unrounded[1][:COMPARED].double().t()
-    left, right = (operand.to(dtype) for operand in unrounded)
-    del unrounded
-    turned = right.t().contiguous()
-
-    def transpose() -> Tensor:
-        return turned.copy_(right.t())
-
-    products: dict[str, Callable[[], Tensor]] = {
-        "transposed": lambda: left @ right.t(),
-        "transpose-first": lambda: left @ transpose(),
-        "already-transposed": lambda: left @ turned,
-    }
-    product = products[point["choice"]]
-    yield {"fact": "flop", "value": 2 * batch * columns * inner}
-    yield {"fact": "error", "value": relative_error(product()[:COMPARED, :COMPARED], exact)}
-    yield from steps(budget.samples(product, device))
-    if point["choice"] == "transpose-first":
-        yield from steps(budget.samples(transpose, device), "transpose")

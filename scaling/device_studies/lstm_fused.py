@@ -1,0 +1,109 @@
+"""How should an LSTM be written, and in which precision? Three implementations on CPU and GPU.
+
+A cell is one task, implementation, precision, width and batch. Its phases, each on one batch:
+
+- `step`: an optimizer update on samples that are on the device (`samples_per_s` is of it);
+- `evaluate`: forward pass, loss and the number of right answers, all on the device;
+- `predict`: samples from host memory, answers back to it.
+
+At one width and batch the cell also trains anew with every seed and tells the accuracy on held-out samples.
+Weights and order of samples depend on the seed alone, so that implementations and precisions can be compared
+in pairs. On a CPU these trainings take one thread, so that accuracies do not depend on the cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+from pydantic import PositiveFloat, PositiveInt
+
+from scaling.device_studies.base import Budget, Experiment, Point
+
+if TYPE_CHECKING:
+    import torch
+
+SYNTHETIC = "temporal-order"
+REAL = {"mnist-rows": "mnist", "digits-rows": "digits"}
+"""Task -> data set."""
+
+
+@final
+@dataclass(frozen=True)
+class LstmFused(Experiment):
+    """Speed and accuracy of one LSTM layer with a linear layer behind it.
+
+    Attributes:
+        implementations: of `elementary`, `cell`, `fused`.
+        precisions: of `float64`, `float32`, `float16`.
+        batches: samples of a step on the real task, where the speed is measured.
+        width: of the LSTM's state there.
+        length: of the synthetic sequences.
+        real: data set that is read row by row; `auto` is MNIST where it is on this machine, else digits.
+        shrink: so many pixels of an image become one, in both directions.
+        train_samples, test_samples: at most.
+        accuracy_batch, accuracy_width: with these the accuracy is measured, on both tasks.
+        steps: optimizer updates of such a training.
+        learning_rate: of Adam in it.
+        seeds: a training for each.
+        training_limit_s: a cell's trainings are left out where they would take longer (on a CPU: of its
+            time, however busy it is).
+    """
+
+    name: ClassVar[str] = "lstm-fused"
+
+    implementations: tuple[Literal["elementary", "cell", "fused"], ...] = ("elementary", "cell", "fused")
+    precisions: tuple[Literal["float64", "float32", "float16"], ...] = ("float64", "float32", "float16")
+    batches: tuple[PositiveInt, ...] = (128, 1024, 4700)
+    width: PositiveInt = 64
+    length: PositiveInt = 20
+    real: Literal["auto", "mnist", "digits"] = "auto"
+    shrink: PositiveInt = 1
+    train_samples: PositiveInt = 60_000
+    test_samples: PositiveInt = 10_000
+    accuracy_batch: PositiveInt = 128
+    accuracy_width: PositiveInt = 32
+    steps: PositiveInt = 100
+    learning_rate: PositiveFloat = 0.02
+    seeds: tuple[int, ...] = (1, 2, 3)
+    training_limit_s: PositiveFloat = 20.0
+
+    def points(self) -> list[Point]:
+        """Accuracy on both tasks, speed on the real one; all in every way and precision."""
+        real = self._real_task()
+        trained = [(task, self.accuracy_width, self.accuracy_batch) for task in (SYNTHETIC, real)]
+        timed = [(real, self.width, batch) for batch in self.batches]
+        return [
+            {
+                "task": task,
+                "implementation": implementation,
+                "precision": precision,
+                "width": width,
+                "batch": batch,
+            }
+            for task, width, batch in dict.fromkeys([*trained, *timed])
+            for precision in self.precisions
+            for implementation in self.implementations
+        ]
+
+    def _real_task(self) -> str:
+        wanted = self.real
+        if wanted == "auto":
+            from scaling.workloads.registry import create_dataset
+
+            wanted = "mnist" if create_dataset("mnist").available() else "digits"
+        return next(task for task, dataset in REAL.items() if dataset == wanted)
+
+    def measure(
+        self, point: Mapping[str, Any], device: torch.device, budget: Budget
+    ) -> Iterator[dict[str, Any]]:
+        """Difference from float64, accuracy where it is this batch's turn, and the three phases."""
+        from scaling.device_studies.lstm_training import Measurement, image_rows, temporal_order
+
+        sizes = (self.train_samples, self.test_samples)
+        if point["task"] == SYNTHETIC:
+            task = temporal_order(self.length, *sizes)
+        else:
+            task = image_rows(REAL[point["task"]], self.shrink, *sizes)
+        yield from Measurement(self, task, point, device).rows(budget)

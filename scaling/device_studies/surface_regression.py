@@ -1,0 +1,92 @@
+"""Is a GPU worth it for a network of 171 parameters on a surface of 40,000 points?
+
+The network of `surface_training` with Adam, the whole surface as one batch, the mean squared error as loss. A
+cell is one number of points, way to run the step, and place of the data; its phases:
+
+- `step`: one epoch, which is one optimizer update;
+- `compile` or `capture`: what it takes, once, until the step can run compiled or as a CUDA graph;
+- `train`: all epochs together, where the number of points is that of the fit.
+
+That cell also tells how good the fit is, and gives it on a coarser grid as a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+from pydantic import PositiveFloat, PositiveInt
+
+from scaling.device_studies.base import Budget, Experiment, Point, steps
+
+if TYPE_CHECKING:
+    import torch
+
+
+@final
+@dataclass(frozen=True)
+class SurfaceRegression(Experiment):
+    """Time of an epoch over the number of points, and one complete training.
+
+    Attributes:
+        sides: points are on a grid of so many times so many.
+        fit_side: with this grid the network is trained for all `epochs`, if the data is on the device.
+        epochs: of the complete training.
+        learning_rate: of Adam.
+        activation: `relu`, as the network's source has it, or `tanh`, which fits this surface better.
+        step_modes: of `eager`, `compiled` (torch.compile; at `fit_side` alone) and `captured` (a CUDA graph).
+        data: of `device`, `host` (one copy to the GPU an epoch) and `loader` (torch's DataLoader, which
+            puts the batch together point by point, in this process).
+        seed: of the weights.
+    """
+
+    name: ClassVar[str] = "surface-regression"
+
+    sides: tuple[PositiveInt, ...] = (10, 32, 100, 200, 316, 1000)
+    fit_side: PositiveInt = 200
+    epochs: PositiveInt = 2000
+    learning_rate: PositiveFloat = 0.08
+    activation: Literal["relu", "tanh"] = "relu"
+    step_modes: tuple[Literal["eager", "compiled", "captured"], ...] = ("eager", "compiled", "captured")
+    data: tuple[Literal["device", "host", "loader"], ...] = ("device", "host", "loader")
+    seed: int = 1
+
+    def points(self) -> list[Point]:
+        """Every size, with the data on the device in every way, and from elsewhere eager."""
+        return [
+            {"points": side * side, **arm}
+            for side in dict.fromkeys((*self.sides, self.fit_side))
+            for arm in self._arms(side)
+        ]
+
+    def _arms(self, side: int) -> Iterator[Point]:
+        for mode in self.step_modes:
+            if mode == "eager":
+                for place in self.data:
+                    # In the CPU's memory the data is on the device.
+                    here: Point = {"only_device": "cuda"} if place == "host" else {}
+                    yield {"step": mode, "data": place, **here}
+            elif mode == "captured":
+                yield {"step": mode, "data": "device", "only_device": "cuda"}
+            elif side == self.fit_side:
+                yield {"step": mode, "data": "device"}
+
+    def measure(
+        self, point: Mapping[str, Any], device: torch.device, budget: Budget
+    ) -> Iterator[dict[str, Any]]:
+        """Seconds of an epoch; at the size of the fit also the training, the fit and the losses."""
+        from scaling.device_studies.surface_training import SurfaceTraining, ready, require_loader
+
+        side = round(point["points"] ** 0.5)
+        if point["data"] == "loader":
+            require_loader(point["points"], budget)
+        training = SurfaceTraining(self, side, point["data"], device)
+        yield {"fact": "samples", "value": point["points"]}
+        step, made = ready(training, point["step"])
+        if made is not None:
+            yield {"phase": "compile" if point["step"] == "compiled" else "capture", "seconds": made}
+        yield from steps(budget.samples(step, device))
+        if side == self.fit_side and point["data"] == "device":
+            training.start_again()
+            yield from training.whole(step)
