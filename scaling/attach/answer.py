@@ -85,7 +85,7 @@ def _otherwise(measured: Measured) -> str:
 def _differences(measured: Measured) -> Iterator[Finding]:
     """The step, where it goes, and what neighbouring blocks differ by."""
     ranks, by_clock_ratio, more_ratio = measured.facts["baseline"], *measured.marks_ratio
-    usual_s, aa = measured.step_s("baseline"), measured.aa
+    usual_s, aa = measured.rate_s("baseline"), measured.aa
     is_host_only = ranks[0].get("host_only") and measured.device == "cuda" and len(ranks) > 1
     yield _said(
         "step", step_s=usual_s, clock_s=usual_s / (1 + (more_ratio or 0.0)), more_ratio=more_ratio,
@@ -203,8 +203,8 @@ def _efficiency(measured: Measured) -> Finding:
     single, several = (measured.mean_elements(arm)[0] for arm in ("one_worker", "baseline"))
     is_seen = bool(single and several)
     work = max(alone, 1) / max(usual, 1) * (single / several if is_seen else 1.0)
-    step_s = measured.step_s("clock" if "clock" in measured.steps_s else "baseline")
-    ratio = measured.step_s("one_worker") / (work * step_s)
+    step_s = measured.rate_s("clock" if "clock" in measured.steps_s else "baseline")
+    ratio = measured.rate_s("one_worker") / (work * step_s)
     may_be_larger = not is_seen and alone == usual
     return _said(
         "efficiency", ratio=ratio, work=work, world_size=world_size, alone=alone, usual=usual,

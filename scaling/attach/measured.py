@@ -110,6 +110,7 @@ class Measured:
         own_s: arm -> half of a launch -> as `steps_s`, without the script's own collectives, in which a rank
             waits for others.
         means_s: arm -> launch -> the mean step of the slowest rank, steps of other kinds included.
+        rates_s: arm -> launch -> the same without steps of other kinds: their wall clock over their number.
         uneven_s: arm without exchange -> half of a launch -> what the slowest rank of each step takes, on
             average, more than the rank that is slowest on average.
         variation: arm -> upper to lower quartile of a rank's steps, the largest of its ranks and launches.
@@ -130,6 +131,7 @@ class Measured:
     apart: str | None = None
     own_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     means_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    rates_s: dict[str, dict[int, float]] = field(default_factory=dict)
     uneven_s: dict[str, dict[int, float]] = field(default_factory=dict)
     variation: dict[str, float] = field(default_factory=dict)
     phases: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
@@ -183,6 +185,7 @@ class Measured:
             self.rounds.setdefault(arm, {})[launch, at] = float(own.mean(axis=1).max())
             self.rounds_together.setdefault(arm, {})[launch, at] = float(own.max(axis=0).mean())
         self.steps_s.setdefault(arm, {})[launch] = medians_s(steps)
+        self.rates_s.setdefault(arm, {})[launch] = float(every.mean(axis=1).max())
         lower, upper = np.percentile(every, (25, 75), axis=1)
         self.variation[arm] = max(self.variation.get(arm, 1.0), float((upper / lower).max()))
         busy_s = np.array([[step.step_s - step.waited_s for step in rank] for rank in steps])
@@ -210,9 +213,8 @@ class Measured:
             rank.get("own_s", 0.0) / max(len(min(rank["step_s"], key=len)), 1)
             for rank in self.facts["baseline"]
         )
-        clock = self.slowest_s("clock")
-        more_ratio = self.step_s("baseline") / float(np.median(list(clock.values()))) - 1 if clock else None
-        return by_clock_s / self.step_s("baseline"), more_ratio
+        step_s = self.rate_s("baseline")
+        return by_clock_s / step_s, step_s / self.rate_s("clock") - 1 if "clock" in self.rates_s else None
 
     @property
     def device(self) -> str:
@@ -224,6 +226,10 @@ class Measured:
     def step_s(self, arm: str) -> float:
         """The median of its launches."""
         return float(np.median(list(self.slowest_s(arm).values())))
+
+    def rate_s(self, arm: str) -> float:
+        """Wall clock over steps, the mean of its launches on the log scale."""
+        return math.exp(float(np.mean(np.log(list(self.rates_s[arm].values())))))
 
     @property
     def spread_ratio(self) -> float | None:
@@ -274,13 +280,15 @@ class Measured:
         An arm in a process of its own is compared with the clock, which has no hook either. It is certain
         where each of several runs is faster than all unchanged ones by more than the A/A spread.
         """
-        if arm not in self.steps_s:
+        if arm not in self.rates_s:
             return None
-        own, clock = list(self.slowest_s(arm).values()), list(self.slowest_s("clock").values())
-        hooked = list(self.slowest_s("baseline").values())
+        own, clock, hooked = (
+            list(self.rates_s.get(name, {}).values()) for name in (arm, "clock", "baseline")
+        )
         least, floor = 1 - max(own) / min([*clock, *hooked]), self.spread_ratio
         is_certain = floor is not None and min(len(own), len(clock or hooked)) > 1 and least > floor
-        return Saved(1 - self.step_s(arm) / float(np.median(clock or hooked)), is_certain, len(own) > 1)
+        ratio = 1 - self.rate_s(arm) / self.rate_s("clock" if clock else "baseline")
+        return Saved(ratio, is_certain, len(own) > 1)
 
     def mean_elements(self, arm: str) -> list[float]:
         """Of each rank, the mean elements of its batches; 0 where none was seen."""
