@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, FloatArray, means
+from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, ROUNDING, FloatArray, means
 
 FEWEST_LAUNCHES = 3
 """Of two nobody knows which one is slow."""
@@ -64,7 +64,7 @@ def _p_slow(others: FloatArray, launch: FloatArray) -> float:
     apart = others - middles[:, None]
     shared = np.median(apart, axis=0)
     degrees = (num_cells - 1) * (num_others - 1)
-    variance = max(float(((apart - shared) ** 2).sum()) / degrees, 1e-18)
+    variance = max(float(((apart - shared) ** 2).sum()) / degrees, ROUNDING)
     per_launch = 1 + 1 / num_others
     p_uneven = special.fdtrc(num_cells - 1, degrees, float(excess.var(ddof=1)) / per_launch / variance)
     # Two launches may agree by chance: one that scatters as the cells do is added.
@@ -75,9 +75,6 @@ def _p_slow(others: FloatArray, launch: FloatArray) -> float:
 
 SERIAL_LEVEL = 0.01
 """The probability that launches are called correlated where they are not."""
-
-ROUNDING = 1e-18
-"""Squares of logarithms that are no scatter."""
 
 STRONGEST = 0.9
 """The largest correlation that is allowed for: three launches hardly tell 0.8 from 1."""

@@ -72,6 +72,9 @@ mean."""
 SMALLEST_RATIO = 1e-5
 """A variance is at least this part of the median one: cells that by chance hardly differ are no evidence."""
 
+ROUNDING = 1e-18
+"""A variance of logarithms that is no scatter."""
+
 STEADIEST = 0.1
 """The part of the other cells, the nearest ones, by which a cell is judged to be steady."""
 
@@ -214,7 +217,7 @@ def moderated(variances: Variances, smallest: FloatArray | float = 0.0) -> Varia
     degrees, known = variances.degrees, variances.degrees > 0
     if not known.any():
         return variances
-    values = np.where(variances.values > 0, variances.values, smallest)
+    values = np.where(variances.values > 0, variances.values, np.maximum(smallest, ROUNDING))
     if known.sum() < 2:
         return replace(variances, values=np.where(known, values, np.nan))
     values = np.maximum(values, SMALLEST_RATIO * float(np.median(values[known])))
@@ -304,7 +307,8 @@ def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[
         return variance, degrees
     has_own = within.degrees > 0
     # Of cells of very unequal noise nearer to the steady ones: what all share is no more than these show.
-    typical = weighted_median(within.values[has_own], within.values[has_own] ** -0.25)
+    own = np.maximum(within.values[has_own], ROUNDING)
+    typical = weighted_median(own, own**-0.25)
     return (degrees * variance + LAUNCHES_ADDED * typical) / (degrees + LAUNCHES_ADDED), degrees
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from scaling.analysis.decisions import campaigns
 from scaling.analysis.moderated import (
     Variances,
     medians_of_others,
@@ -138,3 +139,15 @@ def test_one_noisy_cell_among_quiet_ones_keeps_its_width_and_they_keep_theirs():
     assert after[others] == pytest.approx(before[others], rel=0.3)
     own = stats.t.ppf(0.975, 4) * with_noisy[4].std(ddof=1) / np.sqrt(5)
     assert after[4] == pytest.approx(own, rel=0.25)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("num_cells", [2, 4, 9])
+@pytest.mark.parametrize("apart", [0.0, 0.1])
+def test_equal_times_in_all_launches_warn_of_nothing(num_cells, apart):
+    logs = np.zeros((num_cells, 3))
+    logs[:, 0] = apart  # what all cells share is no scatter of theirs
+    (found,) = scatter([logs])
+    assert np.isfinite(found.within.values).all()
+    compared = campaigns(logs, logs + 0.1)
+    assert all(ratio.ratio == pytest.approx(np.exp(0.1)) for ratio in compared.ratios)
