@@ -4,7 +4,8 @@
 
 The folders are copies of the timed runs of a committed one, with the first samples of each rank: `many`
 workloads of 9 cells each (three networks' worth of aggregators and world sizes, three repeats), or `one`
-workload of which every copy has another size of buckets. `plan` reads a study of as many cells.
+workload of which every copy has another size of buckets. `plan` reads a study of as many cells. `--of FOLDER`
+times the commit that is checked out in another folder.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SOURCE = REPOSITORY / "results" / "reference" / "quickstart-2xh100"
 NUM_LINES = 12
 VERBS = ("status", "report", "recommend", "compare", "plan")
+UNDECIDED = 3
 
 
 def fill(path: Path, num_runs: int, shape: str) -> None:
@@ -74,14 +76,19 @@ def write_study(path: Path, num_cells: int) -> None:
     )
 
 
-def cpu_s(words: Sequence[object]) -> float:
-    """CPU seconds of one `scaling` command; of one that fails the error is printed."""
+def cpu_s(words: Sequence[object], repository: Path, limit_s: int) -> str:
+    """CPU seconds of one `scaling` command that comes to an end of its own, or that it took longer."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "scaling", *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
+    command = ["prlimit", f"--cpu={limit_s}", sys.executable, "-m", "scaling", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    ended = subprocess.run(command, env=environment, cwd=repository, stdout=subprocess.DEVNULL, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    taken_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if ended.returncode < 0 and taken_s > limit_s - 1:
+        return f"over {limit_s}"
+    if ended.returncode not in (0, UNDECIDED):
+        sys.exit(f"error: scaling {' '.join(map(str, words))} ended with exit code {ended.returncode}")
+    return f"{taken_s:.1f}"
 
 
 def main() -> None:
@@ -90,6 +97,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, nargs="+", default=[100, 1000, 5000])
     parser.add_argument("--verbs", nargs="+", default=VERBS)
     parser.add_argument("--shapes", nargs="+", default=["many", "one"])
+    parser.add_argument("--of", type=Path, default=REPOSITORY, help="repository whose commands are timed")
+    parser.add_argument("--limit-s", type=int, default=600, help="CPU seconds after which a command is ended")
     parser.add_argument("--out", type=Path, help="CSV of all")
     given = parser.parse_args()
     rows = []
@@ -101,7 +110,9 @@ def main() -> None:
                 write_study(study, num_runs)
                 for verb in given.verbs:
                     words = {"compare": [folder, folder], "plan": [study]}.get(verb, [folder])
-                    rows.append((verb, shape, num_runs, f"{cpu_s([verb, *words]):.1f}"))
+                    rows.append(
+                        (verb, shape, num_runs, cpu_s([verb, *words], given.of.resolve(), given.limit_s))
+                    )
                     print(*rows[-1], flush=True)
     if given.out:
         with given.out.open("w", newline="") as file:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import sys
-from contextlib import closing
 from dataclasses import dataclass
 
 from launchers.base import Launcher, LaunchSpec
-
-LOOPBACK = "127.0.0.1"
-LIMIT_S = 5.0
+from launchers.joining import require_loopback
 
 
 @dataclass(frozen=True)
@@ -25,14 +21,7 @@ class TorchrunLauncher(Launcher):
 
     def before_start(self) -> None:
         """Raises a ValueError where workers of this host would wait for each other in vain."""
-        try:
-            with closing(socket.create_server((LOOPBACK, 0))) as server:
-                socket.create_connection(server.getsockname(), timeout=LIMIT_S).close()
-        except OSError as error:
-            raise ValueError(
-                f"workers of this host meet at {LOOPBACK}, which cannot be used: {error.strerror or error}; "
-                "bring up loopback (`ip link set lo up`), or allow connections to it"
-            ) from error
+        require_loopback()
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
         """The command line that starts the workers."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.base import LaunchSpec
-from launchers.joining import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE
+from launchers.joining import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE, MEETING_TOKEN_VARIABLE
 from launchers.sbatch import SIGNAL_S
 from launchers.slurm_srun import SlurmSrun
 from launchers.slurm_steps import SlurmLauncher, nodes_for
@@ -196,6 +196,7 @@ def _setup(options: JobOptions) -> str:
         "export MASTER_ADDR=\"${hosts%%$'\\n'*}\"",
         f'export MASTER_PORT="$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"',
         f"export {JOIN_TIMEOUT_VARIABLE}={options.join_timeout_s}",
+        f'export {MEETING_TOKEN_VARIABLE}="$(od -An -N16 -tx8 /dev/urandom | tr -d " ")"',
         "# For steps of your own: srun does not take it over from the job.",
         'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
     ]

@@ -61,6 +61,11 @@ class ZygoteError(RuntimeError):
     """The zygote cannot start, or refuses to fork; with what it printed."""
 
 
+def killed_text(what: str, pid: int, number: int) -> str:
+    """`the zygote (pid 12) was ended by SIGKILL`."""
+    return f"{what} (pid {pid}) was ended by {signal.Signals(number).name}"
+
+
 class ForkedLaunch:
     """A launch whose workers were forked; behaves as the `subprocess.Popen` of a launcher's process.
 
@@ -69,6 +74,7 @@ class ForkedLaunch:
         rank_pids: of the ranks, in their order; empty until they are all forked.
         rank_codes: rank -> exit code, of those that have ended; negative: the signal.
         returncode: None while it runs; then that of the rank that failed first, or 0.
+        killed: what was killed that is no rank, and by which signal; None: nothing.
     """
 
     def __init__(self, zygote: Zygote, pid: int) -> None:
@@ -77,6 +83,7 @@ class ForkedLaunch:
         self.rank_pids: list[int] = []
         self.rank_codes: dict[int, int] = {}
         self.returncode: int | None = None
+        self.killed: str | None = None
 
     def poll(self) -> int | None:
         """The exit code, once nothing of the launch is left; None before."""
@@ -100,8 +107,11 @@ class ForkedLaunch:
                 self.rank_pids = report["ranks"]
             elif "rank" in report:
                 self.rank_codes[report["rank"]] = report["code"]
+            elif "leader_killed" in report:
+                self.killed = killed_text("the leader of the launch", self.pid, report["leader_killed"])
             elif "ended" in report:
                 self.returncode = report["ended"]
+                self.killed = self._zygote.killed or self.killed
         return self.returncode
 
 
@@ -137,6 +147,16 @@ class Zygote:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def killed(self) -> str | None:
+        """That a signal has ended it, in words; None: none has."""
+        if not self._is_over:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if (code := self._process.wait(processes.GRACE_S)) < 0:
+                return killed_text("the zygote that forks the workers", self.pid, -code)
+        return None
 
     @property
     def is_alive(self) -> bool:

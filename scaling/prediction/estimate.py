@@ -48,7 +48,7 @@ class PredictedValue:
     @property
     def sd(self) -> float:
         """Standard deviation."""
-        return math.sqrt(sum(change**2 for change in self.changes.values()))
+        return math.hypot(*self.changes.values())
 
     @property
     def relative_sd(self) -> float:

@@ -6,6 +6,8 @@ what one rank finds, the store tells all.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import platform
@@ -22,6 +24,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its list of names
 from torch.distributed.distributed_c10d import PrefixStore
 
+from launchers.joining import MEETING_TOKEN_VARIABLE
 from launchers.rank_info import RankInfo
 from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S
 from launchers.watch.present import Present
@@ -35,6 +38,7 @@ RETRY_S = 0.05
 PIDS = "pids"
 TROUBLE = "trouble"
 PREFIX = "scaling-meeting"
+SIGNATURE_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class RankPlace:
         processes: host and process numbers: containers of one host have their own, and maybe one name.
         pid: of its process.
         page: the descriptor of its heartbeat there; -1: it has none.
-        meeting: of watchers, where rank 0 offers one: host, port and token.
+        meeting: of watchers, where rank 0 offers one: host, port, and a token where the launch has none.
     """
 
     processes: str
@@ -58,6 +62,46 @@ def here() -> str:
     """`RankPlace.processes` of this process."""
     namespace = os.readlink("/proc/self/ns/pid") if sys.platform == "linux" else ""
     return f"{platform.node()} {namespace}"
+
+
+class Signed:
+    """What ranks tell each other at a store that others of the host can reach too: signed with the launch's
+    token, and under a name that the token gives.
+
+    Args:
+        store: at which they meet.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = PrefixStore(f"{PREFIX}-{_signature(PREFIX)}", store)
+
+    def check(self, names: list[str]) -> bool:
+        """Whether something is there under all names."""
+        return bool(self._store.check(names))
+
+    def set(self, name: str, text: str) -> None:
+        """Puts it there."""
+        self._store.set(name, _signature(f"{name} {text}") + text)
+
+    def get(self, name: str) -> str:
+        """What is there.
+
+        Raises:
+            LaunchError: it is of somebody else.
+        """
+        said: str = self._store.get(name).decode(errors="replace")
+        signature, text = said[:SIGNATURE_LENGTH], said[SIGNATURE_LENGTH:]
+        if not hmac.compare_digest(signature.encode(), _signature(f"{name} {text}").encode()):
+            raise LaunchError(
+                f"where the ranks meet, {name!r} was written by somebody else: another user of this host or "
+                f"network, or a rank with another {MEETING_TOKEN_VARIABLE}"
+            )
+        return text
+
+
+def _signature(text: str) -> str:
+    token = os.environ.get(MEETING_TOKEN_VARIABLE, "")
+    return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 class Waiting:
@@ -99,7 +143,7 @@ class Waiting:
         Raises:
             LaunchError: one has left, is stopped, or has not come in time.
         """
-        shared = PrefixStore(PREFIX, store)
+        shared = Signed(store)
         shared.set(str(self._info.rank), json.dumps(asdict(place)))
         names = [str(rank) for rank in range(self._info.world_size)]
         while not shared.check(names):
@@ -121,7 +165,7 @@ class Waiting:
         self._looked_s = now_s
         if shared is not None:
             if shared.check([TROUBLE]):
-                raise LaunchError(shared.get(TROUBLE).decode())
+                raise LaunchError(shared.get(TROUBLE))
             self._know_ranks(shared)
         self._present.look()
         self._find_trouble(shared, min(DEFAULT_STALL_TIMEOUT_S, self._limit_s))
@@ -182,10 +226,10 @@ def require_here(host: str, port: int) -> None:
 
 def say_pids(store: Any, pids: Sequence[int]) -> None:
     """Tells the ranks, by whom they were forked, which processes they are."""
-    PrefixStore(PREFIX, store).set(PIDS, json.dumps(list(pids)))
+    Signed(store).set(PIDS, json.dumps(list(pids)))
 
 
-def _place(document: bytes) -> RankPlace:
+def _place(document: str) -> RankPlace:
     values = json.loads(document)
     meeting = values.pop("meeting")
     return RankPlace(**values, meeting=None if meeting is None else (meeting[0], meeting[1], meeting[2]))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from launchers.joining import MEETING_TOKEN_VARIABLE
 from launchers.rank_info import RankInfo
 from launchers.watch.heartbeat import SILENT, Heartbeat, SharedHeartbeat
 from launchers.watch.peers import Meeting, open_meeting
@@ -36,7 +37,7 @@ class Watched:
         meeting = None
         if info.rank == 0 and info.world_size > info.local_world_size and page >= 0:
             self._listener, offered = open_meeting(reachable_address(os.environ))
-            meeting = (offered.host, offered.port, offered.token)
+            meeting = (offered.host, offered.port, "" if _token() else offered.token)
         return RankPlace(here(), os.getpid(), page, meeting)
 
     def begin(self, places: Sequence[RankPlace], rank: int) -> None:
@@ -50,7 +51,7 @@ class Watched:
         if rank == min(local) and self.heartbeat is not SILENT:
             offered = places[0].meeting
             has_others = offered is not None and len(local) < len(places)
-            meeting = Meeting(*offered) if offered is not None and has_others else None
+            meeting = Meeting(*offered[:2], _token() or offered[2]) if offered and has_others else None
             self._watcher = start_watcher(local, len(places), meeting, self._listener if meeting else None)
         if self._listener is not None:
             self._listener.close()
@@ -60,3 +61,8 @@ class Watched:
         self.heartbeat.leave()
         if self._watcher is not None:
             end_watcher(self._watcher)
+
+
+def _token() -> str:
+    """That of the launch, which is never said where others could read it; "" where the launcher set none."""
+    return os.environ.get(MEETING_TOKEN_VARIABLE, "")

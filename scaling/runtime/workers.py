@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import errno
 import gc
+import ipaddress
 import json
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its list of names
 from torch.distributed.distributed_c10d import PrefixStore
 
-from launchers.joining import join_timeout_s
+from launchers.joining import LOOPBACK, join_timeout_s, require_loopback
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup
@@ -35,7 +37,6 @@ from scaling.store.failures import DEVICE_LOST
 
 T = TypeVar("T")
 
-LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A rank may wait this long for another inside a cell, as at the end of a control arm's iterations."""
@@ -306,9 +307,14 @@ def _store(info: RankInfo, port: int, limit_s: float, address: str) -> Any:
 
     Where the ranks meet at a loopback address it listens there alone, else on all interfaces.
     """
-    listener = socket.create_server((LOOPBACK, port)) if address in (LOOPBACK, "localhost") else None
+    require_loopback()  # of the store's own connection
+    listener, host = None, LOOPBACK
+    if address == "localhost" or _is_loopback(address):
+        host = LOOPBACK if address == "localhost" else address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
     return TCPStore(
-        LOOPBACK,
+        host,
         port if listener is None else listener.getsockname()[1],
         info.world_size,
         True,
@@ -316,3 +322,9 @@ def _store(info: RankInfo, port: int, limit_s: float, address: str) -> Any:
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
+
+
+def _is_loopback(address: str) -> bool:
+    with suppress(ValueError):  # a name
+        return ipaddress.ip_address(address).is_loopback
+    return False

@@ -74,6 +74,8 @@ def _serve(request: Mapping[str, Any], reports: int) -> None:
         while True:
             os.waitpid(-leader, 0)
     _reap_watchers()
+    if os.WIFSIGNALED(status):
+        _report(reports, leader_killed=os.WTERMSIG(status))
     _report(reports, ended=os.waitstatus_to_exitcode(status))
 
 
@@ -127,6 +129,7 @@ def _lead(request: Mapping[str, Any], reports: int) -> NoReturn:
         code = _wait(ranks, reports)
         del store
     except _EndedError:
+        _report(reports, leader_killed=signal.SIGTERM)
         code = 128 + signal.SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end(ranks, reports)

@@ -375,7 +375,7 @@ class ResultsFolder:
             yield
 
     def is_locked(self, part: str = "") -> bool:
-        """Whether somebody on this host holds `part` alone, as `lock` names it, or that cannot be known."""
+        """Whether somebody on this host holds `part` alone, as `lock` names it."""
         return is_held(self.path / f".lock{part}")
 
     def _run_file(self, cell_id: str, repeat: int) -> Path:

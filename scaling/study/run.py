@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import BinaryIO, Protocol
 
 from launchers import processes
 from launchers.base import LaunchSpec
+from launchers.joining import MEETING_TOKEN_VARIABLE
 from launchers.watch.judgement import verdict
 from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
-from launchers.zygote import ForkedLaunch, ZygoteError, Zygotes
+from launchers.zygote import ForkedLaunch, ZygoteError, Zygotes, killed_text
 from scaling.errors import DiskFullError, LaunchError
 from scaling.files.redaction import redacted
 from scaling.import_path import safe_path
@@ -121,18 +123,20 @@ class StudyRun:
         log = folder.next_log_path()
         with alone_on_this_host(folder, scope, self.progress):
             try:
-                code, rank_codes = _start_and_watch(launch, self, log)
+                code, rank_codes, killed = _start_and_watch(launch, self, log)
             finally:
                 redact_file(log)
-        lines = verdict(log.read_text(encoding="utf-8", errors="replace"), rank_codes)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        lines = [killed] if killed else verdict(text, rank_codes)
         why = lines[0] if lines else f"launch ended with exit code {code}"
         _require_room(folder, scope, log, code)
         died = _reset_left_over(folder, scope, died=f"{why}, see {log}")
         if died:
-            self.progress.say("\n".join([f"a worker died in its cell: {why}, see {log}", *lines[1:]]))
+            what = "a run was cut off" if killed else "a worker died in its cell"
+            self.progress.say("\n".join([f"{what}: {why}, see {log}", *lines[1:]]))
         if _num_over(folder, scope) > before or died:
             return
-        reason = scope.launcher.why_not_started(log.read_text(encoding="utf-8", errors="replace"))
+        reason = scope.launcher.why_not_started(text)
         if reason is not None:
             raise LaunchError(f"{reason} (exit code {code} of the launch, see {log})")
         self._not_begun(launch, code, log)
@@ -231,8 +235,9 @@ def _reset_left_over(folder: ResultsFolder, scope: Scope, died: str | None = Non
     return len(running)
 
 
-def _start_and_watch(launch: Launch, run: StudyRun, log: Path) -> tuple[int, dict[int, int]]:
-    """Runs one launch to its end; returns its exit code, and those of ranks where the launcher tells them."""
+def _start_and_watch(launch: Launch, run: StudyRun, log: Path) -> tuple[int, dict[int, int], str | None]:
+    """Runs one launch to its end; returns its exit code, those of ranks where the launcher tells them, and
+    what was killed that is no rank."""
     with log.open("wb") as file, _ended_on_signals():
         process = _start(launch, run, file)
         try:
@@ -249,7 +254,9 @@ def _start_and_watch(launch: Launch, run: StudyRun, log: Path) -> tuple[int, dic
                 _reset_left_over(run.folder, run.scope)
             raise
     _tell(run.folder, launch, run.progress)
-    return code, process.rank_codes if isinstance(process, ForkedLaunch) else {}
+    if isinstance(process, ForkedLaunch):
+        return code, process.rank_codes, process.killed
+    return code, {}, killed_text("the launcher", process.pid, -code) if code < 0 else None
 
 
 def _code_within(limit_s: float, process: processes.Running) -> int | None:
@@ -265,7 +272,7 @@ def _start(launch: Launch, run: StudyRun, log: BinaryIO) -> processes.Running:
     size, launcher, environment = launch.settings.world_size, run.scope.launcher, run.environment
     arguments = [*run.command.arguments(), f"--world-size={size}"]
     spec = LaunchSpec(size, launch.settings.threads, WORKER, arguments)
-    started = {**launch_started(), COMMAND_VARIABLE: run.began}
+    started = {**launch_started(), COMMAND_VARIABLE: run.began, MEETING_TOKEN_VARIABLE: token_hex(16)}
     if run.command.stall_timeout_s is not None:
         started |= hand_over(launch, run.command.stall_timeout_s)
     try:

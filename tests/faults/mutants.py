@@ -7,6 +7,7 @@ MOST_CALLS calls, print no control character, and, where it refuses the file, sa
 it.
 
     python -m tests.faults.mutants --mutants 5000 --seed 7
+    python -m tests.faults.mutants --mutants 100000 --seed 7 --minutes 60
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -56,12 +58,13 @@ class HangsError(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: exit code, texts, calls, and the traceback of an error that is none of ours."""
+    """How a command ended: exit code, texts, calls, CPU seconds, and the traceback of no error of ours."""
 
     code: int | None
     out: str
     err: str
     num_calls: int
+    cpu_s: float
     traceback: str = ""
 
 
@@ -73,7 +76,7 @@ def run(words: Sequence[object]) -> Ended:
     argv, sys.argv = sys.argv, ["scaling", *map(str, words)]
     before = signal.signal(signal.SIGALRM, _hang)
     signal.alarm(int(LIMIT_S))
-    calls = Calls()
+    calls, began_s = Calls(), time.process_time()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), counted(calls):
             main()
@@ -85,7 +88,7 @@ def run(words: Sequence[object]) -> Ended:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
         sys.argv = argv
-    return Ended(code, out.getvalue(), err.getvalue(), calls.number, found)
+    return Ended(code, out.getvalue(), err.getvalue(), calls.number, time.process_time() - began_s, found)
 
 
 def _hang(*_: object) -> None:
@@ -135,11 +138,13 @@ class Tried:
         counts: (kind of input, whether it was refused) -> mutants.
         failures: complaint -> the first mutants of it: seed, base, damage and command.
         most_calls: of a command.
+        most_cpu_s: of a command, and which that was.
     """
 
     counts: Counter[tuple[str, bool]] = field(default_factory=Counter)
     failures: dict[str, list[str]] = field(default_factory=dict)
     most_calls: int = 0
+    most_cpu_s: tuple[float, str] = (0.0, "")
 
     @property
     def num_mutants(self) -> int:
@@ -152,6 +157,7 @@ def try_mutants(
     place: Path,
     bases: Sequence[Base] = BASES,
     told: Callable[[str], None] | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Tried:
     """Makes mutants and runs a command on each.
 
@@ -161,12 +167,15 @@ def try_mutants(
         place: an empty folder.
         bases: taken in turn.
         told: gets each failure as it is found.
+        is_over: whether no further one is begun.
     """
     tried = Tried()
     for base in bases:
         (place / base.name).mkdir(parents=True)
         base.fill(place / base.name)
     for k in range(number):
+        if is_over():
+            break
         base, draw = bases[k % len(bases)], random.Random(f"{seed}/{k}")
         folder = place / MUTANT
         shutil.copytree(place / base.name, folder, symlinks=True)
@@ -175,9 +184,10 @@ def try_mutants(
         ended = run(words)
         tried.counts[base.name, ended.code == 2] += 1
         tried.most_calls = max(tried.most_calls, ended.num_calls)
+        mutant = f"seed {seed}/{k}: {name}: {done}; {' '.join(map(str, words))}"
+        tried.most_cpu_s = max(tried.most_cpu_s, (ended.cpu_s, mutant))
         problem = complaint(words, ended, folder)
         if problem is not None:
-            mutant = f"seed {seed}/{k}: {name}: {done}; {' '.join(map(str, words))}"
             tried.failures.setdefault(problem, []).append(mutant)
             if told is not None:
                 told(f"{problem}\n    {mutant[:400]}")
@@ -190,16 +200,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mutants", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="no further one is begun after that")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    end_s = time.monotonic() + 60 * options.minutes
     bases = [base for base in [*BASES, *LARGE, *REPORTS] if options.only in base.name]
     tell = functools.partial(print, flush=True)
     with tempfile.TemporaryDirectory() as place:
-        tried = try_mutants(options.seed, options.mutants, Path(place), bases, tell)
+        tried = try_mutants(
+            options.seed, options.mutants, Path(place), bases, tell, lambda: time.monotonic() > end_s
+        )
     for problem, mutants in sorted(tried.failures.items(), key=lambda item: -len(item[1])):
         print(f"{len(mutants):4} {problem}\n       {mutants[0][:400]}")
     refused = sum(count for (_, is_refused), count in tried.counts.items() if is_refused)
     print(f"{tried.num_mutants} mutants, {refused} refused, at most {tried.most_calls} calls, "
+          f"{tried.most_cpu_s[0]:.1f} CPU seconds ({tried.most_cpu_s[1][:200]}), "
           f"{sum(map(len, tried.failures.values()))} wrong in {len(tried.failures)} ways")  # fmt: skip
     print(
         json.dumps(

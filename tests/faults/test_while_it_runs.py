@@ -226,6 +226,29 @@ def test_ctrl_c_twice(scaling, draw, found):
     )
 
 
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_process_that_forks_the_ranks_is_killed(scaling, draw, found):
+    scaling.study.write_text(yaml.safe_dump(study_of(iterations=10**6)))
+    process = scaling.start()
+    leader = parent_of(scaling.wait_for_worker())
+    name, pid = draw.choice([("leader of the launch", leader), ("zygote", parent_of(leader))])
+    os.kill(pid, signal.SIGKILL)
+    said = []
+    while "a run was cut off" not in (line := process.stderr.readline()):
+        assert line, "".join(said)
+        said.append(line)
+    process.send_signal(signal.SIGINT)
+    ended(process)
+    assert line.startswith(f"a run was cut off: the {name}")
+    assert f"(pid {pid}) was ended by SIGKILL, see " in line
+    assert not [one for one in said if "left first" in one], "no rank is blamed"
+    found("a run was cut off: the leader of the launch, or the zygote that forks the workers, (pid N) was "
+          "ended by SIGKILL", "nothing: the run is tried once more")  # fmt: skip
+
+
 def test_disk_that_is_full(tmp_path, draw, found, need):
     small = tmp_path / "small"
     small.mkdir()

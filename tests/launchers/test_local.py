@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from launchers import local
+from launchers import joining
 from launchers.base import LaunchSpec
 from launchers.local import LocalLauncher, TorchrunLauncher
 from launchers.rank_info import RankInfo
@@ -71,6 +71,6 @@ def test_host_without_loopback_is_said_before_workers_wait_for_each_other(monkey
     def unreachable(*_, **__):
         raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
-    monkeypatch.setattr(local.socket, step, unreachable)
+    monkeypatch.setattr(joining.socket, step, unreachable)
     with pytest.raises(ValueError, match=r"127\.0\.0\.1, which cannot be used: Network is unreachable"):
         launcher.before_start()

@@ -122,6 +122,7 @@ def test_rank_that_fails_ends_the_launch_with_its_code(launch, tmp_path, what, c
     running = launch(what)
     assert running.wait(LIMIT_S) == code
     # The other rank is told to end, and killed where a loaded machine does not let it hear in time.
+    assert running.killed is None
     assert running.rank_codes[0] in (-signal.SIGTERM, -signal.SIGKILL)
     assert running.rank_codes[1] == (-signal.SIGKILL if what == "dies" else code)
     log = (tmp_path / "log").read_text()
@@ -139,15 +140,17 @@ def test_launch_is_ended_on_request_even_where_ranks_do_not_hear_it(launch, monk
     assert running.returncode is not None
 
 
-def test_killed_leader_leaves_no_rank_and_the_zygote_goes_on(launch):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_leader_is_named_leaves_no_rank_and_the_zygote_goes_on(launch, number):
     running = launch("waits")
     ranks_of(running)
-    os.kill(running.pid, signal.SIGKILL)
-    assert running.wait(LIMIT_S) == -signal.SIGKILL
+    os.kill(running.pid, number)
+    assert running.wait(LIMIT_S) == (-number if number == signal.SIGKILL else 128 + number)
+    assert running.killed == f"the leader of the launch (pid {running.pid}) was ended by {number.name}"
     assert launch("facts").wait(LIMIT_S) == 0
 
 
-def test_killed_zygote_ends_its_launch_and_is_replaced(tmp_path):
+def test_killed_zygote_is_named_ends_its_launch_and_is_replaced(tmp_path):
     zygotes = Zygotes([MODULE])
     zygotes.begin(2)  # both import at once
     try:
@@ -155,6 +158,8 @@ def test_killed_zygote_ends_its_launch_and_is_replaced(tmp_path):
         ranks = ranks_of(running)
         os.kill(running._zygote.pid, signal.SIGKILL)
         assert running.wait(LIMIT_S) != 0
+        assert f"(pid {running._zygote.pid}) was ended by SIGKILL" in running.killed
+        assert "the zygote" in running.killed
         assert not still_there(lambda: [pid for pid in (running.pid, *ranks) if is_running(pid)])
         spec = LaunchSpec(2, 1, MODULE, ["facts", str(tmp_path)])
         assert zygotes.launch(0, spec, os.environ, tmp_path / "log").wait(LIMIT_S) == 0

@@ -8,7 +8,8 @@ from launchers.rank_info import RankInfo
 from scaling.runtime import workers
 
 LISTENS = "0A"
-OF_LOOPBACK = "0100007F"
+OF_LOOPBACK = {"::1": "0" * 24 + "01000000", "127.0.0.2": "0200007F"}
+OF_HOST = ("192.0.2.7", "some-host")
 
 
 def listening(port):
@@ -20,10 +21,10 @@ def listening(port):
     return [address for address, number, state in sockets if state == LISTENS and int(number, 16) == port]
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "192.0.2.7"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.0.0.2", "::1", "192.0.2.7", "some-host"])
 def test_ranks_that_meet_on_loopback_are_reached_from_this_host_alone(address):
     info = RankInfo.from_env({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
     store = workers._store(info, 0, 5.0, address)
-    assert (listening(store.port) == [OF_LOOPBACK]) == (address != "192.0.2.7")
+    assert (listening(store.port) == [OF_LOOPBACK.get(address, "0100007F")]) == (address not in OF_HOST)
     store.set("key", "value")
     assert store.get("key") == b"value"

@@ -1,5 +1,6 @@
 """The results folder: nothing is lost, nothing is half written, and what is damaged is named."""
 
+import errno
 import gzip
 import json
 import math
@@ -417,6 +418,15 @@ class TestRequire:
             folder.path.chmod(0o755)
 
 
+def refusing(error: int = errno.ENOLCK):
+    """A flock of a file system without locks."""
+
+    def flock(*_):
+        raise OSError(error, os.strerror(error))
+
+    return flock
+
+
 class TestLock:
     def test_second_holder_is_refused_until_the_first_lets_go(self, folder):
         with folder.lock():
@@ -442,6 +452,31 @@ class TestLock:
         os.mkfifo(folder.path / ".lock")
         with pytest.raises(StoreError, match=r"\.lock: cannot be written"):
             folder.lock().__enter__()
+        assert not folder.is_locked()
+
+    @pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+    def test_file_system_that_refuses_locks_has_a_holder_by_its_process(self, folder, monkeypatch, error):
+        monkeypatch.setattr("fcntl.flock", refusing(error))
+        with folder.lock():
+            assert folder.is_locked()
+            with pytest.raises(StoreError, match="works in"):
+                ResultsFolder(folder.path).lock().__enter__()
+        assert not folder.is_locked()
+        with folder.lock(shared=True), folder.lock(shared=True):
+            assert not folder.is_locked()
+
+    def test_process_that_was_killed_holds_nothing_where_locks_are_refused(self, folder, monkeypatch):
+        monkeypatch.setattr("fcntl.flock", refusing())
+        lock = folder.lock()
+        lock.__enter__()
+        named = (folder.path / ".lock").read_text()
+        host, pid, began = named.split()
+        for other in (f"{host} {pid} {int(began) + 1}", f"{host} 4194305 1", f"elsewhere {pid} {began}", "x"):
+            (folder.path / ".lock").write_text(other)
+            assert not folder.is_locked(), other
+        (folder.path / ".lock").write_text(named)
+        assert folder.is_locked()
+        lock.__exit__(None, None, None)
         assert not folder.is_locked()
 
     def test_lock_is_let_go_after_an_error(self, folder):
