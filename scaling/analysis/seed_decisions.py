@@ -18,6 +18,9 @@ from scaling.analysis.grouping import by_key
 WORSE_LEVEL, BETTER_LEVEL = 0.035, 0.003
 """Chances to call a lossy combination of a recipe worse, or better, where none is."""
 
+MORE_OF_FEW, FEW_DEGREES = 0.008, (1.9, 3.0)
+"""Added to WORSE_LEVEL where exact combinations have so few degrees: Welch's t is then too careful."""
+
 EXACT_LEVEL = 0.005
 """The chance to call an exact one either."""
 
@@ -140,6 +143,8 @@ def _of_lossy(
     lossy: Mapping[int, Combination], exact: Sequence[Combination], noise: Noise
 ) -> dict[int, Decision]:
     variances, tests = _lossy_variances(list(lossy.values()), noise), []
+    is_of_few = FEW_DEGREES[0] < noise.degrees < FEW_DEGREES[1] and any(one.degrees for one in lossy.values())
+    worse_level = WORSE_LEVEL + MORE_OF_FEW * is_of_few
     for (place, one), (variance, own_degrees) in zip(lossy.items(), variances, strict=True):
         same_size = [other for other in exact if other.world_size == one.world_size]
         has_several = len({seed for other in same_size for seed in other.scores}) > 1
@@ -150,7 +155,7 @@ def _of_lossy(
         else:  # Both parts are the exact ones' variance.
             degrees = min(UNKNOWN_DEGREES, noise.degrees)
         difference, error = one.mean - middle, math.sqrt(own + of_middle)
-        level = WORSE_LEVEL if difference < 0 else BETTER_LEVEL
+        level = worse_level if difference < 0 else BETTER_LEVEL
         chance = float(_special().stdtr(degrees, -abs(difference) / error))
         tests.append((chance / level, place, difference, error, degrees, level))
     decisions, remaining, is_open = {}, len(tests), True
