@@ -50,8 +50,9 @@ def history(
     from scaling.analysis.history import watch
     from scaling.report.history import markdown as as_markdown
     from scaling.report.history import page, sentences
-    from scaling.store.files import locked, write_whole
+    from scaling.store.files import write_whole
     from scaling.store.history import HistoryFolder
+    from scaling.store.locks import locked
 
     folder = HistoryFolder(directory)
     directory.mkdir(parents=True, exist_ok=True)

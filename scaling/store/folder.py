@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,7 @@ from scaling.store.contents import (
 )
 from scaling.store.failures import FAILURE_KIND
 from scaling.store.files import (
-    as_json,
     inside,
-    is_held,
-    locked,
     run_folders,
     same_folder,
     sample_files,
@@ -49,16 +46,20 @@ from scaling.store.files import (
     write_whole,
     writing,
 )
+from scaling.store.locks import is_held, locked
 from scaling.store.records import (
     MAX_DEATHS,
     SCHEMA_VERSION,
     RunRecord,
     now,
     planned_in_place,
+    problem_of,
     read_run,
     record_from,
 )
-from scaling.store.run_samples import appender, move_aside, read_samples, shortened
+from scaling.store.run_samples import Appender, appender, move_aside, read_samples, shortened
+from scaling.store.sample_schemas import LINES
+from scaling.store.schemas import RunModel
 from scaling.store.upgrades import upgraded_lines
 
 ROOM_BYTES = 65_536
@@ -140,11 +141,11 @@ class ResultsFolder:
         """Replaces a run's record.
 
         Raises:
-            DiskFullError: there is no space for it; one that was running is planned again, in its own place.
+            StoreError: it could not be read; for want of space a running one is planned again, in its place.
         """
         path = self._run_file_to_write(record.cell_id, record.repeat)
         try:
-            write_whole(path, as_json(asdict(record)))
+            write_checked(path, RunModel, asdict(record))
         except DiskFullError:
             if not (planned_in_place(path, record.deaths) and record.state == "planned"):
                 raise
@@ -192,11 +193,14 @@ class ResultsFolder:
         self.write_run(record)
 
     def finish_run(self, record: RunRecord, summary: Mapping[str, Any], notes: Iterable[str] = ()) -> None:
-        """Marks a run as done."""
+        """Marks a run as done; as failed where its facts could not be read again."""
         record.state, record.summary = "done", dict(summary)
         record.notes = [shortened(note) for note in notes]
         record.launch["finished_at"] = now()
-        self.write_run(record)
+        if problem := problem_of(record):
+            self.fail_run(record, problem)
+        else:
+            self.write_run(record)
 
     def fail_run(self, record: RunRecord, reason: str, kind: str | None = None) -> None:
         """Marks a run as failed, with its reason for people and, where it is known, its kind."""
@@ -216,11 +220,10 @@ class ResultsFolder:
         self.write_run(record)
 
     # -- samples ---------------------------------------------------------------------------------------------
-    def sample_writer(
-        self, cell_id: str, repeat: int, rank: int
-    ) -> Callable[[Iterable[Mapping[str, Any]]], None]:
-        """A function that appends a rank's samples as JSON lines to a started run; NaN becomes null."""
-        return appender(self._run_file_to_write(cell_id, repeat).parent / f"rank{rank}.jsonl")
+    def sample_writer(self, cell_id: str, repeat: int, rank: int, kind: str | None = None) -> Appender:
+        """Appends a rank's samples as JSON lines to a started run, if they can be read as that kind's."""
+        path = self._run_file_to_write(cell_id, repeat).parent / f"rank{rank}.jsonl"
+        return appender(path, LINES.get(kind or ""))
 
     def samples(self, cell_id: str, repeat: int, *, unfinished: bool = False) -> list[list[dict[str, Any]]]:
         """The samples of a run: [rank][line].
@@ -304,13 +307,11 @@ class ResultsFolder:
 
     def next_log_path(self) -> Path:
         """A new file for what the workers of a launch print."""
-        folder = self.launches()
-        return folder / f"{take_number(folder, '.log'):03d}.log"
+        return self.launches() / f"{take_number(self.launches(), '.log'):03d}.log"
 
     def launches(self) -> Path:
         """The folder of what launches leave behind, which is made: libraries may write there too."""
-        folder = self._inside("launches/log").parent
-        with writing(folder):
+        with writing(folder := self._inside("launches/log").parent):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -328,7 +329,7 @@ class ResultsFolder:
 
     def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
-        rows = [dict(prediction) for prediction in predictions]
+        rows = list(map(dict, predictions))
         content = {"schema_version": SCHEMA_VERSION, "simulated": True, "predictions": rows}
         return write_checked(self._inside("predictions.json"), PredictionsModel, content)
 
@@ -356,23 +357,19 @@ class ResultsFolder:
         """
         return read_launch_times(self.path, prefix)
 
-    @contextmanager
-    def lock(self, part: str = "", *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+    def lock(
+        self, part: str = "", *, shared: bool = False, wait: bool = False
+    ) -> AbstractContextManager[None]:
         """Keeps others away from the folder.
 
         `scaling run` holds it alone; launches started by hand share it, and each holds its world size's part.
 
         Args:
             part: what of the folder, as a suffix; "" is the whole.
-            shared: with others that share it.
-            wait: until it is free.
-
-        Raises:
-            StoreError: somebody else holds it.
+            shared, wait: see `locked`, which raises a StoreError where somebody else holds it.
         """
         refusal = f"another `scaling run` or launch works in {self.path}; wait for it, or use another --out"
-        with locked(self.path / f".lock{part}", refusal, shared=shared, wait=wait):
-            yield
+        return locked(self.path / f".lock{part}", refusal, shared=shared, wait=wait)
 
     def is_locked(self, part: str = "") -> bool:
         """Whether somebody on this host holds `part` alone, as `lock` names it."""
@@ -393,8 +390,9 @@ class ResultsFolder:
         return inside(self.path, name)
 
     def _has_run(self, cell_id: str, repeat: int) -> bool:
-        archive = self._archive()
-        return (cell_id, repeat) in archive.records if archive else self._run_file(cell_id, repeat).exists()
+        if archive := self._archive():
+            return (cell_id, repeat) in archive.records
+        return self._run_file(cell_id, repeat).exists()
 
     def _write(self, name: str, text: str) -> Path:
         return write_whole(self._inside(name), text.encode())

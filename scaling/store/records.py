@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -101,6 +102,17 @@ def checked(text: str, where: object, mend: str = MEND, *, numbered: bool = Fals
 def record_from(values: dict[str, Any]) -> RunRecord:
     """A record of what `checked` gave."""
     return RunRecord(**upgraded(values, values["schema_version"]))
+
+
+def problem_of(record: RunRecord) -> str | None:
+    """Why a record could not be read again once it is written; None where it could."""
+    try:
+        validate(
+            RunModel, json.loads(as_json(asdict(record))), "what was to be recorded", "please report this"
+        )
+    except StoreError as error:
+        return str(error)
+    return None
 
 
 def planned_in_place(path: Path, deaths: int) -> bool:

@@ -20,6 +20,7 @@ from scaling.store.files import (
     storable,
     writing,
 )
+from scaling.store.sample_schemas import validate_lines
 
 MAX_TEXT = 4096
 """Characters of an error or a note that a record keeps."""
@@ -33,12 +34,17 @@ def shortened(text: str) -> str:
     return f"{text[:MAX_TEXT]} [{len(text) - MAX_TEXT} more characters are in the log: launches/*.log]"
 
 
-def appender(path: Path) -> Callable[[Iterable[Mapping[str, Any]]], None]:
-    """A function that appends samples to a file; NaN and infinity become null."""
+Appender = Callable[[Iterable[Mapping[str, Any]]], None]
+
+
+def appender(path: Path, line: Any = None) -> Appender:
+    """A function that appends samples to a file; NaN and infinity become null. `line`: what is checked."""
 
     def append(rows: Iterable[Mapping[str, Any]]) -> None:
-        lines = [json.dumps(storable(row), allow_nan=False) + "\n" for row in rows]
-        append_whole(path, "".join(lines).encode())
+        values = [storable(row) for row in rows]
+        if line is not None:
+            validate_lines(line, values, f"what was to be written to {path}")
+        append_whole(path, "".join(json.dumps(one, allow_nan=False) + "\n" for one in values).encode())
 
     return append
 

@@ -144,6 +144,9 @@ class DeviceLineModel(OpenModel):
 TRAINED_LINES = {"iteration": IterationLine, "attached": IterationLine, "convergence": ConvergenceLine}
 """Kind of cells that train -> a line of its samples."""
 
+LINES: dict[str, Any] = {**TRAINED_LINES, "transfer": TransferLineModel, "device": DeviceLineModel}
+"""The same of all built-in kinds."""
+
 
 @cache
 def _lines_of(model: Any) -> TypeAdapter[Any]:

@@ -51,7 +51,10 @@ def test_changes_that_concern_a_run_are_those_it_was_not_measured_with(run, expe
 
 
 def test_runs_record_the_changes_that_they_are_measured_with(tmp_path):
-    folder, run = ResultsFolder(tmp_path), RunRecord("abc", 0, {"aggregator": "ring"})
+    folder, run = (
+        ResultsFolder(tmp_path),
+        RunRecord("abc", 0, {"kind": "own", "device": "cpu", "world_size": 2}),
+    )
     folder.start_run(run, {"launcher": "local"})
     launch = json.loads((tmp_path / "runs" / "abc" / "0" / "run.json").read_text())["launch"]
     assert launch["code_changes"] == len(CODE_CHANGES)

@@ -427,6 +427,50 @@ def refusing(error: int = errno.ENOLCK):
     return flock
 
 
+class TestWritersAsReaders:
+    """What could not be read again is not written."""
+
+    def test_run_with_such_a_fact_is_failed_with_its_name(self, folder):
+        record = start(folder)
+        folder.finish_run(record, {"num_parameters": -3})
+        again = folder.run(CELL, 0)
+        assert again.state == "failed"
+        assert again.reason.startswith("what was to be recorded is damaged: summary.num_parameters is -3")
+
+    def test_record_is_refused_and_the_one_before_stays(self, folder):
+        record = start(folder)
+        record.deaths = -1
+        with pytest.raises(StoreError, match=r"was to be written to .*run.json is damaged: deaths is -1"):
+            folder.write_run(record)
+        assert folder.run(CELL, 0).state == "running"
+
+    @pytest.mark.parametrize(
+        ("kind", "good", "bad", "said"),
+        [
+            (
+                "iteration",
+                {"iteration": 0, "warmup": False, "step_s": 1.0},
+                {"step_s": -1.0},
+                "step_s is -1.0",
+            ),
+            ("convergence", {"epoch": 0, "train_s": 1.0}, {"epoch": -1}, "epoch is -1"),
+            ("device", {"phase": "copy", "seconds": 1.0}, {"seconds": -1.0}, "seconds is -1.0"),
+        ],
+    )
+    def test_samples_are_refused_with_the_line_that_is_wrong(self, folder, kind, good, bad, said):
+        start(folder)
+        write = folder.sample_writer(CELL, 0, 0, kind)
+        write([good])
+        with pytest.raises(StoreError, match=rf"rank0\.jsonl, line 2 is damaged: {said}"):
+            write([good, {**good, **bad}])
+        assert folder.samples(CELL, 0) == [[good]]
+
+    def test_samples_of_a_plug_ins_kind_are_its_own_affair(self, folder):
+        start(folder)
+        folder.sample_writer(CELL, 0, 0, "own")([{"step_s": -1.0}])
+        assert folder.samples(CELL, 0) == [[{"step_s": -1.0}]]
+
+
 class TestLock:
     def test_second_holder_is_refused_until_the_first_lets_go(self, folder):
         with folder.lock():

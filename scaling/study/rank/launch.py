@@ -268,7 +268,7 @@ def _attempt(
             peer_access=peer_access,
             through_host=launch.settings.workers_per_gpu is not None,
         )
-        write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank)
+        write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank, cell.kind)
         saved = folder.checkpoints(cell.id, launch.repeat, workers.info.rank)
         return None, None, runner.run(cell, group, write, saved, is_checked=is_checked)
     except Exception as error:  # noqa: BLE001 (of the cell, which fails by it)
