@@ -35,6 +35,7 @@ PARTS = AGGREGATION | {
     "scaling.store",
     "scaling.runtime",
 }
+DECLARED = frozenset({"scaling.device_studies.declaration", "scaling.device_studies.registry"})
 READING = BOTTOM | {"scaling.cli.options", "scaling.analysis", "scaling.report", "scaling.store"}
 STUDYING = PARTS | {"scaling.cli.options", "scaling.study"}
 
@@ -63,21 +64,25 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.measure.probe.run": AGGREGATION | {"scaling.measure", "launchers"},
     "scaling.measure.probe.worker": AGGREGATION | {"scaling.measure", "scaling.runtime", "launchers"},
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
-    "scaling.device_studies": AGGREGATION | {"scaling.measure", "scaling.workloads"},
+    "scaling.device_studies": AGGREGATION | DECLARED | {"scaling.measure", "scaling.workloads"},
     "scaling.runtime": BOTTOM | {"scaling.process_group", "scaling.store", "launchers"},
     "scaling.analysis": AND_AXES
     | {"scaling.collectives", "scaling.store", "scaling.store.upgrades.plans", "scaling.measure"}
     | {"topologies"},
     "scaling.report": AND_AXES
     | {"scaling.registry", "scaling.analysis", "scaling.store", "scaling.measure"}
-    | {"scaling.aggregator_names", "scaling.collectives", "topologies"},
+    | {"scaling.aggregator_names", "scaling.collectives", "topologies"}
+    | DECLARED,
+    "scaling.device_studies.declaration": frozenset(),
+    "scaling.device_studies.registry": BOTTOM | {"scaling.registry"},
     "scaling.prediction": AND_AXES | {"scaling.collectives", "scaling.bucket", "topologies"},
     "scaling.prediction.attached": AND_AXES | {"scaling.bucket", "scaling.store", "topologies"},
     "scaling.prediction.calibration_data": AND_AXES
     | {"scaling.analysis", "scaling.measure", "scaling.prediction", "scaling.store", "topologies"}
     | {"scaling.prediction.attached"},
     "scaling.study": PARTS
-    | {"scaling.axes", "scaling.device_studies", "scaling.prediction", "scaling.prediction.calibration_data"},
+    | {"scaling.axes", "scaling.device_studies"}
+    | {"scaling.prediction", "scaling.prediction.calibration_data"},
     "scaling.interchange": BOTTOM | {"scaling.collectives"},
     "scaling.doctor": PARTS,
     "scaling.worker": STUDYING,
@@ -89,7 +94,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.predict": STUDYING
     | {"scaling.prediction", "scaling.prediction.attached", "scaling.prediction.calibration_data"}
     | {"scaling.cli.schedule"},
-    "scaling.cli.listing": STUDYING | {"scaling.device_studies"},
+    "scaling.cli.listing": STUDYING | DECLARED | {"scaling.device_studies"},
     "scaling.cli.plan": STUDYING | {"scaling.cli.predict"},
     "scaling.cli.report": READING,
     "scaling.cli.run": STUDYING | READING | {"scaling.cli.report", "scaling.cli.run_against"},

@@ -102,7 +102,8 @@ def experiments() -> list[dict[str, Any]]:
     """All experiments of `kind: device`, with their parameters."""
     import importlib
 
-    from scaling.device_studies.base import EXPERIMENTS, create, parameters_of
+    from scaling.device_studies.base import create, parameters_of
+    from scaling.device_studies.registry import EXPERIMENTS
 
     entries = []
     for name in EXPERIMENTS.targets():

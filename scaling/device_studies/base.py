@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scaling.registry import Registry
+from scaling.device_studies.declaration import Report
+from scaling.device_studies.registry import EXPERIMENTS
 
 if TYPE_CHECKING:
     import torch
@@ -173,9 +174,11 @@ class Experiment(ABC):
 
     Attributes:
         name: as studies write it.
+        report: what it shows and answers; None: a figure, a table and the fastest, as its points tell.
     """
 
     name: ClassVar[str]
+    report: ClassVar[Report | None] = None
 
     @abstractmethod
     def points(self) -> list[Point]:
@@ -214,18 +217,6 @@ class Experiment(ABC):
 def steps(samples: list[float], phase: str = "step") -> Iterator[dict[str, Any]]:
     """Samples of `Budget.samples` as rows of that phase."""
     yield from ({"phase": phase, "seconds": seconds} for seconds in samples)
-
-
-BUILT_IN = {
-    "small-networks": "scaling.device_studies.small_networks:SmallNetworks",
-    "cpu-threads": "scaling.device_studies.cpu_threads:CpuThreads",
-    "batch-sizes": "scaling.device_studies.batch_sizes:BatchSizes",
-    "lstm-fused": "scaling.device_studies.lstm_fused:LstmFused",
-    "surface-regression": "scaling.device_studies.surface_regression:SurfaceRegression",
-    "kernel-choices": "scaling.device_studies.kernel_choices:KernelChoices",
-}
-
-EXPERIMENTS = Registry("experiment", "scaling.experiments", BUILT_IN)
 
 
 def create(name: str, parameters: Mapping[str, Any] | None = None) -> Experiment:

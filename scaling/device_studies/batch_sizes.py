@@ -14,9 +14,35 @@ from pydantic import PositiveInt
 
 from scaling.device_studies.base import Budget, Experiment, Point
 from scaling.device_studies.cpu_threads import SEVEN_NETWORKS
+from scaling.device_studies.declaration import ARMS, Enough, Lines, Panels, Report, Rows, Setting
 
 if TYPE_CHECKING:
     import torch
+
+
+PANELS = (Panels("batch", by=("model",), title="{model}"),)
+REPORT = Report(
+    question="Which mini-batch does a device need?",
+    named=("model", "batch"),
+    figures=(
+        Lines("throughput", "Column samples_per_s.", "throughput of a training step, {arms}", PANELS,
+              label="samples/s", per="samples"),
+        Lines("time", "Column iteration_s. Where a line is flat, a larger batch costs nothing.",
+              "time of a training step, {arms}", PANELS),
+    ),
+    tables=(Rows("a training step over mini-batch sizes", ("model", "batch"), variants=ARMS),),
+    answer=(
+        Enough(
+            "For 90% of the highest throughput measured (in brackets), ", "batch", "model", ratio=1 / 0.9,
+            bracket="{per_s} samples/s", before="For 90% of the highest throughput, ",
+            short="{enough} on the {on}", is_bound=True,
+            ahead="At the best measured batch of each, the time of a sample on the CPU over that on the GPU: "
+            "",
+        ),
+    ),
+    labels={"model": "network"},
+    order={"model": Setting("networks")},
+)  # fmt: skip
 
 
 @final
@@ -30,6 +56,7 @@ class BatchSizes(Experiment):
     """
 
     name: ClassVar[str] = "batch-sizes"
+    report: ClassVar[Report] = REPORT
 
     networks: tuple[str, ...] = SEVEN_NETWORKS
     batches: tuple[PositiveInt, ...] = (1, 4, 16, 64, 256, 1024, 4096)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from pydantic import PositiveInt
 
 from scaling.device_studies.base import Budget, Experiment, Point
+from scaling.device_studies.declaration import STEP_TIME, Enough, Lines, Panels, Report, Rows, Setting, Show
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,34 @@ OTHER_BATCH = 16
 """Of a network that is not among the seven."""
 
 
+REPORT = Report(
+    question="How many CPU threads are worth it?",
+    named=("model", "batch"),
+    figures=(
+        Lines(
+            "speedup", "Time of a training step with the fewest threads over that with more (column "
+            "iteration_s), launch by launch. Dashed: as many times as threads. Batches are reduced, as the "
+            "table says.",
+            "training steps on the CPU, {cores}", (Panels("threads", where={"device": "cpu"}),),
+            lines="model", label="speedup over the fewest threads", over_first=True,
+        ),
+    ),
+    tables=(
+        Rows("a training step on the CPU, reduced batches", ("model", "batch", "threads"),
+             (*STEP_TIME, Show("speedup", "over_first", "threads"))),
+    ),
+    answer=(
+        Enough(
+            "Of {least} to {most}, the fewest that take at most 3% more than the least time are ",
+            "threads", "model", ratio=1.03, bracket="{least} takes {times} as long",
+            short="{enough} of {most}: a training step takes {times} times as long with {least}",
+        ),
+    ),
+    labels={"model": "network"},
+    order={"model": Setting("networks")},
+)  # fmt: skip
+
+
 @final
 @dataclass(frozen=True)
 class CpuThreads(Experiment):
@@ -43,6 +72,7 @@ class CpuThreads(Experiment):
     """
 
     name: ClassVar[str] = "cpu-threads"
+    report: ClassVar[Report] = REPORT
 
     networks: tuple[str, ...] = SEVEN_NETWORKS
     threads: tuple[PositiveInt | Literal["all"], ...] = (1, 2, 4, 8, 16, 32, 64, 128, "all")

@@ -25,6 +25,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from pydantic import PositiveInt
 
 from scaling.device_studies.base import Budget, Experiment, Point, Value
+from scaling.device_studies.declaration import (
+    STEP_TIME,
+    Bars,
+    Fastest,
+    Noted,
+    Report,
+    Rows,
+    Scatter,
+    Show,
+    Times,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +44,7 @@ if TYPE_CHECKING:
 
 MATMUL, CONVOLUTION = "matmul", "convolution"
 MATMUL_CHOICES = ("transposed", "transpose-first", "already-transposed")
+CONVOLUTION_CHOICES = ("library", "autotuned", "native", "fft")
 OF_THE_LIBRARY = ("library", "autotuned")
 """Convolutions of other choices are in float32 alone."""
 
@@ -40,6 +52,123 @@ OLDER_INTERFACE = "older-interface"
 NO_CAP = "none"
 
 Product = tuple[PositiveInt, PositiveInt, PositiveInt]
+
+
+def is_kept(cell: Any) -> bool:
+    """Whether there is a limit of the workspace, and what was measured is within it."""
+    cap = str(cell.value("workspace_cap"))
+    return cap != NO_CAP and int(cell.fact("workspace_bytes") or 0) <= float(cap.split()[0]) * 2**20
+
+
+def is_exceeded(cell: Any) -> bool:
+    """Whether there was a limit, and it was not kept."""
+    return cell.value("workspace_cap") != NO_CAP and cell.estimate() is not None and not is_kept(cell)
+
+
+PRODUCTS, CONVOLUTIONS, EXACT = {"operation": MATMUL}, {"operation": CONVOLUTION}, {"precision": "float32"}
+OLDER = {"choice": OLDER_INTERFACE, "workspace_cap": NO_CAP}
+CASE, NAMED = ("device", "case", "batch"), ("operation", "case", "batch", "choice", "precision")
+COLUMNS = (STEP_TIME[1], Show("relative error", "error", "error"))
+BELOW = (
+    "Relative error: rms difference from float64 over the rms of the values. TFLOP/s of a forward pass, by "
+    "the definition's number of operations. TF32 is a number format of GPUs: on the CPU there are no such "
+    "rows."
+)
+REPORT = Report(
+    question="Which kernel should a library choose?",
+    named=NAMED,
+    figures=(
+        Bars(
+            "products", "Milliseconds of x W^T (column iteration_s, with its 95% interval), for every way to "
+            "read W and every precision (columns choice, precision). Transposed first: with the copy; "
+            "transposed before: without it. What is not named was not measured.",
+            "matrix products by choice and precision", CASE, "{on}: x W^T, batch {batch:,}, W {case}",
+            "{choice}", "precision", PRODUCTS,
+        ),
+        Bars(
+            "convolutions", "Milliseconds of a convolution's forward and backward pass (column iteration_s, "
+            "with its 95% interval); the line inside a bar is the forward pass (forward_seconds). What is "
+            "not named was not measured.", "convolutions by choice and precision", CASE, "{on}: {case}, "
+            "batch {batch:,}",
+            "{choice} {workspace_cap}", "precision", CONVOLUTIONS, "forward",
+        ),
+        Scatter(
+            "workspace", "Milliseconds of a convolution's forward pass in float32 (forward_seconds) against "
+            "the memory that it takes besides input and output (workspace_bytes): choices of algorithms, and "
+            "cuDNN's older interface with its workspace limited (workspace_cap).",
+            "workspace against speed, GPU, float32", ("case", "batch"), "{case}", "{choice} {workspace_cap}",
+            "workspace_bytes", "workspace, MB", 1e-6, "forward", {**CONVOLUTIONS, **EXACT, "device": "cuda"},
+        ),
+    ),
+    tables=(
+        Rows(
+            "matrix products x W^T", (*CASE, "choice", "precision"),
+            (Show("ms"), *COLUMNS, Show("copy alone, ms", phase="transpose"),
+             Show("TFLOP/s", "per_s", "flop", scale=1e-12)),
+            PRODUCTS, below=BELOW,
+        ),
+        Rows(
+            "convolutions", (*CASE, "choice", "workspace_cap", "precision"),
+            (Show("forward and backward, ms"), *COLUMNS, Show("forward, ms", phase="forward"),
+             Show("TFLOP/s", "per_s", "flop", "forward", 1e-12),
+             Show("workspace, MB", "number", "workspace_bytes", scale=1e-6)),
+            CONVOLUTIONS, below=BELOW,
+        ),
+    ),
+    answer=(
+        Fastest(
+            "In float32, the product with W takes least time on the {on} with ", "choice", ("case", "batch"),
+            "at batch {batch:,}", {**PRODUCTS, **EXACT, "choice": MATMUL_CHOICES[:2]},
+            "{choice} for products on the {on}",
+        ),
+        Fastest(
+            "In float32, the convolution takes least time on the {on} with ", "choice", ("case", "batch"),
+            "for {case}", {**CONVOLUTIONS, **EXACT, "choice": CONVOLUTION_CHOICES},
+            "{choice} for convolutions on the {on}",
+        ),
+        Times(
+            "On the GPU a convolution's forward pass with a limited workspace takes, in multiples of that "
+            "without a limit, ", over={**OLDER, "device": "cuda"}, at=("case",), each="{times} for {case}",
+            of={"with at most {workspace_cap}": {"choice": OLDER_INTERFACE}}, vary="workspace_cap",
+            phases={"forward": ""}, only=is_kept,
+        ),
+    ),
+    findings=(
+        Times(
+            "On the {on}, in float32 (relative error up to {error}), operations take ",
+            over={**EXACT, "choice": ("transposed", "library")},
+            of={
+                f"as long as in {name}": {"precision": precision, "choice": ("transposed", "library")}
+                for precision, name in (("tf32", "TF32"), ("bfloat16", "bfloat16"))
+            },
+            at=("operation", "case", "batch", "choice"), turned=True, error="error",
+        ),
+        Times(
+            "On the {on}, forward and backward pass in float32 by cuDNN's own guess take, in multiples of "
+            "the time of the algorithm found by trying all, ", over={**EXACT, "choice": "autotuned"},
+            of={"": {**EXACT, "choice": "library"}}, at=("case", "batch"), each="{times} for {case}",
+        ),
+        Times(
+            "cuDNN's older interface, asked for by TORCH_CUDNN_V8_API_DISABLED=1, takes, in multiples of the "
+            "present one's time, both autotuned, ", over={**EXACT, "choice": "autotuned", "device": "cuda"},
+            of={"": OLDER}, at=("case", "batch"), each="{times} for {case}",
+            after=": where it makes no difference, the variable may do nothing in this version of torch",
+        ),
+        Noted("{on}: {case}, batch {batch:,}: cuDNN's older interface did not keep the limit of "
+              "{workspace_cap}.", is_exceeded),
+    ),
+    labels={
+        "transposed": "W as it is stored", "transpose-first": "W transposed first",
+        "already-transposed": "W transposed before", "library": "the library's guess",
+        "fft": "Fourier transforms", OLDER_INTERFACE: "autotuned, older interface", "tf32": "TF32",
+        NO_CAP: "",
+    },
+    order={
+        "device": ("cuda", "cpu"),
+        "choice": (*MATMUL_CHOICES, *CONVOLUTION_CHOICES, OLDER_INTERFACE),
+        "precision": ("float32", "tf32", "bfloat16"),
+    },
+)  # fmt: skip
 
 
 @final
@@ -58,6 +187,7 @@ class KernelChoices(Experiment):
     """
 
     name: ClassVar[str] = "kernel-choices"
+    report: ClassVar[Report] = REPORT
 
     products: tuple[Product, ...] = ((1024, 2048, 26752), (64, 2048, 26752))
     cpu_products: tuple[Product, ...] = ((1024, 2048, 3344), (64, 2048, 26752))

@@ -20,6 +20,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from pydantic import PositiveFloat, PositiveInt
 
 from scaling.device_studies.base import Budget, Experiment, Point
+from scaling.device_studies.declaration import (
+    DEVICES,
+    Lines,
+    Panels,
+    Report,
+    Rows,
+    Setting,
+    Show,
+    Times,
+    Variant,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +38,70 @@ if TYPE_CHECKING:
 SYNTHETIC = "temporal-order"
 REAL = {"mnist-rows": "mnist", "digits-rows": "digits"}
 """Task -> data set."""
+
+
+TIMED = {"task": tuple(REAL), "width": Setting("width")}
+FUSED = {**TIMED, "implementation": "fused", "precision": "float32"}
+PHASES = {"step": "training", "evaluate": "evaluation", "predict": "prediction"}
+NAMES = {"elementary": "elementary operations", "cell": "LSTMCell loop", "fused": "fused nn.LSTM"}
+NAMED = ("task", "width", "batch", "precision", "implementation")
+REPORT = Report(
+    question="Does the accuracy change with the implementation or the precision?",
+    named=NAMED,
+    figures=(
+        Lines(
+            "speed", "Samples a second over the mini-batch, a column of panels for each precision (columns "
+            "batch, precision; batch over iteration_s, evaluate_seconds and predict_seconds). Training: an "
+            "optimizer update on samples on the device. Evaluation: forward pass, loss and right answers "
+            "there. Prediction: from host memory to host memory.",
+            "speed of one LSTM layer, width {width}",
+            tuple(
+                Panels("batch", where=TIMED, by=("precision",), title=f"{name}, {{precision}}", phase=phase)
+                for phase, name in PHASES.items()
+            ),
+            tuple(
+                Variant(f"{device.name}, {name}", {**device.where, "implementation": implementation})
+                for device in DEVICES for implementation, name in NAMES.items()
+            ),
+            label="samples/s", per="batch", columns=3,
+        ),
+    ),
+    tables=(
+        Rows(
+            "speed of one LSTM layer", NAMED,
+            (Show("ms a training step", "both"),
+             *(Show(f"{name}, samples/s", "per_s", "batch", phase) for phase, name in PHASES.items())),
+            variants=DEVICES,
+        ),
+    ),
+    findings=(
+        Times(
+            "On the {on}, {task}, width {width}, float32, in multiples of the fused LSTM's time: ",
+            over=FUSED, at=("batch",), phases=PHASES,
+            of={
+                "by a loop over LSTMCell": {**FUSED, "implementation": "cell"},
+                "by elementary operations": {**FUSED, "implementation": "elementary"},
+            },
+        ),
+        Times(
+            "On the {on}, {task}, width {width}, in multiples of the time in float32, training of the fused "
+            "LSTM takes ", over=FUSED, at=("batch",),
+            of={f"in {name}": {**FUSED, "precision": name} for name in ("float64", "float16")},
+        ),
+        Times(
+            "{task}, width {width}, float32, the implementation of least time on each: the time of training "
+            "on the CPU over that on the GPU is ", at=("batch",), each="{times} at batch {batch}",
+            over={**TIMED, "precision": "float32", "device": "cuda"},
+            of={"": {**TIMED, "precision": "float32", "device": "cpu"}},
+        ),
+    ),
+    order={
+        "task": (SYNTHETIC, *REAL),
+        "precision": ("float64", "float32", "float16"),
+        "implementation": tuple(NAMES),
+    },
+    own="accuracy",
+)  # fmt: skip
 
 
 @final
@@ -52,6 +127,7 @@ class LstmFused(Experiment):
     """
 
     name: ClassVar[str] = "lstm-fused"
+    report: ClassVar[Report] = REPORT
 
     implementations: tuple[Literal["elementary", "cell", "fused"], ...] = ("elementary", "cell", "fused")
     precisions: tuple[Literal["float64", "float32", "float16"], ...] = ("float64", "float32", "float16")

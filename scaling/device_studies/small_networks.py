@@ -16,6 +16,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from pydantic import PositiveInt
 
 from scaling.device_studies.base import Budget, Experiment, Point
+from scaling.device_studies.declaration import (
+    ARMS,
+    BreakEven,
+    BreakEvenMap,
+    Lines,
+    Panels,
+    Report,
+    Rows,
+    Setting,
+    Show,
+    Times,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +37,78 @@ NUM_CLASSES = 10
 SEQUENCE_LENGTH = 32
 SEQUENCE_INPUTS = 16
 """What a recurrent network reads: so many numbers, so many times. A perceptron takes all at once."""
+
+
+GRID = {"network": "mlp", "equal_parameters": 0, "inputs": Setting("inputs"), "depth": Setting("depth")}
+BASE = {**GRID, "width": Setting("width"), "batch": Setting("batch")}
+BY_DEPTH, BY_INPUTS = (
+    {name: value for name, value in BASE.items() if name != axis} for axis in ("depth", "inputs")
+)
+PAIRS = {"equal_parameters": Setting("equal_parameters")}
+NAMED = ("network", "batch", "depth", "inputs", "width")
+BOTH = (Show("ms a step", "both"),)
+REPORT = Report(
+    question="When is the GPU worth it for a small network?",
+    named=NAMED,
+    figures=(
+        BreakEvenMap(
+            "break-even",
+            "Each number is the time of a step on the CPU, with the number of threads of least time there, "
+            "over that on the GPU (column iteration_s): above 1 the GPU takes less. The line is the width "
+            "from which on it does at each batch, interpolated between two measured widths; a bar is its 95% "
+            "interval, and ends at the plot's edge where it is open; one launch gives none. A batch at which "
+            "it does at every width has none. A cross: no number for one of the two, or not every number of "
+            "threads measured yet.",
+            "GPU over CPU, perceptrons of {depth} hidden layers, {inputs} inputs", "batch", "width", GRID,
+        ),
+        Lines(
+            "widths", "A training step over the width of the hidden layers (column iteration_s).",
+            "time over width, perceptrons of {depth} hidden layers, {inputs} inputs",
+            (Panels("width", where=GRID, by=("batch",), title="batch {batch:,}"),),
+        ),
+        Lines(
+            "sweeps", "A training step over the number of hidden layers and of input features (column "
+            "iteration_s), other variables as in the title.",
+            "width {width}, batch {batch}, else {depth} hidden layers and {inputs} inputs",
+            (Panels("depth", "hidden layers", BY_DEPTH), Panels("inputs", "input features", BY_INPUTS)),
+        ),
+        Lines(
+            "recurrent", "A training step over trainable parameters (columns parameters and iteration_s): a "
+            "recurrent network over a sequence, and a perceptron that takes the whole sequence at once.",
+            "recurrent and feed-forward networks, batch {batch}",
+            (Panels("parameters", where=PAIRS, by=("network",), title="{network}"),),
+        ),
+    ),
+    tables=(
+        Rows("a training step, perceptrons", (*NAMED, "parameters"), BOTH, {"equal_parameters": 0}, ARMS,
+             ratio=True),
+        Rows("recurrent against feed-forward at equal parameters", (*NAMED, "parameters"), BOTH, PAIRS, ARMS,
+             ratio=True),
+    ),
+    answer=(
+        BreakEven(
+            "For perceptrons of {depth} hidden layers and {inputs} inputs, a training step on the GPU takes "
+            "less time than one on the CPU with the threads of least time, interpolated between measured "
+            "widths: ",
+            "width", "width", GRID, by="batch",
+        ),
+    ),
+    findings=(
+        Times(
+            "On the {on}, in multiples of the time of a perceptron with as many parameters (each with its "
+            "least time there), a step of the recurrent network takes ",
+            over={"network": "mlp", **PAIRS}, of={"parameters": {"network": "lstm"}},
+            at=("equal_parameters",), each="{times} at {equal_parameters}",
+        ),
+        BreakEven("At inputs {inputs}, width {width}, batch {batch}, the GPU takes less time, in numbers of "
+                  "hidden layers: ", "depth", where=BY_DEPTH),
+        BreakEven("At depth {depth}, width {width}, batch {batch}, the GPU takes less time, in numbers of "
+                  "input features: ", "inputs", where=BY_INPUTS),
+        BreakEven("On the CPU {most} threads take less time than {fewest}: ", "width", "width", GRID,
+                  by="batch", threads=True),
+    ),
+    labels={"lstm": "recurrent (LSTM)", "mlp": "perceptron", "depth": "layers"},
+)  # fmt: skip
 
 
 @final
@@ -42,6 +126,7 @@ class SmallNetworks(Experiment):
     """
 
     name: ClassVar[str] = "small-networks"
+    report: ClassVar[Report] = REPORT
 
     inputs: PositiveInt = 64
     depth: PositiveInt = 2

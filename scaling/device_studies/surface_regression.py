@@ -19,9 +19,68 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from pydantic import PositiveFloat, PositiveInt
 
 from scaling.device_studies.base import Budget, Experiment, Point, steps
+from scaling.device_studies.declaration import (
+    STEP_TIME,
+    BreakEven,
+    Lines,
+    Panels,
+    Report,
+    Rows,
+    Show,
+    Times,
+    Variant,
+)
 
 if TYPE_CHECKING:
     import torch
+
+
+VARIANTS = tuple(
+    Variant(name, {"device": device, "step": step, "data": data})
+    for name, device, step, data in (
+        ("CPU eager", "cpu", "eager", "device"),
+        ("CPU compiled", "cpu", "compiled", "device"),
+        ("CPU eager, DataLoader", "cpu", "eager", "loader"),
+        ("GPU eager", "cuda", "eager", "device"),
+        ("GPU compiled", "cuda", "compiled", "device"),
+        ("GPU captured", "cuda", "captured", "device"),
+        ("GPU eager, data in host memory", "cuda", "eager", "host"),
+        ("GPU eager, DataLoader", "cuda", "eager", "loader"),
+    )
+)
+REPORT = Report(
+    question="Is a GPU worth it for the surface, with a network of 171 parameters?",
+    named=("points", "step", "data"),
+    figures=(
+        Lines(
+            "epochs", "An epoch, which is one update on all points (columns points and iteration_s; step, "
+            "data). On the GPU a line is flat as long as launching kernels, not computing, decides.",
+            "an epoch of the 2-20-5-1 network", (Panels("points"),), label="ms an epoch",
+        ),
+    ),
+    tables=(
+        Rows(
+            "an epoch over the number of points", ("device", "step", "data", "points"),
+            (Show("ms an epoch"), STEP_TIME[1], Show("points/s", "per_s", "samples")),
+        ),
+    ),
+    answer=(
+        BreakEven(
+            "An epoch takes less time than on the CPU (eager, threads: {threads}), in numbers of points: ",
+            "points", first=(VARIANTS[3], VARIANTS[5]), than=VARIANTS[0].where,
+        ),
+    ),
+    findings=(
+        Times(
+            "On the {on}, an epoch with a DataLoader, which assembles the batch point by point, takes, in "
+            "multiples of one with data on the device, ",
+            over={"step": "eager", "data": "device"}, of={"": {"data": "loader"}}, at=("points",),
+            each="{times} at {points} points",
+        ),
+    ),
+    variants=VARIANTS,
+    own="fit",
+)  # fmt: skip
 
 
 @final
@@ -42,6 +101,7 @@ class SurfaceRegression(Experiment):
     """
 
     name: ClassVar[str] = "surface-regression"
+    report: ClassVar[Report] = REPORT
 
     sides: tuple[PositiveInt, ...] = (10, 32, 100, 200, 316, 1000)
     fit_side: PositiveInt = 200

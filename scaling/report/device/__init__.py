@@ -1,12 +1,12 @@
 """The reports of `kind: device`: figures, tables and the sentences that answer an experiment's question.
 
-The module of an experiment (`REPORTS`) declares its report (`declared.Report`); the answer to its question
-stands first on the page. Experiments of other packages have a plain table (`plain`).
+What is said is declared with the experiment (`scaling.device_studies.declaration`); the answer to its
+question stands first on the page. Code of one study alone is in `accuracy` and `fit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -15,18 +15,15 @@ import pandas as pd
 
 from scaling.analysis.columns import columns
 from scaling.analysis.decisions import FEWEST
-from scaling.report.device import (
-    batch_sizes,
-    cpu_threads,
-    kernel_choices,
-    lstm_fused,
-    small_networks,
-    surface_regression,
-)
-from scaling.report.device.common import DEVICES
+from scaling.device_studies.declaration import DEVICES, NO_ANSWER, Lines
+from scaling.report.device import accuracy, fit
+from scaling.report.device.cells import STEP, DeviceResult, place
 from scaling.report.device.comparisons import LEAD
-from scaling.report.device.declared import DeviceReport, plain_report
-from scaling.report.device.results import STEP, DeviceResult, Results, grouped, read_devices
+from scaling.report.device.drawing import DRAWN
+from scaling.report.device.findings import sentences as of_findings
+from scaling.report.device.findings import short_answer as of_answer
+from scaling.report.device.results import Results, read_devices
+from scaling.report.device.tables import declared_table, left_out_table, missing_remark
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
 from scaling.store.files import fitting
@@ -37,75 +34,113 @@ __all__ = [
     "device_sentences",
     "device_tables",
     "experiments",
+    "figures",
     "read_devices",
+    "sentences",
     "with_devices",
 ]
 
 SECTION = "devices"
 
+HOW_LINES = (
+    "Bars: 95% intervals. All axes are logarithmic. A line is broken where there is no number; dashed: on "
+    "the CPU, where the GPU has a line of the same colour."
+)
 
-REPORTS: Mapping[str, DeviceReport] = {
-    "batch-sizes": batch_sizes.REPORT,
-    "cpu-threads": cpu_threads.REPORT,
-    "kernel-choices": kernel_choices.REPORT,
-    "lstm-fused": lstm_fused.REPORT,
-    "small-networks": small_networks.REPORT,
-    "surface-regression": surface_regression.REPORT,
-}
-
-
-def report_of(results: Results) -> DeviceReport:
-    """The experiment's own report, or the plain one."""
-    return REPORTS.get(results.experiment) or plain_report(results)
-
+OWN: dict[str, Any] = {"accuracy": accuracy, "fit": fit}
 
 T = TypeVar("T")
 
 
-def _of_all(
-    experiments: Sequence[Results], say: Callable[[DeviceReport, Results], Iterable[T]]
-) -> Iterator[T]:
+def _of_all(experiments: Sequence[Results], say: Callable[[Results], Iterable[T]]) -> Iterator[T]:
     """What the reports of all experiments have of something."""
     for results in experiments:
         with _fitting(results):
-            made = [*say(report_of(results), results)]
+            made = [*say(results)]
         yield from made
+
+
+def _own(results: Results, name: str) -> Any:
+    """What a function of the experiment's own code gives; () where it has none."""
+    module = OWN.get(results.report.own)
+    return getattr(module, name)(results) if module else ()
+
+
+def figures(results: Results) -> Iterator[Drawn]:
+    """Those that have something to show, under names that begin with `device-<slug>-`."""
+    for declared in results.report.figures:
+        title = f"{results.experiment}: {results.text(declared.title)}"
+        if (drawn := DRAWN[type(declared)](declared, results, title)) is not None:
+            caption = f"{declared.caption} {HOW_LINES}" if isinstance(declared, Lines) else declared.caption
+            yield Drawn(f"device-{results.slug}-{declared.name}", title, caption, drawn)
+    yield from _own(results, "figures")
 
 
 @figure(section=SECTION)
 def experiments(data: FigureInput) -> Iterator[Drawn]:
     """The figures of all experiments."""
-    return _of_all(data.experiments, DeviceReport.figures)
+    return _of_all(data.experiments, figures)
+
+
+def _tables(results: Results) -> Iterator[Table]:
+    for rows in results.report.tables:
+        yield from declared_table(results, rows)
+    yield from _own(results, "tables")
+    yield from left_out_table(results)
 
 
 def device_tables(experiments: Sequence[Results]) -> list[Table]:
     """The page's tables of all experiments."""
-    return [replace(table, section=SECTION) for table in _of_all(experiments, DeviceReport.tables)]
+    return [replace(table, section=SECTION) for table in _of_all(experiments, _tables)]
+
+
+def short_answer(results: Results) -> str:
+    """The answer in a short sentence, said to be of one launch where it is; accuracies are over seeds."""
+    text = str(_own(results, "short") or of_answer(results.report.answer, results))
+    if not text or results.num_launches > 1 or results.report.own == "accuracy":
+        return text
+    return LEAD + (text[0].lower() if text[1].islower() else text[0]) + text[1:]
+
+
+def sentences(results: Results) -> Iterator[str]:
+    """What was found; the last one answers the question."""
+    report = results.report
+    yield from of_findings(report.findings, results)
+    yield from _own(results, "findings")
+    said = [*of_findings(report.answer, results)]
+    if report.answer and report.question and not said:
+        said = [NO_ANSWER]
+    said += _own(results, "answer")
+    if not said:
+        measured = sum(bool(cell.phases) for cell in results.cells)
+        total = len(results.cells)
+        said = [f"{results.experiment}: {measured} of {total} points were measured; see its table."]
+    said = [report.question, short_answer(results), *said, *missing_remark(results)]
+    yield " ".join(filter(None, said))
 
 
 def device_sentences(experiments: Sequence[Results]) -> list[str]:
     """What was found, of all experiments: of each what is unfinished, its answer, then the rest."""
 
-    def sentences(report: DeviceReport, results: Results) -> list[str]:
-        *others, answer = [*report.sentences(results)] or [""]
-        return [*_unfinished(results), *([answer] if answer else []), *others]
+    def of_one(results: Results) -> list[str]:
+        *others, answer = sentences(results)
+        return [*_unfinished(results), answer, *others]
 
-    return [*_of_all(experiments, sentences)]
+    return [*_of_all(experiments, of_one)]
 
 
 def device_headline(experiments: Sequence[Results]) -> str:
     """Question and answer of all experiments, each in one short sentence; "" where one has none."""
-    sentences = []
+    said = []
     for results in experiments:
-        report = report_of(results)
         with _fitting(results):
-            headline = report.short_answer(results)
+            headline = short_answer(results)
         if not headline:
             return ""
         if headline.startswith(LEAD):
             headline += f" (repeats={FEWEST} to decide.)"
-        sentences.append(" ".join([report.question, headline, *_unfinished(results)]))
-    return " ".join(sentences)
+        said.append(" ".join(filter(None, [results.report.question, headline, *_unfinished(results)])))
+    return " ".join(said)
 
 
 def _fitting(results: Results) -> AbstractContextManager[None]:
@@ -120,8 +155,9 @@ def _unfinished(results: Results) -> Iterator[str]:
     if not num:
         return
     each = [
-        f"{DEVICES[device]}: {sum(not cell.is_over for cell in cells)} of {len(cells)}"
-        for device, cells in grouped(results.cells, "device").items()
+        f"{device.name}: {sum(not cell.is_over for cell in cells)} of {len(cells)}"
+        for device in DEVICES
+        if (cells := results.where(device.where))
     ]
     split = f" ({'; '.join(each)})" if len(each) > 1 else ""
     yield (
@@ -142,7 +178,7 @@ def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.Data
     rows = {str(row["cell_id"]): row for row in filled.to_dict("records")}
     names = list(filled.columns)
     for results in experiments:
-        for cell in results.cells:
+        for cell in sorted(results.cells, key=place):
             values = {"experiment": results.experiment, **_values(cell)}
             rows[cell.cell_id].update(values)
             names += [name for name in values if name not in names]

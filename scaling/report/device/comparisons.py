@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from scaling.analysis.decisions import TIE_RATIO, Difference, adjusted
 from scaling.measure.statistics import CONFIDENCE
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.cells import DeviceResult
+from scaling.report.device.results import Results
 from scaling.report.formats import listed
 
 TIE = f"a tie within {TIE_RATIO:.0%}"

@@ -1,25 +1,49 @@
-"""Figures of experiments: values over an axis, a panel for each of something, a line an arm."""
+"""The figures that a device study declares: lines, bars, points, and a map of where the GPU takes less."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from scaling.report.device.common import Variant
-from scaling.report.device.results import STEP, DeviceResult
-from scaling.report.figures.parts import WIDTH, add_tip, set_title
-from scaling.report.figures.style import LineStyle
+from scaling.device_studies.declaration import Bars, BreakEven, BreakEvenMap, Lines, Panels, Scatter, Variant
+from scaling.report.device.cells import DeviceResult
+from scaling.report.device.comparisons import Crossing, rounded, times
+from scaling.report.device.findings import crossings, ratios
+from scaling.report.device.results import Results
+from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    VERMILLION,
+    LineStyle,
+)
 
 Floats = npt.NDArray[np.float64]
+
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, BLACK, PURPLE, SKY_BLUE)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+ROW_HEIGHT = 2.3
+MARGIN = 1.9
+"""Room beyond the outermost points of a map, as a factor."""
+
+Panel = tuple[str, Panels, list[DeviceResult]]
+"""Title, axis and cells."""
 
 
 def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:
@@ -46,100 +70,118 @@ def stacked(title: str, sizes: dict[str, int], row: float, room: float) -> tuple
 
 
 @dataclass(frozen=True)
-class Panel:
-    """What one panel of a figure shows: the time of a step, or the rate, over an axis; a line an arm.
-
-    Attributes:
-        cells: that it shows.
-        x: the axis: a variable, or a fact that is a number.
-        label: of the axis; without it, `x`.
-        title: of the panel.
-        phase: whose time is shown.
-        doubles: whether the axis has a tick at every value, as far apart as they double.
-    """
-
-    cells: Sequence[DeviceResult]
-    x: str
-    label: str = ""
-    title: str = ""
-    phase: str = STEP
-    doubles: bool = False
-
-
-@dataclass(frozen=True)
-class DrawnLine:
-    """Values over an axis, with their intervals, as a figure shows them.
-
-    Attributes:
-        name, colour, marker, dashes: of the line.
-        at, values: of each point; NaN, where the line is broken, for one that has no number.
-        low, high: ends of the interval; NaN where there is none.
-    """
+class Hue:
+    """How a line looks: the CPU's is dashed where the GPU has one of the same colour."""
 
     name: str
     colour: str
     marker: str
-    at: Floats
-    values: Floats
-    low: Floats
-    high: Floats
     dashes: LineStyle = "-"
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no point has a number."""
-        return bool(np.isnan(self.values).all())
+    def look(self) -> dict[str, Any]:
+        """Of the line and of its entry in a legend."""
+        hollow = {} if self.dashes == "-" else {"linestyle": self.dashes, "markerfacecolor": "white"}
+        return {"color": self.colour, "marker": self.marker, "markersize": 4, **hollow}
 
 
-def seconds_of(cells: Iterable[DeviceResult], phase: str = STEP) -> Floats:
-    """[3, num_cells] median of a phase, lower and upper end of its interval; NaN where there is none."""
-    ends = [
-        (estimate.median, estimate.low, estimate.high) if (estimate := cell.estimate(phase)) else (None,) * 3
-        for cell in cells
+def hues(variants: Sequence[Variant]) -> list[Hue]:
+    """A colour for each variant, whatever its device."""
+    keys = [repr({**variant.where, "device": None}) for variant in variants]
+    looks = dict(zip(dict.fromkeys(keys), zip(cycle(COLOURS), cycle(MARKERS), strict=False), strict=False))
+    return [
+        Hue(
+            variant.name,
+            *looks[key],
+            (0, (4, 2)) if keys.count(key) > 1 and variant.where["device"] == "cpu" else "-",
+        )
+        for variant, key in zip(variants, keys, strict=True)
     ]
-    return np.array(ends, dtype=np.float64).reshape(-1, 3).T
 
 
-def time_line(arm: Variant, cells: Iterable[DeviceResult], x: str, phase: str = STEP) -> DrawnLine:
-    """Times of a phase in milliseconds over an axis; broken at cells without one."""
-    ordered = sorted(cells, key=lambda cell: cell.value(x) or 0)
-    at = np.array([cell.value(x) or 0 for cell in ordered], dtype=np.float64)
-    median, low, high = 1e3 * seconds_of(ordered, phase)
-    return DrawnLine(arm.name, arm.colour, arm.marker, at, median, low, high, arm.dashes)
+def lines_of(declared: Lines, results: Results) -> list[Variant]:
+    """Which lines there can be."""
+    if isinstance(declared.lines, str):
+        values = results.grouped(results.cells, declared.lines)
+        return [Variant(results.label(value), {declared.lines: value}) for value in values]
+    return [*(declared.lines or results.arms)]
 
 
-def as_rates(line: DrawnLine) -> DrawnLine:
-    """What `at` counts a second, for times in milliseconds; a time's lower bound is the rate's upper one."""
-    values, low, high = (1e3 * line.at / times for times in (line.values, line.high, line.low))
-    return replace(line, values=values, low=low, high=high)
+def points_of(
+    declared: Lines, results: Results, panel: Panels, cells: Iterable[DeviceResult]
+) -> tuple[Floats, Floats]:
+    """x, and [3, points] of the values with their intervals' ends; NaN where there is none."""
+    ordered = sorted(cells, key=lambda cell: cell.value(panel.x) or 0)
+    ends = []
+    for cell in ordered:
+        three: tuple[float | None, ...] = (None,) * 3
+        if declared.over_first:
+            first = ordered[0]
+            difference = None if cell is first else cell.difference(first, panel.phase)
+            if difference:
+                three = (difference.ratio, *(difference.interval or (None, None)))
+            elif cell is first and cell.estimate(panel.phase):
+                three = (1.0, 1.0, 1.0)
+        elif estimate := cell.estimate(panel.phase):
+            three = (estimate.median, estimate.low, estimate.high)
+        ends.append(three)
+    values = np.array(ends, dtype=np.float64).reshape(-1, 3).T
+    if declared.per:
+        values = np.array([cell.value(declared.per) or np.nan for cell in ordered]) / values[[0, 2, 1]]
+    elif not declared.over_first:
+        values = declared.scale * values
+    return np.array([cell.value(panel.x) or 0 for cell in ordered], dtype=np.float64), values
 
 
-def draw_lines(axes: Axes, lines: Iterable[DrawnLine], unit: str) -> None:
-    """All lines with markers, intervals as bars, and a tip a point."""
-    for line in lines:
-        axes.plot(line.at, line.values, **look(line), linewidth=1.2)
-        for at, value, low, high in zip(line.at, line.values, line.low, line.high, strict=True):
-            if np.isnan(value):
-                continue
-            if low > 0 and high < np.inf:
-                axes.plot([at, at], [low, high], color=line.colour, linewidth=0.9)
-            add_tip(axes, at, value, f"{line.name}, {at:,g}: {value:.3g} {unit}")
+def panels_of(declared: Lines, results: Results) -> Iterator[Panel]:
+    """Each that has points; of several axes those with several points."""
+    for panel in declared.panels:
+        cells = results.where(panel.where)
+        groups = results.grouped(cells, *panel.by) if panel.by else {None: cells}
+        for same in groups.values():
+            if len(results.grouped(same, panel.x)) > (len(declared.panels) > 1 and not panel.by):
+                yield results.text(panel.title, same[0]), panel, same
 
 
-def handles(hues: Iterable[DrawnLine | Variant]) -> list[Artist]:
-    """Entries of a legend."""
-    return [Line2D([], [], label=hue.name, **look(hue)) for hue in hues]
+def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
+    """The figure; None where no cell of its panels has a time."""
+    panels = [*panels_of(declared, results)]
+    timed = [cell for _, panel, cells in panels for cell in cells if cell.estimate(panel.phase)]
+    variants = [one for one in lines_of(declared, results) if results.where(one.where, timed)]
+    if not variants or (declared.over_first and len(timed) < 2):
+        return None
+    columns = min(declared.columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    height = 0.9 + (ROW_HEIGHT if len(panels) > 1 else 3.6) * rows
+    figure, grid = new_figure(title, height, rows, columns, sharey="row" if columns > 2 else False)
+    looks = hues(variants)
+    if declared.over_first:
+        at = sorted({float(cell.value(panels[0][1].x)) for cell in timed})
+        for axes in grid.flat:
+            axes.plot(at, [x / at[0] for x in at], color=GREY, linestyle=(0, (5, 2)), linewidth=1.0)
+    for axes, (name, panel, cells) in zip(grid.flat, panels, strict=False):
+        for variant, hue in zip(variants, looks, strict=True):
+            found = results.where(variant.where, cells)
+            _draw_line(axes, hue, *points_of(declared, results, panel, found), declared.label)
+        log_axes(axes, panel.label or panel.x, declared.label)
+        axes.set_title(name, loc="left")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    legend_below(figure, [Line2D([], [], label=hue.name, **hue.look) for hue in looks])
+    return figure
 
 
-def look(hue: DrawnLine | Variant) -> dict[str, Any]:
-    """Of a line and of its entry in a legend."""
-    hollow = {} if hue.dashes == "-" else {"linestyle": hue.dashes, "markerfacecolor": "white"}
-    return {"color": hue.colour, "marker": hue.marker, "markersize": 4, **hollow}
-
-
-def handle(label: str, **look: Any) -> Line2D:
-    """An entry of a legend."""
-    return Line2D([], [], markersize=4, label=label, **look)
+def _draw_line(axes: Axes, hue: Hue, at: Floats, values: Floats, label: str) -> None:
+    """With markers, intervals as bars, and a tip a point."""
+    if np.isnan(values[0]).all():
+        return
+    axes.plot(at, values[0], **hue.look, linewidth=1.2)
+    for x, (value, low, high) in zip(at, values.T, strict=True):
+        if np.isnan(value):
+            continue
+        if low > 0 and high < np.inf:
+            axes.plot([x, x], [low, high], color=hue.colour, linewidth=0.9)
+        add_tip(axes, x, value, f"{hue.name}, {x:,g}: {value:.3g} {label}")
 
 
 def log_axes(axes: Axes, x: str, y: str) -> None:
@@ -164,3 +206,143 @@ def short(value: float) -> str:
         if value >= size:
             return f"{value / size:g}{letter}"
     return f"{value:g}"
+
+
+def draw_bars(declared: Bars, results: Results, title: str) -> Figure | None:
+    """A panel for each case, a bar a choice."""
+    timed = [cell for cell in results.where(declared.where) if cell.estimate()]
+    groups = [
+        (results.text(declared.panel, cells[0]), cells)
+        for cells in results.grouped(timed, *declared.by).values()
+    ]
+    if not groups:
+        return None
+    figure, panels = stacked(title, {name: len(cells) for name, cells in groups}, 0.19, 1.6)
+    values = [*results.grouped(timed, declared.colour)]
+    colours = dict(zip(values, COLOURS, strict=False))
+    for axes, (_, cells) in zip(panels, groups, strict=True):
+        for place, cell in enumerate(cells):
+            _bar(axes, place, cell, colours[cell.value(declared.colour)], declared.mark)
+        axes.set_yticks(range(len(cells)), [results.text(declared.bar, cell).strip() for cell in cells])
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.grid(visible=False, axis="y")
+    panels[-1].set_xlabel("ms")
+    legend_below(figure, [Patch(facecolor=colours[value], label=results.label(value)) for value in values])
+    return figure
+
+
+def _bar(axes: Axes, place: int, cell: DeviceResult, colour: str, mark: str) -> None:
+    estimate = cell.estimate()
+    assert estimate is not None
+    ms = 1e3 * estimate.median
+    axes.barh(place, ms, height=0.72, color=colour)
+    if estimate.low is not None and estimate.high is not None:
+        axes.plot([1e3 * estimate.low, 1e3 * estimate.high], [place] * 2, color=BLACK, linewidth=0.9)
+    if mark and cell.estimate(mark):
+        axes.plot([1e3 * cell.median(mark)] * 2, [place - 0.36, place + 0.36], color="white", linewidth=1.4)
+    add_tip(axes, ms, place, f"{ms:.3g} ms")
+
+
+def draw_scatter(declared: Scatter, results: Results, title: str) -> Figure | None:
+    """A panel for each case with several points; points may cover each other: smaller above larger."""
+    known = [
+        cell
+        for cell in results.where(declared.where)
+        if cell.value(declared.x) is not None and cell.estimate(declared.phase)
+    ]
+    groups = [cells for cells in results.grouped(known, *declared.by).values() if len(cells) > 1]
+    if not groups:
+        return None
+    names = dict.fromkeys(results.text(declared.point, cell).strip() for cells in groups for cell in cells)
+    figure, (panels,) = new_figure(title, 2.6 + 0.17 * len(names), 1, len(groups))
+    looks: dict[str, dict[str, Any]] = {
+        name: {"color": colour, "marker": marker, "markersize": 10 - place, "linestyle": ""}
+        for place, (name, colour, marker) in enumerate(
+            zip(names, cycle(COLOURS), cycle(MARKERS), strict=False)
+        )
+    }
+    for axes, cells in zip(panels, groups, strict=True):
+        for cell in cells:
+            x, ms = cell.value(declared.x) * declared.scale, 1e3 * cell.median(declared.phase)
+            name = results.text(declared.point, cell).strip()
+            axes.plot([x], [ms], **looks[name])
+            add_tip(axes, x, ms, f"{name}: {x:.3g}, {ms:.3g} ms")
+        axes.set_xscale("symlog", linthresh=1.0)  # 0 and, at least, 1
+        axes.set_xlim(-0.4, max(3.0, axes.get_xlim()[1]))
+        axes.set_ylim(bottom=0)
+        axes.set_xticks([0, *(10**power for power in range(int(np.log10(axes.get_xlim()[1])) + 1))])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        axes.set_title(results.text(declared.panel, cells[0]), loc="left")
+        axes.set_xlabel(declared.label)
+    panels[0].set_ylabel("ms")
+    legend_below(figure, [Line2D([], [], label=name, **look) for name, look in looks.items()])
+    return figure
+
+
+def draw_map(declared: BreakEvenMap, results: Results, title: str) -> Figure | None:
+    """A panel for each way of launching the step on the GPU; None where there is no GPU."""
+    if not results.gpu_arms:
+        return None
+    cells = results.where(declared.where)
+    figure, grid = new_figure(title, 0.9 + 3.4 * len(results.gpu_arms), len(results.gpu_arms))
+    answer = BreakEven("", declared.y, where=declared.where, by=declared.x)
+    for axes, arm in zip(grid[:, 0], results.gpu_arms, strict=True):
+        _map_axes(axes, declared, [[*results.grouped(cells, name)] for name in (declared.x, declared.y)])
+        found = ratios(results, cells, arm.where, {"device": "cpu"}, (declared.x, declared.y))
+        for (x, y), difference in found.items():
+            _ratio(axes, x, y, difference.ratio if difference else None)
+        _break_even_line(axes, crossings(answer, results, arm))
+        axes.set_title(f"{arm.name} against the CPU threads of least time", loc="left")
+    line = Line2D([], [], color=BLACK, marker="D", markersize=4, label="break-even, with its 95% interval")
+    gpu, cpu = (
+        Patch(color=VERMILLION, label="CPU / GPU: less time on the GPU"),
+        Patch(color=BLUE, label="on the CPU"),
+    )
+    legend_below(figure, [line, gpu, cpu])
+    return figure
+
+
+def _map_axes(axes: Axes, declared: BreakEvenMap, ticks: Sequence[Sequence[float]]) -> None:
+    """Before anything is drawn, so that open ends lie at the edges."""
+    xs, ys = ticks
+    log_axes(axes, declared.x, declared.y)
+    axes.set_xlim(xs[0] / MARGIN, xs[-1] * MARGIN**2)
+    axes.set_ylim(ys[0] / MARGIN, ys[-1] * MARGIN)
+    axes.set_xticks(xs, labels=[f"{x:,}" for x in xs])
+    axes.set_yticks(ys, labels=[f"{y:,}" for y in ys])
+
+
+def _ratio(axes: Axes, x: float, y: float, ratio: float | None) -> None:
+    if ratio is None:
+        axes.plot([x], [y], marker="x", color=GREY, markersize=4)
+        return
+    colour = VERMILLION if ratio > 1 else BLUE
+    axes.plot([x], [y], marker="o", color=colour, markersize=2.5)
+    offset: Any = {"textcoords": "offset points", "xytext": (6, 0), "verticalalignment": "center"}
+    text = times(ratio).removesuffix(" times")
+    axes.annotate(text, (x, y), color=colour, fontsize=8, fontweight="bold", zorder=4, **offset)
+    add_tip(axes, x, y, f"{x:,}, {y:,}: CPU time / GPU time = {ratio:.3g}")
+
+
+def _break_even_line(axes: Axes, found: dict[Any, Crossing | None]) -> None:
+    """Through the points that have one, and a bar for its interval, to the edge where that is open."""
+    known = [(x, one.at, one) for x, one in found.items() if one and one.at is not None]
+    look: dict[str, Any] = {"color": BLACK, "zorder": 3}
+    axes.plot(
+        [x for x, _, _ in known], [y for _, y, _ in known], marker="D", markersize=4, linewidth=1.2, **look
+    )
+    floor, ceiling = axes.get_ylim()
+    for x, y, one in known:
+        add_tip(axes, x, y, f"{x:,}: from {rounded(y)}{one.bounds} on")
+        if one.has_interval:
+            ends = (floor if one.low is None else one.low, ceiling if one.high is None else one.high)
+            axes.plot([x, x], ends, linewidth=5, alpha=0.35, color=GREY)
+
+
+DRAWN: dict[type, Callable[[Any, Results, str], Figure | None]] = {
+    Lines: draw_lines,
+    Bars: draw_bars,
+    Scatter: draw_scatter,
+    BreakEvenMap: draw_map,
+}

@@ -6,153 +6,26 @@ every interval and every difference of two cells rests on it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from scaling.analysis.columns import DEVICE
-from scaling.analysis.decisions import Difference
 from scaling.analysis.grouping import by_key
 from scaling.analysis.reading import environment_of, num_cores
-from scaling.analysis.study_scatter import CellTimes, StudyScatter, estimate_within, study_scatter
-from scaling.errors import StoreError
-from scaling.measure.statistics import Estimate
+from scaling.analysis.study_scatter import CellTimes, study_scatter
+from scaling.device_studies.declaration import ARMS, DEVICES, Report, Setting, Variant, Where
+from scaling.device_studies.registry import EXPERIMENTS
+from scaling.errors import StoreError, StudyError
+from scaling.report.device.cells import DeviceResult, size_of
+from scaling.report.device.plain import plain_report
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.records import MEND
 from scaling.store.sample_schemas import DeviceLineModel, validate_lines
 
-LEFT_OUT = "left_out"
-SAMPLES = "samples"
-STEP = "step"
 NO_GPU = "devices: no GPU"
 """How a study's note begins that says so (`scaling.study.kinds.device`)."""
-
-
-@dataclass(frozen=True)
-class DeviceResult:
-    """All that a folder holds of one point on one device.
-
-    Attributes:
-        cell_id: the cell's hash.
-        cell: its variables (`DeviceCell.to_dict()`).
-        records: one a repeat, in their order.
-        launches: repeat -> rows of the done run: samples and facts (`scaling.device_studies.base`).
-        scatters: phase -> how the experiment's cells scatter over launches in it.
-    """
-
-    cell_id: str
-    cell: Mapping[str, Any]
-    records: list[RunRecord]
-    launches: Mapping[int, list[dict[str, Any]]]
-    scatters: dict[str, StudyScatter] = field(default_factory=dict, repr=False)
-
-    @property
-    def point(self) -> dict[str, Any]:
-        """Its independent variables, without device and threads."""
-        return dict(self.cell["point"])
-
-    @property
-    def device(self) -> str:
-        """cpu or cuda."""
-        return str(self.cell["device"])
-
-    @property
-    def threads(self) -> int:
-        """CPU threads."""
-        return int(self.cell["threads"])
-
-    def value(self, name: str) -> Any:
-        """Of a variable, `device`, `threads` or a fact; None where it has no such."""
-        known = {**self.point, "device": self.device, "threads": self.threads}
-        return known[name] if name in known else self.fact(name)
-
-    @property
-    def reason(self) -> str | None:
-        """Why it has no numbers: it was left out, or has failed; None where it has, or is not done."""
-        left_out = self.fact(LEFT_OUT)
-        if left_out is not None:
-            return str(left_out)
-        return next((record.reason for record in self.records if record.state == "failed"), None)
-
-    @cached_property
-    def phases(self) -> list[str]:
-        """What was timed, in order of appearance."""
-        return list(dict.fromkeys(row["phase"] for row in self._rows if "phase" in row))
-
-    @property
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        return chain.from_iterable(self.launches.values())
-
-    def seconds(self, phase: str = STEP) -> dict[int, list[float]]:
-        """Repeat -> its samples, where it has any."""
-        launches = {
-            repeat: [row["seconds"] for row in rows if row.get("phase") == phase]
-            for repeat, rows in self.launches.items()
-        }
-        return {repeat: samples for repeat, samples in launches.items() if samples}
-
-    def estimate(self, phase: str = STEP) -> Estimate | None:
-        """Median and 95% interval of a phase's seconds; None where there is no sample, or it was left out."""
-        launches = [*self.seconds(phase).values()]
-        return estimate_within(launches, self.scatters.get(phase), self.cell_id) if launches else None
-
-    def median(self, phase: str = STEP) -> float:
-        """Of a phase's seconds; infinite where there is no sample."""
-        estimate = self.estimate(phase)
-        return estimate.median if estimate else math.inf
-
-    def difference(
-        self, other: DeviceResult, phase: str = STEP, log_factor: float = 0.0
-    ) -> Difference | None:
-        """The other's time over this one's, times e to the power log_factor; None where one has none."""
-        scatter = self.scatters.get(phase)
-        if scatter is None or not (
-            scatter.num_launches(self.cell_id) and scatter.num_launches(other.cell_id)
-        ):
-            return None
-        return scatter.difference(self.cell_id, other.cell_id, log_factor)
-
-    def facts(self, name: str) -> list[dict[str, Any]]:
-        """The rows of that fact, of all launches: with "value", or "x" and "y"."""
-        return [row for row in self._rows if row.get("fact") == name]
-
-    def fact(self, name: str) -> Any:
-        """Its value, of the first launch that has it; None where none has."""
-        return next((row["value"] for row in self.facts(name) if "value" in row), None)
-
-    @cached_property
-    def scalars(self) -> dict[str, Any]:
-        """Facts that are a number, a text or a truth value: name -> value of the first launch."""
-        facts: dict[str, Any] = {}
-        for row in self._rows:
-            if "fact" in row and isinstance(row.get("value"), (int, float, str)):
-                facts.setdefault(row["fact"], row["value"])
-        return facts
-
-    @property
-    def num_samples(self) -> int:
-        """Training samples of a step; 1 where a step has no number of them."""
-        return int(self.fact(SAMPLES) or 1)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether one of its repeats has."""
-        return any(record.state == "failed" for record in self.records)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing of it is left to be run."""
-        return all(record.state in ("done", "failed") for record in self.records)
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """Training samples a second, where a step has a number of them."""
-        estimate, samples = self.estimate(), self.fact(SAMPLES)
-        return samples / estimate.median if estimate and samples and estimate.median > 0 else None
 
 
 @dataclass(frozen=True)
@@ -167,6 +40,7 @@ class Results:
         missing: devices that the study asked for and this machine has not.
         num_cores: that could be used; None where that was not recorded.
         folder: of the results, for messages.
+        report: what is to be said of it.
     """
 
     experiment: str
@@ -175,21 +49,105 @@ class Results:
     cells: list[DeviceResult]
     missing: list[str]
     num_cores: int | None
-    folder: str = ""
+    folder: str
+    report: Report
 
     @property
     def num_launches(self) -> int:
         """The fewest launches behind a number."""
         return min((len(cell.launches) for cell in self.cells if cell.launches), default=0)
 
+    def where(self, where: Where, cells: Iterable[DeviceResult] | None = None) -> list[DeviceResult]:
+        """Those of the cells, or of all, that are so."""
+        wanted = {name: self._allowed(value) for name, value in where.items()}
+        every = self.cells if cells is None else cells
+        return [cell for cell in every if all(cell.value(name) in values for name, values in wanted.items())]
+
     def all(self, device: str | None = None, **point: Any) -> list[DeviceResult]:
         """The cells there with these values of their variables."""
-        return [
-            cell
-            for cell in self.cells
-            if device in (None, cell.device)
-            and all(cell.point.get(name) == value for name, value in point.items())
+        return self.where({**({"device": device} if device else {}), **point})
+
+    def _allowed(self, value: Any) -> Sequence[Any]:
+        given = self.parameters.get(value.name, ()) if isinstance(value, Setting) else value
+        return given if isinstance(given, (list, tuple)) else (given,)
+
+    def grouped(self, cells: Iterable[DeviceResult], *names: str) -> dict[Any, list[DeviceResult]]:
+        """Value of that variable, or values of several -> the cells that have it, in the report's order."""
+        orders = [list(self._allowed(self.report.order.get(name, ()))) for name in names]
+
+        def place(cell: DeviceResult) -> list[Any]:
+            values = [cell.value(name) for name in names]
+            ranks = [
+                order.index(value) if value in order else len(order)
+                for order, value in zip(orders, values, strict=True)
+            ]
+            return [*zip(ranks, map(size_of, values), strict=True)]
+
+        def key(cell: DeviceResult) -> Any:
+            values = tuple(cell.value(name) for name in names)
+            return values[0] if len(values) == 1 else values
+
+        return by_key(sorted(cells, key=place), key)
+
+    def first_along(self, cell: DeviceResult, x: str) -> DeviceResult:
+        """The cell of the least `x` among those that differ from this one in nothing else."""
+        others = {name: value for name, value in cell.point.items() if name != x}
+        same = [one for one in self.where(others) if one.device == cell.device]
+        return min(same, key=lambda one: one.value(x))
+
+    @property
+    def arms(self) -> list[Variant]:
+        """What the cells were computed by: the report's variants, or CPU threads, then the GPU's steps."""
+        if self.report.variants != ARMS:
+            return [variant for variant in self.report.variants if self.where(variant.where)]
+        threads = sorted({cell.threads for cell in self.all("cpu")})
+        cpu = [
+            Variant(f"CPU, {count} thread{'s' * (count != 1)}", {"device": "cpu", "threads": count})
+            for count in threads
         ]
+        return [*cpu, *(variant for variant in GPU_STEPS if self.where(variant.where))]
+
+    @property
+    def gpu_arms(self) -> list[Variant]:
+        """Those of the GPU."""
+        return [arm for arm in self.arms if arm.where["device"] == "cuda"]
+
+    def columns(self, variants: Sequence[Variant]) -> list[Variant]:
+        """Those that a table has columns for: the GPU's too where the study asked for one in vain."""
+        every = variants or [*self.arms, *(GPU_STEPS if "cuda" in self.missing else ())]
+        return [one for one in every if self.where(one.where) or one.where["device"] in self.missing]
+
+    def label(self, value: Any) -> str:
+        """What a value is called: numbers of four digits and more have commas."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return f"{value:,}"
+        return str(self.report.labels.get(value, value))
+
+    def text(self, template: str, cell: DeviceResult | None = None, **more: Any) -> str:
+        """A template of the declaration, filled with parameters, a cell's variables and more."""
+        named = [variant.name for variant in self.arms]
+        values: dict[str, Any] = {
+            **self.parameters,
+            "arms": " and ".join(named) if len(named) < 3 else "CPU and GPU",
+            "cores": f"{self.num_cores} cores" if self.num_cores else "all cores",
+        }
+        if cell:
+            (on,) = (one.name for one in DEVICES if one.where["device"] == cell.device)
+            values |= {**cell.point, "device": cell.device, "threads": cell.threads, "on": on}
+        texts = {name: self.label(value) for name, value in values.items() if isinstance(value, str)}
+        return template.format_map({**values, **texts, **more})
+
+
+GPU_STEPS = tuple(Variant(f"GPU {step}", {"device": "cuda", "step": step}) for step in ("eager", "captured"))
+
+
+def report_of(experiment: str, cells: Sequence[DeviceResult]) -> Report:
+    """What the experiment declares; where it is not installed or declares nothing, what its cells tell."""
+    try:
+        declared: Report | None = EXPERIMENTS.load(experiment).report
+    except (StudyError, AttributeError):
+        declared = None
+    return declared or plain_report(cells)
 
 
 def read_devices(folder: ResultsFolder) -> list[Results]:
@@ -215,10 +173,13 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
         same = sum(other.experiment == name for other in read)
         here = {cell.device for cell in cells}
         missing = sorted(asked.get(name, set()) - here) if no_gpu else []
-        cells.sort(key=_order)
         _add_scatters(cells)
-        slug = f"{name}-{same + 1}" if same else name
-        read.append(Results(name, slug, cells[0].cell["parameters"], cells, missing, cores, str(folder.path)))
+        slug, parameters = f"{name}-{same + 1}" if same else name, cells[0].cell["parameters"]
+        results = Results(
+            name, slug, parameters, cells, missing, cores, str(folder.path), report_of(name, cells)
+        )
+        ordered = results.grouped(cells, *cells[0].point, "device", "threads").values()
+        read.append(replace(results, cells=[cell for same in ordered for cell in same]))
     return read
 
 
@@ -252,48 +213,3 @@ def _asked(folder: ResultsFolder) -> dict[str, set[str]]:
         if part.get("kind") == DEVICE:
             asked.setdefault(part["experiment"]["name"], set()).update(part["devices"])
     return asked
-
-
-def _order(cell: DeviceResult) -> tuple[Any, ...]:
-    """By the point's values, numbers by size, then device and threads."""
-    values: list[tuple[int, float, str]] = []
-    for value in cell.point.values():
-        is_number = isinstance(value, (int, float))
-        values.append((0, float(value), "") if is_number else (1, 0.0, str(value)))
-    return (values, cell.device, cell.threads, cell.cell_id)
-
-
-def grouped(cells: Iterable[DeviceResult], *names: str) -> dict[Any, list[DeviceResult]]:
-    """Value of that variable, or values of several -> the cells that have it; ascending."""
-
-    def key(cell: DeviceResult) -> Any:
-        values = tuple(cell.value(name) for name in names)
-        return values[0] if len(values) == 1 else values
-
-    return dict(sorted(by_key(cells, key).items()))
-
-
-def paired(
-    first: Iterable[DeviceResult], second: Iterable[DeviceResult], x: str, phase: str = STEP
-) -> dict[Any, Difference]:
-    """Value of a variable -> a phase's time of the second over that of the first, where both have one."""
-    others = {cell.value(x): cell for cell in second}
-    both = {
-        cell.value(x): cell.difference(others[cell.value(x)], phase)
-        for cell in first
-        if cell.value(x) in others
-    }
-    return {value: difference for value, difference in sorted(both.items()) if difference is not None}
-
-
-def by_network(results: Results, device: str | None = None) -> dict[str, list[DeviceResult]]:
-    """Network -> its cells; the networks in the study's order."""
-    groups = grouped(results.all(device), "model")
-    known = [name for name in results.parameters.get("networks", []) if name in groups]
-    return {name: groups[name] for name in dict.fromkeys([*known, *groups])}
-
-
-def fastest(cells: Iterable[DeviceResult], device: str | None = None) -> DeviceResult | None:
-    """The cell with the least median time of a step, of that device; None where none has one."""
-    timed = [cell for cell in cells if device in (None, cell.device) and cell.estimate()]
-    return min(timed, key=DeviceResult.median, default=None)

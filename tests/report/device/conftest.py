@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scaling.report.device import Results, read_devices, report_of
+from scaling.report.device import Results, read_devices, sentences
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.draw import draw_figures
 from scaling.report.sections import SavedFigure
@@ -17,7 +17,7 @@ from scaling.store import ResultsFolder, RunRecord
 
 def sentences_of(results: Results) -> list[str]:
     """What an experiment's report says, in its own order: the answer last."""
-    return [*report_of(results).sentences(results)]
+    return [*sentences(results)]
 
 
 def write_figures(folder: ResultsFolder, experiments: Sequence[Results]) -> list[SavedFigure]:
@@ -27,7 +27,7 @@ def write_figures(folder: ResultsFolder, experiments: Sequence[Results]) -> list
     return figures
 
 
-BASE = {"inputs": 64, "depth": 2, "width": 10, "batch": 1}
+BASE = {"inputs": 64, "depth": 2, "width": 10, "batch": 1, "equal_parameters": [10_000]}
 
 
 class DeviceFolder:

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from scaling.report.device import device_tables
-from scaling.report.device.kernel_choices import REPORT
-from scaling.report.device.kernel_data import cases
+from scaling.device_studies.declaration import DEVICES
+from scaling.device_studies.kernel_choices import REPORT
+from scaling.report.device import device_tables, figures
+from scaling.report.device.comparisons import least
+from scaling.report.device.findings import groups_of
 from tests.report.device.conftest import sentences_of
 
 
@@ -74,22 +76,27 @@ class TestProducts:
         product("transpose-first", 0.012, extra=COPY)
         product("already-transposed", 0.010)
         (table,) = device_tables([folder.results()])
-        assert [row[1:5:3] for row in table.rows][1] == ["W transposed first, float32", "2.00"]
+        assert [table.rows[1][table.headings.index(name)] for name in ("choice", "copy alone, ms")] == [
+            "W transposed first",
+            "2.00",
+        ]
         last = told_of(folder)[-1]
-        assert "W takes least as it is stored (transposed first 1.2 times as long) at batch 1,024" in last
-        assert "(seen in one launch)" in last
+        assert (
+            "the GPU with W as it is stored (W transposed first 1.2 times as long) at batch 1,024 (seen"
+            in last
+        )
 
     def test_transposing_first_wins_where_it_is_faster(self, kernels):
         folder, product, _ = kernels()
         product("transposed", 0.020)
         product("transpose-first", 0.010, extra=COPY)
-        assert "transposed first (as it is stored 2.0 times as long)" in told_of(folder)[-1]
+        assert "with W transposed first (W as it is stored 2.0 times as long)" in told_of(folder)[-1]
 
     def test_launches_that_tell_nothing_decide_nothing(self, kernels):
         folder, product, _ = kernels()
         product("transposed", [0.0100, 0.0104, 0.0097])
         product("transpose-first", [0.0102, 0.0098, 0.0103], extra=COPY)
-        assert "either way (transposed first 1.0 times (undecided) as long)" in told_of(folder)[-1]
+        assert "with W as it is stored or W transposed first (undecided) at" in told_of(folder)[-1]
 
     def test_precisions_are_told_with_their_error(self, kernels):
         folder, product, _ = kernels()
@@ -97,7 +104,7 @@ class TestProducts:
         product("transposed", 0.002, precision="tf32", error=3e-4)
         told = " ".join(told_of(folder))
         assert (
-            "takes 5.0 times as long as TF32 (one operation, x W^T, batch 1,024, W 2048x26752; relative"
+            "up to 1.0e-07), operations take 5.0 times as long as in TF32 (relative error up to 3.0e-04)"
             in told
         )
 
@@ -105,7 +112,7 @@ class TestProducts:
         folder, product, _ = kernels()
         product("transposed", [0.01001, 0.01, 0.01])
         product("transposed", [0.01, 0.01001, 0.01], precision="bfloat16", error=3e-3)
-        assert "takes 1.0 times (a tie within 3%) as long as bfloat16" in " ".join(told_of(folder))
+        assert "take 1.0 times (a tie within 3%) as long as in bfloat16" in " ".join(told_of(folder))
 
 
 class TestPartly:
@@ -117,9 +124,10 @@ class TestPartly:
         convolution("library", None)
         answer = told_of(folder)[-1]
         assert "the convolution takes least" not in answer
-        assert "GPU: ResNet 3x3, batch 64." in answer
-        (_, table) = (None, device_tables([folder.results()])[0])
-        assert [row[1:3] for row in table.rows] == [["the library's guess, float32", "–"], table.rows[1][1:3]]  # noqa: RUF001
+        assert "not measured yet, on the GPU for ResNet 3x3." in answer
+        table = device_tables([folder.results()])[0]
+        shown = [table.headings.index(name) for name in ("choice", "forward and backward, ms")]
+        assert [table.rows[0][place] for place in shown] == ["the library's guess", "–"]  # noqa: RUF001
 
     def test_cases_of_a_device_without_any_number_are_named(self, kernels):
         folder, _, convolution = kernels()
@@ -127,8 +135,8 @@ class TestPartly:
         convolution("library", None, device="cpu")
         convolution("native", None, device="cpu")
         answer = told_of(folder)[-1]
-        assert "the convolution takes least by the library's guess for ResNet 3x3" in answer
-        assert answer.endswith("not measured yet: CPU: ResNet 3x3, batch 64.")
+        assert "takes least time on the GPU with the library's guess for ResNet 3x3" in answer
+        assert answer.endswith("not measured yet, on the CPU for ResNet 3x3.")
 
 
 class TestConvolutions:
@@ -137,13 +145,13 @@ class TestConvolutions:
         convolution("library", [0.0100, 0.0104, 0.0097])
         convolution("autotuned", [0.0102, 0.0098, 0.0103])
         convolution("fft", [0.05, 0.05, 0.05])
-        assert "by the library's guess or autotuned (undecided) for ResNet 3x3" in told_of(folder)[-1]
+        assert "with the library's guess or autotuned (undecided) for ResNet 3x3" in told_of(folder)[-1]
 
     def test_autotuning_is_compared_with_the_guess(self, kernels):
         folder, _, convolution = kernels()
         convolution("library", 0.020)
         convolution("autotuned", 0.010)
-        assert "GPU: ResNet 3x3, batch 64 2.0 times" in told_of(folder)[0]
+        assert "found by trying all, 2.0 times for ResNet 3x3 (seen" in told_of(folder)[0]
 
     def test_limit_that_was_not_kept_is_said(self, kernels):
         folder, _, convolution = kernels()
@@ -151,15 +159,15 @@ class TestConvolutions:
         convolution("older-interface", 0.060, cap="1 MiB", workspace=9_000_000)
         convolution("older-interface", 0.030, cap="64 MiB", workspace=9_000_000)
         (told,) = [text for text in told_of(folder) if "older interface" in text]
-        assert "the limit of 1 MiB was not kept" in told
+        assert "did not keep the limit of 1 MiB" in told
         assert "64 MiB" not in told
 
     def test_limited_ones_are_no_answer(self, kernels):
         folder, _, convolution = kernels()
         convolution("older-interface", 0.001, workspace=1)
         convolution("library", 0.01)
-        (case,) = cases(folder.results(), "convolution")
-        assert [cell.point["choice"] for cell in case.fastest()] == ["library"]
+        (cells,) = groups_of(REPORT.answer[1], folder.results(), DEVICES[1]).values()
+        assert [cell.point["choice"] for cell in least(cells)] == ["library"]
 
 
 class TestOlderInterface:
@@ -174,14 +182,13 @@ class TestOlderInterface:
         self.add(convolution, older=[0.030] * 3, newer=[0.060] * 3)
         told = sentences_of(folder.results())
         (sentence,) = [text for text in told if "TORCH_CUDNN_V8_API_DISABLED" in text]
-        assert "ResNet 3x3 30.0 ms instead of 60.0 ms: the variable does something" in sentence
-        assert "by autotuned for ResNet 3x3 (ResNet 3x3's takes 2.0 times as long as by cuDNN's" in told[-1]
+        assert "both autotuned, 0.50 times for ResNet 3x3: where it makes no difference" in sentence
 
     def test_equal_times_tell_that_it_may_do_nothing(self, kernels):
         folder, _, convolution = kernels()
         self.add(convolution, older=[0.0300, 0.0301, 0.0300], newer=[0.0301, 0.0300, 0.0300])
         told = sentences_of(folder.results())
-        assert any("in this version of torch the variable may do nothing" in text for text in told)
+        assert any("1.0 times (a tie within 3%) for ResNet 3x3: where it makes no" in text for text in told)
         assert "older" not in told[-1]
 
     def test_answer_names_what_the_worst_limit_costs(self, kernels):
@@ -191,14 +198,15 @@ class TestOlderInterface:
         convolution("older-interface", 0.060, cap="64 MiB", workspace=1_000)
         answer = sentences_of(folder.results())[-1]
         assert (
-            "workspace makes its forward pass take up to 4.0 times as long (ResNet 3x3, at most 1" in answer
+            "4.0 times for ResNet 3x3 with at most 1 MiB and 2.0 times for ResNet 3x3 with at most 64 MiB"
+            in answer
         )
 
     def test_limit_that_was_not_kept_costs_nothing(self, kernels):
         folder, _, convolution = kernels()
         self.add(convolution, older=0.030, newer=0.060)
         convolution("older-interface", 0.120, cap="1 MiB", workspace=10_000_000)
-        assert "forward pass take up to" not in sentences_of(folder.results())[-1]
+        assert "with a limited workspace" not in sentences_of(folder.results())[-1]
 
 
 class TestOnCpuAlone:
@@ -208,9 +216,9 @@ class TestOnCpuAlone:
         product("transpose-first", 0.020, device="cpu", extra=COPY)
         convolution("native", 0.01, device="cpu")
         last = told_of(folder)[-1]
-        assert "on the CPU the product with W takes least as it is stored" in last
+        assert "on the CPU with W as it is stored (W transposed first 2.0 times as long)" in last
         assert "no GPU" in last
-        assert [drawn.name.rsplit("-", 1)[-1] for drawn in REPORT.figures(folder.results())] == [
+        assert [drawn.name.rsplit("-", 1)[-1] for drawn in figures(folder.results())] == [
             "products",
             "convolutions",
         ]
@@ -231,15 +239,20 @@ class TestTablesAndFigures:
         folder, _, convolution = kernels()
         convolution("library", 0.03, workspace=2_000_000)
         convolution("older-interface", 0.03, cap="1 MiB", workspace=0)
-        names = [drawn.name for drawn in REPORT.figures(folder.results())]
+        names = [drawn.name for drawn in figures(folder.results())]
         assert names == ["device-kernel-choices-convolutions", "device-kernel-choices-workspace"]
 
-    def test_limits_of_one_place_share_a_text_within_the_panel(self, kernels):
+    def test_every_limit_has_a_point_and_a_name(self, kernels):
         folder, _, convolution = kernels()
         convolution("library", 0.03, workspace=0)
         for cap in ("none", "64 MiB", "1 MiB"):
             convolution("older-interface", 0.03, cap=cap, workspace=0)
-        (axes,) = list(REPORT.figures(folder.results()))[-1].figure.axes
-        assert [text.get_text() for text in axes.texts] == ["no limit\n64 MiB\n1 MiB"]
-        assert axes.get_xlim()[1] > 1
-        assert axes.get_ylim()[1] > 1.2 * 10
+        drawn = list(figures(folder.results()))[-1].figure
+        assert {text.get_text() for text in drawn.legends[0].get_texts()} == {
+            "the library's guess",
+            "autotuned, older interface",
+            "autotuned, older interface 64 MiB",
+            "autotuned, older interface 1 MiB",
+        }
+        assert drawn.axes[0].get_xlim()[1] > 1
+        assert drawn.axes[0].get_ylim()[1] > 10

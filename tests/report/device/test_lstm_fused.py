@@ -2,9 +2,9 @@
 
 import pytest
 
-from scaling.report.device import device_tables
-from scaling.report.device.lstm_accuracy import comparisons
-from scaling.report.device.lstm_fused import REPORT, rate
+from scaling.report.device import device_tables, figures
+from scaling.report.device.accuracy import comparisons
+from scaling.report.device.tables import per_s
 from tests.report.device.conftest import sentences_of
 
 SECONDS = [[0.1] * 7]
@@ -127,7 +127,7 @@ class TestAccuracy:
         add("fused", "float16", None, accuracy_left_out="3 trainings would take 99 s")
         assert "(not trained, as it would take too long: fused, float16)" in answer(folder)
         remarks = [text for table in device_tables([folder.results()]) for text in table.remarks]
-        assert "No accuracy of mnist-rows, CPU, fused, float16: 3 trainings would take 99 s." in remarks
+        assert "No accuracy of mnist-rows on the CPU, fused, float16: 3 trainings would take 99 s." in remarks
 
     def test_devices_are_compared_each_with_its_own_reference(self, lstm):
         folder, add = lstm()
@@ -152,8 +152,8 @@ class TestSpeed:
         folder, add = lstm()
         add("fused", "float32", seconds=[[0.5] * 7], batch=100)
         (cell,) = folder.results().cells
-        assert rate(cell, "step") == pytest.approx(200)
-        assert rate(cell, "predict") is None
+        assert per_s(cell, "batch") == pytest.approx(200)
+        assert per_s(cell, "batch", "predict") is None
 
     def test_sentences_say_how_much_faster_at_which_batches(self, lstm):
         folder, add = lstm()
@@ -163,7 +163,7 @@ class TestSpeed:
             add("fused", "float64", batch=batch, seconds=[[0.4] * 7])
         told = " ".join(sentences_of(folder.results()))
         assert "training 2.0 to 4.0 times by a loop over LSTMCell" in told
-        assert "takes 4.0 times as long in float64 as in float32 (seen in one launch)" in told
+        assert "training of the fused LSTM takes 4.0 times in float64 (seen in one launch)" in told
 
     def test_batches_are_named_where_not_all_were_measured(self, lstm):
         folder, add = lstm()
@@ -197,7 +197,7 @@ class TestSpeed:
         folder, add = lstm()
         add("fused", "float32", REFERENCE)
         add("fused", "float16", REFERENCE)
-        speed, accuracy = REPORT.figures(folder.results())
+        speed, accuracy = figures(folder.results())
         assert len(speed.figure.axes) == 3 * 2
         assert [text.get_text() for text in accuracy.figure.axes[0].get_yticklabels()] == [
             "fused, float32",

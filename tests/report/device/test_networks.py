@@ -1,16 +1,34 @@
 """The reports of `cpu-threads` and `batch-sizes`."""
 
-import math
-
+import numpy as np
 import pytest
 
+from scaling.device_studies import batch_sizes, cpu_threads
+from scaling.device_studies.declaration import DEVICES
 from scaling.report import write_report
 from scaling.report.device import device_sentences, device_tables
-from scaling.report.device.batch_sizes import enough
-from scaling.report.device.common import arms_of
-from scaling.report.device.cpu_threads import speedup_lines, worthwhile
-from scaling.report.device.drawing import time_line
+from scaling.report.device.drawing import lines_of, points_of
+from scaling.report.device.findings import enough as is_enough
+from scaling.report.device.findings import needs
 from tests.report.device.conftest import sentences_of, write_figures
+
+
+def enough(cells):
+    return is_enough(batch_sizes.REPORT.answer[0], cells)
+
+
+def worthwhile(cells):
+    return is_enough(cpu_threads.REPORT.answer[0], cells)
+
+
+def speedups(results):
+    """Network -> threads, and speedups with their intervals."""
+    (declared,) = cpu_threads.REPORT.figures
+    found = {
+        line.name: points_of(declared, results, declared.panels[0], results.where(line.where))
+        for line in lines_of(declared, results)
+    }
+    return {name: points for name, points in found.items() if not np.isnan(points[1][0]).all()}
 
 
 def exactly(seconds):
@@ -40,10 +58,11 @@ def batches(of):
 
 class TestThreads:
     def test_speedups_are_over_the_fewest_threads(self, threads):
-        fcn, lstm = speedup_lines(threads.results())
-        assert [*fcn.at] == [1.0, 2.0, 4.0]
-        assert fcn.values == pytest.approx([1.0, 100 / 51, 2.0])
-        assert lstm.values[-1] == pytest.approx(100 / 120)
+        found = speedups(threads.results())
+        at, values = found["fcn-r"]
+        assert [*at] == [1.0, 2.0, 4.0]
+        assert values[0] == pytest.approx([1.0, 100 / 51, 2.0])
+        assert found["lstm"][1][0][-1] == pytest.approx(100 / 120)
 
     def test_fewest_threads_within_a_tie_are_worth_it(self, threads):
         results = threads.results()
@@ -56,9 +75,7 @@ class TestThreads:
             "How many CPU threads are worth it? Seen in one launch: 1 to 2 of 4: a training step takes 1.0 "
             "to 2.0 times as long with 1 (2 networks). Of 1 to 4,"
         )
-        assert (
-            "2 for fcn-r (2.0 times); 1 for lstm, where more take no less (seen in one launch)." in sentence
-        )
+        assert "fcn-r 2 (1 takes 2.0 times as long), lstm 1 (1 takes 1.0 times as long) (seen in" in sentence
 
     def test_table_has_a_row_for_each_number_of_threads(self, threads):
         (table,) = device_tables([threads.results()])
@@ -70,9 +87,9 @@ class TestThreads:
         for count, signs in ((1, (-1, 0, 1)), (2, (1, 0, -1))):
             launches = [[0.1 * (1 + 0.01 * sign)] * 10 for sign in signs]
             made.add(launches, threads=count, model="fcn-r", batch=64)
-        (line,) = speedup_lines(made.results())
-        assert (line.low[0], line.high[0]) == (1.0, 1.0)
-        assert line.low[1] < 1.0 < line.high[1]
+        ((_, (_, low, high)),) = speedups(made.results()).values()
+        assert (low[0], high[0]) == (1.0, 1.0)
+        assert low[1] < 1.0 < high[1]
 
     def test_partly_measured_networks_are_not_answered(self, of):
         made = of("cpu-threads", networks=["fcn-r", "lstm"])
@@ -82,7 +99,7 @@ class TestThreads:
         made.add(planned=True, threads=1, model="lstm", batch=16)
         made.add(exactly(0.1), threads=4, model="lstm", batch=16)
         answer = sentences_of(made.results())[-1]
-        assert "Not answered: no network was measured with all of them." in answer
+        assert "Not answered, as points are missing, on the CPU for every network." in answer
 
     def test_figure_is_drawn(self, threads):
         (figure,) = write_figures(threads.folder, [threads.results()])
@@ -94,17 +111,18 @@ class TestThreads:
             threads.add(exactly(seconds), threads=count, model="resnet-56", batch=16)
         threads.add(planned=True, threads=1, model="resnet-56", batch=16)
         results = threads.results()
-        assert [line.name for line in speedup_lines(results)] == ["fcn-r", "lstm"]
-        assert worthwhile(results.all("cpu", model="resnet-56")) is None
+        assert [*speedups(results)] == ["fcn-r", "lstm"]
+        (arm,) = [arm for arm in DEVICES if arm.name == "CPU"]
+        assert [*needs(cpu_threads.REPORT.answer[0], results, arm)] == ["fcn-r", "lstm"]
         first, answer = device_sentences([results])
         assert first.startswith("cpu-threads: 1 of 9 points are not measured yet")
-        assert answer.endswith("Not answered for resnet-56.")
+        assert answer.endswith("Not answered, as points are missing, on the CPU for resnet-56.")
         assert {row[-1] for row in device_tables([results])[0].rows if row[0] == "resnet-56"} == {"–"}  # noqa: RUF001
 
     def test_network_that_was_left_out_with_one_thread_has_no_line(self, of):
         made = of("cpu-threads", networks=["resnet-50"])
         made.add([[]], threads=1, model="resnet-50", batch=2, facts={"left_out": "too slow"})
-        assert speedup_lines(made.results()) == []
+        assert speedups(made.results()) == {}
         assert worthwhile(made.results().cells) is None
         assert write_figures(made.folder, [made.results()]) == []
         assert device_tables([made.results()])[-1].rows == [
@@ -142,7 +160,8 @@ class TestBatches:
         batches.add(planned=True, device="cuda", step="eager", model="fcn-r", batch=64)
         told = sentences_of(batches.results())
         assert not any("on the GPU eager: fcn-r" in text for text in told)
-        assert "no network was measured in full on both" in told[-1]
+        assert "on the GPU eager for every network" in told[-1]
+        assert "the time of a sample" not in told[-1]
 
     def test_smaller_batches_that_are_not_measured_yet_change_nothing(self, of):
         made = of("batch-sizes", networks=["fcn-r"])
@@ -157,18 +176,17 @@ class TestBatches:
 
     def test_line_is_broken_at_a_batch_that_is_not_measured_yet(self, batches):
         batches.add(planned=True, threads=4, step="eager", model="fcn-r", batch=8)
-        results = batches.results()
-        (cpu, _) = arms_of(results)
-        line = time_line(cpu, results.all("cpu"), "batch")
-        assert [*line.at] == [1.0, 4.0, 8.0, 16.0]
-        assert [math.isnan(value) for value in line.values] == [False, False, True, False]
+        results, declared = batches.results(), batch_sizes.REPORT.figures[1]
+        at, (values, *_) = points_of(declared, results, declared.panels[0], results.all("cpu"))
+        assert [*at] == [1.0, 4.0, 8.0, 16.0]
+        assert [*np.isnan(values)] == [False, False, True, False]
 
     def test_without_a_gpu_the_answer_says_so(self, of):
         made = of("batch-sizes", has_gpu=False, networks=["fcn-r"])
         made.add(exactly(0.1), threads=4, step="eager", model="fcn-r", batch=1, facts={"samples": 1})
         assert (
-            "on the CPU, 4 threads: fcn-r at least 1 (10.0 samples/s) (seen in one launch). What a GPU needs"
-            in sentences_of(made.results())[-1]
+            "on the CPU, 4 threads: fcn-r at least 1 (10.0 samples/s) (seen in one launch). This machine has "
+            "no" in sentences_of(made.results())[-1]
         )
 
     def test_columns_of_a_missing_gpu_are_empty(self, of):

@@ -1,12 +1,18 @@
 """What is read from a folder of device cells, and what the summary says of them."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.study_scatter import MODERATED
 from scaling.analysis.summary import summary_table
+from scaling.device_studies.declaration import BreakEven, Report
+from scaling.device_studies.registry import EXPERIMENTS
 from scaling.errors import StoreError
 from scaling.report.device import device_tables, with_devices
+from tests.report.device.conftest import sentences_of, write_figures
 
 STEPS = [0.010, 0.011, 0.012, 0.010, 0.013, 0.011]
 
@@ -90,12 +96,45 @@ def test_missing_gpu_is_told_where_the_study_asked_for_one(small):
     assert made.results().missing == ["cuda"]
 
 
-def test_experiment_without_a_report_has_a_plain_table(of):
+def test_experiment_that_declares_nothing_has_a_table_of_all(of):
     made = of("someones-own")
     made.add([STEPS], colour="red", facts={"accuracy": 0.5})
     made.add([[]], colour="blue", facts={"left_out": "too blue"})
     table, left_out = device_tables([made.results()])
     assert [row[0] for row in table.rows] == ["blue", "red"]
-    assert "accuracy 0.5" in table.rows[1][-1]
+    assert table.rows[1][table.headings.index("accuracy")] == "0.5"
     assert left_out.rows[0][0] == "blue"
     assert left_out.rows[0][-1] == "too blue"
+
+
+def test_experiment_that_declares_nothing_is_answered_from_its_points(of):
+    made = of("someones-own")
+    for size, cpu, gpu in ((10, 1e-3, 4e-3), (1000, 16e-3, 4e-3)):
+        made.add([[cpu] * 10], size=size)
+        made.add([[gpu] * 10], device="cuda", size=size)
+    told = sentences_of(made.results())
+    assert told == ["The GPU takes less time than the CPU: GPU eager from size 100 on (seen in one launch)."]
+    (figure,) = write_figures(made.folder, [made.results()])
+    assert figure.name == "device-someones-own-times"
+
+
+def test_experiment_that_declares_nothing_names_the_word_of_least_time(of):
+    made = of("someones-own")
+    for way, seconds in (("loop", 4e-3), ("sum", 1e-3)):
+        made.add([[seconds] * 10], way=way)
+    (told,) = sentences_of(made.results())
+    assert told == "Least time of a step on the CPU: sum (loop 4.0 times as long) (seen in one launch)."
+
+
+def test_declaration_of_an_installed_experiment_is_read(of, monkeypatch):
+    class Own:
+        report = Report("Which size?", ("size",), answer=(BreakEven("The GPU wins, in sizes: ", "size"),))
+
+    monkeypatch.setitem(sys.modules, "someones_package", SimpleNamespace(Own=Own))
+    monkeypatch.setitem(EXPERIMENTS._built_in, "own-sizes", "someones_package:Own")
+    made = of("own-sizes")
+    for size, cpu in ((10, 1e-3), (1000, 16e-3)):
+        made.add([[cpu] * 10], size=size)
+        made.add([[4e-3] * 10], device="cuda", size=size)
+    (told,) = sentences_of(made.results())
+    assert told == "Which size? The GPU wins, in sizes: GPU eager from 100 on (seen in one launch)."

@@ -2,16 +2,22 @@
 
 import pytest
 
-from scaling.report.device import device_sentences, device_tables
-from scaling.report.device.common import arms_of
-from scaling.report.device.small_networks import (
-    REPORT,
-    cpu_over_gpu,
-    grid,
-    thread_crossing,
-    width_crossings,
-)
+from scaling.device_studies.small_networks import GRID, REPORT
+from scaling.report.device import device_sentences, device_tables, figures
+from scaling.report.device.findings import crossings, firsts, ratios
 from tests.report.device.conftest import sentences_of, write_figures
+
+(WIDTHS_ANSWER,) = REPORT.answer
+THREADS = REPORT.findings[-1]
+
+
+def cpu_over_gpu(results, arm):
+    return ratios(results, results.where(GRID), arm.where, {"device": "cpu"}, ("batch", "width"))
+
+
+def width_crossings(results, arm):
+    return crossings(WIDTHS_ANSWER, results, arm)
+
 
 WIDTHS = (10, 100, 1000, 10000)
 POINT = {"network": "mlp", "equal_parameters": 0, "inputs": 64, "depth": 2}
@@ -52,7 +58,7 @@ def without_gpu(small):
 
 def test_break_even_width_is_that_of_the_fastest_threads(with_gpu):
     results = with_gpu.results()
-    eager, captured = (arm for arm in arms_of(results) if arm.device == "cuda")
+    eager, captured = results.gpu_arms
     found = width_crossings(results, eager)
     assert found[1].at == pytest.approx(300 / (1 + 1 / 64), rel=0.02)
     assert found[64].at == pytest.approx(150, rel=0.02)
@@ -62,22 +68,20 @@ def test_break_even_width_is_that_of_the_fastest_threads(with_gpu):
 
 def test_ratio_at_every_point_is_that_of_the_medians(with_gpu):
     results = with_gpu.results()
-    eager = next(arm for arm in arms_of(results) if arm.name == "GPU eager")
-    assert cpu_over_gpu(grid(results), eager, "batch", "width")[64, 1000].ratio == pytest.approx(
-        2000 / 300, rel=0.01
-    )
+    eager = results.gpu_arms[0]
+    assert cpu_over_gpu(results, eager)[64, 1000].ratio == pytest.approx(2000 / 300, rel=0.01)
 
 
 def test_last_sentence_answers_the_question(with_gpu):
     last = sentences_of(with_gpu.results())[-1]
     assert last.startswith(
-        "When is the GPU worth it for a small network? Seen in one launch: at every measured batch, with "
-        "eager steps from width 300 on and with captured steps from width 30 on. For perceptrons of 2 hidden "
+        "When is the GPU worth it for a small network? Seen in one launch: at every measured batch, GPU "
+        "eager from width 300 on and GPU captured from width 30 on. For perceptrons of 2 hidden layers "
     )
-    eager, captured = last.split("Captured, ")
-    assert "Eager, at batch 1 from width 300 on" in eager
+    eager, captured = last.split("GPU captured, ")
+    assert "GPU eager, at batch 1 from width 300 on" in eager
     assert "at batch 64 from width 15 on" in captured
-    assert "from these widths on (seen in one launch)." in last
+    assert last.endswith(" on (seen in one launch).")
     assert "faster" not in last
 
 
@@ -88,7 +92,9 @@ def test_batches_of_one_answer_are_named_together(small):
             point = {**POINT, "width": width, "batch": batch, "step": "eager"}
             made.add(around(2e-3), threads=1, **point)
             made.add(around(1e-3), device="cuda", **point)
-    assert "Eager, at batch 1 and 64 at every measured width (10 to 100)." in sentences_of(made.results())[-1]
+    assert (
+        "GPU eager, at batch 1 and 64 at every measured width (10 to 100)" in sentences_of(made.results())[-1]
+    )
 
 
 def test_width_with_threads_that_are_not_measured_yet_is_counted_for_nobody(with_gpu):
@@ -97,8 +103,8 @@ def test_width_with_threads_that_are_not_measured_yet_is_counted_for_nobody(with
     with_gpu.add(planned=True, threads=4, **point)
     with_gpu.add(around(300e-6), device="cuda", **point)
     results = with_gpu.results()
-    eager = next(arm for arm in arms_of(results) if arm.name == "GPU eager")
-    assert cpu_over_gpu(grid(results), eager, "batch", "width")[64, 100_000] is None
+    eager = results.gpu_arms[0]
+    assert cpu_over_gpu(results, eager)[64, 100_000] is None
     assert width_crossings(results, eager)[64].last == 10_000
     first, *_ = device_sentences([results])
     assert "1 of 35 points are not measured yet (CPU: 1 of 18; GPU: 0 of 17)" in first
@@ -106,21 +112,23 @@ def test_width_with_threads_that_are_not_measured_yet_is_counted_for_nobody(with
 
 def test_sentence_without_a_gpu_says_that_it_has_no_answer(without_gpu):
     sentences = sentences_of(without_gpu.results())
-    assert "4 threads take less time than 1: at batch 1 at every measured width" in sentences[0]
+    assert "4 threads take less time than 1: at batch 1 and 64 at every measured width" in sentences[0]
     assert "That is not answered here. This machine has no GPU" in sentences[-1]
 
 
 def test_columns_of_a_missing_gpu_are_empty_and_told(without_gpu):
     table, *_ = device_tables([without_gpu.results()])
-    assert table.headings[-3:] == ["GPU eager", "GPU captured", "CPU / GPU, least of each"]
+    assert table.headings[-3:] == [
+        "GPU eager: ms a step",
+        "GPU captured: ms a step",
+        "CPU / GPU, least of each",
+    ]
     assert {text for row in table.rows for text in row[-3:]} == {"–"}  # noqa: RUF001
     assert any("no GPU that torch can use" in remark for remark in table.remarks)
 
 
 def test_tables_hold_every_point_once_with_its_cells(with_gpu):
-    crossings, times = device_tables([with_gpu.results()])
-    assert [row[0] for row in crossings.rows] == ["1", "64"]
-    assert "from width 150 on" in crossings.rows[1][1]
+    (times,) = device_tables([with_gpu.results()])
     assert len(times.rows) == 8
     assert " to " in times.rows[0][6]  # the interval
     assert sum(len(ids) for ids in times.cells) == 8 * 4
@@ -131,12 +139,12 @@ def test_point_that_the_cpu_left_out_is_named_and_counted_for_nobody(with_gpu):
     with_gpu.add([[]], step="eager", facts={"left_out": "a step took 9 s"}, **point)
     with_gpu.add(around(300e-6), device="cuda", step="eager", **point)
     results = with_gpu.results()
-    eager = next(arm for arm in arms_of(results) if arm.name == "GPU eager")
-    assert cpu_over_gpu(grid(results), eager, "batch", "width")[64, 100_000] is None
+    eager = results.gpu_arms[0]
+    assert cpu_over_gpu(results, eager)[64, 100_000] is None
     assert width_crossings(results, eager)[64].at == pytest.approx(150, rel=0.02)
     left_out = device_tables([results])[-1]
     assert left_out.rows == [
-        ["mlp", "64", "2", "64", "100,000", "CPU, 1 thread", "left out", "a step took 9 s"]
+        ["perceptron", "64", "2", "64", "100,000", "CPU, 1 thread", "left out", "a step took 9 s"]
     ]
 
 
@@ -164,7 +172,9 @@ def test_threads_have_a_break_even_width_too(small):
     for width, few, many in ((10, 1e-4, 2e-4), (1000, 1e-2, 5e-3)):
         made.add(around(few), threads=1, step="eager", **{**POINT, "width": width, "batch": 1})
         made.add(around(many), threads=2, step="eager", **{**POINT, "width": width, "batch": 1})
-    assert thread_crossing(made.results(), 1, [1, 2]).at == pytest.approx(100, rel=0.02)
+    results = made.results()
+    (all_threads,) = firsts(THREADS, results)
+    assert crossings(THREADS, results, all_threads)[1].at == pytest.approx(100, rel=0.02)
 
 
 def test_recurrent_networks_are_compared_at_equal_parameters(with_gpu):
@@ -172,7 +182,8 @@ def test_recurrent_networks_are_compared_at_equal_parameters(with_gpu):
         point = {**POINT, "network": network, "equal_parameters": 10_000, "width": 41, "batch": 64}
         with_gpu.add(around(seconds), step="eager", facts={"parameters": 10_000}, **point)
     first = sentences_of(with_gpu.results())[0]
-    assert "on the CPU 3.0 times at 10,000 parameters" in first
+    assert first.startswith("On the CPU, in multiples")
+    assert "takes 3.0 times at 10,000 parameters" in first
 
 
 def test_figures_are_drawn_with_a_gpu_and_without(with_gpu, without_gpu):
@@ -185,7 +196,8 @@ def test_figures_are_drawn_with_a_gpu_and_without(with_gpu, without_gpu):
 def test_every_batch_has_a_panel_and_what_is_left_over_is_empty(small):
     made = small(has_gpu=False)
     add_grid(made, gpu=False, batches=(1, 8, 64))
-    panels = REPORT.plots[1].draw(made.results(), "three batches").axes
+    (drawn,) = figures(made.results())
+    panels = drawn.figure.axes
     assert [axes.get_title(loc="left") for axes in panels] == ["batch 1", "batch 8", "batch 64", ""]
     assert [axes.axison for axes in panels] == [True, True, True, False]
 

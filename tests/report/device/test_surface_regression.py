@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from scaling.device_studies.surface_training import grid_points
-from scaling.report.device import device_tables
-from scaling.report.device.surface_fit import surface, trainings
-from scaling.report.device.surface_regression import REPORT
+from scaling.report.device import device_tables, figures
+from scaling.report.device.fit import surface, trainings
 from tests.report.device.conftest import sentences_of
 
 
@@ -145,7 +144,7 @@ class TestLoader:
             launches = [[seconds * (1 + 0.03 * sign)] * 7 for sign in signs]
             folder.add(launches, device="cpu", points=100, step="eager", data=data)
         told = sentences_of(folder.results())[0]
-        assert "on the CPU 1.0 times (undecided) at 100 points" in told
+        assert "with data on the device, 1.0 times (undecided) at 100 points" in told
 
     def test_is_compared_at_equal_points(self, peaks):
         folder, add = peaks()
@@ -153,7 +152,7 @@ class TestLoader:
         add(0.05, 100, data="loader")
         add(0.01, 400)
         told = sentences_of(folder.results())[0]
-        assert "on the CPU 5.0 times at 100 points" in told
+        assert "with data on the device, 5.0 times at 100 points" in told
         assert "400" not in told
 
 
@@ -171,7 +170,10 @@ class TestWithoutGpu:
         add(0.01, 100, **trained(3.0))
         add(0.02, 400)
         epochs, training = device_tables([folder.results()])
-        assert [row[:2] for row in epochs.rows] == [["CPU eager", "100"], ["CPU eager", "400"]]
+        assert [row[:4] for row in epochs.rows] == [
+            ["cpu", "eager", "device", "100"],
+            ["cpu", "eager", "device", "400"],
+        ]
         assert training.rows[0][3:7] == ["–", "3.00", "3.00", "0.100"]  # noqa: RUF001
 
     @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ class TestWithoutGpu:
         _, training = device_tables([results])
         assert f"a complete training, {named}, Adam 0.08" in training.title
         assert f"of the residual with {named} is 0.100" in " ".join(sentences_of(results))
-        assert f"(CPU eager, {named}, 10 epochs)" in list(REPORT.figures(results))[1].title
+        assert f"(CPU eager, {named}, 10 epochs)" in list(figures(results))[1].title
 
 
 class TestFigures:
@@ -192,7 +194,7 @@ class TestFigures:
         folder, add = peaks()
         add(0.01, 100, **trained(3.0))
         add(0.01, 100, device="cuda", **trained(1.0))
-        epochs, fit = REPORT.figures(folder.results())
+        epochs, fit = figures(folder.results())
         assert "GPU eager" in fit.title
         truth, network, residual = (axes.images[0].get_array() for axes in fit.figure.axes[:3])
         np.testing.assert_allclose(residual, truth - network)

@@ -1,4 +1,7 @@
-"""The accuracies of `lstm-fused`: every implementation and precision against fused in float32, by seed."""
+"""What `lstm-fused` has of its own: accuracies by seed, each implementation and precision against one.
+
+No other study trains; pairs of seeds, their spread and its bound are neither times nor facts of one cell.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from scaling.analysis.seed_decisions import bound
+from scaling.device_studies.declaration import DEVICES
 from scaling.measure.statistics import CONFIDENCE
-from scaling.report.device.common import DEVICES, device_table, scientific
-from scaling.report.device.drawing import stacked
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.cells import DeviceResult
+from scaling.report.device.drawing import COLOURS, MARKERS, stacked
+from scaling.report.device.results import Results
+from scaling.report.device.tables import Cells, cells_table, scientific
+from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import add_tip
-from scaling.report.figures.style import BLACK, BLUE, GREY, ORANGE
+from scaling.report.figures.style import GREY
 from scaling.report.formats import MISSING, listed, percent
 from scaling.report.tables import Column, Table
-
-IMPLEMENTATIONS = ("elementary", "cell", "fused")
-PRECISIONS = ("float64", "float32", "float16")
-COLOURS = {"elementary": ORANGE, "cell": BLUE, "fused": BLACK}
-MARKERS = {"elementary": "^", "cell": "s", "fused": "o"}
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,11 +36,16 @@ REFERENCE = "fused, float32"
 NARROWEST = 1.0
 """Of an axis of accuracies, in percentage points: where all seeds agree."""
 
-ACCURACY = (
+CAPTION = (
     "Accuracy on held-out samples after training (columns accuracy, accuracy_sd): a small marker for each "
     "seed, a large one for their mean. The band is that of the fused implementation in float32: what another "
     "mean differs from its own by chance, by the spread over seeds (95%, for all comparisons of a panel "
     "together); without that implementation's accuracy there is none."
+)
+STATISTIC = (
+    "Mean over seeds with its standard deviation; difference: mean over the seeds of what it is above that "
+    "of the fused implementation in float32 on the same device. Logits: largest difference from float64, "
+    "untrained."
 )
 
 
@@ -49,14 +54,13 @@ class AccuracyComparison:
     """All accuracies of one task on one device.
 
     Attributes:
-        task, device: as cells have them.
+        where: `mnist-rows on the GPU`.
         scores: accuracy, 0 to 1, by combination (`fused, float32`) and seed; NaN where a seed is missing.
         cells: combination -> its cell, in the order of `scores`.
         left_out: cells of the task's batch whose accuracy was not measured.
     """
 
-    task: str
-    device: str
+    where: str
     scores: pd.DataFrame
     cells: Mapping[str, DeviceResult]
     left_out: list[DeviceResult]
@@ -120,16 +124,21 @@ class AccuracyComparison:
 def comparisons(results: Results) -> list[AccuracyComparison]:
     """One for each task and device with an accuracy, in the order of the tasks."""
     compared = []
-    for task in dict.fromkeys(cell.point["task"] for cell in sorted(results.cells, key=place)):
-        for device in DEVICES:
-            cells = sorted(results.all(device, task=task), key=place)
-            scored = {name_of(cell): cell for cell in cells if cell.facts("accuracy_by_seed")}
-            rows = {name: cell.facts("accuracy_by_seed")[0] for name, cell in scored.items()}
-            scores = pd.DataFrame({name: pd.Series(row["y"], row["x"]) for name, row in rows.items()}).T
-            left_out = [cell for cell in cells if cell.fact("accuracy_left_out") is not None]
-            if scored:
-                compared.append(AccuracyComparison(task, device, scores, scored, left_out))
+    for (task, device), cells in results.grouped(results.cells, "task", "device").items():
+        ordered = [
+            cell for same in results.grouped(cells, "precision", "implementation").values() for cell in same
+        ]
+        scored = {name_of(cell): cell for cell in ordered if cell.facts("accuracy_by_seed")}
+        rows = {name: cell.facts("accuracy_by_seed")[0] for name, cell in scored.items()}
+        scores = pd.DataFrame({name: pd.Series(row["y"], row["x"]) for name, row in rows.items()}).T
+        left_out = [cell for cell in cells if cell.fact("accuracy_left_out") is not None]
+        if scored:
+            where = f"{task} on the {ON[device]}"
+            compared.append(AccuracyComparison(where, scores, scored, left_out))
     return compared
+
+
+ON = {device.where["device"]: device.name for device in DEVICES}
 
 
 def name_of(cell: DeviceResult) -> str:
@@ -137,68 +146,51 @@ def name_of(cell: DeviceResult) -> str:
     return f"{cell.point['implementation']}, {cell.point['precision']}"
 
 
-def place(cell: DeviceResult) -> tuple[bool, int, int, int, int]:
-    """Orders cells by task, the synthetic one first, then width, batch, precision and implementation."""
-    point = cell.point
-    ranks = PRECISIONS.index(point["precision"]), IMPLEMENTATIONS.index(point["implementation"])
-    return point["task"].endswith("-rows"), int(point["width"]), int(point["batch"]), *ranks
-
-
-def accuracy_tables(results: Results) -> Iterator[Table]:
+def tables(results: Results) -> Iterator[Table]:
     """A row a combination, with its difference from the reference."""
     compared = comparisons(results)
-    if not compared:
-        return
-    columns: list[Column[tuple[AccuracyComparison, str, DeviceResult]]] = [
-        Column("task", lambda row: row[0].task),
-        Column("on", lambda row: DEVICES[row[0].device]),
-        Column("precision", lambda row: str(row[2].point["precision"])),
-        Column("implementation", lambda row: str(row[2].point["implementation"])),
-        Column("accuracy", lambda row: row[0].score_text(row[1])),
-        Column(
-            "difference, points",
-            lambda row: (
-                f"{100 * value:+.2f}" if (value := row[0].difference(row[1])) is not None else MISSING
-            ),
-        ),
-        Column("logits", lambda row: scientific(row[2].fact("logit_difference"))),
+    of = {cell.cell_id: (one, name) for one in compared for name, cell in one.cells.items()}
+
+    def difference(cells: Cells) -> str:
+        one, name = of[cells[0].cell_id]
+        value = one.difference(name)
+        return MISSING if value is None else f"{100 * value:+.2f}"
+
+    def score(cells: Cells) -> str:
+        one, name = of[cells[0].cell_id]
+        return one.score_text(name)
+
+    columns: list[Column[Cells]] = [
+        Column("task", lambda cells: of[cells[0].cell_id][0].where),
+        Column("precision", lambda cells: str(cells[0].point["precision"])),
+        Column("implementation", lambda cells: str(cells[0].point["implementation"])),
+        Column("accuracy", score),
+        Column("difference, points", difference),
+        Column("logits", lambda cells: scientific(cells[0].fact("logit_difference"))),
     ]
-    items = [(comparison, name, cell) for comparison in compared for name, cell in comparison.cells.items()]
-    yield device_table(
-        results,
-        f": accuracy on held-out samples after {results.parameters['steps']} steps",
-        columns,
-        items,
-        cells_of=lambda row: [row[2]],
-        statistic=f"Mean over {len(results.parameters['seeds'])} seeds with its standard deviation; "
-        "difference: mean over the seeds of what it is above that of the fused implementation in float32 on "
-        "the same device. Logits: largest difference from float64, untrained.",
-        remarks=[
-            f"No accuracy of {cell.point['task']}, {DEVICES[cell.device]}, {name_of(cell)}: "
-            f"{cell.fact('accuracy_left_out')}."
-            for comparison in compared
-            for cell in comparison.left_out
-        ],
-    )
+    below = [
+        f"No accuracy of {one.where}, {name_of(cell)}: {cell.fact('accuracy_left_out')}."
+        for one in compared
+        for cell in one.left_out
+    ]
+    rows = [[cell] for one in compared for cell in one.cells.values()]
+    title = f"accuracy on held-out samples after {results.parameters['steps']} steps"
+    if rows:
+        yield cells_table(results, title, columns, rows, below, STATISTIC)
 
 
-def accuracy_title(results: Results) -> str:
-    """After the experiment's name."""
-    steps, width, batch = (results.parameters[name] for name in ("steps", "accuracy_width", "accuracy_batch"))
-    return f"accuracy after {steps} steps, width {width}, batch {batch}"
-
-
-def draw_accuracies(results: Results, title: str) -> Figure | None:
+def figures(results: Results) -> Iterator[Drawn]:
     """A panel for each task and device, a line in it for each precision and implementation."""
     compared = comparisons(results)
     if not compared:
-        return None
-    sizes = {f"{each.task}, {DEVICES[each.device]}": len(each.cells) for each in compared}
-    figure, panels = stacked(title, sizes, 0.2, 1.2)
-    for axes, each in zip(panels, compared, strict=True):
-        _draw(axes, each)
+        return
+    steps, width, batch = (results.parameters[name] for name in ("steps", "accuracy_width", "accuracy_batch"))
+    title = f"{results.experiment}: accuracy after {steps} steps, width {width}, batch {batch}"
+    figure, panels = stacked(title, {one.where: len(one.cells) for one in compared}, 0.2, 1.2)
+    for axes, one in zip(panels, compared, strict=True):
+        _draw(axes, one)
     panels[-1].set_xlabel("accuracy on held-out samples, %")
-    return figure
+    yield Drawn(f"device-{results.slug}-accuracy", title, CAPTION, figure)
 
 
 def _draw(axes: Axes, compared: AccuracyComparison) -> None:
@@ -207,14 +199,14 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
         middle = means[REFERENCE]
         axes.axvspan(100 * (middle - noise), 100 * (middle + noise), color="#e6e6e6", linewidth=0)
         axes.axvline(100 * middle, color=GREY, linewidth=0.8)
+    implementations = [*dict.fromkeys(cell.point["implementation"] for cell in compared.cells.values())]
     for place, (name, cell) in enumerate(compared.cells.items()):
-        implementation = cell.point["implementation"]
-        look: dict[str, Any] = {"color": COLOURS[implementation], "marker": MARKERS[implementation]}
-        seeds = 100 * compared.seeds(name)
-        small: dict[str, Any] = {"markersize": 3, "linestyle": "", "markerfacecolor": "none"}
-        axes.plot(seeds, [place] * len(seeds), **look, **small)
-        axes.plot([100 * means[name]], [place], **look, markersize=6)
-        add_tip(axes, 100 * means[name], place, f"{name}: {100 * means[name]:.2f}%")
+        index = implementations.index(cell.point["implementation"])
+        look: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index]}
+        seeds, mean = 100 * compared.seeds(name), 100 * means[name]
+        axes.plot(seeds, [place] * len(seeds), **look, markersize=3, linestyle="", markerfacecolor="none")
+        axes.plot([mean], [place], **look, markersize=6)
+        add_tip(axes, mean, place, f"{name}: {mean:.2f}%")
     axes.set_yticks(range(len(compared.cells)), list(compared.cells))
     axes.set_ylim(len(compared.cells) - 0.5, -0.5)
     low, high = axes.get_xlim()
@@ -223,29 +215,29 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def accuracy_answer(results: Results) -> str:
-    """Whether the accuracy changes, of all tasks and devices; "" where none was measured."""
-    compared = comparisons(results)
-    if not compared:
-        return ""
-    each = " ".join(_answer(comparison) for comparison in compared)
-    return f"After {results.parameters['steps']} steps: {each}"
+def findings(results: Results) -> Iterator[str]:
+    """Nothing besides the answer."""
+    return iter(())
 
 
-def accuracy_headline(results: Results) -> str:
+def answer(results: Results) -> Iterator[str]:
+    """Whether the accuracy changes, of all tasks and devices; nothing where none was measured."""
+    if compared := comparisons(results):
+        yield f"After {results.parameters['steps']} steps: {' '.join(map(_answer, compared))}"
+
+
+def short(results: Results) -> str:
     """The answer in a few words, where all tasks and devices give one; "" otherwise."""
     compared = comparisons(results)
-    if not compared or not all(
-        REFERENCE in comparison.cells and comparison.noise is not None and len(comparison.cells) > 1
-        for comparison in compared
-    ):
+    is_known = [one.noise is not None and len(one.cells) > 1 and REFERENCE in one.cells for one in compared]
+    if not compared or not all(is_known):
         return ""
-    return "Yes, in part." if any(comparison.beyond for comparison in compared) else "Not beyond chance."
+    return "Yes, in part." if any(one.beyond for one in compared) else "Not beyond chance."
 
 
 def _answer(compared: AccuracyComparison) -> str:
     """`mnist-rows on the GPU: no change beyond chance; ...`."""
-    where, noise = f"{compared.task} on the {DEVICES[compared.device]}", compared.noise
+    where, noise = compared.where, compared.noise
     if REFERENCE not in compared.cells:
         return (
             f"{where}: unknown, as the fused implementation in float32 has no accuracy{_spread(compared)}"

@@ -1,0 +1,292 @@
+"""What the report of a device study shows, tabulates and answers, as data; `scaling.report.device` reads it.
+
+Texts are templates: `{width}` is the study's parameter or the variable of the cells in question, `{on}` their
+device, `{times}` how many times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+NO_ANSWER = "That is not answered here."
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The value that the study gave a parameter; one of them, where it is a list."""
+
+    name: str
+
+
+Where = Mapping[str, Any]
+"""Variable, `device`, `threads` or fact -> its value; one of a tuple of values; or a `Setting`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A line of a figure, or the columns of a table: cells with a name of their own."""
+
+    name: str
+    where: Where
+
+
+DEVICES = (Variant("CPU", {"device": "cpu"}), Variant("GPU", {"device": "cuda"}))
+ARMS: tuple[Variant, ...] = ()
+"""CPU with each number of threads, GPU eager and captured, as far as there are cells of them."""
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A panel, or one for each value of `by`: a phase's time over `x`, which is a variable or a fact."""
+
+    x: str
+    label: str = ""
+    where: Where = field(default_factory=dict)
+    by: tuple[str, ...] = ()
+    title: str = ""
+    phase: str = "step"
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A figure of times, `scale` a second, over variables on logarithmic axes.
+
+    Attributes:
+        name: of its file, after the study's.
+        caption, title: what it shows; the title follows the study's name.
+        panels: in rows.
+        lines: one each; a text: one for each value of that variable.
+        label, scale: of the values' axis.
+        per: a variable or fact that is divided by the time: a rate, not a time.
+        over_first: the time at the line's first point over that at each; not a time.
+        columns: of panels.
+    """
+
+    name: str
+    caption: str
+    title: str
+    panels: tuple[Panels, ...]
+    lines: tuple[Variant, ...] | str = ARMS
+    label: str = "ms a step"
+    scale: float = 1e3
+    per: str = ""
+    over_first: bool = False
+    columns: int = 2
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A figure of times in ms: a panel for each value of `by`, a bar for each of `bar`, coloured by `colour`.
+
+    A white line in a bar is the time of the phase `mark`.
+    """
+
+    name: str
+    caption: str
+    title: str
+    by: tuple[str, ...]
+    panel: str
+    bar: str
+    colour: str
+    where: Where
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A figure of a phase's time in ms over a fact times `scale`: a panel for each value of `by`."""
+
+    name: str
+    caption: str
+    title: str
+    by: tuple[str, ...]
+    panel: str
+    point: str
+    x: str
+    label: str
+    scale: float
+    phase: str
+    where: Where
+
+
+@dataclass(frozen=True)
+class BreakEvenMap:
+    """A figure of the CPU's time over the GPU's by two variables, with the line where it is 1."""
+
+    name: str
+    caption: str
+    title: str
+    x: str
+    y: str
+    where: Where
+
+
+Kind = Literal["time", "interval", "both", "per_s", "number", "error", "fact", "over_first"]
+
+
+@dataclass(frozen=True)
+class Show:
+    """A column of a table.
+
+    Attributes:
+        header: with the unit.
+        kind: `time` of the phase in ms, its `interval`, or `both`; `per_s`: `name` over that time; `number`,
+            `error` or `fact`: the fact `name`, as such; `over_first`: as `Lines` has it, along `name`.
+        name: of the fact or variable.
+        phase: whose time.
+        scale: what the value is multiplied with.
+    """
+
+    header: str
+    kind: Kind = "time"
+    name: str = ""
+    phase: str = "step"
+    scale: float = 1.0
+
+
+STEP_TIME = (Show("ms a step"), Show("95% interval, ms", "interval"), Show("samples/s", "per_s", "samples"))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table with a row for each value of `by`, and columns for each of `variants`; none: of the only cell.
+
+    Attributes:
+        title: after the study's name.
+        ratio: whether the last column is the CPU's least time over the GPU's.
+        below: a remark.
+    """
+
+    title: str
+    by: tuple[str, ...]
+    show: tuple[Show, ...] = STEP_TIME
+    where: Where = field(default_factory=dict)
+    variants: tuple[Variant, ...] | None = None
+    ratio: bool = False
+    below: str = ""
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """From which value of `x` on the `first` take less time than the fastest of `than`, for each of `by`.
+
+    Attributes:
+        text: before the clauses.
+        unit: of `x`, in the clauses.
+        first: without them the GPU's arms.
+        threads: all threads against the fewest, said where there is no GPU; not GPU against CPU.
+    """
+
+    text: str
+    x: str
+    unit: str = ""
+    where: Where = field(default_factory=dict)
+    by: str = ""
+    first: tuple[Variant, ...] = ARMS
+    than: Where = field(default_factory=lambda: {"device": "cpu"})
+    threads: bool = False
+
+
+@dataclass(frozen=True)
+class Enough:
+    """The least value of `x` with which a sample takes at most `ratio` times its least time, by `by` and arm.
+
+    Attributes:
+        text: before the clauses.
+        bracket: behind a value: `{per_s}` samples, or `{times}` as long with the least of `x`.
+        short: a clause of the short answer, of each device: `{enough}`, `{times}`, `{least}`, `{most}`;
+            `before` all of them.
+        is_bound: whether the largest value of all is said to be a lower bound.
+        ahead: before how many times as long a sample takes on the CPU; "": not said.
+    """
+
+    text: str
+    x: str
+    by: str
+    ratio: float
+    bracket: str
+    short: str
+    before: str = ""
+    is_bound: bool = False
+    ahead: str = ""
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """Which `choice` takes least time, by device and `by`, `at` names these; `short` says all."""
+
+    text: str
+    choice: str
+    by: tuple[str, ...]
+    at: str
+    where: Where
+    short: str = ""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How many times as long each of `of` takes as the fastest of `over` at the same `at`, by device.
+
+    Attributes:
+        text: before the clauses.
+        of: behind the number -> which cells; each value of `vary` apart.
+        each: a clause for each value of `at`; "": their range.
+        phases: -> the clause's first word.
+        turned: how many times as long `over` takes as each of `of`.
+        error: a fact whose largest value is said too.
+        only: further condition on a cell of `of`.
+        after: at the end.
+    """
+
+    text: str
+    over: Where
+    of: Mapping[str, Where]
+    at: tuple[str, ...]
+    each: str = ""
+    phases: Mapping[str, str] = field(default_factory=lambda: {"step": ""})
+    vary: str = ""
+    turned: bool = False
+    error: str = ""
+    only: Callable[[Any], bool] = lambda _: True
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A sentence for each cell that is so."""
+
+    text: str
+    only: Callable[[Any], bool]
+
+
+Figure = Lines | Bars | Scatter | BreakEvenMap
+Finding = BreakEven | Enough | Fastest | Times | Noted
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the report of a device study says.
+
+    Attributes:
+        question: that it answers.
+        named: the variables that name a point.
+        figures, tables: in their order.
+        answer: to the question; `findings`: what was found besides.
+        labels: a variable, or a value of one -> what it is called.
+        order: a variable -> its values as they are to stand; a `Setting`: those of the parameter.
+        variants: names of cells, where they are not the arms.
+        own: the module of `scaling.report.device` with code of this study alone; "" for most.
+    """
+
+    question: str
+    named: tuple[str, ...]
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Rows, ...] = ()
+    answer: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    labels: Mapping[Any, str] = field(default_factory=dict)
+    order: Mapping[str, tuple[Any, ...] | Setting] = field(default_factory=dict)
+    variants: tuple[Variant, ...] = ARMS
+    own: str = ""

@@ -1,0 +1,161 @@
+"""The samples of a device cell: estimates and facts of one point of an experiment on one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+from scaling.analysis.decisions import Difference
+from scaling.analysis.study_scatter import StudyScatter, estimate_within
+from scaling.measure.statistics import Estimate
+from scaling.store import RunRecord
+
+LEFT_OUT = "left_out"
+SAMPLES = "samples"
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    """All that a folder holds of one point on one device.
+
+    Attributes:
+        cell_id: the cell's hash.
+        cell: its variables (`DeviceCell.to_dict()`).
+        records: one a repeat, in their order.
+        launches: repeat -> rows of the done run: samples and facts (`scaling.device_studies.base`).
+        scatters: phase -> how the experiment's cells scatter over launches in it.
+    """
+
+    cell_id: str
+    cell: Mapping[str, Any]
+    records: list[RunRecord]
+    launches: Mapping[int, list[dict[str, Any]]]
+    scatters: dict[str, StudyScatter] = field(default_factory=dict, repr=False)
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Its independent variables, without device and threads."""
+        return dict(self.cell["point"])
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        return str(self.cell["device"])
+
+    @property
+    def threads(self) -> int:
+        """CPU threads."""
+        return int(self.cell["threads"])
+
+    def value(self, name: str) -> Any:
+        """Of a variable, `device`, `threads`, `step` or a fact; None where it has no such."""
+        known = {"step": "eager", **self.point, "device": self.device, "threads": self.threads}
+        return known[name] if name in known else self.fact(name)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it has no numbers: it was left out, or has failed; None where it has, or is not done."""
+        left_out = self.fact(LEFT_OUT)
+        if left_out is not None:
+            return str(left_out)
+        return next((record.reason for record in self.records if record.state == "failed"), None)
+
+    @cached_property
+    def phases(self) -> list[str]:
+        """What was timed, in order of appearance."""
+        return list(dict.fromkeys(row["phase"] for row in self._rows if "phase" in row))
+
+    @property
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        return chain.from_iterable(self.launches.values())
+
+    def seconds(self, phase: str = STEP) -> dict[int, list[float]]:
+        """Repeat -> its samples, where it has any."""
+        launches = {
+            repeat: [row["seconds"] for row in rows if row.get("phase") == phase]
+            for repeat, rows in self.launches.items()
+        }
+        return {repeat: samples for repeat, samples in launches.items() if samples}
+
+    def estimate(self, phase: str = STEP) -> Estimate | None:
+        """Median and 95% interval of a phase's seconds; None where there is no sample, or it was left out."""
+        launches = [*self.seconds(phase).values()]
+        return estimate_within(launches, self.scatters.get(phase), self.cell_id) if launches else None
+
+    def median(self, phase: str = STEP) -> float:
+        """Of a phase's seconds; infinite where there is no sample."""
+        estimate = self.estimate(phase)
+        return estimate.median if estimate else math.inf
+
+    def difference(
+        self, other: DeviceResult, phase: str = STEP, log_factor: float = 0.0
+    ) -> Difference | None:
+        """The other's time over this one's, times e to the power log_factor; None where one has none."""
+        scatter = self.scatters.get(phase)
+        if scatter is None or not (
+            scatter.num_launches(self.cell_id) and scatter.num_launches(other.cell_id)
+        ):
+            return None
+        return scatter.difference(self.cell_id, other.cell_id, log_factor)
+
+    def facts(self, name: str) -> list[dict[str, Any]]:
+        """The rows of that fact, of all launches: with "value", or "x" and "y"."""
+        return [row for row in self._rows if row.get("fact") == name]
+
+    def fact(self, name: str) -> Any:
+        """Its value, of the first launch that has it; None where none has."""
+        return next((row["value"] for row in self.facts(name) if "value" in row), None)
+
+    @cached_property
+    def scalars(self) -> dict[str, Any]:
+        """Facts that are a number, a text or a truth value: name -> value of the first launch."""
+        facts: dict[str, Any] = {}
+        for row in self._rows:
+            if "fact" in row and isinstance(row.get("value"), (int, float, str)):
+                facts.setdefault(row["fact"], row["value"])
+        return facts
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples of a step; 1 where a step has no number of them."""
+        return int(self.fact(SAMPLES) or 1)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of its repeats has."""
+        return any(record.state == "failed" for record in self.records)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left to be run."""
+        return all(record.state in ("done", "failed") for record in self.records)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Training samples a second, where a step has a number of them."""
+        estimate, samples = self.estimate(), self.fact(SAMPLES)
+        return samples / estimate.median if estimate and samples and estimate.median > 0 else None
+
+
+def fastest(cells: Iterable[DeviceResult], phase: str = STEP) -> DeviceResult | None:
+    """The cell with the least median time; None where none has one, or one of several is not measured yet."""
+    every = [*cells]
+    timed = [cell for cell in every if cell.estimate(phase)]
+    if len(every) > 1 and not all(cell.is_over for cell in every):
+        return None
+    return min(timed, key=lambda cell: cell.median(phase), default=None)
+
+
+def size_of(value: Any) -> tuple[int, float, str]:
+    """Numbers by their size, before all others."""
+    return (0, float(value), "") if isinstance(value, (int, float)) else (1, 0.0, str(value))
+
+
+def place(cell: DeviceResult) -> tuple[Any, ...]:
+    """By the point's values, then device and threads: the order of columns in the summary."""
+    return ([size_of(value) for value in cell.point.values()], cell.device, cell.threads, cell.cell_id)

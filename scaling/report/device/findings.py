@@ -1,0 +1,392 @@
+"""What the findings that a device study declares say of its results, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from scaling.analysis.decisions import Difference
+from scaling.device_studies.declaration import (
+    DEVICES,
+    BreakEven,
+    Enough,
+    Fastest,
+    Finding,
+    Noted,
+    Times,
+    Variant,
+    Where,
+)
+from scaling.report.device.cells import STEP, DeviceResult, fastest
+from scaling.report.device.comparisons import (
+    Crossing,
+    Reached,
+    crossing,
+    crossing_text,
+    finding,
+    least,
+    least_text,
+    over_samples,
+    reached,
+    rounded,
+    spread,
+    times_of,
+)
+from scaling.report.device.results import Results
+from scaling.report.formats import listed, number
+
+Differences = Mapping[Any, Difference | None]
+
+
+def ratios(
+    results: Results,
+    cells: Iterable[DeviceResult],
+    over: Where,
+    of: Where,
+    at: Sequence[str],
+    phase: str = STEP,
+) -> dict[Any, Difference | None]:
+    """Values of `at` -> the least time of `of` over that of `over`; None where one of both has none."""
+    found = {}
+    for key, same in results.grouped(cells, *at).items():
+        first, second = (fastest(results.where(side, same), phase) for side in (over, of))
+        found[key] = first.difference(second, phase) if first and second else None
+    return found
+
+
+def crossings(declared: BreakEven, results: Results, first: Variant) -> dict[Any, Crossing | None]:
+    """Value of `by` -> from where on the first takes less time; without `by` of all cells, under None."""
+    cells = results.where(declared.where)
+    groups = results.grouped(cells, declared.by) if declared.by else {None: cells}
+    than = _fewest(results) if declared.threads else declared.than
+    return {
+        value: crossing(ratios(results, same, first.where, than, [declared.x]))
+        for value, same in groups.items()
+    }
+
+
+def _fewest(results: Results) -> Where:
+    return {"device": "cpu", "threads": min(cell.threads for cell in results.all("cpu"))}
+
+
+def firsts(declared: BreakEven, results: Results) -> list[Variant]:
+    """What is compared with the others: arms of the GPU, or all threads."""
+    if declared.threads:
+        counts = {cell.threads for cell in results.all("cpu")}
+        if len(counts) < 2 or results.gpu_arms:
+            return []
+        return [Variant("", {"device": "cpu", "threads": max(counts)})]
+    return [arm for arm in declared.first or results.gpu_arms if results.where(arm.where)]
+
+
+def _break_even(declared: BreakEven, results: Results) -> Iterator[str]:
+    cells = results.where(declared.where)
+    if len(results.grouped(cells, declared.x)) < 2:
+        return
+    clauses = []
+    for first in firsts(declared, results):
+        groups: dict[str, list[str]] = {}
+        for value, found in crossings(declared, results, first).items():
+            groups.setdefault(crossing_text(found, declared.unit), []).append(results.label(value))
+        name = f"{first.name}, " if first.name and declared.by else f"{first.name} ".lstrip()
+        where = {
+            text: f"at {declared.by} {listed(values)} " if declared.by else ""
+            for text, values in groups.items()
+        }
+        clauses.append(name + "; ".join(f"{where[text]}{text}" for text in groups))
+    threads = sorted({cell.threads for cell in results.where(declared.than)})
+    more = {"fewest": threads[0], "most": threads[-1]} if threads else {}
+    cell = next(iter(results.where(declared.than, cells)), None)
+    yield from finding(results, results.text(declared.text, cell, **more), clauses)
+
+
+def _short_break_even(declared: BreakEven, results: Results) -> str:
+    """From where on the first take less at every value of `by`; "" where that is nowhere, or not known."""
+    clauses = []
+    for first in firsts(declared, results):
+        every = [*crossings(declared, results, first).values()]
+        if any(found is None or found.wins == "nowhere" or not found.is_decided for found in every):
+            return ""
+        points = [found.at for found in every if found and found.at is not None]
+        where = (
+            f"from {declared.unit} {rounded(max(points))} on"
+            if points
+            else f"at every measured {declared.unit}"
+        )
+        clauses.append(f"{first.name} {where}")
+    return f"At every measured {declared.by}, {' and '.join(clauses)}." if clauses and declared.by else ""
+
+
+def enough(declared: Enough, cells: Sequence[DeviceResult]) -> Reached | None:
+    """The least `x` that is enough, if points not measured yet cannot change it.
+
+    These are the points of smaller values, below one that is not enough: times are taken to fall until there.
+    """
+    need = reached(cells, declared.x, declared.ratio)
+    if need is None or (not declared.is_bound and sum(cell.estimate() is not None for cell in cells) < 2):
+        return None
+    least_x = need.possible.value(declared.x)
+    below = max((x for cell in cells if (x := cell.value(declared.x)) < least_x), default=least_x)
+    return need if all(cell.is_over for cell in cells if cell.value(declared.x) >= below) else None
+
+
+def _arms(declared: Enough, results: Results) -> list[Variant]:
+    """Devices where the arms are the axis."""
+    if declared.x == "threads":
+        return [device for device in DEVICES if results.where(device.where)]
+    return results.arms
+
+
+def needs(declared: Enough, results: Results, arm: Variant) -> dict[Any, Reached]:
+    """Value of `by` -> what is enough there, where it is known."""
+    found = {}
+    for value, cells in results.grouped(results.where(arm.where), declared.by).items():
+        need = enough(declared, cells)
+        if need and ("{times}" not in declared.bracket or _gain(declared, results, need)):
+            found[value] = need
+    return found
+
+
+def _gain(declared: Enough, results: Results, need: Reached) -> Difference | None:
+    """The time with the least `x` over that with what is enough."""
+    return need.shown.difference(results.first_along(need.shown, declared.x))
+
+
+def _is_largest(declared: Enough, results: Results, need: Reached) -> bool:
+    """Whether no larger value was measured: then a larger one may be needed."""
+    if not declared.is_bound:
+        return False
+    others = {**need.shown.point, "device": need.shown.device}
+    others.pop(declared.x)
+    largest = max(cell.value(declared.x) for cell in results.where(others) if cell.estimate())
+    return bool(need.shown.value(declared.x) == largest)
+
+
+def _enough(declared: Enough, results: Results) -> Iterator[str]:
+    clauses, missing = [], []
+    every_value = [*results.grouped(results.cells, declared.by)]
+    counts = _counts(declared, results)
+    for arm in _arms(declared, results):
+        known, each = needs(declared, results, arm), []
+        for value, need in known.items():
+            gain = _gain(declared, results, need) if "{times}" in declared.bracket else None
+            bracket = declared.bracket.format(
+                per_s=number(need.best.samples_per_s), times=times_of([gain]) if gain else "", **counts
+            )
+            text = need.text(declared.x, is_bound=_is_largest(declared, results, need))
+            each.append(f"{value} {text} ({bracket})")
+        clauses += [f"on the {arm.name}: {', '.join(each)}"] if each else []
+        if without := [value for value in every_value if value not in known]:
+            which = (
+                f"every {results.label(declared.by)}" if len(without) == len(every_value) else listed(without)
+            )
+            missing.append(f"on the {arm.name} for {which}")
+    yield from finding(results, results.text(declared.text, **counts), clauses)
+    if missing:
+        yield f"Not answered, as points are missing, {'; '.join(missing)}."
+    if declared.ahead:
+        each = [f"{value} {times_of([ratio])}" for value, ratio in ahead(declared, results).items()]
+        yield from finding(results, declared.ahead, each)
+
+
+def _counts(declared: Enough, results: Results) -> dict[str, Any]:
+    every = [cell.value(declared.x) for cell in results.cells]
+    return {"least": min(every), "most": max(every)}
+
+
+def ahead(declared: Enough, results: Results) -> dict[Any, Difference]:
+    """Value of `by` -> the least time of a sample on the CPU over the GPU's, where all arms are known."""
+    known = {arm: needs(declared, results, arm) for arm in results.arms}
+    found = {}
+    for value in results.grouped(results.cells, declared.by):
+        sides = [
+            [known[arm][value].best for arm in known if arm.where["device"] == device and value in known[arm]]
+            for device in ("cpu", "cuda")
+        ]
+        if all(sides) and len(sides[0]) + len(sides[1]) == len(known):
+            cpu, gpu = (min(side, key=lambda cell: cell.median() / cell.num_samples) for side in sides)
+            if difference := over_samples(gpu, cpu):
+                found[value] = difference
+    return found
+
+
+def _short_enough(declared: Enough, results: Results) -> str:
+    """What is enough on each device, from the least to the most of all; how much longer the CPU takes."""
+    clauses, num_values = [], 0
+    for device in DEVICES:
+        arms = [arm for arm in _arms(declared, results) if arm.where["device"] == device.where["device"]]
+        each = [need for arm in arms for need in needs(declared, results, arm).values()]
+        if not each:
+            continue
+        num_values = max(num_values, *(len(needs(declared, results, arm)) for arm in arms))
+        more = " or more" if any(_is_largest(declared, results, need) for need in each) else ""
+        gains = [gain.ratio for need in each if (gain := _gain(declared, results, need))]
+        values = {
+            "enough": spread([need.shown.value(declared.x) for need in each]) + more,
+            "times": spread(gains) if gains else "",
+            "on": device.name,
+            **_counts(declared, results),
+        }
+        clauses.append(declared.short.format(**values))
+    if not clauses:
+        return ""
+    ratios_ = [ratio.ratio for ratio in ahead(declared, results).values()] if declared.ahead else []
+    longer = f"; a sample then takes {spread(ratios_)} times as long on the CPU" if ratios_ else ""
+    counted = f" ({num_values} {results.label(declared.by)}s)" if num_values > 1 else ""
+    return f"{declared.before}{' and '.join(clauses)}{counted}{longer}."
+
+
+def groups_of(declared: Fastest, results: Results, device: Variant) -> dict[Any, list[DeviceResult]]:
+    """Values of `by` -> the cells that are compared on a device."""
+    return results.grouped(results.where(declared.where, results.where(device.where)), *declared.by)
+
+
+def _fastest(declared: Fastest, results: Results) -> Iterator[str]:
+    unmeasured = []
+    for device in DEVICES:
+        names: dict[str, list[str]] = {}
+        for cells in groups_of(declared, results, device).values():
+            at = results.text(declared.at, cells[0])
+            best = least(cells)
+            if not all(cell.is_over for cell in cells):
+                unmeasured.append(f"on the {device.name} {at}".strip())
+            elif best:
+                text = least_text(best, [results.label(cell.value(declared.choice)) for cell in best])
+                names.setdefault(text + _other(declared, results, best, cells), []).append(at)
+        each = [f"{text} {listed(where)}".strip() for text, where in names.items()]
+        yield from finding(results, results.text(declared.text, on=device.name), each)
+    if unmeasured:
+        yield f"Not answered, as choices are not measured yet, {'; '.join(unmeasured)}."
+
+
+def _runner_up(
+    declared: Fastest, results: Results, best: Sequence[DeviceResult], cells: Sequence[DeviceResult]
+) -> tuple[DeviceResult, Difference] | None:
+    """Where there are two choices and one takes less: the other, and how long it takes."""
+    choices = results.grouped(results.where(declared.where), declared.choice)
+    others = [cell for cell in cells if cell.estimate() and cell not in best]
+    if len(choices) != 2 or len(best) != 1 or not others:
+        return None
+    difference = best[0].difference(others[0])
+    return (others[0], difference) if difference else None
+
+
+def _other(
+    declared: Fastest, results: Results, best: Sequence[DeviceResult], cells: Sequence[DeviceResult]
+) -> str:
+    found = _runner_up(declared, results, best, cells)
+    if not found:
+        return ""
+    return f" ({results.label(found[0].value(declared.choice))} {times_of([found[1]])} as long)"
+
+
+def _short_fastest(declared: Fastest, results: Results) -> str:
+    """The choice that is among the best of all groups, on each device."""
+    clauses = []
+    for device in DEVICES:
+        groups = [*groups_of(declared, results, device).values()]
+        if not groups or not all(cell.is_over for cells in groups for cell in cells):
+            continue
+        best = [least(cells) for cells in groups]
+        everywhere = set.intersection(*({cell.value(declared.choice) for cell in one} for one in best))
+        common = [
+            results.label(value) for value in results.grouped(best[0], declared.choice) if value in everywhere
+        ]
+        found = [_runner_up(declared, results, *pair) for pair in zip(best, groups, strict=True)]
+        times = [other[1].ratio for other in found if other]
+        longer = f" (the other {spread(times)} times as long)" if times else ""
+        names = {"choice": listed(common, "or"), "on": device.name}
+        clauses += [declared.short.format(**names) + longer] if common and declared.short else []
+    text = "; ".join(clauses)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _times(declared: Times, results: Results) -> Iterator[str]:
+    is_across = any("device" in side for side in (declared.over, *declared.of.values()))
+    for device in [None] if is_across else DEVICES:
+        cells = results.where(device.where) if device else results.cells
+        compared = results.where(declared.over, cells)
+        clauses = []
+        for phase, word in declared.phases.items():
+            found = [_item(declared, results, cells, *pair, phase) for pair in _sides(declared, results)]
+            items = [*filter(None, found)]
+            clauses += [f"{word} {listed(items)}".strip()] if items else []
+        if clauses:
+            text = results.text(declared.text, compared[0], error=_largest(declared, compared))
+            yield from finding(results, text, clauses, declared.after)
+
+
+def _sides(declared: Times, results: Results) -> Iterator[tuple[str, Where]]:
+    """What is compared: each of `of`, for every value of `vary`."""
+    for label, of in declared.of.items():
+        values = results.grouped(results.where(of), declared.vary) if declared.vary else [None]
+        for value in values:
+            more = {declared.vary: value} if declared.vary else {}
+            yield label.format(**more), {**of, **more}
+
+
+def _item(
+    declared: Times, results: Results, cells: list[DeviceResult], label: str, of: Where, phase: str
+) -> str:
+    """`2.0 to 4.0 times by a loop over LSTMCell`; "" where nothing was measured."""
+    wanted = [cell for cell in cells if not results.where(of, [cell]) or declared.only(cell)]
+    sides = (of, declared.over) if declared.turned else (declared.over, of)
+    found = ratios(results, wanted, *sides, declared.at, phase)
+    known = {key: difference for key, difference in found.items() if difference}
+    if not known:
+        return ""
+    if declared.each:
+        pairs = [(key if isinstance(key, tuple) else (key,), known[key]) for key in known]
+        names = [dict(zip(declared.at, map(results.label, key), strict=True)) for key, _ in pairs]
+        each = [
+            declared.each.format(times=times_of([difference]), **values)
+            for (_, difference), values in zip(pairs, names, strict=True)
+        ]
+        text = listed(each)
+    else:
+        asked = results.grouped(
+            [*results.where(declared.over, cells), *results.where(of, cells)], *declared.at
+        )
+        where = f" at {declared.at[0]} {listed([results.label(key) for key in known])}"
+        text = times_of([*known.values()]) + (
+            where if len(known) < len(asked) and len(declared.at) == 1 else ""
+        )
+    error = (
+        f" (relative error up to {_largest(declared, results.where(of, wanted))})" if declared.error else ""
+    )
+    return f"{text} {label}{error}".strip()
+
+
+def _largest(declared: Times, cells: Iterable[DeviceResult]) -> str:
+    errors = [error for cell in cells if (error := cell.fact(declared.error)) is not None]
+    return f"{max(errors):.1e}" if errors else "unknown"
+
+
+def _noted(declared: Noted, results: Results) -> Iterator[str]:
+    return (results.text(declared.text, cell) for cell in results.cells if declared.only(cell))
+
+
+SENTENCES: dict[type, Callable[[Any, Results], Iterator[str]]] = {
+    BreakEven: _break_even,
+    Enough: _enough,
+    Fastest: _fastest,
+    Times: _times,
+    Noted: _noted,
+}
+SHORT: dict[type, Callable[[Any, Results], str]] = {
+    BreakEven: _short_break_even,
+    Enough: _short_enough,
+    Fastest: _short_fastest,
+}
+
+
+def sentences(declared: Sequence[Finding], results: Results) -> Iterator[str]:
+    """Of all findings, in their order."""
+    for one in declared:
+        yield from SENTENCES[type(one)](one, results)
+
+
+def short_answer(declared: Sequence[Finding], results: Results) -> str:
+    """The answer in a short sentence or some; "" where there is none."""
+    said = (SHORT[type(one)](one, results) for one in declared if type(one) in SHORT)
+    return " ".join(filter(None, said))

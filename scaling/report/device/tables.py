@@ -1,0 +1,171 @@
+"""The tables that a device study declares, and texts of their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from scaling.device_studies.declaration import DEVICES, Rows, Show, Variant
+from scaling.report.device.cells import STEP, DeviceResult, fastest
+from scaling.report.device.results import Results
+from scaling.report.formats import MISSING, interval, milliseconds, number, ratio
+from scaling.report.tables import Column, Table, table_of
+
+Cells = Sequence[DeviceResult]
+"""A row: the cells of a point."""
+
+LOAD = "load_average"
+"""The fact with the host's load before a cell (`scaling.study.kinds.device`)."""
+
+BUSY = 1.3
+"""A load of so many processes a core is more than the study's own."""
+
+LEFT_OUT = (
+    "Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not fit, or as the "
+    "reason says."
+)
+
+
+def time_cell(cell: DeviceResult | None, phase: str = STEP) -> str:
+    """A table's text: milliseconds with their interval's digits."""
+    estimate = cell.estimate(phase) if cell else None
+    if estimate is None:
+        return MISSING
+    width = None if estimate.low is None or estimate.high is None else estimate.high - estimate.low
+    return milliseconds(estimate.median, width)
+
+
+def interval_cell(cell: DeviceResult | None, phase: str = STEP) -> str:
+    """A table's text: the 95% interval in milliseconds."""
+    estimate = cell.estimate(phase) if cell else None
+    return MISSING if estimate is None else interval(estimate.low, estimate.high)
+
+
+def scientific(value: float | None) -> str:
+    """A table's text: `1.2e-07`."""
+    return MISSING if value is None else f"{value:.1e}"
+
+
+def per_s(cell: DeviceResult, name: str, phase: str = STEP) -> float | None:
+    """A variable or fact over the time of a phase; None where one is missing."""
+    estimate, value = cell.estimate(phase), cell.value(name)
+    return value / estimate.median if estimate and value and estimate.median > 0 else None
+
+
+def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
+    """What stands in a column for a cell."""
+    if cell is None:
+        return MISSING
+    if show.kind == "time":
+        return time_cell(cell, show.phase)
+    if show.kind == "interval":
+        return interval_cell(cell, show.phase)
+    if show.kind == "both":
+        ends = interval_cell(cell, show.phase)
+        return time_cell(cell, show.phase) + ("" if ends == MISSING else f" ({ends})")
+    if show.kind == "over_first":
+        difference = cell.difference(results.first_along(cell, show.name))
+        return ratio(difference.ratio) if difference else MISSING
+    value = per_s(cell, show.name, show.phase) if show.kind == "per_s" else cell.value(show.name)
+    if show.kind == "error" or value is None:
+        return scientific(value)
+    return results.label(value) if show.kind == "fact" else number(value * show.scale)
+
+
+def on(results: Results, cell: DeviceResult) -> str:
+    """The name of how the cell was computed: `GPU eager`."""
+    return next((arm.name for arm in results.arms if results.where(arm.where, [cell])), cell.device)
+
+
+def median_text(results: Results) -> str:
+    """What a number of the experiment is, for above its tables."""
+    every = [cell.estimate(phase) for cell in results.cells for phase in cell.phases]
+    methods = dict.fromkeys(estimate.method for estimate in every if estimate)
+    return f"Medians; 95% intervals: {'; '.join(methods) or MISSING}. A dash: not measured, see below."
+
+
+def declared_table(results: Results, rows: Rows) -> Iterator[Table]:
+    """The table; nothing where there are no cells of it."""
+    groups = list(results.grouped(results.where(rows.where), *rows.by).values())
+    if not groups:
+        return
+    columns: list[Column[Cells]] = [variable(results, name) for name in rows.by]
+    for variant in [None] if rows.variants is None else results.columns(rows.variants):
+        for show in rows.show:
+            header = f"{variant.name}: {show.header}" if variant else show.header
+            columns.append(Column(header, partial(_text, results, show, variant)))
+    if rows.ratio:
+        columns.append(Column("CPU / GPU, least of each", partial(_cpu_over_gpu, results)))
+    below = [*remarks(results), *([rows.below] if rows.below else [])]
+    yield cells_table(results, rows.title, columns, groups, below)
+
+
+def _text(results: Results, show: Show, variant: Variant | None, cells: Cells) -> str:
+    of = results.where(variant.where, cells) if variant else cells
+    return shown(results, show, next(iter(of), None))
+
+
+def _cpu_over_gpu(results: Results, cells: Cells) -> str:
+    cpu, gpu = (fastest(results.where(device.where, cells)) for device in DEVICES)
+    difference = gpu.difference(cpu) if cpu and gpu else None
+    return number(difference.ratio) if difference else MISSING
+
+
+def variable(results: Results, name: str) -> Column[Cells]:
+    """The column of a variable or a fact: of the first cell that has one."""
+
+    def text(cells: Cells) -> str:
+        values = [value for cell in cells if (value := cell.value(name)) is not None]
+        return results.label(values[0]) if values else MISSING
+
+    return Column(results.label(name), text)
+
+
+def cells_table(
+    results: Results,
+    title: str,
+    columns: Sequence[Column[Cells]],
+    groups: Sequence[Cells],
+    below: Sequence[str] = (),
+    statistic: str | None = None,
+) -> Table:
+    """A table of an experiment with a row for each of the groups of cells; medians of times unless said."""
+    ids = [[cell.cell_id for cell in cells] for cells in groups]
+    above = median_text(results) if statistic is None else statistic
+    name = f"{results.experiment}: {title}" if title else results.experiment
+    return table_of(name, above, columns, groups, remarks=below, cells=ids)
+
+
+def left_out_table(results: Results) -> Iterator[Table]:
+    """Which points have no numbers, and why; nothing where all have."""
+    without = [[cell] for cell in results.cells if cell.reason is not None]
+    named = [variable(results, name) for name in results.report.named]
+    more: dict[str, Callable[[Cells], str]] = {
+        "on": lambda cells: on(results, cells[0]),
+        "state": lambda cells: "failed" if cells[0].has_failed else "left out",
+        "reason": lambda cells: cells[0].reason or "",
+    }
+    columns = [*named, *(Column(header, text) for header, text in more.items())]
+    if without:
+        yield cells_table(results, "points without numbers, and why", columns, without, statistic=LEFT_OUT)
+
+
+def remarks(results: Results) -> list[str]:
+    """What stands below a table: devices that are missing, a busy machine, points that are not done."""
+    lines = [*missing_remark(results)]
+    loads = [float(load) for cell in results.cells if (load := cell.fact(LOAD)) is not None]
+    if results.num_cores and loads and max(loads) > BUSY * results.num_cores:
+        lines.append(
+            f"The machine was busy: its load average reached {max(loads):.1f} on {results.num_cores} cores. "
+            "Times on the CPU, above all with several threads, are those of a machine that is shared."
+        )
+    if num := sum(not cell.is_over for cell in results.cells):
+        total = len(results.cells)
+        lines.append(f"{num} of {total} points are not measured yet, or not all of their repeats.")
+    return lines
+
+
+def missing_remark(results: Results) -> Iterator[str]:
+    """That there was no GPU, if the study asked for one."""
+    if "cuda" in results.missing:
+        yield "This machine has no GPU that torch can use: the columns of the GPU are empty, or not there."
