@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,16 +21,29 @@ from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.processes
 SCRIPTS = Path(__file__).parent / "scripts"
+PLAIN = (SCRIPTS / "plain.py").read_text()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 
 
+def ranks(number: int = 2) -> list[str]:
+    """What starts so many ranks of the script that follows, without a torchrun that imports torch as well."""
+    return [sys.executable, str(SCRIPTS / "ranks.py"), str(number), str(free_port())]
+
+
 def _run(
-    folder: Path, arm: str, *words: str, command: list[str] = TORCHRUN, deadline_s: float = LIMIT_S
+    folder: Path,
+    arm: str,
+    script: str | Path,
+    *words: str,
+    command: list[str] | None = None,
+    deadline_s: float = LIMIT_S,
+    **more: Any,
 ) -> Run:
+    """The script as this arm, in the folder `work`, where it may have files already."""
     cwd = folder / "work"
-    cwd.mkdir()
-    script = [*command, str(SCRIPTS / words[0]), *words[1:]]
-    return run_arm(script, arm, folder / "out", warmup=3, steps=10, deadline_s=deadline_s, cwd=cwd)
+    cwd.mkdir(exist_ok=True)
+    words = (*(command or ranks()), str(SCRIPTS / script), *words)
+    return run_arm(words, arm, folder / "out", warmup=3, steps=10, deadline_s=deadline_s, cwd=cwd, **more)
 
 
 @pytest.mark.parametrize("arm", ["baseline", "cached_input", "marked"])
@@ -49,7 +63,7 @@ def _switched(folder: Path, script: Path, arms: tuple[str, ...], *words: str, ro
     def is_enough(run: Run) -> bool:
         return max(label[1] for label in run.ranks[0]["labels"]) >= rounds - 1
 
-    command = [*TORCHRUN, str(script), *words]
+    command = [*ranks(), str(script), *words]
     return run_arm(
         command, "switched", folder / "out", warmup=5, steps=5, deadline_s=LIMIT_S, cwd=folder,
         blocks=Blocks(arms, 3, LIMIT_S, is_enough),
@@ -86,7 +100,7 @@ def compare(model, step=[0, "baseline"]):
 
 def test_replicas_that_drifted_are_made_equal_before_they_exchange(tmp_path: Path) -> None:
     script = tmp_path / "drift.py"
-    text = (SCRIPTS / "plain.py").read_text()
+    text = PLAIN
     script.write_text(DRIFT + text.replace("optimizer.step()", "optimizer.step(); compare(model)"))
     run = _switched(tmp_path, script, ("baseline", "no_exchange"))
     assert run.reason is None, run.reason
@@ -98,37 +112,20 @@ def test_replicas_that_drifted_are_made_equal_before_they_exchange(tmp_path: Pat
 def test_a_script_with_a_hook_of_its_own_is_not_switched(tmp_path: Path) -> None:
     script = tmp_path / "builtin.py"
     registers = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
-    script.write_text((SCRIPTS / "plain.py").read_text().replace("while True:", registers))
+    script.write_text(PLAIN.replace("while True:", registers))
     run = _switched(tmp_path, script, ("baseline", "aa"))
     assert run.reason == f"{NO_SWITCH}the script has a communication hook of its own, FP16_COMPRESS"
 
 
 ATOMIC = """
-        if dist.get_rank() == 0:
-            os.makedirs("ck", exist_ok=True)
-            torch.save({"step": 1}, "ck/last.pt.tmp")
-            os.replace("ck/last.pt.tmp", "ck/last.pt")
-            shutil.copyfile("ck/last.pt", "ck/best.pt")
-            assert os.path.getsize("ck/best.pt") and torch.load("ck/last.pt")["step"] == 1
-            with open("partial.pt", "wb") as file:
-                torch.save({}, file)
+        os.makedirs("ck", exist_ok=True)
+        torch.save({"step": 1}, "ck/newest.pt.tmp")
+        os.replace("ck/newest.pt.tmp", "ck/newest.pt")
+        shutil.copyfile("ck/newest.pt", "ck/best.pt")
+        assert os.path.getsize("ck/best.pt") and torch.load("ck/newest.pt")["step"] == 1
+        with open("partial.pt", "wb") as file:
+            torch.save({}, file)
 """
-
-
-def test_saves_are_read_back_and_end_in_the_runs_folder(tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    script = tmp_path / "atomic.py"
-    script.write_text("import shutil\n" + (SCRIPTS / "plain.py").read_text() + ATOMIC)
-    run = run_arm(
-        [*TORCHRUN, str(script)], "baseline", tmp_path / "out", warmup=3, steps=5, deadline_s=LIMIT_S,
-        cwd=tmp_path / "work",
-    )  # fmt: skip
-    assert run.reason is None, run.reason
-    assert not list((tmp_path / "work").iterdir())
-    taken = {path.name for path in (tmp_path / "out" / "files").rglob("*") if path.is_file()}
-    assert taken == {"last.pt", "best.pt", "partial.pt", "checkpoint.pt"}
-    assert all(path.stat().st_size for path in (tmp_path / "out" / "files").rglob("*.pt"))
-
 
 ROTATES = """
         torch.save(model.state_dict(), f"tmp{dist.get_rank()}.pt")
@@ -145,34 +142,6 @@ ROTATES = """
         os.remove(own)
         assert not os.path.exists(own)
 """
-
-
-def test_what_was_there_before_is_neither_deleted_nor_written_over(tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    (work / "folder").mkdir(parents=True)
-    before = {name: f"mine: {name}" for name in ("last.pt", "old.pt", "folder/x", "log.txt", "table.csv")}
-    for name, text in before.items():
-        (work / name).write_text(text)
-    (work / "links").mkdir()
-    (work / "links" / "latest").symlink_to(tmp_path, target_is_directory=True)
-    script = tmp_path / "rotates.py"
-    script.write_text("import shutil\n" + (SCRIPTS / "plain.py").read_text() + ROTATES)
-    run = run_arm(
-        [*TORCHRUN, str(script)],
-        "baseline",
-        tmp_path / "out",
-        warmup=3,
-        steps=5,
-        deadline_s=LIMIT_S,
-        cwd=work,
-    )
-    assert run.reason is None, run.reason
-    after = {str(path.relative_to(work)): path.read_text() for path in work.rglob("*") if path.is_file()}
-    assert after == before
-    assert (work / "links" / "latest").is_symlink()
-    kept = {Path(path).name for path in run.ranks[0]["kept"]}
-    assert kept == {"last.pt", "old.pt", "folder", "links", "log.txt", "table.csv"}
-
 
 PAST_PYTHON = """
 import os, sqlite3, subprocess, sys, h5py
@@ -197,31 +166,47 @@ class File:
         self.write = _io.FileIO(name, mode.replace("a", "r+")).write
 """
 
+ROTATED = ("last.pt", "old.pt", "folder/x", "log.txt", "table.csv")
+WRITTEN_PAST_OPEN = ("initial.pt", "low.txt", "cut.txt", "data.h5", "runs.db", "child.txt")
 
-def test_what_is_written_past_pythons_open_is_guarded_too(tmp_path: Path) -> None:
-    work, names = tmp_path / "work", ("initial.pt", "low.txt", "cut.txt", "data.h5", "runs.db", "child.txt")
-    work.mkdir()
-    before = {name: "" if name == "runs.db" else f"mine: {name}" for name in names}
-    for name, text in before.items():
-        (work / name).write_text(text)
-    (tmp_path / "h5py.py").write_text(H5PY)
-    script = tmp_path / "writes.py"
-    whole = (SCRIPTS / "plain.py").read_text()
-    script.write_text(
-        whole.replace("dist.init_process_group", f"exec({PAST_PYTHON!r})\ndist.init_process_group")
-    )
-    run = run_arm(
-        [*TORCHRUN, str(script)],
-        "baseline",
-        tmp_path / "out",
-        warmup=3,
-        steps=5,
-        deadline_s=LIMIT_S,
-        cwd=work,
-    )
-    assert run.reason is None, (tmp_path / "out" / "output.log").read_text()
-    assert {path.name: path.read_text() for path in work.iterdir()} == before
-    assert {Path(path).name for path in run.ranks[0]["kept"]} == set(names)
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """A run of a script that saves, deletes, renames and writes in many ways, in a folder that has files."""
+    folder = tmp_path_factory.mktemp("writer")
+    work = folder / "work"
+    (work / "folder").mkdir(parents=True)
+    for name in (*ROTATED, *WRITTEN_PAST_OPEN):
+        (work / name).write_text(_before(name))
+    (work / "links").mkdir()
+    (work / "links" / "latest").symlink_to(folder, target_is_directory=True)
+    (folder / "h5py.py").write_text(H5PY)
+    script = folder / "writes.py"
+    first = PLAIN.replace("dist.init_process_group", f"exec({PAST_PYTHON!r})\ndist.init_process_group")
+    script.write_text(f"import shutil\n{first}{ATOMIC}{ROTATES}")
+    run = _run(folder, "baseline", script, command=ranks(1))
+    assert run.reason is None, (folder / "out" / "output.log").read_text()
+    return run, folder
+
+
+def _before(name: str) -> str:
+    return "" if name == "runs.db" else f"mine: {name}"
+
+
+def test_saves_are_read_back_and_end_in_the_runs_folder(writer: tuple[Run, Path]) -> None:
+    saved = {path.name: path for path in (writer[1] / "out" / "files").rglob("*.pt")}
+    assert saved.keys() >= {"newest.pt", "best.pt", "partial.pt", "checkpoint.pt"}
+    assert all(path.stat().st_size for path in saved.values())
+
+
+def test_what_was_there_before_is_neither_deleted_nor_written_over(writer: tuple[Run, Path]) -> None:
+    run, folder = writer
+    work = folder / "work"
+    after = {str(path.relative_to(work)): path.read_text() for path in work.rglob("*") if path.is_file()}
+    assert after == {name: _before(name) for name in (*ROTATED, *WRITTEN_PAST_OPEN)}
+    assert (work / "links" / "latest").is_symlink()
+    tops = {name.partition("/")[0] for name in ROTATED}
+    assert {Path(path).name for path in run.ranks[0]["kept"]} == {*tops, "links", *WRITTEN_PAST_OPEN}
 
 
 def test_what_an_arm_before_wrote_is_not_the_users(tmp_path: Path) -> None:
@@ -230,11 +215,11 @@ def test_what_an_arm_before_wrote_is_not_the_users(tmp_path: Path) -> None:
         if not dist.get_rank():
             open("metrics.csv", "w").close()
 """
-    script.write_text((SCRIPTS / "plain.py").read_text() + writes)
+    script.write_text(PLAIN + writes)
     began_s = time.time()
     for arm in ("baseline", "aa"):
         run = run_arm(
-            [*TORCHRUN, str(script)], arm, tmp_path / arm, warmup=3, steps=5, deadline_s=LIMIT_S,
+            [*ranks(1), str(script)], arm, tmp_path / arm, warmup=3, steps=5, deadline_s=LIMIT_S,
             cwd=tmp_path, began_s=began_s,
         )  # fmt: skip
         assert run.reason is None, run.reason
@@ -246,13 +231,9 @@ def test_what_an_arm_before_wrote_is_not_the_users(tmp_path: Path) -> None:
 def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path: Path) -> None:
     script = tmp_path / "raises.py"
     script.write_text(
-        (SCRIPTS / "plain.py").read_text()
-        + "        print('x' * 300_000)\n        if dist.get_rank() == 1: raise ValueError('empty')\n"
+        PLAIN + "        print('x' * 300_000)\n        if dist.get_rank() == 1: raise ValueError('empty')\n"
     )
-    run = run_arm(
-        [*TORCHRUN, str(script)], "no_exchange", tmp_path / "out", warmup=1, steps=5, deadline_s=LIMIT_S,
-        cwd=tmp_path,
-    )  # fmt: skip
+    run = _run(tmp_path, "no_exchange", script)
     assert run.reason == "a rank raised ValueError: empty"
     log = (tmp_path / "out" / "output.log").read_bytes()
     assert len(log) < 600_000
@@ -290,17 +271,16 @@ def test_without_exchange_parameters_are_not_sent_either(tmp_path: Path) -> None
 def test_a_builtin_hook_of_the_scripts_own_is_left_out_too(tmp_path: Path) -> None:
     script = tmp_path / "builtin.py"
     registers = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
-    script.write_text((SCRIPTS / "plain.py").read_text().replace("while True:", registers))
-    run = run_arm(
-        [*TORCHRUN, str(script)], "no_exchange", tmp_path / "out", warmup=3, steps=5, deadline_s=LIMIT_S,
-        cwd=tmp_path,
-    )  # fmt: skip
+    script.write_text(PLAIN.replace("while True:", registers))
+    run = _run(tmp_path, "no_exchange", script, command=ranks(1))
     assert run.reason is None, run.reason
     assert run.ranks[0]["script_hook"] == "FP16_COMPRESS"
 
 
 def test_one_worker_has_one_rank(tmp_path: Path) -> None:
-    assert [rank["world_size"] for rank in _run(tmp_path, "one_worker", "plain.py").ranks] == [1]
+    assert [
+        rank["world_size"] for rank in _run(tmp_path, "one_worker", "plain.py", command=TORCHRUN).ranks
+    ] == [1]
 
 
 def test_a_script_without_ddp_is_refused(tmp_path: Path) -> None:
@@ -316,16 +296,9 @@ def test_a_run_past_its_deadline_is_ended_and_says_so(tmp_path: Path) -> None:
 
 def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path) -> None:
     script = tmp_path / "short.py"
-    script.write_text((SCRIPTS / "plain.py").read_text().replace("while True:", "for _ in range(1):"))
-    run = run_arm(
-        [*TORCHRUN, str(script)],
-        "baseline",
-        tmp_path / "out",
-        warmup=5,
-        steps=10,
-        deadline_s=LIMIT_S,
-        cwd=tmp_path,
-    )
+    script.write_text(PLAIN.replace("while True:", "for _ in range(1):"))
+    words = [*ranks(1), str(script)]
+    run = run_arm(words, "baseline", tmp_path / "out", warmup=5, steps=10, deadline_s=LIMIT_S, cwd=tmp_path)
     assert run.reason == "it ended by itself after 8 steps; let it make more, or take --warmup 3"
 
 
@@ -358,7 +331,7 @@ def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path: Path) 
         .read_text()
         .replace("while True:\n", "with scaling.attached(model, optimizer):\n  while True:\n")
     )
-    command = [*TORCHRUN, "--no-python", sys.executable, "-E", str(script)]
+    command = [*ranks(), "-E", str(script)]
     for arm, reason in (
         ("baseline", None),
         ("no_exchange", "the model was wrapped before `attached` could change it"),
@@ -378,7 +351,7 @@ def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path: Path) 
 def test_scripts_of_frameworks_leave_no_checkpoint(script: str, package: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install -e '.[frameworks]'")
-    command = [sys.executable] if package == "lightning" else TORCHRUN  # Lightning starts its own ranks
+    command = [sys.executable] if package == "lightning" else ranks()  # Lightning starts its own ranks
     run = _run(tmp_path, "marked", script, command=command, deadline_s=LIMIT_S)
     assert run.reason is None, run.reason
     assert [rank["world_size"] for rank in run.ranks] == [2, 2]

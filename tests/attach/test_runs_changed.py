@@ -1,17 +1,15 @@
 """What an arm changes in a script that runs in several processes."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from scaling.attach.launch import run_arm
 from scaling.attach.marks import medians_s, steady
-from tests.attach.test_runs import SCRIPTS, TORCHRUN
+from tests.attach.test_runs import PLAIN, SCRIPTS, ranks
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
-PLAIN = (SCRIPTS / "plain.py").read_text()
 
 
 UNUSED = """
@@ -35,7 +33,7 @@ def test_which_parameters_are_used_is_not_exchanged_either(arm: str, tmp_path: P
     text = text.replace("torch.set_num_threads(1)", UNUSED)
     script.write_text(text)
     run = run_arm(
-        [*TORCHRUN, str(script), "1"], arm, tmp_path / arm, warmup=3, steps=10, deadline_s=LIMIT_S,
+        [*ranks(), str(script), "1"], arm, tmp_path / arm, warmup=3, steps=10, deadline_s=LIMIT_S,
         cwd=tmp_path,
     )  # fmt: skip
     assert run.reason is None, run.reason
@@ -54,7 +52,7 @@ def test_threads_fit_in_a_script_that_is_not_reached_by_itself_too(tmp_path: Pat
             "while True:\n", "with scaling.attached(model, optimizer):\n  while True:\n"
         )
     )
-    command = [*TORCHRUN, "--no-python", sys.executable, "-E", str(script)]
+    command = [*ranks(), "-E", str(script)]
     run = run_arm(command, "threads", tmp_path / "out", warmup=3, steps=5, deadline_s=LIMIT_S, cwd=tmp_path)
     assert run.reason is None, run.reason
     cores = run.ranks[0]["cores"]
@@ -82,7 +80,7 @@ def test_phases_of_a_script_that_draws_in_a_thread_are_those_of_its_steps(tmp_pa
         AHEAD + PLAIN.replace("for x, y in torch.utils.data.DataLoader(data, batch_size=8):", draws)
     )
     run = run_arm(
-        [*TORCHRUN, str(script), "1"], "marked", tmp_path / "out", warmup=3, steps=10, deadline_s=LIMIT_S,
+        [*ranks(), str(script), "1"], "marked", tmp_path / "out", warmup=3, steps=10, deadline_s=LIMIT_S,
         cwd=tmp_path,
     )  # fmt: skip
     assert run.reason is None, run.reason
