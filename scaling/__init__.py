@@ -6,8 +6,12 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`comm_hook`, and `attached` for scripts that `scaling attach` does not reach; both import torch."""
-    places = {"attached": "scaling.attach.inside", "comm_hook": "scaling.training.comm_hook"}
+    """`load` reads a results folder; `comm_hook` and `attached` are for scripts, and import torch."""
+    places = {
+        "attached": "scaling.attach.inside",
+        "comm_hook": "scaling.training.comm_hook",
+        "load": "scaling.report.load",
+    }
     if name in places:
         import importlib
 

@@ -1,0 +1,80 @@
+"""A results folder as tables, for programs and notebooks: `scaling.load(DIR)`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.explain import explain
+from scaling.analysis.explain_view import Known
+from scaling.analysis.reading import environment_of, num_cores
+from scaling.analysis.sample_lines import is_profiled, is_unprofiled
+from scaling.analysis.samples import TIMED_KINDS, read_cells
+from scaling.analysis.summary import build_table, study_name
+from scaling.analysis.summary_findings import summary_findings
+from scaling.analysis.verdict import verdicts
+from scaling.report.text import text_of
+from scaling.store import ResultsFolder, Snapshot
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a results folder has.
+
+    Attributes:
+        study: the resolved study.
+        environment: where it was measured; None where that was not recorded.
+        cells: one row a cell, the columns of summary.csv.
+        samples: one row a line of the samples of done runs: `cell_id`, `repeat`, `rank`, then what it has,
+            times in seconds. Results are made of steps that are `timed`: neither of the warm-up nor, in newer
+            folders, `profiled`, which have phases.
+        findings: one row each, verdicts first: `kind`, `cells` (ids), `text`, `values` (a dict, SI units).
+    """
+
+    study: dict[str, Any]
+    environment: dict[str, Any] | None
+    cells: pd.DataFrame
+    samples: pd.DataFrame
+    findings: pd.DataFrame
+
+
+def load(folder: str | os.PathLike[str]) -> Results:
+    """Reads a results folder, finished or not, archived or not; writes nothing.
+
+    Raises:
+        StoreError: it is none, or samples of a done run are missing or damaged.
+    """
+    read = Snapshot.of(ResultsFolder(Path(folder)).require())
+    cells, environment = read_cells(read), environment_of(read)
+    table = build_table(study_name(read), cells)
+    known = Known.of(to_rows(table), cells, num_cores(environment))
+    found = [
+        *verdicts(table, cells, known=known),
+        *summary_findings(table, known.scatter, known.num_cores, known.lossy),
+        *(one for of_cell in explain(table, cells, known.num_cores).values() for one in of_cell),
+    ]
+    findings = [(one.kind, one.cells, text_of(one), dict(one.values)) for one in found]
+    columns = ["kind", "cells", "text", "values"]
+    return Results(
+        read.study(), environment, table, pd.DataFrame(_lines(read)), pd.DataFrame(findings, columns=columns)
+    )
+
+
+def _lines(folder: ResultsFolder) -> Iterator[dict[str, Any]]:
+    for run in folder.runs():
+        if run.state != "done":
+            continue
+        for rank, lines in enumerate(folder.samples(run.cell_id, run.repeat)):
+            for line in lines:
+                values = {**line, **(line.get("sample") or {})}
+                values.pop("sample", None)
+                is_step = run.cell["kind"] in TIMED_KINDS
+                values["timed"] = is_step and is_unprofiled(line) and not line["warmup"]
+                values["profiled"] = is_step and is_profiled(line, captured=run.cell["step"] == "captured")
+                yield {"cell_id": run.cell_id, "repeat": run.repeat, "rank": rank, **values}
