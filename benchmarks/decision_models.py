@@ -156,11 +156,11 @@ def _correlated(values: Array, kept: float) -> Array:
 
 
 def true_middle(noise: Noise, factor: float = 1.0) -> float:
-    """What the median of a launch's iterations is over the cell's true time, as a logarithm, on average:
+    """What the mean of a launch's iterations is over the cell's true time, as a logarithm, on average:
     skewness and outliers move it, in all cells of that noise alike."""
     still = Noise("", 0, 0, noise.iteration, noise.autocorrelation, noise.outliers)
     logs = campaign(np.random.default_rng(0), still, np.full(1, factor), 4000)
-    return float(np.median(logs, axis=2).mean())
+    return float(np.log(np.exp(logs).mean(axis=2)).mean())
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ _eight = cache(lambda num_launches: cells_of(8, num_launches))
 
 @cache
 def true_time_s(noise: Noise, factor: float) -> float:
-    """What the medians of a cell's launches scatter about: skewness moves it in proportion to the noise."""
+    """What the times of a cell's launches scatter about: skewness moves it in proportion to the noise."""
     if len(noise.classes) == 2:
         low, high = (true_time_s_of_class(noise, one) for one in noise.classes)
         return math.exp(np.interp(factor, noise.classes, (low, high)))

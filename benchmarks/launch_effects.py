@@ -36,6 +36,7 @@ PAIRS = [
     TYPICAL,
     replace(TYPICAL, name="typical, one slow launch", slow=SLOW),
     replace(TYPICAL, name="correlated launches (0.8)", serial=0.8),
+    replace(TYPICAL, name="typical, offsets of cells (2%)", offset=0.02),
     Noise("offsets of cells (3%)", 0.01, 0.01, 0.02, offset=0.03),
 ]
 

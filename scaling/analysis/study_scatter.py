@@ -19,7 +19,7 @@ import numpy as np
 from scaling.analysis.decisions import Difference, difference, with_variance
 from scaling.analysis.findings import Finding
 from scaling.analysis.launch_effects import INDEPENDENT, Serial, inflations, serial_correlation
-from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, FloatArray, Scatter, inflated, scatter
+from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, ROUNDING, FloatArray, Scatter, inflated, scatter
 from scaling.analysis.samples import CellResult
 from scaling.measure.statistics import Estimate, estimate_median
 
@@ -28,6 +28,10 @@ TIMER_S = 5e-7
 
 FEWEST_PAIRS = 4
 """A/A pairs of a folder from which on their component of variance is known well enough to be used."""
+
+SHOWN_LEVEL, UNSHOWN_WEIGHT = 0.1, 1 / 3
+"""An F test's level, and the part of that component which counts where it is not shown: in half of the
+studies without offsets a few pairs differ by more than launches scatter, which cost half of the power."""
 
 MODERATED = "moderated t interval over launches"
 """How an interval over launches is made, for people; a single launch has ONE_LAUNCH's."""
@@ -226,7 +230,8 @@ def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None =
 
 def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
     """The variance of a cell's mean from A/A pairs, with its degrees of freedom; (0, 0) with fewer than
-    FEWEST_PAIRS, or where they differ by no more than their launches scatter.
+    FEWEST_PAIRS, or where they differ by no more than their launches scatter. What is not shown by an F test
+    counts in part (UNSHOWN_WEIGHT).
 
     The squares of k pairs have k degrees; what is left of them without the scatter over launches has less
     (Satterthwaite).
@@ -234,11 +239,16 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
     known = [pair for pair in pairs if pair.error is not None]
     if len(known) < FEWEST_PAIRS:
         return 0.0, 0.0
+    from scipy import special
+
     mean_square = float(np.mean([pair.log_ratio**2 for pair in known]))
-    excess = mean_square - float(np.mean([(pair.error or 0.0) ** 2 for pair in known]))
+    of_launches = float(np.mean([(pair.error or 0.0) ** 2 for pair in known]))
+    excess, degrees = mean_square - of_launches, float(np.mean([pair.degrees or 0.0 for pair in known]))
     if excess <= 0:
         return 0.0, 0.0
-    return excess / 2, len(known) * (excess / mean_square) ** 2
+    is_shown = special.fdtrc(len(known), degrees, mean_square / max(of_launches, ROUNDING)) < SHOWN_LEVEL
+    weight = 1.0 if is_shown else UNSHOWN_WEIGHT
+    return weight * excess / 2, len(known) * (excess / mean_square) ** 2
 
 
 def cell_times(cells: Sequence[CellResult], *, typical: bool = False) -> dict[Hashable, CellTimes]:

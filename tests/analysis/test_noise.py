@@ -10,7 +10,7 @@ from scaling.analysis.decisions import Difference
 from scaling.analysis.groups import group_rows
 from scaling.analysis.noise import aa_warnings, noise_finding, scatter_of
 from scaling.analysis.samples import read_cells
-from scaling.analysis.study_scatter import CellTimes, offset_variance, study_scatter
+from scaling.analysis.study_scatter import UNSHOWN_WEIGHT, CellTimes, offset_variance, study_scatter
 from scaling.analysis.summary import summary_table
 from scaling.report.text import text_of
 from tests.made_studies import findings
@@ -135,6 +135,14 @@ def test_what_pairs_differ_by_is_less_known_the_more_their_launches_scatter():
     assert 0 < variance < steady_variance
     assert 0 < fewer < 1 < 3.9 < degrees < 4
     assert offset_variance([Difference(0.01, 0.02, 9.0)] * 4) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("error", "weight"), [(0.03, UNSHOWN_WEIGHT), (0.005, 1.0)])
+def test_what_pairs_hardly_show_counts_in_part(error, weight):
+    ratios = (0.04, -0.03, 0.04, -0.03)
+    excess = np.mean(np.square(ratios)) - error**2
+    variance, _ = offset_variance([Difference(one, error, 9.0) for one in ratios])
+    assert variance == pytest.approx(weight * excess / 2)
 
 
 def test_a_pair_knows_its_scatter_better_if_both_cells_scatter_alike_but_not_from_two_launches():
