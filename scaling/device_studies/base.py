@@ -66,9 +66,7 @@ class Budget:
     def require(self, expected_s: float, why: str) -> None:
         """Refuses a point whose fewest samples would take longer than the limit.
 
-        Args:
-            expected_s: what a call takes at least, in seconds.
-            why: how that is known, for people ("a step takes 2 s or more on 64 samples").
+        `why` is how the seconds of a call are known ("a step takes 2 s or more on 64 samples").
 
         Raises:
             LeftOutError: saying so.
@@ -85,12 +83,9 @@ class Budget:
         calls, or one that is beyond doubt.
 
         Args:
-            seconds: of the calls so far, waited for.
+            seconds: of the calls so far, waited for; the least but for the first is returned.
             why: for people, with a place for the seconds ("a step took {:.2g} s").
             calls: that a sample covers.
-
-        Returns:
-            The seconds of a call: the least but for the first.
 
         Raises:
             LeftOutError: the fewest samples would take longer than the limit.

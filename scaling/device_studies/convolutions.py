@@ -105,14 +105,6 @@ def measure_convolution(
     On a GPU, torch keeps the algorithm that it has taken for a shape, however it was found: in a process in
     which `library` has been measured `autotuned` is the same, and the other way round.
 
-    Args:
-        layer: the convolution.
-        batch: images.
-        choice: `library`, `autotuned`, `native` or `fft`.
-        dtype: of everything.
-        device: where.
-        budget: how long.
-
     Raises:
         LeftOutError: the device or the layer has no such choice.
     """
@@ -221,19 +213,12 @@ def _chosen(choice: str, device: torch.device) -> Iterator[None]:
 def fft_convolution(images: Tensor, weight: Tensor, padding: int) -> Tensor:
     """The same as `conv2d` of stride 1: a product of transforms, one matrix product a frequency.
 
-    Args:
-        images: [n, inputs, size, size].
-        weight: [outputs, inputs, kernel, kernel].
-        padding: zeros at every side.
-
-    Returns:
-        [n, outputs, size + 2 padding - kernel + 1, same].
+    Images are [n, inputs, size, size], weights [outputs, inputs, kernel, kernel].
     """
     kernel = weight.shape[-1]
     padded = images.shape[-1] + 2 * padding
     size = (padded, padded)
-    moved = nn.functional.pad(images, (padding,) * 4)
-    of_images = torch.fft.rfft2(moved, s=size).permute(2, 3, 0, 1)
+    of_images = torch.fft.rfft2(nn.functional.pad(images, (padding,) * 4), s=size).permute(2, 3, 0, 1)
     of_weight = torch.fft.rfft2(weight, s=size).conj().permute(2, 3, 1, 0)
     product = (of_images @ of_weight).permute(2, 3, 0, 1)
     kept = padded - kernel + 1
@@ -265,15 +250,7 @@ Rows = list[dict[str, Any]]
 class Request:
     """What a process measures: every layer in every precision.
 
-    Attributes:
-        layers: names in `LAYERS`.
-        batch: images.
-        precisions: float32, tf32 or bfloat16.
-        choice: `library` or `autotuned`.
-        older_interface: cuDNN's.
-        cap_mib: of the workspace; None: no limit.
-        seconds, limit_s: see `Budget`.
-        device: as torch writes it.
+    `choice` is `library` or `autotuned`; without `cap_mib` the workspace has no limit.
     """
 
     layers: tuple[str, ...]
@@ -344,13 +321,10 @@ def measure_request(request: Request) -> dict[str, Rows]:
 
 def _measure_one(request: Request, layer: str, precision: str) -> Rows:
     device, budget = torch.device(request.device), Budget(request.seconds, limit_s=request.limit_s)
-    rows: Rows = []
+    what, rows = (LAYERS[layer], request.batch, request.choice, dtype_of(precision)), Rows()
     try:
         with multiplying(precision, device):
-            measured = measure_convolution(
-                LAYERS[layer], request.batch, request.choice, dtype_of(precision), device, budget
-            )
-            rows += measured
+            rows += measure_convolution(*what, device, budget)
     except LeftOutError as error:
         rows.append({"left_out": str(error)})
     except torch.OutOfMemoryError as error:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-NO_ANSWER = "That is not answered here."
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -39,7 +37,7 @@ ARMS: tuple[Variant, ...] = ()
 
 @dataclass(frozen=True)
 class Panels:
-    """A panel, or one for each value of `by`: a phase's time over `x`, which is a variable or a fact."""
+    """A panel, or one for each value of `by`: a phase's time over `x`, variable or fact, times `scale`."""
 
     x: str
     label: str = ""
@@ -47,6 +45,7 @@ class Panels:
     by: tuple[str, ...] = ()
     title: str = ""
     phase: str = "step"
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -95,23 +94,6 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Scatter:
-    """A figure of a phase's time in ms over a fact times `scale`: a panel for each value of `by`."""
-
-    name: str
-    caption: str
-    title: str
-    by: tuple[str, ...]
-    panel: str
-    point: str
-    x: str
-    label: str
-    scale: float
-    phase: str
-    where: Where
-
-
-@dataclass(frozen=True)
 class BreakEvenMap:
     """A figure of the CPU's time over the GPU's by two variables, with the line where it is 1."""
 
@@ -123,7 +105,7 @@ class BreakEvenMap:
     where: Where
 
 
-Kind = Literal["time", "interval", "both", "per_s", "number", "error", "fact", "over_first"]
+Kind = Literal["time", "seconds", "interval", "both", "per_s", "number", "error", "fact", "over_first"]
 
 
 @dataclass(frozen=True)
@@ -132,8 +114,8 @@ class Show:
 
     Attributes:
         header: with the unit.
-        kind: `time` of the phase in ms, its `interval`, or `both`; `per_s`: `name` over that time; `number`,
-            `error` or `fact`: the fact `name`, as such; `over_first`: as `Lines` has it, along `name`.
+        kind: `time` of the phase in ms, or in `seconds`; its `interval`, or `both`; `per_s`: `name` over it;
+            `number`, `error` or `fact`: the fact `name`; `over_first`: as `Lines` has it, along `name`.
         name: of the fact or variable.
         phase: whose time.
         scale: what the value is multiplied with.
@@ -261,7 +243,7 @@ class Noted:
     only: Callable[[Any], bool]
 
 
-Figure = Lines | Bars | Scatter | BreakEvenMap
+Figure = Lines | Bars | BreakEvenMap
 Finding = BreakEven | Enough | Fastest | Times | Noted
 
 

@@ -29,10 +29,11 @@ from scaling.device_studies.declaration import (
     STEP_TIME,
     Bars,
     Fastest,
+    Lines,
     Noted,
+    Panels,
     Report,
     Rows,
-    Scatter,
     Show,
     Times,
 )
@@ -92,12 +93,13 @@ REPORT = Report(
             "batch {batch:,}",
             "{choice} {workspace_cap}", "precision", CONVOLUTIONS, "forward",
         ),
-        Scatter(
-            "workspace", "Milliseconds of a convolution's forward pass in float32 (forward_seconds) against "
-            "the memory that it takes besides input and output (workspace_bytes): choices of algorithms, and "
-            "cuDNN's older interface with its workspace limited (workspace_cap).",
-            "workspace against speed, GPU, float32", ("case", "batch"), "{case}", "{choice} {workspace_cap}",
-            "workspace_bytes", "workspace, MB", 1e-6, "forward", {**CONVOLUTIONS, **EXACT, "device": "cuda"},
+        Lines(
+            "workspace", "A convolution's forward pass in float32 (forward_seconds) over the memory that it "
+            "takes besides input and output (workspace_bytes): by choice; of cuDNN's older interface, a "
+            "point for each limit (workspace_cap).", "workspace against speed, GPU, float32",
+            (Panels("workspace_bytes", "workspace, MB", {**CONVOLUTIONS, **EXACT, "device": "cuda"},
+                    ("case",), "{case}", "forward", 1e-6),),
+            "choice", "ms", columns=3,
         ),
     ),
     tables=(

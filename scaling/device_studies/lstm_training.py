@@ -60,9 +60,7 @@ architectures", ICML 2015.
 class ElementaryLstm(nn.Module):
     """Every operation on its own; parameters are named and shaped as in `nn.LSTMCell`.
 
-    Args:
-        inputs: numbers that are read at a step.
-        width: of the state.
+    `inputs` numbers are read at a step; the state has `width`.
     """
 
     def __init__(self, inputs: int, width: int) -> None:
@@ -147,10 +145,7 @@ LOSS_SCALE = 1024.0
 class PreciseTraining:
     """A network in training.
 
-    Args:
-        network: on its device; it is changed to the precision.
-        precision: one of `PRECISIONS`.
-        learning_rate: of Adam, whose other settings are torch's defaults.
+    The network, which is on its device, is changed to the precision; Adam has torch's other defaults.
     """
 
     def __init__(self, network: nn.Module, precision: str, learning_rate: float) -> None:
@@ -246,10 +241,7 @@ def temporal_order(length: int, num_train: int, num_test: int) -> SequenceTask:
 def image_rows(name: str, shrink: int, num_train: int, num_test: int) -> SequenceTask:
     """The first images of a data set of grey ones, row by row; kept between cells.
 
-    Args:
-        name: of the data set, `mnist` or `digits`.
-        shrink: so many pixels in both directions become one, their mean.
-        num_train, num_test: at most.
+    `shrink` pixels in both directions become one, their mean; `num_train` and `num_test` at most are taken.
 
     Raises:
         DataError: a file is missing or damaged.

@@ -26,6 +26,7 @@ from scaling.device_studies.declaration import (
     Panels,
     Report,
     Rows,
+    Setting,
     Show,
     Times,
     Variant,
@@ -62,6 +63,15 @@ REPORT = Report(
         Rows(
             "an epoch over the number of points", ("device", "step", "data", "points"),
             (Show("ms an epoch"), STEP_TIME[1], Show("points/s", "per_s", "samples")),
+        ),
+        Rows(
+            "a complete training, Adam {learning_rate:g}", ("device", "step", "points", "epochs"),
+            (Show("compile, s", "seconds", phase="compile"), Show("capture, s", "seconds", phase="capture"),
+             Show("all epochs, s", "seconds", phase="train"), Show("rms residual", "number", "rms_residual"),
+             Show("largest", "number", "largest_residual"), Show("rms height", "number", "rms_height")),
+            {"epochs": Setting("epochs")},
+            below="Residuals are the surface's heights less the network's, of one seed: other initial "
+            "weights end at other residuals. The root mean square of the heights is about their mean.",
         ),
     ),
     answer=(

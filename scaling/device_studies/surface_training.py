@@ -57,9 +57,6 @@ def surface_network(activation: str = "relu") -> nn.Sequential:
 
     Weights start as those of Flux's `Dense`: uniform by X. Glorot, Y. Bengio, "Understanding the difficulty
     of training deep feedforward neural networks" (2010), and biases at zero.
-
-    Args:
-        activation: behind both hidden layers; the source's is relu.
     """
     nonlinear = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
     network = nn.Sequential(nn.Linear(2, 20), nonlinear(), nn.Linear(20, 5), nonlinear(), nn.Linear(5, 1))
@@ -71,14 +68,7 @@ def surface_network(activation: str = "relu") -> nn.Sequential:
 
 
 class SurfaceTraining:
-    """The network, its optimizer and where its data comes from.
-
-    Args:
-        settings: epochs, learning rate, activation and seed.
-        side: of the grid.
-        place: of the data.
-        device: of the network.
-    """
+    """The network, its optimizer and where its data comes from, by the study's `settings`."""
 
     def __init__(self, settings: Any, side: int, place: str, device: torch.device) -> None:
         self._settings, self._device = settings, device

@@ -31,13 +31,7 @@ StepFunction = Callable[[], object]
 def training_step(
     module: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss = cross_entropy, captured: bool = False
 ) -> StepFunction:
-    """One optimizer update of `module`, ready to be called.
-
-    Args:
-        module: on the device.
-        inputs, targets: a batch, there too.
-        loss: what is minimized.
-        captured: as a CUDA graph; on CUDA only.
+    """One optimizer update of `module`, ready to be called; `captured` as a CUDA graph.
 
     Raises:
         LeftOutError: the step cannot be captured.
@@ -65,10 +59,7 @@ class _Captured:
 
 
 def capture(step: StepFunction) -> StepFunction:
-    """The step as a CUDA graph: the same kernels, launched at once.
-
-    Args:
-        step: on static tensors, which it must hold.
+    """The step, which holds static tensors, as a CUDA graph: the same kernels, launched at once.
 
     Raises:
         LeftOutError: it cannot be captured.

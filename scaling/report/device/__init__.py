@@ -15,7 +15,7 @@ import pandas as pd
 
 from scaling.analysis.columns import columns
 from scaling.analysis.decisions import FEWEST
-from scaling.device_studies.declaration import DEVICES, NO_ANSWER, Lines
+from scaling.device_studies.declaration import DEVICES, Lines
 from scaling.report.device import accuracy, fit
 from scaling.report.device.cells import STEP, DeviceResult, place
 from scaling.report.device.comparisons import LEAD
@@ -61,9 +61,9 @@ def _of_all(experiments: Sequence[Results], say: Callable[[Results], Iterable[T]
 
 
 def _own(results: Results, name: str) -> Any:
-    """What a function of the experiment's own code gives; () where it has none."""
+    """What a function of the experiment's own code gives; () where it has no such."""
     module = OWN.get(results.report.own)
-    return getattr(module, name)(results) if module else ()
+    return getattr(module, name)(results) if hasattr(module, name) else ()
 
 
 def figures(results: Results) -> Iterator[Drawn]:
@@ -109,7 +109,7 @@ def sentences(results: Results) -> Iterator[str]:
     yield from _own(results, "findings")
     said = [*of_findings(report.answer, results)]
     if report.answer and report.question and not said:
-        said = [NO_ANSWER]
+        said = ["That is not answered here."]
     said += _own(results, "answer")
     if not said:
         measured = sum(bool(cell.phases) for cell in results.cells)

@@ -20,12 +20,12 @@ from scaling.analysis.seed_decisions import bound
 from scaling.device_studies.declaration import DEVICES
 from scaling.measure.statistics import CONFIDENCE
 from scaling.report.device.cells import DeviceResult
-from scaling.report.device.drawing import COLOURS, MARKERS, stacked
+from scaling.report.device.drawing import MARKERS, stacked
 from scaling.report.device.results import Results
 from scaling.report.device.tables import Cells, cells_table, scientific
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import add_tip
-from scaling.report.figures.style import GREY
+from scaling.report.figures.style import DEVICE_COLOURS, GREY
 from scaling.report.formats import MISSING, listed, percent
 from scaling.report.tables import Column, Table
 
@@ -202,7 +202,7 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
     implementations = [*dict.fromkeys(cell.point["implementation"] for cell in compared.cells.values())]
     for place, (name, cell) in enumerate(compared.cells.items()):
         index = implementations.index(cell.point["implementation"])
-        look: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index]}
+        look: dict[str, Any] = {"color": DEVICE_COLOURS[index], "marker": MARKERS[index]}
         seeds, mean = 100 * compared.seeds(name), 100 * means[name]
         axes.plot(seeds, [place] * len(seeds), **look, markersize=3, linestyle="", markerfacecolor="none")
         axes.plot([mean], [place], **look, markersize=6)
@@ -213,11 +213,6 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
     missing = max(0.0, NARROWEST - (high - low)) / 2
     axes.set_xlim(low - missing, high + missing)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def findings(results: Results) -> Iterator[str]:
-    """Nothing besides the answer."""
-    return iter(())
 
 
 def answer(results: Results) -> Iterator[str]:

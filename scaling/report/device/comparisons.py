@@ -72,11 +72,6 @@ def spread(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-def networks_text(num_networks: int) -> str:
-    """Why a headline has a range."""
-    return "" if num_networks == 1 else f" ({num_networks} networks)"
-
-
 def is_longer(difference: Difference | None) -> bool:
     """Whether the second cell took longer: the launches show it, or a single one was seen so."""
     if difference is None:

@@ -16,27 +16,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from scaling.device_studies.declaration import Bars, BreakEven, BreakEvenMap, Lines, Panels, Scatter, Variant
+from scaling.device_studies.declaration import Bars, BreakEven, BreakEvenMap, Lines, Panels, Variant
 from scaling.report.device.cells import DeviceResult
 from scaling.report.device.comparisons import Crossing, rounded, times
 from scaling.report.device.findings import crossings, ratios
 from scaling.report.device.results import Results
 from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
-from scaling.report.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    VERMILLION,
-    LineStyle,
-)
+from scaling.report.figures.style import BLACK, BLUE, DEVICE_COLOURS, GREY, VERMILLION, LineStyle
 
 Floats = npt.NDArray[np.float64]
 
-COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, BLACK, PURPLE, SKY_BLUE)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 ROW_HEIGHT = 2.3
 MARGIN = 1.9
@@ -88,7 +77,9 @@ class Hue:
 def hues(variants: Sequence[Variant]) -> list[Hue]:
     """A colour for each variant, whatever its device."""
     keys = [repr({**variant.where, "device": None}) for variant in variants]
-    looks = dict(zip(dict.fromkeys(keys), zip(cycle(COLOURS), cycle(MARKERS), strict=False), strict=False))
+    looks = dict(
+        zip(dict.fromkeys(keys), zip(cycle(DEVICE_COLOURS), cycle(MARKERS), strict=False), strict=False)
+    )
     return [
         Hue(
             variant.name,
@@ -130,7 +121,8 @@ def points_of(
         values = np.array([cell.value(declared.per) or np.nan for cell in ordered]) / values[[0, 2, 1]]
     elif not declared.over_first:
         values = declared.scale * values
-    return np.array([cell.value(panel.x) or 0 for cell in ordered], dtype=np.float64), values
+    at = [panel.scale * (cell.value(panel.x) or 0) for cell in ordered]
+    return np.array(at, dtype=np.float64), values
 
 
 def panels_of(declared: Lines, results: Results) -> Iterator[Panel]:
@@ -164,6 +156,9 @@ def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
             found = results.where(variant.where, cells)
             _draw_line(axes, hue, *points_of(declared, results, panel, found), declared.label)
         log_axes(axes, panel.label or panel.x, declared.label)
+        if any(cell.value(panel.x) == 0 for cell in cells):
+            axes.set_xscale("symlog", linthresh=1.0)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         axes.set_title(name, loc="left")
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
@@ -219,7 +214,7 @@ def draw_bars(declared: Bars, results: Results, title: str) -> Figure | None:
         return None
     figure, panels = stacked(title, {name: len(cells) for name, cells in groups}, 0.19, 1.6)
     values = [*results.grouped(timed, declared.colour)]
-    colours = dict(zip(values, COLOURS, strict=False))
+    colours = dict(zip(values, DEVICE_COLOURS, strict=False))
     for axes, (_, cells) in zip(panels, groups, strict=True):
         for place, cell in enumerate(cells):
             _bar(axes, place, cell, colours[cell.value(declared.colour)], declared.mark)
@@ -242,42 +237,6 @@ def _bar(axes: Axes, place: int, cell: DeviceResult, colour: str, mark: str) -> 
     if mark and cell.estimate(mark):
         axes.plot([1e3 * cell.median(mark)] * 2, [place - 0.36, place + 0.36], color="white", linewidth=1.4)
     add_tip(axes, ms, place, f"{ms:.3g} ms")
-
-
-def draw_scatter(declared: Scatter, results: Results, title: str) -> Figure | None:
-    """A panel for each case with several points; points may cover each other: smaller above larger."""
-    known = [
-        cell
-        for cell in results.where(declared.where)
-        if cell.value(declared.x) is not None and cell.estimate(declared.phase)
-    ]
-    groups = [cells for cells in results.grouped(known, *declared.by).values() if len(cells) > 1]
-    if not groups:
-        return None
-    names = dict.fromkeys(results.text(declared.point, cell).strip() for cells in groups for cell in cells)
-    figure, (panels,) = new_figure(title, 2.6 + 0.17 * len(names), 1, len(groups))
-    looks: dict[str, dict[str, Any]] = {
-        name: {"color": colour, "marker": marker, "markersize": 10 - place, "linestyle": ""}
-        for place, (name, colour, marker) in enumerate(
-            zip(names, cycle(COLOURS), cycle(MARKERS), strict=False)
-        )
-    }
-    for axes, cells in zip(panels, groups, strict=True):
-        for cell in cells:
-            x, ms = cell.value(declared.x) * declared.scale, 1e3 * cell.median(declared.phase)
-            name = results.text(declared.point, cell).strip()
-            axes.plot([x], [ms], **looks[name])
-            add_tip(axes, x, ms, f"{name}: {x:.3g}, {ms:.3g} ms")
-        axes.set_xscale("symlog", linthresh=1.0)  # 0 and, at least, 1
-        axes.set_xlim(-0.4, max(3.0, axes.get_xlim()[1]))
-        axes.set_ylim(bottom=0)
-        axes.set_xticks([0, *(10**power for power in range(int(np.log10(axes.get_xlim()[1])) + 1))])
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        axes.set_title(results.text(declared.panel, cells[0]), loc="left")
-        axes.set_xlabel(declared.label)
-    panels[0].set_ylabel("ms")
-    legend_below(figure, [Line2D([], [], label=name, **look) for name, look in looks.items()])
-    return figure
 
 
 def draw_map(declared: BreakEvenMap, results: Results, title: str) -> Figure | None:
@@ -343,6 +302,5 @@ def _break_even_line(axes: Axes, found: dict[Any, Crossing | None]) -> None:
 DRAWN: dict[type, Callable[[Any, Results, str], Figure | None]] = {
     Lines: draw_lines,
     Bars: draw_bars,
-    Scatter: draw_scatter,
     BreakEvenMap: draw_map,
 }

@@ -6,7 +6,7 @@ A training's total is the sum of two phases, and the fit is a picture: no other 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -22,11 +22,9 @@ from scaling.report.device.cells import DeviceResult
 from scaling.report.device.comparisons import finding, is_longer, rounded
 from scaling.report.device.drawing import hues, log_axes
 from scaling.report.device.results import Results
-from scaling.report.device.tables import Cells, cells_table
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import WIDTH, legend_below, set_title
 from scaling.report.formats import listed, milliseconds, number
-from scaling.report.tables import Column, Table
 
 Grid = NDArray[np.float64]
 
@@ -119,36 +117,6 @@ def surface(side: int) -> Grid:
 def activation(results: Results) -> str:
     """The network's; folders of before it was a parameter had tanh."""
     return str(results.parameters.get("activation", "tanh"))
-
-
-def tables(results: Results) -> Iterator[Table]:
-    """A row a complete training."""
-    trained = {training.cell.cell_id: training for training in trainings(results)}
-    if not trained:
-        return
-    heights = {training.cell.fact("rms_height") for training in trained.values()}
-
-    def column(header: str, text: Callable[[FitTraining], str]) -> Column[Cells]:
-        return Column(header, lambda cells: text(trained[cells[0].cell_id]))
-
-    columns = [
-        column("on", lambda training: training.arm.name),
-        column("points", lambda training: results.label(training.cell.point["points"])),
-        column("epochs", lambda training: results.label(training.epochs)),
-        column("compile or capture, s", lambda training: number(training.made_s)),
-        column("all epochs, s", lambda training: number(training.seconds)),
-        column("together, s", lambda training: number(training.total_s)),
-        column("rms residual", lambda training: number(training.cell.fact("rms_residual"))),
-        column("largest", lambda training: number(training.cell.fact("largest_residual"))),
-    ]
-    statistic = (
-        "Seconds of one training (median over launches). Residuals are the surface's heights less the "
-        f"network's; the heights' own root mean square about their mean is {number(max(heights))}. They are "
-        "those of one seed: other initial weights end at other residuals."
-    )
-    title = f"a complete training, {activation(results)}, Adam {results.parameters['learning_rate']:g}"
-    rows = [[training.cell] for training in trained.values()]
-    yield cells_table(results, title, columns, rows, statistic=statistic)
 
 
 CAPTION = (

@@ -58,6 +58,8 @@ def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
         return MISSING
     if show.kind == "time":
         return time_cell(cell, show.phase)
+    if show.kind == "seconds":
+        return number(cell.median(show.phase) if cell.estimate(show.phase) else None)
     if show.kind == "interval":
         return interval_cell(cell, show.phase)
     if show.kind == "both":
@@ -97,7 +99,7 @@ def declared_table(results: Results, rows: Rows) -> Iterator[Table]:
     if rows.ratio:
         columns.append(Column("CPU / GPU, least of each", partial(_cpu_over_gpu, results)))
     below = [*remarks(results), *([rows.below] if rows.below else [])]
-    yield cells_table(results, rows.title, columns, groups, below)
+    yield cells_table(results, results.text(rows.title), columns, groups, below)
 
 
 def _text(results: Results, show: Show, variant: Variant | None, cells: Cells) -> str:
