@@ -14,11 +14,11 @@ from scaling.axes import Role, columns
 LEAST_LOSS = 0.1
 """A step that loses less than this part of its time to several workers is limited by something else."""
 
-MOST_UNEXPLAINED = 0.2
-"""Of the computation that an ideal speedup would not have, what its parts may leave open."""
-
 LEAST_PART = 0.02
 """A smaller part of a step is not worth a word."""
+
+LEAST_SHARE = 0.005
+"""Nor is a smaller share in the list of all."""
 
 SAID_HERE = ("exposed_communication", "not_hidden", "waiting", "update", "computation")
 """Rules of which the losses say the same, with the largest first."""
@@ -35,8 +35,8 @@ def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | N
 
     Of the choice; where that is one worker, of the fastest one with several. The exchange is the difference
     to the control arm; `exchange_range_s` has the exposed time of the profiled steps too, where the check
-    does not find that both agree. `bytes_per_s` is the rate of `communication_s`. None where less than
-    LEAST_LOSS is lost, or a rule names the cause.
+    does not find that both agree. `bytes_per_s` is the rate of `communication_s`; `shares` are of the step.
+    None where less than LEAST_LOSS is lost, or a rule names the cause.
     """
     row = choice.row
     if row["world_size"] == 1:
@@ -58,8 +58,10 @@ def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | N
         0.0 if row["iteration_s_high"] is None else (row["iteration_s_high"] - row["iteration_s_low"]) / 2
     )
     rest_s = lost_s - exchange_s
+    shares = _shares(row, lost_s, exchange_s, _computation(row, [choice, *others]))
     return {
         "world_size": row["world_size"],
+        "local_batch": row["local_batch"],
         "iteration_s": step_s,
         "is_strong": row["scaling"] == "strong",
         "ideal_s": step_s - lost_s,
@@ -67,24 +69,29 @@ def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | N
         "exchange_range_s": sorted(max(0.0, one) for one in (exchange_s, exchange_s if agrees else spans_s)),
         "is_resolved": agrees or check.kind == "exposed_times_differ",
         "rest_s": rest_s if rest_s > max(known_to_s, LEAST_PART * step_s) else None,
-        "rest_parts_s": _parts_of_rest(row, rest_s, [choice, *others]),
+        "shares": shares,
+        "largest": max((name for name in shares if name != "ideal"), key=lambda name: shares[name]),
         "communication_s": (row["exposed_comm_s"] or 0.0) + (row["hidden_comm_s"] or 0.0),
         "bytes_per_s": limit.values.get("bytes_per_s") if limit is not None and row is choice.row else None,
     }
 
 
-def _parts_of_rest(row: Row, rest_s: float, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Computation of a step over its share of one worker's, by the profiled steps; empty where these are not
-    known, or do not add up to the rest within MOST_UNEXPLAINED."""
+def _shares(row: Row, lost_s: float, exchange_s: float, computation_s: float | None) -> dict[str, float]:
+    """Part of a step -> its share; `other` is what the profiled steps' computation does not explain."""
+    exchange_s = min(max(exchange_s, 0.0), lost_s)
+    rest_s = lost_s - exchange_s
+    computation_s = rest_s if computation_s is None else min(max(computation_s, 0.0), rest_s)
+    lost = {"computation": computation_s, "other": rest_s - computation_s, "exchange": exchange_s}
+    shares = {"ideal": 1 - lost_s / row["iteration_s"]}
+    shares |= {name: seconds / row["iteration_s"] for name, seconds in lost.items()}
+    return {name: share for name, share in shares.items() if share >= LEAST_SHARE}
+
+
+def _computation(row: Row, candidates: Sequence[Candidate]) -> float | None:
+    """Seconds of computation over its share of one worker's, by the profiled steps; None where not known."""
     like = single_like(row, [one for one in candidates if one.row["world_size"] == 1])
-    if like is None or row["scaling"] != "strong":
-        return {}
-    single = like.row
-    groups = {"forward and backward": ("forward_s", "backward_s"), "the update": ("update_s",)}
-    if any(one[name] is None for names in groups.values() for name in names for one in (row, single)):
-        return {}
-    parts_s = {
-        part: sum(row[name] - single[name] / row["world_size"] for name in names)
-        for part, names in groups.items()
-    }
-    return parts_s if abs(sum(parts_s.values()) - rest_s) <= MOST_UNEXPLAINED * rest_s else {}
+    names = ("forward_s", "backward_s", "update_s")
+    if like is None or any(one[name] is None for one in (row, like.row) for name in names):
+        return None
+    divided_by = row["world_size"] if row["scaling"] == "strong" else 1
+    return float(sum(row[name] - like.row[name] / divided_by for name in names))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 from scaling.axes import workers
@@ -82,6 +83,17 @@ def megabytes(num_bytes: int | None) -> str:
 def percent(ratio: float | None, decimals: int = 1) -> str:
     """`97.2%`."""
     return MISSING if ratio is None else f"{100 * ratio:.{decimals}f}%"
+
+
+BAR, BAR_CHARACTERS = 24, {"ideal": "█", "computation": "▓", "other": "░", "exchange": "▒"}
+
+
+def bar(shares: Mapping[str, float]) -> str:
+    """`█████▓▓▒`: shares of a step, in their order."""
+    ends = [round(BAR * end) for end in accumulate(shares.values())]
+    starts = [0, *ends[:-1]]
+    lengths = (end - start for start, end in zip(starts, ends, strict=True))
+    return "".join(BAR_CHARACTERS[name] * length for name, length in zip(shares, lengths, strict=True))
 
 
 def points(difference: float) -> str:

@@ -79,7 +79,9 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
     shown = (
         "duration interval like megabytes milliseconds number of_speedup on_gpus percent points rate ratio"
     )
-    templates.filters |= {name: getattr(formats, name) for name in (*shown.split(), "spread", "two_digits")}
+    templates.filters |= {
+        name: getattr(formats, name) for name in (*shown.split(), "bar", "spread", "two_digits")
+    }
     templates.filters |= {"listed": _listed, "setting": _setting, "setting_name": _setting_name}
     templates.filters |= {"title": title_of, "unit": unit_of, "workers": workers}
     templates.filters |= {"gigabytes": gigabytes, "size": size_text}

@@ -20,10 +20,10 @@ MPI_TABLES = {"openmpi", "mpich"}
 
 
 def facts_of(verdict: Finding) -> Iterator[tuple[str, str]]:
-    """What stands below the headline, and why: aggregator, limit if one is known, how sure it is."""
-    for label, part in (("Aggregator: ", "aggregator"), ("Limit: ", "limit")):
+    """What stands below the headline, and why: aggregator, limit and step if known, how sure it is."""
+    for label, part in (("Aggregator: ", "aggregator"), ("Limit: ", "limit"), ("Step: ", "step")):
         if value := text_of(verdict, part):
-            yield f"{label}{value}", text_of(verdict, f"{part}_why")
+            yield f"{label}{value}", "" if part == "step" else text_of(verdict, f"{part}_why")
     yield f"{text_of(verdict, 'sure')}: {text_of(verdict, 'sure_why')}", ""
 
 
