@@ -215,19 +215,16 @@ def _short_enough(declared: Enough, results: Results) -> str:
     clauses, num_values = [], 0
     for device in DEVICES:
         arms = [arm for arm in _arms(declared, results) if arm.where["device"] == device.where["device"]]
-        each = [need for arm in arms for need in needs(declared, results, arm).values()]
+        known = [needs(declared, results, arm) for arm in arms]
+        each = [need for found in known for need in found.values()]
         if not each:
             continue
-        num_values = max(num_values, *(len(needs(declared, results, arm)) for arm in arms))
+        num_values = max(num_values, *map(len, known))
         more = " or more" if any(_is_largest(declared, results, need) for need in each) else ""
         gains = [gain.ratio for need in each if (gain := _gain(declared, results, need))]
-        values = {
-            "enough": spread([need.shown.value(declared.x) for need in each]) + more,
-            "times": spread(gains) if gains else "",
-            "on": device.name,
-            **_counts(declared, results),
-        }
-        clauses.append(declared.short.format(**values))
+        enough_of = spread([need.shown.value(declared.x) for need in each]) + more
+        values = {"enough": enough_of, "times": spread(gains) if gains else "", "on": device.name}
+        clauses.append(declared.short.format(**values, **_counts(declared, results)))
     if not clauses:
         return ""
     ratios_ = [ratio.ratio for ratio in ahead(declared, results).values()] if declared.ahead else []
@@ -252,32 +249,25 @@ def _fastest(declared: Fastest, results: Results) -> Iterator[str]:
                 unmeasured.append(f"on the {device.name} {at}".strip())
             elif best:
                 text = least_text(best, [results.label(cell.value(declared.choice)) for cell in best])
-                names.setdefault(text + _other(declared, results, best, cells), []).append(at)
+                if other := _other(declared, results, best, cells):
+                    text += f" ({other[0]} {times_of([other[1]])} as long)"
+                names.setdefault(text, []).append(at)
         each = [f"{text} {listed(where)}".strip() for text, where in names.items()]
         yield from finding(results, results.text(declared.text, on=device.name), each)
     if unmeasured:
         yield f"Not answered, as choices are not measured yet, {'; '.join(unmeasured)}."
 
 
-def _runner_up(
+def _other(
     declared: Fastest, results: Results, best: Sequence[DeviceResult], cells: Sequence[DeviceResult]
-) -> tuple[DeviceResult, Difference] | None:
+) -> tuple[str, Difference] | None:
     """Where there are two choices and one takes less: the other, and how long it takes."""
     choices = results.grouped(results.where(declared.where), declared.choice)
     others = [cell for cell in cells if cell.estimate() and cell not in best]
-    if len(choices) != 2 or len(best) != 1 or not others:
-        return None
-    difference = best[0].difference(others[0])
-    return (others[0], difference) if difference else None
-
-
-def _other(
-    declared: Fastest, results: Results, best: Sequence[DeviceResult], cells: Sequence[DeviceResult]
-) -> str:
-    found = _runner_up(declared, results, best, cells)
-    if not found:
-        return ""
-    return f" ({results.label(found[0].value(declared.choice))} {times_of([found[1]])} as long)"
+    difference = (
+        best[0].difference(others[0]) if len(choices) == 2 and len(best) == len(others) == 1 else None
+    )
+    return (results.label(others[0].value(declared.choice)), difference) if difference else None
 
 
 def _short_fastest(declared: Fastest, results: Results) -> str:
@@ -292,7 +282,7 @@ def _short_fastest(declared: Fastest, results: Results) -> str:
         common = [
             results.label(value) for value in results.grouped(best[0], declared.choice) if value in everywhere
         ]
-        found = [_runner_up(declared, results, *pair) for pair in zip(best, groups, strict=True)]
+        found = [_other(declared, results, *pair) for pair in zip(best, groups, strict=True)]
         times = [other[1].ratio for other in found if other]
         longer = f" (the other {spread(times)} times as long)" if times else ""
         names = {"choice": listed(common, "or"), "on": device.name}

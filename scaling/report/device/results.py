@@ -174,7 +174,8 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
         here = {cell.device for cell in cells}
         missing = sorted(asked.get(name, set()) - here) if no_gpu else []
         _add_scatters(cells)
-        slug, parameters = f"{name}-{same + 1}" if same else name, cells[0].cell["parameters"]
+        slug, parameters = name.replace(":", "-"), cells[0].cell["parameters"]
+        slug += f"-{same + 1}" if same else ""
         results = Results(
             name, slug, parameters, cells, missing, cores, str(folder.path), report_of(name, cells)
         )
