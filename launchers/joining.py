@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Mapping
 from contextlib import closing
@@ -40,7 +41,20 @@ def require_loopback() -> None:
         with closing(socket.create_server((LOOPBACK, 0))) as server:
             socket.create_connection(server.getsockname(), timeout=LOOPBACK_LIMIT_S).close()
     except OSError as error:
+        mend = "bring up loopback (`ip link set lo up`), or allow connections to it"
+        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) and _has_loopback():
+            mend = "no port is free: end what holds them, or widen net.ipv4.ip_local_port_range"
         raise ValueError(
-            f"workers of this host meet at {LOOPBACK}, which cannot be used: {error.strerror or error}; "
-            "bring up loopback (`ip link set lo up`), or allow connections to it"
+            f"workers of this host meet at {LOOPBACK}, which cannot be used: "
+            f"{error.strerror or error}; {mend}"
         ) from error
+
+
+def _has_loopback() -> bool:
+    """Whether the address is this host's: datagrams have ports of their own."""
+    try:
+        with socket.socket(type=socket.SOCK_DGRAM) as tried:
+            tried.bind((LOOPBACK, 0))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return True

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
+from launchers.joining import require_loopback
 from scaling.doctor.line import CheckResult
 from topologies.detect_host import SYS, cpu_governors, node_cpus
 
@@ -25,12 +26,10 @@ UNLIMITED = resource.RLIM_INFINITY
 def ports(environ: Mapping[str, str], resolve: Callable[[str], object] = socket.gethostbyname) -> CheckResult:
     """Whether ranks can meet on this host."""
     try:
-        with closing(socket.create_server(("127.0.0.1", 0))) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError as error:
-        return CheckResult(
-            "ports", "error", f"loopback cannot be used: {error}", "allow connections to 127.0.0.1"
-        )
+        require_loopback()
+    except ValueError as error:
+        problem, _, mend = str(error).partition("; ")
+        return CheckResult("ports", "error", problem, mend)
     if taken := _taken_port(environ):
         return CheckResult(
             "ports", "error", f"MASTER_PORT {taken} is taken", "set another, or unset MASTER_PORT"

@@ -278,7 +278,7 @@ class TorchGroup(Group):
             try:
                 path = _create_shared_file(num_bytes)
             except OSError as error:
-                problem = f"cannot reserve {num_bytes / 1e6:.0f} MB of shared memory: {error}"
+                problem = f"cannot reserve {num_bytes:,} bytes of shared memory: {error}"
         path, problem = self.share((path, problem))
         if problem:
             raise LaunchError(

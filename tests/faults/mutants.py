@@ -32,7 +32,7 @@ from pathlib import Path
 
 from tests.counting import Calls, counted
 from tests.faults.damages import MUTANT, damage
-from tests.faults.valid_inputs import BASES, LARGE, REPORTS, Base
+from tests.faults.valid_inputs import BASES, GROWTH, LARGE, REPORTS, TIMES, Base
 from tests.waiting import LIMIT_S
 
 MOST_CALLS = 15_000_000
@@ -193,6 +193,33 @@ def try_mutants(
                 told(f"{problem}\n    {mutant[:400]}")
         shutil.rmtree(folder, ignore_errors=True)
     return tried
+
+
+SIZES = (1, TIMES // 2, TIMES)
+
+
+def growth(place: Path) -> dict[str, list[int]]:
+    """Command -> its calls on valid inputs of SIZES.
+
+    The first command of each kind imports what it needs: its calls are not taken.
+    """
+    calls: dict[str, list[int]] = {}
+    for kind, (fill, commands) in GROWTH.items():
+        folders = [place / f"{kind} {times}" for times in SIZES]
+        for folder, times in zip(folders, SIZES, strict=True):
+            folder.mkdir(parents=True)
+            fill(folder, times)
+        for sizes in zip(*map(commands, folders), strict=True):
+            ended = [run(words) for words in (sizes[0], *sizes)]
+            assert len({one.code for one in ended}) == 1, ended
+            calls[f"{kind}: {' '.join(map(str, sizes[0]))}"] = [one.num_calls for one in ended[1:]]
+    return calls
+
+
+def grows_faster_than_linearly(calls: Sequence[int]) -> bool:
+    """Whether the second half of an input costs much more than the first: by squares three times as much."""
+    first, half, whole = calls
+    return whole - half > 2 * (half - first) + first / 20
 
 
 def main() -> None:

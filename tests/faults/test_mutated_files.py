@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.mutants import try_mutants
+from tests.faults.mutants import SIZES, grows_faster_than_linearly, growth, try_mutants
 
 pytestmark = pytest.mark.quality
 
@@ -27,6 +27,17 @@ def test_mutants_are_of_every_kind_and_many_are_refused(tried):
     kinds = {name for name, _ in tried.counts}
     assert len(kinds) == 5
     assert all(tried.counts[name, True] > 0 for name in kinds)
+
+
+def test_calls_grow_with_the_size_of_a_valid_input(tmp_path):
+    calls = growth(tmp_path)
+    assert len(calls) == 8
+    assert not {name: some for name, some in calls.items() if grows_faster_than_linearly(some)}
+
+
+@pytest.mark.parametrize(("power", "is_told"), [(1, False), (2, True)])
+def test_growth_by_squares_is_told(power, is_told):
+    assert grows_faster_than_linearly([1000 + 100 * size**power for size in SIZES]) == is_told
 
 
 def test_a_command_that_raises_is_told(monkeypatch, tmp_path: Path):

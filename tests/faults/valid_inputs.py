@@ -202,6 +202,29 @@ LARGE = [
     Base("large study", lambda folder: _study(folder, TIMES), _read_study),
     Base("large foreign", lambda folder: _foreign(folder, TIMES), _read_foreign),
 ]
+GROWTH: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], Sequence[Sequence[object]]]]] = {
+    "results": (
+        lambda folder, times: _results(folder, archived=False, times=times),
+        lambda folder: [(verb, folder / "results") for verb in ("status", "recommend", "explain")],
+    ),
+    "archived results": (
+        lambda folder, times: _results(folder, archived=True, times=times),
+        lambda folder: [
+            ("status", folder / "results"),
+            ("export", folder / "results", "--format", "csv"),
+        ],
+    ),
+    "study": (_study, lambda folder: [("plan", folder / "own.yaml")]),
+    "foreign": (
+        _foreign,
+        lambda folder: [
+            ("topology", "import", folder / "nccl-tests.json"),
+            ("topology", "import", folder / "osu.txt", "--world-size", "4"),
+        ],
+    ),
+}
+"""Kind of input -> makes one of so many times the size, and the commands that read it undamaged."""
+
 REPORTS = [
     Base("report", lambda folder: _results(folder, archived=False), _report),
     Base("report of an archive", lambda folder: _results(folder, archived=True), _report),

@@ -74,3 +74,12 @@ def test_host_without_loopback_is_said_before_workers_wait_for_each_other(monkey
     monkeypatch.setattr(joining.socket, step, unreachable)
     with pytest.raises(ValueError, match=r"127\.0\.0\.1, which cannot be used: Network is unreachable"):
         launcher.before_start()
+
+
+def test_host_without_a_free_port_is_told_so(monkeypatch):
+    def taken(*_, **__):
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(joining.socket, "create_server", taken)
+    with pytest.raises(ValueError, match="Address already in use; no port is free"):
+        LocalLauncher().before_start()
