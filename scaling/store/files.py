@@ -45,6 +45,8 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESTALE):
             raise StoreError(f"{path}: {GONE}") from error
+        if error.errno == errno.EEXIST:
+            raise StoreError(f"{error.filename} is no folder; use another one") from error
         raise disk_full(path, error, num_bytes) or StoreError(
             f"{path}: cannot be written: {error.strerror}; make its folder writable, or use another one "
             "(a copy of one that is there)"

@@ -529,6 +529,11 @@ class TestLock:
         with folder.lock():
             pass
 
+    def test_file_in_the_folders_place_is_told(self, tmp_path):
+        (tmp_path / "out").touch()
+        with pytest.raises(StoreError, match="out is no folder; use another one"):
+            ResultsFolder(tmp_path / "out").lock().__enter__()
+
     def test_lock_makes_the_folder(self, tmp_path):
         with ResultsFolder(tmp_path / "a" / "b").lock():
             assert (tmp_path / "a" / "b").is_dir()
