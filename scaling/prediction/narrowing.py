@@ -78,7 +78,7 @@ def next_measurement(predictions: Iterable[Prediction]) -> NextMeasurement | Non
 
 def half_width(iteration: PredictedValue, changes: Mapping[str, float]) -> float:
     """How far the upper end of a 95% interval is above the value, as a ratio of it."""
-    relative_sd = math.sqrt(sum(change**2 for change in changes.values())) / iteration.value
+    relative_sd = math.hypot(*changes.values()) / iteration.value
     return math.expm1(NORMAL_95 * math.sqrt(math.log1p(relative_sd**2)))
 
 

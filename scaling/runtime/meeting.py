@@ -100,8 +100,8 @@ class Signed:
 
 
 def _signature(text: str) -> str:
-    token = os.environ.get(MEETING_TOKEN_VARIABLE, "")
-    return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
+    token = os.fsencode(os.environ.get(MEETING_TOKEN_VARIABLE, ""))
+    return hmac.new(token, text.encode(), hashlib.sha256).hexdigest()
 
 
 class Waiting:

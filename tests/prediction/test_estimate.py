@@ -31,3 +31,7 @@ def test_interval_holds_95_percent_of_a_log_normal_input():
     draws = np.exp(np.random.default_rng(0).normal(0, 0.2, 20_000))
     low, high = PredictedValue.of(1.0, "a", math.sqrt(math.expm1(0.2**2))).interval
     assert ((low < draws) & (draws < high)).mean() == pytest.approx(0.95, abs=0.01)
+
+
+def test_deviation_that_is_too_large_to_be_squared_has_no_error():
+    assert PredictedValue(1.0, {"rate": 3e200, "latency": 4e200}).sd == pytest.approx(5e200)

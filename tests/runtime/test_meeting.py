@@ -45,7 +45,11 @@ def first_rank():
     return Waiting(RankInfo(0, 0, 2, 2, "torchrun", table="torchrun"), 300.0)
 
 
-def test_ranks_of_one_token_meet(store):
+@pytest.mark.parametrize("token", ["ours", "", "\udcff\n"])
+def test_ranks_of_one_token_meet(monkeypatch, token):
+    monkeypatch.setenv(MEETING_TOKEN_VARIABLE, token)
+    store = HashStore()
+    Signed(store).set("1", json.dumps(asdict(PLACES[1])))
     assert first_rank().meet(store, PLACES[0]) == PLACES
 
 
