@@ -33,6 +33,7 @@ def recommend(
     """
     from scaling.analysis.columns import to_rows
     from scaling.analysis.explain_view import Known
+    from scaling.analysis.questions import question_of
     from scaling.analysis.reading import read_study
     from scaling.analysis.recommend import recommend as find
     from scaling.analysis.verdict import verdicts
@@ -40,7 +41,7 @@ def recommend(
     from scaling.report.answer import answer_of
     from scaling.report.recommend_text import as_dict, lines_of
     from scaling.report.screen import folded_answer
-    from scaling.report.verdict_text import command_of
+    from scaling.report.verdict_text import asked, command_of
     from scaling.store import Snapshot
 
     most_bytes = None if max_memory is None else _size_in_bytes(max_memory)
@@ -59,7 +60,9 @@ def recommend(
         typer.echo(json.dumps([as_dict(recommendation) for recommendation in recommendations], indent=1))
     else:
         if objective == "time" and most_bytes is None:
-            answers = verdicts(study.table, study.cells, known=known)
+            answers = asked(
+                verdicts(study.table, study.cells, known=known), question_of(folder.study(), known.rows)
+            )
             if answers:
                 answer = answer_of(answers, command_of(answers[0], folder))
                 typer.echo("\n".join([*folded_answer(answer), ""]))

@@ -50,6 +50,17 @@ _Against = Annotated[
         "commit:REVISION of this folder's repository. Ends with the comparison.",
     ),
 ]
+_Next = Annotated[
+    int | None,
+    typer.Option(
+        "--next",
+        metavar="N",
+        min=1,
+        max=1000,
+        help="Run the next experiment of a results folder, named in place of the study: that of the report's "
+        "answer (1), or of its Nth workload.",
+    ),
+]
 
 
 def run(
@@ -61,11 +72,14 @@ def run(
     workers_per_node: _WorkersPerNode = None,
     world_size: _WorldSize = None,
     against: _Against = None,
+    number: _Next = None,
 ) -> None:
     """Run or resume a study; finished cells are skipped. Ends with the report and the verdict."""
     if disturbed_by := load_text():  # before workers take them
         note(f"warning: {disturbed_by}: times will be too long and scatter; run it when the machine is idle")
     words = overrides or []
+    if number is not None:
+        study, words, out, launcher = _next(study, number, words, out, launcher)
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
         if launcher == "local" and LocalLauncher.forks_workers:
             zygotes.begin()  # imports while the study is read
@@ -87,6 +101,18 @@ def run(
         _show(outcome.report)
     if outcome.is_failure:
         raise typer.Exit(1)
+
+
+def _next(
+    folder: str, number: int, words: list[str], out: Path | None, launcher: str
+) -> tuple[str, list[str], Path, str]:
+    """Study, overrides, folder and launcher of a results folder's next experiment; what was typed wins."""
+    from scaling.report.verdict_text import next_of
+
+    found = next_of(Path(folder), number)
+    note(found.command)
+    by = found.launcher if found.launcher and launcher == "local" else launcher
+    return found.study, [*found.overrides, *words], out or Path(found.out), by
 
 
 def measured(

@@ -6,14 +6,21 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scaling.analysis.columns import to_rows
 from scaling.analysis.decisions import FEWEST
+from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
+from scaling.analysis.questions import question_of
+from scaling.analysis.reading import read_study
+from scaling.analysis.verdict import verdicts
 from scaling.axes import ATTACHED
+from scaling.errors import StudyError
 from scaling.report.text import text_of
 from scaling.report.titles import short_names, title_parts
-from scaling.store import ResultsFolder, RunRecord
+from scaling.store import ResultsFolder, RunRecord, Snapshot
 
 MPI_TABLES = {"openmpi", "mpich"}
 """Launchers of records, where mpirun started the workers: `mpi` needs that."""
@@ -55,8 +62,24 @@ def path_in_commands(folder: ResultsFolder) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def command_of(verdict: Finding, folder: ResultsFolder) -> str:
-    """The command of an answer's next experiment, to be pasted; "" where it is none that one command runs.
+@dataclass(frozen=True)
+class NextRun:
+    """The run of an answer's next experiment: study file, folder, launcher (None: local), overrides."""
+
+    study: str
+    out: str
+    launcher: str | None
+    overrides: list[str]
+
+    @property
+    def command(self) -> str:
+        """As it is typed."""
+        by = ["--launcher", self.launcher] if self.launcher else []
+        return shlex.join(["scaling", "run", self.study, "--out", self.out, *by, *self.overrides])
+
+
+def next_run(verdict: Finding, folder: ResultsFolder) -> NextRun | None:
+    """An answer's next experiment; None where it is none that one command runs.
 
     Args:
         verdict: the answer.
@@ -64,11 +87,49 @@ def command_of(verdict: Finding, folder: ResultsFolder) -> str:
     """
     path, changed = path_in_commands(folder), _changes(verdict, folder)
     if changed is None or {run.cell["kind"] for run in folder.runs()} == {ATTACHED}:  # no study of ours
-        return ""
+        return None
     words, ending = changed
     started_by = {run.launch.get("launcher") for run in folder.runs() if run.launch}
-    by_mpi = ["--launcher", "mpirun"] if started_by and started_by <= MPI_TABLES else []
-    return shlex.join(["scaling", "run", f"{path}/study.yaml", "--out", f"{path}{ending}", *by_mpi, *words])
+    launcher = "mpirun" if started_by and started_by <= MPI_TABLES else None
+    return NextRun(f"{path}/study.yaml", f"{path}{ending}", launcher, words)
+
+
+def command_of(verdict: Finding, folder: ResultsFolder) -> str:
+    """The command of the first answer's next experiment, to be pasted; "" where there is none."""
+    is_there = next_run(verdict, folder) is not None
+    return shlex.join(["scaling", "run", str(path_in_commands(folder)), "--next", "1"]) if is_there else ""
+
+
+def next_of(path: Path, number: int) -> NextRun:
+    """What `scaling run DIR --next NUMBER` runs: the next experiment of the folder's answer of that number.
+
+    Raises:
+        StudyError: there is no such answer, or it has none that one command runs.
+        StoreError: the folder is none, or damaged.
+    """
+    folder = Snapshot.of(ResultsFolder(path).require())
+    read = read_study(folder)
+    rows = to_rows(read.table)
+    known = Known.of(rows, read.cells, read.num_cores)
+    answers = asked(verdicts(read.table, read.cells, known=known), question_of(folder.study(), rows))
+    if number > len(answers):
+        raise StudyError(
+            f"--next {number}: {path} has {len(answers)} answers; `scaling report {path}` shows them"
+        )
+    found = next_run(answers[number - 1], folder)
+    if found is None:
+        raise StudyError(
+            f"--next {number}: that answer of {path} names no experiment that one command runs; "
+            f"`scaling report {path}` says what it names"
+        )
+    return found
+
+
+def asked(answers: Sequence[Finding], question: str) -> list[Finding]:
+    """The answers of a study with that question: one worker is missed only where it is asked for."""
+    if question in ("speedup", "time_to_target"):
+        return list(answers)
+    return [replace(one, values={**one.values, "lacks_one_worker": False}) for one in answers]
 
 
 def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ from scaling.report.status import lost_text, without_record
 from scaling.report.text import Sentence, sentences_of, text_of
 from scaling.report.titles import title_of
 from scaling.report.transfer_tables import answer_table, page_tables
-from scaling.report.verdict_text import command_of, path_in_commands
+from scaling.report.verdict_text import asked, command_of, path_in_commands
 from scaling.report.warnings_text import with_texts
 from scaling.store import ResultsFolder, Snapshot
 from topologies.errors import TopologyError
@@ -137,9 +137,7 @@ def write_all(
     environment = environment_of(folder)
     question = question_of(folder.study(), to_rows(table))
     known = Known.of(to_rows(table), cells, num_cores(environment))
-    answers = verdicts(table, cells, known=known)
-    if question not in ("speedup", "time_to_target"):  # one worker is not asked for
-        answers = [replace(one, values={**one.values, "lacks_one_worker": False}) for one in answers]
+    answers = asked(verdicts(table, cells, known=known), question)
     best = {answer.cells[0] for answer in answers}
     drawn, left_out = drawn_rows(known.rows, everything=formats.everything)
     data = FigureInput(drawn, by_id, links, transfers, predicted, experiments, best)

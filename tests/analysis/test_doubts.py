@@ -10,7 +10,7 @@ from scaling.analysis.summary import build_table
 from scaling.report.answer import answer_of, limit_word
 from scaling.report.recommend_text import lines_of
 from scaling.report.text import next_experiment, text_of
-from scaling.report.verdict_text import command_of, verdict_lines
+from scaling.report.verdict_text import next_run, verdict_lines
 from tests.analysis.test_verdict import add, answers
 
 BUSY = {"host": [{"window_s": 1.0, "queued_s": 0.85, "cores": [0, 1]}] * 2}
@@ -28,7 +28,7 @@ def busy(study):
 
 def test_busy_host_comes_first_and_replaces_more_repeats(busy):
     (one,) = answers(busy)
-    first, *rest = verdict_lines([one], command_of(one, busy.folder))
+    first, *rest = verdict_lines([one], next_run(one, busy.folder).command)
     cause = "other programs take 85% of the cores"
     assert first.startswith(f"Too noisy to say: {cause}: so much of the time each worker waits for one.")
     assert "Run it again when the machine is idle. Fastest so far" in first

@@ -14,7 +14,7 @@ from scaling.report.answer import answer_of
 from scaling.report.screen import folded_answer
 from scaling.report.text import text_of
 from scaling.report.titles import short_names, title_of
-from scaling.report.verdict_text import command_of, names_of, verdict_lines
+from scaling.report.verdict_text import names_of, next_run, verdict_lines
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
@@ -120,7 +120,7 @@ def test_limit_names_the_largest_loss_first(study, split_line):
     assert lines[2] == "Limit: a batch of 32 a worker underuses it."
     assert lines[3] == f"Step: {'█' * 20}{'▓' * 3}▒ 600 ms: ideal 83%, computation 13%, exchange 3%."
     assert any(line.startswith("Next: try a larger global batch") for line in lines)
-    words = shlex.split(command_of(one, study.folder))
+    words = shlex.split(next_run(one, study.folder).command)
     assert words[4] == f"{study.folder.path}-batch-256"
     (workload,) = json.loads(words[5].removeprefix("workloads="))
     assert (workload["model"]["name"], workload["global_batch"]) == ("mlp", 256)
@@ -160,7 +160,8 @@ def test_next_command_is_one_that_the_study_takes():
         folder = ResultsFolder(path)
         cells = read_cells(folder)
         found = verdicts(build_table("", cells), cells)
-        words = shlex.split(command_of(found[0], folder)) if found else []
+        made = next_run(found[0], folder) if found else None
+        words = shlex.split(made.command) if made else []
         if not words:
             continue
         commands += 1
@@ -180,7 +181,7 @@ def test_next_command_of_a_study_with_trainings_leaves_these_out():
     """Quickstart's next step on GPUs is to time more launches, on all world sizes."""
     folder = ResultsFolder(REFERENCE / "quickstart-2xh100")
     cells = read_cells(folder)
-    words = shlex.split(command_of(verdicts(build_table("", cells), cells)[0], folder))
+    words = shlex.split(next_run(verdicts(build_table("", cells), cells)[0], folder).command)
     assert words[5:] == ["kind=iteration", "repeats=5"]
     found = resolve(load_study(words[2], words[5:]), AvailableMachine(2, 16, 1)).cells.values()
     assert {cell.kind for cell in found} == {"iteration"}
@@ -193,7 +194,7 @@ def test_noisy_study_is_measured_again_in_another_folder(study):
     (found,) = answers(study)
     one = replace(found, values={**found.values, "confidence": "workers_open", "is_noisy": True})
     path = study.folder.path
-    assert shlex.split(command_of(one, study.folder)) == [
+    assert shlex.split(next_run(one, study.folder).command) == [
         "scaling",
         "run",
         f"{path}/study.yaml",
@@ -218,7 +219,7 @@ def test_more_repeats_go_on_in_the_folder(study):
     add(study, "none", 1, 1.0, launches=1)
     add(study, "all_reduce", 2, 0.6, launches=1)
     (one,) = answers(study)
-    command = command_of(one, study.folder)
+    command = next_run(one, study.folder).command
     path = study.folder.path
     assert shlex.split(command) == ["scaling", "run", f"{path}/study.yaml", "--out", str(path), "repeats=3"]
     assert folded_answer(answer_of([one], command))[-1].strip() == command
@@ -278,7 +279,7 @@ def test_command_of_several_proposals_is_that_of_the_first(study, split_line):
     for name, step_s in (("none", 0.58), ("all_reduce", 0.6)):
         study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name, **gpu)
     (one,) = answers(study)
-    command = command_of(one, study.folder)
+    command = next_run(one, study.folder).command
     line = verdict_lines([one], command)[-1]
     assert line.startswith("Next: try step=captured to see")
     assert "; or try a larger global batch (check the accuracy)" in line
@@ -292,7 +293,7 @@ def test_several_answers_are_rows_and_the_first_has_the_sentence(study):
         add(study, "none", 1, 1.0, model=model)
         add(study, "all_reduce", 2, step_s, model=model)
     found = answers(study)
-    answer = answer_of(found, command_of(found[0], study.folder), ["Of 4 cells, 1 failed."])
+    answer = answer_of(found, "scaling run DIR --next 1", ["Of 4 cells, 1 failed."])
     assert answer.sentence.startswith("m0 on synthetic: Use 2 workers: 1.67 times as fast as one.")
     assert answer.details[0] == "Of 4 cells, 1 failed."
     assert not any("m1" in line for line in answer.lines)
@@ -362,7 +363,7 @@ def test_one_worker_that_was_not_measured_is_the_next_experiment(study):
     (one,) = answers(study)
     said = "repeats=3 to decide which aggregator, and measure 1 worker too (world_sizes=[1,2])"
     assert text_of(one, "next").startswith(said)
-    *_, out, repeats, sizes = shlex.split(command_of(one, study.folder))
+    *_, out, repeats, sizes = shlex.split(next_run(one, study.folder).command)
     assert (repeats, sizes, out[-6:]) == ("repeats=3", "world_sizes=[1,2]", "-again")
 
 

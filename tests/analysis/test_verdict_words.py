@@ -2,6 +2,7 @@
 
 import functools
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +10,10 @@ from scaling.aggregators.registry import REGISTRY
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
+from scaling.errors import StudyError
 from scaling.report import write_report
 from scaling.report.text import text_of
-from scaling.report.verdict_text import CAPTURED, command_of, verdict_lines
+from scaling.report.verdict_text import CAPTURED, command_of, next_of, next_run, verdict_lines
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
@@ -29,7 +31,7 @@ def reference(name):
     folder = ResultsFolder(REFERENCE / name)
     cells = read_cells(folder)
     first = verdicts(build_table("", cells), cells)[0]
-    return first, shlex.split(command_of(first, folder))
+    return first, shlex.split(next_run(first, folder).command)
 
 
 def test_slow_lossy_aggregator_is_not_called_as_fast(study):
@@ -130,11 +132,11 @@ def test_command_names_the_choice_with_its_parameters_unless_a_step_mode_lacks_i
     add(study, "ring", 2, 0.6, **gpu, **ring)
     add(study, "all_reduce", 2, 0.8, **gpu)
     (one,) = answers(study)
-    few = command_of(one, study.folder).partition(" 'aggregators=")[2]
+    few = next_run(one, study.folder).command.partition(" 'aggregators=")[2]
     assert few == """[none,{"name": "ring", "directions": 2},all_reduce]'"""
     add(study, "all_reduce", 2, 0.8, step="overlapped", **gpu)
     (one,) = answers(study)
-    assert command_of(one, study.folder).endswith("'aggregators=[none,all_reduce]'")
+    assert next_run(one, study.folder).command.endswith("'aggregators=[none,all_reduce]'")
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -143,7 +145,7 @@ def test_answer_of_a_page_has_its_command(study):
         add(study, "all_reduce", 2, 0.6, launches=1, model=model)
     header = write_report(study.folder).page.read_text().partition("<main>")[0]
     assert header.count("measure 1 worker too (world_sizes=[1,2]):") == 1
-    assert header.count("repeats=3 &#39;world_sizes=[1,2]&#39;</code>") == 1
+    assert header.count(" --next 1</code>") == 1
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -156,3 +158,12 @@ def test_page_of_several_workloads_names_all_and_shows_their_answers_above_what_
     assert "2 workloads: m0 on synthetic; m1 on synthetic · strong scaling, global batch 64, cpu" in header
     assert header.count("m0 on synthetic: Use 2 workers: 1.67 times as fast as one.") == 1
     assert "<td>1.67 ±0.1%</td>" in header.partition('<th scope="row">m1 on synthetic</th>')[2]
+
+
+def test_next_is_the_experiment_of_the_answer_that_is_named(monkeypatch):
+    monkeypatch.chdir(REFERENCE)
+    found, words = reference("fcn-r-4xh200")
+    assert shlex.split(next_of(Path("fcn-r-4xh200"), 1).command)[5:] == words[5:]
+    assert command_of(found, ResultsFolder(Path("fcn-r-4xh200"))) == "scaling run fcn-r-4xh200 --next 1"
+    with pytest.raises(StudyError, match="--next 9: gpt-2xh200 has 2 answers"):
+        next_of(Path("gpt-2xh200"), 9)
