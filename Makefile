@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes that share the tests out, file by file; 0: pytest alone, as where there are GPUs, which tests would share.
 TEST_PROCESSES ?= $(if $(shell nvidia-smi --list-gpus 2>/dev/null | grep '^GPU '),0,2)
+# Of those that `make test` leaves out many wait for other processes: three keep two cores busy.
+REST_PROCESSES ?= $(if $(filter 0,$(TEST_PROCESSES)),0,3)
 
 # Hundreds of processes import the same modules: their byte code is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
@@ -22,7 +24,7 @@ test: $(VENV)/.installed-test
 
 # That, and the rest. `make test test-all` runs each test once.
 test-all: test $(VENV)/.installed-launchers system-packages
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "$(REST)"
+	$(BIN)/python -m pytest -n $(REST_PROCESSES) -m "$(REST)"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

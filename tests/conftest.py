@@ -209,8 +209,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def files_with(marker: str) -> set[Path]:
         return {item.path for item in items if item.get_closest_marker(marker)}
 
-    slurm, processes = files_with("slurm"), files_with("processes")
-    items.sort(key=lambda item: (item.path not in slurm, item.path not in processes))
+    slurm, started = files_with("slurm"), files_with("processes") | files_with("programs")
+    items.sort(key=lambda item: (item.path not in slurm, item.path not in started))
 
 
 def pytest_collection_finish() -> None:
