@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from torch import nn
 
 from scaling.aggregators.base import unmarked
 from scaling.aggregators.native import AllReduce
+from scaling.aggregators.one_bit import StripedOneBit
 from scaling.workloads.base import Model
 
 calls: dict[str, int] = {}
+LAST_EXCHANGE = 80
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,27 @@ class Plant(AllReduce):
             os._exit(self.code)
         elif self.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class SlowOneBit(StripedOneBit):
+    """1-bit SGD that waits in each exchange, and in a late one for ever, until there is a file.
+
+    Attributes:
+        until: the file.
+    """
+
+    name = "slow_one_bit"
+    until: str = ""
+
+    def exchange(self, *messages):
+        calls[self.name] = calls.get(self.name, 0) + 1
+        is_last = calls[self.name] > LAST_EXCHANGE
+        while not Path(self.until).exists():
+            time.sleep(0.03)
+            if not is_last:
+                break
+        super().exchange(*messages)
 
 
 def _build(shape):

@@ -16,7 +16,7 @@ from tests.faults.commands import command_in
 
 pytestmark = pytest.mark.processes
 
-EPOCHS = 60
+EPOCHS = 8
 STUDY = {
     "name": "killed",
     "kind": "convergence",
@@ -24,8 +24,7 @@ STUDY = {
     "threads": 1,
     "world_sizes": [2],
     "scaling": "strong",
-    "workloads": [{"model": {"name": "mlp", "hidden": [16]}, "dataset": "digits", "global_batch": 64}],
-    "aggregators": ["one_bit"],
+    "workloads": [{"model": {"name": "mlp", "hidden": [16]}, "dataset": "digits", "global_batch": 256}],
     "epochs": EPOCHS,
 }
 DIGEST = "its digest is another one: it was changed, or cut short"
@@ -48,7 +47,9 @@ def killed_with_checkpoints(folder, **keys):
     """A command whose training was killed when each rank had two checkpoints."""
     folder.mkdir()
     command = command_in(folder)
-    command.study.write_text(yaml.safe_dump({**STUDY, **keys}))
+    killed = folder / "killed"
+    aggregators = [{"name": "planted:SlowOneBit", "until": str(killed)}]
+    command.study.write_text(yaml.safe_dump({**STUDY, "aggregators": aggregators, **keys}))
     process = command.start()
     command.wait(lambda: len(files_of(command.out)) == 4 or process.poll() is not None)
     assert process.poll() is None, process.communicate()[1]
@@ -56,6 +57,7 @@ def killed_with_checkpoints(folder, **keys):
         os.kill(pid, signal.SIGKILL)
     process.communicate()
     command.wait(lambda: not command.processes())
+    killed.touch()
     return command
 
 
