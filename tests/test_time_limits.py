@@ -29,6 +29,7 @@ ALLOWED = {
     "attach/test_guard.py": "a run is told when it began, to know files that are older",
     "attach/test_runs.py": "a run is told when it began, to know files that are older",
     "faults/test_clocks.py": "its texts are what it refuses in the packages",
+    "faults/mutants.py": "by hand it draws for so many minutes, and notes seconds; its tests count calls",
     "launchers/test_slurm.py": "a signal that was not heard is sent again",
     "launchers/test_two_hosts.py": "a delayed packet comes no sooner: a slow machine is no failure",
     "measure/test_clock.py": "a clock's marks lie between two readings",
