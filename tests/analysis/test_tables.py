@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import numpy as np
 import pandas as pd
@@ -396,9 +397,10 @@ def test_damaged_samples_of_a_done_run_are_an_error_that_names_the_run(study, ra
 
 def test_missing_cell_variable_is_an_error(study):
     cell_id = study.add(["planned"])
-    record = study.folder.run(cell_id, 0)
-    del record.cell["world_size"]
-    study.folder.write_run(record)
+    path = study.folder.path / "runs" / cell_id / "0" / "run.json"
+    record = json.loads(path.read_text())
+    del record["cell"]["world_size"]
+    path.write_text(json.dumps(record))
     with pytest.raises(StoreError, match="lacks world_size"):
         summary_table(study.folder)
 
