@@ -133,7 +133,8 @@ def study_keys() -> str:
     sections = [
         "# Keys of a study file\n",
         "A key takes one value or, where the table says so, a list: each value is measured. Unknown keys are "
-        "errors.\n",
+        "errors. For an editor: `scaling list schema > study.schema.json`, and as the file's first line "
+        "`# yaml-language-server: $schema=study.schema.json`.\n",
         f"## Every study\n\n{named}",
         f"## Every part\n\n{keys(AnyPart)}",
         f"## Parts with several workers\n\nOf all kinds but `device`.\n\n{keys(Part, AnyPart)}",

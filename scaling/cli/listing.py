@@ -146,7 +146,9 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="KIND", help="studies, experiments, aggregators, models, datasets or topologies."
+            metavar="KIND",
+            help="studies, experiments, aggregators, models, datasets or topologies; or schema: the JSON "
+            "schema of a study file, for editors.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -156,8 +158,13 @@ def list_(
         kinds = [{"name": name, "description": _first_line(made.__doc__)} for name, made in LISTS.items()]
         _show(kinds, as_json=as_json)
         return
+    if kind == "schema":
+        from scaling.study.editor_schema import editor_schema
+
+        typer.echo(json.dumps(editor_schema(), indent=1))
+        return
     if kind not in LISTS:
-        raise StudyError(f"cannot list {kind!r}; allowed: {', '.join(LISTS)}")
+        raise StudyError(f"cannot list {kind!r}; allowed: {', '.join(LISTS)}, schema")
     _show(LISTS[kind](), as_json=as_json)
 
 

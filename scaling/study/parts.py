@@ -25,14 +25,14 @@ from scaling.axes import DEFAULTS
 Device = Literal["auto", "cpu", "cuda"]
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
     """Axes may be given as one value or as a list of values."""
     if value == []:
         raise ValueError("a list needs one value at least")
     return value if isinstance(value, list) else [value]
 
 
-def _component(value: Any) -> Any:
+def component(value: Any) -> Any:
     """`ring` and `{name: one_bit, threshold: mean}` become a name with parameters."""
     if isinstance(value, str):
         return {"name": value}
@@ -75,7 +75,7 @@ SizeOrSizes = Annotated[
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 """What torch's generators take."""
 
-Axis = BeforeValidator(_as_list)
+Axis = BeforeValidator(as_list)
 
 
 def _or_word(*words: str) -> tuple[WrapValidator, PlainSerializer]:
@@ -84,6 +84,7 @@ def _or_word(*words: str) -> tuple[WrapValidator, PlainSerializer]:
     def checked(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         return value if isinstance(value, str) and value in words else check(value)
 
+    checked.words = words  # type: ignore[attr-defined]  # for `editor_schema`
     return WrapValidator(checked), PlainSerializer(lambda value: value)
 
 
@@ -119,11 +120,11 @@ class NamedComponent(Strict):
 
 
 def _as_written(component: NamedComponent) -> dict[str, Any]:
-    """What `_component` reads, so that a study that was written can be run again."""
+    """What `component` reads, so that a study that was written can be run again."""
     return {"name": component.name, **component.parameters}
 
 
-Component = Annotated[NamedComponent, BeforeValidator(_component), PlainSerializer(_as_written)]
+Component = Annotated[NamedComponent, BeforeValidator(component), PlainSerializer(_as_written)]
 
 
 class Training(Strict):
