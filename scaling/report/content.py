@@ -159,7 +159,7 @@ def content_of(
         },
         num_cells=len(rows),
         environment=None if environment is None else flatten(environment),
-        machine=machine_of(environment),
+        machine=machine_of(environment, rows),
         aggregators=aggregators_of(rows),
         settings=settings_of(rows),
         imported=str((environment or {}).get("imported", "")),
@@ -172,12 +172,14 @@ def _repeats(text: str, headline: str) -> bool:
     return "?" in headline and text.partition("?")[0] == headline.partition("?")[0]
 
 
-def machine_of(environment: Mapping[str, Any] | None) -> str:
-    """`4 x NVIDIA H200`, or the processor with its cores; "" where neither is known."""
+def machine_of(environment: Mapping[str, Any] | None, rows: Sequence[Row]) -> str:
+    """`4 x NVIDIA H200`, `1 of 4 x ...` where cells use one, or the processor and its cores; "" if not known."""
     gpus = (environment or {}).get("gpus") or []
     names = [str(gpu["name"]) for gpu in gpus if isinstance(gpu, Mapping) and "name" in gpu]
-    if names:
-        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    used = max((row["world_size"] for row in rows if row["device"] == "cuda"), default=0)
+    if names and (used or not rows):
+        part = f"{used} of " if 0 < used < len(names) else ""
+        return part + ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     cpu, cores = (environment or {}).get("cpu"), num_cores(environment)
     model = cpu.get("model") if isinstance(cpu, Mapping) else None
     return ", ".join(filter(None, [str(model or ""), f"{cores} CPU cores" if cores else ""]))
