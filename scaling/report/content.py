@@ -173,7 +173,7 @@ def _repeats(text: str, headline: str) -> bool:
 
 
 def machine_of(environment: Mapping[str, Any] | None, rows: Sequence[Row]) -> str:
-    """`4 x NVIDIA H200`, `1 of 4 x ...` where cells use one, or the processor and its cores; "" if not known."""
+    """`4 x NVIDIA H200`, `1 of 4 x ...` where cells use one, or the processor; "" if not known."""
     gpus = (environment or {}).get("gpus") or []
     names = [str(gpu["name"]) for gpu in gpus if isinstance(gpu, Mapping) and "name" in gpu]
     used = max((row["world_size"] for row in rows if row["device"] == "cuda"), default=0)
