@@ -27,7 +27,7 @@ Reason = Literal["one launch", "shift of the others", "scatter"]
 """Why a pair is not resolved: one launch on a side; only what the others have in common differs from it; or
 launches scatter too much."""
 
-METHOD = "moderated t of the launches' medians (logarithms), relative to all cells' shift, Holm's correction"
+METHOD = "moderated t of the launches' times (logarithms), relative to all cells' shift, Holm's correction"
 
 
 LARGEST_RATIO = 1000.0

@@ -1,6 +1,6 @@
 """Whether two times differ, which of many is the smallest, and which difference could have been found.
 
-All is of logarithms of launches' medians, with variances that `scaling.analysis.moderated` made. A
+All is of logarithms of launches' times, with variances that `scaling.analysis.moderated` made. A
 difference has a standard error and degrees of freedom; of unequal launches or variances they are
 Satterthwaite's.
 
@@ -269,7 +269,7 @@ def campaigns(
     """Compares the cells of two sides.
 
     Args:
-        a, b: logarithms of the launches' medians, [cell, launch], each side with launches of its own unless
+        a, b: logarithms of the launches' times, [cell, launch], each side with launches of its own unless
             they are paired; NaN where a cell has no such launch. Of paired ones those count that both have.
         smallest: variance that the timer cannot tell from zero, [cell].
         design: how they were measured; by default as two campaigns.

@@ -41,11 +41,15 @@ def _less(view: View) -> Values:
         if faster := view.faster_with({"peer_access"}, peer_access=True):
             return {"remedy": "peer_access", **faster}
     if row["step"] == "eager":
-        free = {"step", "bucket_mb"}
-        if view.fastest_with(free, step="overlapped") is None:
-            return {"remedy": "overlapped", "is_all_reduce": view.aggregator == "all_reduce"}
-        if faster := view.faster_with(free, step="overlapped"):
-            return {"remedy": "overlapped", **faster}
+        free, wanted = {"step", "bucket_mb"}, {"step": "overlapped"}
+        with_all_reduce = view.aggregator != "all_reduce" and view.fastest_with(free, **wanted) is None
+        if with_all_reduce:
+            free, wanted = {*free, "aggregator"}, {**wanted, "aggregator": "all_reduce"}
+        remedy = {"remedy": "overlapped", "with_all_reduce": with_all_reduce}
+        if view.fastest_with(free, **wanted) is None:
+            return remedy
+        if faster := view.faster_with(free, **wanted):
+            return {**remedy, **faster}
     faster = view.faster_with({"aggregator"})
     return {"remedy": "aggregator", **faster} if faster else {"remedy": "larger_batch"}
 
@@ -118,10 +122,8 @@ def host_sums(view: View) -> Values | None:
     share = view.share(*_HOST_COLUMNS)
     if not view.exchanges or share < HOST_SHARE:
         return None
-    measured = {row["aggregator"] for row in view.others({"aggregator"})}
     return {
         "share": share,
-        "untried": [name for name in ("all_reduce", "ring") if name not in measured],
         **{name: view.seconds(name) for name in _HOST_COLUMNS},
         "shares": {name: view.share(name) for name in _HOST_COLUMNS if view.row[name]},
         **view.faster_with({"aggregator"}),

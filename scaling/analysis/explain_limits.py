@@ -86,7 +86,8 @@ def launches(view: View) -> Values | None:
 def _launches_in_computation(view: View) -> Values | None:
     """Launch overhead of forward and backward, from a captured cell with another aggregator or input."""
     free = {"step", "bucket_mb", "aggregator", "input_placement", "loader_workers"}
-    captured = [other for other in view.others(free) if other["step"] == "captured" and other["backward_s"]]
+    tried = [other for other in view.others(free) if other["step"] == "captured"]
+    captured = [other for other in tried if other["backward_s"]]
     if not captured or not view.compute_s:
         return None
     captured_s = min(float(other["forward_s"] + other["backward_s"]) for other in captured)
@@ -95,11 +96,9 @@ def _launches_in_computation(view: View) -> Values | None:
         return None
     share = (1 - busy) * view.share("forward_s", "backward_s")
     times = {"compute_s": view.compute_s, "captured_compute_s": captured_s}
-    tried = {
-        other["aggregator"] for other in captured if other["input_placement"] == view.row["input_placement"]
-    }
-    untried = [name for name in ("all_reduce", "ring") if name not in tried]
-    return {"share": share, "busy_ratio": busy, "untried": untried, **times}
+    placement = view.row["input_placement"]
+    names = sorted({other["aggregator"] for other in tried if other["input_placement"] == placement})
+    return {"share": share, "busy_ratio": busy, "measured_captured": names, **times}
 
 
 def _device_waits(view: View) -> Values | None:
@@ -117,7 +116,7 @@ def _device_waits(view: View) -> Values | None:
     if behind_s > max(SHORTEST_QUEUE_S, QUEUE_SHARE * view.compute_s):
         return None
     share = view.share("forward_s", "backward_s")
-    return {"share": share, "behind_s": behind_s, "compute_s": view.compute_s, "untried": []}
+    return {"share": share, "behind_s": behind_s, "compute_s": view.compute_s}
 
 
 def small_batch(view: View) -> Values | None:

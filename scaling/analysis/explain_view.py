@@ -22,9 +22,14 @@ from scaling.analysis.study_scatter import StudyScatter
 from scaling.axes import DEFAULTS, Role, columns_without
 
 ADVISED = (
-    "step", "bucket_mb", "compile", "precision", "peer_access", "input_placement", "augmentation"
+    "step", "bucket_mb", "compile", "precision", "peer_access", "input_placement", "augmentation",
+    "aggregator", "local_batch", "global_batch", "world_size", "loader_workers",
 )  # fmt: skip
 """Settings of which a value may be advised."""
+
+_BATCH = ("local_batch", "global_batch", "scaling")
+_WITH = {"local_batch": _BATCH, "global_batch": _BATCH, "world_size": (*_BATCH, "num_nodes")}
+"""What differs where such a setting does, besides the size of buckets."""
 
 Values = dict[str, Any]
 """Of a rule's finding, with the part of the step that it is about as `share`, 0 to 1."""
@@ -93,7 +98,7 @@ class Known:
 
     def values_like(self, row: Row, name: str) -> frozenset[Any]:
         """What those cells have of a setting which may differ, and with it the size of buckets."""
-        alike = self.like(row, (name, "bucket_mb"))
+        alike = self.like(row, (name, "bucket_mb", *_WITH.get(name, ())))
         if (name, id(alike)) not in self._values:
             self._values[name, id(alike)] = frozenset(_value(one, name) for one in alike)
         return self._values[name, id(alike)]
@@ -193,14 +198,14 @@ class View:
 
     @cached_property
     def measured(self) -> dict[str, list[Any]]:
-        """What this cell has of each setting that may be advised, and what else the study measured.
+        """What this cell has of each setting that may be advised, first, and what else the study measured.
 
         The size of buckets is chosen with a step mode: it may differ where another setting does.
         """
         found = {}
         for name in ADVISED:
-            values = self.study.values_like(self.row, name) | {_value(self.row, name)}
-            found[name] = sorted(values, key=str)
+            own = _value(self.row, name)
+            found[name] = [own, *sorted(self.study.values_like(self.row, name) - {own}, key=str)]
         return found
 
     def fastest_with(self, free: Collection[str], **wanted: object) -> Row | None:

@@ -14,7 +14,7 @@ scatter in proportion to their length, and no interval reaches below zero.
 3. A cell that scatters far more than the prior has it keeps its own variance, and the prior is made of the
 others.
 4. The moderated variance is (d0 s02 + d s2) / (d0 + d), with min(d0 + d, G d) degrees.
-5. A cell's time also scatters by what all cells of a launch share: the variance of the launches' medians is
+5. A cell's time also scatters by what all cells of a launch share: the variance of the launches' times is
    added, with its own n - 1 degrees. A launch is added to it that scatters as the cells do
    (LAUNCHES_ADDED). Satterthwaite's degrees of the sum take both for independent. They are not: the same
    values of the same launches gave them, and a launch far out makes both large. So the sum has at most the
@@ -248,7 +248,7 @@ def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | Non
     """Steps 1 to 5 of the cells of a study.
 
     Args:
-        families: of each world size, logarithms of the launches' medians, [cell, launch], NaN where a cell
+        families: of each world size, logarithms of the launches' times, [cell, launch], NaN where a cell
             has no such launch. Those of fewer than FEWEST_FOR_MEDIAN cells have one prior together.
         smallest: of each, variance that the timer cannot tell from zero, [cell].
     """

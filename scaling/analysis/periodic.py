@@ -35,6 +35,9 @@ ON_THE_COMB = 0.6
 SMALLEST_EXCESS = 0.25
 """Of the usual step: slow steps exceed it by so much at least."""
 
+SMALLEST_PART = 0.25
+"""Of what slow profiled steps take longer: the phase that is named has so much of it at least."""
+
 
 @dataclass(frozen=True)
 class Comb:
@@ -147,17 +150,22 @@ def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]
 def slow_place(
     launches: Sequence[IterationLaunch], phases: Sequence[str], excess_s: float
 ) -> tuple[int, str] | None:
-    """The rank and phase with the largest excess over their usual time in the slow profiled steps."""
-    longer = []
+    """The rank and phase with the largest excess over their usual time in the slow profiled steps; None where
+    that is a small part of what these take longer, as where the exchange itself is slow.
+    """
+    longer, excesses_s = [], []
     for launch in launches:
         if not launch.profiled_steps:
             continue
         own_s = own_times_s(launch, phases)
         steps_s = np.array([max(rank.step_s for rank in step.ranks) for step in launch.profiled_steps])
         slow = steps_s > np.median(steps_s) + excess_s / 2
+        excesses_s.extend(steps_s[slow] - np.median(steps_s))
         longer.extend((own_s - np.median(own_s, axis=0))[slow])
     if not longer:
         return None
     middle = np.median(longer, axis=0)
+    if middle.max() < SMALLEST_PART * np.median(excesses_s):
+        return None
     rank, phase = np.unravel_index(int(middle.argmax()), middle.shape)
     return int(rank), phases[int(phase)]

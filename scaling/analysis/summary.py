@@ -23,6 +23,7 @@ from scaling.axes import AXES
 from scaling.measure.data_sheets import peak_flops
 from scaling.measure.statistics import ONE_LAUNCH, interval_of_launches, interval_of_mean
 from scaling.store import ResultsFolder, RunRecord
+from scaling.store.run_samples import shortened
 from topologies.detect_host import start_named
 
 _EMBEDDINGS = re.compile(r"\d{1,9}x(\d{1,9}) (\d{1,9})x\1 ")
@@ -104,7 +105,7 @@ def cell_row(study: str, cell: CellResult) -> Row:
         wire_bytes_per_rank=_largest(record.summary.get("wire_bytes_per_rank") for record in cell.done),
         optimizer_state_bytes=_largest(record.summary.get("optimizer_state_bytes") for record in cell.done),
         model_flops=_only(record.summary.get("model_flops") for record in cell.done),
-        reason=_joined(record.reason for record in cell.records if record.state == "failed"),
+        reason=shortened(_joined(one.reason for one in cell.records if one.state == "failed") or "") or None,
         notes=_joined([*(note for record in cell.records for note in record.notes), *_divergence(cell)]),
         memory_peak_bytes=memory_peak_bytes(cell),
         cell_id=cell.cell_id,

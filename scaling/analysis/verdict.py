@@ -21,7 +21,7 @@ from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, 
 from scaling.analysis.columns import SPEEDUP, Row, is_of_older_code, shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.doubts import is_too_noisy
-from scaling.analysis.explain_view import Known
+from scaling.analysis.explain_view import Known, View
 from scaling.analysis.findings import Finding
 from scaling.analysis.losses import losses_of, single_like
 from scaling.analysis.recommend import Recommendation, recommend
@@ -66,9 +66,7 @@ def verdicts(
         found = recommend(table, cells, objective, known=known)
         for workload, recommendation in zip(sets, found, strict=True):
             if recommendation.choice is not None:
-                verdicts.append(
-                    verdict_of(recommendation, workload.candidates, workload.excluded, known.rows)
-                )
+                verdicts.append(verdict_of(recommendation, workload.candidates, workload.excluded, known))
     return verdicts
 
 
@@ -83,10 +81,10 @@ def _has_one_worker_once(row: Row, rows: Sequence[Row]) -> bool:
 def verdict_of(
     recommendation: Recommendation,
     candidates: Sequence[Candidate],
-    excluded: Sequence[Excluded] = (),
-    rows: Sequence[Row] = (),
+    excluded: Sequence[Excluded],
+    known: Known,
 ) -> Finding:
-    """The answer for one workload, whose recommendation has a choice; `rows`: all of the study."""
+    """The answer for one workload, whose recommendation has a choice; `known`: of the study."""
     choice = recommendation.choice
     assert choice is not None
     row, size = choice.row, choice.row["world_size"]
@@ -123,12 +121,13 @@ def verdict_of(
         "next_best": _next_best(choice, slower, recommendation.ratios),
         "other_size": _best_of_other_sizes(choice, others),
         "limit": recommendation.limit,
+        "measured": View(row, known).measured,
         "losses": losses_of(choice, others, recommendation.limit),
         "confidence": (confidence := _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size))),
         "is_too_noisy": confidence in ("one_launch", "workers_open") and is_too_noisy(recommendation.doubts),
         **{
             "num_launches": choice.num_launches,
-            "has_one_worker_once": _has_one_worker_once(choice.row, rows),
+            "has_one_worker_once": _has_one_worker_once(choice.row, known.rows),
             "half_width_ratio": _half_width(choice),
             "noise_floor": choice.row["noise_floor"],
             "more_repeats": recommendation.more_repeats,

@@ -96,6 +96,7 @@ def _measure(
 
     from launchers.zygote import Zygotes
     from scaling.analysis.history import campaign_of
+    from scaling.store.files import part_of
     from scaling.study.overrides import load_study
     from scaling.study.scope import scope_for
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
@@ -108,7 +109,7 @@ def _measure(
         study, overrides = str(first), []
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
         scope = scope_for(launcher, None, None, os.environ)
-        outcome = measured(study or DEFAULT_STUDY, overrides, folder.path / name, scope, zygotes)
+        outcome = measured(study or DEFAULT_STUDY, overrides, part_of(folder.path, name), scope, zygotes)
     for line in outcome.rest():
         note(line)
     if outcome.is_failure:
@@ -173,10 +174,11 @@ def _against(folder: HistoryFolder, said: Watch, commit: str) -> float:
     from scaling.analysis.compare import compare
     from scaling.cli.run_against import run_against
     from scaling.store import ResultsFolder
+    from scaling.store.files import part_of
     from scaling.study.scope import scope_for
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 
-    out = folder.path / f"bisect-{commit[:12]}"
+    out = part_of(folder.path, f"bisect-{commit[:12]}")
     first = folder.folder(said.campaigns[0].name).path / "study.yaml"
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
         scope = scope_for("local", None, None, os.environ)

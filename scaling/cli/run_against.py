@@ -38,6 +38,7 @@ def run_against(
     from launchers.zygote import Zygotes
     from scaling.errors import StoreError
     from scaling.store import ResultsFolder
+    from scaling.store.files import part_of
     from scaling.study.campaign import SIDES
     from scaling.study.launch_times import CommandTimes
     from scaling.study.libraries import runnable
@@ -50,7 +51,7 @@ def run_against(
     if ResultsFolder(out).exists():
         raise StoreError(f"{out} holds a study of one environment; --against needs an --out of its own")
     other = other_environment(against, out)
-    folders = [ResultsFolder(out / side) for side in SIDES]
+    folders = [ResultsFolder(part_of(out, side)) for side in SIDES]
     with closing(Zygotes(IMPORTED_BEFORE_FORKS, other.workers)) as zygotes_of_other:
         if scope.launcher.forks_workers:
             zygotes_of_other.begin()

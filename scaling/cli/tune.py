@@ -41,6 +41,7 @@ def tune(
     from launchers.local import LocalLauncher
     from launchers.zygote import Zygotes
     from scaling.report.text import text_of
+    from scaling.store.files import part_of
     from scaling.study.overrides import load_study
     from scaling.study.prepare import this_machine
     from scaling.study.resolve import resolve
@@ -57,14 +58,14 @@ def tune(
         cells = cells_to_tune(loaded, resolved)
         out = out or Path("results") / f"{loaded.name}-tune"
         probe = probe_study(loaded, resolved, cells)
-        folder = _measured(probe, out / "probe", scope, zygotes)
+        folder = _measured(probe, part_of(out, "probe"), scope, zygotes)
         models = [_Model.of(probed) for probed in _cells_by_part(probe, folder)]
         sizes = [model.sizes_to_measure(count) for model in models]
         screening = measured_study(loaded, resolved, cells, sizes)
-        folder = _measured(screening, out / "buckets", scope, zygotes)
+        folder = _measured(screening, part_of(out, "buckets"), scope, zygotes)
         fastest = [_fastest(screened) for screened in _cells_by_part(screening, folder)]
         deciding = deciding_study(screening, loaded, resolved, cells, fastest)
-        folder = _measured(deciding, out / "buckets", scope, zygotes)
+        folder = _measured(deciding, part_of(out, "buckets"), scope, zygotes)
     for cell, model, measured_cells in zip(cells, models, _cells_by_part(screening, folder), strict=True):
         setting = replace(cell, bucket_mb=None, bucket_sizes_mb=None).describe()
         lines = text_of(model.finding(measured_cells)).split(" // ")

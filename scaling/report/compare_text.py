@@ -132,10 +132,10 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     yield from map(_shift, comparison.shifts)
     if comparison.num_tests:
         yield (
-            f"Method: moderated t tests of the launches' medians in {comparison.num_tests} cells, Holm's "
+            f"Method: moderated t tests of the launches' times in {comparison.num_tests} cells, Holm's "
             f"correction: with {percent(comparison.level, 0)} probability at most is any cell called "
-            "different that is not. B/A is of the launches' geometric means, A and B are medians of all "
-            "samples; intervals are of each cell alone."
+            "different that is not. B/A is of the launches' geometric means, A and B are those of the "
+            "reports; intervals are of each cell alone."
         )
         yield from _sensitivity(comparison)
     yield from _one_launch(comparison)

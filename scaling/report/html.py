@@ -41,9 +41,11 @@ PATHS = (
     EvidencePath(
         "time of a step",
         "summary.csv: iteration_s, iteration_s_low, iteration_s_high",
-        "step_s of lines with warmup false and without profiled true (older folders: split), of every rank",
-        "the largest over ranks at each step; the median over the steps of all repeats; the "
-        "interval from the repeats' medians (of one repeat: from its steps)",
+        "start_s and step_s of lines with warmup false and without profiled true (older folders: split), of "
+        "every rank; block_iterations of run.json",
+        "wall clock over steps on the slowest rank, without pauses between blocks (the mean of steps where "
+        "there is no start_s: iteration_form); the repeats' geometric mean; the interval from the repeats' "
+        "logarithms (of one repeat: from its steps). typical_iteration_s: the median over all steps",
     ),
     EvidencePath(
         "speedup, efficiency",
@@ -68,7 +70,7 @@ PATHS = (
         "noise floor",
         "summary.csv: noise_floor",
         "as the time of a step, launch by launch, of the cell and its A/A replicate (an A/A pair)",
-        "the largest difference of two medians over their mean",
+        "the relative difference of their means over launches; of several pairs the root mean square",
     ),
     EvidencePath(
         "bytes moved",

@@ -92,7 +92,7 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
     templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
-    templates.filters |= {"cost": _cost, "untried": untried, "repeats": _repeats}
+    templates.filters |= {"cost": _cost, "untried": untried, "beyond": beyond, "repeats": _repeats}
     templates.filters["gb"] = lambda num_bytes: formats.number(num_bytes / 1e9)
     templates.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"
     return templates
@@ -117,16 +117,30 @@ def _macro(kind: str) -> Callable[[Any], str]:
 
 
 def untried(values: Mapping[str, Any], key: str, *options: object) -> str:
-    """Every `try key=value` of `explain`: without what the study measured; "" where nothing is left.
+    """Every `try key=value`: without what the study measured; "" where nothing is left.
 
     Args:
         values: of a finding, with `measured`.
-        key: of a study.
+        key: of a study; an aggregator is named alone.
         options: of that key.
     """
-    left = [option for option in options if option not in values["measured"][key]]
-    words = [str(option).lower() for option in left]
-    return f"try {key}={' or '.join(words)}" if left else ""
+    left = [str(option) for option in options if option not in values["measured"][key]]
+    named = "" if key == "aggregator" else f"{key}="
+    return f"try {named}{' or '.join(left if not named else map(str.lower, left))}" if left else ""
+
+
+def beyond(values: Mapping[str, Any], key: str, words: str, *, is_less: bool = False) -> str:
+    """Every `try` of more (or less) of a setting: what the study measured of that is left out.
+
+    Args:
+        values, key: as of `untried`.
+        words: what to try, and behind a bar the same with {} for the largest of those that were measured.
+        is_less: less is to be tried.
+    """
+    own, *others = (value or 0 for value in values["measured"][key])
+    beyond_own = [value for value in others if value != own and (value < own) == is_less]
+    first, further = words.split("|")
+    return f"try {further.format(f'{max(beyond_own):,}')}" if beyond_own else f"try {first}"
 
 
 def _repeats(workload: Mapping[str, Any], number: int) -> str:

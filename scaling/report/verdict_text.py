@@ -18,7 +18,7 @@ from scaling.analysis.reading import read_study
 from scaling.analysis.verdict import verdicts
 from scaling.axes import ATTACHED
 from scaling.errors import StudyError
-from scaling.report.text import text_of
+from scaling.report.text import text_of, untried
 from scaling.report.titles import short_names, title_parts
 from scaling.store import ResultsFolder, RunRecord, Snapshot
 
@@ -226,12 +226,15 @@ def _batch_to_try(verdict: Finding) -> int | None:
     values, limit, losses = verdict.values, verdict.values["limit"], verdict.values["losses"]
     if values["workload"].get("scaling") != "strong":
         return None
+    measured = values["measured"]["global_batch"]
     if limit is not None and limit.kind == "small_batch" and values["world_size"] > 1:
-        return int(limit.values["larger_batch"] * values["world_size"])
+        batch = int(limit.values["larger_batch"] * values["world_size"])
+        return None if batch in measured else batch
+    larger = LARGER_BATCH * int(max(measured))
     if limit is not None and limit.kind == "host_sums":
-        is_next = not limit.values["untried"] and "better_iteration_s" not in limit.values
-        return LARGER_BATCH * int(values["workload"]["batch"]) if is_next else None
+        is_next = not untried(limit.values, "aggregator", "all_reduce", "ring")
+        return larger if is_next and "better_iteration_s" not in limit.values else None
     is_too_small = losses is not None and (
         values["world_size"] == 1 or (losses["rest_s"] or -math.inf) >= losses["exchange_s"]
     )
-    return LARGER_BATCH * int(values["workload"]["batch"]) if is_too_small else None
+    return larger if is_too_small else None

@@ -137,17 +137,34 @@ def inside(folder: Path, name: str) -> Path:
         StoreError: another link in the folder, or a name in the results, leads out of it.
     """
     path = folder / name
-    roots = [folder.resolve()]
+    roots = [Path(os.path.realpath(folder))]
     runs = folder / "runs"
-    if runs.is_symlink() and not (runs.resolve().parent / "study.yaml").exists():
-        roots.append(runs.resolve())
-    parent = path.parent.resolve()
+    if runs.is_symlink() and not _is_anothers(runs):
+        roots.append(Path(os.path.realpath(runs)))
+    parent = Path(os.path.realpath(path.parent))
     if not any(parent.is_relative_to(root) for root in roots):
         raise StoreError(
             f"{path} is outside of the results folder: a link in the folder or a name in its results "
             "leads there, and nothing is written; remove the link or correct the name"
         )
     return path
+
+
+def _is_anothers(runs: Path) -> bool:
+    """Whether a link leads to a part of another results folder, at once or by links of that one."""
+    for _ in range(40):  # as many links as the system follows
+        if not runs.is_symlink():
+            return False
+        runs = runs.parent / os.readlink(runs)
+        above = Path(os.path.realpath(runs.parent), "_").parents
+        if any((one / "study.yaml").exists() and (one / "environment.json").exists() for one in above):
+            return True
+    return True
+
+
+def part_of(folder: Path, name: str) -> Path:
+    """The path of a folder in another one, in which is written; raises as `inside` does."""
+    return inside(folder, f"{name}/study.yaml").parent
 
 
 def read_document(

@@ -34,8 +34,9 @@ def locked(path: Path, refusal: str, *, shared: bool = False, wait: bool = False
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Opened as others are, a pipe that nobody reads would keep us waiting.
-        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666), "w")
+        # Opened as others are, a pipe that nobody reads would keep us waiting; a link may lead to any file.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
+        file = os.fdopen(os.open(path, flags, 0o666), "w")
     with file:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         named: AbstractContextManager[None] = nullcontext()

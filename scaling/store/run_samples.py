@@ -23,15 +23,18 @@ from scaling.store.files import (
 from scaling.store.sample_schemas import validate_lines
 
 MAX_TEXT = 4096
-"""Characters of an error or a note that a record keeps."""
+"""Bytes of an error or a note that a record and a table keep."""
 
 
 def shortened(text: str) -> str:
     """A text for a record: a model's error may be of megabytes, and goes into tables and pages."""
     text = redacted(text)
-    if len(text) <= MAX_TEXT:
+    content = text.encode(errors="surrogatepass")
+    if len(content) <= MAX_TEXT:
         return text
-    return f"{text[:MAX_TEXT]} [{len(text) - MAX_TEXT} more characters are in the log: launches/*.log]"
+    pointer = " [%d more characters are in the log: launches/*.log]"
+    kept = content[: MAX_TEXT - len(pointer % len(text))].decode(errors="ignore")
+    return kept + pointer % (len(text) - len(kept))
 
 
 Appender = Callable[[Iterable[Mapping[str, Any]]], None]

@@ -14,6 +14,7 @@ from launchers.rank_info import TABLES
 from launchers.worker_environment import WorkerEnvironment
 from scaling.errors import LaunchError
 from scaling.files.redaction import redacted_command
+from scaling.store.files import part_of
 from scaling.study.cell import ResolvedStudy
 
 ALLOWED = "env:NAME=VALUE [NAME=VALUE ...], venv:FOLDER, checkout:FOLDER or commit:REVISION"
@@ -105,7 +106,7 @@ def _commit(what: str, out: Path) -> OtherEnvironment:
     """A clone of the current folder's repository, with that commit checked out."""
     root = Path(_git(what, "rev-parse", "--show-toplevel"))
     commit = _git(what, "rev-parse", "--verify", "--end-of-options", f"{what}^{{commit}}")
-    clone = out.absolute() / f"commit-{commit[:12]}"
+    clone = part_of(out.absolute(), f"commit-{commit[:12]}")
     if not (clone / ".git").exists():
         out.mkdir(parents=True, exist_ok=True)
         _git(what, "clone", "--quiet", "--shared", "--no-checkout", str(root), str(clone))

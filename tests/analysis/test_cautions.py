@@ -30,6 +30,36 @@ def test_step_with_more_than_five_percent_in_no_phase_is_warned_of(study, split_
 
 
 @pytest.mark.parametrize(
+    ("phase", "named"), [("forward", ", in profiled steps on rank 1 in forward"), ("communicate", "")]
+)
+def test_long_steps_are_said_with_their_period_and_the_phase_that_they_are_long_in(
+    study, split_line, phase, named
+):
+    """Every 7th step takes twice as long: on rank 1, or in the exchange, which no rank has alone."""
+    times = [2.0 if number % 7 == 6 else 1.0 for number in range(210)]
+
+    def lines(rank):
+        made = []
+        for number in range(210, 252):
+            more = number % 7 == 6
+            forward = 0.6 + (more and phase == "forward" and rank == 1)
+            spans = ("forward", "main", 0.0, forward), ("communicate", "main", forward, 1.0 + more)
+            made.append(split_line(number, 1.0 + more, *spans))
+        return made
+
+    study.add_split([times] * 3, [lines(rank) for rank in range(2)], aggregator="ring")
+    said = f"long steps: 14% above the median step, one step in 7 is long{named}"
+    assert [warning for warning in warnings(study) if warning.startswith("long steps")] == [said]
+
+
+def test_reasons_of_all_repeats_take_four_kilobytes_at_most(study):
+    study.add([f"failed: {number}{'E' * 100_000}" for number in range(3)])
+    reason = row_of(study)["reason"]
+    assert len(reason.encode()) <= 4096
+    assert reason.endswith("more characters are in the log: launches/*.log]")
+
+
+@pytest.mark.parametrize(
     ("unsplit_s", "warned"),
     [
         (0.94, ["profiling overhead: makes the step 6.4% longer"]),

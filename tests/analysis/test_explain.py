@@ -350,6 +350,45 @@ def test_no_size_of_buckets_is_advised_that_was_measured(make_study, measured, l
     assert advice.partition(";")[0] == (f"try bucket_mb={left}" if left else advice)
 
 
-def test_every_advised_setting_goes_through_one_function():
-    """`untried` leaves out what was measured."""
-    assert not re.findall(r"(?:try|compare) \w+=", (FINDINGS / "explain.j2").read_text())
+def test_what_to_try_goes_through_functions_that_leave_out_what_was_measured():
+    """`untried` and `beyond`."""
+    for template in FINDINGS.glob("*.j2"):
+        text = re.sub(r"{#.*?#}", "", template.read_text(), flags=re.DOTALL)
+        assert not re.findall(r"(?<!startswith\(\")\btry\b|compare (?:an|\w+=)", text), template.name
+
+
+BATCHES = ({"local_batch": 32, "global_batch": 64}, {"local_batch": 64, "global_batch": 128})
+
+
+@pytest.mark.parametrize(
+    ("work", "cell", "others", "said"),
+    [
+        ([("forward", 2), ("communicate", 8)], {"step": "overlapped"}, BATCHES[1:],
+         "try a local batch above 64"),
+        ([("forward", 2), ("d2h", 2), ("reduce", 6)], {"aggregator": "host_serial"},
+         [{"aggregator": "all_reduce"}, {"aggregator": "ring"}, BATCHES[1]], "try a local batch above 64"),
+        ([("forward", 2), ("update", 8)], {}, BATCHES[1:], "try a local batch above 64"),
+        ([("input", 8), ("forward", 2)], {"input_placement": "loader", "loader_workers": 2},
+         [{"loader_workers": 8}], "try more than 8 loader_workers"),
+        ([("forward", 9), ("backward", 1)], {}, [{"world_size": 4, "slower": 0.5}],
+         "try more than 4 workers"),
+        ([("forward", 2), ("communicate", 8)], {"aggregator": "tree"},
+         [{"aggregator": "all_reduce", "step": "overlapped"}], "try a larger local batch (check"),
+        ([("forward", 2), ("communicate", 8)], {"aggregator": "tree"},
+         [{"aggregator": "all_reduce", "step": "overlapped", "slower": 0.5}],
+         "use step=overlapped with all_reduce: 5.00 ms"),
+        ([("forward", 2), ("encode", 8)], {"aggregator": "one_bit"}, [{"aggregator": "all_reduce"}], ""),
+        ([("forward", 2), ("encode", 8)], {"aggregator": "one_bit"}, [],
+         "try all_reduce, which has no codec"),
+    ],
+)  # fmt: skip
+def test_no_advice_is_what_another_cell_of_the_study_has(make_study, work, cell, others, said):
+    study = make_study()
+    cell = {"world_size": 2, "aggregator": "ring", **BATCHES[0], **cell}
+    cell_id = study.add(steps(10), spans=spans(*work), **cell)
+    for other in others:
+        slower = other.get("slower", 2)
+        changed = {key: value for key, value in other.items() if key != "slower"}
+        study.add(steps(10 * slower), spans=spans(("forward", 10 * slower)), **{**cell, **changed})
+    assert (next_experiment(first(study, cell_id)) or "").startswith(said)
+    assert said or next_experiment(first(study, cell_id)) is None

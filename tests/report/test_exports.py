@@ -109,9 +109,16 @@ def test_mllog_lines_are_mlperfs_with_epochs_accuracies_and_an_end(study, epoch_
 def test_mllog_of_a_missed_target_is_aborted_and_of_a_timing_is_its_throughput(study, epoch_line):
     more = {"kind": "convergence", "target_accuracy": 0.97, "epochs": 1, "aggregator": "ring"}
     study.add([[[epoch_line(0, 5.0, 1.0, 0.5)]]], **more)
-    study.add_steps([[0.1] * 3], aggregator="tree", batch=64)
+    study.add_steps([[0.125] * 3], aggregator="tree", batch=64)
     assert '{"status": "aborted"}' in text(study, "mllog")
-    assert '"throughput": 640.0' in text(study, "mllog")
+    assert '"throughput": 512.0' in text(study, "mllog")
+
+
+def test_rates_have_the_long_steps_in_them(study):
+    for size in (1, 2):
+        study.add_steps([[0.125, 0.125, 0.125, 0.625]], aggregator="ring", world_size=size, batch=64)
+    assert text(study, "mllog").count('"throughput": 256.0') == 2
+    assert text(study, "extra-p").splitlines().count("DATA 0.250000000") == 2
 
 
 def test_extra_p_has_a_data_line_for_every_point_of_every_region(study):

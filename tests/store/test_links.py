@@ -10,11 +10,26 @@ from scaling.store.files import append_whole
 from scaling.store.folder import ResultsFolder
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "planted-faults-4xh200"
-PLACES = ("runs", "runs/*", "runs/*/*", "figures", "launches", "sheets")
+FOLDERS = ("runs", "runs/*", "runs/*/*", "figures", "launches", "sheets")
+FILES = (
+    "study.yaml", "environment.json", "topology.yaml", "summary.csv", "budget.csv", "report.html",
+    "runs.jsonl", "samples.csv.gz", ".runs.jsonl", ".lock", "runs/*/*/run.json", "runs/*/*/rank0.jsonl",
+)  # fmt: skip
+PLACES = (*FOLDERS, FILES)
+STUDY = """
+name: s
+kind: iteration
+device: cpu
+step: overlapped
+workloads: [{model: mlp, dataset: digits, global_batch: 8}]
+aggregators: [all_reduce]
+world_sizes: [2]
+scaling: strong
+"""
 VERBS = {
     "export --archive": (("export", "--archive"), PLACES),
     "export --unarchive": (("export", "--unarchive"), PLACES),
-    "report": (("report",), ("runs", "figures")),
+    "report": (("report",), ("runs", "figures", FILES)),
     "status": (("status",), ("runs",)),
     "recommend": (("recommend",), ("runs",)),
     "explain": (("explain",), ("runs",)),
@@ -26,7 +41,7 @@ def contents(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".lock")
+        if path.is_file() and not path.is_symlink()
     }
 
 
@@ -39,6 +54,9 @@ def prepared(tmp_path_factory):
         ResultsFolder(folder).unarchive()
     for name in ("figures", "launches", "sheets"):
         (folder / name).mkdir(exist_ok=True)
+    for name in FILES:
+        if "*" not in name and not name.startswith(("runs.", "samples.")):
+            (folder / name).touch()
     return folder
 
 
@@ -48,11 +66,15 @@ def mine(prepared, tmp_path):
 
 
 def with_link(mine, place, received):
-    """A received folder in which `place` leads into `mine`."""
+    """A received folder in which `place`, or each of several, leads into `mine`."""
     shutil.copytree(mine, received)
-    here = sorted(received.glob(place))[0]
-    shutil.rmtree(here)
-    here.symlink_to(mine / here.relative_to(received))
+    for one in [place] if isinstance(place, str) else place:
+        here = next(iter(sorted(received.glob(one))), received / one)
+        if here.is_dir():
+            shutil.rmtree(here)
+        else:
+            here.unlink(missing_ok=True)
+        here.symlink_to(mine / here.relative_to(received))
     return received
 
 
@@ -60,6 +82,7 @@ def with_link(mine, place, received):
 @pytest.mark.parametrize(
     ("verb", "place"),
     [(v, place) for v, (_, places) in VERBS.items() for place in places],
+    ids=lambda each: each if isinstance(each, str) else "files",
 )
 def test_no_verb_changes_a_folder_that_a_link_leads_to(verb, place, mine, call, tmp_path):
     received = with_link(mine, place, tmp_path / "received")
@@ -67,6 +90,7 @@ def test_no_verb_changes_a_folder_that_a_link_leads_to(verb, place, mine, call, 
         with_files = shutil.copytree(mine, tmp_path / "archived")
         ResultsFolder(with_files).archive(unfinished=True)
         for name in ("runs.jsonl", "samples.csv.gz"):
+            (received / name).unlink(missing_ok=True)
             shutil.copy(with_files / name, received / name)
     before = contents(mine)
     (name, *options), _ = VERBS[verb]
@@ -109,3 +133,39 @@ def test_samples_are_not_appended_through_a_link(tmp_path):
     with pytest.raises(StoreError, match=r"rank0\.jsonl: cannot be written"):
         append_whole(tmp_path / "rank0.jsonl", b"{}\n")
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_runs_that_lead_on_to_the_disk_of_another_results_folder_are_refused(mine, call, tmp_path):
+    shutil.move(mine / "runs", tmp_path / "disk")
+    (mine / "runs").symlink_to(tmp_path / "disk")
+    before = contents(tmp_path / "disk")
+    received = with_link(mine, "runs", tmp_path / "received")
+    assert call("export", received, "--archive")[0] == 2
+    assert contents(tmp_path / "disk") == before
+
+
+def test_a_locks_file_is_no_link(tmp_path):
+    """Where a file system has no locks, its holder is written to it."""
+    (tmp_path / ".lock").symlink_to(tmp_path / "new")
+    with pytest.raises(StoreError, match=r"\.lock: cannot be written"), ResultsFolder(tmp_path).lock():
+        pass
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("history", "out"), "0001"),
+        (("tune", "study.yaml", "--out", "out"), "probe"),
+        (("run", "study.yaml", "--out", "out", "--against", "env:A=1"), "b"),
+    ],
+)
+def test_folders_of_several_studies_hold_no_link_that_leads_out(words, part, call, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "out" / part).symlink_to(tmp_path / "mine")
+    (tmp_path / "study.yaml").write_text(STUDY)
+    code, _, err = call(*words)
+    assert code == 2
+    assert "outside of the results folder" in err
+    assert not list((tmp_path / "mine").iterdir())

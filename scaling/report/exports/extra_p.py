@@ -1,8 +1,9 @@
 """The text format of Extra-P, which fits scaling laws: one parameter, the number of workers.
 
-A region is all cells that differ in the world size alone, a metric is the step or a part of it, and the
-values of a point are the launches' medians. Every region of such a file has all points: those that were not
-measured at every world size are left out, and named in a comment. Extra-P asks for five points.
+A region is all cells that differ in the world size alone, a metric is the step (wall clock over steps) or a
+part of it (median), and the values of a point are the launches'. Every region of such a file has all points:
+those that were not measured at every world size are left out, and named in a comment. Extra-P asks for five
+points.
 
 Reference: Extra-P, "File format documentation", github.com/extra-p/extrap, docs/file-formats.md
 """
@@ -126,9 +127,7 @@ def _common_sizes(regions: Mapping[str, Region]) -> list[int]:
 def _metrics(region: Region, sizes: Sequence[int]) -> dict[str, list[list[float]]]:
     """Metric -> [point][launch]; parts that a point does not have are left out."""
     metrics = {
-        "iteration_s": [
-            [float(np.median(launch.step_s)) for launch in region[size].launches] for size in sizes
-        ]
+        "iteration_s": [[launch.iteration_s for launch in region[size].launches] for size in sizes],
     }
     names = ("forward", "backward", "exposed_comm", "update", "wait")
     for name in names:

@@ -16,11 +16,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-import numpy as np
-
 from scaling.analysis.columns import shares_gpus
 from scaling.analysis.learning import BITS_TARGET, index_of_target
-from scaling.analysis.samples import CellResult, TrainingSamples
+from scaling.analysis.samples import CellResult, IterationLaunch, TrainingSamples
 from scaling.store import ResultsFolder, RunRecord
 
 START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
@@ -33,7 +31,7 @@ def mllog(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
         for training in () if shares_gpus(cell.cell) else cell.trainings:
             yield from _training(cell, runs[training.repeat], training)
         for launch in cell.all_launches:
-            yield from _timing(cell, runs[launch.repeat], launch.step_s.tolist())
+            yield from _timing(cell, runs[launch.repeat], launch)
 
 
 def _training(cell: CellResult, record: RunRecord, training: TrainingSamples) -> Iterator[str]:
@@ -56,13 +54,13 @@ def _training(cell: CellResult, record: RunRecord, training: TrainingSamples) ->
     yield _line(begin_ms, END, "run_stop", None, {"status": status})
 
 
-def _timing(cell: CellResult, record: RunRecord, steps_s: Sequence[float]) -> Iterator[str]:
-    start_ms = _start_ms(record)
-    end_ms = start_ms + 1000 * sum(steps_s)
+def _timing(cell: CellResult, record: RunRecord, launch: IterationLaunch) -> Iterator[str]:
+    start_ms, num_steps = _start_ms(record), len(launch.iterations)
+    end_ms = start_ms + 1000 * launch.iteration_s * num_steps
     yield from _head(cell, record, start_ms)
     yield _line(start_ms, START, "run_start", None, {})
-    throughput = {"throughput": cell.cell["global_batch"] / float(np.median(steps_s))}
-    yield _line(end_ms, POINT, "tracked_stats", throughput, {"step": len(steps_s)})
+    throughput = {"throughput": cell.cell["global_batch"] / launch.iteration_s}
+    yield _line(end_ms, POINT, "tracked_stats", throughput, {"step": num_steps})
     yield _line(end_ms, END, "run_stop", None, {"status": "success"})
 
 
