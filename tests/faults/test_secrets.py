@@ -104,7 +104,7 @@ def test_results_folder_and_environment_hold_no_secret(tmp_path, monkeypatch):
     folder = ResultsFolder(tmp_path)
     folder.write_study({"name": "x", "parts": [{"model": {"name": "m", "api_key": VALUE}}]})
     folder.write_environment(collect())
-    cell = {"kind": "iteration", "device": "cpu", "world_size": 1, "model_parameters": {"token": VALUE}}
+    cell = {"kind": "own", "device": "cpu", "world_size": 1, "model_parameters": {"token": VALUE}}
     record = RunRecord("0123456789ab", 0, cell)
     folder.start_run(record, {})
     folder.fail_run(record, f"it said {VALUE}1 and password={VALUE}")
