@@ -54,12 +54,16 @@ def test_what_a_command_leaves_ends_with_it(tmp_path):
     assert ended(pids_in(tmp_path / "pids"))
 
 
+HEEDING = ["env", "--default-signal"]
+"""What is started below nohup ignores a hangup otherwise."""
+
+
 @linux
 @pytest.mark.processes
 @pytest.mark.parametrize("name", SIGNALS)
 def test_nothing_of_an_attached_command_is_left(tmp_path, name):
     words = ["attach", "--out", "out", "--", sys.executable, "-c", TREE + WAITS, str(tmp_path / "pids")]
-    process = subprocess.Popen([sys.executable, "-m", "scaling", *words], cwd=tmp_path)
+    process = subprocess.Popen([*HEEDING, sys.executable, "-m", "scaling", *words], cwd=tmp_path)
     try:
         pids = pids_in(tmp_path / "pids")
         process.send_signal(signal.Signals[name])
@@ -85,7 +89,7 @@ def test_nothing_of_an_attached_command_is_left(tmp_path, name):
     ids=["probe", "run"],
 )
 def test_nothing_of_the_workers_of_a_verb_is_left(tmp_path, words, name):
-    process = subprocess.Popen([sys.executable, "-m", "scaling", *words], cwd=tmp_path)
+    process = subprocess.Popen([*HEEDING, sys.executable, "-m", "scaling", *words], cwd=tmp_path)
     try:
         wait_until(lambda: len(descendants(process.pid)) >= 3 or process.poll() is not None)
         assert process.poll() is None
