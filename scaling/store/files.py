@@ -156,8 +156,9 @@ def _is_anothers(runs: Path) -> bool:
         if not runs.is_symlink():
             return False
         runs = runs.parent / os.readlink(runs)
-        above = Path(os.path.realpath(runs.parent), "_").parents
-        if any((one / "study.yaml").exists() and (one / "environment.json").exists() for one in above):
+        parent = Path(os.path.realpath(runs.parent))
+        above = (one for one in parent.parents if (one / "environment.json").exists())
+        if any((one / "study.yaml").exists() for one in (parent, *above)):
             return True
     return True
 
