@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scaling.analysis.columns import BUDGET_COLUMNS, PART_COLUMNS, Row
 from scaling.analysis.samples import CellResult, Floats, IterationLaunch
 from scaling.measure.budget import EXCHANGE, PART_OF, StepBudget
+from scaling.measure.statistics import median_of
 
 EXPOSED = ("exposed_comm_s", "wait_s", "encode_s", "decode_s", "d2h_s", "reduce_s", "h2d_result_s")
 """What a step without exchange does not have."""
@@ -79,10 +80,11 @@ def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
         return None
     budgets = [ranks[launch.waited_for] for launch in launches for ranks in launch.budgets]
     middle = [budgets[index] for index in middle_half(np.array(slowest_s))]
-    values = [_by_column(step) for step in middle]
+    values, names = [_by_column(step) for step in middle], _existing(launches)
+    means_s = np.array([[columns[name] for columns in values] for name in names]).mean(axis=1)
     profiled_s = float(np.mean([step.step_s for step in middle]))
     return CellBudget(
-        {name: float(np.mean([columns[name] for columns in values])) for name in _existing(launches)},
+        dict(zip(names, means_s.tolist(), strict=True)),
         profiled_s,
         _profiling_overhead_s(launches, profiled_s),
         _skew_s(launches),
@@ -129,7 +131,7 @@ def _lateness_s(launches: Sequence[IterationLaunch]) -> Iterator[list[float]]:
 
 def _skew_s(launches: Sequence[IterationLaunch]) -> float | None:
     skews_s = [max(late_s) for late_s in _lateness_s(launches)]
-    return float(np.median(skews_s)) if skews_s else None
+    return median_of(skews_s) if skews_s else None
 
 
 def step_table(cells: Sequence[CellResult]) -> pd.DataFrame:

@@ -120,13 +120,15 @@ def _throttle_reasons(gpu: Mapping[str, Any]) -> list[str]:
 def _of_precision(cell: CellResult, _: Row) -> _Cautions:
     """Warns of the launch that missed its precision goal by most, if any stopped before it."""
     goal = cell.cell.get("precision_goal")
+    if goal is None:
+        return
     launches = {launch.repeat: launch for launch in cell.launches}
     missed = [
         (relative_half_width(launches[record.repeat].step_s.tolist()), record)
         for record in cell.done
         if record.repeat in launches and record.summary.get("stop_reason") not in (None, "precision")
     ]
-    if goal is None or not missed:
+    if not missed:
         return
     half, record = max(missed, key=lambda pair: pair[0])
     yield (

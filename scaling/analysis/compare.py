@@ -140,9 +140,8 @@ def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
 
 def _warnings(a: Side, b: Side, scatters: Sequence[StudyScatter]) -> Iterator[Finding]:
     """A/A pairs that differ, and launches that do not count, with the side."""
-    for side in (a, b):
-        for cells in side.cells:
-            yield from aa_warnings(cells)
+    for cells, scatter in zip((*a.cells, *b.cells), scatters, strict=True):
+        yield from aa_warnings(cells, scatter)
     for name, one in zip("A" * len(a.cells) + "B" * len(b.cells), scatters, strict=True):
         for remark in one.remarks:
             if remark.kind == "launch_set_aside":

@@ -170,7 +170,10 @@ def steadiness(logs: FloatArray) -> FloatArray:
     if not known.any():
         return np.ones(len(logs))
     values = np.full(len(logs), np.nan)
-    values[known] = np.nanquantile(squares[known], STEADIEST, axis=1)
+    others = squares[~np.eye(len(logs), dtype=bool)].reshape(len(logs), -1)
+    # The same to the last digit, and of all cells at once where no pair lacks a common launch.
+    quantile = np.quantile if np.isfinite(others).all() else np.nanquantile
+    values[known] = quantile(others[known], STEADIEST, axis=1)
     smallest = SMALLEST_RATIO * float(np.median(values[known]))
     weights = np.zeros(len(logs))
     weights[known] = np.sqrt(smallest / np.maximum(values[known], smallest)) if smallest else 1.0
@@ -180,8 +183,11 @@ def steadiness(logs: FloatArray) -> FloatArray:
 def weighted_median(values: FloatArray, weights: FloatArray) -> float:
     """The value with half of the weight below it, interpolated; with equal weights the usual median."""
     order = np.argsort(values, kind="stable")
-    ordered = weights[order]
-    return float(np.interp(ordered.sum() / 2, np.cumsum(ordered) - ordered / 2, values[order]))
+    return _median_of_ordered(values[order], weights[order])
+
+
+def _median_of_ordered(values: FloatArray, weights: FloatArray) -> float:
+    return float(np.interp(weights.sum() / 2, np.cumsum(weights) - weights / 2, values))
 
 
 def medians_of_others(values: FloatArray, weights: FloatArray | None = None) -> FloatArray:
@@ -195,11 +201,13 @@ def medians_of_others(values: FloatArray, weights: FloatArray | None = None) -> 
     weights = np.ones(len(values)) if weights is None else weights
     for column, column_values in enumerate(values.T):
         known = np.isfinite(column_values)
+        order = np.argsort(column_values, kind="stable")
+        order = order[(known & (weights > 0))[order]]
+        sorted_values, sorted_weights = column_values[order], weights[order]
         for cell in np.flatnonzero(known):
-            others = known & (weights > 0)
-            others[cell] = False
+            others = order != cell
             result[cell, column] = (
-                weighted_median(column_values[others], weights[others]) if others.any() else 0.0
+                _median_of_ordered(sorted_values[others], sorted_weights[others]) if others.any() else 0.0
             )
     return result
 

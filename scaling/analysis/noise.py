@@ -109,15 +109,14 @@ def pair_floor(first: CellResult, second: CellResult) -> float | None:
     return abs(float(np.mean(logs))) if logs else None
 
 
-def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
+def aa_warnings(cells: Sequence[CellResult], scatter: StudyScatter) -> list[Finding]:
     """The A/A pairs that differ by more than their launches scatter; none if their variance component is in
-    use.
+    use; `scatter` is that of these cells.
     """
-    pairs = aa_pairs(cells)
-    if not pairs or (scatter := scatter_of(cells)).offset_degrees:
+    if scatter.offset_degrees:
         return []
     warnings = []
-    for first, second in pairs:
+    for first, second in aa_pairs(cells):
         ids = first.cell_id, second.cell_id
         if all(map(scatter.num_launches, ids)) and (difference := scatter.difference(*ids)).is_significant:
             values = {"name": first.label("aggregator"), "world_size": first.cell["world_size"]}

@@ -42,15 +42,11 @@ def rank_step(line: Line, where: str) -> RankStep:
     step_s = float(line["step_s"])
     if "profiled" not in line:
         return RankStep(step_s, [Span(name, MAIN, *times_s) for name, times_s in old_spans(line, PHASES)])
-    spans = [_span(span, where) for span in field(line, "spans", where)]
-    return RankStep(step_s, spans, line.get("start_s"), line.get("behind_s"))
-
-
-def _span(value: Sequence[Any], where: str) -> Span:
-    phase, lane, start_s, stop_s = value
-    if phase not in PHASES:
+    recorded = field(line, "spans", where)
+    spans = [Span(phase, lane, float(start_s), float(stop_s)) for phase, lane, start_s, stop_s in recorded]
+    for phase in sorted({span.phase for span in spans}.difference(PHASES)):
         raise StoreError(f"{where}: a span is of phase {phase!r}; allowed: {', '.join(PHASES)}")
-    return Span(phase, lane, float(start_s), float(stop_s))
+    return RankStep(step_s, spans, line.get("start_s"), line.get("behind_s"))
 
 
 def aligned(ranks: Sequence[Sequence[Line]], key: str, where: str, *, required: bool = True) -> Integers:

@@ -33,6 +33,7 @@ from scaling.analysis.sample_lines import (
 from scaling.axes import ATTACHED
 from scaling.errors import StoreError
 from scaling.measure.budget import RankStep, StepBudget, step_budgets
+from scaling.measure.statistics import median_of
 from scaling.store import ResultsFolder, RunRecord, Snapshot
 from scaling.store.sample_schemas import TRAINED_LINES, validate_lines
 
@@ -92,7 +93,7 @@ class IterationLaunch:
     @cached_property
     def typical_s(self) -> float:
         """The median of `step_s`: for comparisons with phases, not a rate."""
-        return float(np.median(self.step_s))
+        return median_of(self.step_s.tolist())
 
     @cached_property
     def budgets(self) -> list[list[StepBudget]]:
@@ -107,11 +108,9 @@ class IterationLaunch:
         what holds the step up is told by the rank that does it. The first such rank; without any waiting, the
         slowest.
         """
-        waits = [
-            float(np.median(waits_s)) for waits_s in zip(*map(_waits_s, self.profiled_steps), strict=True)
-        ]
+        waits = list(map(median_of, zip(*map(_waits_s, self.profiled_steps), strict=True)))
         if any(waits):
-            return int(np.argmin(waits))
+            return waits.index(min(waits))
         return int(np.argmax(np.median(self.rank_steps_s, axis=1)))
 
 
@@ -277,7 +276,7 @@ def _gpu(folder: ResultsFolder) -> str | None:
 
 def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
     where = _where(folder, record)
-    measured = [[line for line in lines if not line["warmup"]] for lines in _lines(folder, record)]
+    measured = [[line for line in lines if not line["warmup"]] for lines in _lines(folder, record, where)]
     unprofiled = [[line for line in lines if is_unprofiled(line)] for lines in measured]
     captured = record.cell["step"] == "captured"
     profiled = [[line for line in lines if is_profiled(line, captured=captured)] for lines in measured]
@@ -316,18 +315,20 @@ def _profiled_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[Profile
 
 
 def _read_training(folder: ResultsFolder, record: RunRecord) -> TrainingSamples:
-    return _training(record, _lines(folder, record), _where(folder, record))
+    where = _where(folder, record)
+    return _training(record, _lines(folder, record, where), where)
 
 
 def _read_begun(folder: ResultsFolder, record: RunRecord) -> TrainingSamples | None:
     """The epochs that every rank has recorded; None if there are none, or they are not readable yet."""
     if record.cell["kind"] != "convergence" or record.state not in ("running", "planned"):
         return None
+    where = _where(folder, record)
     try:
-        ranks = _lines(folder, record, unfinished=True)
+        ranks = _lines(folder, record, where, unfinished=True)
         num_epochs = min(map(len, ranks))
         kept_lines = [lines[:num_epochs] for lines in ranks]
-        return _training(record, kept_lines, _where(folder, record)) if num_epochs else None
+        return _training(record, kept_lines, where) if num_epochs else None
     except StoreError:
         return None
 
@@ -362,9 +363,13 @@ def _joules(line: Line) -> float:
     return math.nan if value is None else float(value)
 
 
-def _lines(folder: ResultsFolder, record: RunRecord, *, unfinished: bool = False) -> list[list[Line]]:
-    ranks = folder.samples(record.cell_id, record.repeat, unfinished=unfinished)
-    where, expected = _where(folder, record), record.cell["world_size"]
+def _lines(
+    folder: ResultsFolder, record: RunRecord, where: str, *, unfinished: bool = False
+) -> list[list[Line]]:
+    ranks, expected = (
+        folder.samples(record.cell_id, record.repeat, unfinished=unfinished),
+        record.cell["world_size"],
+    )
     if len(ranks) != expected:
         raise StoreError(f"{where}: samples of {len(ranks)} ranks are there, its world size is {expected}")
     for rank, lines in enumerate(ranks):

@@ -140,8 +140,14 @@ def from_json(text: str) -> Any:
         DocumentError: it is damaged, or has what no document may have.
     """
     value = _loaded(text)
-    require_plain(value)
+    if not _is_plain(value, has_clean_texts=not _may_be_escaped(text)):
+        require_plain(value)
     return value
+
+
+def _may_be_escaped(text: str) -> bool:
+    """Whether there may be characters in its texts that no document may have."""
+    return "\\" in text or not text.isascii() or "\x7f" in text
 
 
 def json_samples(text: str) -> Any:
@@ -150,13 +156,12 @@ def json_samples(text: str) -> Any:
     Raises:
         DocumentError: see `from_json`.
     """
-    has_escapes = "\\" in text or not text.isascii() or "\x7f" in text
-    return from_json(text) if has_escapes else _loaded(text)
+    return from_json(text) if _may_be_escaped(text) else _loaded(text)
 
 
 def _loaded(text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_mapping, parse_constant=_no_constant)
+        return _DECODER.decode(text)
     except RecursionError:
         raise DocumentError(f"values are nested deeper than {MAX_DEPTH} levels") from None
     except json.JSONDecodeError as error:
@@ -178,6 +183,9 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise DocumentError(f"{name} is no value; a number is finite, and null stands for none")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_mapping, parse_constant=_no_constant)
 
 
 # -- YAML ----------------------------------------------------------------------------------------------------
@@ -288,7 +296,7 @@ def require_plain(value: Any) -> None:
             left.extend(((*path, index), item) for index, item in enumerate(value))
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, *, has_clean_texts: bool = False) -> bool:
     """Whether all is allowed: found quickly, level by level; False also where that is not sure."""
     level, depth = [value], 0
     while level and depth <= MAX_DEPTH:
@@ -296,12 +304,18 @@ def _is_plain(value: Any) -> bool:
         for item in level:
             kind = type(item)
             if kind is dict:
-                if not all(map(_is_plain_text, item)):
+                if not (has_clean_texts or all(map(_is_plain_text, item))):
                     return False
                 inner.extend(item.values())
             elif kind is list:
                 inner.extend(item)
-            elif not (_is_plain_text(item) if kind is str else item is None or _problem(item) is None):
+            elif kind is str:
+                if not (has_clean_texts or _is_plain_text(item)):
+                    return False
+            elif kind is float:
+                if not math.isfinite(item):
+                    return False
+            elif item is not None and _problem(item) is not None:
                 return False
         level, depth = inner, depth + 1
     return not level

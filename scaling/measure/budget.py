@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -84,22 +85,42 @@ class RankStep:
 
 @dataclass(frozen=True)
 class StepBudget:
-    """Where the time of one step went on one rank, in seconds.
+    """Where the time of one step went on one rank, in seconds; computed when it is asked for.
 
     Attributes:
-        step_s: the step's length.
-        parts_s: part -> its time, for all of PARTS; none is negative, and they sum to `step_s`.
-        hidden_comm_s: `communicate` on other lanes, under spans of the lane `main`.
-        hidden_h2d_s: likewise `h2d`.
+        step: what the rank recorded.
+        complete_s: when all ranks have arrived at each exchange, from the step's start; None: not known.
         arrived_after_first_s: how much later than the first rank this one arrived at the first exchange; None
             where that cannot be said.
     """
 
-    step_s: float
-    parts_s: dict[str, float]
-    hidden_comm_s: float
-    hidden_h2d_s: float
-    arrived_after_first_s: float | None
+    step: RankStep
+    complete_s: list[float] | None = None
+    arrived_after_first_s: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """The step's length."""
+        return self.step.step_s
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """Part -> its time, for all of PARTS; none is negative, and they sum to `step_s`."""
+        return self._times_s[0]
+
+    @property
+    def hidden_comm_s(self) -> float:
+        """`communicate` on other lanes, under spans of the lane `main`."""
+        return self._times_s[1][EXCHANGE]
+
+    @property
+    def hidden_h2d_s(self) -> float:
+        """Likewise `h2d`."""
+        return self._times_s[1]["h2d"]
+
+    @cached_property
+    def _times_s(self) -> tuple[dict[str, float], dict[str, float]]:
+        return _parts_and_hidden(self.step, self.complete_s)
 
 
 def arrivals_s(ranks: Sequence[RankStep]) -> Floats | None:
@@ -108,6 +129,12 @@ def arrivals_s(ranks: Sequence[RankStep]) -> Floats | None:
     Returns:
         None where there is no exchange, ranks differ in how many they have, or a start is not known.
     """
+    starts_s = _arrivals_s(ranks)
+    return None if starts_s is None else np.array(starts_s, dtype=np.float64).T
+
+
+def _arrivals_s(ranks: Sequence[RankStep]) -> list[list[float]] | None:
+    """The same, [rank][exchange]."""
     exchanges = [_exchanges(step) for step in ranks]
     if not exchanges[0] or any(len(spans) != len(exchanges[0]) for spans in exchanges):
         return None
@@ -116,26 +143,19 @@ def arrivals_s(ranks: Sequence[RankStep]) -> Floats | None:
         if step.start_s is None:
             return None
         starts_s.append([step.start_s + span.start_s for span in spans])
-    return np.array(starts_s, dtype=np.float64).T
+    return starts_s
 
 
 def step_budgets(ranks: Sequence[RankStep]) -> list[StepBudget]:
-    """The budgets of one step.
-
-    Args:
-        ranks: what each rank recorded of it.
-
-    Returns:
-        One budget a rank, in their order.
-    """
-    arrivals = arrivals_s(ranks)
+    """The budgets of one step, of which the ranks recorded this: one a rank, in their order."""
+    arrivals = _arrivals_s(ranks)
     if arrivals is None:
-        return [_rank_budget(step, None, None) for step in ranks]
-    complete_s, first_s = arrivals.max(axis=1), arrivals.min(axis=1)[0]
+        return [StepBudget(step) for step in ranks]
+    complete_s, first_s = list(map(max, zip(*arrivals, strict=True))), min(own_s[0] for own_s in arrivals)
     budgets = []
-    for rank, step in enumerate(ranks):
+    for step, own_s in zip(ranks, arrivals, strict=True):
         assert step.start_s is not None
-        budgets.append(_rank_budget(step, complete_s - step.start_s, float(arrivals[0, rank] - first_s)))
+        budgets.append(StepBudget(step, [all_s - step.start_s for all_s in complete_s], own_s[0] - first_s))
     return budgets
 
 
@@ -149,51 +169,54 @@ def _is_exchange(span: Span) -> bool:
     return span.phase == EXCHANGE and span.lane != HOOK
 
 
-def _rank_budget(step: RankStep, complete_s: Floats | None, after_first_s: float | None) -> StepBudget:
-    """One rank's budget; `complete_s` says when all have arrived at each exchange, from its step's start."""
-
-    def clipped(time_s: float) -> float:
-        return min(max(time_s, 0.0), step.step_s)
-
-    exchanges = _exchanges(step)
-    ready_s = [0.0] * len(exchanges) if complete_s is None else [clipped(float(time)) for time in complete_s]
-    spans = [
-        _Clipped(clipped(span.start_s), clipped(span.stop_s), span, ready)
-        for span, ready in [
-            *zip(exchanges, ready_s, strict=True),
-            *((span, None) for span in step.spans if not _is_exchange(span)),
-        ]
+def _parts_and_hidden(
+    step: RankStep, complete_s: Sequence[float] | None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The parts of one rank's step, and what is hidden of phases."""
+    length_s, exchanges = step.step_s, _exchanges(step)
+    times_s = [0.0] * len(exchanges) if complete_s is None else complete_s
+    ready_s = [_clipped(time_s, length_s) for time_s in times_s]
+    exchanges_and_others = [
+        *zip(exchanges, ready_s, strict=True),
+        *((span, None) for span in step.spans if not _is_exchange(span)),
     ]
-    spans.sort(key=lambda span: span.precedence)
-    cuts = {0.0, step.step_s, *ready_s, *(span.start_s for span in spans), *(span.stop_s for span in spans)}
-    ordered = sorted(cuts)
+    # Plain numbers: a step has about ten spans, for which arrays take several times as long.
+    spans = [
+        (
+            span.lane != MAIN,
+            _PLACE[span.phase],
+            place,
+            _clipped(span.start_s, length_s),
+            _clipped(span.stop_s, length_s),
+            span.phase,
+            span.lane,
+            ready,
+        )
+        for place, (span, ready) in enumerate(exchanges_and_others)
+    ]
+    spans.sort()  # in the order of precedence
+    cuts = {0.0, length_s, *ready_s}.union(*(span[3:5] for span in spans))
     parts_s = dict.fromkeys(PARTS, 0.0)
     hidden_s = {EXCHANGE: 0.0, "h2d": 0.0}
-    # Plain numbers: a step has about ten spans, for which arrays take several times as long.
-    for start_s, stop_s in pairwise(ordered):
+    for start_s, stop_s in pairwise(sorted(cuts)):
         middle_s, width_s = (start_s + stop_s) / 2, stop_s - start_s
-        active = [span for span in spans if span.start_s <= middle_s < span.stop_s]
+        active = [span[5:] for span in spans if span[3] <= middle_s < span[4]]
         if not active:
             continue
-        first = active[0]
-        under_way = [span.ready_s for span in active if span.ready_s is not None]
-        # A piece that several exchanges cover is waiting only while none of them has all its ranks.
-        is_waiting = bool(under_way) and all(ready > middle_s for ready in under_way)
-        waits = first.phase == EXCHANGE and is_waiting
-        parts_s["wait" if waits else PART_OF[first.phase]] += width_s
-        if first.lane == MAIN:
-            for phase in {span.phase for span in active if span.lane not in (MAIN, HOOK)} & hidden_s.keys():
-                hidden_s[phase] += width_s
-    parts_s["unattributed"] = max(0.0, step.step_s - math.fsum(parts_s.values()))
-    return StepBudget(step.step_s, parts_s, hidden_s[EXCHANGE], hidden_s["h2d"], after_first_s)
+        phase, lane, _ = active[0]
+        part = PART_OF[phase]
+        if phase == EXCHANGE:
+            under_way = [ready for *_, ready in active if ready is not None]
+            # A piece that several exchanges cover is waiting only while none of them has all its ranks.
+            if under_way and min(under_way) > middle_s:
+                part = "wait"
+        parts_s[part] += width_s
+        if lane == MAIN and len(active) > 1:
+            for hidden in {phase for phase, lane, _ in active if lane not in (MAIN, HOOK)} & hidden_s.keys():
+                hidden_s[hidden] += width_s
+    parts_s["unattributed"] = max(0.0, length_s - math.fsum(parts_s.values()))
+    return parts_s, hidden_s
 
 
-class _Clipped:
-    """A span within its step, and when all ranks have arrived at it; None where it is no exchange."""
-
-    __slots__ = ("lane", "phase", "precedence", "ready_s", "start_s", "stop_s")
-
-    def __init__(self, start_s: float, stop_s: float, span: Span, ready_s: float | None) -> None:
-        self.start_s, self.stop_s, self.ready_s = start_s, stop_s, ready_s
-        self.phase, self.lane = span.phase, span.lane
-        self.precedence = (span.lane != MAIN, _PLACE[span.phase])
+def _clipped(time_s: float, length_s: float) -> float:
+    return 0.0 if time_s < 0 else min(time_s, length_s)

@@ -55,6 +55,12 @@ class Estimate:
     num_launches: int
 
 
+def median_of(values: Sequence[float]) -> float:
+    """The median of finite values; numpy's takes ten times as long where they are few."""
+    ordered, middle = sorted(values), len(values) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
 def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
     """The median of all samples, with the interval that the number of launches allows.
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from scaling.measure.statistics import interval_within_launch
+from scaling.measure.statistics import interval_within_launch, median_of
 
 MIN_SAMPLES = 20
 LOOK_EVERY = 10
@@ -33,7 +31,7 @@ def relative_half_width(times: Sequence[float]) -> float:
     low, high = interval_within_launch(times)
     if low is None or high is None:
         return math.inf
-    median = float(np.median(times))
+    median = median_of(times)
     return (high - low) / 2 / median if median > 0 else math.inf
 
 

@@ -309,7 +309,7 @@ def listed(folder: Path) -> list[Path]:
         StoreError: it cannot be read.
     """
     try:
-        return sorted(folder.iterdir())
+        return [folder / name for name in sorted(os.listdir(folder))]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

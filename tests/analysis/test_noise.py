@@ -69,7 +69,8 @@ def test_floor_of_several_pairs_is_their_root_mean_square(study):
 @pytest.mark.parametrize(("second", "warned"), [(1.1, True), (1.001, False)])
 def test_a_pair_that_differs_more_than_its_launches_scatter_is_a_warning(study, second, warned):
     add_pair(study, around(1.0), around(second)[::-1], **RING)
-    assert [one.kind for one in aa_warnings(read_cells(study.folder))] == ["aa_pair_differs"] * warned
+    cells = read_cells(study.folder)
+    assert [one.kind for one in aa_warnings(cells, scatter_of(cells))] == ["aa_pair_differs"] * warned
 
 
 def test_group_without_a_pair_takes_that_of_the_same_model_step_and_device(study):
@@ -119,7 +120,7 @@ def test_four_pairs_that_differ_are_part_of_every_difference(study):
         add_pair(study, around(1.0), around(1.05), **{**RING, "aggregator": aggregator, "seed": number})
     cells = read_cells(study.folder)
     scatter = scatter_of(cells)
-    assert aa_warnings(cells) == []
+    assert aa_warnings(cells, scatter_of(cells)) == []
     # The pairs' differences have twice the component's variance.
     assert math.sqrt(2 * scatter.offset_variance) == pytest.approx(math.log(1.05), rel=0.1)
     assert scatter.offset_degrees == pytest.approx(4)  # of four pairs
