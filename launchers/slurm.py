@@ -196,7 +196,8 @@ def _setup(options: JobOptions) -> str:
         "export MASTER_ADDR=\"${hosts%%$'\\n'*}\"",
         f'export MASTER_PORT="$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"',
         f"export {JOIN_TIMEOUT_VARIABLE}={options.join_timeout_s}",
-        f'export {MEETING_TOKEN_VARIABLE}="$(od -An -N16 -tx8 /dev/urandom | tr -d " ")"',
+        f'{MEETING_TOKEN_VARIABLE}=$(od -An -N16 -tx8 /dev/urandom | tr -d " ")',
+        f"export {MEETING_TOKEN_VARIABLE}",
         "# For steps of your own: srun does not take it over from the job.",
         'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
     ]
