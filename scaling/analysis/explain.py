@@ -40,7 +40,11 @@ def explain(
         the part of the step that it is about. A/A replicates and cells without a model have no entry; one
         without anything to say has an empty list.
     """
-    known = Known.of(to_rows(table), cells, num_cores)
+    return explained(Known.of(to_rows(table), cells, num_cores))
+
+
+def explained(known: Known) -> dict[str, list[Finding]]:
+    """What the rules find in every cell of a study that is known; see `explain`."""
     return {
         row["cell_id"]: explain_cell(row, known)
         for row in known.rows

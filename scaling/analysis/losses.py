@@ -77,11 +77,15 @@ def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | N
 
 
 def _shares(row: Row, lost_s: float, exchange_s: float, computation_s: float | None) -> dict[str, float]:
-    """Part of a step -> its share; `other` is what the profiled steps' computation does not explain."""
+    """Part of a step -> its share, `ideal` first; `other`: what profiled steps do not explain."""
     exchange_s = min(max(exchange_s, 0.0), lost_s)
     rest_s = lost_s - exchange_s
-    computation_s = rest_s if computation_s is None else min(max(computation_s, 0.0), rest_s)
-    lost = {"computation": computation_s, "other": rest_s - computation_s, "exchange": exchange_s}
+    if computation_s is None:
+        lost = {"all but the exchange": rest_s}
+    else:
+        computation_s = min(max(computation_s, 0.0), rest_s)
+        lost = {"computation": computation_s, "other": rest_s - computation_s}
+    lost["exchange"] = exchange_s
     shares = {"ideal": 1 - lost_s / row["iteration_s"]}
     shares |= {name: seconds / row["iteration_s"] for name, seconds in lost.items()}
     return {name: share for name, share in shares.items() if share >= LEAST_SHARE}

@@ -79,6 +79,8 @@ def run(
         note(f"warning: {disturbed_by}: times will be too long and scatter; run it when the machine is idle")
     words = overrides or []
     if number is not None:
+        if against is not None:
+            raise LaunchError("--next goes on from a folder of one environment; leave --against out")
         study, words, out, launcher = _next(study, number, words, out, launcher)
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
         if launcher == "local" and LocalLauncher.forks_workers:

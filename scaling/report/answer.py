@@ -257,7 +257,7 @@ def limit_word(verdict: Finding) -> str:
     if losses := values["losses"]:
         if not losses["is_resolved"]:
             return "unknown (noise)"
-        return str(losses["largest"])
+        return {"all but the exchange": "not exchange"}.get(losses["largest"], str(losses["largest"]))
     if values["limit"] is None:
         return MISSING
     return LIMITS.get(values["limit"].kind, values["limit"].kind.replace("_", " "))

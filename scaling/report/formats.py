@@ -85,7 +85,14 @@ def percent(ratio: float | None, decimals: int = 1) -> str:
     return MISSING if ratio is None else f"{100 * ratio:.{decimals}f}%"
 
 
-BAR, BAR_CHARACTERS = 24, {"ideal": "█", "computation": "▓", "other": "░", "exchange": "▒"}
+BAR = 24
+BAR_CHARACTERS = {
+    "ideal": "█",
+    "computation": "▓",
+    "all but the exchange": "▓",
+    "other": "░",
+    "exchange": "▒",
+}
 
 
 def bar(shares: Mapping[str, float]) -> str:

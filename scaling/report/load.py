@@ -11,12 +11,11 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.columns import to_rows
-from scaling.analysis.explain import explain
+from scaling.analysis.explain import explained
 from scaling.analysis.explain_view import Known
-from scaling.analysis.reading import environment_of, num_cores
+from scaling.analysis.reading import environment_of, read_study
 from scaling.analysis.sample_lines import is_profiled, is_unprofiled
-from scaling.analysis.samples import TIMED_KINDS, read_cells
-from scaling.analysis.summary import build_table, study_name
+from scaling.analysis.samples import TIMED_KINDS
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.verdict import verdicts
 from scaling.report.text import text_of
@@ -51,18 +50,21 @@ def load(folder: str | os.PathLike[str]) -> Results:
         StoreError: it is none, or samples of a done run are missing or damaged.
     """
     read = Snapshot.of(ResultsFolder(Path(folder)).require())
-    cells, environment = read_cells(read), environment_of(read)
-    table = build_table(study_name(read), cells)
-    known = Known.of(to_rows(table), cells, num_cores(environment))
+    study = read_study(read)
+    known = Known.of(to_rows(study.table), study.cells, study.num_cores)
     found = [
-        *verdicts(table, cells, known=known),
-        *summary_findings(table, known.scatter, known.num_cores, known.lossy),
-        *(one for of_cell in explain(table, cells, known.num_cores).values() for one in of_cell),
+        *verdicts(study.table, study.cells, known=known),
+        *summary_findings(study.table, known.scatter, known.num_cores, known.lossy),
+        *(one for of_cell in explained(known).values() for one in of_cell),
     ]
     findings = [(one.kind, one.cells, text_of(one), dict(one.values)) for one in found]
     columns = ["kind", "cells", "text", "values"]
     return Results(
-        read.study(), environment, table, pd.DataFrame(_lines(read)), pd.DataFrame(findings, columns=columns)
+        read.study(),
+        environment_of(read),
+        study.table,
+        pd.DataFrame(_lines(read)),
+        pd.DataFrame(findings, columns=columns),
     )
 
 

@@ -35,19 +35,19 @@ def editor_schema() -> dict[str, Any]:
     It takes what `parse_study` takes and refuses unknown keys and wrong values; rules between keys, such as
     which batch goes with which `scaling`, are checked by `scaling plan` alone.
     """
-    parts = {name: kind.part for name, kind in KINDS.items()}
+    parts = [kind.part for kind in KINDS.values()]
     _, made = models_json_schema(
-        [(part, "validation") for part in parts.values()], ref_template=REFERENCE, schema_generator=_AsWritten
+        [(part, "validation") for part in parts], ref_template=REFERENCE, schema_generator=_AsWritten
     )
     definitions = made["$defs"]
     keys: dict[str, Any] = {}
-    for part in parts.values():
+    for part in parts:
         own = definitions[part.__name__]
         own.pop("required", None)  # a key may stand next to `parts`
         for key, value in own["properties"].items():
             known = keys.setdefault(key, {"anyOf": []})["anyOf"]
             known.extend([value] if value not in known else [])
-    body = {name: {"$ref": REFERENCE.format(model=part.__name__)} for name, part in parts.items()}
+    bodies = [{"$ref": REFERENCE.format(model=part.__name__)} for part in parts]
     whole = Study.model_json_schema()["properties"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -58,7 +58,7 @@ def editor_schema() -> dict[str, Any]:
         "properties": {
             "name": whole["name"],
             "question": whole["question"],
-            "parts": {"type": "array", "minItems": 1, "items": {"anyOf": list(body.values())}},
+            "parts": {"type": "array", "minItems": 1, "items": {"anyOf": bodies}},
             **{key: {} for key in RECORDED_KEYS},
             **keys,
         },

@@ -117,8 +117,9 @@ def test_limit_names_the_largest_loss_first(study, split_line):
         study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name)
     (one,) = answers(study)
     lines = verdict_lines([one])
-    assert lines[2] == "Limit: a batch of 32 a worker underuses it."
-    assert lines[3] == f"Step: {'█' * 20}{'▓' * 3}▒ 600 ms: ideal 83%, computation 13%, exchange 3%."
+    assert lines[2] == "Limit: not the exchange; how much of the rest is computation was not measured."
+    shares = "ideal 83%, lost to all but the exchange 13%, exchange 3%"
+    assert lines[3] == f"Step: {'█' * 20}{'▓' * 3}▒ 600 ms: {shares}."
     assert any(line.startswith("Next: try a larger global batch") for line in lines)
     words = shlex.split(next_run(one, study.folder).command)
     assert words[4] == f"{study.folder.path}-batch-256"
@@ -139,7 +140,10 @@ def test_limit_claims_no_more_than_its_two_measurements_agree_on(study, split_li
     add(study, "tree", 2, 0.9)
     (one,) = answers(study)
     limit = next(line for line in verdict_lines([one]) if line.startswith("Limit"))
-    assert limit == "Limit: not known: the launches scatter too much; the exchange adds 100 to 300 ms."
+    assert limit == (
+        "Limit: not known: the difference to a step without exchange is too uncertain; "
+        "the exchange adds 100 to 300 ms."
+    )
 
 
 def belongs_to(changes, experiment):

@@ -89,7 +89,7 @@ def test_limit_says_what_its_computation_is_measured_against():
     said = "within 3% of the fastest; ring(directions=2) perhaps too: 2.2% slower, at most 3.5%"
     assert text_of(found, "aggregator_why") == said
     assert text_of(found, "limit") == "a batch of 1,024 a GPU underuses it"
-    said = "2.55 ms: ideal 71%, computation 15%, other 2%, exchange 12%"
+    said = "2.55 ms: ideal 71%, lost to computation 15%, other 2%, exchange 12%"
     assert text_of(found, "step").endswith(said)
     assert sum(found.values["losses"]["shares"].values()) == pytest.approx(1)
 
