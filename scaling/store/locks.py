@@ -6,6 +6,7 @@ import fcntl
 import os
 import platform
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -53,6 +54,8 @@ def locked(path: Path, refusal: str, *, shared: bool = False, wait: bool = False
 @contextmanager
 def _named_holder(path: Path, file: IO[str], refusal: str, *, shared: bool, wait: bool) -> Iterator[None]:
     """As `locked`, among the processes of this host: of another host's nobody knows whether it has ended."""
+    without = f"{path.parent}: its file system has no locks; work in it from one host at a time"
+    warnings.warn(without, RuntimeWarning, stacklevel=2)
     while _holder_lives(path):
         if not wait:
             raise StoreError(refusal)
