@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -505,7 +506,9 @@ class TestLock:
     @pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
     def test_file_system_that_refuses_locks_has_a_holder_by_its_process(self, folder, monkeypatch, error):
         monkeypatch.setattr("fcntl.flock", refusing(error))
-        with pytest.warns(RuntimeWarning, match="has no locks; work in it from one host"), folder.lock():
+        with ExitStack() as held:
+            with pytest.warns(RuntimeWarning, match="has no locks; work in it from one host"):
+                held.enter_context(folder.lock())
             assert folder.is_locked()
             with pytest.raises(StoreError, match="works in"):
                 ResultsFolder(folder.path).lock().__enter__()
