@@ -24,7 +24,7 @@ from scaling.collectives.plan import Stage
 from scaling.errors import StudyError
 from scaling.process_group import Group
 
-DdpPath = Literal["hook", "library_hook", "own", "bare", "optimizer", "layered", "fully_sharded"]
+DdpPath = Literal["hook", "library_hook", "own", "bare", "optimizer", "layered", "by_tensor", "fully_sharded"]
 
 UpdateSite = Literal["replica", "root", "owner", "host_serial", "host_parallel"]
 HOST_SITES: tuple[UpdateSite, ...] = ("host_serial", "host_parallel")
@@ -124,9 +124,14 @@ class Aggregator(ABC, Generic[S]):
         "hook": as DDP's communication hook; "library_hook": as torch's, which `library_hook` gives; "own":
         by DDP's own path (in a group of one rank where nothing is exchanged); "bare": without DDP;
         "optimizer": likewise, by what `wrap_optimizer` gives; "layered": without DDP, by
-        `scaling.training.layered`; "fully_sharded": by torch's fully_shard.
+        `scaling.training.layered`; "by_tensor": likewise, each tensor alone, by `scaling.training.by_tensor`;
+        "fully_sharded": by torch's fully_shard.
         """
         return "hook"
+
+    def by_tensor(self, layout: BucketLayout, world_size: int) -> list[Aggregator[Any]]:
+        """What exchanges each tensor of that layout as a bucket of its own; for the path "by_tensor" only."""
+        raise NotImplementedError(f"{self.name} does not exchange tensor by tensor")
 
     def wrap_optimizer(
         self,

@@ -12,7 +12,7 @@ recording an event takes; between two anchors it is interpolated.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -154,3 +154,9 @@ def graphs_can_be_marked() -> bool:
 def clock_for(device: torch.device) -> Clock:
     """The clock of that kind of device."""
     return CudaEventClock() if device.type == "cuda" else MonotonicClock()
+
+
+def waits_for_queued(stream: torch.cuda.Stream) -> Callable[[], None]:
+    """Has `stream` wait, from the call on, for what the current stream has been given so far."""
+    queued = torch.cuda.current_stream().record_event()
+    return lambda: stream.wait_event(queued)

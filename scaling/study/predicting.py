@@ -65,16 +65,19 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
     aggregator = create_aggregator(cell["aggregator"], parameters)
     buckets, updates, sizes = [], [], []
     for dtype, layout in layouts.items():
-        itemsize, parts = ITEMSIZES[dtype], [layout]
+        itemsize, parts, of_parts = ITEMSIZES[dtype], [layout], [aggregator]
         sizes_mb = cell.get("bucket_sizes_mb") or ()
         if not sizes_mb and (bucket_mb := cell.get("bucket_mb")) is not None:
             sizes_mb = (cell.get("first_bucket_mb") or bucket_mb, bucket_mb)
         if cell["step"] == "overlapped" and sizes_mb:
             parts = ddp_buckets(layout, sizes_mb, itemsize)
-        for part in parts:
+            of_parts *= len(parts)
+        elif cell["step"] == "overlapped" and aggregator.ddp_path() == "by_tensor":
+            parts, of_parts = ddp_buckets(layout, [0.0]), aggregator.by_tensor(layout, world_size)[::-1]
+        for part, of_part in zip(parts, of_parts, strict=True):
             stages = [
                 _in_dtype(stage, _message_itemsize(cell, stage, itemsize), aggregator)
-                for stage in _stages(aggregator, part, world_size)
+                for stage in _stages(of_part, part, world_size)
             ]
             buckets.append(tuple(_threaded(s, cell) for s in stages if not isinstance(s, Update)))
             updates += [s for s in stages if isinstance(s, Update) and s.site != "replica"]

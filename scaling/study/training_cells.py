@@ -257,13 +257,14 @@ def _check_step(
             f"{where}aggregator {label!r} is for step: overlapped alone; for step: {step} use "
             f"{'zero1' if aggregator.exchanges else 'none'}, or a part of its own"
         )
-    on_owners = aggregator.update_site != "replica" and aggregator.ddp_path() != "layered"
+    path = aggregator.ddp_path()
+    on_owners = aggregator.update_site != "replica" and path != "layered"
     if aggregator.releases_gradients and (step == "eager" or (step == "captured" and not under_backward)):
         raise StudyError(
             f"{where}aggregator {label!r} releases gradients under the backward pass, which step: {step} has "
             "complete before it exchanges them; use step: overlapped, or captured with bucket_mb, or zero1"
         )
-    if step == "overlapped" and (on_owners or not aggregator.overlaps):
+    if step == "overlapped" and ((on_owners and path != "by_tensor") or not aggregator.overlaps):
         raise StudyError(
             f"{where}aggregator {label!r} cannot overlap with the backward pass: it needs the whole gradient "
             "at once, or takes the optimizer step elsewhere than on every replica; use step: eager, or a "

@@ -144,18 +144,28 @@ class FlatReplica(Replica):
         module: the model, on its device; its parameters are moved into the flat buffers.
         loss: what is minimized.
         compute: how its passes are computed.
+        by_tensor: each parameter has buffers of its own.
 
     Attributes:
-        buckets: one a dtype, in the order in which they first appear.
+        buckets: one a dtype, in the order in which they first appear, or one a parameter.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss = cross_entropy, compute: Compute = FLOAT32) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss = cross_entropy,
+        compute: Compute = FLOAT32,
+        *,
+        by_tensor: bool = False,
+    ) -> None:
         super().__init__(module, loss, compute)
+        groups: list[list[nn.Parameter]] = [[parameter] for parameter in self.trainable]
+        if not by_tensor:
+            groups = [[p for p in self.trainable if p.dtype == dtype] for dtype in self.dtypes]
+        names = {id(p): name for p, name in zip(self.trainable, self.layout.names, strict=True)}
         self.buckets = [
-            FlatBucket(
-                self.layout_of(dtype), [parameter for parameter in self.trainable if parameter.dtype == dtype]
-            )
-            for dtype in self.dtypes
+            FlatBucket(BucketLayout.of([(names[id(p)], tuple(p.shape)) for p in group]), group)
+            for group in groups
         ]
 
     @property
@@ -173,8 +183,7 @@ class FlatReplica(Replica):
     def backward(self, loss: Tensor, *, adding: bool = False) -> None:
         """Fills the gradients with that of `loss`, in place of what was in them, or adding to it."""
         if not adding:
-            for bucket in self.buckets:
-                bucket.gradient.zero_()
+            torch._foreach_zero_([bucket.gradient for bucket in self.buckets])
         loss.backward()  # type: ignore[no-untyped-call]
 
 

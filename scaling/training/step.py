@@ -94,10 +94,11 @@ class TrainingStep(Protocol):
         """Whether the marks of a profiled iteration are lost unless they are taken before the next."""
 
 
-class _Part(NamedTuple):
-    """The parameters of one dtype, with the aggregator's state and the update of them."""
+class Part(NamedTuple):
+    """The parameters of one bucket, with the aggregator, its state and the update of them."""
 
     bucket: FlatBucket
+    aggregator: Aggregator[Any]
     state: AggregatorState
     update: SiteUpdate
 
@@ -130,10 +131,10 @@ class EagerStep:
         self.replica, self._aggregator, self._wire = replica, aggregator, gradients.wire
         self.record: Record | None = None
         skippable = replica.compute.scales_loss
-        chosen = (aggregator, settings, group, gradients.wire)
+        chosen = (settings, group, gradients.wire)
         self._parts = [
-            _started(bucket, *chosen, capturable=capturable, skippable=skippable)
-            for bucket in replica.buckets
+            _started(bucket, of_bucket, *chosen, capturable=capturable, skippable=skippable)
+            for bucket, of_bucket in zip(replica.buckets, self._aggregators(group.world_size), strict=True)
         ]
         site = _common_site(aggregator, {part.update.site for part in self._parts}, gradients)
         device = torch.device("cpu") if site in HOST_SITES else replica.trainable[0].device
@@ -142,6 +143,10 @@ class EagerStep:
         if self.treatment.found_inf is not None:
             for part in self._parts:
                 part.update.skip_where(self.treatment.found_inf)
+
+    def _aggregators(self, world_size: int) -> list[Aggregator[Any]]:
+        """That of each bucket."""
+        return [self._aggregator] * len(self.replica.buckets)
 
     @property
     def notes(self) -> list[str]:
@@ -202,9 +207,13 @@ class EagerStep:
         """The mean of each bucket's gradients, and its update."""
         self.treatment.before_exchange([part.bucket.gradient for part in self._parts], phase)
         means = [
-            aggregate(self._aggregator, part.state, part.bucket.gradient, phase, self.record, self._wire)
+            aggregate(part.aggregator, part.state, part.bucket.gradient, phase, self.record, self._wire)
             for part in self._parts
         ]
+        self._update_all(means, phase)
+
+    def _update_all(self, means: Sequence[Tensor | None], phase: PhaseMarker) -> None:
+        """The update of each bucket, once all means are there."""
         if self.treatment.waits_for_all:
             owned = [
                 values
@@ -245,7 +254,7 @@ def _started(
     *,
     capturable: bool,
     skippable: bool,
-) -> _Part:
+) -> Part:
     """A bucket with its aggregator's state and its update; in the state's own buffers, if it has any."""
     state = start_exchanges(aggregator, bucket.layout, group, bucket.parameters, wire)
     buffer = state.gradient_buffer
@@ -254,7 +263,7 @@ def _started(
     if state.parameter_buffer is not None:
         bucket.place_parameters(state.parameter_buffer)
     update = update_at(bucket, settings, aggregator, state, capturable=capturable, skippable=skippable)
-    return _Part(bucket, state, update)
+    return Part(bucket, aggregator, state, update)
 
 
 def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

@@ -127,11 +127,20 @@ class TestCaptured:
 
 
 class TestOverlapped:
-    @pytest.mark.parametrize("aggregator", ["host_serial", "host_parallel", "caffe"])
+    @pytest.mark.parametrize("aggregator", ["host_serial", "host_parallel", "caffe", "mxnet_tree"])
     def test_aggregator_that_needs_the_whole_gradient_or_another_update_site_is_refused(self, aggregator):
         message = problem(step=["eager", "overlapped"], aggregators=["none", aggregator])
         assert f"by-hand: aggregator {aggregator!r} cannot overlap with the backward pass" in message
         assert "use step: eager, or a part of its own" in message
+
+    @pytest.mark.parametrize("aggregator", ["mxnet_device", "mxnet_local"])
+    def test_tensor_by_tensor_owners_and_the_host_overlap_too_and_know_no_buckets(self, aggregator):
+        taken = cells(step="overlapped", aggregators=[aggregator, "ring"], bucket_mb=[1, 4])
+        sizes = [(cell.aggregator, cell.world_size, cell.bucket_mb) for cell in taken]
+        assert [size for size in sizes if size[0] == aggregator] == [(aggregator, n, None) for n in (1, 2)]
+        assert f"{aggregator!r} cannot be captured" in problem(
+            GPUS, step="captured", aggregators=[aggregator]
+        )
 
     @pytest.mark.parametrize("aggregator", ["none", "no_op", "all_reduce", "ring", "tree", "one_bit"])
     def test_the_others_are_taken(self, aggregator):

@@ -68,6 +68,8 @@ CELLS = {
     "all_reduce, sync": replace(BASE, batch_norm="sync"),
     "qsgd": replace(BASE, aggregator="qsgd"),
     "one_bit_flat, overlapped": replace(OVERLAPPED, aggregator="one_bit_flat"),
+    "mxnet_device, overlapped": replace(BASE, step="overlapped", aggregator="mxnet_device"),
+    "mxnet_local, overlapped": replace(BASE, step="overlapped", aggregator="mxnet_local", **ADAMW),
     "zero1": replace(BASE, aggregator="zero1", **ADAMW),
     "zero2, overlapped": replace(OVERLAPPED, aggregator="zero2", **ADAMW),
     "zero_redundancy_optimizer": replace(OVERLAPPED, aggregator="zero_redundancy_optimizer", **ADAMW),

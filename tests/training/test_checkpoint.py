@@ -19,6 +19,7 @@ EPOCHS, CUT_AFTER = 4, 2
 CELLS = (
     *("all_reduce", "one_bit", "host_parallel", "all_reduce, overlapped", "one_bit, overlapped"),
     *("all_reduce, sync", "qsgd", "one_bit_flat, overlapped"),
+    *("mxnet_device, overlapped", "mxnet_local, overlapped"),
     *("zero1", "zero2, overlapped", "zero_redundancy_optimizer", "power_sgd_hook", "one_bit_adam"),
 )
 """Those of checkpoint_worker.py."""

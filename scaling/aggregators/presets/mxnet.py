@@ -28,13 +28,19 @@ References: apache/mxnet, src/kvstore/comm.h (`CommDevice`, `CommCPU`), src/kvst
 (`CommDeviceTree`), src/kvstore/gpu_topology.h, python/mxnet/model.py (`_create_kvstore`: where the step is
 taken), src/operator/mxnet_op.h (a build with CUDA has the optimizer's loop on the CPU in one thread).
 
-Differences. MXNet pushes and pulls each tensor as soon as backward has it, and overlaps both with backward.
-`mxnet_device`, `mxnet_tree`: the tensors between the same two ranks travel as one message; the owner's own
-gradient comes first in the sum, MXNet's sum is in the order of the GPUs. `mxnet_tree`: all links count the
-same; update_on_kvstore is set by default, but MXNet's `Reduce` then hands the updater GPU 0's own gradient
-for a tensor that was cut, so that such tensors train correctly there only where each GPU takes the step; ours
-takes it at each slice's root. `mxnet_local`: the CPU begins when all gradients are there; the four threads
-divide blocks of 1 MiB, MXNet's take blocks of 4,096 elements.
+MXNet pushes and pulls each tensor as soon as backward has it, under the rest of the backward pass. So do
+`mxnet_device` and `mxnet_local` with `step: overlapped`, where each tensor has the owner or the site that it
+has among all. With `step: eager` the same comes behind the backward pass.
+
+Differences. Of the tensors that are ready MXNet's engine prefers the first layers', and it begins the next
+forward pass with the parameters that are there; here tensors go one after the other as they become ready, and
+a step ends with all parameters in place. `mxnet_device`, `mxnet_tree`: with `step: eager` the tensors between
+the same two ranks travel as one message; the owner's own gradient comes first in the sum, MXNet's sum is in
+the order of the GPUs. `mxnet_tree`: eager alone; all links count the same; update_on_kvstore is set by
+default, but MXNet's `Reduce` then hands the updater GPU 0's own gradient for a tensor that was cut, so that
+such tensors train correctly there only where each GPU takes the step; ours takes it at each slice's root.
+`mxnet_local`: with `step: eager` the CPU begins when all gradients are there; the four threads divide blocks
+of 1 MiB, MXNet's take blocks of 4,096 elements.
 """
 
 from __future__ import annotations
@@ -44,13 +50,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import final
+from typing import Any, final
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, UpdateSite, unmarked
+from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, UpdateSite, unmarked
 from scaling.aggregators.host import threads
 from scaling.aggregators.prediction import copies_to_ranks, rows_to_host, stepped_on_host
 from scaling.aggregators.presets.host_rows import HostRows
@@ -61,7 +67,8 @@ from scaling.collectives.mxnet_tree import mxnet_tree
 from scaling.collectives.parts import BufferPart, of_parts
 from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.sharded_owners import sharded_owners
+from scaling.collectives.sharded_owners import assign_owners, sharded_owners
+from scaling.collectives.shuffle import shuffle
 from scaling.process_group import Group
 
 TREE_ARRAY_BOUND = 10_000_000  # MXNET_KVSTORE_TREE_ARRAY_BOUND: larger ones take all trees
@@ -82,6 +89,29 @@ class MxnetDevice(Scheduled):
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
         """The exchange over owners."""
         return sharded_owners(world_size, [math.prod(shape) for shape in layout.shapes])
+
+    def ddp_path(self) -> DdpPath:
+        """Tensor by tensor, without DDP."""
+        return "by_tensor"
+
+    def by_tensor(self, layout: BucketLayout, world_size: int) -> list[Aggregator[Any]]:
+        """Each tensor at the owner that it has among all."""
+        owners = assign_owners([math.prod(shape) for shape in layout.shapes], world_size)
+        return [_OwnedTensor(self.transport, self.captured, owner) for owner in owners]
+
+
+@final
+@dataclass(frozen=True)
+class _OwnedTensor(Scheduled):
+    """One tensor of `mxnet_device`, at its owner."""
+
+    name = "mxnet_device"
+    update_site = "owner"
+    owner: int = 0
+
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
+        """All to the owner, which copies to all."""
+        return shuffle(world_size, [self.owner])
 
 
 @final
@@ -131,7 +161,6 @@ class LocalState(AggregatorState):
     mean: Tensor | None
 
 
-@final
 @dataclass(frozen=True)
 class MxnetLocal(Aggregator[LocalState]):
     """MXNet's kvstore "local": the CPU sums and updates; the GPUs update if a tensor is very large.
@@ -142,9 +171,18 @@ class MxnetLocal(Aggregator[LocalState]):
 
     name = "mxnet_local"
     one_host = True
+    overlaps = True
     update_site = "host_serial"
 
     num_threads: PositiveInt = 4
+
+    def ddp_path(self) -> DdpPath:
+        """Tensor by tensor, without DDP."""
+        return "by_tensor"
+
+    def by_tensor(self, layout: BucketLayout, world_size: int) -> list[Aggregator[Any]]:
+        """The largest tensor decides for all where the step is taken."""
+        return [_LocalTensor(self.num_threads, self.site(layout)) for _ in layout.shapes]
 
     def site(self, layout: BucketLayout) -> UpdateSite:
         """On the CPU, or on every rank where a tensor has more than 16 Mi elements."""
@@ -200,6 +238,18 @@ class MxnetLocal(Aggregator[LocalState]):
         if self.site(layout) == "host_serial":
             return [*reduced, *stepped_on_host(n, world_size, num_threads=1)]
         return [*reduced, copies_to_ranks(n, world_size), Update("replica", n)]
+
+
+@final
+@dataclass(frozen=True)
+class _LocalTensor(MxnetLocal):
+    """One tensor of `mxnet_local`, stepped where all are."""
+
+    place: UpdateSite = "host_serial"
+
+    def site(self, layout: BucketLayout) -> UpdateSite:
+        """That of all tensors."""
+        return self.place
 
 
 def sum_in_passes(rows: Sequence[Tensor], out: Tensor) -> None:

@@ -16,6 +16,7 @@ from scaling.study.rank.context import RunContext
 from scaling.study.rank.summary import RankSummary
 from scaling.training.activations import with_checkpointing
 from scaling.training.batch_norm import synchronized
+from scaling.training.by_tensor import ByTensorStep
 from scaling.training.captured import CapturedStep
 from scaling.training.compute import AUTOCAST, Compute
 from scaling.training.ddp import DdpSettings
@@ -107,8 +108,9 @@ def build_step(cell: Cell, context: RunContext) -> TrainingStep:
     if cell.checkpoint_activations:
         module = with_checkpointing(module)
     aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
-    is_layered = aggregator.ddp_path() == "layered"
-    if cell.compile and (cell.step == "eager" or is_layered):
+    path = aggregator.ddp_path()
+    without_ddp = path in ("layered", "by_tensor")
+    if cell.compile and (cell.step == "eager" or without_ddp):
         module.compile()
     chosen = aggregator, settings_of(cell), group
     gradients = gradients_of(cell)
@@ -117,12 +119,15 @@ def build_step(cell: Cell, context: RunContext) -> TrainingStep:
     inputs, targets = (values[: cell.local_batch].to(device) for values in (train.inputs, train.targets))
     captured = cell.step == "captured"
     compute = Compute(AUTOCAST.get(cell.precision or ""), cell.accumulate, captured)
-    if aggregator.ddp_path() == "fully_sharded":
+    if path == "fully_sharded":
         from scaling.training.fully_sharded import FullyShardedStep, ShardedReplica
 
         sharded = ShardedReplica(module, group, loss=loss, compute=compute, **aggregator.parameters())
         return FullyShardedStep(sharded, chosen[1], group, gradients)
-    if cell.step == "overlapped" and not is_layered:
+    if cell.step == "overlapped" and path == "by_tensor":
+        by_tensor = FlatReplica(module, loss, compute, by_tensor=True)
+        return ByTensorStep(by_tensor, *chosen, gradients)
+    if cell.step == "overlapped" and not without_ddp:
         bucket_mb = cell.bucket_mb or UNUSED_BUCKET_MB
         replica = Replica(module, loss, compute)
         ddp = DdpSettings(

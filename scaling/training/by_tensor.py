@@ -1,0 +1,139 @@
+"""A step that pushes and pulls each tensor as soon as its gradient is there, as a key-value store does.
+
+1. Each parameter is a bucket of its own, in buffers of its own, as in the eager step.
+2. When the backward pass has its gradient, its exchange and its update begin: in the order of the gradients,
+   one after the other, on a stream of their own. Where the processor sums or there is no GPU, a thread runs
+   them, which waits for the gradient and for the other ranks; the backward pass goes on meanwhile.
+3. The step ends when all are done. Where the whole mean is to be clipped, the updates come then.
+
+The same sums and updates as in the eager step: only their time is another.
+
+Reference: apache/mxnet, python/mxnet/model.py (`_update_params_on_kvstore`: push and pull of each parameter)
+and src/engine (operations begin when what they read is there).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import HOST_SITES, Aggregator
+from scaling.collectives.side_stream import side_stream
+from scaling.measure.clock import waits_for_queued
+from scaling.measure.phases import UNMARKED, Marks
+from scaling.process_group import Group
+from scaling.training.exchanges import aggregate
+from scaling.training.gradients import AS_THEY_ARE, GradientSettings
+from scaling.training.optimizers import OptimizerSettings
+from scaling.training.replica import FlatReplica, take_passes
+from scaling.training.step import EagerStep
+
+
+class ByTensorStep(EagerStep):
+    """A step on one rank. Collective to make and to call.
+
+    Args:
+        replica: this rank's model, its buffers by tensor.
+        aggregator: of the path "by_tensor".
+        settings: of the optimizer.
+        group: the ranks that train together.
+        gradients: how they are treated; a clipped one is the mean.
+    """
+
+    def __init__(
+        self,
+        replica: FlatReplica,
+        aggregator: Aggregator[Any],
+        settings: OptimizerSettings,
+        group: Group,
+        gradients: GradientSettings = AS_THEY_ARE,
+    ) -> None:
+        super().__init__(replica, aggregator, settings, group, gradients)
+        self._stream = side_stream(replica.trainable[0].device)
+        by_host = aggregator.update_site in HOST_SITES
+        threaded = by_host or self._stream is None
+        self._thread = ThreadPoolExecutor(1, "exchange") if threaded else None
+        self._begun: list[Future[None]] = []
+        self._waiting: set[int] = set()  # tensors whose exchange has not begun
+        self._means: list[Tensor | None] = [None] * len(self._parts)
+        self._marks: Marks = UNMARKED
+        self._is_last = self._has_failed = False
+        ready = weakref.WeakMethod(self._ready)  # a parameter outlives the step
+        for number, parameter in enumerate(replica.trainable):
+            register: Any = parameter.register_post_accumulate_grad_hook
+            register(lambda _, number=number: (call := ready()) and call(number))
+
+    def _aggregators(self, world_size: int) -> list[Aggregator[Any]]:
+        """Of each tensor at its place among all."""
+        return self._aggregator.by_tensor(self.replica.layout, world_size)
+
+    def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
+        """Forward; backward with exchange and update under it; see `Step`."""
+        self._marks = marks
+        self._waiting = set(range(len(self._parts)))
+        loss = take_passes(
+            self.replica, inputs, targets, marks, self.treatment.scaled, around=self._last_only
+        )
+        for number in sorted(self._waiting):  # the loss does not depend on these
+            self._begin(number)
+        begun, self._begun = self._begun, []
+        for exchange in begun:
+            exchange.result()
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        if self.treatment.waits_for_all:
+            with torch.no_grad():
+                self._update_all(self._means, marks.phase)
+        return loss
+
+    @contextmanager
+    def _last_only(self, is_last: bool) -> Iterator[None]:
+        """Gradients are whole behind the last micro-batch's backward pass."""
+        self._is_last = is_last
+        yield
+
+    def _ready(self, number: int) -> None:
+        """The gradient of that tensor is there."""
+        if self._is_last and number in self._waiting:
+            self._begin(number)
+
+    def _begin(self, number: int) -> None:
+        self._waiting.discard(number)
+        if self._thread is not None:
+            wait = waits_for_queued(self._stream) if self._stream is not None else None
+            self._begun.append(self._thread.submit(self._unless_failed, number, wait))
+            return
+        assert self._stream is not None, "without a stream there is a thread"
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._bring_one(number)
+
+    def _unless_failed(self, number: int, wait: Callable[[], None] | None) -> None:
+        """In the thread. After a failure nothing is run: the other ranks still wait for what failed."""
+        if self._has_failed:
+            return
+        try:
+            if wait is not None:
+                wait()
+            self._bring_one(number)
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    @torch.no_grad()
+    def _bring_one(self, number: int) -> None:
+        """The mean of a tensor's gradients, and its update."""
+        part, phase = self._parts[number], self._marks.on_lane("comm")
+        with torch.cuda.stream(self._stream):
+            mean = aggregate(
+                part.aggregator, part.state, part.bucket.gradient, phase, self.record, self._wire
+            )
+            if self.treatment.waits_for_all:
+                self._means[number] = mean
+            else:
+                part.update.apply(mean, phase)
