@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +21,7 @@ from scaling.attach.findings import (
     long_steps_finding,
     other_steps,
 )
-from scaling.attach.inside.arms import ARMS, BUCKETS
+from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS, Arm
 from scaling.attach.loading import batch_making, saved_by_cached_input
 from scaling.attach.measured import Measured, Saved
 from scaling.attach.ranks import MOST_VARIATION, has_larger_batch, shares, slow_rank
@@ -41,14 +42,16 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
     """A few lines: where the time goes, what would change it, and what to try next."""
     if "baseline" not in measured.steps_s:
         return [text_of(_missing(measured, "", "baseline"))]
-    lines = [
-        *map(text_of, _differences(measured)),
-        *map(text_of, _single_runs(measured, traced)),
-        *map(text_of, _few_steps(measured)),
-    ]
+    lines = [*first_lines(measured), *map(text_of, _single_runs(measured, traced))]
+    lines += map(text_of, _few_steps(measured))
     gains = findings(measured, traced)
     following = text_of(gains[0], "advice") if gains else _otherwise(measured)
     return [line for line in [*lines, f"Next: {following}"] if line]
+
+
+def first_lines(measured: Measured) -> list[str]:
+    """What launches that switch arms say."""
+    return list(map(text_of, _differences(measured)))
 
 
 def _said(kind: str, **values: Any) -> Finding:
@@ -69,22 +72,21 @@ def _otherwise(measured: Measured) -> str:
     if _long_steps_seen(measured):
         return text_of(long_steps_finding(measured), "advice")
     both = measured.steps_s["baseline"].keys() & measured.steps_s.get("aa", {}).keys()
-    once, spread, base = measured.saved_once("threads"), measured.spread_ratio, measured.facts["baseline"][0]
+    once, spread, first = measured.saved("threads"), measured.spread_ratio, measured.ranks[0]
     # Ranks share cores, and a run with threads that fit was not slower.
     fits = once is not None and spread is not None and once.ratio >= -spread
-    fitted = measured.facts["threads"][0]["threads"] if fits else None
-    hidden = spread if spread is not None and spread >= LEAST else None
     return text_of(
         _said(
-            "otherwise", is_few=len(both) < 2, hidden=hidden, threads=base["threads"], cores=base["cores"],
-            fitted=fitted, has_loader=measured.has_loader,
+            "otherwise", is_few=len(both) < 2, hidden=spread if (spread or 0.0) >= LEAST else None,
+            threads=first["threads"], cores=first["cores"], has_loader=measured.has_loader,
+            fitted=measured.facts["threads"][0]["threads"] if fits else None,
         )
     )  # fmt: skip
 
 
 def _differences(measured: Measured) -> Iterator[Finding]:
     """The step, where it goes, and what neighbouring blocks differ by."""
-    ranks, by_clock_ratio, more_ratio = measured.facts["baseline"], *measured.marks_ratio
+    ranks, by_clock_ratio, more_ratio = measured.ranks, *measured.marks_ratio
     usual_s, aa = measured.rate_s("baseline"), measured.aa
     is_host_only = ranks[0].get("host_only") and measured.device == "cuda" and len(ranks) > 1
     yield _said(
@@ -103,9 +105,16 @@ def _differences(measured: Measured) -> Iterator[Finding]:
         changed = measured.changed("no_exchange")
         yield _said("exchange", saved=_of(saved), is_other=changed, turns=_turns(measured))
     yield _input(measured)
-    gains = [(arm.said, measured.saved("baseline", name)) for name, arm in ARMS.items() if arm.said]
-    if texts := [f"{said} {saved.change}" for said, saved in gains if saved is not None]:
+    if texts := [f"{said} {saved.change}" for arm, said, saved in _gains(measured) if arm.when != PROCESS]:
         yield _said("others", texts=texts)
+
+
+def _gains(measured: Measured) -> Iterator[tuple[Arm, str, Saved]]:
+    """Of arms that have no line of their own."""
+    for name, arm in ARMS.items():
+        if arm.said and (saved := measured.saved(name)) is not None:
+            known = {"usual": measured.ranks[0], "own": measured.facts[name][0]}
+            yield arm, arm.said.format_map({key: defaultdict(str, of) for key, of in known.items()}), saved
 
 
 def _where(measured: Measured) -> Finding:
@@ -135,7 +144,7 @@ def _slow(measured: Measured) -> Finding:
         return _said("other_step", what="Slow rank")
     slow = slow_rank(measured)
     return _said(
-        "slow", are_bound=measured.facts["no_exchange"][0].get("exchanges_used"),
+        "slow", are_bound=measured.alone[0].get("exchanges_used"),
         is_compared=measured.spread_ratio is not None and len(measured.own_s[measured.own_arm]) > 1,
         slow=slow and {**asdict(slow), "name": slow.name, "has_larger_batch": has_larger_batch(slow)},
     )  # fmt: skip
@@ -144,7 +153,7 @@ def _slow(measured: Measured) -> Finding:
 def _turns(measured: Measured) -> float | None:
     """How long a step waits for whichever rank is last in it; that is no exchange."""
     uneven_s = measured.uneven_s.get(measured.own_arm, {})
-    ratios = [seconds / measured.step_s("baseline") for seconds in uneven_s.values()]
+    ratios = [seconds / measured.usual_s for seconds in uneven_s.values()]
     if measured.spread_ratio is None or len(ratios) < 2 or min(ratios) <= measured.spread_ratio:
         return None
     return float(np.median(ratios))
@@ -154,25 +163,21 @@ def _input(measured: Measured) -> Finding:
     saved, made = saved_by_cached_input(measured), batch_making(measured)
     if saved is None and "cached_input" not in measured.steps_s:
         return _missing(measured, "With cached input", "cached_input")
-    workers = measured.facts.get("no_exchange", [{}])[0].get("loader_workers", 0)
-    making = made and {**asdict(made), "is_queued": made.is_queued, "workers": workers}
+    workers = [rank.get("loader_workers", 0) for rank in measured.alone]
+    making = made and {**asdict(made), "is_queued": made.is_queued, "workers": workers[0]}
     return _said("input", saved=saved and _of(saved), made=making)
 
 
 def _single_runs(measured: Measured, traced: Traced | None) -> Iterator[Finding]:
     yield from _buckets(measured)
-    base = measured.facts["baseline"][0]
-    if (saved := measured.saved_once("threads")) is not None:
-        fitted = measured.facts["threads"][0]["threads"]
-        what = f"With {fitted} instead of {base['threads']} threads a rank"
-        yield _said("setting", what=what, saved=_of(saved))
-    if (saved := measured.saved_once("no_debugging")) is not None:
-        yield _said("setting", what=f"Without {' and '.join(base['debugging'])}", saved=_of(saved))
+    for arm, said, saved in _gains(measured):
+        if arm.when == PROCESS:
+            yield _said("setting", what=said[0].upper() + said[1:], saved=_of(saved))
     yield _efficiency(measured)
     if traced is not None:
         yield _said(
             "trace", **asdict(traced), waiting_s=traced.nccl_s - traced.moving_s,
-            slowed=traced.step_s / measured.step_s("baseline") - 1, idle=idle_ratio(measured, traced),
+            slowed=traced.step_s / measured.usual_s - 1, idle=idle_ratio(measured, traced),
         )  # fmt: skip
     elif "trace" in measured.reasons and measured.device == "cuda":
         yield _missing(measured, "Trace", "trace")
@@ -182,7 +187,7 @@ def _buckets(measured: Measured) -> Iterator[Finding]:
     runs, arm = bucket_runs(measured), next((arm for arm in BUCKETS if arm in measured.reasons), None)
     if runs:
         yield _said(
-            "buckets", count=len(measured.facts["baseline"][0].get("bucket_bytes") or []),
+            "buckets", count=len(measured.ranks[0].get("bucket_bytes") or []),
             runs=[(name.partition("_")[2], -saved.ratio) for name, saved in runs],
             has_best=best_buckets(measured) is not None,
             is_once=not any(saved.is_compared for _, saved in runs),
@@ -198,7 +203,7 @@ def _efficiency(measured: Measured) -> Finding:
         return _missing(measured, "Efficiency against one worker", "one_worker")
     if measured.variation["one_worker"] > MOST_VARIATION:
         return _said("uneven_steps", what="Efficiency against one worker")
-    world_size = len(measured.facts["baseline"])
+    world_size = len(measured.ranks)
     alone, usual = (measured.signatures[arm][0] for arm in ("one_worker", "baseline"))
     single, several = (measured.mean_elements(arm)[0] for arm in ("one_worker", "baseline"))
     is_seen = bool(single and several)

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from scaling.attach.inside.arms import ARMS, PROCESS
+from scaling.attach.inside.arms import ALL, ARMS
 
 _WORKERS = {
     "torchrun": (r"--nproc[-_]per[-_]node", r"--nnodes"),
@@ -27,8 +27,13 @@ _OF_NODE = r"--node[-_]rank|--machine[-_]rank"
 
 
 def switchable(arms: Sequence[str]) -> list[str]:
-    """Those that can be switched within one process."""
-    return [arm for arm in arms if ARMS[arm].when != PROCESS]
+    """Those that can be switched within one process: none that is excluded by one before it."""
+    chosen: list[str] = []
+    for arm in arms:
+        excluded_by = ARMS[arm].excluded_by
+        if excluded_by != ALL and not set(excluded_by) & set(chosen):
+            chosen.append(arm)
+    return chosen
 
 
 def apart(arms: Sequence[str], launch: int, seed: int) -> list[str]:

@@ -40,7 +40,7 @@ class Rare:
 
 def rare(measured: Measured) -> list[Rare]:
     """Evaluations and saves of the last launch that switched arms."""
-    ranks = measured.facts["baseline"]
+    ranks = measured.ranks
     found = []
     for kind in ("evaluation", "save"):
         took = [_spans(rank, kind) for rank in ranks]
@@ -85,7 +85,7 @@ def _seen(ranks: Sequence[dict[str, Any]], kind: str, *, in_warmup: bool = False
 
 def horizon(measured: Measured) -> dict[str, Any]:
     """How much was seen in a launch, and the mean step with all of it."""
-    ranks, means_s = measured.facts["baseline"], [*measured.means_s.get("clock", {}).values()]
+    ranks, means_s = measured.ranks, [*measured.means_s.get("clock", {}).values()]
     return {
         "steps": len(_marks(ranks[0])) - 1,
         "evaluations": _seen(ranks, "evaluation"),
@@ -102,14 +102,14 @@ def horizon(measured: Measured) -> dict[str, Any]:
 
 def same_samples(measured: Measured) -> bool:
     """Whether every rank draws the same batches, by digests of the first ones."""
-    digests = [rank.get("digests", []) for rank in measured.facts["baseline"]]
+    digests = [rank.get("digests", []) for rank in measured.ranks]
     first = digests[0]
     return len(digests) > 1 and len(set(first)) >= LEAST_SAME and all(own == first for own in digests)
 
 
 def exchanges_nothing(measured: Measured) -> bool:
     """Whether several ranks have no DDP model, and pass fewer numbers by own collectives than it has."""
-    ranks = measured.facts["baseline"]
+    ranks = measured.ranks
     return len(ranks) > 1 and all(
         rank.get("without_ddp") and rank.get("passed", 0) < rank.get("num_parameters", 1) for rank in ranks
     )
@@ -117,7 +117,7 @@ def exchanges_nothing(measured: Measured) -> bool:
 
 def without_no_sync(measured: Measured) -> bool:
     """Whether each of a step's backward passes exchanges all gradients, though one would do."""
-    first, (backward, _, _, updates, *_) = measured.facts["baseline"][0], measured.signatures["baseline"]
+    first, (backward, _, _, updates, *_) = measured.ranks[0], measured.signatures["baseline"]
     # A closure that an optimizer evaluates several times needs each exchange; of several models each pass may
     # exchange its own.
     has_closure = measured.facts.get("no_exchange", [{}])[0].get("has_closure")
@@ -147,8 +147,8 @@ def reduces_a_step(ranks: Sequence[dict[str, Any]]) -> float:
 
 def settings(measured: Measured) -> dict[str, Any]:
     """Settings that cost time, as they are in the processes."""
-    first, on_gpu = measured.facts["baseline"][0], measured.device == "cuda"
-    lengths = {rank.get("unshared_samples") for rank in measured.facts["baseline"]}
+    first, on_gpu = measured.ranks[0], measured.device == "cuda"
+    lengths = {rank.get("unshared_samples") for rank in measured.ranks}
     is_slow_input = on_gpu and first.get("batches") and not first.get("draws_in_thread")
     return {
         "same_samples": same_samples(measured),
@@ -156,7 +156,7 @@ def settings(measured: Measured) -> dict[str, Any]:
         "all_used": first.get("find_unused") and first.get("all_used"),
         "calls": reduces_a_step([first]),
         "passes": measured.signatures["baseline"][0] if without_no_sync(measured) else None,
-        "crowded": crowded(measured.facts["baseline"]),
+        "crowded": crowded(measured.ranks),
         "steps_are_backward": first.get("steps_are_backward"),
         "float32_products": on_gpu and first.get("float32_products"),
         "not_pinned": is_slow_input and not first.get("pin_memory"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from scaling.analysis.findings import Finding
 from scaling.attach.facts import exchanges_nothing, rare, reduces_a_step, same_samples, without_no_sync
-from scaling.attach.inside.arms import BUCKETS
+from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS
 from scaling.attach.loading import batch_making, loader_starts, saved_by_cached_input
 from scaling.attach.measured import Measured, Saved
 from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
@@ -31,8 +31,8 @@ OFTEN_STEPS = 1.5
 CAUSES = ("not_exchanged", "no_sampler", "saves", "evaluation")
 """Findings that name what is done: before phases of which only the time is known."""
 
-SETTINGS = ("threads", "no_debugging", "plain_all_reduce")
-"""Arms that run once, and again where they were faster, each for itself."""
+FACTS = ("threads", "cores", "debugging", "script_hook")
+"""What the advice of an arm's finding is given of the ranks without it and with it."""
 
 MOSTLY_INPUT = 0.4
 """Of what long steps add: so much in their input is said."""
@@ -58,7 +58,7 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Finding]:
         *_of_slow_ranks(measured, slow, spread),
         *_of_input(measured, slow),
         *_of_exchange(measured),
-        *_of_settings(measured),
+        *_of_arms(measured),
         *_of_cores(measured),
         *_of_phases(measured),
         *_of_other_steps(measured, spread),
@@ -74,7 +74,9 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Finding]:
         ratio, is_exchange = one.values["ratio"], one.kind == "exchange"
         return one.kind not in CAUSES, -min(ratio, most) if is_exchange else -ratio, is_exchange
 
-    return sorted(claimed, key=place)
+    claimed.sort(key=place)
+    first = {found.kind: found for found in reversed(claimed)}  # phases and an arm may say the same
+    return [found for found in claimed if first[found.kind] is found]
 
 
 def _claimed(candidates: Sequence[Finding], spread: float) -> list[Finding]:
@@ -94,7 +96,7 @@ def _of_slow_ranks(measured: Measured, slow: SlowRank | None, spread: float) -> 
     sizes, uneven_s = batch_elements(measured), measured.uneven_s.get(measured.own_arm, {})
     if len(uneven_s) < 2:
         return
-    ratios = [seconds / measured.step_s("baseline") for seconds in uneven_s.values()]
+    ratios = [seconds / measured.usual_s for seconds in uneven_s.values()]
     ratio = float(np.median(ratios))
     if slow is not None and slow.longer_ratio >= ratio:
         return  # else it was slow in these launches by its draw of batches
@@ -109,11 +111,8 @@ def _of_exchange(measured: Measured) -> Iterator[Finding]:
 
     The hook that leaves the exchange out is called for each bucket too: it hides what tiny ones cost.
     """
-    best, saved, others = best_buckets(measured), measured.exchange, 0.0
-    hook, plain = (measured.facts["baseline"][0].get("script_hook"), measured.saved_once("plain_all_reduce"))
-    if hook is not None and plain is not None and plain.is_certain and plain.ratio >= LEAST:
-        others += plain.ratio  # it takes longer than plain all-reduce
-        yield _found("hook", plain.ratio, hook=hook)
+    best, saved, hook = best_buckets(measured), measured.exchange, measured.saved("plain_all_reduce")
+    others = hook.ratio if hook is not None and hook.is_certain and hook.ratio >= LEAST else 0.0
     if best is not None:
         others += best[1]
         yield _found("buckets", best[1], arm=best[0], size=best[0].partition("_")[2])
@@ -122,7 +121,11 @@ def _of_exchange(measured: Measured) -> Iterator[Finding]:
 
 
 def _fewer_bytes(measured: Measured) -> dict[str, Any]:
-    facts, (backward, _, _, updates, *_) = measured.facts["baseline"][0], measured.signatures["baseline"]
+    facts, (backward, _, _, updates, *_) = measured.ranks[0], measured.signatures["baseline"]
+    tried = [
+        (arm.said, saved) for name, arm in ARMS.items() if arm.is_smaller and (saved := measured.saved(name))
+    ]
+    smaller = max(tried, key=lambda one: one[1].ratio, default=None)
     buffers_mb, gradients_mb = facts.get("buffer_bytes", 0) / 1e6, sum(facts.get("bucket_bytes") or []) / 1e6
     return {
         "passes": backward,
@@ -132,14 +135,15 @@ def _fewer_bytes(measured: Measured) -> dict[str, Any]:
         "gradients_mb": gradients_mb,
         "option": facts.get("buffers_option", "broadcast_buffers"),
         "accumulates": backward > updates,
-        "has_hook": "script_hook" in facts,
+        "smaller": smaller and (smaller[0], smaller[1].change),
+        "has_hook": "script_hook" in facts or (smaller is not None and smaller[1].ratio < LEAST / 2),
     }
 
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
     """Arms with other buckets than the baseline's, and what each saves."""
-    usual = measured.facts["baseline"][0].get("bucket_bytes")
-    runs = [(arm, measured.saved_once(arm)) for arm in BUCKETS]
+    usual = measured.ranks[0].get("bucket_bytes")
+    runs = [(arm, measured.saved(arm)) for arm in BUCKETS]
     return [
         (arm, saved)
         for arm, saved in runs
@@ -153,13 +157,18 @@ def best_buckets(measured: Measured) -> tuple[str, float] | None:
     return max(sure, key=lambda run: run[1], default=None)
 
 
-def to_confirm(measured: Measured) -> list[str]:
-    """Arms that ran once and were so much faster that another run is worth its time."""
-    runs = bucket_runs(measured)
-    runs += [(arm, saved) for arm in SETTINGS if (saved := measured.saved_once(arm)) is not None]
-    runs = [(arm, saved) for arm, saved in runs if saved.ratio >= LEAST and len(measured.steps_s[arm]) == 1]
-    best = max((run for run in runs if run[0] in BUCKETS), key=lambda run: run[1].ratio, default=("", None))
-    return [arm for arm, _ in runs if arm in SETTINGS or arm == best[0]]
+def to_confirm(measured: Measured, *, is_switched: bool = False) -> list[str]:
+    """Arms that ran once and were so much faster that another run is worth its time; of buckets the best."""
+    runs = dict(bucket_runs(measured)) if not is_switched else {}
+    runs = dict([max(runs.items(), key=lambda run: run[1].ratio)]) if runs else {}
+    for name, arm in ARMS.items():
+        if (
+            arm.finding
+            and (arm.when != PROCESS) == is_switched
+            and (saved := measured.saved(name)) is not None
+        ):
+            runs[name] = saved
+    return [arm for arm, saved in runs.items() if saved.ratio >= LEAST and len(measured.steps_s[arm]) == 1]
 
 
 def _of_input(measured: Measured, slow: SlowRank | None) -> Iterator[Finding]:
@@ -178,18 +187,19 @@ def _of_input(measured: Measured, slow: SlowRank | None) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _of_settings(measured: Measured) -> Iterator[Finding]:
-    base = measured.facts["baseline"][0]
-    threads, debugging = measured.saved_once("threads"), measured.saved_once("no_debugging")
-    if threads is not None and threads.is_certain:
-        fitted = measured.facts["threads"][0]["threads"]
-        yield _found("threads", threads.ratio, threads=base["threads"], cores=base["cores"], fitted=fitted)
-    if debugging is not None and debugging.is_certain:
-        yield _found("debugging", debugging.ratio, names=base["debugging"])
+def _of_arms(measured: Measured) -> Iterator[Finding]:
+    """Of those whose row names a finding."""
+    for name, arm in ARMS.items():
+        saved = measured.saved(name) if arm.finding else None
+        if saved is not None and saved.is_certain:
+            without, own = (
+                {key: ranks[0].get(key) for key in FACTS} for ranks in (measured.ranks, measured.facts[name])
+            )
+            yield _found(arm.finding, saved.ratio, usual=without, own=own)
 
 
 def _of_cores(measured: Measured) -> Iterator[Finding]:
-    ranks = measured.facts["baseline"] if measured.device == "cpu" else []
+    ranks = measured.ranks if measured.device == "cpu" else []
     # Of the waiting for a batch, or for other ranks, nothing is saved.
     computes = min((1 - parts["input"] - parts["exchange"] for parts in _parts(measured)), default=1.0)
     for host in sorted({rank.get("host", "") for rank in ranks}):
@@ -250,7 +260,7 @@ def _of_other_steps(measured: Measured, spread: float) -> Iterator[Finding]:
 
 def _of_work(measured: Measured) -> Iterator[Finding]:
     """Ranks that do one another's work, and what is done in every step."""
-    world_size = len(measured.facts["baseline"])
+    world_size = len(measured.ranks)
     for kind, is_so in (("not_exchanged", exchanges_nothing), ("no_sampler", same_samples)):
         if is_so(measured):
             yield _found(kind, 1 - 1 / world_size, world_size=world_size)
@@ -270,7 +280,7 @@ def long_steps_finding(measured: Measured) -> Finding:
 
 def idle_ratio(measured: Measured, traced: Traced) -> float:
     """Of a baseline's step, in which there is no profiler."""
-    return max(0.0, 1 - traced.busy_s / measured.step_s("baseline"))
+    return max(0.0, 1 - traced.busy_s / measured.usual_s)
 
 
 def _of_trace(measured: Measured, traced: Traced | None, waits_ratio: float) -> list[Finding]:

@@ -84,12 +84,14 @@ class Blocks:
         seed: of their orders.
         budget_s: seconds of rounds, after which no further one but one begins.
         is_enough: asked with the ranks' records after each round.
+        until_epoch: none of both ends them before an epoch has ended.
     """
 
     arms: tuple[str, ...]
     seed: int
     budget_s: float
     is_enough: Callable[[Run], bool]
+    until_epoch: bool = False
 
 
 def run_arm(
@@ -129,7 +131,8 @@ def run_arm(
     arms = blocks.arms if blocks else (arm,)
     wanted = {"out": str(out.resolve()), "arm": arm, "arms": arms, "warmup": warmup, "steps": steps}
     wanted |= {"deadline_s": deadline_s, "began_s": began_s or time.time()}
-    wanted |= {"seed": blocks.seed, "budget_s": blocks.budget_s} if blocks else {}
+    if blocks:
+        wanted |= {"seed": blocks.seed, "budget_s": blocks.budget_s, "until_epoch": blocks.until_epoch}
     unfinished = out / ".order.json"
     unfinished.write_text(json.dumps(wanted))
     unfinished.rename(out / "order.json")  # others that join read it
@@ -297,8 +300,8 @@ def _why_not(
     row = row_of(arm)
     if row.is_alone and len(ranks) > 1:
         return f"with one worker asked for it still starts {len(ranks)}"
-    if row.without and (on := ranks[0].get(row.without)):
-        return f"the script switches {' and '.join(on)} on again"
+    if row.at_start and (on := ranks[0].get(row.without)):
+        return f"the script switches {on} on again"
     if row.is_cached and not any(rank.get("has_cached_input") for rank in ranks):
         return "the script draws its batches from no torch DataLoader"
     if not row.is_traced:

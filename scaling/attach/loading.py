@@ -41,7 +41,7 @@ class BatchMaking:
 
 def batch_making(measured: Measured) -> BatchMaking | None:
     """Over all ranks and batches; None if not seen."""
-    fetches = [fetch for rank in measured.facts.get("no_exchange", []) for fetch in rank.get("fetches", [])]
+    fetches = [fetch for rank in measured.alone for fetch in rank.get("fetches", [])]
     if not fetches:
         return None
     wall_s, cpu_s, queued_s = (sum(column) for column in zip(*fetches, strict=True))
@@ -56,7 +56,7 @@ def saved_by_cached_input(measured: Measured) -> Saved | None:
     usual, cached = (measured.mean_elements(arm) for arm in ("baseline", "cached_input"))
     if usual and any(abs(b / a - 1) > SAME_SIZE for a, b in zip(usual, cached, strict=True) if a):
         return None
-    return measured.saved("baseline", "cached_input")
+    return measured.saved("cached_input")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LoaderStarts:
 
 def loader_starts(measured: Measured) -> LoaderStarts:
     """In the run without exchange; none where it was not measured."""
-    ranks = measured.facts.get("no_exchange", [])
+    ranks = measured.alone
     if not ranks:
         return LoaderStarts(0, 0, 0, False)
     rank = min(ranks, key=lambda rank: int(rank.get("iterators", 0)))

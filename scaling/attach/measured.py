@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import trim_mean
 
-from scaling.attach.inside.arms import ARMS, row_of
+from scaling.analysis.decisions import Difference
+from scaling.attach.inside.arms import ARMS, PROCESS, row_of
 from scaling.attach.launch import Run
 from scaling.attach.marks import (
     LongSteps,
@@ -61,13 +62,13 @@ class Saved:
 
     Attributes:
         ratio: of the step's time, from the mean over rounds of the logarithms of neighbouring blocks.
-        is_certain: above 0 by the interval, and more than the A/A spread in every launch, of which there are
-            several.
+        is_certain: shorter by the interval, and by more than the A/A spread in each of several launches.
         is_compared: there are several, and an A/A spread.
         half: of the 95% t interval over rounds, of a step; not less than half of what launches differ by.
             None of fewer than three rounds.
         rounds: how many.
         launches: the ratio in each.
+        disagrees: launches, by more than rounds within them explain.
     """
 
     ratio: float
@@ -76,13 +77,7 @@ class Saved:
     half: float | None = None
     rounds: int = 0
     launches: tuple[float, ...] = ()
-    half_in_launches: float | None = None
-
-    @property
-    def disagrees(self) -> bool:
-        apart = max(self.launches, default=0.0) - min(self.launches, default=0.0)
-        within = self.half_in_launches or 0.0
-        return len(self.launches) > 1 and apart > max(2 * within, AGREE)
+    disagrees: bool = False
 
     @property
     def text(self) -> str:
@@ -204,81 +199,95 @@ class Measured:
                 self.uneven_s.setdefault(arm, {})[2 * launch + half] = float(uneven_s)
 
     @property
+    def ranks(self) -> list[dict[str, Any]]:
+        """Each rank's record of the script as it is; `alone`: without exchange, if it was measured."""
+        return self.facts["baseline"]
+
+    @property
+    def alone(self) -> list[dict[str, Any]]:
+        return self.facts.get("no_exchange", [])
+
+    @property
+    def usual_s(self) -> float:
+        """The median step of the script as it is."""
+        return self.step_s("baseline")
+
+    @property
     def marks_ratio(self) -> tuple[float, float | None]:
         """What marks cost of a step by their own clock; and how much longer a hooked step is.
 
         The second is against the clock's; None where that was not measured.
         """
-        by_clock_s = max(
-            rank.get("own_s", 0.0) / max(len(min(rank["step_s"], key=len)), 1)
-            for rank in self.facts["baseline"]
-        )
+        own_s = [rank.get("own_s", 0.0) / max(len(min(rank["step_s"], key=len)), 1) for rank in self.ranks]
         step_s = self.rate_s("baseline")
-        return by_clock_s / step_s, step_s / self.rate_s("clock") - 1 if "clock" in self.rates_s else None
+        return max(own_s) / step_s, step_s / self.rate_s("clock") - 1 if "clock" in self.rates_s else None
 
     @property
     def device(self) -> str:
-        return str(self.facts["baseline"][0]["device"]) if "baseline" in self.facts else "cpu"
-
-    def slowest_s(self, arm: str) -> dict[int, float]:
-        return {launch: max(ranks) for launch, ranks in self.steps_s.get(arm, {}).items()}
+        return str(self.ranks[0]["device"]) if "baseline" in self.facts else "cpu"
 
     def step_s(self, arm: str) -> float:
-        """The median of its launches."""
-        return float(np.median(list(self.slowest_s(arm).values())))
+        """Of the slowest rank, the median of its launches."""
+        return float(np.median([max(ranks) for ranks in self.steps_s[arm].values()]))
 
     def rate_s(self, arm: str) -> float:
         """Wall clock over steps, the mean of its launches on the log scale."""
         return math.exp(float(np.mean(np.log(list(self.rates_s[arm].values())))))
 
     @property
-    def spread_ratio(self) -> float | None:
-        """The largest relative difference of a baseline and its repetition in a launch; None without one."""
-        return max(map(abs, self.aa.launches)) if self.aa is not None else None
-
-    @property
     def aa(self) -> Saved | None:
         """The difference for no reason."""
-        return self._saved("baseline", "aa", self.rounds, None)
+        return self._saved("aa", self.rounds, None)
 
-    def saved(self, reference: str, arm: str) -> Saved | None:
-        """How much shorter a step is; None where either was not measured."""
-        return self._saved(reference, arm, self.rounds, self.spread_ratio)
+    @property
+    def spread_ratio(self) -> float | None:
+        """The largest relative difference of a baseline and its repetition in a launch; None without one."""
+        return max(map(abs, aa.launches)) if (aa := self.aa) is not None else None
 
     @property
     def exchange(self) -> Saved | None:
-        """How much shorter a step is without exchange, where all still wait for the last rank in it."""
-        return self._saved("baseline", "no_exchange", self.rounds_together, self.spread_ratio)
+        return self.saved("no_exchange")
+
+    def saved(self, arm: str) -> Saved | None:
+        """How much shorter a step is with an arm; None where it was not measured.
+
+        Without exchange all still wait for the last rank in each step.
+        """
+        if ARMS[arm].when == PROCESS:
+            return self._saved_apart(arm)
+        values = self.rounds if ARMS[arm].exchanges else self.rounds_together
+        return self._saved(arm, values, self.spread_ratio)
 
     def _saved(
-        self, reference: str, arm: str, values: Mapping[str, Mapping[Key, float]], floor: float | None
+        self, arm: str, values: Mapping[str, Mapping[Key, float]], floor: float | None
     ) -> Saved | None:
-        before, after = self.rounds.get(reference, {}), values.get(arm, {})
+        before, after = self.rounds.get("baseline", {}), values.get(arm, {})
         both = sorted(before.keys() & after.keys())
         if not both:
             return None
-        logs = {key: math.log(after[key] / before[key]) for key in both}
-        by_launch: dict[int, list[float]] = {}
-        for (launch, _), value in logs.items():
-            by_launch.setdefault(launch, []).append(value)
-        means = {launch: float(np.mean(own)) for launch, own in by_launch.items()}
-        mean = float(np.mean(list(logs.values())))
-        ratio, gains = 1 - math.exp(mean), tuple(1 - math.exp(value) for value in means.values())
-        inside = np.array([value - means[launch] for (launch, _), value in logs.items()])
-        half_inside = half_width(inside, len(means)) if len(inside) > len(means) else None
-        half = half_width(np.array(list(logs.values()))) if len(logs) > 2 else None
+        logs = np.array([math.log(before[key] / after[key]) for key in both])
+        launches = np.array([launch for launch, _ in both])
+        means = {launch: float(logs[launches == launch].mean()) for launch in dict.fromkeys(launches)}
+        gains = tuple(1 - math.exp(-mean) for mean in means.values())
+        apart = max(gains) - min(gains)
+        error = float(logs.std(ddof=1)) / len(logs) ** 0.5 if len(logs) > 2 else None
+        difference = Difference(float(logs.mean()), error, len(logs) - 1)
+        half, within = difference.half_width(), 0.0
         if half is not None:
-            half = max(half, (max(gains) - min(gains)) / 2)
-        is_above = floor is not None and len(gains) > 1 and min(gains) > floor
-        is_certain = is_above and (half is None or ratio - half > 0)
-        is_compared = floor is not None and len(gains) > 1
-        return Saved(ratio, is_certain, is_compared, half, len(logs), gains, half_inside)
+            half = max(half, apart / 2)
+        if len(logs) > len(means):
+            within = half_width(logs - [means[launch] for launch in launches], len(means))
+        is_compared, ratio = floor is not None and len(gains) > 1, 1 - math.exp(-difference.log_ratio)
+        is_above = is_compared and min(gains) > (floor or 0.0)
+        return Saved(
+            ratio, is_above and (half is None or ratio > half), is_compared, half, len(logs), gains,
+            disagrees=len(gains) > 1 and apart > max(2 * within, AGREE),
+        )  # fmt: skip
 
-    def saved_once(self, arm: str) -> Saved | None:
-        """How much shorter a step is than that of unchanged runs; None where it was not measured.
+    def _saved_apart(self, arm: str) -> Saved | None:
+        """Of an arm in a process of its own: compared with the clock, which has no hook either.
 
-        An arm in a process of its own is compared with the clock, which has no hook either. It is certain
-        where each of several runs is faster than all unchanged ones by more than the A/A spread.
+        It is certain where each of several runs is faster than all unchanged ones, by more than the spread.
         """
         if arm not in self.rates_s:
             return None
@@ -292,11 +301,8 @@ class Measured:
 
     def mean_elements(self, arm: str) -> list[float]:
         """Of each rank, the mean elements of its batches; 0 where none was seen."""
-        name = (
-            "cached_batches"
-            if ARMS[arm].is_cached and len(self.facts[arm][0].get("arms", ())) > 1
-            else "batches"
-        )
+        is_switched = len(self.facts[arm][0].get("arms", ())) > 1
+        name = "cached_batches" if ARMS[arm].is_cached and is_switched else "batches"
         drawn = [[size for _, size in rank[name]] for rank in self.facts[arm]]
         return [float(np.mean(sizes)) if sizes else 0.0 for sizes in drawn]
 
@@ -340,7 +346,7 @@ class Measured:
 
     @property
     def has_loader(self) -> bool:
-        return any(rank["batches"] for rank in self.facts["baseline"])
+        return any(rank["batches"] for rank in self.ranks)
 
     @property
     def phase_words(self) -> list[tuple[str, str]]:

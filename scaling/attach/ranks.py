@@ -72,7 +72,7 @@ def slow_rank(measured: Measured) -> SlowRank | None:
         return None
     if measured.changed(measured.own_arm):
         return None
-    base_s, least = measured.step_s("baseline"), max(spread, LEAST_SLOWER)
+    base_s, least = measured.usual_s, max(spread, LEAST_SLOWER)
     group, longer_s = _longer(list(launches.values()))
     if min(longer_s, default=0.0) <= least * base_s:
         return _slow_in_a_phase(measured, least * base_s)
@@ -110,7 +110,7 @@ def _slow_in_a_phase(measured: Measured, least_s: float) -> SlowRank | None:
     if not found:
         return None
     seconds, group, word = max(found)
-    return SlowRank(group, seconds / measured.step_s("baseline"), word, *_batch_ratio(measured, group))
+    return SlowRank(group, seconds / measured.usual_s, word, *_batch_ratio(measured, group))
 
 
 def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> str:
@@ -139,7 +139,7 @@ def _above_gap(ranks: Sequence[float]) -> tuple[int, ...]:
 
 def batch_elements(measured: Measured) -> np.ndarray[Any, Any] | None:
     """Elements of each rank's batches, [rank][batch]; None where they were not seen."""
-    drawn = [[size for _, size in rank["batches"]] for rank in measured.facts.get("no_exchange", [])]
+    drawn = [[size for _, size in rank["batches"]] for rank in measured.alone]
     shortest = min(map(len, drawn), default=0)
     if not shortest:
         return None

@@ -36,18 +36,23 @@ def _no_gain(_: Arm, measured: Measured) -> str | None:
 
 def _no_own_hook(_: Arm, measured: Measured) -> str | None:
     """the script has no communication hook of its own"""
-    has_hook = measured.facts["baseline"][0].get("script_hook")
+    has_hook = measured.ranks[0].get("script_hook")
     return None if has_hook else "the script has no communication hook of its own"
 
 
 def _is_without(arm: Arm, measured: Measured) -> str | None:
     """none of it is on"""
-    return None if measured.facts["baseline"][0].get(arm.without) else f"no {arm.without} is on"
+    return None if measured.ranks[0].get(arm.without) else f"no {arm.without} is on"
+
+
+def _is_apart(_: Arm, measured: Measured) -> str | None:
+    """arms are not switched"""
+    return "arms are not switched" if measured.apart is not None else None
 
 
 def _threads_fit(_: Arm, measured: Measured) -> str | None:
     """threads have cores of their own"""
-    places = [{"affinity": list(range(rank["cores"])), **rank} for rank in measured.facts["baseline"]]
+    places = [{"affinity": list(range(rank["cores"])), **rank} for rank in measured.ranks]
     if all(rank["threads"] <= threads_that_fit(rank, places) for rank in places):
         return "the ranks' threads have cores of their own"
     return None
@@ -55,7 +60,7 @@ def _threads_fit(_: Arm, measured: Measured) -> str | None:
 
 def _no_collectives(_: Arm, measured: Measured) -> str | None:
     """there are none, or leaving them out would leave results without a value"""
-    ranks = measured.facts["baseline"]
+    ranks = measured.ranks
     called = ranks[0].get("collectives", {})
     often = [name for name, count in called.items() if 4 * count >= len(min(ranks[0]["step_s"], key=len))]
     if not often:
@@ -66,7 +71,7 @@ def _no_collectives(_: Arm, measured: Measured) -> str | None:
 
 def _one_bucket(arm: Arm, measured: Measured) -> str | None:
     """all gradients are in one bucket, or a step without any exchange is hardly shorter"""
-    sizes, saved = measured.facts["baseline"][0]["bucket_bytes"], measured.exchange
+    sizes, saved = measured.ranks[0]["bucket_bytes"], measured.exchange
     is_one = len(sizes) < 2 and sum(sizes) <= (arm.bucket_mb or 0.0) * 2**20  # with this arm's size too
     smaller = [measured.facts[name] for name in BUCKETS[: BUCKETS.index(arm.name)] if name in measured.facts]
     if is_one or any(len(ranks[0]["bucket_bytes"]) < 2 for ranks in smaller):
@@ -82,8 +87,8 @@ def _no_input(_: Arm, measured: Measured) -> str | None:
     if not measured.has_loader:
         return "the script draws its batches from no torch DataLoader"
     parts = [seconds["input"] / max(sum(seconds.values()), 1e-9) for seconds in shares(measured)]
-    workers = [rank.get("loader_workers", 0) for rank in measured.facts.get("no_exchange", [])]
-    is_ahead = any(rank.get("draws_in_thread") for rank in measured.facts["baseline"])
+    workers = [rank.get("loader_workers", 0) for rank in measured.alone]
+    is_ahead = any(rank.get("draws_in_thread") for rank in measured.ranks)
     if not parts or any(workers) or is_ahead or max(parts) > LEAST / 2:
         return None
     return f"drawing a batch takes {max(parts):.1%} of a step, and no loader workers run in the background"
@@ -92,7 +97,8 @@ def _no_input(_: Arm, measured: Measured) -> str | None:
 RULES: dict[str, Callable[[Arm, Measured], str | None]] = {
     rule.__name__[1:]: rule
     for rule in (
-        _no_gpu, _no_gain, _no_own_hook, _is_without, _threads_fit, _no_collectives, _one_bucket, _no_input,
+        _no_gpu, _no_gain, _no_own_hook, _is_without, _is_apart, _threads_fit, _no_collectives,
+        _one_bucket, _no_input,
     )
 }  # fmt: skip
 """What a row names."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scaling.attach.answer import answer
+from scaling.attach.answer import answer, first_lines
 from scaling.attach.arms import apart, switchable
 from scaling.attach.files import files_below, say_files
 from scaling.attach.findings import findings, to_confirm
@@ -57,6 +57,7 @@ class Plan:
         launches: in which arms are switched; one more where they disagree.
         deadline_s: of each launch.
         budget_s: of the rounds of a launch.
+        until_epoch: they go on until an epoch has ended, or the deadline.
         seed: of the order.
     """
 
@@ -68,6 +69,7 @@ class Plan:
     deadline_s: float
     budget_s: float = 10.0
     seed: int = 0
+    until_epoch: bool = False
 
 
 def arms_of(names: str | None) -> list[str]:
@@ -150,13 +152,15 @@ class _Session:
             self.say(f"{reason}: each arm is a process of its own")
             self.measured.apart = reason
             self._each_apart()
+        for line in first_lines(self.measured):
+            self.say(f"  {line}")
         self._processes()
 
     def _switch(self) -> str | None:
         """The launches in which arms are switched; why they cannot be."""
         failed = False
         for launch in range(self.plan.launches + 1):
-            if launch == self.plan.launches and not (failed or self._disagrees()):
+            if launch == self.plan.launches and not (failed or self._disagrees() or self._seems_faster()):
                 break
             arms = [arm for arm in switchable(self.plan.arms) if self._is_on(arm, launch)]
             name = "switched" if len(arms) > 1 else "baseline"
@@ -184,9 +188,8 @@ class _Session:
         return reason is None
 
     def _blocks(self, arms: Sequence[str]) -> Blocks:
-        return Blocks(
-            tuple(arms), self.plan.seed + 1000 * self._position, self.plan.budget_s, self._is_enough
-        )
+        seed = self.plan.seed + 1000 * self._position
+        return Blocks(tuple(arms), seed, self.plan.budget_s, self._is_enough, self.plan.until_epoch)
 
     def _is_enough(self, run: Run) -> bool:
         """Whether no more rounds are needed; says what is known so far."""
@@ -194,22 +197,22 @@ class _Session:
         known = Measured()
         for number, one in [*self._runs, self._under_way]:
             known.add(number, one)
-        gains = [
-            (arm, known.exchange if arm == "no_exchange" else known.saved("baseline", arm))
-            for arm in run.arms[1:]
-        ]
-        some = [(arm, saved) for arm, saved in gains if saved is not None]
+        some = [(arm, saved) for arm in run.arms[1:] if (saved := known.saved(arm)) is not None]
         if "baseline" not in known.rounds or not some:
             return False
         texts = [f"{arm} {saved.change}" for arm, saved in some]
         rounds = len([key for key in known.rounds["baseline"] if key[0] == self._number])
-        self.say(f"  {rounds} rounds, a step {known.step_s('baseline') * 1e3:.3g} ms: {', '.join(texts)}")
+        self.say(f"  {rounds} rounds, a step {known.usual_s * 1e3:.3g} ms: {', '.join(texts)}")
         halves = [saved.half for _, saved in some]
         return rounds >= LEAST_ROUNDS and all(half is not None and half <= ENOUGH for half in halves)
 
     def _disagrees(self) -> bool:
-        every = [self.measured.aa, self.measured.exchange, self.measured.saved("baseline", "cached_input")]
+        every = [self.measured.aa, self.measured.exchange, self.measured.saved("cached_input")]
         return any(saved is not None and saved.disagrees for saved in every)
+
+    def _seems_faster(self) -> bool:
+        """Whether an arm of the later launches is to be confirmed."""
+        return self.plan.launches > 1 and bool(to_confirm(self.measured, is_switched=True))
 
     def _each_apart(self) -> None:
         failed = set[str]()

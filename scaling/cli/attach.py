@@ -32,6 +32,9 @@ def attach(
             "--launches", min=1, max=1000, help="Launches that switch arms; one more if they disagree."
         ),
     ] = 2,
+    until_epoch: Annotated[
+        bool, typer.Option("--until-epoch", help="Go on until an epoch of a loader has ended, or --deadline.")
+    ] = False,
     deadline: Annotated[
         float, typer.Option("--deadline", min=1, max=1_000_000, help="Seconds that a run may take.")
     ] = 120.0,
@@ -45,7 +48,7 @@ def attach(
     if join_folder is not None:
         join(join_folder, command, note)
         return
-    plan = Plan(command, arms_of(arms), warmup, steps, launches, deadline, seconds)
+    plan = Plan(command, arms_of(arms), warmup, steps, launches, deadline, seconds, until_epoch=until_epoch)
     lines, code = attach(plan, out, note)
     for line in lines:
         typer.echo(line)

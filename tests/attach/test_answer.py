@@ -1,17 +1,19 @@
 """What is said of an attached script, from marks that are made up."""
 
 import gc
+import shutil
 from pathlib import Path
 
 import pytest
 
 from scaling.attach.answer import answer
 from scaling.attach.findings import findings, to_confirm
-from scaling.attach.inside.arms import ALONE, ARMS, LATER, Arm
+from scaling.attach.inside.arms import ARMS, LATER, NONE, Arm
 from scaling.attach.launch import Run, _why_not
 from scaling.attach.measured import Measured
 from scaling.attach.ranks import slow_rank
 from scaling.attach.trace import Traced
+from scaling.report import text as texts
 from scaling.report.text import text_of
 from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, made_switched, with_facts
 
@@ -386,19 +388,27 @@ def test_a_difference_of_unchanged_blocks_bounds_what_is_claimed() -> None:
     assert not saved.is_certain
 
 
-def test_an_arm_that_switches_garbage_collection_off_takes_a_row_alone(
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = Arm(
-        "no_gc", LATER, "no garbage collection", "what does it cost", ALONE, on=lambda _: gc.disable(),
-        off=lambda _: gc.enable(), said="without garbage collection",
+        "no_gc", LATER, "no garbage collection", "what does it cost", NONE, on=lambda _: gc.disable(),
+        off=lambda _: gc.enable(), said="without garbage collection", finding="gc",
     )  # fmt: skip
     monkeypatch.setitem(ARMS, "no_gc", row)
-    arms = {"baseline": 0.1, "aa": 0.1, "no_exchange": 0.1, "no_gc": 0.09}
+    folder = shutil.copytree(texts.FINDINGS, tmp_path / "findings")
+    template = "{% macro gc_advice(v) %}call gc.freeze: {{ v.ratio | percent(0) }} of a step.{% endmacro %}"
+    (folder / "gc.j2").write_text(template)
+    monkeypatch.setattr(texts, "FINDINGS", folder)
+    cached = (texts._templates, texts.macros, texts._macro)
+    for call in cached:
+        call.cache_clear()
+    arms = {"baseline": 0.1, "aa": 0.1, "no_exchange": 0.1, "no_gc": 0.06}
     lines = answer(_switched([arms, arms]))
-    assert "A step's time without garbage collection -10.0% \u00b1 0.0%." in lines
-    with pytest.raises(TypeError, match="excluded_by"):
-        Arm("no_gc", LATER, "no garbage collection", "what does it cost")  # type: ignore[call-arg]
+    for call in cached:
+        call.cache_clear()
+    assert "A step's time without garbage collection -40.0% \u00b1 0.0%." in lines
+    assert lines[-1] == "Next: call gc.freeze: 40% of a step."
 
 
 def test_the_first_step_of_a_block_is_in_no_arm() -> None:

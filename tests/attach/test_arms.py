@@ -2,8 +2,8 @@
 
 import pytest
 
-from scaling.attach.arms import apart, one_worker
-from scaling.attach.inside.arms import ARMS, PROCESS, order_of
+from scaling.attach.arms import apart, one_worker, switchable
+from scaling.attach.inside.arms import ALL, ARMS, LATER, PROCESS, Arm, order_of
 from scaling.attach.skipped import RULES, why_skipped
 from tests.attach.made_marks import EVEN, made_runs
 
@@ -22,9 +22,17 @@ def test_arms_that_run_apart_begin_with_those_that_say_what_else_is_worth_its_ti
 
 
 def test_every_arm_says_which_others_exclude_it() -> None:
-    processes = {name for name, arm in ARMS.items() if arm.when == PROCESS}
     for name, arm in ARMS.items():
-        assert set(arm.excluded_by) == ({"*"} if name in processes else processes), name
+        assert (arm.excluded_by == ALL) == (arm.when == PROCESS), name
+        assert arm.excluded_by == ALL or set(arm.excluded_by) <= ARMS.keys(), name
+    with pytest.raises(TypeError, match="excluded_by"):
+        Arm("no_gc", LATER, "no garbage collection", "what does it cost")  # type: ignore[call-arg]
+
+
+def test_arms_that_exclude_one_another_are_not_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ARMS, "no_gc", Arm("no_gc", LATER, "", "", ("aa",)))
+    assert switchable(["baseline", "aa", "no_gc", "clock"]) == ["baseline", "aa"]
+    assert switchable(["baseline", "no_gc"]) == ["baseline", "no_gc"]
 
 
 def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone() -> None:
@@ -32,6 +40,7 @@ def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone() -> None:
     measured = made_runs(EVEN)
     assert why_skipped("trace", measured) == "there is no GPU"
     assert why_skipped("no_debugging", measured) == "no debugging is on"
+    assert why_skipped("no_anomaly", measured) == "no anomaly detection is on"
     assert why_skipped("one_worker", measured) is None
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.utils.checkpoint
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import changes, debugging, marking, record, safety
+from scaling.attach.inside import changes, debugging, marking, plan, record, safety
 from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import INJECT, _read
 from tests.attach.made_marks import made_rank
@@ -238,20 +238,42 @@ def test_a_closure_is_no_part_of_an_optimizers_step(agent: inside.Agent, monkeyp
 
 
 def test_debugging_that_is_on_is_known_and_stays_off_in_its_arm(monkeypatch) -> None:
-    monkeypatch.setattr(torch, "set_anomaly_enabled", torch.set_anomaly_enabled)  # as before after this
-    for name in ("set_debug_level", "set_debug_level_from_env"):
+    for name in ("set_debug_level", "set_debug_level_from_env"):  # as before after this
         monkeypatch.setattr(torch.distributed, name, getattr(torch.distributed, name))
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
-    assert debugging.switched_on() == []
+    assert debugging.switched_on() == ""
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL)
-    anomaly = "torch.autograd.set_detect_anomaly"
-    with torch.autograd.set_detect_anomaly(True):
-        assert debugging.switched_on() == [anomaly, "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG=DETAIL"]
+    assert debugging.switched_on() == "CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG=DETAIL"
     debugging.switch_off()
     torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL)
+    assert debugging.switched_on() == ""
+
+
+def test_anomaly_detection_is_off_in_its_arm_alone_and_else_as_the_script_wants(monkeypatch) -> None:
+    is_on, arm = torch.is_anomaly_enabled, ARMS["no_anomaly"]
+    for name in ("set_anomaly_enabled", "is_anomaly_enabled"):  # as before after this
+        monkeypatch.setattr(torch, name, getattr(torch, name))
+    debugging.watch_anomalies()
     with torch.autograd.set_detect_anomaly(True):
-        assert debugging.switched_on() == []
+        assert is_on()
+        arm.on(None)
+        with torch.autograd.detect_anomaly():
+            assert (is_on(), debugging.asks_for_anomalies()) == (False, True)
+        arm.off(None)
+        assert is_on()
+    arm.on(None)
+    arm.off(None)
+    assert not is_on()
+
+
+def test_rounds_go_on_until_an_epoch_has_ended(tmp_path: Path) -> None:
+    order = {"arms": ["baseline", "aa"], "out": str(tmp_path), "until_epoch": True}
+    rounds = plan.Plan(order)
+    places = [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(1, 100)]
+    assert "stop" not in places
+    rounds.waits_for_epoch = False
+    assert "stop" in [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(100, 120)]
 
 
 def test_launches_draw_other_samples(agent: inside.Agent, monkeypatch) -> None:

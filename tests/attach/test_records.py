@@ -147,3 +147,9 @@ def test_one_worker_that_does_other_work_is_no_reference(tmp_path, step_s, backw
 )
 def test_a_result_is_named_after_what_the_command_starts(command, name):
     assert script_name(command.split()) == name
+
+
+def test_its_study_is_of_a_registered_kind_and_run_says_what_measures_it(folder) -> None:
+    result = CliRunner().invoke(app, ["run", str(folder.path / "study.yaml")])
+    said = "kind: attached is measured by `scaling attach -- torchrun train.py`"
+    assert (result.exit_code, said in str(result.exception or result.output)) == (1, True)

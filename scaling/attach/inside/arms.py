@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 NO_STEP = "it ended before an optimizer's step"
@@ -39,7 +40,9 @@ class Arm:
         at_start: called before torch makes a process group; `without`: the fact that is false then.
         is_alone: one worker runs; `is_bare`: nothing is hooked; `is_traced`: under torch.profiler.
         is_cached: loaders give kept batches; `replaces_hook`: the script's own hook is not used.
-        said: before the change of a step's time in the answer, where the arm has no line of its own.
+        said: before the change of a step's time in the answer, with what the processes know without the arm
+            (`usual`) and with it (`own`).
+        finding: the kind of finding where it is faster for sure; `<finding>_advice` is its template.
     """
 
     name: str
@@ -55,8 +58,9 @@ class Arm:
     hook: str = "all_reduce"
     bucket_mb: float | None = None
     said: str = ""
+    finding: str = ""
     skipped: tuple[str, ...] = ()
-    at_start: Callable[[], None] | None = None
+    at_start: Callable[..., None] | None = None
     without: str = ""
     is_alone: bool = False
     is_bare: bool = False
@@ -70,76 +74,69 @@ class Arm:
         return not self.exchanges or self.bucket_mb is not None or self.at_start is not None
 
     @property
+    def is_smaller(self) -> bool:
+        """Fewer bytes are exchanged."""
+        return self.hook not in ("all_reduce", "local")
+
+    @property
     def is_compared_with_clock(self) -> bool:
         """Its process has no hook either."""
         others = self.is_bare or self.is_traced or self.is_alone or self.replaces_hook
         return self.when == PROCESS and not others
 
 
-def _collectives_off(agent: Any) -> None:
-    agent.leaves_out_collectives = True
+def _later(module: str, name: str, *arguments: Any) -> Callable[..., None]:
+    """A call of what needs torch, which this module does without."""
+    return lambda *_: getattr(import_module(f".{module}", __package__), name)(*arguments)
 
 
-def _collectives_on(agent: Any) -> None:
-    agent.leaves_out_collectives = False
+def _set(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda agent: setattr(agent, name, value)
 
 
-def _debugging_off() -> None:
-    from .debugging import switch_off
-
-    switch_off()
-
-
-def _fit_threads(_: Any) -> None:
-    from .threads import fit_threads
-
-    fit_threads()
-
-
-ALONE = (
-    "clock",
-    "trace",
-    "plain_all_reduce",
-    "threads",
-    "no_debugging",
-    "buckets_2",
-    "buckets_25",
-    "buckets_200",
-    "one_worker",
-)
-
-ALL = ("*",)
-"""Of an arm with a process of its own."""
+ALL, NONE = ("*",), ()
+"""Who excludes an arm."""
 
 _ROWS = (
-    Arm("baseline", SWITCHED, "nothing", "how long is a step", ALONE),
-    Arm("aa", SWITCHED, "nothing", "how much do steps differ for no reason", ALONE),
+    Arm("baseline", SWITCHED, "nothing", "how long is a step", NONE),
+    Arm("aa", SWITCHED, "nothing", "how much do steps differ for no reason", NONE),
     Arm(
         "no_exchange", SWITCHED,
         "no gradients, buffers, shards of `ZeroRedundancyOptimizer` or used parameters are exchanged; "
         "on a CPU the phases of each step are timed",
-        "what does the exchange cost, and which rank is slow", ALONE, exchanges=False, has_phases=True,
+        "what does the exchange cost, and which rank is slow", NONE, exchanges=False, has_phases=True,
         hook="local",
     ),
     Arm(
         "cached_input", SWITCHED, "each loader gives one batch again and again; evaluations load theirs",
-        "what does the input cost", ALONE, is_cached=True, skipped=("no_input",),
+        "what does the input cost", NONE, is_cached=True, skipped=("no_input",),
     ),
     Arm(
         "no_collectives", LATER, "the script's own all-reduces, gathers and barriers exchange nothing",
-        "what do the script's own collectives cost", ALONE, on=_collectives_off, off=_collectives_on,
-        skipped=("no_collectives",), said="without the script's own collectives",
+        "what do the script's own collectives cost", NONE,
+        on=_set("leaves_out_collectives", True), off=_set("leaves_out_collectives", False),
+        skipped=("no_collectives",), said="without the script's own collectives", finding="collectives",
+    ),
+    Arm(
+        "no_anomaly", LATER, "no anomaly detection", "what does it cost to look for NaN", NONE,
+        on=_later("debugging", "detect_anomalies", False), off=_later("debugging", "detect_anomalies", True),
+        without="anomaly detection", skipped=("is_without",), said="without anomaly detection",
+        finding="anomaly",
+    ),
+    Arm(
+        "timed", LATER, "as `baseline`, and the phases of each step are timed", "what do time marks cost",
+        NONE, has_phases=True, said="with its phases timed", skipped=("is_apart",),
     ),
     *(
         Arm(
-            f"{kind}_hook", LATER, f"DDP's `{kind}_compress_hook`", "what do half the bytes give", ALONE,
+            f"{kind}_hook", LATER, f"DDP's `{kind}_compress_hook`", "what do half the bytes give", NONE,
             hook=kind, said=f"with {kind}_compress_hook", skipped=rules,
         )
         for kind, rules in (("fp16", ("no_gain",)), ("bf16", ("no_gain", "no_gpu")))
     ),
     Arm(
         "marked", LATER, "as `no_exchange`, and a GPU finishes each phase before the next begins",
-        "where does the time of a step on a GPU go", ALONE, exchanges=False, has_phases=True,
+        "where does the time of a step on a GPU go", NONE, exchanges=False, has_phases=True,
         is_settled=True, hook="local", skipped=("no_gpu",),
     ),
     Arm(
@@ -153,16 +150,18 @@ _ROWS = (
     Arm(
         "plain_all_reduce", PROCESS, "all-reduce in place of the script's own communication hook",
         "does that hook make steps shorter", ALL, replaces_hook=True, skipped=("no_own_hook",),
+        said="with all-reduce in place of {usual[script_hook]}", finding="hook",
     ),
     Arm(
         "threads", PROCESS, "as many threads as fit on the cores of a rank", "do threads share cores", ALL,
-        on=_fit_threads, skipped=("threads_fit",),
+        on=_later("threads", "fit_threads"), skipped=("threads_fit",), finding="threads",
+        said="with {own[threads]} instead of {usual[threads]} threads a rank",
     ),
     Arm(
         "no_debugging", PROCESS,
-        "no anomaly detection, `TORCH_DISTRIBUTED_DEBUG=DETAIL` or `CUDA_LAUNCH_BLOCKING`",
-        "what do debugging switches cost", ALL, at_start=_debugging_off, without="debugging",
-        skipped=("is_without",),
+        "no `TORCH_DISTRIBUTED_DEBUG=DETAIL` or `CUDA_LAUNCH_BLOCKING`", "what do debugging switches cost",
+        ALL, at_start=_later("debugging", "switch_off"), without="debugging", skipped=("is_without",),
+        said="without {usual[debugging]}", finding="debugging",
     ),
     *(
         Arm(

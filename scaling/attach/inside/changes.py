@@ -15,6 +15,7 @@ from .agent import Agent
 from .alone import without_bitmap
 from .arms import ARMS
 from .cached import cache_input
+from .debugging import watch_anomalies
 from .refusals import NO_SWITCH
 
 
@@ -58,6 +59,7 @@ def change(agent: Agent) -> None:
     if agent.arm.is_bare:
         _tell(agent)
         return
+    watch_anomalies()
     _watch_models(agent)
     _refuse_join(agent)
     _draw_other_samples(agent)

@@ -17,7 +17,7 @@ from torch.utils.data._utils import fetch
 
 from .agent import Agent
 from .arms import SAFE
-from .debugging import switched_on
+from .debugging import asks_for_anomalies
 
 COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "all_to_all"),
@@ -148,7 +148,8 @@ def _counted(agent: Agent, name: str, call: Any) -> Any:
             agent.done[name] += 1
             if name == "backward":
                 agent.notes_exchange()
-                agent.facts["debugging"] = switched_on()
+                if asks_for_anomalies():
+                    agent.facts["anomaly detection"] = True
             agent.own_s += time.perf_counter() - start
         return call(*arguments, **options)
 
@@ -222,6 +223,7 @@ def _batches(agent: Agent) -> None:
         except StopIteration:
             if agent.is_training:
                 agent.facts["exhausted"] = agent.facts.get("exhausted", 0) + 1
+                agent.plan.waits_for_epoch = False
             raise
         start, is_own = time.perf_counter(), agent.is_own_thread
         if is_own:

@@ -31,6 +31,7 @@ class Plan:
         arms: of each round.
         labels: of each step that was made: the arm, the round (-1: warm-up), and the number in its block.
         rounds: that have ended.
+        waits_for_epoch: no round is the last one before an epoch has ended.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -39,6 +40,7 @@ class Plan:
         self.rounds = 0
         self._seed, self._enough = int(order.get("seed", 0)), Path(order["out"]) / "enough"
         self._budget_s, self._began_s = float(order.get("budget_s", 0.0)), 0.0
+        self.waits_for_epoch = bool(order.get("until_epoch"))
         self._block, self._last = LONGEST_BLOCK, 0
         self._label = (self.first, -1, 0)
 
@@ -94,7 +96,7 @@ class Plan:
         store = _store()
         if rank == 0 and not self._last:
             is_enough = self._enough.exists() or time.perf_counter() - self._began_s > self._budget_s
-            if is_enough:
+            if is_enough and not self.waits_for_epoch:
                 self._last = number + (store is not None)
                 if store is not None:
                     store.set(KEY.format("last"), str(self._last))

@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from .cores import place
+from .debugging import switched_on
 
 TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard")
 """Modules that log experiments: off in these runs, or writing to the run's folder."""
@@ -54,6 +55,7 @@ def write(agent: Any) -> None:
         and not agent.facts.get("autocasts"),
         "buffers_option": BUFFERS_OPTION,
         "all_used": agent.all_used,
+        "debugging": switched_on(),
         "trackers": [name for name in TRACKERS if name in sys.modules],
         "bucket_bytes": _bucket_bytes(agent),
         "buffer_bytes": sum(

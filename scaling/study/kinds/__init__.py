@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from scaling.study.kinds.attached import AttachedKind
 from scaling.study.kinds.base import Kind
 from scaling.study.kinds.convergence import ConvergenceKind
 from scaling.study.kinds.device import DeviceKind
@@ -16,6 +17,7 @@ KINDS: dict[str, Kind[Any, Any]] = {
     "convergence": ConvergenceKind(),
     "transfer": TransferKind(),
     "device": DeviceKind(),
+    "attached": AttachedKind(),
 }
 
 
