@@ -20,11 +20,11 @@ study: $(VENV)/.installed
 
 # What runs in the test's own process: no workers, Slurm, MPI, Horovod, browser or GPU, and no long simulation.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not ($(REST))"
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not ($(REST) or every_case)"
 
 # That, and the rest. `make test test-all` runs each test once.
 test-all: test $(VENV)/.installed-launchers system-packages
-	$(BIN)/python -m pytest -n $(REST_PROCESSES) -m "$(REST)"
+	$(BIN)/python -m pytest -n $(REST_PROCESSES) -m "($(REST)) and not every_case"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -182,24 +182,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByFile(config, log)
 
 
-def _leave_to_test_all(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is `sampled(n)` one in n stays in `make test`, drawn by the test's name."""
+def _values(item: pytest.Item) -> set[tuple[str, str]]:
+    callspec = getattr(item, "callspec", None)
+    return {(name, str(value)) for name, value in callspec.params.items()} if callspec else set()
+
+
+def _draw(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is `sampled(n)` one in n stays in `make test`, drawn by the test's name.
+
+    `make test-all` adds others until each value of each parameter is in a case; what is left, which joins
+    values that have all been seen, is `every_case`.
+    """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("gpu"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for test, of_test in cases.items():
         (one_in,) = of_test[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
-        kept = random.Random(test).sample(of_test, math.ceil(len(of_test) / one_in))
-        for item in of_test:
-            if item not in kept:
-                item.add_marker("quality")
+        num_kept = math.ceil(len(of_test) / one_in)
+        seen: set[tuple[str, str]] = set()
+        for number, item in enumerate(random.Random(test).sample(of_test, len(of_test))):
+            if number >= num_kept:
+                item.add_marker("quality" if _values(item) - seen else "every_case")
+            seen |= _values(item)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what needs other programs, and puts the longest files first: none is waited for at the end."""
-    _leave_to_test_all(items)
+    _draw(items)
     for item in items:
         if NEED_PROGRAMS & set(getattr(item, "fixturenames", ())):
             item.add_marker("programs")
@@ -225,6 +236,7 @@ HOW_TO_RUN = {
     "programs": "make test-all",
     "processes": "make test-all",
     "quality": "make test-all",
+    "every_case": "pytest -m every_case",
 }
 _left_out: Counter[str] = Counter()
 
@@ -271,21 +283,8 @@ sys.addaudithook(_refuse_workers)
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_once() -> Generator[None]:
-    """The command line's commands, and what scikit-learn reads of its digits, neither of which is changed."""
-    from scaling.workloads.digits import Digits
-
-    load = Digits.load
-
-    def load_kept(*arguments: Any) -> Any:
-        with suppress(ImportError):
-            import sklearn.datasets  # late: it takes a second
-
-            if not hasattr(sklearn.datasets.load_digits, "cache_info"):
-                patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
-        return load(*arguments)
-
+    """The command line's commands, which nothing changes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Digits, "load", load_kept)
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
 

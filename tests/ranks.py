@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
 import random
+import runpy
 import socket
-import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from launchers.base import LaunchSpec
 from launchers.rank_info import RankInfo
+from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
+from launchers.zygote import Zygote
 from scaling.runtime.workers import Workers
+from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 from scaling.training import step_check
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
+RANKS_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "end_to_end")))
+"""As that of commands, which then share a zygote with ranks."""
 
 
 def free_port() -> int:
@@ -35,7 +43,9 @@ def free_port() -> int:
 
 
 def run_ranks(worker: Path, world_size: int, folder: Path, **environment: str) -> list[Any]:
-    """Starts the file as so many ranks on this machine; gives what each has written.
+    """Runs the file as so many ranks on this machine; gives what each has written.
+
+    A process that has imported torch forks them, the same for all files.
 
     Args:
         worker: calls `as_rank`. Studies can name what is in its folder.
@@ -43,44 +53,54 @@ def run_ranks(worker: Path, world_size: int, folder: Path, **environment: str) -
         folder: for what they write.
         environment: further variables of all.
     """
-    known_path = filter(None, [os.environ.get("PYTHONPATH")])
-    shared = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(worker.parent), *known_path]),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "WORLD_SIZE": str(world_size),
-        **environment,
-    }
-    outs = [folder / f"rank{rank}.json" for rank in range(world_size)]
-    logs = [out.with_suffix(".log") for out in outs]
-    processes = []
-    for rank, (out, log) in enumerate(zip(outs, logs, strict=True)):
-        with log.open("w") as file:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(worker), str(out)],
-                    env={**shared, "RANK": str(rank)},
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-
-    def ended() -> bool:
-        """All have, or one has failed, for which the others would wait."""
-        codes = [process.poll() for process in processes]
-        return None not in codes or any(codes)
-
+    spec = LaunchSpec(world_size, 1, __name__, [str(worker), str(folder)])
+    log = folder / "log"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"PYTHONPATH": RANKS_PATH, "GLOO_SOCKET_IFNAME": "lo", **environment}.items():
+            patch.setenv(name, value)
+        launch = kept_zygote().launch(spec, os.environ, log)
     try:
-        wait_until(ended, f"ranks of {worker.name}")
+        code = launch.wait(LIMIT_S)
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        print(*(f"rank {rank}: {log.read_text()}" for rank, log in enumerate(logs)), sep="\n")
-    assert [process.returncode for process in processes] == [0] * world_size, "see what the ranks printed"
-    return [json.loads(out.read_text()) for out in outs]
+        print(log.read_text())
+    assert code == 0, "see what the ranks printed"
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world_size)]
+
+
+class KeptZygote(Zygote):
+    """A zygote that launches use one after the other, and no command ends."""
+
+    def close(self) -> None:
+        pass
+
+
+_kept: dict[tuple[str, str], KeptZygote] = {}
+
+
+def kept_zygote(modules: Sequence[str] = (), environment: WorkerEnvironment = THIS_ENVIRONMENT) -> Zygote:
+    """In the place of `Zygote`: one that has imported torch for an earlier launch, if its paths are the same.
+
+    Each import takes seconds, and tests of what ranks do need no process of their own that has done it.
+    """
+    if environment.python != sys.executable or environment.folder is not None:
+        return Zygote(modules, environment)
+    path, interprets = (os.environ.get(name, "") for name in ("PYTHONPATH", "TRITON_INTERPRET"))
+    known = _kept.get((path, interprets))
+    if known is None or not known.is_alive:
+        for other in _kept.values():
+            Zygote.close(other)
+        _kept.clear()
+        known = _kept[path, interprets] = KeptZygote([*IMPORTED_BEFORE_FORKS, __name__])
+        atexit.register(Zygote.close, known)
+    return known
+
+
+def main(arguments: list[str]) -> None:
+    """A rank that was forked: it becomes the file."""
+    worker, folder = map(Path, arguments)
+    sys.path.insert(0, str(worker.parent))
+    sys.argv = [str(worker), str(folder / f"rank{os.environ['RANK']}.json")]
+    runpy.run_path(str(worker), run_name="__main__")
 
 
 def as_rank(work: Callable[[Workers], Any]) -> None:

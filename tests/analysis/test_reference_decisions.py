@@ -3,6 +3,7 @@
 import math
 import random
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,12 @@ from scaling.axes import Role, columns_without
 from scaling.errors import ScalingError
 from scaling.report.answer import answer_of
 from scaling.report.screen import MOST_LINES, WIDTH, height, screen
-from scaling.report.text import line_of
+from scaling.report.text import line_of, text_of
+from scaling.report.verdict_text import next_run
 from scaling.store import ResultsFolder
+from scaling.study.cell import AvailableMachine
+from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 NAMES = sorted(
@@ -33,6 +38,9 @@ FOLDERS = [pytest.param(name, marks=[pytest.mark.quality] * (name not in IN_MAKE
 """One in four is read by `make test`, by all tests of this file, the others by `make test-all`."""
 COARSE = 0.1
 """Part of an iteration within which two times do not agree: it is not known so well."""
+
+WITHOUT_NEXT = ("compression-", "converge-gpt-")
+"""Folders whose answer proposes nothing to run."""
 
 WIDEST = 100.0
 """Times that an interval's end is its start: a wider one tells nothing."""
@@ -127,3 +135,31 @@ def test_no_advice_is_what_the_cell_has_or_the_study_measured(study):
             ]
             taken = {str(other[key]).lower() for other in measured}
             assert not taken & set(re.split(" or |[:;,]", values)), (cell_id, key, values)
+
+
+def belongs_to(changes, experiment):
+    """Whether the command does what the experiment proposes first."""
+    first = experiment.partition("; ")[0].partition(", or ")[0]
+    changed = [word for word in changes if not word.startswith(("kind=", "aggregators=", "tf32="))]
+    names = ["larger" if word.startswith("workloads=") else word for word in changed]
+    return bool(first) and all(name in first for name in names)
+
+
+def test_next_command_is_one_that_the_study_takes(study, request):
+    """Where there is one: it can be pasted, and makes a study with cells."""
+    (name,) = request.node.callspec.params.values()
+    table, _, cells = study
+    found, folder = verdicts(table, cells), ResultsFolder(REFERENCE / name)
+    made = next_run(found[0], folder) if found else None
+    assert (made is None) == name.startswith(WITHOUT_NEXT)
+    if made is None or name.startswith("planted-"):
+        return
+    words = shlex.split(made.command)
+    assert words[:2] == ["scaling", "run"]
+    assert words[3:5] == ["--out", words[4]]
+    assert words[4] != str(folder.path)  # it is archived
+    is_by_mpi = words[5:7] == ["--launcher", "mpirun"]
+    assert is_by_mpi == name.startswith("libraries-")
+    changes = words[7:] if is_by_mpi else words[5:]
+    assert belongs_to(changes, text_of(found[0], "next"))
+    assert resolve(load_study(words[2], changes), AvailableMachine(8, 16, 1)).cells

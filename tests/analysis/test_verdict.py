@@ -146,41 +146,6 @@ def test_limit_claims_no_more_than_its_two_measurements_agree_on(study, split_li
     )
 
 
-def belongs_to(changes, experiment):
-    """Whether the command does what the experiment proposes first."""
-    first = experiment.partition("; ")[0].partition(", or ")[0]
-    changed = [word for word in changes if not word.startswith(("kind=", "aggregators=", "tf32="))]
-    names = ["larger" if word.startswith("workloads=") else word for word in changed]
-    return bool(first) and all(name in first for name in names)
-
-
-@pytest.mark.quality
-def test_next_command_is_one_that_the_study_takes():
-    """Of every committed folder that has one: it can be pasted, and makes a study with cells."""
-    commands = 0
-    for path in sorted(REFERENCE.iterdir()):
-        if not (path / "study.yaml").exists() or path.name.startswith(("device-", "planted-")):
-            continue
-        folder = ResultsFolder(path)
-        cells = read_cells(folder)
-        found = verdicts(build_table("", cells), cells)
-        made = next_run(found[0], folder) if found else None
-        words = shlex.split(made.command) if made else []
-        if not words:
-            continue
-        commands += 1
-        assert words[:2] == ["scaling", "run"]
-        assert words[3:5] == ["--out", words[4]]
-        assert words[4] != str(path)  # it is archived
-        is_by_mpi = words[5:7] == ["--launcher", "mpirun"]
-        assert is_by_mpi == path.name.startswith("libraries-")
-        changes = words[7:] if is_by_mpi else words[5:]
-        assert belongs_to(changes, text_of(found[0], "next"))
-        study = load_study(words[2], changes)
-        assert resolve(study, AvailableMachine(8, 16, 1)).cells
-    assert commands >= 5
-
-
 def test_next_command_of_a_study_with_trainings_leaves_these_out():
     """Quickstart's next step on GPUs is to time more launches, on all world sizes."""
     folder = ResultsFolder(REFERENCE / "quickstart-2xh100")

@@ -1,15 +1,19 @@
 """Runs the real command in real processes, and sees to it that none is left."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from scaling.cli import main
 from scaling.store import ResultsFolder
 from tests.conftest import still_there
+from tests.ranks import kept_zygote
 from tests.waiting import LIMIT_S, wait_until
 
 HERE = Path(__file__).parent
@@ -35,6 +39,24 @@ class Scaling:
         process = self.start(*arguments, **environment)
         stdout, stderr = process.communicate(timeout=LIMIT_S)
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def run_here(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """The same in this process, so that neither the command nor its zygote imports torch once more."""
+        words = ["scaling", "run", str(self.study), "--out", str(self.out), *arguments]
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.chdir(self.folder)
+            for name, value in {**self.environment, **environment}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "path", [*self.environment["PYTHONPATH"].split(os.pathsep), *sys.path])
+            patch.setattr(sys, "argv", words)
+            patch.setattr("scaling.registry._OWN_CODE", set())
+            patch.setattr("launchers.zygote.Zygote", kept_zygote)
+            try:
+                main()
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         """`scaling run`, in the background."""

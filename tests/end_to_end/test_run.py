@@ -62,7 +62,7 @@ def test_study_is_run_reported_and_not_measured_twice(scaling):
         ],
     }
     scaling.study.write_text(yaml.safe_dump(study))
-    first = scaling.run()
+    first = scaling.run_here()
     assert first.returncode == 0, first.stderr
 
     rows = list(csv.DictReader((scaling.out / "summary.csv").read_text().splitlines()))
@@ -78,7 +78,7 @@ def test_study_is_run_reported_and_not_measured_twice(scaling):
     assert (scaling.out / "topology.yaml").exists()
 
     before = scaling.samples()
-    second = scaling.run()
+    second = scaling.run_here()
     assert second.returncode == 0, second.stderr
     assert scaling.samples() == before
 
@@ -105,7 +105,7 @@ def test_exact_losses_are_the_same_bits_in_another_process_run(scaling):
 def test_failing_cells_are_recorded_and_the_others_finish_in_the_same_launch(scaling):
     faulty = ["faulty_aggregators:Raises", "faulty_aggregators:OutOfMemory"]
     write_study(scaling, [*faulty, "all_reduce", "ring"])
-    outcome = scaling.run()
+    outcome = scaling.run_here()
     assert outcome.returncode == 1
     assert "Traceback" not in outcome.stderr
     records = {record.cell["aggregator_label"]: record for record in scaling.results().runs()}
@@ -119,10 +119,10 @@ def test_failing_cells_are_recorded_and_the_others_finish_in_the_same_launch(sca
     assert "out of memory: tried to allocate too much" in records["out_of_memory"].reason
     assert len(list((scaling.out / "launches").glob("*.log"))) == 1
 
-    again = scaling.run()
+    again = scaling.run_here()
     assert again.returncode == 1
     assert len(list((scaling.out / "launches").glob("*.log"))) == 1, "failed cells are left alone"
-    retried = scaling.run("--retry-failed")
+    retried = scaling.run_here("--retry-failed")
     assert retried.returncode == 1
     assert len(list((scaling.out / "launches").glob("*.log"))) == 2
 
@@ -136,7 +136,7 @@ def test_wrong_means_and_replicas_that_drift_apart_fail_and_say_where(scaling, k
     if kind == "convergence":
         study = yaml.safe_load(scaling.study.read_text())
         scaling.study.write_text(yaml.safe_dump({k: v for k, v in study.items() if k not in FEW}))
-    assert scaling.run().returncode == 1
+    assert scaling.run_here().returncode == 1
     records = {record.cell["aggregator_label"]: record for record in scaling.results().runs()}
     reasons = {label: record.reason or "" for label, record in records.items()}
     assert "7 times it" in reasons["seven_times"]
@@ -162,7 +162,7 @@ def test_rank_that_does_not_leave_a_failed_cell_costs_the_launch_not_the_study(s
 
 def test_cell_whose_worker_dies_twice_fails_and_the_others_finish(scaling):
     write_study(scaling, ["faulty_aggregators:Dies", "all_reduce", "ring"])
-    outcome = scaling.run()
+    outcome = scaling.run_here()
     assert outcome.returncode == 1
     states = scaling.states()
     assert states.pop(("dies", 2, 0)) == "failed"
@@ -178,7 +178,7 @@ def test_killed_worker_loses_nothing_and_nothing_is_measured_twice(scaling):
     os.kill(scaling.wait_for_worker(), signal.SIGKILL)
     _, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, stderr
-    again = scaling.run()
+    again = scaling.run_here()
     assert again.returncode == 0, again.stderr
     assert set(scaling.states().values()) == {"done"}
     for record in scaling.results().runs():
@@ -210,7 +210,7 @@ def test_everything_killed_is_finished_by_the_same_command(scaling):
     process.wait(LIMIT_S)
     wait_until(lambda: not scaling.processes())  # the workers do not outlive the command
     before = {key: text for key, text in scaling.samples().items() if "attempt" not in key}
-    outcome = scaling.run()
+    outcome = scaling.run_here()
     assert outcome.returncode == 0, outcome.stderr
     assert set(scaling.states().values()) == {"done"}
     assert all(record.deaths == 0 for record in scaling.results().runs())
@@ -231,7 +231,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(scaling):
     assert not still_there(scaling.processes)
     assert "running" not in scaling.states().values()
     kept = scaling.samples()
-    outcome = scaling.run()
+    outcome = scaling.run_here()
     assert outcome.returncode == 0, outcome.stderr
     finished = scaling.samples()
     assert all(finished[key] == text for key, text in kept.items() if key in finished)
@@ -273,6 +273,6 @@ def test_hand_written_torchrun_runs_its_own_world_size_and_leaves_the_rest(scali
     assert "has no cell of world size 3; it has [1, 2]" in wrong.stderr
     assert "exitcode  : 2" in wrong.stderr
 
-    rest = scaling.run()
+    rest = scaling.run_here()
     assert rest.returncode == 0, rest.stderr
     assert set(scaling.states().values()) == {"done"}

@@ -106,7 +106,7 @@ def damage(path, how, draw, other):
 
 def notes_after(command, *arguments):
     """What the one run of the folder notes when the same command has gone on to its end."""
-    outcome = command.run(*arguments)
+    outcome = command.run_here(*arguments)
     assert outcome.returncode == 0, outcome.stderr
     assert "Traceback" not in outcome.stderr
     (record,) = ResultsFolder(command.out).runs()
@@ -201,7 +201,7 @@ def test_training_that_fails_of_its_checkpoint_begins_anew_with_retry_failed(
     command = killed(tmp_path / "killed")
     for path in files_of(command.out, f"checkpoint-rank{draw.randrange(2)}*.pt"):
         rewritten(path, change)
-    first = command.run()
+    first = command.run_here()
     assert (first.returncode, "Traceback" in first.stderr) == (1, False)
     (record,) = ResultsFolder(command.out).runs()
     assert "a checkpoint cannot be restored: " in record.reason

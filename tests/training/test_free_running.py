@@ -74,6 +74,7 @@ def test_the_bound_is_one_of_rounding(optimizer):
     assert float(expected[-10:].mean()) < float(expected[:10].mean())
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("optimizer", "name"), list(itertools.product(OPTIMIZERS, EXACT)))
 def test_losses_of_exact_aggregators_stay_within_it(name, optimizer):
     """With each optimizer, of which half accumulate; the other half does with the next optimizer."""

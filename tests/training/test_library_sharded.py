@@ -19,20 +19,21 @@ def assert_same(ranks, arm, exact):
         assert rank[arm]["parameters"] == pytest.approx(rank[exact]["parameters"], rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("treatment", ["", "clipped"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("arm", ARMS)
-def test_training_is_that_of_whole_replicas_and_of_one_worker(ranks, arm, optimizer, treatment):
-    assert_same(ranks, f"{arm} {optimizer} {treatment}", f"exact {optimizer} {treatment}")
-    assert_same(ranks, f"{arm} {optimizer} {treatment}", f"one worker {optimizer} {treatment}")
+def test_training_is_that_of_whole_replicas_and_of_one_worker(ranks, arm):
+    trained = [name.removeprefix("exact ") for name in ranks[0] if name.startswith("exact ")]
+    assert len(trained) == (4 if len(ranks) == 2 else 2)
+    for how in trained:
+        assert_same(ranks, f"{arm} {how}", f"exact {how}")
+        assert_same(ranks, f"{arm} {how}", f"one worker {how}")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("how", ["sgd ", "adamw clipped"])
 @pytest.mark.parametrize("arm", ARMS)
-def test_a_step_that_takes_over_the_state_goes_on_with_the_same_bits(ranks, arm, optimizer):
+def test_a_step_that_takes_over_the_state_goes_on_with_the_same_bits(ranks, arm, how):
     for rank in ranks:
-        again = rank[f"{arm} {optimizer} resumed"]
-        assert again["parameters"] == rank[f"{arm} {optimizer} "]["parameters"]
+        again = rank[f"{arm} {how} resumed"]
+        assert again["parameters"] == rank[f"{arm} {how}"]["parameters"]
         assert ("the saved shards of fsdp2 are of another world size" in again["refusal"]) == ("sdp" in arm)
 
 
@@ -43,7 +44,7 @@ def test_micro_batches_are_exchanged_once(ranks, arm):
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_runs_checks_see_the_exchange_and_change_nothing(ranks, arm):
-    assert_same(ranks, f"{arm} checked", f"{arm} adamw ")
+    assert_same(ranks, f"{arm} checked", f"{arm} sgd ")
     for rank in ranks:
         findings = rank[f"{arm} checked"]["findings"]
         assert (findings["exchange"], findings["steps"]) == ("exact mean", 3)
@@ -51,8 +52,8 @@ def test_a_runs_checks_see_the_exchange_and_change_nothing(ranks, arm):
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_rank_keeps_a_share_of_the_optimizers_state(ranks, arm):
-    whole = ranks[0]["exact adamw "]["state_bytes"]
-    shares = [rank[f"{arm} adamw "]["state_bytes"] for rank in ranks]
+    whole = ranks[0]["exact adamw clipped"]["state_bytes"]
+    shares = [rank[f"{arm} adamw clipped"]["state_bytes"] for rank in ranks]
     assert max(shares) < 0.7 * whole
 
 
