@@ -59,7 +59,7 @@ def test_commands_of_a_page_exist_with_their_options(page):
 def test_tutorial_and_faq_show_the_verbs_that_answer():
     pages = ("tutorial/first-study.md", "how-to/questions.md")
     shown = {name: " ".join(commands(ROOT / "docs" / name)) for name in pages}
-    for verb in ("explain", "recommend", "compare", "export", "status", "watch"):
+    for verb in ("explain", "recommend", "compare", "export", "status"):
         for name, text in shown.items():
             assert f"scaling {verb}" in text, (name, verb)
 

@@ -90,7 +90,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"launchers", "scaling.bucket", "scaling.store", "scaling.measure", "scaling.study"}
     | {"scaling.analysis", "scaling.report"},
     "scaling.cli.options": BOTTOM | {"scaling.study"},
-    "scaling.cli.schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
+    "scaling.cli.schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange", "scaling.cli.options"},
     "scaling.cli.predict": STUDYING
     | {"scaling.prediction", "scaling.prediction.attached", "scaling.prediction.calibration_data"}
     | {"scaling.cli.schedule"},
@@ -115,7 +115,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.export": READING,
     "scaling.cli.recommend": READING | {"topologies"},
     "scaling.cli.status": READING,
-    "scaling.cli.watch": READING,
     "scaling.cli": BOTTOM
     | {"topologies", "scaling.cli.options", "scaling.store"}
     | {
@@ -135,7 +134,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
                 "recommend",
                 "report",
             ),
-            *("run", "schedule", "status", "submit", "synthesize", "topology", "tune", "verify", "watch"),
+            *("run", "schedule", "status", "submit", "synthesize", "topology", "tune", "verify"),
         )
     },
     "scaling.__main__": frozenset({"scaling.cli", "scaling.import_path"}),

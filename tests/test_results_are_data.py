@@ -115,7 +115,6 @@ def change_records(folder: ResultsFolder, change: Callable[[dict[str, Any]], Non
 def verbs(folder: Path, study: Path) -> Iterator[tuple[object, ...]]:
     """Every verb that reads a results folder."""
     yield ("status", folder)
-    yield ("watch", folder, "--once")
     yield ("recommend", folder)
     yield ("explain", folder)
     yield ("compare", folder, folder)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scaling.analysis.candidates import ACCURACY, EFFICIENCY, ENERGY, HOURS, MEMORY, TIME, Candidate
 from scaling.analysis.decisions import TIE_RATIO
+from scaling.analysis.fronts import AGAINST_TIME, seconds_a_sample
 from scaling.errors import ScalingError
 
 OBJECTIVES = (TIME, ACCURACY, f"{EFFICIENCY} >= 0.8", HOURS, ENERGY, MEMORY)
@@ -37,10 +38,10 @@ class Objective:
             candidates: the smallest value first.
             are_ties: whether each is shown to be as small as the first.
         """
-        if self.name not in (MEMORY, ENERGY, HOURS):
+        if self.name not in AGAINST_TIME:
             return list(candidates)
         tied = [candidates[0], *(one for one, is_tie in zip(candidates, are_ties, strict=True) if is_tie)]
-        seconds = [float(one.row["iteration_s"] / one.row["global_batch"]) for one in tied]
+        seconds = [seconds_a_sample(one) for one in tied]
         are_fast = [one_s <= (1 + TIE_RATIO) * min(seconds) for one_s in seconds]
         choice = tied[are_fast.index(True)]
         return [choice, *(one for one in candidates if one is not choice)]

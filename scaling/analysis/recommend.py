@@ -46,6 +46,7 @@ from scaling.analysis.doubts import doubts_of
 from scaling.analysis.explain import explain_cell, limit_of
 from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
+from scaling.analysis.fronts import AGAINST_TIME, trade_off
 from scaling.analysis.objectives import OBJECTIVES, Objective, parse_objective
 from scaling.analysis.samples import CellResult
 
@@ -123,6 +124,7 @@ class Recommendation:
         workers, aggregator: the two decisions; None without a choice.
         ruled_out: those that are shown to be larger than the choice.
         remarks: of the study's launches.
+        trade_off: the settings than which none is better in the objective and in time; None without several.
     """
 
     objective: str
@@ -142,6 +144,7 @@ class Recommendation:
     doubts: Sequence[Finding] = ()
     ruled_out: Sequence[Candidate] = ()
     remarks: Sequence[Finding] = ()
+    trade_off: Finding | None = None
 
     @property
     def finding(self) -> Finding:
@@ -162,6 +165,10 @@ class Recommendation:
         ]
         values |= {
             "choice": self.choice.values(),
+            "as_small": self._as_small(self.choice),
+            "num_ties": len(self.rivals) + 1,
+            "iteration_s": self.choice.row["iteration_s"],
+            "further": list(shared[1:]),
             "rivals": rivals,
             "ruled_out": [candidate.parts[0] for candidate in self.ruled_out],
             "more_repeats": self.more_repeats,
@@ -176,6 +183,14 @@ class Recommendation:
         }
         shown = [self.choice, *(rival.candidate for rival in self.rivals)]
         return Finding("recommendation", tuple(candidate.cell_id for candidate in shown), values)
+
+    def _as_small(self, choice: Choice) -> list[str] | None:
+        """Others that are shown to be the same, of which time chose: without what makes no difference."""
+        is_same = self.state == "tie" and all(rival.is_same for rival in self.rivals)
+        if self.objective not in AGAINST_TIME or not is_same:
+            return None
+        names = dict.fromkeys(rival.candidate.parts[0] for rival in self.rivals)
+        return [name for name in names if name != choice.parts[0]]
 
 
 def recommend(
@@ -268,6 +283,7 @@ def _recommend(
         },
         ruled_out=[other for other in others if other.cell_id not in open_ids],
         remarks=scatters.of_times.remarks_on({candidate.cell_id for candidate in candidates}),
+        trade_off=trade_off(wanted.name, candidates),
     )
 
 

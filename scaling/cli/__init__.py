@@ -27,7 +27,7 @@ from scaling.cli.export import export
 from scaling.cli.history import history
 from scaling.cli.import_table import import_table
 from scaling.cli.listing import list_
-from scaling.cli.options import note
+from scaling.cli.options import Group, note
 from scaling.cli.plan import plan
 from scaling.cli.predict import predict
 from scaling.cli.recommend import recommend
@@ -40,13 +40,13 @@ from scaling.cli.synthesize import synthesize
 from scaling.cli.topology import topology
 from scaling.cli.tune import tune
 from scaling.cli.verify import verify
-from scaling.cli.watch import watch
 from scaling.errors import LaunchError, ScalingError
 from scaling.files.texts import clean
 from scaling.start_up import allow_open_files, installed_by, open_standard_streams
 from topologies.errors import TopologyError
 
 app = typer.Typer(
+    cls=Group,
     name="scaling",
     help="Measure how synchronous data-parallel SGD scales here, and which gradient aggregation is best.",
     epilog="Example: scaling run quickstart",
@@ -71,8 +71,7 @@ VERBS: dict[str, list[tuple[Callable[..., None], str]]] = {
         (explain, "scaling explain results/budget all_reduce@4"),
         (compare, "scaling compare results/before results/after --fail-if 'slower > 5%'"),
         (export, "scaling export results/budget all_reduce@4 --format chrome > trace.json"),
-        (status, "scaling status results/mnist --json"),
-        (watch, "scaling watch results/mnist --once"),
+        (status, "scaling status results/mnist --watch"),
         (list_, "scaling list aggregators --json"),
         (import_table, "scaling import-table resnet50.csv --batch 64 --parameters 25557032"),
     ],
@@ -117,7 +116,11 @@ OLD_OPTIONS = {
 
 
 def _with_new_names(words: list[str]) -> list[str]:
-    """The words of a command, with options that were renamed under their new names."""
+    """The words of a command, with verbs and options that were renamed under their new names."""
+    if words[:1] == ["watch"]:
+        note("warning: watch is now called status --watch; the old name goes with the next version")
+        words = ["status", *words[1:], "--watch"]
+        return [word for word in words if word != "--once"][: -1 if "--once" in words else None]
     verb = next((word for word in words if word in OLD_OPTIONS), None)
     if verb is None:
         return words

@@ -25,15 +25,20 @@ def explain(
     columns of summary.csv that it uses.
     """
     from scaling.analysis.columns import to_rows
-    from scaling.analysis.explain import explain as find
+    from scaling.analysis.explain import explained
+    from scaling.analysis.explain_view import Known
     from scaling.analysis.reading import notes_of, read_study
     from scaling.errors import ScalingError
+    from scaling.report.content import study_answer
     from scaling.report.explain_text import as_dict, choose, details, overview
-    from scaling.store import ResultsFolder
+    from scaling.report.screen import folded_answer
+    from scaling.store import Snapshot
 
-    study = read_study(ResultsFolder(directory))
+    folder = Snapshot(directory)
+    study = read_study(folder)
     rows = to_rows(study.table)
-    findings = find(study.table, study.cells, study.num_cores)
+    known = Known.of(rows, study.cells, study.num_cores)
+    findings = explained(known)
     if not findings:
         raise ScalingError(
             f"{directory} has no timing and no training to explain; `scaling report {directory}` shows it"
@@ -52,7 +57,9 @@ def explain(
         ]
         typer.echo(json.dumps(entries, indent=1, default=asdict))
         return
-    _, of_script = notes_of(ResultsFolder(directory).study())
+    _, of_script = notes_of(folder.study())
+    if cell is None and not of_script and (answer := study_answer(folder, study, known)):
+        typer.echo("\n".join([*folded_answer(answer), "", "What limits each setting:"]))
     lines = overview(rows, findings, of_script) if cell is None else details(rows, findings, chosen)
     typer.echo("\n".join(lines).rstrip())
     if cell is None:

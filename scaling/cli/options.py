@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from scaling.files.redaction import redacted
 
@@ -26,6 +27,28 @@ Out = Annotated[
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Group(TyperGroup):
+    """Commands of which the help shows no type of a flag: `--json`, not `--json <bool>`."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Its own options."""
+        return _without_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """One of its commands."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_types(command.get_params(ctx))
+        return command
+
+
+def _without_types(options: Any) -> Any:
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    return options
 
 
 def note(message: str) -> None:

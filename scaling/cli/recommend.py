@@ -33,15 +33,12 @@ def recommend(
     """
     from scaling.analysis.columns import to_rows
     from scaling.analysis.explain_view import Known
-    from scaling.analysis.questions import question_of
     from scaling.analysis.reading import read_study
     from scaling.analysis.recommend import recommend as find
-    from scaling.analysis.verdict import verdicts
     from scaling.errors import ScalingError
-    from scaling.report.answer import answer_of
+    from scaling.report.content import study_answer
     from scaling.report.recommend_text import as_dict, lines_of
     from scaling.report.screen import folded_answer
-    from scaling.report.verdict_text import asked, command_of
     from scaling.store import Snapshot
 
     most_bytes = None if max_memory is None else _size_in_bytes(max_memory)
@@ -59,13 +56,8 @@ def recommend(
     if as_json:
         typer.echo(json.dumps([as_dict(recommendation) for recommendation in recommendations], indent=1))
     else:
-        if objective == "time" and most_bytes is None:
-            answers = asked(
-                verdicts(study.table, study.cells, known=known), question_of(folder.study(), known.rows)
-            )
-            if answers:
-                answer = answer_of(answers, command_of(answers[0], folder))
-                typer.echo("\n".join([*folded_answer(answer), ""]))
+        if objective == "time" and most_bytes is None and (answer := study_answer(folder, study, known)):
+            typer.echo("\n".join([*folded_answer(answer), ""]))
         for recommendation in recommendations:
             typer.echo("\n".join(lines_of(recommendation)))
     if any(recommendation.state == "undecided" for recommendation in recommendations):

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from scaling.cli.options import Group
 from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
 
 schedule = typer.Typer(
+    cls=Group,
     name="schedule",
     help="Export collectives in the formats of other engines; prove those of others.",
     epilog="Example: scaling schedule export ring --world-size 8 --out ring.xml",

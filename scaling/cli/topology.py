@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from scaling.cli.options import AsJson, note
+from scaling.cli.options import AsJson, Group, note
 from topologies.errors import TopologyError
 
 topology = typer.Typer(
+    cls=Group,
     name="topology",
     help="Machine files: devices, links and paths.",
     epilog="Example: scaling topology show hgx-h200-4",

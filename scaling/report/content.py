@@ -11,11 +11,15 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.columns import SEPARATOR, Row, to_rows
+from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
-from scaling.analysis.reading import notes_of, num_cores
+from scaling.analysis.questions import answers as question_answers
+from scaling.analysis.questions import question_of
+from scaling.analysis.reading import MeasuredStudy, notes_of, num_cores
 from scaling.analysis.study_scatter import StudyScatter, study_scatter
 from scaling.analysis.summary_findings import summary_findings
+from scaling.analysis.verdict import verdicts
 from scaling.analysis.wall_time import WallTime
 from scaling.axes import ATTACHED
 from scaling.report.answer import Answer, answer_of, question_answer
@@ -26,6 +30,8 @@ from scaling.report.page_tables import page_tables
 from scaling.report.sections import SavedFigure, Section, arrange
 from scaling.report.tables import Table
 from scaling.report.text import Sentence, sentences_of, text_of
+from scaling.report.verdict_text import asked, command_of
+from scaling.store import ResultsFolder
 
 CAUTIONS = ("nothing_done", "more_threads_than_cores", "several_hosts", "launch_set_aside", "unfinished")
 """Kinds of findings that stand at the top of the page, whatever the answer is."""
@@ -165,6 +171,18 @@ def content_of(
         imported=str((environment or {}).get("imported", "")),
         can_run=ATTACHED not in [part.get("kind") for part in study.get("parts", ())],
     )
+
+
+def study_answer(folder: ResultsFolder, study: MeasuredStudy, known: Known) -> Answer | None:
+    """What `report`, `recommend` and `explain` begin with; None of a study that timed and trained nothing."""
+    question = question_of(folder.study(), known.rows)
+    found = asked(verdicts(study.table, study.cells, known=known), question)
+    if not found:
+        return None
+    findings = summary_findings(study.table, known.scatter, known.num_cores, known.lossy)
+    cautions = [text_of(finding) for finding in findings if finding.kind in CAUTIONS]
+    answers = question_answers(question, study.table, study.cells)
+    return answer_of(found, command_of(found[0], folder), cautions, answers)
 
 
 def _repeats(text: str, headline: str) -> bool:

@@ -25,6 +25,8 @@ BY_SETTING = (
 def lines_of(recommendation: Recommendation) -> Iterator[str]:
     """The recommendation, and of each reason the cells that were left out for it."""
     yield filled(text_of(recommendation.finding))
+    if recommendation.trade_off is not None:
+        yield filled(text_of(recommendation.trade_off), indent=2)
     for remark in recommendation.remarks:
         yield filled(text_of(remark), indent=2)
     names: dict[str, dict[str, None]] = {}
@@ -46,6 +48,7 @@ def as_dict(recommendation: Recommendation) -> dict[str, Any]:
         "runner_up": _choice(recommendation.runner_up),
         "rivals": [_choice(rival.candidate) for rival in recommendation.rivals],
         "ruled_out": [candidate.name for candidate in recommendation.ruled_out],
+        "trade_off": recommendation.trade_off and recommendation.trade_off.values["points"],
         "remarks": [text_of(remark) for remark in recommendation.remarks],
         "workers": recommendation.workers and asdict(recommendation.workers),
         "aggregator": recommendation.aggregator and asdict(recommendation.aggregator),

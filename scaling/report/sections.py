@@ -54,7 +54,7 @@ TITLES = {
     "speedup": "Every measured cell",
     "budget": "Where a step's time goes",
     "links": "Bytes on the links",
-    "choices": "Bucket size and input",
+    "choices": "Bucket size, input and costs",
     "training": "Training",
     "prediction": "Predicted and measured",
     "lossy": "What lossy aggregators lose",

@@ -140,7 +140,7 @@ def write_all(
     answers = asked(verdicts(table, cells, known=known), question)
     best = {answer.cells[0] for answer in answers}
     drawn, left_out = drawn_rows(known.rows, everything=formats.everything)
-    data = FigureInput(drawn, by_id, links, transfers, predicted, experiments, best)
+    data = FigureInput(drawn, by_id, links, transfers, predicted, experiments, best, question)
     figures, failures = draw_figures(folder, data, formats)
     groups = group_rows(to_rows(table))
     noise = seed_noise(groups, by_id)

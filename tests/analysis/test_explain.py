@@ -115,7 +115,7 @@ def test_exposed_communication_on_the_host_link_with_its_bandwidth(make_study):
     )  # fmt: skip
     found = first(study, cell)
     assert found.kind == "exposed_communication"
-    assert text_of(found) == "exposed communication on the host link, 88% of the step, at 24 GB/s a rank"
+    assert text_of(found) == "the exchange on the host link is exposed for 88% of the step, at 24 GB/s a rank"
     assert found.values["bytes_per_s"] == pytest.approx(24e9)
     assert next_experiment(found) == "try peer_access=true where the machine has it"
 
@@ -129,7 +129,7 @@ def test_copies_to_the_host_have_phases_of_their_own_and_no_rate_is_told(make_st
         summary={"wire_bytes_per_rank": [300_000_000] * 2},
     )  # fmt: skip
     found = findings(study, cell)["exposed_communication"]
-    assert text_of(found) == "exposed communication between the GPUs, 70% of the step"
+    assert text_of(found) == "the exchange between the GPUs is exposed for 70% of the step"
     assert "bytes_per_s" not in found.values
 
 

@@ -1,11 +1,16 @@
 """Recommendations on synthetic studies whose answer is known, undecided ones among them."""
 
+from operator import itemgetter
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from scaling.analysis.decisions import FEWEST
 from scaling.analysis.findings import Finding
+from scaling.analysis.fronts import front
 from scaling.analysis.objectives import parse_objective
+from scaling.analysis.reading import read_study
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
@@ -13,6 +18,7 @@ from scaling.errors import ScalingError
 from scaling.report.recommend_text import as_dict
 from scaling.report.text import text_of
 from scaling.report.titles import title_of
+from scaling.store import ResultsFolder
 
 GENERATOR_SEED = 4
 
@@ -406,3 +412,25 @@ def test_ties_in_memory_are_broken_by_time(study):
     assert found.state == "tie"
     (found,) = recommend(build_table("", cells), cells, "time")
     assert found.choice.row["aggregator"] == "large"
+
+
+def test_front_takes_the_faster_of_two_that_are_the_same_and_leaves_out_what_is_beaten():
+    points = [(10.0, 9.0), (10.2, 5.0), (11.0, 6.0), (12.0, 4.95), (13.0, 3.0)]
+    values = itemgetter(0), itemgetter(1)
+    assert front(points, *values, 0.03) == [(10.2, 5.0), (13.0, 3.0)]
+    assert front(points, *values) == [(10.0, 9.0), (10.2, 5.0), (12.0, 4.95), (13.0, 3.0)]
+
+
+def test_memory_is_decided_by_time_among_equals_and_the_trade_off_is_said():
+    folder = ResultsFolder(Path(__file__).parents[2] / "results/reference/sharded-2xh100")
+    study = read_study(folder)
+    small, medium = recommend(study.table, study.cells, "memory")
+    said = text_of(small.finding)
+    assert "use zero2 on 2 GPUs: 15.10 GB" in said
+    assert "; also fsdp2 on 2 GPUs and zero1 on 2 GPUs." in said, (
+        "neither with a link that makes no difference"
+    )
+    assert small.trade_off is None, "zero2 is as fast as any"
+    points = medium.trade_off.values["points"]
+    assert [one["short"].partition(" ")[0] for one in points] == ["fsdp2", "zero2", "zero1", "all_reduce"]
+    assert "fsdp2 on 2 GPUs (14.5; 165), zero2 on 2 GPUs (15.0; 112)" in text_of(medium.trade_off)

@@ -49,7 +49,7 @@ def of_experiments(tmp_path):
     return folder.path
 
 
-@pytest.mark.parametrize("words", [("status",), ("watch", "--once")], ids=" ".join)
+@pytest.mark.parametrize("words", [("status",)], ids=" ".join)
 def test_states_of_experiments_fit_eighty_columns(call, of_experiments, words):
     _, out, err = call(*words, of_experiments)
     assert "no such algorithm" in out, err

@@ -88,7 +88,7 @@ def _committed_folders_are_read_once():
 
 
 COMMANDS = commands()
-READING = ["compare", "recommend", "explain", "status", "watch", "report", "plan", "list", "doctor", "verify"]
+READING = ["compare", "recommend", "explain", "status", "report", "plan", "list", "doctor", "verify"]
 
 
 def ids(entry):
@@ -155,7 +155,7 @@ def test_explain_names_the_slow_rank_that_was_planted(call):
 
 
 def test_watch_of_a_finished_study_ends_by_itself(call):
-    code, out, _ = call("watch", SMALL, "--json")
+    code, out, _ = call("status", SMALL, "--watch", "--json")
     assert code == 0
     assert json.loads(out)["is_over"] is True
 
@@ -174,7 +174,7 @@ def test_watch_of_a_finished_study_ends_by_itself(call):
         (("explain", SMALL, "rign@4"), "slow_rank@4"),
         (("export", SMALL, "--format", "xml"), "allowed: chrome, mllog, csv, extra-p"),
         (("export", SMALL, "--format", "extra-p"), "two world sizes"),
-        (("watch", "nowhere"), "no results folder nowhere"),
+        (("status", "nowhere", "--watch"), "no results folder nowhere"),
     ],
 )  # fmt: skip
 def test_errors_are_one_message_that_says_what_to_do(call, arguments, message):
@@ -193,7 +193,7 @@ def test_errors_are_one_message_that_says_what_to_do(call, arguments, message):
         ("explain", TIMED),
         ("explain", SMALL, "slow_rank@4"),
         ("status", SMALL),
-        ("watch", SMALL),
+        ("status", SMALL, "--watch"),
     ],
     ids=lambda words: str(words[0]),
 )

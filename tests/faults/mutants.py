@@ -39,7 +39,7 @@ MOST_CALLS = 15_000_000
 """Of any command on a file that this draws, or on numbers that are as large as is allowed."""
 
 CODES = {
-    **{"compare": {0, 2, 3}, "status": {0, 2}, "watch": {0, 1, 2}, "recommend": {0, 2, 3}, "explain": {0, 2}},
+    **{"compare": {0, 2, 3}, "status": {0, 1, 2}, "recommend": {0, 2, 3}, "explain": {0, 2}},
     **{
         "export": {0, 2},
         "predict": {0, 2},

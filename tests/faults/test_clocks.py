@@ -19,7 +19,6 @@ TIMES_OF_DAY = {
     "scaling/attach/launch.py": "compared with times of files",
     "scaling/attach/study.py": "compared with times of files",
     "scaling/attach/inside/agent.py": "compared with times of files; which rank raised first",
-    "scaling/cli/watch.py": "age of what another command recorded",
     "scaling/cli/status.py": "age of what another command recorded",
     "scaling/store/records.py": "when a run was made",
     "scaling/measure/probe/run.py": "the day",

@@ -112,8 +112,6 @@ def _read_results(folder: Path, name: str, draw: random.Random) -> Sequence[obje
     some = [
         ("status", results),
         ("status", results, "--json"),
-        ("watch", results, "--once"),
-        ("watch", results, "--once", "--json"),
         ("recommend", results),
         ("explain", results),
         ("compare", results, results),

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from scaling.analysis.columns import to_rows
+from scaling.analysis.fronts import front
 from scaling.analysis.groups import group_rows
 from scaling.analysis.links import CellLinks, LinkUse
 from scaling.analysis.samples import read_cells
@@ -43,7 +44,7 @@ from scaling.report.figures.style import (
     part_look,
 )
 from scaling.report.figures.throughput import throughput_lines
-from scaling.report.figures.trade import TradePoint, label_places, pareto_front, trade_points
+from scaling.report.figures.trade import TradePoint, label_places, trade_points
 from scaling.report.figures.training import draw_training, training_lines
 from scaling.report.page_tables import columns_of
 from scaling.report.titles import title_of
@@ -323,7 +324,11 @@ def test_pareto_front_leaves_out_what_is_beaten_in_both():
         trade_point("same", 0.7, 1.5),
         trade_point("best", 0.95, 8.0),
     ]
-    assert [point.name for point in pareto_front(points, "bytes")] == ["cheap", "best"]
+    drawn = [point.of("bytes") for point in points]
+    assert [point.name for point in front(drawn, lambda one: one.x, lambda one: one.loss)] == [
+        "cheap",
+        "best",
+    ]
 
 
 def test_accuracy_against_bytes_counts_all_steps_of_the_training(study, epoch_line):

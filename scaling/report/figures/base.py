@@ -36,6 +36,7 @@ class FigureInput:
         predicted: cells that were predicted before they were measured.
         experiments: device cells, an experiment each.
         best: ids of the cells that the study's answers choose.
+        question: the study's.
     """
 
     rows: Sequence[Row]
@@ -45,6 +46,7 @@ class FigureInput:
     predicted: Sequence[PredictedCell] = ()
     experiments: Sequence[Results] = ()
     best: Collection[str] = ()
+    question: str = ""
 
     @cached_property
     def groups(self) -> list[CellGroup]:

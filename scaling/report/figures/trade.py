@@ -1,16 +1,19 @@
-"""Final accuracy against bytes and against seconds, with the Pareto front of the aggregators."""
+"""Trade-offs as pictures, each with its front: accuracy, memory, GPU hours or energy against time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from scaling.analysis.candidates import Candidate, workloads
 from scaling.analysis.columns import Row, unit_of_workers
+from scaling.analysis.decisions import TIE_RATIO
+from scaling.analysis.fronts import AGAINST_TIME, front, seconds_a_sample, trade_off
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.samples import CellResult
@@ -28,7 +31,7 @@ from scaling.report.figures.parts import (
 from scaling.report.figures.style import BEST, NEARLY_ALL, OTHER
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import number, percent
-from scaling.report.titles import title_of
+from scaling.report.titles import title_of, unit_of
 
 CHARACTER, DOT, RIGHT_END = 0.021, 0.012, 1.02
 """A label's width per character, half of a point's size, and where labels end, as shares of the plot."""
@@ -37,29 +40,66 @@ NARROW = 5.0
 """An axis that spans less than this factor has ticks at even distances."""
 
 CAPTION = (
-    "Test accuracy after the last epoch, on the most workers, against what the training took. Green: the "
-    "Pareto front, of which none is beaten in both. Bars: from the smallest to the largest seed; hollow: "
-    "one training. Seed noise may be larger than a step of the front."
+    "Test accuracy after the last epoch, on the most workers, against what the training took. Green: none is "
+    "better in both. Bars: from the smallest to the largest seed, whose noise may exceed a step of the front."
 )
+OF_TIME = "A point a setting; none is better in both than a green one. Left and below is better."
+NAMES = {"memory": "Memory", "gpu-hours": "GPU hours", "energy": "Energy"}
 
 
 @figure(section="training")
 def trade(data: FigureInput) -> Iterator[Drawn]:
     """Of each group with several aggregators on its most workers: against bytes and against seconds."""
     for group in data.groups_of("convergence"):
-        points = trade_points(group, data.cells)
+        points = [point for point in trade_points(group, data.cells) if math.isfinite(point.seconds)]
         for against, label in (
             ("bytes", "GB that the busiest rank sends"),
             ("seconds", "seconds of training"),
         ):
-            known = [
-                point for point in points if point.cost(against) > 0 and math.isfinite(point.cost(against))
-            ]
+            known = [point.of(against) for point in points if 0 < point.cost(against) < math.inf]
             if len(known) > 1:
                 title = data.titled(f"Accuracy against {against}", group)
-                drawing = _draw_trade(title, known, against, label)
+                drawing = _draw_accuracies(title, known, label)
                 name = f"accuracy-{against}-{group.slug}"
                 yield Drawn(name, title_of(group.given), CAPTION, drawing, "convergence.csv", group)
+
+
+def _of_time(data: FigureInput, objectives: Sequence[str]) -> Iterator[Drawn]:
+    """Of each workload in which no candidate is best in both: the value of an objective against time."""
+    for objective in objectives:
+        for workload in workloads(objective, data.rows, list(data.cells.values())):
+            if trade_off(objective, workload.candidates) is not None:
+                fastest = min(workload.candidates, key=seconds_a_sample)
+                (group,) = [one for one in data.groups_of("iteration") if fastest.row in one.rows]
+                title = data.titled(f"{NAMES[objective]} against time", group)
+                drawing = _draw_times(title, workload.candidates)
+                name = f"{objective}-time-{group.slug}"
+                yield Drawn(name, title_of(workload.given), OF_TIME, drawing, "summary.csv", group)
+
+
+@figure(section="answer")
+def memory(data: FigureInput) -> Iterator[Drawn]:
+    """Memory against time, of a study that asks for it."""
+    yield from _of_time(data, ["memory"] if data.question == "memory" else [])
+
+
+@figure(section="choices")
+def others(data: FigureInput) -> Iterator[Drawn]:
+    """GPU hours and energy against time; memory too where the study asks for something else."""
+    yield from _of_time(data, [one for one in AGAINST_TIME if (one, data.question) != ("memory", "memory")])
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is drawn: its name, tip, place, the ends of its bar (NaN: none), and what is to be small of y."""
+
+    name: str
+    tip: str
+    x: float
+    y: float
+    loss: float
+    low: float = math.nan
+    high: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -87,6 +127,14 @@ class TradePoint:
     def cost(self, against: str) -> float:
         """Gigabytes or seconds."""
         return self.gigabytes if against == "bytes" else self.seconds
+
+    def of(self, against: str) -> Point:
+        """It as drawn."""
+        cost, unit = self.cost(against), "GB a rank" if against == "bytes" else "s"
+        spread = "" if math.isnan(self.low) else f" (seeds {percent(self.low, 2)} to {percent(self.high, 2)})"
+        reached = f"{percent(self.accuracy, 2)}{spread}, {number(cost)} {unit}"
+        tip = f"{self.name}, {workers(self.world_size, self.worker)}: {reached}"
+        return Point(self.name, tip, cost, self.accuracy, 1 - self.accuracy, self.low, self.high)
 
 
 def trade_points(group: CellGroup, cells: Mapping[str, CellResult]) -> list[TradePoint]:
@@ -117,61 +165,85 @@ def _point(group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellResult
     )
 
 
-def pareto_front(points: Sequence[TradePoint], against: str) -> list[TradePoint]:
-    """Those than which none is both at least as accurate and at least as cheap, from cheap to accurate."""
-    front: list[TradePoint] = []
-    for point in sorted(points, key=lambda point: (point.cost(against), -point.accuracy)):
-        if not front or point.accuracy > front[-1].accuracy:
-            front.append(point)
-    return front
-
-
-def _draw_trade(title: str, points: Sequence[TradePoint], against: str, label: str) -> Figure:
-    """Accuracy over the cost, or near 100% the error on a log scale; the front is a stair."""
-    figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    front = pareto_front(points, against)
-    costs = [point.cost(against) for point in points]
-    axes.set_xscale("log")
-    axes.set_xlim(min(costs) / 1.25, max(costs) * 2.2)
-    ends = [end for point in points for end in (point.accuracy, point.low, point.high) if math.isfinite(end)]
-    is_error = NEARLY_ALL <= max(ends) < 1
-
-    def shown(accuracy: float) -> float:
-        return 1 - accuracy if is_error else accuracy
-
-    if is_error:
+def _draw_accuracies(title: str, points: Sequence[Point], label: str) -> Figure:
+    """Accuracy over the cost, or near 100% the error on a log scale."""
+    ends = [end for point in points for end in (point.y, point.low, point.high) if math.isfinite(end)]
+    figure, axes = _plot(title, points, label)
+    if NEARLY_ALL <= max(ends) < 1:
         axes.set_ylim((1 - max(ends)) / 1.2, (1 - min(ends)) * 1.2)
         plain_log(axes, percent_tick)
+        if axes.get_ylim()[1] < NARROW * axes.get_ylim()[0]:
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.set_ylabel("test error")
+        points = [replace(one, y=1 - one.y, low=1 - one.low, high=1 - one.high) for one in points]
     else:
         room = 0.12 * (max(ends) - min(ends)) or 0.01
         axes.set_ylim(min(ends) - room, max(ends) + room)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: percent_tick(value)))
-    axes.step(
-        [point.cost(against) for point in front],
-        [shown(point.accuracy) for point in front],
-        where="post",
-        color=BEST,
-        linewidth=1.2,
-    )
-    if is_error and axes.get_ylim()[1] < NARROW * axes.get_ylim()[0]:
+        axes.set_ylabel("test accuracy")
+    _draw_points(axes, points, front(points, lambda one: one.x, lambda one: one.loss))
+    return figure
+
+
+def _draw_times(title: str, candidates: Sequence[Candidate]) -> Figure:
+    """The time of a step, or where batches differ of a sample, over what is weighed against it."""
+    by_step = len({one.row["global_batch"] for one in candidates}) == 1
+    points = []
+    for one in candidates:
+        time = (
+            1e3 * one.row["iteration_s"]
+            if by_step
+            else 1e6 * one.row["iteration_s"] / one.row["global_batch"]
+        )
+        unit = "ms a step" if by_step else "us a sample"
+        tip = f"{one.name}: {number(one.value)} {unit_of(one.values())}, {number(time)} {unit}"
+        points.append(Point(one.parts[0], tip, one.value, time, time))
+    figure, axes = _plot(title, points, unit_of(candidates[0].values()))
+    axes.set_ylim(min(one.y for one in points) / 1.25, max(one.y for one in points) * 1.25)
+    plain_log(axes, lambda value: f"{value:g}")
+    if axes.get_ylim()[1] < NARROW * axes.get_ylim()[0]:
         axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_ylabel(unit)
+    best = front(points, lambda one: one.x, lambda one: one.y, TIE_RATIO)
+    _draw_points(axes, [one if one in best else replace(one, name="") for one in points], best)
+    return figure
+
+
+def _plot(title: str, points: Sequence[Point], label: str) -> tuple[Figure, Axes]:
+    """An empty plot over the cost, on a log scale."""
+    figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
+    axes, costs = figure.add_subplot(), [point.x for point in points]
+    axes.set_xscale("log")
+    axes.set_xlim(min(costs) / 1.25, max(costs) * 2.2)
     narrow = axes.get_xlim()[1] < NARROW * axes.get_xlim()[0]
     axes.xaxis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator())
-    to_axes = axes.transData + axes.transAxes.inverted()
-    places = {point: to_axes.transform((point.cost(against), shown(point.accuracy))) for point in points}
-    ordered = sorted(points, key=lambda point: point not in front)
-    labels = label_places(
-        [(float(places[point][0]), float(places[point][1]), broken(point.name)) for point in ordered]
-    )
-    for point, label_at in zip(ordered, labels, strict=True):
-        _draw_point(axes, point, against, shown, label_at, is_best=point in front)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel(label)
-    axes.set_ylabel("test error" if is_error else "test accuracy")
     set_title(figure, title)
-    return figure
+    return figure, axes
+
+
+def _draw_points(axes: Axes, points: Sequence[Point], best: Sequence[Point]) -> None:
+    """Points with their names where there is room, else in their tips; the front is a stair."""
+    axes.step([one.x for one in best], [one.y for one in best], where="post", color=BEST, linewidth=1.2)
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ordered = sorted(points, key=lambda point: point not in best)
+    places = [to_axes.transform((point.x, point.y)) for point in ordered]
+    labels = label_places(
+        [(float(x), float(y), broken(one.name)) for (x, y), one in zip(places, ordered, strict=True)]
+    )
+    for point, label_at in zip(ordered, labels, strict=True):
+        colour = BEST if point in best else OTHER
+        is_single = math.isnan(point.low)
+        if not is_single:
+            axes.plot([point.x] * 2, [point.low, point.high], color=colour, marker="_", linewidth=1.0)
+        face = "white" if is_single else colour
+        axes.plot([point.x], [point.y], color=colour, marker="o", markerfacecolor=face, linestyle="")
+        add_tip(axes, point.x, point.y, point.tip)
+        if point.name and label_at is not None:
+            name = axes.text(*label_at, broken(point.name), transform=axes.transAxes, va="center", fontsize=8)
+            with_tip(name, point.tip)
 
 
 def label_places(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float] | None]:
@@ -205,31 +277,3 @@ def _is_free(box: Box, taken: Sequence[Box]) -> bool:
     return is_inside and not any(
         left < other[2] and other[0] < right and bottom < other[3] and other[1] < top for other in taken
     )
-
-
-def _draw_point(
-    axes: Axes,
-    point: TradePoint,
-    against: str,
-    shown: Callable[[float], float],
-    label_at: tuple[float, float] | None,
-    *,
-    is_best: bool,
-) -> None:
-    """A point with its name at `label_at`, a place in the axes; without room for it, the tip has the name."""
-    cost, colour = point.cost(against), BEST if is_best else OTHER
-    is_single = math.isnan(point.low)
-    if not is_single:
-        ends = [shown(point.low), shown(point.high)]
-        axes.plot([cost, cost], ends, color=colour, marker="_", linewidth=1.0)
-    face = "white" if is_single else colour
-    axes.plot([cost], [shown(point.accuracy)], color=colour, marker="o", markerfacecolor=face, linestyle="")
-    unit = "GB a rank" if against == "bytes" else "s"
-    spread = "" if is_single else f" (seeds {percent(point.low, 2)} to {percent(point.high, 2)})"
-    reached = f"{percent(point.accuracy, 2)}{spread}"
-    text = f"{point.name}, {workers(point.world_size, point.worker)}: {reached}, {number(cost)} {unit}"
-    place = cost, shown(point.accuracy)
-    add_tip(axes, *place, text)
-    if label_at is not None:
-        name = axes.text(*label_at, broken(point.name), transform=axes.transAxes, va="center", fontsize=8)
-        with_tip(name, text)
