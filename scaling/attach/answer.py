@@ -164,7 +164,7 @@ def _input(measured: Measured) -> Finding:
     if saved is None and "cached_input" not in measured.steps_s:
         return _missing(measured, "With cached input", "cached_input")
     workers = [rank.get("loader_workers", 0) for rank in measured.alone]
-    making = made and {**asdict(made), "is_queued": made.is_queued, "workers": workers[0]}
+    making = {**made, "workers": workers[0]} if made else None
     return _said("input", saved=saved and _of(saved), made=making)
 
 
@@ -220,10 +220,12 @@ def _efficiency(measured: Measured) -> Finding:
 
 def _few_steps(measured: Measured) -> Iterator[Finding]:
     """What a median does not show, and how much was seen."""
-    if often := [asdict(one) for one in rare(measured) if one.ratio >= LEAST_SAID]:
-        yield _said("rare", often=often)
+    often = [asdict(one) for one in rare(measured) if one.ratio >= LEAST_SAID]
     least, ratio, what = other_steps(measured)
-    if measured.spread_ratio is not None and least > max(measured.spread_ratio, 0.02):
+    is_more = measured.spread_ratio is not None and least > max(measured.spread_ratio, 0.02)
+    if often:
+        yield _said("rare", often=often, is_more=is_more)
+    elif is_more:
         yield _said("other_steps", ratio=ratio, what=what)
     if _long_steps_seen(measured):
         _, usual, in_input = measured.long_steps_found()

@@ -55,15 +55,10 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Finding]:
         return []
     slow = slow_rank(measured)
     candidates = [
-        *_of_slow_ranks(measured, slow, spread),
-        *_of_input(measured, slow),
-        *_of_exchange(measured),
-        *_of_arms(measured),
-        *_of_cores(measured),
-        *_of_phases(measured),
-        *_of_other_steps(measured, spread),
-        *_of_work(measured),
-    ]
+        *_of_slow_ranks(measured, slow, spread), *_of_input(measured, slow), *_of_exchange(measured),
+        *_of_arms(measured), *_of_cores(measured), *_of_phases(measured),
+        *_of_other_steps(measured, spread), *_of_work(measured),
+    ]  # fmt: skip
     claimed = _claimed(candidates, spread)
     waits = sum(finding.values["ratio"] for finding in claimed if finding.kind in WAITED_FOR)
     claimed += _claimed(_of_trace(measured, traced, waits), spread)
@@ -175,15 +170,15 @@ def _of_input(measured: Measured, slow: SlowRank | None) -> Iterator[Finding]:
     saved, made = saved_by_cached_input(measured), batch_making(measured)
     by_phases = saved is None and "cached_input" in measured.steps_s  # its steps or batches became others
     if by_phases:
-        saved = Saved(min((parts["input"] for parts in _parts(measured)), default=0.0), True)
+        saved = Saved(min(_parts(measured, "input")), True)
     if saved is None or not saved.is_certain:
         return
     if slow is not None and slow.phase == "input" and slow.longer_ratio > 0.5 * saved.ratio:
         return  # it is one rank's input
     starts = loader_starts(measured)
     yield _found(
-        "input", saved.ratio, is_once=by_phases, waits=made is not None and made.is_blocked,
-        is_queued=made is not None and made.is_queued, restarts=2 * starts.abandoned > starts.num_steps,
+        "input", saved.ratio, is_once=by_phases, waits=made.get("waits", False),
+        is_queued=made.get("is_queued", False), restarts=2 * starts["abandoned"] > starts["steps"],
     )  # fmt: skip
 
 
@@ -192,16 +187,15 @@ def _of_arms(measured: Measured) -> Iterator[Finding]:
     for name, arm in ARMS.items():
         saved = measured.saved(name) if arm.finding else None
         if saved is not None and saved.is_certain:
-            without, own = (
-                {key: ranks[0].get(key) for key in FACTS} for ranks in (measured.ranks, measured.facts[name])
-            )
-            yield _found(arm.finding, saved.ratio, usual=without, own=own)
+            both = [measured.ranks[0], measured.facts[name][0]]
+            usual, own = ({key: rank.get(key) for key in FACTS} for rank in both)
+            yield _found(arm.finding, saved.ratio, usual=usual, own=own)
 
 
 def _of_cores(measured: Measured) -> Iterator[Finding]:
     ranks = measured.ranks if measured.device == "cpu" else []
     # Of the waiting for a batch, or for other ranks, nothing is saved.
-    computes = min((1 - parts["input"] - parts["exchange"] for parts in _parts(measured)), default=1.0)
+    computes = 1 - max(_parts(measured, "input", "exchange"))
     for host in sorted({rank.get("host", "") for rank in ranks}):
         here = [rank for rank in ranks if rank.get("host", "") == host]
         cores, own = set().union(*(rank.get("affinity", []) for rank in here)), here[0].get("host_cores", 0)
@@ -212,27 +206,19 @@ def _of_cores(measured: Measured) -> Iterator[Finding]:
             )
 
 
-def _parts(measured: Measured) -> list[dict[str, float]]:
-    """Of each rank, the part of a step in each phase."""
-    return [
-        {name: value / max(sum(seconds.values()), 1e-9) for name, value in seconds.items()}
-        for seconds in shares(measured)
-    ]
+def _parts(measured: Measured, *phases: str) -> list[float]:
+    """Of each rank, the part of a step in these phases; 0 where it is not known."""
+    by_rank = shares(measured) or [{}]
+    return [sum(of.get(name, 0.0) for name in phases) / max(sum(of.values()), 1e-9) for of in by_rank]
 
 
 def _of_phases(measured: Measured) -> Iterator[Finding]:
     """Of phases that no arm takes away: what every rank spends in them."""
-    kinds = {
-        "before_backward": "" if measured.has_loader else "forward",
-        "gradients": "gradients",
-        "optimizer": "update",
-        "collectives": "collective",
-        "rest": "rest",
-    }
-    parts = _parts(measured)
+    kinds = {"gradients": "gradients", "optimizer": "update", "collectives": "collective", "rest": "rest"}
+    if not measured.has_loader:
+        kinds["before_backward"] = "forward"
     for kind, phase in kinds.items():
-        if parts and phase:
-            yield _found(kind, min(part.get(phase, 0.0) for part in parts), is_once=True)
+        yield _found(kind, min(_parts(measured, phase)), is_once=True)
 
 
 def other_steps(measured: Measured) -> tuple[float, float, str]:
@@ -271,11 +257,8 @@ def _of_work(measured: Measured) -> Iterator[Finding]:
 
 def long_steps_finding(measured: Measured) -> Finding:
     """What to look for in steps over twice the usual time."""
-    started, (least, _, in_input) = loader_starts(measured), measured.long_steps_found()
-    return _found(
-        "long_steps", least, in_input=in_input > MOSTLY_INPUT, starts=started.count, steps=started.num_steps,
-        starts_workers=started.count > 1 and started.starts_workers,
-    )  # fmt: skip
+    least, _, in_input = measured.long_steps_found()
+    return _found("long_steps", least, in_input=in_input > MOSTLY_INPUT, **loader_starts(measured))
 
 
 def idle_ratio(measured: Measured, traced: Traced) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,38 +15,23 @@ BLOCKED = 0.5
 """Making a batch that computes for less of its time waits: for storage, a network, a sleep."""
 
 
-@dataclass(frozen=True)
-class BatchMaking:
-    """What making a batch takes, in loaders' workers too.
+def batch_making(measured: Measured) -> dict[str, Any]:
+    """What making a batch takes, in loaders' workers too; empty if not seen.
 
-    Attributes:
-        seconds: the median.
-        computes_ratio: of them on a processor.
-        queues_ratio: of them waiting for a processor.
+    The median seconds, the parts on a processor and waiting for one, and what it mostly waits for.
     """
-
-    seconds: float
-    computes_ratio: float
-    queues_ratio: float
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether it mostly waits for something else than a processor."""
-        return self.computes_ratio + self.queues_ratio < BLOCKED
-
-    @property
-    def is_queued(self) -> bool:
-        return self.queues_ratio >= BLOCKED
-
-
-def batch_making(measured: Measured) -> BatchMaking | None:
-    """Over all ranks and batches; None if not seen."""
-    fetches = [fetch for rank in measured.alone for fetch in rank.get("fetches", [])]
-    if not fetches:
-        return None
-    wall_s, cpu_s, queued_s = (sum(column) for column in zip(*fetches, strict=True))
-    median_s, wall_s = float(np.median([fetch[0] for fetch in fetches])), max(wall_s, 1e-9)
-    return BatchMaking(median_s, min(cpu_s / wall_s, 1.0), queued_s / wall_s)
+    fetches = np.array([fetch for rank in measured.alone for fetch in rank.get("fetches", [])])
+    if not fetches.size:
+        return {}
+    wall_s, cpu_s, queued_s = fetches.sum(axis=0)
+    computes, queues = min(cpu_s / max(wall_s, 1e-9), 1.0), queued_s / max(wall_s, 1e-9)
+    return {
+        "seconds": float(np.median(fetches[:, 0])),
+        "computes_ratio": float(computes),
+        "queues_ratio": float(queues),
+        "waits": bool(computes + queues < BLOCKED),
+        "is_queued": bool(queues >= BLOCKED),
+    }
 
 
 def saved_by_cached_input(measured: Measured) -> Saved | None:
@@ -59,30 +44,18 @@ def saved_by_cached_input(measured: Measured) -> Saved | None:
     return measured.saved("cached_input")
 
 
-@dataclass(frozen=True)
-class LoaderStarts:
-    """How often a loader of the training began anew in a run.
-
-    Attributes:
-        count: on the rank with the fewest.
-        abandoned: of them before their last batch.
-        num_steps: of the run, the warm-up included.
-        starts_workers: each time.
+def loader_starts(measured: Measured) -> dict[str, Any]:
+    """How often a loader of the training began anew in a run's steps, of that before its last batch, and
+    whether it starts workers each time; on the rank with the fewest.
     """
-
-    count: int
-    abandoned: int
-    num_steps: int
-    starts_workers: bool
-
-
-def loader_starts(measured: Measured) -> LoaderStarts:
-    """In the run without exchange; none where it was not measured."""
-    ranks = measured.alone
-    if not ranks:
-        return LoaderStarts(0, 0, 0, False)
-    rank = min(ranks, key=lambda rank: int(rank.get("iterators", 0)))
+    rank = min(measured.alone, key=lambda rank: int(rank.get("iterators", 0)), default=None)
+    if rank is None:
+        return {"starts": 0, "abandoned": 0, "steps": 0, "starts_workers": False}
     count = rank.get("iterators", 0)
     has_workers = rank.get("loader_workers", 0) > 0 and not rank.get("persistent_workers", False)
-    steps = min(map(len, rank["step_s"]))
-    return LoaderStarts(count, count - rank.get("exhausted", 0), steps, has_workers)
+    return {
+        "starts": count,
+        "abandoned": count - rank.get("exhausted", 0),
+        "steps": min(map(len, rank["step_s"])),
+        "starts_workers": count > 1 and has_workers,
+    }

@@ -190,8 +190,7 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
         others = [every[at] for at in at_others if every[at].arm in usual_s]
         more = sum(step.step_s - usual_s[step.arm] for step in others) / len(counted) / first_s
         phases = {
-            phase: sum(end - start for step in others for name, start, end in step.spans if name == phase)
-            / (len(counted) * first_s)
+            phase: sum(_in_phase_s(step, phase) for step in others) / (len(counted) * first_s)
             for phase in MOST_PHASES
         }
         found.append((more, phases))
@@ -231,22 +230,16 @@ def long_steps(ranks: Sequence[dict[str, Any]], arm: str) -> LongSteps:
 
 
 def _long_steps(steps: Sequence[Step]) -> LongSteps:
-    usual_s = float(np.median([step.step_s for step in steps]))
-    usual_input_s = float(np.median([_input_s(step) for step in steps]))
-    long = [step for step in steps if step.step_s > 2 * usual_s]
-    more_s = sum(step.step_s - usual_s for step in long)
-    more_input_s = sum(_input_s(step) - usual_input_s for step in long)
-    has_input = any(name == "input" for step in steps for name, _, _ in step.spans)
-    return LongSteps(
-        len(long),
-        len(steps),
-        more_s / len(steps) / usual_s,
-        more_input_s / more_s if has_input and long else None,
-    )
+    steps_s = np.array([step.step_s for step in steps])
+    inputs_s = np.array([_in_phase_s(step, "input") for step in steps])
+    usual_s, is_long = float(np.median(steps_s)), steps_s > 2 * np.median(steps_s)
+    more_s, more_input_s = (float((of - np.median(of))[is_long].sum()) for of in (steps_s, inputs_s))
+    in_input = more_input_s / more_s if inputs_s.any() and is_long.any() else None
+    return LongSteps(int(is_long.sum()), len(steps), more_s / len(steps) / usual_s, in_input)
 
 
-def _input_s(step: Step) -> float:
-    return sum(stop - start for name, start, stop in step.spans if name == "input")
+def _in_phase_s(step: Step, phase: str) -> float:
+    return sum(stop - start for name, start, stop in step.spans if name == phase)
 
 
 def mean_s(ranks: Sequence[dict[str, Any]]) -> float:
@@ -262,10 +255,5 @@ def medians_s(steps: Sequence[Sequence[Step]]) -> list[float]:
 def phases_s(steps: Sequence[Step]) -> dict[str, float]:
     """The seconds of each phase in a rank's steps, without a quarter of the longest and of the shortest."""
     return {
-        phase: float(
-            trim_mean(
-                [sum(stop - start for name, start, stop in s.spans if name == phase) for s in steps], 0.25
-            )
-        )
-        for phase in MOST_PHASES
+        phase: float(trim_mean([_in_phase_s(step, phase) for step in steps], 0.25)) for phase in MOST_PHASES
     }

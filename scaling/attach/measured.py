@@ -313,14 +313,9 @@ class Measured:
     def phases_of(self, arm: str) -> list[dict[str, float]]:
         """Of each rank, the median over launches; empty where there are none."""
         launches = list(self.phases.get(arm, {}).values())
-        if not launches:
-            return []
         return [
-            {
-                name: float(np.median([launch[rank][name] for launch in launches]))
-                for name in launches[0][rank]
-            }
-            for rank in range(len(launches[0]))
+            {name: float(np.median([of[name] for of in launched])) for name in launched[0]}
+            for launched in zip(*launches, strict=True)
         ]
 
     def long_steps_found(self) -> tuple[float, LongSteps, float]:

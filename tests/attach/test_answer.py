@@ -175,7 +175,8 @@ def test_saves_are_said_with_the_ranks_that_make_them(saving: tuple[int, ...], s
         measured.add(launch, Run("baseline", ranks))
     measured.left_out = measured.left_out[3:]
     wait = ", while the others wait" if len(saving) == 1 else ""
-    assert f"In some steps {said} once in 6 steps, 0.5 s{wait}: 45% of the time." in answer(measured)
+    line = f"In some steps {said} once in 6 steps, 0.5 s{wait}: 45% of the time; the other lines are"
+    assert f"{line} about steps without that." in answer(measured)
     assert findings(measured)[0].kind == "saves"
 
 

@@ -57,6 +57,14 @@ def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, tmp_path: Pat
     assert not list((tmp_path / "work").iterdir())
 
 
+def test_the_clock_tells_evaluations_from_steps(tmp_path: Path) -> None:
+    script = tmp_path / "evaluates.py"
+    script.write_text(PLAIN.replace("optimizer.step()", "optimizer.step(); model.eval(); model.train()"))
+    run = _run(tmp_path, "clock", script)
+    assert run.reason is None, run.reason
+    assert steady(run.ranks)[0] == (0, 1, 1, 1)
+
+
 def _switched(folder: Path, script: Path, arms: tuple[str, ...], *words: str, rounds: int = 3) -> Run:
     """A launch in which arms are switched until there are so many rounds."""
 

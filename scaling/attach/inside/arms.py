@@ -140,7 +140,7 @@ _ROWS = (
         is_settled=True, hook="local", skipped=("no_gpu",),
     ),
     Arm(
-        "clock", PROCESS, "nothing: no hook, no counters, no phases",
+        "clock", PROCESS, "nothing: no hook, no phases",
         "how long is a step of the script as it is", ALL, is_bare=True,
     ),
     Arm(

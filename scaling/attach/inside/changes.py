@@ -56,11 +56,10 @@ BROADCAST_BYTES = 250 * 2**20
 
 def change(agent: Agent) -> None:
     """Lets the process be that of any arm, or of the one that it has."""
+    _watch_models(agent)
     if agent.arm.is_bare:
-        _tell(agent)
         return
     watch_anomalies()
-    _watch_models(agent)
     _refuse_join(agent)
     _draw_other_samples(agent)
     if any(ARMS[name].is_cached for name in agent.plan.arms):
@@ -68,18 +67,8 @@ def change(agent: Agent) -> None:
     agent.when_exchanging.append(lambda: _exchange_or_not(agent))
 
 
-def _tell(agent: Agent) -> None:
-    begin = DistributedDataParallel.__init__
-
-    def init(self: Any, *arguments: Any, **options: Any) -> None:
-        begin(self, *arguments, **options)
-        agent.wraps(self)
-
-    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
-
-
 def _watch_models(agent: Agent) -> None:
-    """As that, with a hook that asks which arm is on; the script's own hook excludes it."""
+    """Models have a hook that asks which arm is on, but in most runs of one; the script's own excludes it."""
     begin, register_hook = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
     register_builtin = DistributedDataParallel._register_builtin_comm_hook
     is_hooked = agent.plan.is_switched or not agent.arm.exchanges or agent.arm.replaces_hook

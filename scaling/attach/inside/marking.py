@@ -35,16 +35,17 @@ _open = Counter[tuple[str, int]]()
 
 
 def mark(agent: Agent) -> None:
-    """Wraps what is counted; the arm with nothing but a clock counts no more than backward passes."""
+    """Wraps what is counted; in the arm with nothing but a clock, what tells kinds of steps apart."""
     is_clock = agent.arm.is_bare
     backward, grad = torch.autograd.backward, torch.autograd.grad
     if not is_clock:
         backward, grad = (_counted(agent, "backward", call) for call in (backward, grad))
     torch.autograd.backward = _stepping(agent, backward, backward)
     torch.autograd.grad = _stepping(agent, grad, torch.autograd.grad, is_grad=True)
+    _batches(agent)
+    _evaluations(agent)
     if is_clock:
         return
-    _batches(agent)
     enter: Any = torch.autocast.__enter__
 
     def entered(self: Any) -> Any:
@@ -52,7 +53,6 @@ def mark(agent: Agent) -> None:
         return enter(self)
 
     torch.autocast.__enter__ = entered  # type: ignore[method-assign]
-    _evaluations(agent)
     _skipped_steps(agent)
     for name in COLLECTIVES:
         call = own_or_left_out(agent, name, getattr(dist, name))
@@ -312,8 +312,8 @@ def _fetches(agent: Agent) -> None:
         clock = time.process_time if is_main else time.thread_time
         wall_s, cpu_s, queued_s = time.perf_counter(), clock(), _queued_s()
         batch = fetch_batch(self, indices)  # type: ignore[no-untyped-call]
+        queued_s = _queued_s() - queued_s  # within the time on the wall, or it may be more than that
         wall_s, cpu_s = time.perf_counter() - wall_s, clock() - cpu_s
-        queued_s = _queued_s() - queued_s
         if pid not in files:
             name = agent.out / f"fetch-{pid if pid == agent.pid else os.getppid()}-{pid}"
             files[pid] = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
