@@ -29,11 +29,10 @@ from typing import final
 
 from scaling.aggregators.base import DdpPath
 from scaling.aggregators.native import AllReduce
-from scaling.aggregators.prediction import native_all_reduce, stepped_by_owners
+from scaling.aggregators.prediction import native_all_reduce, native_halves, stepped_by_owners
 from scaling.bucket import BucketLayout
 from scaling.collectives.hierarchical import hierarchical
 from scaling.collectives.plan import Exchange, Stage, Update
-from scaling.collectives.ring import ring
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import StudyError
 
@@ -90,7 +89,7 @@ class Fsdp2(_BySteps):
         n = layout.num_elements
         if world_size == 1:
             return [Update("replica", n)]
-        reduction, update, gathering = stepped_by_owners(ring(world_size), n, world_size)
+        reduction, update, gathering = native_halves(n, world_size)
         return [reduction, update, gathering, *([gathering] if self.reshard_after_forward else [])]
 
 

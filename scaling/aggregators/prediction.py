@@ -9,7 +9,7 @@ import numpy as np
 
 from scaling.collectives.plan import CodecWork, Exchange, Library, Stage, Update
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Columns, Schedule, Transfer
+from scaling.collectives.schedule import Columns, LazySteps, Schedule, Transfer
 from scaling.collectives.split_at_reduction import split_at_reduction
 
 
@@ -42,6 +42,23 @@ def stepped_by_owners(schedule: Schedule, num_elements: int, world_size: int) ->
         Exchange(reduction, num_elements, name="reduce"),
         Update("owner", num_elements, owner_elements=tuple(owned)),
         Exchange(distribution, num_elements, name="distribute"),
+    ]
+
+
+def native_halves(num_elements: int, world_size: int) -> list[Stage]:
+    """A library's reduce-scatter, the owners' step and its all-gather, as the halves of a ring."""
+    whole, half = ring(world_size), world_size - 1
+
+    def part(first: int) -> Schedule:
+        steps = LazySteps(half, lambda t: whole.steps[first + t], lambda t: whole.kind(first + t))
+        return replace(whole, steps=steps)
+
+    bounds = whole.bounds(num_elements)
+    owned = [bounds[chunk + 1] - bounds[chunk] for chunk in range(world_size)]
+    return [
+        Exchange(part(0), num_elements, name="reduce-scatter", native=True),
+        Update("owner", num_elements, owner_elements=(*owned[1:], owned[0])),
+        Exchange(part(half), num_elements, name="all-gather", native=True),
     ]
 
 

@@ -1,23 +1,29 @@
-"""What NCCL's all-reduce between GPUs takes.
+"""What NCCL's all-reduce between GPUs takes, and its halves: reduce-scatter and all-gather.
 
 The bytes flow at the rate of the bottleneck; latency and protocol are the library's.
 
 **NCCL** takes the fastest of ring and tree with three protocols, as its tuner does. With n ranks on m nodes,
 g a node, S bytes, and B the rate of a ring on the machine:
 
-- ring: 2(n-1)/n S / (e B) and latency b + 2(n-1) h, of which 2m hops cross the network where m > 1;
-- tree: 2 S / (0.92 e B) and latency b + 2((g-1) h + log2(m) h'): inside one node the tree is a chain.
+- ring: 2(n-1)/n S / (e B) and latency b + 2(n-1) h, of which 2(m-1) hops cross the network. On several nodes
+  a hop takes at least what posting to the network does, LL no more than its rate there (`LL_BYTES_PER_S`),
+  and large buffers by Simple wait 1.4 times as long (`PLATEAU`);
+- tree: 2 S / (0.92 e B) and latency b + 2((g-1) h + log2(m) h'): a chain inside a node, double binary trees
+  between nodes. Between nodes its rate follows the buffer's size (`TREE_BY_SIZE`), and two nodes pass each
+  byte once each way, so that the network bears twice B.
 
-e is the protocol's share of the bandwidth: LL 1/2, LL128 0.92, Simple 1. Base b and hops h (NVLink, PCIe,
-network) are the constants of NCCL's source, src/graph/tuning.cc at commit 5067397c. B is that of its rings
-inside a node (`scaling.collectives.nccl_rings`), and on several nodes at most that of all NICs of a node:
-NCCL makes rings that cross at different NICs. With NCCL_NVLS (sums in the switch) it may be faster; not here.
+e is the protocol's share of the bandwidth: LL 1/2 (of trees between nodes 1/3.8), LL128 0.92, Simple 1. Base
+b, hops h (NVLink, PCIe, network) and all these are of NCCL's source, src/graph/tuning.cc at commit 5067397c.
+B is that of its rings inside a node (`scaling.collectives.nccl_rings`), and on several nodes at most that of
+all NICs of a node: NCCL makes rings that cross at different NICs. A reduce-scatter or an all-gather is a ring
+with half of the hops. With sums in switches (NCCL_NVLS, SHARP) it may be faster; not here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from scaling.collectives.nccl_rings import best_rings
 from scaling.collectives.placement import Place
@@ -26,6 +32,9 @@ from topologies.model import Topology
 
 PROTOCOLS: dict[str, float] = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
 """Share of the bandwidth."""
+
+BETWEEN_NODES = {"LL": 1 / 3.8, "LL128": 120 / 128, "Simple": 1.0}
+"""The same of trees between nodes."""
 
 BASE_S = {
     ("ring", "LL"): 6.6e-6,
@@ -43,12 +52,47 @@ HOP_S = {
     ("network", "ring"): {"LL": 2.7e-6, "LL128": 4.0e-6, "Simple": 14.0e-6},
     ("network", "tree"): {"LL": 5.0e-6, "LL128": 8.5e-6, "Simple": 14.0e-6},
 }
+POST_S = {"LL": 1e-6, "LL128": 1e-6, "Simple": 3e-6}
+"""To post to the network, which each hop of a ring between nodes waits for (AMD's processors: twice)."""
+
+LL_BYTES_PER_S = {1: math.inf, 2: 39e9}
+"""The most that LL moves, by nodes."""
+LL_BYTES_PER_S_MANY_NODES = 20.4e9
+
+PLATEAU, PLATEAU_BYTES = 1.4, 2048
+"""Of a ring's latency between nodes by Simple, from so many bytes a rank on: 64 for each of 32 channels."""
+
 TREE_SHARE = 0.92
 """Of a ring's bandwidth, in NCCL's tuner."""
 
+TREE_BY_SIZE = {
+    "LL": (*(1,) * 4, 0.9, 0.8, *(0.7,) * 4, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "LL128": (*(1,) * 5, 0.9, 0.8, 0.8, 0.8, 0.7, *(0.6,) * 6, 0.8, *(0.9,) * 4),
+    "Simple": (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, *(0.5,) * 4, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, *(0.9,) * 3),
+}
+"""Of a tree's rate between nodes: of 64 bytes and more, of twice that, ..."""
 
-def nccl_all_reduce(
-    topology: Topology, places: Sequence[Place], num_bytes: float, *, peer_access: bool
+
+@dataclass(frozen=True)
+class _Rates:
+    """Bytes a second that leave each GPU, and what bounds them: inside a node, and between nodes."""
+
+    inside: float = math.inf
+    across: float = math.inf
+    busiest_inside: str | None = None
+    busiest_across: str | None = None
+    kind: str = "pcie"
+    note: str | None = None
+
+    def least(self, passes_across: float = 1.0) -> tuple[float, str | None, str | None]:
+        """The slower of both, its bound, and the note where it is the one inside."""
+        if self.across / passes_across < self.inside:
+            return self.across / passes_across, self.busiest_across, None
+        return self.inside, self.busiest_inside, self.note
+
+
+def nccl_price(
+    topology: Topology, places: Sequence[Place], num_bytes: float, *, peer_access: bool, halves: int = 2
 ) -> Price:
     """The fastest of NCCL's algorithms and protocols.
 
@@ -57,6 +101,7 @@ def nccl_all_reduce(
         places: GPUs, node by node.
         num_bytes: of the buffer.
         peer_access: False forbids direct access between GPUs; else each pair has what the machine gives it.
+        halves: 2: an all-reduce; 1: a reduce-scatter or an all-gather, which are rings alone.
 
     Raises:
         TopologyError: there is no path between two of them, or no network between nodes.
@@ -66,36 +111,54 @@ def nccl_all_reduce(
         return Price(choice="nothing")
     gpus = [device for node, device in places if node == places[0][0]]
     nodes = len({node for node, _ in places})
-    rate, busiest, kind, note = _ring_rate(topology, gpus, nodes, peer_access=peer_access)
-    flow_s = 2 * (world_size - 1) / world_size * num_bytes / rate
-    times = []
-    for protocol, share in PROTOCOLS.items():
-        crossing = 2 * nodes if nodes > 1 else 0
-        hop, across = HOP_S[kind, "ring"][protocol], HOP_S["network", "ring"][protocol]
-        latency_s = BASE_S["ring", protocol] + (2 * (world_size - 1) - crossing) * hop + crossing * across
-        times.append(Price(latency_s, flow_s / share, busiest, f"ring, {protocol}", note))
-        hop, across = HOP_S[kind, "tree"][protocol], HOP_S["network", "tree"][protocol]
-        latency_s = BASE_S["tree", protocol] + 2 * ((len(gpus) - 1) * hop + math.log2(nodes) * across)
-        # A chain sends S up and S down; a ring 2(n-1)/n S, at half the messages in flight.
-        tree_s = flow_s * world_size / (world_size - 1) / TREE_SHARE
-        times.append(Price(latency_s, tree_s / share, busiest, f"tree, {protocol}", note))
+    rates = _rates(topology, gpus, nodes, peer_access=peer_access)
+    times = [_ring(rates, protocol, world_size, nodes, num_bytes, halves) for protocol in PROTOCOLS]
+    if halves == 2:
+        times += [_tree(rates, protocol, len(gpus), nodes, num_bytes) for protocol in PROTOCOLS]
     return min(times, key=lambda time: time.seconds)
 
 
-def _ring_rate(
-    topology: Topology, gpus: Sequence[str], nodes: int, *, peer_access: bool
-) -> tuple[float, str | None, str, str | None]:
-    """Bytes a second that leave each GPU, what bounds them, the kind of link inside a node, and a note."""
-    slowest, busiest, kind, note = math.inf, None, "pcie", None
+def _ring(rates: _Rates, protocol: str, world_size: int, nodes: int, num_bytes: float, halves: int) -> Price:
+    rate, busiest, note = rates.least()
+    inside, across = HOP_S[rates.kind, "ring"][protocol], HOP_S["network", "ring"][protocol]
+    hops, crossing = halves * (world_size - 1), halves * (nodes - 1)
+    if nodes > 1:
+        inside = max(inside, POST_S[protocol])
+    latency_s = BASE_S["ring", protocol] + (hops - crossing) * inside + crossing * across
+    if nodes > 1 and protocol == "Simple" and num_bytes / world_size >= PLATEAU_BYTES:
+        latency_s *= PLATEAU
+    flow_s = hops / world_size * num_bytes / _of_protocol(rate, protocol, PROTOCOLS, nodes)
+    return Price(latency_s, flow_s, busiest, f"ring, {protocol}", note)
+
+
+def _tree(rates: _Rates, protocol: str, gpus: int, nodes: int, num_bytes: float) -> Price:
+    rate, busiest, note = rates.least(0.5 if nodes == 2 else 1.0)
+    inside, across = HOP_S[rates.kind, "tree"][protocol], HOP_S["network", "tree"][protocol]
+    latency_s = BASE_S["tree", protocol] + 2 * ((gpus - 1) * inside + math.floor(math.log2(nodes)) * across)
+    shares = PROTOCOLS if nodes == 1 else BETWEEN_NODES
+    moved = _of_protocol(TREE_SHARE * rate, protocol, shares, nodes)
+    if nodes > 1:
+        sizes, at = TREE_BY_SIZE[protocol], math.floor(math.log2(max(num_bytes, 64) / 64))
+        moved *= sizes[at] if at < len(sizes) else 1.0
+    # A chain sends S up and S down; a ring 2(n-1)/n S, at half the messages in flight.
+    return Price(latency_s, 2 * num_bytes / moved, busiest, f"tree, {protocol}", note)
+
+
+def _of_protocol(rate: float, protocol: str, shares: dict[str, float], nodes: int) -> float:
+    most = LL_BYTES_PER_S.get(nodes, LL_BYTES_PER_S_MANY_NODES) if protocol == "LL" else math.inf
+    return min(shares[protocol] * rate, most)
+
+
+def _rates(topology: Topology, gpus: Sequence[str], nodes: int, *, peer_access: bool) -> _Rates:
+    rates = _Rates()
     if len(gpus) > 1:
         rings = best_rings(topology, gpus, peer_access=peer_access)
-        slowest, busiest, note = rings.bytes_per_s, rings.busiest, rings.note
         kind = "nvlink" if rings.kind == "nvlink" else "pcie"
-    if nodes > 1:
-        num_nics = len({topology.machine.nic(gpu) for gpu in gpus})
-        path = topology.path((0, gpus[0]), (1, gpus[0]), peer_access=peer_access)
-        across = num_nics * topology.bandwidth_bytes_per_s(path)
-        if across < slowest:
-            slowest, note = across, None
-            busiest = min(path.resources, key=topology.capacity_bytes_per_s)
-    return slowest, busiest, kind, note
+        rates = _Rates(rings.bytes_per_s, busiest_inside=rings.busiest, kind=kind, note=rings.note)
+    if nodes == 1:
+        return rates
+    num_nics = len({topology.machine.nic(gpu) for gpu in gpus})
+    path = topology.path((0, gpus[0]), (1, gpus[0]), peer_access=peer_access)
+    across = num_nics * topology.bandwidth_bytes_per_s(path)
+    busiest = min(path.resources, key=topology.capacity_bytes_per_s)
+    return replace(rates, across=across, busiest_across=busiest)

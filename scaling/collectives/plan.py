@@ -18,7 +18,7 @@ import numpy as np
 from scaling.collectives.fair_sharing import Activities, Uses, run
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.mpi_price import mpi_price
-from scaling.collectives.nccl import nccl_all_reduce
+from scaling.collectives.nccl import nccl_price
 from scaling.collectives.placement import BYTES_MOVED_PER_BYTE_ADDED, Place, Resources
 from scaling.collectives.price import Price
 from scaling.collectives.schedule import Schedule
@@ -228,7 +228,9 @@ def exchange_price(
         work = mpi_price(messages, topology, len(ranks), num_bytes, mpi)
         return StagePrice(**vars(work), name=name)
     if stage.native and topology.num_gpus:
-        work = nccl_all_reduce(topology, ranks, num_bytes, peer_access=peer_access)
+        steps = stage.schedule.steps
+        ends = {transfer.operation for at in (0, -1) if len(steps) for transfer in steps[at][:1]}
+        work = nccl_price(topology, ranks, num_bytes, peer_access=peer_access, halves=len(ends) or 2)
         return StagePrice(**vars(work), name=name)
     return _of_schedule(stage, topology, ranks, peer_access=peer_access, threads=threads)
 

@@ -118,6 +118,11 @@ class Observation:
     world_size: int
 
     @property
+    def node_ranks(self) -> int:
+        """Of the ranks, those that share a node's paths."""
+        return next((term.node_ranks for term in self.terms if term.node_ranks), self.world_size)
+
+    @property
     def sd(self) -> float:
         """Of the logarithm, with the model's and the clock's."""
         by_clock = min(CLOCK_S / self.seconds, LARGEST_SD)
@@ -162,7 +167,7 @@ class Calibration:
     def seconds(self, term: Term) -> PredictedValue:
         """A term, calibrated."""
         scale = self._native_scale(term)
-        doublings = doublings_of(term.num_ranks)
+        doublings = doublings_of(term.node_ranks or term.num_ranks)
         trend = self.factor(term.kind, 2) ** doublings
         values = {
             0: scale * term.latency_s * self.factor(term.kind, 0),

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from scaling.analysis.columns import TRANSFER, Row, row_order
 from scaling.analysis.environments import environment_differences
 from scaling.analysis.noise import noise_floors, scatter_of
@@ -30,6 +32,12 @@ from topologies.schema import load
 
 OPERATIONS = ("send", "swap", "shift", "all_reduce", "mpi_all_reduce")
 LEAST_RELATIVE_SD = 0.005
+
+LEAST_STEPS = 8
+"""Of a launch, that tell what its steps scatter by."""
+
+QUARTILES_APART = 1.349
+"""Of a normal distribution, in standard deviations."""
 
 
 class MeasuredFolder:
@@ -71,7 +79,7 @@ class MeasuredFolder:
         floors = noise_floors(timed, rows)
         add_intervals(scatter_of(timed), rows)
         measured = [
-            (variables, _tensor_shapes(cell), {**row, "noise_floor": floors.get(cell.cell_id)})
+            (variables, _tensor_shapes(cell), _with_scatter(cell, row, floors.get(cell.cell_id)))
             for cell, row in sorted(self._timed.values(), key=lambda pair: row_order(pair[1]))
             for variables in (as_timed(cell.cell) if cell.cell["kind"] == ATTACHED else [cell.cell])
         ]
@@ -93,6 +101,16 @@ class MeasuredFolder:
             self._transfers = transfers_from(sample for launch in launches for sample in launch)
             self._transfer_records = records
         return self._transfers
+
+
+def _with_scatter(cell: CellResult, row: Row, noise_floor: float | None) -> Row:
+    """The row with what repeats differ by, and the steps of one rank."""
+    spreads = []
+    for launch in cell.launches:
+        first, median, third = np.percentile(launch.rank_steps_s, (25, 50, 75), axis=1)
+        if launch.rank_steps_s.shape[1] >= LEAST_STEPS:
+            spreads.append(float(np.median((third - first) / median)) / QUARTILES_APART)
+    return {**row, "noise_floor": noise_floor, "step_sd": statistics.median(spreads) if spreads else None}
 
 
 def _tensor_shapes(cell: CellResult) -> str:

@@ -98,7 +98,7 @@ class _Fit:
         return cls(
             tuple(names),
             design,
-            np.array([doublings_of(observation.world_size) for observation in observations]),
+            np.array([doublings_of(observation.node_ranks) for observation in observations]),
         )
 
     def parts(self, logs: Floats) -> Floats:

@@ -31,7 +31,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean, geometric_mean, stdev
+from statistics import fmean, geometric_mean, stdev
 from typing import Any
 
 from scaling.axes import Shared, key_of, with_columns
@@ -39,6 +39,7 @@ from scaling.errors import PredictionError
 from scaling.prediction.curves import Point, around, line, phase, rising
 from scaling.prediction.estimate import PredictedValue, beyond, sd_that_reaches
 from scaling.prediction.measured import MeasuredCell
+from scaling.prediction.stragglers import MACHINE_SD, slowest_of
 
 EXTRAPOLATION_SD = 0.05
 """Relative deviation that each factor of two beyond the measured local batches adds. Measured: 12 ends
@@ -67,13 +68,6 @@ MACHINES_SHARE = 0.7
 """Of that variance what is a machine's own: eager ResNet-56 differs by 16% between folders, by 10% between
 the cells of one. Where one folder alone was measured, its machine is as far off as the predicted one."""
 
-HOST_STEP_SD = 0.12
-"""Between the steps of one launch of one rank, of steps bound by the processor: 11 to 15% of ResNet-56 on one
-H200, eager, at local batches of 16 to 64 (compute-curves-h200). Of several ranks a step takes the slowest."""
-
-MACHINE_SD = 0.01
-"""The same of other steps: FCN-R 0.3%, GPT-2 small 0.8% between two machines."""
-
 OTHER_INPUT_SD = {"device": 0.10, "pinned": 0.10, "pageable": 0.15, "loader": 0.35}
 """Of a step whose input or augmentation was not measured, by where its data lies: workers that load take time
 of the processor, which nothing here tells. Assumptions."""
@@ -99,6 +93,7 @@ class Computed:
         without_ddp: DDP would wrap the step, and what that costs is not in it.
         without_input: data was on the device; its copies there are not in it.
         waits_s: of the step, waiting for a loader, which meanwhile goes on during an exchange.
+        step_sd: relative, of one rank's steps; None: not known, or the slowest of the ranks is in the step.
     """
 
     step_s: PredictedValue
@@ -108,6 +103,7 @@ class Computed:
     without_ddp: bool = False
     without_input: bool = False
     waits_s: float = 0.0
+    step_sd: float | None = None
 
 
 class ComputeModel:
@@ -169,6 +165,7 @@ class ComputeModel:
             nearest = curve[0] if local_batch < batches[0] else curve[-1]
             value, notes = _borrowed(nearest, donor[0], local_batch, is_alike=donor[1])
         name = f"compute of {cell['model_label']}, {cell['step']}"
+        near, step_sd = around(curve, local_batch), None
         step = PredictedValue.of(value.value, name, value.relative_sd)
         if captured is not None and step.value > HOST_BOUND * _along(captured, local_batch)[0].value:
             alone = max(point.num_sources for point in curve) == 1
@@ -176,8 +173,9 @@ class ComputeModel:
             step = step.times(slowest_of(int(cell["world_size"])))
         else:
             apart = MACHINE_SD
+            step_sd = max((point.step_sd for point in near if point.step_sd is not None), default=None)
         # What launches and machines differed by where it was measured is part of that.
-        known_sd = max(point.relative_sd for point in around(curve, local_batch))
+        known_sd = max(point.relative_sd for point in near)
         step = step.also("launches and machines", beyond(apart, known_sd))
         if cell["step"] == "eager" and eager is None:
             step = step.also("eager as overlapped", BORROWED_SD)
@@ -196,7 +194,9 @@ class ComputeModel:
         without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
         backward_s = min(backward_s, step.value - update_s)
         waits_s = _waits_s(cell, phases, local_batch)
-        return Computed(step, update_s, backward_s, tuple(notes), without_ddp, waits_s=waits_s)
+        return Computed(
+            step, update_s, backward_s, tuple(notes), without_ddp, waits_s=waits_s, step_sd=step_sd
+        )
 
     def _with_other_input(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
         """The same cell with an input that was measured: data on the device, or another augmentation."""
@@ -311,11 +311,6 @@ def _is_host_bound(curve: Sequence[Point], captured: Sequence[Point] | None, loc
     return _along(curve, local_batch)[0].value > HOST_BOUND * _along(captured, local_batch)[0].value
 
 
-def slowest_of(num_ranks: int) -> float:
-    """What a step bound by the processor takes on the slowest of so many ranks, over one rank's median."""
-    return 1 + HOST_STEP_SD * NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
-
-
 def _curve_of(by_batch: Mapping[int, Sequence[MeasuredCell]]) -> list[Point]:
     return rising([_point(batch, cells) for batch, cells in sorted(by_batch.items())])
 
@@ -328,7 +323,9 @@ def _point(local_batch: int, cells: Sequence[MeasuredCell]) -> Point:
         name: fmean(cell.phases[name] for cell in cells if name in cell.phases) for name in sorted(names)
     }
     noise = math.hypot(*(cell.relative_sd for cell in cells)) / len(cells)
-    return Point(local_batch, step_s, max(spread, noise), phases, len({cell.source for cell in cells}))
+    step_sd = max((cell.step_sd for cell in cells if cell.step_sd is not None), default=None)
+    sources = len({cell.source for cell in cells})
+    return Point(local_batch, step_s, max(spread, noise), phases, sources, step_sd)
 
 
 def _along(curve: Sequence[Point], local_batch: int) -> tuple[PredictedValue, list[str]]:

@@ -9,13 +9,17 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True)
 class Point:
-    """One local batch: the step, and the phases that were measured, in seconds; from so many folders."""
+    """One local batch: the step, and the phases that were measured, in seconds; from so many folders.
+
+    `step_sd`: relative, of one rank's steps.
+    """
 
     local_batch: int
     step_s: float
     relative_sd: float
     phases: Mapping[str, float] = field(default_factory=dict)
     num_sources: int = 1
+    step_sd: float | None = None
 
 
 def rising(points: Sequence[Point]) -> list[Point]:

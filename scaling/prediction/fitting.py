@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.mpi_price import mpi_price
-from scaling.collectives.nccl import nccl_all_reduce
+from scaling.collectives.nccl import nccl_price
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
 from scaling.errors import PredictionError, ScheduleError
@@ -121,7 +121,7 @@ def _priced(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
         )
     if transfer.operation == "all_reduce" and machinery.has_gpus:
         kind = "native" if peer else "native_host"
-        time = nccl_all_reduce(
+        time = nccl_price(
             machinery.on(kind),
             machinery.topology.ranks(transfer.num_ranks),
             transfer.num_bytes,

@@ -28,6 +28,7 @@ class MeasuredCell:
         relative_sd: of that.
         phases: parts of the budget in seconds, where they were measured.
         source: the results folder.
+        step_sd: relative, of one rank's steps within a launch, by their quartiles; None: not known.
         tensor_shapes: of the model, as its runs recorded them (`scaling.bucket`); "" where they
             were measured before runs did.
     """
@@ -38,6 +39,7 @@ class MeasuredCell:
     phases: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
     tensor_shapes: str = ""
+    step_sd: float | None = None
 
     @property
     def world_size(self) -> int:
@@ -97,7 +99,15 @@ def measured_cells(
         names = (*EXCHANGE_PHASES, *COMPUTE_PHASES)
         phases = {name: value for name in names if (value := _number(row.get(name))) is not None}
         strategies.append(
-            MeasuredCell(cell, seconds, _relative_sd(row, seconds), phases, source, tensor_shapes)
+            MeasuredCell(
+                cell,
+                seconds,
+                _relative_sd(row, seconds),
+                phases,
+                source,
+                tensor_shapes,
+                _number(row.get("step_sd")),
+            )
         )
     return strategies
 

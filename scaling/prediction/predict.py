@@ -17,6 +17,7 @@ from scaling.prediction.estimate import NOTHING, PredictedValue, total
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.overlap_fit import HOOK_S, OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
+from scaling.prediction.stragglers import WAIT_SD, waiting_ratio
 from scaling.prediction.strategy import Machinery, Strategy, Term
 from scaling.prediction.terms import (
     all_reach,
@@ -27,9 +28,15 @@ from scaling.prediction.terms import (
     transport_of,
     update_terms,
 )
-from scaling.prediction.unseen import Unseen
+from scaling.prediction.unseen import Unseen, links_of
 from topologies.errors import TopologyError
 from topologies.model import Topology
+
+BETWEEN_GPUS = (
+    *("native", "native_host", "peer_memory", "peer_memory_captured"),
+    *("sends", "sends_host", "host_memory"),
+)
+"""Kinds of terms that pass links between GPUs."""
 
 BY_LIBRARY = ("native", "native_host", "gpu_work")
 """Kinds of terms of a library's own all-reduce."""
@@ -37,12 +44,16 @@ BY_LIBRARY = ("native", "native_host", "gpu_work")
 
 @dataclass(frozen=True)
 class PredictedTerm:
-    """A calibrated term, in seconds; `choice` is a library's algorithm."""
+    """A calibrated term, in seconds; `choice` is a library's algorithm.
+
+    `latency_s`: of that, what does not depend on the bytes.
+    """
 
     name: str
     kind: str
     seconds: float
     choice: str = ""
+    latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,7 @@ class Prediction:
         notes: what was assumed or not known.
         compute_notes: those of them on the computation.
         hidden_s: messages under the backward pass.
+        waiting: for the slowest of the ranks, beyond those that were measured.
     """
 
     cell: Mapping[str, Any]
@@ -76,6 +88,7 @@ class Prediction:
     notes: tuple[str, ...] = ()
     compute_notes: tuple[str, ...] = ()
     hidden_s: float = 0.0
+    waiting: PredictedValue = NOTHING
     simulated: bool = field(default=True, init=False)
 
 
@@ -175,7 +188,8 @@ class Predictor:
         notes += [term.note for term in terms if term.note]
         notes += [words for term in terms if (words := self._calibration.rests_on(term))]
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
-        added = exposed_part + afterwards + copied
+        waiting = self._waiting(cell, computed)
+        added = exposed_part + afterwards + copied + waiting
         iteration = self._iteration(strategy, computed, added, notes) if computed else None
         return Prediction(
             cell,
@@ -190,7 +204,17 @@ class Predictor:
             tuple(dict.fromkeys(notes)),
             compute_notes,
             hidden_s,
+            waiting,
         )
+
+    def _waiting(self, cell: Mapping[str, Any], computed: Computed | None) -> PredictedValue:
+        """For the slowest of the ranks, where more of them take part than were measured."""
+        measured_ranks, world_size = self._unseen.largest_world_size, int(cell["world_size"])
+        if computed is None or measured_ranks is None or world_size <= measured_ranks:
+            return NOTHING
+        on_node = self._machinery.node_ranks(world_size)
+        ratio = waiting_ratio(computed.step_sd, world_size, measured_ranks, on_node)
+        return PredictedValue.of(ratio * computed.step_s.value, "the slowest of the ranks", WAIT_SD)
 
     def _iteration(
         self, strategy: Strategy, computed: Computed, added: PredictedValue, notes: list[str]
@@ -277,14 +301,25 @@ class Predictor:
         with_left_over, known = self._calibration.with_left_over(strategy_key(strategy), priced, world_size)
         if not known and self._calibration.num_observations:
             notes.append("this strategy was not measured at a smaller world size")
-        return with_left_over
+        if not any(term.kind in BETWEEN_GPUS for term in terms):
+            return with_left_over
+        host_only = strategy.cell.get("peer_access") is False
+        return self._unseen.of_exchange(
+            with_left_over, links_of(self._machinery.topology, world_size, host_only=host_only)
+        )
 
     def _merged(self, terms: Iterable[Term]) -> Iterable[PredictedTerm]:
-        merged: dict[tuple[str, str, str], float] = {}
+        merged: dict[tuple[str, str, str], PredictedTerm] = {}
         for term in terms:
             key = (term.name, term.kind, term.choice)
-            merged[key] = merged.get(key, 0.0) + self._calibration.seconds(term).value
-        return (PredictedTerm(name, kind, seconds, how) for (name, kind, how), seconds in merged.items())
+            before = merged.get(key) or PredictedTerm(term.name, term.kind, 0.0, term.choice)
+            seconds, latency_s = (
+                self._calibration.seconds(part).value for part in (term, replace(term, flow_s=0.0))
+            )
+            merged[key] = replace(
+                before, seconds=before.seconds + seconds, latency_s=before.latency_s + latency_s
+            )
+        return merged.values()
 
 
 def _held_up_s(buckets: Sequence[Sequence[Term]], backward_s: float) -> float:

@@ -11,6 +11,7 @@ from scaling.errors import PredictionError
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.predict import Prediction
+from scaling.prediction.strategy import is_by_gpu
 
 CELL_FIELDS = ("model", "dataset", "aggregator")
 
@@ -41,9 +42,33 @@ def row_of(
             {"name": term.name, "kind": term.kind, "seconds": term.seconds, "choice": term.choice or None}
             for term in prediction.terms
         ],
+        "largest_terms": [{"name": name, "seconds": seconds} for name, seconds in largest_terms(prediction)],
         "notes": list(prediction.notes),
         "compute_notes": list(prediction.compute_notes),
     }
+
+
+def largest_terms(prediction: Prediction) -> list[tuple[str, float]]:
+    """The parts of the step that take most, by name; of an exchange what is not hidden."""
+    if prediction.iteration is None or prediction.compute is None:
+        return []
+    parts = {"computation": prediction.compute.value}
+    if prediction.waiting.value:
+        parts["the slowest of the ranks"] = prediction.waiting.value
+    by_gpu = sum(term.seconds for term in prediction.terms if is_by_gpu(term.kind))
+    others = sum(term.seconds for term in prediction.terms) - by_gpu
+    shown = max(0.0, prediction.exposed_exchange.value - by_gpu) / others if others else 0.0
+    for term in prediction.terms:
+        share, apart = (1.0, False) if is_by_gpu(term.kind) else (shown, bool(term.latency_s))
+        parts[f"bytes of {term.name}" if apart else term.name] = share * (term.seconds - term.latency_s)
+        if apart:
+            parts[f"latency of {term.name}"] = share * term.latency_s
+    return sorted(parts.items(), key=lambda part: -part[1])[:NUM_LARGEST]
+
+
+def _largest_line(row: Mapping[str, Any]) -> str:
+    parts = [f"{part['name']} {part['seconds'] / row['iteration_s']:.0%}" for part in row["largest_terms"]]
+    return f"{row.get('aggregator', '')} on {row['world_size']} ranks: {', '.join(parts)} of the step"
 
 
 def reason_row(
@@ -91,6 +116,7 @@ def _interval(name: str, estimate: PredictedValue | None) -> dict[str, float | N
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
 
 
+NUM_LARGEST = 3
 COLUMNS = ("aggregator", "ranks", "iteration, ms", "speedup", "exposed, ms", "busiest link")
 LINE_WIDTH = 80
 NOTHING_MEASURED = (
@@ -105,7 +131,7 @@ def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
     Names are never cut, so that a long one makes its table wider than `LINE_WIDTH`.
     """
     groups, notes = dict[str, list[list[str]]](), dict[str, str]()
-    alone = True
+    alone, largest = True, dict[tuple[str, str], Mapping[str, Any]]()
     for row in rows:
         marks = []
         for note in [row["reason"]] if "reason" in row else row.get("notes", []):
@@ -118,8 +144,12 @@ def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
         title = ", ".join(words)
         groups.setdefault(title, [list(COLUMNS)]).append(_cells(row, " ".join(marks)))
         alone = alone and row.get("iteration_s") is None
+        if row.get("largest_terms") and row["world_size"] > 1:
+            key = (title, str(row.get("aggregator")))
+            largest[key] = max(largest.get(key, row), row, key=lambda one: int(one["world_size"]))
     parts = [line for title, lines in groups.items() for line in (title, *_aligned(lines))]
-    explained = [f"{mark} {note}" for note, mark in notes.items()]
+    explained = [*map(_largest_line, largest.values())]
+    explained += [f"{mark} {note}" for note, mark in notes.items()]
     if alone and groups:
         explained.append(NOTHING_MEASURED)
     return "\n".join([*parts, *(textwrap.fill(text, LINE_WIDTH) for text in explained)])

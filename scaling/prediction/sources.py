@@ -14,7 +14,8 @@ from scaling.prediction.fitting import fitted, machinery_for
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.predict import Predictor
 from scaling.prediction.strategy import Strategy
-from scaling.prediction.unseen import Unseen
+from scaling.prediction.unseen import Unseen, links_of
+from scaling.prediction.without_exchange import computed_without_exchange
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
@@ -67,18 +68,31 @@ class Sources:
         for (source, reason), count in left_out.items():
             say(f"{source}: the exchange of {count} measured cell{'s' * (count > 1)} is not used: {reason}")
         there = machinery_for(self.machine, self.transfers, self.machine, self.libraries)
+        alone = computed_without_exchange(known, compute, there)
+        cells = [*self.cells, *alone]
+        if alone:
+            compute = ComputeModel(cells)
+            ranks = ", ".join(sorted({str(cell.world_size) for cell in alone}))
+            say(f"no step without exchange: the computation is what {ranks} ranks took, less their exchange")
         calibration = fitted(there, known, self.transfers, compute)
         machinery = machinery_for(topology, self.transfers, self.machine, self.libraries)
         overlap = Predictor(there, compute, calibration).fitted_overlap(known)
         if other_gpu_sd := _other_gpu_sd(self.machine, topology):
-            compute = ComputeModel(self.cells, other_gpu_sd)
+            compute = ComputeModel(cells, other_gpu_sd)
         return Predictor(machinery, compute, calibration, overlap, self._unseen(topology)), compute
 
     def _unseen(self, topology: Topology) -> Unseen:
         kinds = {_kind_of(machine) for machine in (self.measured_on or [self.machine])}
         largest = max((cell.world_size for cell in self.cells), default=None)
         other = _kind_of(topology) not in kinds and not _other_gpu_sd(self.machine, topology)
-        return Unseen(other, largest)
+        exchanges = {
+            (cell.world_size, cell.cell.get("peer_access") is False)
+            for cell in self.cells
+            if cell.cell.get("exchanges", True)
+        }
+        exchanges |= {(transfer.num_ranks, transfer.host_only) for transfer in self.transfers}
+        links = [links_of(self.machine, size, host_only=host_only) for size, host_only in exchanges]
+        return Unseen(other, largest, frozenset().union(*links))
 
 
 def gpu_names(topology: Topology) -> set[str]:

@@ -27,6 +27,7 @@ class Term:
         native_bytes: of a library's all-reduce, the buffer; else None.
         note: what was assumed of it.
         num_ranks: that take part.
+        node_ranks: of these, on one node, where they share paths; 0: all.
         shared_s: of what goes through host memory, on the busiest path that ranks share, by the machine file.
         is_software: no part of what the machine takes (`scaling.collectives.plan.simulate_plan`): starts of
             kernels, meetings, turns.
@@ -42,6 +43,7 @@ class Term:
     native_bytes: float | None = None
     note: str | None = None
     num_ranks: int = 2
+    node_ranks: int = 0
     shared_s: float = 0.0
     is_software: bool = False
     own_sd: float = 0.0
@@ -49,7 +51,12 @@ class Term:
     @property
     def by_gpu(self) -> bool:
         """Whether the GPU itself works on it, so that nothing that it computes hides it."""
-        return self.kind.startswith("codec") or self.kind == "gpu_work"
+        return is_by_gpu(self.kind)
+
+
+def is_by_gpu(kind: str) -> bool:
+    """Whether terms of that kind are work of the GPU itself."""
+    return kind.startswith("codec") or kind == "gpu_work"
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,10 @@ class Machinery:
         if not peer_access or len(gpus) < 2:
             return not peer_access
         return best_rings(self.topology, gpus, peer_access=True).kind == "host"
+
+    def node_ranks(self, world_size: int) -> int:
+        """Of so many ranks, those on the first node."""
+        return sum(node == 0 for node, _ in self.topology.ranks(world_size))
 
     @property
     def has_gpus(self) -> bool:

@@ -96,7 +96,7 @@ def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: 
             terms += _codec_terms(stage, strategy, bucket, machinery, world_size)
         else:
             terms.append(_host_work(stage, machinery, world_size, threads))
-    return [replace(term, num_ranks=world_size) for term in terms]
+    return _among(terms, machinery, world_size)
 
 
 def update_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
@@ -107,7 +107,12 @@ def update_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> l
         for update in strategy.updates
         if update.site == "host"
     ]
-    return [replace(work, num_ranks=world_size) for work in works]
+    return _among(works, machinery, world_size)
+
+
+def _among(terms: list[Term], machinery: Machinery, world_size: int) -> list[Term]:
+    on_node = machinery.node_ranks(world_size)
+    return [replace(term, num_ranks=world_size, node_ranks=on_node) for term in terms]
 
 
 def divide_term(num_elements: int, strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scaling.collectives.nccl_rings import NVLINKS
 from scaling.prediction.estimate import PredictedValue, beyond
+from topologies.model import Topology
 
 LAUNCHED_SD = 0.23
 """Between two machines of a type, of steps that the processor launches. Measured: root mean square of nine
@@ -28,6 +30,10 @@ HOST_DOUBLING_SD = 0.13
 """The same without access between GPUs, in the host's shared memory: 18%."""
 
 
+LINK_SD = 0.30
+"""Of an exchange over a kind of link that no exchange was measured on, at least."""
+
+
 @dataclass(frozen=True)
 class Unseen:
     """What was measured, as far as it bounds what a prediction may claim.
@@ -36,10 +42,18 @@ class Unseen:
         other_machine: no measured machine has as many of the predicted one's GPUs a node. Of another GPU the
             computation has a deviation of its own, which is larger (`scaling.prediction.sources`).
         largest_world_size: that was measured; None where nothing was.
+        links: kinds of links that exchanges were measured on (`links_of`); none: nothing was.
     """
 
     other_machine: bool = False
     largest_world_size: int | None = None
+    links: frozenset[str] = frozenset()
+
+    def of_exchange(self, priced: PredictedValue, links: frozenset[str]) -> PredictedValue:
+        """An exchange over links of these kinds, with at least the deviation of one that was not measured."""
+        if not self.links or links <= self.links:
+            return priced
+        return priced.also("a link that was not measured", beyond(LINK_SD, priced.relative_sd))
 
     def widened(
         self, step: PredictedValue, world_size: int, *, captured: bool, through_host: bool
@@ -61,3 +75,14 @@ class Unseen:
         reasons += [f"{world_size} ranks, {self.largest_world_size} measured"] * (counted > 0)
         widened = step.also("unseen machines and world sizes", beyond(least_sd, step.relative_sd))
         return widened, f"{', '.join(reasons)}: at least {least_sd:.0%} in the interval"
+
+
+def links_of(topology: Topology, world_size: int, *, host_only: bool) -> frozenset[str]:
+    """The kinds of links that so many GPUs exchange over: inside a node, and between nodes."""
+    gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")]
+    if not gpus or world_size < 2:
+        return frozenset()
+    kinds = {link.kind for link in topology.machine.links if {link.first, link.second} & set(gpus)}
+    inside = "host memory" if host_only else next((kind for kind in NVLINKS if kind in kinds), "pcie")
+    across = topology.network.kind if topology.network and world_size > len(gpus) else None
+    return frozenset({*([inside] if len(gpus) > 1 else []), *([across] if across else [])})

@@ -29,6 +29,8 @@ DATASET = "an imported table"
 GPUS = ("gpus", "num_gpus", "ngpus", "workers", "world_size", "ranks")
 RATES = ("images_per_sec", "images_per_s", "img_per_sec", "samples_per_sec", "samples_per_s", "throughput")
 REPEATS = ("seed", "run", "repeat")
+NUM_TENSORS = 32
+"""That a model is taken to have, all of a size, where only its number of parameters is known."""
 MAX_BYTES, MOST_LINES, MOST_GPUS = 1 << 20, 10_000, 4096
 
 
@@ -170,8 +172,14 @@ def serial_share(table: dict[int, list[float]]) -> tuple[float, float]:
     return share, max(abs(n / (1 + share * (n - 1)) / speedup[n] - 1) for n in speedup)
 
 
+def equal_tensors(num_parameters: int) -> str:
+    """The shapes of a model of which only the size is known, so that DDP's buckets fill one after another."""
+    whole, rest = divmod(num_parameters, NUM_TENSORS)
+    return " ".join(str(size) for size in [whole + 1] * rest + [whole] * (NUM_TENSORS - rest) if size)
+
+
 def _summary(facts: TableFacts) -> dict[str, Any]:
-    known = {"num_parameters": facts.num_parameters, "tensor_shapes": str(facts.num_parameters)}
+    known = {"num_parameters": facts.num_parameters, "tensor_shapes": equal_tensors(facts.num_parameters)}
     return {"signature": {"update": 1}, **(known if facts.num_parameters else {})}
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from scaling.collectives.nccl import nccl_all_reduce
+from scaling.collectives.nccl import nccl_price
 from scaling.collectives.nccl_rings import best_rings
 from scaling.prediction.predict import Predictor
 from scaling.prediction.strategy import Machinery
@@ -10,7 +10,7 @@ from topologies.schema import load
 
 
 def time(topology, world_size, num_bytes, peer_access=True):
-    return nccl_all_reduce(topology, topology.ranks(world_size), num_bytes, peer_access=peer_access)
+    return nccl_price(topology, topology.ranks(world_size), num_bytes, peer_access=peer_access)
 
 
 def test_large_buffers_take_a_ring_of_whole_lines_at_the_links_rate():
@@ -38,6 +38,44 @@ def test_several_nodes_are_bound_by_the_network():
 
 def test_many_nodes_take_the_tree_for_small_buffers():
     assert time(machine(nodes=64), 256, 4096).choice.startswith("tree")
+
+
+def test_ring_between_nodes_crosses_the_network_once_a_node_each_way():
+    by_nodes = {nodes: time(machine(nodes=nodes), 4 * nodes, 2**33) for nodes in (4, 8)}
+    assert {price.choice for price in by_nodes.values()} == {"ring, Simple"}
+    hops = {nodes: (2 * (4 * nodes - nodes), 2 * (nodes - 1)) for nodes in by_nodes}
+    for nodes, (inside, across) in hops.items():
+        expected = 1.4 * (8.4e-6 + inside * 3.4e-6 + across * 14e-6)
+        assert by_nodes[nodes].latency_s == pytest.approx(expected)
+
+
+def test_two_nodes_take_a_tree_that_passes_each_byte_once_each_way():
+    found = time(machine(nodes=2), 8, 2**33)
+    assert found.choice == "tree, Simple"
+    assert found.flow_s == pytest.approx(2 * 2**33 / (0.92 * 2 * 20e9))
+
+
+def test_trees_between_nodes_are_slow_at_medium_sizes():
+    rates = [2**k / time(machine(nodes=64), 256, 2**k).flow_s for k in (17, 20, 23, 30)]
+    assert rates == sorted(rates)
+
+
+def test_reduce_scatter_is_half_a_ring_whatever_its_size():
+    topology = machine(nodes=4)
+    whole, half = (
+        nccl_price(topology, topology.ranks(16), 2**33, peer_access=True, halves=halves) for halves in (2, 1)
+    )
+    assert half.flow_s == pytest.approx(whole.flow_s / 2)
+    small = nccl_price(topology, topology.ranks(16), 4096, peer_access=True, halves=1)
+    assert small.choice.startswith("ring")
+
+
+def test_4096_gpus_take_a_tree_until_the_hops_of_a_ring_count_for_little():
+    topology = what_if(load("hgx-h200-x16-infiniband"), ["nodes=512"])
+    prices = [time(topology, 4096, num_bytes) for num_bytes in (2**20, 2**27, 2**34, 2**38)]
+    assert [price.choice for price in prices] == ["tree, LL128"] * 2 + ["tree, Simple", "ring, Simple"]
+    assert prices[-1].flow_s == pytest.approx(2 * 4095 / 4096 * 2**38 / 371e9, rel=0.01)
+    assert prices[2].latency_s < prices[-1].latency_s / 100
 
 
 def test_one_rank_takes_nothing():

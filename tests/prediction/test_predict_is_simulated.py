@@ -4,7 +4,7 @@ import pytest
 
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.bucket import BucketLayout
-from scaling.collectives.nccl import nccl_all_reduce
+from scaling.collectives.nccl import nccl_price
 from scaling.collectives.plan import Update, simulate_plan
 from scaling.prediction.predict import Predictor
 from scaling.prediction.strategy import Machinery, Strategy
@@ -73,5 +73,5 @@ def test_pairs_of_the_papers_machine_that_reach_each_other_do_so_in_predictions(
 def test_host_only_is_slower_than_pairs_of_their_own():
     topology = load("dgx1-v100")
     places = topology.ranks(8)
-    own = nccl_all_reduce(topology, places, 1e8, peer_access=True)
-    assert own.seconds < nccl_all_reduce(topology, places, 1e8, peer_access=False).seconds / 10
+    own = nccl_price(topology, places, 1e8, peer_access=True)
+    assert own.seconds < nccl_price(topology, places, 1e8, peer_access=False).seconds / 10

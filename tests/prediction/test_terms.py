@@ -7,6 +7,7 @@ import pytest
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Update
+from scaling.prediction.calibration import Calibration
 from scaling.prediction.strategy import Machinery, Strategy
 from scaling.prediction.terms import input_copy, terms_of
 from tests.prediction.conftest import cell, machine, strategy
@@ -79,3 +80,15 @@ def test_input_from_pageable_memory_is_copied_slower_than_from_pinned():
 
     assert copied_s("pinned") == pytest.approx(3e6 / 25e9)
     assert copied_s("pageable") == pytest.approx(3e6 / 7e9)
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [(32, 1.0), (33, 1.2)])
+def test_messages_between_more_nodes_than_a_switch_connects_may_be_congested(nodes, expected):
+    topology = machine(nodes=nodes)
+    terms = terms_of(strategy(cell(4 * nodes, "all_reduce")), 0, Machinery(topology), 4 * nodes)
+    assert sum(term.flow_s for term in terms) == pytest.approx(expected * terms[0].flow_s)
+    if expected > 1:
+        middle_s, sd_s = Calibration().seconds(terms[1]).value, terms[1].own_sd * terms[1].flow_s
+        assert middle_s - 1.96 * sd_s == pytest.approx(0, abs=1e-7)
+        assert middle_s + 1.96 * sd_s == pytest.approx(0.4 * terms[0].flow_s, rel=1e-3)
+        assert "1 to 1.4 times as long" in terms[1].note

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from scaling.prediction.estimate import PredictedValue
-from scaling.prediction.unseen import CAPTURED_SD, DOUBLING_SD, LAUNCHED_SD, Unseen
+from scaling.prediction.unseen import CAPTURED_SD, DOUBLING_SD, LAUNCHED_SD, LINK_SD, Unseen, links_of
+from topologies.schema import load
 
 STEP = PredictedValue.of(1e-3, "compute", 0.01)
 
@@ -42,3 +43,20 @@ def test_what_is_less_certain_already_stays():
     wide = PredictedValue.of(1e-3, "compute", 0.5)
     assert widened(Unseen(True, 1), 8, step=wide) == (wide, None)
     assert widened(Unseen(True, None), 8) == (STEP, None)
+
+
+def test_exchange_over_a_link_that_was_not_measured_is_less_certain():
+    nodes = load("hgx-h200-x16-infiniband")
+    used = ((8, False), (8, True), (16, False))
+    kinds = [links_of(nodes, size, host_only=host_only) for size, host_only in used]
+    assert kinds == [{"nvlink"}, {"host memory"}, {"nvlink", "InfiniBand NDR"}]
+    known = Unseen(links=kinds[0])
+    assert known.of_exchange(STEP, kinds[0]) == STEP
+    assert [known.of_exchange(STEP, other).relative_sd for other in kinds[1:]] == [pytest.approx(LINK_SD)] * 2
+    assert Unseen().of_exchange(STEP, kinds[2]) == STEP
+
+
+def test_pcie_is_another_link_than_nvlink_and_processes_have_none():
+    assert links_of(load("pcie-8"), 2, host_only=False) == {"pcie"}
+    assert not links_of(load("pcie-8"), 1, host_only=False)
+    assert not links_of(load("cpu-2"), 2, host_only=False)

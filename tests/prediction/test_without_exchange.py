@@ -1,0 +1,49 @@
+"""Tables that begin with several GPUs: what their step leaves without its exchange is the computation."""
+
+import pytest
+
+from scaling.prediction.compute import ComputeModel
+from scaling.prediction.predict import Predictor
+from scaling.prediction.sources import Sources
+from scaling.prediction.strategy import Machinery
+from scaling.prediction.without_exchange import computed_without_exchange
+from tests.prediction.conftest import cell, machine, measured, strategy
+
+STEP_S = 0.02
+
+
+def weak(world_size, aggregator="all_reduce", step="overlapped"):
+    return cell(
+        world_size, aggregator, step=step, scaling="weak", local_batch=64, global_batch=64 * world_size
+    )
+
+
+@pytest.mark.parametrize("step", ["eager", "overlapped"])
+@pytest.mark.parametrize("compute_s", [0.001, STEP_S])
+def test_computation_is_found_whether_the_exchange_is_hidden_or_not(step, compute_s):
+    there, values = Machinery(machine(8)), weak(8, step=step)
+    compute = ComputeModel([measured(weak(1, "none", step), compute_s)])
+    iteration_s = Predictor(there, compute).predict(strategy(values)).iteration.value
+    known = [(measured(values, iteration_s), strategy(values))]
+    (found,) = computed_without_exchange(known, ComputeModel([]), there)
+    assert found.iteration_s == pytest.approx(compute_s, rel=0.03)
+    assert found.exchanges_nothing
+    assert found.relative_sd > 0.01
+
+
+def test_cells_whose_computation_was_measured_are_left_alone():
+    compute = ComputeModel([measured(weak(1, "none"), STEP_S)])
+    known = [(measured(weak(8), STEP_S), strategy(weak(8)))]
+    assert not computed_without_exchange(known, compute, Machinery(machine(8)))
+
+
+def test_8_gpus_alone_predict_64_and_say_where_the_computation_is_from():
+    topology, said = machine(8, nodes=8), []
+    predictor, _ = Sources([measured(weak(8), STEP_S)], [], topology).predictor(
+        topology, lambda values, _: strategy(dict(values)), said.append
+    )
+    more = [predictor.predict(strategy(weak(size))).iteration for size in (8, 64)]
+    assert more[0].value == pytest.approx(STEP_S, rel=0.01)
+    assert more[1].value > STEP_S
+    assert more[1].relative_sd > more[0].relative_sd
+    assert said == ["no step without exchange: the computation is what 8 ranks took, less their exchange"]
