@@ -3,8 +3,8 @@
     python benchmarks/published_curves.py --out benchmarks/results/published-curves.csv
 
 Each curve of published_curves/curves.yaml has its source, its machine, and what is known of it: one GPU, or
-the fewest that were published. Nothing else is fitted. A throughput in tokens is taken as one in samples: ratios
-matter. Prints a row a curve for docs/background/prediction.md and writes a row a published value.
+the fewest that were published. Nothing else is fitted. Tokens are taken as samples: only ratios matter.
+Prints a row a curve for docs/background/prediction.md and writes a row a published value.
 """
 
 from __future__ import annotations
