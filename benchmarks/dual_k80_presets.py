@@ -2,16 +2,15 @@
 
     python benchmarks/dual_k80_presets.py
 
-FCN-R's gradient, float32, on two Tesla K80 boards (topologies/dual-k80.yaml): the stages of aggregation and
-update that the preset states, each priced by the simulator. No constant is fitted to the paper's results. The
-last column is the step's speed over one GPU if forward and backward take the 100 ms a batch that the paper
-states for FCN-R, divided by the GPUs; nothing overlaps. docs/background/dual-k80.md
-compares it with the paper.
+FCN-R's gradient, float32, on two Tesla K80 boards (topologies/dual-k80.yaml, dual-k80-one-link.yaml): the
+stages of aggregation and update that the preset states, each priced by the simulator. The last column is the
+step's speed over one GPU if forward and backward take the 100 ms a batch that the paper states for FCN-R,
+divided by the GPUs; nothing overlaps. docs/background/dual-k80.md compares it with the paper.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
@@ -21,6 +20,7 @@ from topologies.schema import load
 
 WIDTHS = (784, 2048, 4096, 1024, 10)
 CORES = 16  # of the machine; all of them sum, a share a rank
+MACHINES = ("dual-k80", "dual-k80-one-link")
 COMPUTE_S = 0.100  # arXiv 1608.07249, section 4.3: a batch of FCN-R on one GPU
 PRESETS: dict[str, dict[str, object]] = {
     "cntk": {},
@@ -70,9 +70,9 @@ def arithmetic(stages: list[Stage], topology: Topology, world_size: int) -> str:
     return " + ".join(parts.values())
 
 
-def simulated_s(world_size: int) -> dict[str, float]:
+def simulated_s(world_size: int, machine: str = "dual-k80") -> dict[str, float]:
     """Seconds of aggregation and update of every preset, cheapest first."""
-    layout, topology = fcn_r_layout(), load("dual-k80")
+    layout, topology = fcn_r_layout(), load(machine)
     seconds = {
         name: simulate_plan(
             create(name, options).stages(layout, world_size),
@@ -87,11 +87,12 @@ def simulated_s(world_size: int) -> dict[str, float]:
 
 def main() -> None:
     """Prints one line a preset and number of GPUs."""
-    layout, topology = fcn_r_layout(), load("dual-k80")
-    print(f"simulated: {layout.num_elements * 4 / 1e6:.1f} MB of gradient on {topology.name}; milliseconds")
-    for world_size in (2, 4):
-        print(f"\n{world_size} GPUs, cheapest first")
-        for name, seconds in simulated_s(world_size).items():
+    layout = fcn_r_layout()
+    print(f"simulated: {layout.num_elements * 4 / 1e6:.1f} MB of gradient; milliseconds")
+    for machine, world_size in product(MACHINES, (2, 4)):
+        topology = load(machine)
+        print(f"\n{machine}: {world_size} GPUs, cheapest first")
+        for name, seconds in simulated_s(world_size, machine).items():
             speedup = COMPUTE_S / (COMPUTE_S / world_size + seconds)
             text = arithmetic(create(name, PRESETS[name]).stages(layout, world_size), topology, world_size)
             print(f"{name:14} {seconds * 1e3:7.1f}  speed-up {speedup:4.2f}  = {text}")

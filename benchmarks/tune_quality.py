@@ -33,7 +33,7 @@ from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import ScalingError
 from scaling.prediction.buckets import ExchangeCurve, Gradients, closed_by, end_s
 from scaling.store import ResultsFolder
-from scaling.study.predicting import _layouts_of_model
+from scaling.study.predicting import layouts_of_model
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "tune-quality"
@@ -208,7 +208,7 @@ def of_folder(folder: Path) -> list[dict[str, Any]]:
 def judged(cells: Sequence[CellResult]) -> dict[str, Any] | None:
     """What the model of the smallest and the default size chooses among all, and what that was worth."""
     cells = sorted(cells, key=lambda cell: cell.cell["bucket_mb"])
-    (layout,) = _layouts_of_model(cells[0].cell).values()
+    (layout,) = layouts_of_model(cells[0].cell).values()
     tensors = _tensor_bytes(layout)
     parts = {
         cell.cell_id: closed_by([cell.cell["bucket_mb"]], Gradients((0.0,) * len(tensors), tensors))

@@ -110,6 +110,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.attach": STUDYING | {"scaling.attach"},
     "scaling.cli.doctor": frozenset({"scaling.cli.options", "scaling.doctor"}),
     "scaling.cli.submit": STUDYING,
+    "scaling.cli.claims": STUDYING,
     "scaling.cli.compare": READING,
     "scaling.cli.explain": READING,
     "scaling.cli.export": READING,
@@ -122,6 +123,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         for verb in (
             *(
                 "attach",
+                "claims",
                 "compare",
                 "doctor",
                 "explain",

@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 
 from scaling import __version__
 from scaling.cli.attach import attach
+from scaling.cli.claims import claims
 from scaling.cli.compare import AgainstCommand, compare
 from scaling.cli.doctor import doctor
 from scaling.cli.explain import explain
@@ -73,6 +74,7 @@ VERBS: dict[str, list[tuple[Callable[..., None], str]]] = {
         (export, "scaling export results/budget all_reduce@4 --format chrome > trace.json"),
         (status, "scaling status results/mnist --watch"),
         (list_, "scaling list aggregators --json"),
+        (claims, "scaling claims docs/claims/shi-2016.yaml"),
         (import_table, "scaling import-table resnet50.csv --batch 64 --parameters 25557032"),
     ],
     "Predict": [

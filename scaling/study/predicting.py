@@ -60,7 +60,7 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
         raise StudyError(
             f"how large {cell['model_label']} is was not recorded; import its table again, with --parameters"
         )
-    layouts = _recorded_layouts(tensor_shapes) if tensor_shapes else _layouts_of_model(cell)
+    layouts = _recorded_layouts(tensor_shapes) if tensor_shapes else layouts_of_model(cell)
     parameters = _parameters(cell)
     aggregator = create_aggregator(cell["aggregator"], parameters)
     buckets, updates, sizes = [], [], []
@@ -150,7 +150,7 @@ def _recorded_layouts(tensor_shapes: str) -> dict[str, BucketLayout]:
         raise StudyError(f"tensor_shapes of its run are damaged: {error}; measure it again") from error
 
 
-def _layouts_of_model(cell: Mapping[str, Any]) -> dict[str, BucketLayout]:
+def layouts_of_model(cell: Mapping[str, Any]) -> dict[str, BucketLayout]:
     """Of each dtype, by its name."""
     return _layouts(*_model_and_data(cell))
 

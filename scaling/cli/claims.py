@@ -1,0 +1,32 @@
+"""`scaling claims`: what others said, and whether it holds here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scaling.cli.options import AsJson, note
+
+
+def claims(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Claims of a source, in YAML.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Write the page there too (Markdown).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check what papers claim by results or a simulation, and say under which assumption it holds."""
+    from scaling.store.files import write_whole
+    from scaling.study.claims import checked, markdown, read_claims
+
+    read = {path: read_claims(path) for path in files}
+    page = markdown(read)
+    if out is not None:
+        note(f"page: {write_whole(out, page.encode())}")
+    if as_json:
+        found = [checked(claim, path.parent) for path, file in read.items() for claim in file.claims]
+        rows = [{"id": one.claim.id, "verdict": one.verdict, "assumption": one.assumption} for one in found]
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        typer.echo(page, nl=False)

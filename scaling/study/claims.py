@@ -1,0 +1,226 @@
+"""Claims of others as data, each checked by cells of results folders or by a simulation.
+
+A check is a value with the range that the claim gives it. Checks that share what they assume stand together:
+a simulation assumes its machine file, and `assuming` names what else. All checks that assume nothing hold:
+the claim holds. Else all of one assumption do: it holds under that. Else it does not hold here. A claim
+without checks is not testable, and says why.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, ValidationError
+
+from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
+from scaling.collectives.plan import simulate_plan
+from scaling.errors import StudyError
+from scaling.files.documents import from_yaml, read_text
+from scaling.study.parts import Component, Number, PositiveInt, Strict
+from scaling.study.predicting import layouts_of_model
+from topologies.schema import load
+
+LEGEND = (
+    "Made by `scaling claims`; [how, and how to add a paper](../how-to/check-claims.md). A number that is "
+    "not as claimed has a ✗. Before numbers stands what they assume: a machine file is a simulation on it."
+)
+
+Verdict = Literal["holds", "holds under an assumption", "does not hold here", "not testable"]
+
+
+class Cells(Strict):
+    """A number of one cell of a results folder, or the least of several."""
+
+    folder: str
+    """Path from the claims' file."""
+    where: dict[str, Any] = {}
+    """Column of summary.csv -> its value."""
+    column: str = "iteration_s"
+
+
+class Simulated(Strict):
+    """Seconds of a step on a machine file: its workers' computation, then aggregation and update."""
+
+    machine: str
+    aggregator: Component
+    workers: PositiveInt
+    model: str = ""
+    """Its gradient; "": one tensor of `elements`."""
+    dataset: str = ""
+    elements: PositiveInt = 1
+    computation_s: Annotated[Number, Field(ge=0)] = 0.0
+    """Of the whole batch on one worker."""
+    stages: PositiveInt | None = None
+    """Only the first ones of the aggregation."""
+
+
+class Check(Strict):
+    """A value and its range. With `over` it is `of` over that; as a gain what `of` saves of it."""
+
+    of: Cells | Simulated
+    over: Cells | Simulated | None = None
+    gain: bool = False
+    least: Number | None = None
+    most: Number | None = None
+    assuming: str = ""
+    text: str = ""
+    """What the value is, before it."""
+
+
+class Claim(Strict):
+    """What a source says. `because`: why it is so here, or why it is not testable."""
+
+    id: str
+    section: str = ""
+    claim: str
+    checks: list[Check] = []
+    because: str
+
+
+class ClaimsFile(Strict):
+    """A source with its claims; `let` holds values that several of them use, as YAML anchors."""
+
+    source: str
+    claims: list[Claim]
+    let: Any = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A claim with what was found.
+
+    Attributes:
+        claim: as the file has it.
+        verdict: of its checks.
+        assumption: under which it holds; "" of the other verdicts.
+        found: assumption -> each check's text with its value and whether it holds.
+    """
+
+    claim: Claim
+    verdict: Verdict
+    assumption: str
+    found: Mapping[str, Sequence[tuple[str, bool]]]
+
+
+def read_claims(path: Path) -> ClaimsFile:
+    """
+    Raises:
+        StudyError: the file is none of claims; names the key.
+    """
+    try:
+        return ClaimsFile.model_validate(from_yaml(read_text(path)))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise StudyError(
+            f"{path}: {place}: {first['msg']}; the form is in docs/how-to/check-claims.md"
+        ) from error
+
+
+def checked(claim: Claim, folder: Path) -> Checked:
+    """A claim's verdict; results folders are relative to `folder`.
+
+    Raises:
+        StudyError: a check names no cell, or several.
+    """
+    found: dict[str, list[tuple[str, bool]]] = {}
+    for check in claim.checks:
+        value = _value(check, folder)
+        shown = f"{value:.1%}" if check.gain else f"{value:.3g}"
+        least, most = (bound if bound is not None else end for bound, end in _ends(check))
+        text = f"{check.text} {shown}".strip()
+        found.setdefault(_assumption(check), []).append((text, least <= value <= most))
+    holding = [name for name, values in found.items() if all(holds for _, holds in values)]
+    if not found:
+        return Checked(claim, "not testable", "", found)
+    if "" in holding:
+        return Checked(claim, "holds", "", found)
+    if holding:
+        return Checked(claim, "holds under an assumption", "; or ".join(holding), found)
+    return Checked(claim, "does not hold here", "", found)
+
+
+def _ends(check: Check) -> list[tuple[float | None, float]]:
+    return [(check.least, -math.inf), (check.most, math.inf)]
+
+
+def _assumption(check: Check) -> str:
+    machines = [at.machine for at in (check.of, check.over) if isinstance(at, Simulated)]
+    return ", ".join([*([check.assuming] if check.assuming else []), *dict.fromkeys(machines)])
+
+
+def _value(check: Check, folder: Path) -> float:
+    value = _measured_or_simulated(check.of, folder)
+    if check.over is not None:
+        value /= _measured_or_simulated(check.over, folder)
+    return 1 - value if check.gain else value
+
+
+def _measured_or_simulated(at: Cells | Simulated, folder: Path) -> float:
+    return _simulated_s(at) if isinstance(at, Simulated) else _of_cell(at, folder)
+
+
+def _of_cell(cells: Cells, folder: Path) -> float:
+    rows = csv.DictReader(io.StringIO(read_text(folder / cells.folder / "summary.csv")))
+    fitting = [row for row in rows if all(_is(row.get(name), value) for name, value in cells.where.items())]
+    values = [float(row[cells.column]) for row in fitting if row.get(cells.column)]
+    if not values:
+        raise StudyError(f"{cells.folder}: no cell with {cells.column} where {cells.where}")
+    return min(values)
+
+
+def _is(field: str | None, value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_is(field, one) for one in value)
+    try:
+        return float(field or "nan") == float(value)
+    except (TypeError, ValueError):
+        return field == str(value)
+
+
+def _simulated_s(at: Simulated) -> float:
+    topology = load(at.machine)
+    layout = BucketLayout.of([("all", (at.elements,))])
+    if at.model:
+        named = {"model": at.model, "model_parameters": {}, "dataset": at.dataset, "dataset_parameters": {}}
+        (layout,) = layouts_of_model(named).values()
+    stages = create(at.aggregator.name, at.aggregator.parameters).stages(layout, at.workers)
+    cores = sum(device.cores or 0 for device in topology.machine.of_kind("cpu"))
+    threads = max(1, cores // at.workers)
+    exchange = simulate_plan(stages[: at.stages], topology, at.workers, threads=threads)
+    return at.computation_s / at.workers + exchange.seconds
+
+
+def markdown(files: Mapping[Path, ClaimsFile]) -> str:
+    """A page: how many claims hold, and a table a source."""
+    found = {path: [checked(claim, path.parent) for claim in file.claims] for path, file in files.items()}
+    counts = count_text([one for claims in found.values() for one in claims])
+    lines = ["# What others said, and what is true here", "", counts, "", LEGEND, ""]
+    for path, file in files.items():
+        lines += [f"## {file.source}", "", "| claim | verdict | here | because |", "|---|---|---|---|"]
+        lines += [_row(one) for one in found[path]]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def count_text(found: Sequence[Checked]) -> str:
+    """How many claims have which verdict."""
+    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in get_args(Verdict)}
+    return f"{len(found)} claims: {', '.join(f'{counts[name]} {name}' for name in counts)}."
+
+
+def _row(one: Checked) -> str:
+    section = f" ({one.claim.section})" if one.claim.section else ""
+    verdict = f"**{one.verdict}**" + (f": {one.assumption}" if one.assumption else "")
+    here = "; ".join(
+        f"{f'{name}: ' if name else ''}{', '.join(text + ('' if holds else ' ✗') for text, holds in values)}"
+        for name, values in one.found.items()
+    )
+    return f"| {one.claim.claim}{section} | {verdict} | {here or 'none'} | {one.claim.because} |"

@@ -1,0 +1,84 @@
+"""Claims: the page has what the files give, and each verdict follows from its checks."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scaling.errors import StudyError
+from scaling.study.claims import Claim, checked, markdown, read_claims
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "docs" / "claims").glob("*.yaml"))
+VERDICTS = {
+    "fcn-cntk-2": "holds under an assumption",
+    "fcn-torch-2": "holds under an assumption",
+    "fcn-tensorflow-2": "holds under an assumption",
+    "fcn-torch-4": "holds under an assumption",
+    "exchange-seconds": "holds under an assumption",
+    "cublas-transposed": "does not hold here",
+    "flux-200": "does not hold here",
+    "convergence-order": "not testable",
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return {claim.id: checked(claim, path.parent) for path in FILES for claim in read_claims(path).claims}
+
+
+def test_page_and_readme_have_every_verdict_as_it_is_computed(found):
+    page = markdown({path: read_claims(path) for path in FILES})
+    assert (ROOT / "docs" / "background" / "claims.md").read_text(encoding="utf-8") == page
+    counts = [
+        sum(one.verdict == name for one in found.values())
+        for name in ("holds", "holds under an assumption", "does not hold here", "not testable")
+    ]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    said = re.search(r"Of (\d+) claims .* \[(\d+) hold here, .* (\d+) do not, (\d+) are not", readme)
+    assert [int(count) for count in said.groups()] == [sum(counts), counts[0] + counts[1], *counts[2:]]
+
+
+def test_verdicts_of_the_papers_claims(found):
+    assert {name: found[name].verdict for name in VERDICTS} == VERDICTS
+    assert found["exchange-seconds"].assumption == "dual-k80-one-link"
+    assert "sums on the CPU, dual-k80-one-link" in found["fcn-torch-4"].assumption
+
+
+def folder(tmp_path: Path, **seconds: float) -> Path:
+    rows = "".join(f"{name},{value}\n" for name, value in seconds.items())
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "summary.csv").write_text(f"aggregator,iteration_s\n{rows}")
+    return tmp_path
+
+
+def check(of: str, over: str | None = None, **bounds) -> dict:
+    cells = {name: {"folder": "here", "where": {"aggregator": name}} for name in (of, over) if name}
+    return {"of": cells[of], "over": over and cells[over], **bounds}
+
+
+@pytest.mark.parametrize(
+    ("checks", "verdict", "assumption"),
+    [
+        ([], "not testable", ""),
+        ([check("a", "b", most=0.5)], "holds", ""),
+        ([check("a", "b", gain=True, least=0.5), check("a", most=0.9)], "does not hold here", ""),
+        ([check("a", most=0.9), check("a", most=1, assuming="x")], "holds under an assumption", "x"),
+        ([check("a", most=1), check("a", most=0.9, assuming="x")], "holds", ""),
+        ([check("a", most=1, assuming="x"), check("a", most=0.9, assuming="x")], "does not hold here", ""),
+    ],
+)
+def test_verdict_follows_from_the_checks(tmp_path, checks, verdict, assumption):
+    claim = Claim.model_validate({"id": "one", "claim": "a is fast", "because": "so", "checks": checks})
+    result = checked(claim, folder(tmp_path, a=1.0, b=2.0))
+    assert (result.verdict, result.assumption) == (verdict, assumption)
+
+
+def test_a_check_without_a_cell_and_a_file_of_another_form_are_named(tmp_path):
+    claim = Claim.model_validate({"id": "1", "claim": "c", "because": "", "checks": [check("c", most=1)]})
+    with pytest.raises(StudyError, match="here: no cell with iteration_s where"):
+        checked(claim, folder(tmp_path, a=1.0))
+    path = tmp_path / "wrong.yaml"
+    path.write_text("source: x\nclaims: [{id: a, claim: b, because: c, check: 1}]\n")
+    with pytest.raises(StudyError, match=r"wrong.yaml: claims.0.check: .*check-claims.md"):
+        read_claims(path)
