@@ -11,31 +11,11 @@ from launchers.rank_info import RankInfo
 from scaling.runtime.failures import failure_kind
 from scaling.runtime.workers import CellOutcome
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.cell import Cell
 from scaling.study.rank.launch import _record, plan_record
 from scaling.study.rank.summary import IN_HOST_MEMORY, RankSummary
+from tests.made import cell_of
 
-TRAINED = Cell(
-    kind="convergence",
-    model="mlp",
-    dataset="digits",
-    aggregator="all_reduce",
-    step="eager",
-    device="cuda",
-    scaling="strong",
-    world_size=2,
-    local_batch=32,
-    global_batch=64,
-    threads=1,
-    peer_access=None,
-    tf32=None,
-    seed=0,
-    learning_rate=0.05,
-    momentum=0.9,
-    weight_decay=0.0,
-    nesterov=False,
-    epochs=1,
-)
+TRAINED = cell_of(kind="convergence", aggregator="all_reduce", device="cuda", epochs=1)
 
 
 def recorded(tmp_path, *in_host_memory, notes=()):

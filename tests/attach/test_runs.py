@@ -26,8 +26,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
 
 
 def ranks(number: int = 2) -> list[str]:
-    """What starts so many ranks of the script that follows, without a torchrun that imports torch as well."""
-    return [sys.executable, str(SCRIPTS / "ranks.py"), str(number), str(free_port())]
+    """What starts so many ranks of the script that follows, with one import of torch."""
+    return [sys.executable, "-E", str(SCRIPTS / "ranks.py"), str(number), str(free_port())]
 
 
 def _run(
@@ -46,11 +46,11 @@ def _run(
     return run_arm(words, arm, folder / "out", warmup=3, steps=10, deadline_s=deadline_s, cwd=cwd, **more)
 
 
-@pytest.mark.parametrize("arm", ["baseline", "cached_input", "marked"])
-def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, tmp_path: Path) -> None:
-    run = _run(tmp_path, arm, "plain.py")
+@pytest.mark.parametrize(("arm", "world_size"), [("baseline", 1), ("cached_input", 1), ("marked", 2)])
+def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, world_size: int, tmp_path: Path) -> None:
+    run = _run(tmp_path, arm, "plain.py", command=ranks(world_size))
     assert run.reason is None, run.reason
-    assert [len(rank["step_s"][0]) for rank in run.ranks] == [13, 13]
+    assert [len(rank["step_s"][0]) for rank in run.ranks] == [13] * world_size
     assert {name for name, _, _ in run.ranks[0]["phases"]} == (
         {"input", "backward", "update", "save"} if arm == "marked" else {"save"}
     )
@@ -65,13 +65,15 @@ def test_the_clock_tells_evaluations_from_steps(tmp_path: Path) -> None:
     assert steady(run.ranks)[0] == (0, 1, 1, 1)
 
 
-def _switched(folder: Path, script: Path, arms: tuple[str, ...], *words: str, rounds: int = 3) -> Run:
+def _switched(
+    folder: Path, script: Path, arms: tuple[str, ...], *words: str, rounds: int = 3, world_size: int = 2
+) -> Run:
     """A launch in which arms are switched until there are so many rounds."""
 
     def is_enough(run: Run) -> bool:
         return max(label[1] for label in run.ranks[0]["labels"]) >= rounds - 1
 
-    command = [*ranks(), str(script), *words]
+    command = [*ranks(world_size), str(script), *words]
     return run_arm(
         command, "switched", folder / "out", warmup=5, steps=5, deadline_s=LIMIT_S, cwd=folder,
         blocks=Blocks(arms, 3, LIMIT_S, is_enough),
@@ -121,7 +123,7 @@ def test_a_script_with_a_hook_of_its_own_is_not_switched(tmp_path: Path) -> None
     script = tmp_path / "builtin.py"
     registers = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
     script.write_text(PLAIN.replace("while True:", registers))
-    run = _switched(tmp_path, script, ("baseline", "aa"))
+    run = _switched(tmp_path, script, ("baseline", "aa"), world_size=1)
     assert run.reason == f"{NO_SWITCH}the script has a communication hook of its own, FP16_COMPRESS"
 
 
@@ -311,13 +313,16 @@ def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("script", "backward"), [("nanogpt.py", 2), ("wgan.py", 6), ("compiled.py", 1), ("unused.py", 2)]
+    ("script", "backward", "world_size"),
+    [("nanogpt.py", 2, 2), ("wgan.py", 6, 1), ("compiled.py", 1, 1), ("unused.py", 2, 1)],
 )
-def test_scripts_in_the_style_of_real_ones(script: str, backward: int, tmp_path: Path) -> None:
-    run = _run(tmp_path, "marked", script)
+def test_scripts_in_the_style_of_real_ones(
+    script: str, backward: int, world_size: int, tmp_path: Path
+) -> None:
+    run = _run(tmp_path, "marked", script, command=ranks(world_size))
     assert run.reason is None, run.reason
     signature, steps = steady(run.ranks)
-    assert (signature[0], len(run.ranks)) == (backward, 2)
+    assert (signature[0], len(run.ranks)) == (backward, world_size)
     names = {name for one in steps for step in one for name, _, _ in step.spans}
     assert names >= {"forward", "backward", "update"}
     assert not list((tmp_path / "work").iterdir())
@@ -339,7 +344,7 @@ def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path: Path) 
         .read_text()
         .replace("while True:\n", "with scaling.attached(model, optimizer):\n  while True:\n")
     )
-    command = [*ranks(), "-E", str(script)]
+    command = [*ranks(1), "-E", str(script)]
     for arm, reason in (
         ("baseline", None),
         ("no_exchange", "the model was wrapped before `attached` could change it"),

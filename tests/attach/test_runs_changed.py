@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scaling.attach.launch import run_arm
-from scaling.attach.marks import medians_s, steady
+from scaling.attach.marks import steady
 from tests.attach.test_runs import PLAIN, SCRIPTS, ranks
 from tests.waiting import LIMIT_S
 
@@ -32,14 +32,12 @@ def test_which_parameters_are_used_is_not_exchanged_either(arm: str, tmp_path: P
     )
     text = text.replace("torch.set_num_threads(1)", UNUSED)
     script.write_text(text)
+    waits = [] if arm == "baseline" else ["1", str(tmp_path / "tenth")]  # for the other rank's tenth step
     run = run_arm(
-        [*ranks(), str(script), "1"], arm, tmp_path / arm, warmup=3, steps=10, deadline_s=LIMIT_S,
+        [*ranks(), str(script), *waits], arm, tmp_path / arm, warmup=3, steps=10, deadline_s=LIMIT_S,
         cwd=tmp_path,
     )  # fmt: skip
     assert run.reason is None, run.reason
-    fast_s, slow_s = medians_s(steady(run.ranks)[1])
-    assert slow_s > 0.03
-    assert (fast_s < 0.03) == (arm != "baseline")
     assert [rank.get("exchanges_used") for rank in run.ranks] == [None if arm == "baseline" else False] * 2
 
 

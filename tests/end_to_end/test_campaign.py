@@ -47,6 +47,7 @@ def code(scaling):
     """Writes the aggregator's module where the command runs."""
 
     def write(delay="DELAY_S = 0.0", **keys):
+        scaling.environment["PYTHONPATH"] += f"{os.pathsep}{scaling.folder}"
         (scaling.folder / "my_delay.py").write_text(MODULE.format(delay=delay))
         write_study(scaling, ["my_delay:Delayed"], (1,), **keys)
 
@@ -71,7 +72,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
         code(delay, repeats=3)
         git("add", "my_delay.py")
         git("commit", "--quiet", "-m", "a commit")
-    done = scaling.run("--against", "commit:HEAD~1")
+    done = scaling.run_here("--against", "commit:HEAD~1")
     assert done.returncode == 0, done.stderr
     assert "Of 1 timed cells of B: 1 slower." in done.stdout
     assert "--against: this environment against commit:" in " ".join(done.stdout.split())
@@ -83,7 +84,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
         for path in scaling.out.glob("*/runs/*/*/run.json")
     )
     assert [{repeat for _, _, repeat in began[at : at + 2]} for at in (0, 2, 4)] == [{"0"}, {"1"}, {"2"}]
-    again = scaling.run("--against", "commit:HEAD")
+    again = scaling.run_here("--against", "commit:HEAD")
     assert again.returncode == 2
     assert "use another --out" in again.stderr
 
@@ -120,12 +121,12 @@ def test_failed_run_is_tried_again_with_its_partner(scaling, code, tmp_path):
     code()
     needed = tmp_path / "needed"
     against = ("--against", f"env:NEEDED={needed}")
-    first = scaling.run(*against)
+    first = scaling.run_here(*against)
     assert first.returncode == 1
     assert states(scaling) == [["done"], ["failed"]]
     assert f"there is no {needed}" in first.stderr
     os.mkdir(needed)
-    second = scaling.run(*against, "--retry-failed")
+    second = scaling.run_here(*against, "--retry-failed")
     assert second.returncode == 0, second.stderr
     assert states(scaling) == [["done"], ["done"]]
     assert len(list(scaling.out.glob("a/runs/*/0/attempt-1"))) == 1

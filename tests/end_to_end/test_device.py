@@ -28,7 +28,7 @@ STUDY = {
 
 def test_study_is_measured_reported_and_gone_on_with(scaling):
     scaling.study.write_text(yaml.safe_dump(STUDY))
-    done = scaling.run()
+    done = scaling.run_here()
     assert done.returncode == 0, done.stderr
     assert "When is the GPU worth it for a small network?" in done.stdout
     rows = list(csv.DictReader((scaling.out / "summary.csv").open(newline="")))
@@ -48,7 +48,7 @@ def test_study_is_measured_reported_and_gone_on_with(scaling):
     # A limit that nothing keeps: two more cells in the same study, both left out, and nothing has failed.
     wider = {**STUDY, "parts": [{}, {"limit_seconds": 1e-6}]}
     scaling.study.write_text(yaml.safe_dump(wider))
-    again = scaling.run()
+    again = scaling.run_here()
     assert again.returncode == 0, again.stderr
     assert len(list(scaling.out.glob("launches/*.log"))) == 2
     rows = list(csv.DictReader((scaling.out / "summary.csv").open(newline="")))

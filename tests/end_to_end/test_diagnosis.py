@@ -35,8 +35,8 @@ def test_a_slow_rank_and_a_slow_tenth_step_are_named_in_real_processes(scaling):
         ],
     }
     scaling.study.write_text(yaml.safe_dump(study))
-    paths = os.pathsep.join([str(BENCHMARKS), scaling.environment["PYTHONPATH"]])
-    done = scaling.run(PYTHONPATH=paths)
+    scaling.environment["PYTHONPATH"] += f"{os.pathsep}{BENCHMARKS}"
+    done = scaling.run_here()
     assert done.returncode == 0, done.stderr
     command = [sys.executable, "-m", "scaling", "explain", str(scaling.out), "--json"]
     told = json.loads(

@@ -47,7 +47,7 @@ def report_of(scaling):
 
 def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
     scaling.study.write_text(yaml.safe_dump(STUDY))
-    done = scaling.run()
+    done = scaling.run_here()
     assert done.returncode == 0, done.stderr
     assert "Transfers: 2 workers on the CPU, 1 thread each" in report_of(scaling)
     assert len(list(scaling.out.glob("launches/*.log"))) == 1  # both cells have the same settings
@@ -75,7 +75,7 @@ def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
 
     assert "mpi" not in rows[0]["facts"]
     before = scaling.samples()
-    again = scaling.run()
+    again = scaling.run_here()
     assert again.returncode == 0, again.stderr
     assert scaling.samples() == before
 

@@ -79,6 +79,7 @@ def test_nothing_of_an_attached_command_is_left(tmp_path, name):
 
 @linux
 @pytest.mark.processes
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SIGNALS)
 @pytest.mark.parametrize(
     "words",

@@ -16,31 +16,12 @@ from scaling.registry import trust
 from scaling.report import write_report
 from scaling.report.figures.link_map import busiest_links, draw_links, link_name, link_remarks
 from scaling.report.write import read_topology
-from scaling.study.cell import Cell
 from scaling.study.rank.launch import plan_record
+from tests.made import cell_of
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "budget-4xh200"
 PARAMETERS = 1000
-CELL = Cell(
-    kind="iteration",
-    model="mlp",
-    dataset="digits",
-    aggregator="ring",
-    step="eager",
-    device="cuda",
-    scaling="strong",
-    world_size=2,
-    local_batch=32,
-    global_batch=64,
-    threads=1,
-    peer_access=None,
-    tf32=None,
-    seed=0,
-    learning_rate=0.05,
-    momentum=0.9,
-    weight_decay=0.0,
-    nesterov=False,
-)
+CELL = cell_of(device="cuda")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from scaling.study.cell import AvailableMachine, Cell, ResolvedStudy
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from scaling.workloads.mnist import Mnist
+from tests.made import cell_of
 
 CPU = AvailableMachine(num_gpus=0, num_cores=8)
 GPUS = AvailableMachine(num_gpus=4, num_cores=64)
@@ -25,28 +26,7 @@ BASE = {
     "scaling": "strong",
 }
 
-CELL = Cell(
-    kind="iteration",
-    model="mlp",
-    dataset="digits",
-    aggregator="ring",
-    step="eager",
-    device="cpu",
-    scaling="strong",
-    world_size=2,
-    local_batch=32,
-    global_batch=64,
-    threads=4,
-    peer_access=None,
-    tf32=None,
-    seed=0,
-    learning_rate=0.01,
-    momentum=0.9,
-    weight_decay=0.0,
-    nesterov=False,
-    warmup=10,
-    iterations=50,
-)
+CELL = cell_of(threads=4, learning_rate=0.01, warmup=10, iterations=50)
 LABELS = {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy", "keep_checkpoints"}
 
 

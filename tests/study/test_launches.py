@@ -18,29 +18,9 @@ from scaling.study.launches import (
     remaining_launches,
 )
 from scaling.study.step_time import ModelSize
+from tests.made import cell_of
 
-CELL = Cell(
-    kind="iteration",
-    model="mlp",
-    dataset="digits",
-    aggregator="ring",
-    step="eager",
-    device="cpu",
-    scaling="strong",
-    world_size=2,
-    local_batch=32,
-    global_batch=64,
-    threads=4,
-    peer_access=None,
-    tf32=None,
-    seed=0,
-    learning_rate=0.01,
-    momentum=0.9,
-    weight_decay=0.0,
-    nesterov=False,
-    warmup=10,
-    iterations=50,
-)
+CELL = cell_of(threads=4, learning_rate=0.01, warmup=10, iterations=50)
 
 
 def study_of(cells: list[Cell], repeats: int = 1, name: str = "by-hand") -> ResolvedStudy:

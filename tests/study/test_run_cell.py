@@ -24,26 +24,12 @@ from scaling.study.rank.loaded import MAX_LOADED, Loaded
 from scaling.study.rank.summary import RankSummary
 from scaling.training.timing import PROFILED_SETTLING
 from scaling.workloads.base import DataShape, Model
+from tests.made import cell_of
 
-TIMED = Cell(
-    kind="iteration",
-    model="mlp",
-    dataset="digits",
+TIMED = cell_of(
     aggregator="all_reduce",
-    step="eager",
-    device="cpu",
-    scaling="strong",
     world_size=1,
-    local_batch=32,
     global_batch=32,
-    threads=1,
-    peer_access=None,
-    tf32=None,
-    seed=0,
-    learning_rate=0.05,
-    momentum=0.9,
-    weight_decay=0.0,
-    nesterov=False,
     warmup=2,
     iterations=30,
     precision_goal=0.5,

@@ -20,32 +20,22 @@ from scaling.study.rank import convergence as run_convergence
 from scaling.study.rank.launch import CellRunner
 from scaling.study.rank.prepared_step import PreparedStep
 from scaling.training.checkpoint import Checkpoint, Target
+from tests.made import cell_of
 from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
-EPOCHS, CUT_AFTER = 4, 2
-BASE = Cell(
+EPOCHS, CUT_AFTER = 3, 2
+BASE = cell_of(
     kind="convergence",
     model="checkpoint_models:dropping",
-    dataset="digits",
     aggregator="all_reduce",
-    step="eager",
-    device="cpu",
-    scaling="strong",
-    world_size=2,
-    local_batch=100,
-    global_batch=200,
-    threads=1,
-    peer_access=None,
-    tf32=None,
+    local_batch=200,
+    global_batch=400,
     seed=3,
-    learning_rate=0.05,
-    momentum=0.9,
     weight_decay=1e-4,
-    nesterov=False,
     epochs=EPOCHS,
     learning_rate_rule="linear",
-    base_batch=100,
+    base_batch=200,
     warmup_epochs=1.0,
     schedule="cosine",
     augmentation="standard",
@@ -75,7 +65,7 @@ CELLS = {
     "zero_redundancy_optimizer": replace(OVERLAPPED, aggregator="zero_redundancy_optimizer", **ADAMW),
     "power_sgd_hook": replace(OVERLAPPED, aggregator="power_sgd_hook"),
     "one_bit_adam": replace(
-        BASE, aggregator="one_bit_adam", aggregator_parameters={"warmup_steps": 12}, momentum=0.0
+        BASE, aggregator="one_bit_adam", aggregator_parameters={"warmup_steps": 5}, momentum=0.0
     ),
 }
 

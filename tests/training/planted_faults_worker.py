@@ -9,30 +9,16 @@ from slow_parts import EXCHANGE_S, LATE_S, hooks_that_block
 
 from scaling.registry import trust
 from scaling.runtime.workers import Workers
-from scaling.study.cell import Cell
 from scaling.study.rank.launch import CellRunner
+from tests.made import cell_of
 from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
-LATE = Cell(
-    kind="iteration",
-    model="mlp",
-    dataset="digits",
+LATE = cell_of(
     aggregator="slow_parts:LateOnRank1",
-    step="eager",
-    device="cpu",
-    scaling="strong",
-    world_size=2,
     local_batch=8,
     global_batch=16,
-    threads=1,
-    peer_access=None,
-    tf32=None,
-    seed=0,
     learning_rate=0.01,
-    momentum=0.9,
-    weight_decay=0.0,
-    nesterov=False,
     warmup=1,
     iterations=3,
     max_seconds=15.0,

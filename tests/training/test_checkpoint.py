@@ -15,7 +15,7 @@ from scaling.training.convergence import TrainingProgress
 SHAPES = {"w": "[3] torch.float32"}
 TARGET = Target("a", 1, 2, SHAPES)
 
-EPOCHS, CUT_AFTER = 4, 2
+EPOCHS, CUT_AFTER = 3, 2
 CELLS = (
     *("all_reduce", "one_bit", "host_parallel", "all_reduce, overlapped", "one_bit, overlapped"),
     *("all_reduce, sync", "qsgd", "one_bit_flat, overlapped"),
