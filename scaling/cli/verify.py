@@ -24,8 +24,8 @@ _Name = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="A collective, an aggregator, or module:attribute: a class of aggregators, or a function "
-        "from a world size to a schedule. The current folder is searched too.",
+        help="A collective, an aggregator, FILE.yaml of a schedule, or module:attribute: a class of "
+        "aggregators, or a function from a world size to a schedule. The current folder is searched too.",
     ),
 ]
 _Everything = Annotated[

@@ -168,6 +168,29 @@ class Verification:
         return sum(self.messages_per_rank) + sum(self.messages_per_host)
 
 
+@dataclass(frozen=True)
+class SentSample:
+    """What a schedule sends at one world size.
+
+    Attributes:
+        world_size: ranks.
+        num_steps: steps.
+        max_messages_per_rank: of the rank that sends most messages.
+        max_sent_ratio_per_rank: bytes of the rank that sends most, as a ratio to the buffer's.
+    """
+
+    world_size: int
+    num_steps: int
+    max_messages_per_rank: int
+    max_sent_ratio_per_rank: float
+
+    def __str__(self) -> str:
+        return (
+            f"at {self.world_size}: {self.num_steps} steps, {self.max_messages_per_rank} messages and "
+            f"{self.max_sent_ratio_per_rank:.4g} S by the rank that sends most"
+        )
+
+
 def verify(schedule: Schedule) -> Verification:
     """Proves that every rank ends with each contribution exactly once in every chunk.
 

@@ -27,7 +27,8 @@ from scaling.aggregators.registry import REGISTRY, create
 from scaling.aggregators.scheduled import Scheduled
 from scaling.collectives.listing import COLLECTIVES
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.verify import Verification, verify
+from scaling.collectives.schedule_file import is_file, read_schedule
+from scaling.collectives.verify import SentSample, Verification, verify
 from scaling.conformance.world_sizes import spelled
 from scaling.errors import ScheduleError, StudyError
 from scaling.files.texts import folded
@@ -48,29 +49,6 @@ SHEET_OF_CODEC = {
 """Where to find the fidelity sheet of a lossy aggregator that takes processes."""
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class SentSample:
-    """What a schedule sends at one world size.
-
-    Attributes:
-        world_size: ranks.
-        num_steps: steps.
-        max_messages_per_rank: of the rank that sends most messages.
-        max_sent_ratio_per_rank: bytes of the rank that sends most, as a ratio to the buffer's.
-    """
-
-    world_size: int
-    num_steps: int
-    max_messages_per_rank: int
-    max_sent_ratio_per_rank: float
-
-    def __str__(self) -> str:
-        return (
-            f"at {self.world_size}: {self.num_steps} steps, {self.max_messages_per_rank} messages and "
-            f"{self.max_sent_ratio_per_rank:.4g} S by the rank that sends most"
-        )
 
 
 @dataclass(frozen=True)
@@ -142,13 +120,15 @@ class Subject:
 
 
 def subjects_of(name: str) -> list[Subject]:
-    """The collective and the aggregator of that name, or what `module:attribute` is.
+    """The collective and the aggregator of that name, or what `module:attribute` or a schedule's file is.
 
     Raises:
         StudyError: there is none, or it is neither an aggregator nor a function that makes schedules.
     """
     if ":" in name:
         return [_own(name)]
+    if is_file(name):
+        return [Subject(name, "schedule", lambda examination: _file(name, examination))]
     subjects = [_collective(name)] if name in COLLECTIVES else []
     if name in REGISTRY.targets():
         aggregator = create(name)
@@ -159,7 +139,7 @@ def subjects_of(name: str) -> list[Subject]:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise StudyError(
             f"nothing to verify is called {name!r}{hint}; known: {', '.join(known)}; "
-            f"or, as module:attribute, {ALLOWED}"
+            f"a schedule's FILE.yaml; or, as module:attribute, {ALLOWED}"
         )
     return subjects
 
@@ -289,6 +269,15 @@ def _collective(name: str) -> Subject:
     return Subject(name, "collective", lambda examination: _schedules(lambda n: verify(make(n)), examination))
 
 
+def _file(name: str, examination: Examination) -> None:
+    """A schedule as it is written, for the ranks that it is for."""
+    if not os.path.isfile(name):
+        raise StudyError(f"{name}: there is no such file; `scaling schedule import --out FILE` writes one")
+    schedule = read_schedule(name)[0]
+    examination.world_sizes = [schedule.world_size]
+    _schedules(lambda _: verify(schedule), examination)
+
+
 def _schedules(
     proved: Callable[[int], Verification], examination: Examination, min_world_size: int = 1
 ) -> None:
@@ -319,7 +308,9 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
         )
     library = "torch" if aggregator.ddp_path() == "library_hook" else aggregator.library
     if library is not None:
-        examination.checked.append(f"not the contract: {_needs_processes(library)}")
+        examination.checked.append(
+            f"not the contract: its messages are carried by {library}, which takes processes"
+        )
         if aggregator.name in SHEET_OF_CODEC:
             examination.checked.append(SHEET_OF_CODEC[aggregator.name])
         return
@@ -332,10 +323,6 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
     if not examination.checked:
         raise StudyError(f"{examination.name}: nothing but {unchecked}; name one of these in --world-sizes")
     examination.checked.append(f"not {unchecked}")
-
-
-def _needs_processes(library: str) -> str:
-    return f"its messages are carried by {library}, which takes processes, and ranks are threads here"
 
 
 def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Examination) -> None:

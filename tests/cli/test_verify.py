@@ -258,6 +258,15 @@ def test_broken_schedule_is_caught_with_step_nodes_and_chunk(verified, name, fai
     assert failure in out
 
 
+def test_wrong_schedule_of_a_file_is_named_by_its_step(verified, tmp_path):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("name: wrong\nworld_size: 2\nnum_chunks: 1\nsteps:\n- 0>1 add 0:1\n- 0>1 copy 0:1\n")
+    code, out, _ = verified(str(wrong))
+    assert code == 1
+    assert "FAILED" in out
+    assert "chunk 0" in out
+
+
 def test_json_of_a_failure_says_what_held_before(verified):
     code, out, _ = verified("mine:Own", "--world-sizes", "2", "--json")
     (finding,) = json.loads(out)
@@ -272,6 +281,7 @@ def test_json_of_a_failure_says_what_held_before(verified):
         ((), "name a collective or an aggregator, or give --all"),
         (("ring", "--all"), "name a collective or an aggregator, or give --all"),
         (("rinng",), "nothing to verify is called 'rinng' (did you mean 'ring'?); known: all_reduce, "),
+        (("none.yaml",), "none.yaml: there is no such file"),
         (("mine:Nothing",), "cannot load mine:Nothing"),
         (("no_such_module:a",), "No module named 'no_such_module'"),
         (("broken_module:a",), "broken_module:a: ArithmeticError: planted"),

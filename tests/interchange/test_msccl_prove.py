@@ -205,6 +205,9 @@ def test_command_writes_a_schedule_that_is_read_again(call, tmp_path):
     assert (code, out) == (0, "proven in place: x, 4 ranks, 4 chunks; a schedule of 6 steps\n")
     assert "no outofplace, minBytes, maxBytes in <algo>: RCCL refuses this file" in err
     assert read_schedule(tmp_path / "ring.yaml")[0].world_size == 4
+    code, out, _ = call("verify", tmp_path / "ring.yaml")
+    assert code == 0
+    assert "schedule at 4 ranks (at 4: 6 steps, 6 messages and 1.5 S" in " ".join(out.split())
     (tmp_path / "wrong.xml").write_text(exchange(second=[ADD, ADD]))
     code, out, err = call("schedule", "import", tmp_path / "wrong.xml")
     assert (code, out) == (2, "")
