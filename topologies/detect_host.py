@@ -121,6 +121,14 @@ def cpu_list(numbers: Collection[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+def num_physical(cpus: Collection[int], sys: Path = SYS) -> int:
+    """Physical cores of these processors: two hyperthreads are one. Where sysfs is silent, each is one."""
+    places = (sys / f"devices/system/cpu/cpu{cpu}/topology/core_id" for cpu in cpus)
+    ids = [_text(place).strip() for place in places]
+    known = {(_socket(cpu, sys), core or f"cpu {cpu}") for cpu, core in zip(cpus, ids, strict=True)}
+    return len(known)
+
+
 def _socket(cpu: int, sys: Path) -> int:
     text = _text(sys / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id").strip()
     return int(text) if text.isdigit() else 0  # virtual processors may say -1

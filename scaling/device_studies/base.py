@@ -170,10 +170,12 @@ class Experiment(ABC):
     Attributes:
         name: as studies write it.
         report: what it shows and answers; None: a figure, a table and the fastest, as its points tell.
+        most_threads_a_core: points with more threads than so many a core are dropped.
     """
 
     name: ClassVar[str]
     report: ClassVar[Report | None] = None
+    most_threads_a_core: ClassVar[int] = 1
 
     @abstractmethod
     def points(self) -> list[Point]:
@@ -181,7 +183,7 @@ class Experiment(ABC):
 
         Every point becomes a cell on each of the part's devices. Two keys are not variables of the
         experiment: `only_device` ("cpu" or "cuda") keeps a point to one device; `threads` (a number, or
-        "all") sets the CPU threads of its cell, and points with more threads than cores are dropped.
+        "all") sets the CPU threads of its cell (`most_threads_a_core`).
         All points have the same other keys.
         """
 

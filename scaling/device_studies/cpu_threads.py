@@ -6,6 +6,7 @@ within a second or two. Threads are those that torch's operations share; the pro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
@@ -46,7 +47,7 @@ REPORT = Report(
     ),
     tables=(
         Rows("a training step on the CPU, reduced batches", ("model", "batch", "threads"),
-             (*STEP_TIME, Show("speedup", "over_first", "threads"))),
+             (*STEP_TIME, Show("speedup", "over_first", "threads"), Show("on", "fact", "threads_on"))),
     ),
     answer=(
         Enough(
@@ -67,12 +68,13 @@ class CpuThreads(Experiment):
 
     Attributes:
         networks: models by name.
-        threads: numbers of threads; those above the cores are left out, "all" is every core.
+        threads: numbers of threads; those above twice the cores are left out, "all" is every core.
         batches: network -> samples of a step, where it is not to be the reduced batch.
     """
 
     name: ClassVar[str] = "cpu-threads"
     report: ClassVar[Report] = REPORT
+    most_threads_a_core: ClassVar[int] = 2
 
     networks: tuple[str, ...] = SEVEN_NETWORKS
     threads: tuple[PositiveInt | Literal["all"], ...] = (1, 2, 4, 8, 16, 32, 64, 128, "all")
@@ -92,7 +94,23 @@ class CpuThreads(Experiment):
     def measure(
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
-        """Seconds of a training step."""
-        from scaling.device_studies.training_step import network_steps, timed
+        """Seconds of a training step, and what its threads run on."""
+        import torch
 
+        from scaling.device_studies.training_step import network_steps, timed
+        from topologies.detect import num_usable_cores
+        from topologies.detect_host import num_physical
+
+        usable = num_usable_cores()
+        mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(usable)
+        physical = min(usable, num_physical(mine))
+        yield {"fact": "physical_cores", "value": physical}
+        yield {"fact": "threads_on", "value": threads_on(torch.get_num_threads(), physical, usable)}
         yield from timed(network_steps(point["model"], device), point["batch"], device, budget)
+
+
+def threads_on(threads: int, physical: int, usable: int) -> str:
+    """What so many threads run on, with `physical` cores that are `usable` processors by hyperthreading."""
+    if threads <= physical:
+        return "physical cores"
+    return "hyperthreads" if threads <= usable else "more than processors"

@@ -68,6 +68,15 @@ REPORT = Report(
     ),
     tables=(
         Rows(
+            "ms of one LSTM layer in float32", ("task", "width", "batch"),
+            (Show("training, ms"), Show("evaluation, ms", phase="evaluate")),
+            {"precision": "float32", "task": tuple(REAL)},
+            tuple(
+                Variant(f"{device.name}, {name}", {**device.where, "implementation": implementation})
+                for device in DEVICES for implementation, name in NAMES.items()
+            ),
+        ),
+        Rows(
             "speed of one LSTM layer", NAMED,
             (Show("ms a training step", "both"),
              *(Show(f"{name}, samples/s", "per_s", "batch", phase) for phase, name in PHASES.items())),
@@ -82,6 +91,12 @@ REPORT = Report(
                 "by a loop over LSTMCell": {**FUSED, "implementation": "cell"},
                 "by elementary operations": {**FUSED, "implementation": "elementary"},
             },
+        ),
+        Times(
+            "{task}, width {width}, float32, elementary operations: the time of training on the CPU over "
+            "that on the GPU is ", at=("batch",), each="{times} at batch {batch}",
+            over={**FUSED, "implementation": "elementary", "device": "cuda"},
+            of={"": {**FUSED, "implementation": "elementary", "device": "cpu"}},
         ),
         Times(
             "On the {on}, {task}, width {width}, in multiples of the time in float32, training of the fused "

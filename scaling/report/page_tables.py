@@ -88,14 +88,28 @@ def columns_of(group: CellGroup) -> list[Column[Row]]:
     if any(row["mfu_data_sheet"] is not None for row in group.rows):
         rates.append(Column("MFU (data sheet)", lambda row: percent(row["mfu_data_sheet"])))
     is_trained = group.kind == "convergence"
+    speedups = [*SPEEDUP_COLUMNS[:2], *_gain_over_itself(group), *SPEEDUP_COLUMNS[2:]]
     return [
         Column("aggregator", group.name),
         Column(None, lambda row: _with_state(group, row), "aggregator", AGGREGATOR_WIDTH),
         Column(f"{group.unit}s", lambda row: str(row["world_size"]), f"{group.unit}s"),
         Column("batch a worker", lambda row: str(row["local_batch"])),
-        *(_training_columns(group) if is_trained else (*TIME_COLUMNS, *rates, *SPEEDUP_COLUMNS)),
+        *(_training_columns(group) if is_trained else (*TIME_COLUMNS, *rates, *speedups)),
         Column("state", lambda row: str(row["state"])),
     ]
+
+
+def _gain_over_itself(group: CellGroup) -> Iterator[Column[Row]]:
+    """What more workers bring a strategy that costs something on one too; nothing where none was timed so."""
+    timed = [row for row in group.rows if row["samples_per_s"] and not is_control_arm(row)]
+    alone = {group.name(row): row["samples_per_s"] for row in timed if row["world_size"] == 1}
+
+    def gain(row: Row) -> str:
+        one = alone.get(group.name(row)) if row["world_size"] > 1 else None
+        return percent(row["samples_per_s"] / one - 1) if one and row["samples_per_s"] else MISSING
+
+    if any(gain(row) != MISSING for row in timed):
+        yield Column(f"gain over the same strategy on one {group.unit}", gain)
 
 
 def quality_of(group: CellGroup) -> Column[Row]:

@@ -46,6 +46,7 @@ from scaling.report.figures.style import (
 from scaling.report.figures.throughput import throughput_lines
 from scaling.report.figures.trade import TradePoint, label_places, trade_points
 from scaling.report.figures.training import draw_training, training_lines
+from scaling.report.formats import MISSING
 from scaling.report.page_tables import columns_of
 from scaling.report.titles import title_of
 
@@ -79,6 +80,20 @@ def test_throughput_is_in_tokens_where_all_rows_have_them(study, line, last, uni
     assert [name for name in headers if name in ("tokens/s", "samples/s")] == [unit]
     (shown,) = [one for one in draw(study) if one.name.startswith("rate-")]
     assert shown.caption.startswith(f"{unit.removesuffix('/s').capitalize()} a second of all workers")
+
+
+def test_gain_over_the_same_strategy_on_one_worker_is_a_column_where_it_was_timed_there(study):
+    study.add_steps([[1.0] * 6], aggregator="none")
+    study.add_steps([[1.66] * 6], aggregator="tensorflow")
+    study.add_steps([[1.45] * 6], aggregator="tensorflow", world_size=2)
+    study.add_steps([[0.7] * 6], aggregator="ring", world_size=2)
+    (group,) = groups_of(study)
+    (gain,) = [
+        column for column in columns_of(group) if (column.header or "").startswith("gain over the same")
+    ]
+    shown = {(row["aggregator"], row["world_size"]): gain.text(row) for row in group.rows}
+    assert shown["tensorflow", 2] == "14.5%"
+    assert {shown["none", 1], shown["tensorflow", 1], shown["ring", 2]} == {MISSING}
 
 
 def test_speedup_interval_holds_the_scatter_of_the_baseline_too(study):

@@ -106,6 +106,12 @@ class TestCells:
         assert sorted({cell.threads for cell in study.cells.values()}) == [1, 2]
         assert "threads: 4 dropped: 2 cores can be used here" in study.notes
 
+    def test_cpu_threads_may_be_twice_the_cores_since_that_is_its_question(self):
+        study = resolved(NO_GPU, experiment="cpu-threads")
+        assert sorted({cell.threads for cell in study.cells.values()}) == [1, 2, 4]
+        (note,) = [note for note in study.notes if note.startswith("threads: ")]
+        assert note.endswith("128 dropped: 2 cores can be used here, and no more than 2 threads a core")
+
     def test_study_of_gpus_alone_is_an_error_where_there_is_none(self):
         with pytest.raises(StudyError, match="nothing to measure on cuda: there is no GPU"):
             resolved(NO_GPU, devices="cuda")

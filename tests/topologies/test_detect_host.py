@@ -8,6 +8,7 @@ from topologies.detect_host import (
     cpu_governors,
     cpu_list,
     node_cpus,
+    num_physical,
     parse_cpu_list,
     pci_place,
     read_host,
@@ -128,3 +129,14 @@ class TestBus:
 
     def test_addresses_are_written_as_sysfs_does(self):
         assert short_bus_id("00000000:2A:00.0") == "0000:2a:00.0"
+
+
+def test_hyperthreads_of_one_core_are_one_physical_core(tmp_path):
+    for cpu, (socket, core) in enumerate([(0, 0), (0, 1), (0, 0), (0, 1), (1, 0)]):
+        folder = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "core_id").write_text(f"{core}\n")
+        (folder / "physical_package_id").write_text(f"{socket}\n")
+    assert num_physical(range(5), tmp_path) == 3
+    assert num_physical([0, 2], tmp_path) == 1
+    assert num_physical(range(4), tmp_path / "nothing") == 4

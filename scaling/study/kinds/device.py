@@ -136,7 +136,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
                 if point.get("only_device", device) != device:
                     continue
                 threads = _threads(point, device, num_cores, gpu_threads)
-                if device == "cpu" and threads > num_cores:
+                if device == "cpu" and threads > num_cores * experiment.most_threads_a_core:
                     dropped.add(threads)
                     continue
                 yield DeviceCell(
@@ -151,7 +151,9 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
                 )
         if dropped:
             sizes = ", ".join(map(str, sorted(dropped)))
-            notes.append(f"threads: {sizes} dropped: {num_cores} cores can be used here")
+            times = experiment.most_threads_a_core
+            twice = f", and no more than {times} threads a core" if times > 1 else ""
+            notes.append(f"threads: {sizes} dropped: {num_cores} cores can be used here{twice}")
 
     def run(self, cell: DeviceCell, context: RunContext) -> RankSummary:
         """Measures the point on this process's device."""
