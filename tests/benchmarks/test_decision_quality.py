@@ -13,7 +13,7 @@ BENCHMARKS = ROOT / "benchmarks"
 COMMITTED = BENCHMARKS / "results" / "decision-quality"
 PAGE = ROOT / "docs" / "background" / "statistics.md"
 
-PAIRS, CHOICES = {9: 60, 40: 30}, 40
+PAIRS, CHOICES = {9: 30, 40: 12}, 20
 
 MORE = 2.5
 """Standard errors by which a short run may miss a bound."""

@@ -14,6 +14,7 @@ from scaling.analysis.history import campaign_of
 from scaling.cli import app
 from scaling.store.history import Campaign, HistoryFolder
 from tests.made_studies import StudyFolder
+from tests.ranks import RANKS_PATH, kept_zygote
 
 SLOW_FROM, COUNT = 12, 16
 
@@ -122,7 +123,9 @@ parts:
 
 
 @pytest.mark.processes
-def test_each_call_measures_one_campaign_of_the_first_ones_study(tmp_path):
+def test_each_call_measures_one_campaign_of_the_first_ones_study(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", RANKS_PATH)
+    monkeypatch.setattr("launchers.zygote.Zygote", kept_zygote)
     (tmp_path / "tiny.yaml").write_text(TINY)
     path = tmp_path / "h"
     assert said_by(path, tmp_path / "tiny.yaml") == (0, "1 campaigns so far: an alarm needs 6.")

@@ -25,7 +25,7 @@ DEVICE = CPU if IS_INTERPRETED else torch.device("cuda")
 
 # Without a GPU they run interpreted, from test_kernels_interpreted.
 pytestmark = [
-    *([] if IS_INTERPRETED else [pytest.mark.gpu]),
+    *([pytest.mark.sampled(12)] if IS_INTERPRETED else [pytest.mark.gpu]),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of the interpreter: division by zero
     pytest.mark.skipif(triton_problem(DEVICE) is not None, reason="needs Triton"),
 ]

@@ -18,7 +18,7 @@ DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 
 # Without a GPU they run interpreted, from test_kernels_interpreted.
 pytestmark = [
-    *([] if IS_INTERPRETED else [pytest.mark.gpu]),
+    *([pytest.mark.sampled(12)] if IS_INTERPRETED else [pytest.mark.gpu]),
     pytest.mark.skipif(triton_problem(DEVICE) is not None, reason="needs Triton"),
 ]
 

@@ -67,13 +67,17 @@ def rows_and_losses(scaling):
     }
 
 
-def test_same_cells_and_same_bits_under_every_launcher(scaling, openmpi, mpich, horovodrun):
+SAME_VALUES = ("kind", "model", "aggregator", "world_size", "global_batch", "threads", "wire_bytes_per_rank")
+
+
+def test_same_cells_and_same_bits_under_every_launcher(scaling, openmpi, system_openmpi, mpich, horovodrun):
     steps = {"aggregators": ["horovod_optimizer"], "step": ["eager", "overlapped"]}
     write_study(scaling, "all_reduce", parts=[{"aggregators": ["all_reduce", "horovod"]}, steps])
     begun = {
-        "local": scaling.run,
+        "local": scaling.run_here,
         "torchrun": lambda: scaling.torchrun(2),
         **{one.name: lambda one=one: worker(scaling, one) for one in (openmpi, mpich, horovodrun)},
+        "openmpi, Debian's": lambda: worker(scaling, system_openmpi),
     }
     seen = {}
     for name, start in begun.items():
@@ -86,8 +90,9 @@ def test_same_cells_and_same_bits_under_every_launcher(scaling, openmpi, mpich, 
     for name, found in seen.items():
         assert found.keys() == local.keys(), name
         for cell_id, (row, losses) in found.items():
-            assert row["launcher"] == name
+            assert row["launcher"] == name.partition(",")[0]
             assert row.keys() == local[cell_id][0].keys()  # columns
+            assert [row[key] for key in SAME_VALUES] == [local[cell_id][0][key] for key in SAME_VALUES]
             assert losses == local[cell_id][1], f"{name}: {row['aggregator']} trains to other bits"
     # Two ranks: however a library adds, there is one order.
     assert len({tuple(losses) for _, losses in local.values()}) == 1
@@ -128,7 +133,7 @@ def test_size_that_the_study_does_not_have_is_one_clear_error(scaling, openmpi):
 def test_cells_whose_library_the_launch_lacks_stay_planned_and_another_launch_runs_them(scaling, openmpi):
     write_study(scaling, "all_reduce", "mpi")
     line = "1 run of mpi stays planned, since this launch lacks mpi: it needs mpi4py"
-    done = scaling.run()
+    done = scaling.run_here()
     assert done.returncode == 1, "work is left"
     assert done.stderr.count(line) == 2, "before the launches and after the report"
     assert scaling.states() == {("all_reduce", 2, 0): "done", ("mpi", 2, 0): "planned"}
@@ -139,12 +144,12 @@ def test_cells_whose_library_the_launch_lacks_stay_planned_and_another_launch_ru
     other = worker(scaling, openmpi)
     assert other.returncode == 0, other.stderr
     assert set(scaling.states().values()) == {"done"}
-    assert scaling.run().returncode == 0, "nothing is left"
+    assert scaling.run_here().returncode == 0, "nothing is left"
 
 
 def test_study_of_which_a_launch_can_run_nothing_is_refused_before_anything_runs(scaling):
     write_study(scaling, "mpi")
-    for done in (scaling.run(), scaling.torchrun(2)):
+    for done in (scaling.run_here(), scaling.torchrun(2)):
         assert done.returncode != 0
         assert "aggregator 'mpi' cannot run in this launch" in done.stderr
         assert "mpirun -np N python -m scaling.worker STUDY" in done.stderr

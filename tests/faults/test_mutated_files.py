@@ -9,7 +9,7 @@ from tests.faults.mutants import SIZES, grows_faster_than_linearly, growth, try_
 
 pytestmark = pytest.mark.quality
 
-NUM_MUTANTS = int(os.environ.get("SCALING_MUTANTS", "250"))
+NUM_MUTANTS = int(os.environ.get("SCALING_MUTANTS", "150"))
 SEED = os.environ.get("SCALING_MUTANTS_SEED", "ci")
 
 

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from launchers.two_hosts import why_not
 from scaling.analysis import summary_table
 from tests.waiting import LIMIT_S
 
@@ -26,15 +25,6 @@ LAUNCHERS = {
     "srun by hand": ("srun", 2),
 }
 SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1", "--time=10", "--kill-on-bad-exit=1", sys.executable]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d"]
-TWO_HOSTS = [sys.executable, "-m", "launchers.two_hosts"]
-MPI_AND_HOROVOD = {
-    "openmpi": "openmpi",
-    "system_openmpi": "openmpi",
-    "mpich": "mpich",
-    "horovodrun": "horovodrun",
-}
-"""Fixture -> the launcher that its rows name."""
 
 SAME_VALUES = ("study", "kind", "model", "aggregator", "world_size", "global_batch", "threads", "seed")
 
@@ -118,7 +108,9 @@ def told(study):
     return found, list(rows(study)[0])
 
 
-def assert_gives_what_local_gives(jobs, study):
+@pytest.mark.parametrize("form", [form for form in LAUNCHERS if form != "local"])
+def test_cells_columns_and_losses_are_those_of_a_local_run(jobs, form):
+    study = jobs[form][0]
     (found, columns), (local, local_columns) = told(study), told(jobs["local"][0])
     sizes = {record.cell["world_size"] for record in study.results().runs()}
     assert columns == local_columns
@@ -128,30 +120,3 @@ def assert_gives_what_local_gives(jobs, study):
         if record.cell["world_size"] in sizes
     }
     assert len(found) == 2 * len(sizes)
-
-
-@pytest.mark.parametrize("form", [form for form in LAUNCHERS if form != "local"])
-def test_cells_columns_and_losses_are_those_of_a_local_run(jobs, form):
-    assert_gives_what_local_gives(jobs, jobs[form][0])
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_torchrun_by_hand_gives_what_a_local_run_gives(jobs, study, need, nodes):
-    if nodes == 1:
-        command = [*TORCHRUN, "--nproc-per-node=2", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    else:
-        reason = why_not()
-        need(reason is None, str(reason))
-        command = [*TWO_HOSTS, *TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--rdzv-endpoint=host1:29400"]
-    by_hand(study, command)
-    assert_gives_what_local_gives(jobs, study)
-    assert {(row["launcher"], row["num_nodes"]) for row in rows(study)} == {("torchrun", nodes)}
-
-
-@pytest.mark.parametrize("fixture", MPI_AND_HOROVOD)
-def test_mpirun_and_horovodrun_give_what_a_local_run_gives(jobs, study, request, fixture):
-    launcher = request.getfixturevalue(fixture)
-    study.environment.update(launcher.environment)
-    by_hand(study, [launcher.program, *launcher.options, "-np", "2", sys.executable])
-    assert_gives_what_local_gives(jobs, study)
-    assert {row["launcher"] for row in rows(study)} == {MPI_AND_HOROVOD[fixture]}

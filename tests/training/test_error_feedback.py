@@ -1,4 +1,4 @@
-"""Whether what codecs lose matters to a training: a perceptron on the digits, 4 ranks that are threads."""
+"""Whether what codecs lose matters to a training: a perceptron on the digits, 2 ranks that are threads."""
 
 from functools import cache
 
@@ -16,7 +16,7 @@ from scaling.workloads.registry import build_module, create_dataset, create_mode
 
 pytestmark = pytest.mark.quality
 
-WORLD_SIZE, GLOBAL_BATCH, EPOCHS = 4, 100, 6
+WORLD_SIZE, GLOBAL_BATCH, EPOCHS = 2, 100, 6
 RATE = 0.5
 RATES = {"sign": 0.005 * RATE, "one_bit_momentum": 0.1 * RATE}  # steps of one size; a momentum of 0.9
 SEEDS = range(4)
