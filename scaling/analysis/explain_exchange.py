@@ -60,6 +60,8 @@ def tiny_buckets(view: View) -> Values | None:
     steps = [step for launch in (view.cell.launches if view.cell else []) for step in launch.profiled_steps]
     if row["step"] != "overlapped" or not view.exchanges or not sent or not steps or not view.step_s:
         return None
+    if row["bucket_mb"] is None and row["bucket_sizes_mb"] is None:
+        return None  # tensor by tensor: there are no buckets to enlarge
     count = sum(span.phase == EXCHANGE and span.lane != HOOK for span in steps[0].ranks[0].spans)
     if count < FEW_BUCKETS or sent / count > TINY_BUCKET_BYTES:
         return None

@@ -164,7 +164,7 @@ def _value(check: Check, folder: Path) -> float:
 
 
 def _measured_or_simulated(at: Cells | Simulated, folder: Path) -> float:
-    return _simulated_s(at) if isinstance(at, Simulated) else _of_cell(at, folder)
+    return simulated_s(at) if isinstance(at, Simulated) else _of_cell(at, folder)
 
 
 def _of_cell(cells: Cells, folder: Path) -> float:
@@ -185,7 +185,8 @@ def _is(field: str | None, value: Any) -> bool:
         return field == str(value)
 
 
-def _simulated_s(at: Simulated) -> float:
+def simulated_s(at: Simulated) -> float:
+    """Its seconds."""
     topology = load(at.machine)
     layout = BucketLayout.of([("all", (at.elements,))])
     if at.model:

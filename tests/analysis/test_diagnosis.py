@@ -312,7 +312,7 @@ def test_tiny_buckets_are_named_and_not_their_exchange_as_such(make_study):
         ]
         now += 0.4 * MS
     cell = study.add(
-        steps(12), spans=spans, aggregator="all_reduce", world_size=2, step="overlapped",
+        steps(12), spans=spans, aggregator="all_reduce", world_size=2, step="overlapped", bucket_mb=0.1,
         summary={"wire_bytes_per_rank": [20 * 4096] * 2},
     )  # fmt: skip
     found = explain(study.table, study.cells)[cell]

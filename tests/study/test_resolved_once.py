@@ -25,7 +25,7 @@ def created(monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize("name", ["mnist", "quickstart", "paper-fcn"])
+@pytest.mark.parametrize("name", ["mnist", "quickstart", "paper"])
 def test_data_sets_and_models_are_created_once_a_workload(name, created):
     study = load_study(name)
     cells = resolve(study, AvailableMachine(num_gpus=4, num_cores=16)).trained
