@@ -186,6 +186,7 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache
     "scaling.report.figures.draw": frozenset({"savefig"}),  # to the store's figure_path
     "launchers.two_hosts": frozenset({"write_text"}),  # the hosts' names, for as long as they last
+    "scaling.cli.export": frozenset({"write_bytes"}),  # event files, where the user says
     "scaling.cli.schedule": frozenset({"write_bytes"}),  # schedules and imported files, where the user says
     "scaling.cli.topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
     "scaling.measure.probe.worker": frozenset({"open"}),  # samples, for the process that started it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from scaling.store import ResultsFolder
 
 
+TENSORBOARD = "tensorboard"
+
 _Cell = Annotated[
     str | None, typer.Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4).")
 ]
@@ -22,7 +25,7 @@ _Format = Annotated[
     typer.Option(
         "--format",
         help="chrome (trace of all ranks on one clock), mllog (MLPerf's log lines), csv (all samples, "
-        "one value a row) or extra-p.",
+        "one value a row), extra-p, or tensorboard (event files; needs --out).",
     ),
 ]
 _Archive = Annotated[bool, typer.Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")]
@@ -38,6 +41,9 @@ def export(
     archive: _Archive = False,
     unarchive: Annotated[bool, typer.Option("--unarchive", help="Undo --archive.")] = False,
     unfinished: _Unfinished = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Log folder of --format tensorboard.")
+    ] = None,
 ) -> None:
     """Print raw samples in another tool's format, or archive the folder.
 
@@ -50,10 +56,13 @@ def export(
     from scaling.errors import ScalingError
     from scaling.report.explain_text import choose
     from scaling.report.exports import FORMATS
+    from scaling.report.exports.tensorboard import event_files
     from scaling.store import ResultsFolder
 
-    if format_ not in FORMATS:
-        raise ScalingError(f"no format {format_!r}; allowed: {', '.join(FORMATS)}")
+    if format_ not in (allowed := [*FORMATS, TENSORBOARD]):
+        raise ScalingError(f"no format {format_!r}; allowed: {', '.join(allowed)}")
+    if (out is not None) != (format_ == TENSORBOARD):
+        raise ScalingError("--format tensorboard and --out DIR belong together; other formats go to stdout")
     folder = ResultsFolder(directory)
     if archive or unarchive:
         if (archive and unarchive) or cell is not None:
@@ -65,6 +74,12 @@ def export(
     if cell is not None:
         wanted = {row["cell_id"] for row in choose(to_rows(study.table), cell)}
         cells = [cell for cell in cells if cell.cell_id in wanted]
+    if out is not None:
+        for path, content in event_files(cells):
+            (out / path).parent.mkdir(parents=True, exist_ok=True)
+            (out / path).write_bytes(content)
+        typer.echo(f"`tensorboard --logdir {out}` shows them", err=True)
+        return
     end = "\r\n" if format_ == "csv" else "\n"
     try:
         for line in FORMATS[format_](folder, cells):

@@ -45,7 +45,7 @@ _Examples = Annotated[
         min=1,
         max=10_000,
         metavar="N",
-        help="Random cases per aggregator and number of ranks (default: 25; 2 with --all).",
+        help="Random cases per aggregator and number of ranks (default: 2; 25 search longer).",
     ),
 ]
 _Seed = Annotated[int, typer.Option(min=0, metavar="SEED", help="Seed of the random cases.")]
@@ -69,7 +69,9 @@ def verify(
     For a schedule it prints what the busiest rank sends; S is the size of the buffer. For a lossy aggregator
     it prints a fidelity sheet: error, bytes, speed, and the link speed below which compression pays.
     """
-    from scaling.conformance import NUM_EXAMPLES, NUM_EXAMPLES_OF_ALL
+    from rich.console import Console
+
+    from scaling.conformance import NUM_EXAMPLES_OF_COMMANDS
     from scaling.conformance.fidelity import sheet_of
     from scaling.conformance.verify import all_subjects, subjects_of
     from scaling.conformance.world_sizes import parse_world_sizes
@@ -84,13 +86,17 @@ def verify(
     width = max(len(subject.name) for subject in subjects)
     findings: list[SubjectResult] = []
     sheets: list[Sheet | None] = []
-    examples = examples or (NUM_EXAMPLES_OF_ALL if everything else NUM_EXAMPLES)
+    examples = examples or NUM_EXAMPLES_OF_COMMANDS
     for subject, result in zip(subjects, _checked(subjects, sizes, examples, seed, everything), strict=True):
         findings.append(result)
         wanted = not everything and subject.kind == "aggregator" and result.failure is None
-        sheets.append(sheet_of(subject.name) if wanted else None)
         if not as_json:
-            _print(result, sheets[-1], width)
+            typer.echo(result.line(width))
+            sys.stdout.flush()
+        with Console(stderr=True).status(f"{subject.name}: what it loses, sends and takes"):
+            sheets.append(sheet_of(subject.name) if wanted else None)
+        for line in sheets[-1].lines() if sheets[-1] and not as_json else []:
+            typer.echo(folded("  ", line, indent=13))
     if folder is not None:
         _save(sheets[0], name, folder)
     if as_json:
@@ -114,12 +120,6 @@ def _checked(
         with Console(stderr=True).status(f"{index}/{len(subjects)} {subject.name}") as status:
             result = next(results) if results else examine(subject, sizes, status.update, examples, seed)
         yield result
-
-
-def _print(result: SubjectResult, sheet: Sheet | None, width: int) -> None:
-    typer.echo(result.line(width))
-    for line in sheet.lines() if sheet else []:
-        typer.echo(folded("  ", line, indent=13))
 
 
 def _save(sheet: Sheet | None, name: str | None, folder: ResultsFolder) -> None:

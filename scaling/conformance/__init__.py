@@ -11,13 +11,19 @@ law is broken, and where.
 from scaling.aggregators.base import DTYPES
 from scaling.conformance.cases import WORLD_SIZES, Case, fixed_cases, layout_of
 from scaling.conformance.contract import check
-from scaling.conformance.drawn import NUM_EXAMPLES, NUM_EXAMPLES_OF_ALL, DrawnCases, check_drawn, failure_text
+from scaling.conformance.drawn import (
+    NUM_EXAMPLES,
+    NUM_EXAMPLES_OF_COMMANDS,
+    DrawnCases,
+    check_drawn,
+    failure_text,
+)
 from scaling.conformance.laws import check_schedule
 
 __all__ = [
     "DTYPES",
     "NUM_EXAMPLES",
-    "NUM_EXAMPLES_OF_ALL",
+    "NUM_EXAMPLES_OF_COMMANDS",
     "WORLD_SIZES",
     "Case",
     "DrawnCases",

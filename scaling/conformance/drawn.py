@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 NUM_EXAMPLES = 25
-NUM_EXAMPLES_OF_ALL = 2
+NUM_EXAMPLES_OF_COMMANDS = 2
 """For each number of ranks, where all aggregators are checked: hypothesis's first one is the smallest there
 is, the second is drawn. Schedules are proved for all inputs; fixed cases have each type and kind of value."""
 MAX_SHRINKING_S = 10.0

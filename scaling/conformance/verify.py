@@ -204,7 +204,7 @@ def examine(
 def examine_all(
     subjects: Sequence[Subject],
     world_sizes: Sequence[int],
-    num_examples: int = conformance.NUM_EXAMPLES_OF_ALL,
+    num_examples: int = conformance.NUM_EXAMPLES_OF_COMMANDS,
     seed: int = 0,
 ) -> Iterator[SubjectResult]:
     """Checks several subjects as `examine` does, on all cores; results in the order of the subjects.

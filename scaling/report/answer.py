@@ -45,15 +45,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What a study answers.
-
-    Attributes:
-        sentence: the answer; "" where there is none.
-        table: None where a sentence is all.
-        details: without which it would mislead; then of the first workload what limits, how sure, what next.
-        command: of the last of the details, to be pasted; "" where there is none.
-        cells: ids of those that the sentence is about.
-    """
+    """What a study answers."""
 
     sentence: str = ""
     table: Table | None = None
@@ -74,15 +66,10 @@ def answer_of(
     cautions: Sequence[str] = (),
     answers: Sequence[Finding] = (),
 ) -> Answer:
-    """The answer of what was timed or trained.
-
-    Args:
-        verdicts: at least one, the first one first.
-        command: of its next experiment.
-        cautions: without which the answer would mislead.
-        answers: to the study's question, a finding a row; none where that is how many workers.
-    """
+    """The answer of what was timed or trained."""
     sentence, *details = verdict_lines(verdicts, command)
+    trained = [one for one in verdicts[1:] if one.values["objective"] != verdicts[0].values["objective"]]
+    details[:0] = [text_of(one, "training") for one in trained[:1]]
     if command:
         details[-1] = details[-1].removesuffix(f" {command}")
     if answers:

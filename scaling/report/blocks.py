@@ -27,14 +27,7 @@ TRAINING = "training: "
 
 @dataclass(frozen=True)
 class Variant:
-    """Comparable cells of a workload, as of one step mode or one link.
-
-    Attributes:
-        name: what distinguishes it from the page's other variants.
-        summary: its best setting in a line; "" where nothing is measured.
-        figures, tables: what answers.
-        sections: the rest.
-    """
+    """Comparable cells of a workload, as of one step mode or one link."""
 
     name: str
     summary: str
@@ -45,12 +38,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Block:
-    """A workload of the page.
-
-    Attributes:
-        name: model and data set.
-        variants: the first one has the choice of the first answer.
-    """
+    """A workload of the page."""
 
     name: str
     variants: list[Variant]
@@ -62,13 +50,7 @@ def blocks_of(
     tables: Sequence[Table],
     verdicts: Sequence[Finding],
 ) -> list[Block]:
-    """All workloads, those of the first answers first.
-
-    Args:
-        groups: of the summary, in the table's order.
-        figures, tables: all; those of no group are left out.
-        verdicts: the answers.
-    """
+    """All workloads, those of the first answers first."""
     named = {cell for verdict in verdicts for cell in verdict.cells}
     ordered = in_order_of([verdict.cells[0] for verdict in verdicts], groups)
     titles = short_names([title_parts(group.given) for group in ordered])

@@ -44,12 +44,7 @@ READING = (
 
 
 def budget_table(group: CellGroup, rows: Sequence[Row] | None = None) -> Table | None:
-    """The budgets of a group's cells; None where no step was split.
-
-    Args:
-        group: comparable cells.
-        rows: those of its cells that are shown; None: all with a budget.
-    """
+    """The budgets of a group's cells; None where no step was split."""
     known = budget_rows(group)
     if not known:
         return None

@@ -47,7 +47,9 @@ MOST_UNMATCHED = 4
 
 
 def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
-    """The environments' differences, a table a kind and group, and what stands behind the verdicts."""
+    """How many cells and what of the environments differ, a table a kind and group, and reasons."""
+    for line in _counted(comparison):
+        yield wrapped(line)
     yield from _environment(comparison)
     tables = by_key(comparison.cells, lambda cell: (cell.kind, title_of(cell.given)))
     for kind in HEADINGS:
@@ -121,12 +123,15 @@ def _ratio(value: float) -> str:
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
-def _remarks(comparison: Comparison) -> Iterator[str]:
+def _counted(comparison: Comparison) -> Iterator[str]:
     for kind, what in COUNTED.items():
         counts = Counter(verdict_of(cell) for cell in comparison.cells if cell.kind == kind)
         counted = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
         if counted:
             yield f"Of {counts.total()} {what} of B: {counted}."
+
+
+def _remarks(comparison: Comparison) -> Iterator[str]:
     if comparison.is_paired:
         yield "Launches of A and B took turns in one campaign: what a pair of launches shares cancels."
     yield from map(_shift, comparison.shifts)

@@ -109,11 +109,11 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
     for row in chosen:
         group = next(candidate for candidate in groups if row in candidate.rows)
         yield f"{group.name(row)} on {workers_of(row)}{_time(row)}, cell {row['cell_id']}"
-        yield filled(title_of(group.given), indent=2)
         for finding in findings[row["cell_id"]]:
             yield from _detail(finding)
         if not findings[row["cell_id"]]:
             yield "  nothing found"
+        yield filled(f"in: {title_of(group.given)}", indent=2)
         yield ""
 
 

@@ -36,11 +36,7 @@ SHEET_STATISTIC = (
 
 
 def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """The fidelity sheets of a folder as one table; none where it has none.
-
-    Args:
-        sheets: aggregator -> what `scaling.conformance.fidelity.Sheet.as_dict` gave.
-    """
+    """The fidelity sheets of a folder as one table; none where it has none."""
     if not sheets:
         return []
     some = next(iter(sheets.values()))

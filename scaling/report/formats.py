@@ -16,12 +16,7 @@ _RATES = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
 
 
 def milliseconds(seconds: float | None, width_s: float | None = None) -> str:
-    """`12.3`, without its unit: three significant digits, or as many as the interval's width calls for.
-
-    Args:
-        seconds: what is shown; None is shown as a dash.
-        width_s: width of its interval, in seconds, of which two digits are kept.
-    """
+    """`12.3`, without its unit: three significant digits, or as many as the interval's width calls for."""
     if seconds is None:
         return MISSING
     decimals = _decimals(1000 * seconds, 3)

@@ -22,14 +22,7 @@ from scaling.report.verdict_text import names_of
 
 @dataclass(frozen=True)
 class EvidencePath:
-    """How one kind of claim follows from samples.
-
-    Attributes:
-        claim: what the report says.
-        columns: where it stands in the tables, by name of a CSV's columns.
-        samples: the lines and keys that it is made of.
-        rule: what is done with them.
-    """
+    """How one kind of claim follows from samples."""
 
     claim: str
     columns: str

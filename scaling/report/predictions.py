@@ -38,14 +38,7 @@ COMPUTE = ("input_s", "h2d_s", "forward_s", "backward_s", "update_s")
 
 @dataclass(frozen=True)
 class PredictedCell:
-    """One predicted cell. Seconds.
-
-    Attributes:
-        cell_id: its id.
-        name: for people.
-        predicted: as it was simulated (`scaling.prediction.rows`).
-        measured: its row of the summary; None before it was measured.
-    """
+    """One predicted cell. Seconds."""
 
     cell_id: str
     name: str

@@ -20,13 +20,7 @@ FEWEST_ROWS = 3
 
 
 def screen(answer: Answer, *, command: str, page: str) -> list[str]:
-    """At most MOST_LINES lines of at most WIDTH characters; a command that is longer goes over several.
-
-    Args:
-        answer: of the study.
-        command: that prints all tables.
-        page: path of the report's.
-    """
+    """At most MOST_LINES lines of at most WIDTH characters; a command that is longer goes over several."""
     last = ["", f"All tables: {command}", f"Page: {page}"]
     first = _folded(answer.sentence, answer.command)
     details = [_folded(text, answer.command) for text in answer.lines[bool(answer.sentence) :]]

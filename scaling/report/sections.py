@@ -11,15 +11,7 @@ from scaling.report.tables import Table
 
 @dataclass(frozen=True)
 class SavedFigure:
-    """A figure on the disk.
-
-    Attributes:
-        name, title, caption, source: as of `scaling.report.figures.base.Drawn`.
-        section: of the page (`TITLES`).
-        svg: the vector file.
-        kind: the name under which `scaling.report.figures.draw` knows what drew it.
-        group: key of the comparable cells that it shows; "" where it shows none or several.
-    """
+    """A figure on the disk."""
 
     name: str
     title: str
@@ -33,14 +25,7 @@ class SavedFigure:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
-
-    Attributes:
-        name: its anchor.
-        title: its heading.
-        figures, tables: what stands in it.
-        remarks: paragraphs: what is left out, and why.
-    """
+    """A part of the page."""
 
     name: str
     title: str
@@ -68,13 +53,7 @@ TITLES = {
 def arrange(
     figures: Iterable[SavedFigure], tables: Iterable[Table], remarks: Iterable[tuple[str, str]] = ()
 ) -> list[Section]:
-    """The sections that hold something, in the page's order.
-
-    Args:
-        figures: in the order in which they were drawn, which they keep.
-        tables: likewise.
-        remarks: (section, what is said there).
-    """
+    """The sections that hold something, in the page's order."""
     sections = {name: Section(name, title) for name, title in TITLES.items()}
     for figure in figures:
         sections[figure.section].figures.append(figure)

@@ -186,11 +186,7 @@ def _shown(row: dict[str, Any]) -> str:
 
 
 def what_is_left(rows: list[dict[str, Any]]) -> str:
-    """One sentence: the runs that are neither done nor failed, by world size.
-
-    Args:
-        rows: of `status_table`.
-    """
+    """One sentence: the runs that are neither done nor failed, by world size."""
     num_runs = sum(len(row["states"]) for row in rows)
     num_failed = sum(row["states"].count("failed") for row in rows)
     failed = f"; {num_failed} failed, `--retry-failed` runs them again" if num_failed else ""

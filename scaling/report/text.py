@@ -42,12 +42,7 @@ def sentences_of(findings: Iterable[Finding]) -> list[Sentence]:
 
 
 def text_of(finding: Finding, part: str = "") -> str:
-    """A finding in plain text.
-
-    Args:
-        finding: of any kind that has a template.
-        part: the name of another text of the same kind, such as the next experiment; "" for its main one.
-    """
+    """A finding in plain text."""
     macro = _macro(f"{finding.kind}_{part}" if part else finding.kind)
     return " ".join(macro(finding.values).split())
 
@@ -117,26 +112,14 @@ def _macro(kind: str) -> Callable[[Any], str]:
 
 
 def untried(values: Mapping[str, Any], key: str, *options: object) -> str:
-    """Every `try key=value`: without what the study measured; "" where nothing is left.
-
-    Args:
-        values: of a finding, with `measured`.
-        key: of a study; an aggregator is named alone.
-        options: of that key.
-    """
+    """Every `try key=value`: without what the study measured; "" where nothing is left."""
     left = [str(option) for option in options if option not in values["measured"][key]]
     named = "" if key == "aggregator" else f"{key}="
     return f"try {named}{' or '.join(left if not named else map(str.lower, left))}" if left else ""
 
 
 def beyond(values: Mapping[str, Any], key: str, words: str, *, is_less: bool = False) -> str:
-    """Every `try` of more (or less) of a setting: what the study measured of that is left out.
-
-    Args:
-        values, key: as of `untried`.
-        words: what to try, and behind a bar the same with {} for the largest of those that were measured.
-        is_less: less is to be tried.
-    """
+    """Every `try` of more (or less) of a setting: what the study measured of that is left out."""
     own, *others = (value or 0 for value in values["measured"][key])
     beyond_own = [value for value in others if value != own and (value < own) == is_less]
     first, further = words.split("|")

@@ -79,12 +79,7 @@ class NextRun:
 
 
 def next_run(verdict: Finding, folder: ResultsFolder) -> NextRun | None:
-    """An answer's next experiment; None where it is none that one command runs.
-
-    Args:
-        verdict: the answer.
-        folder: the results that it is of. More repeats go on in it, unless it is archived.
-    """
+    """An answer's next experiment; None where it is none that one command runs."""
     path, changed = path_in_commands(folder), _changes(verdict, folder)
     if changed is None or {run.cell["kind"] for run in folder.runs()} == {ATTACHED}:  # no study of ours
         return None
@@ -181,13 +176,7 @@ CAPTURED = frozenset([*_EXACT, *_ONE_OR_TWO_BITS, "qsgd", "top_k", "power_sgd", 
 
 
 def _few_aggregators(verdict: Finding, runs: Sequence[RunRecord], step: str = "") -> str:
-    """The aggregators to compare in the next run: no exchange, the choice, and the library's all-reduce.
-
-    Args:
-        verdict: its choice is left out where a step mode does not take it.
-        runs: of the study.
-        step: the only step mode of the next run; "": all those of the study.
-    """
+    """The aggregators to compare in the next run: no exchange, the choice, and the library's all-reduce."""
     if step == "overlapped":
         return "aggregators=[none,no_op,all_reduce]"
     cell = next(run.cell for run in runs if run.cell_id == verdict.cells[0])

@@ -77,16 +77,7 @@ MANY_CELLS, MOST_DRAWN = 300, 60
 
 @dataclass(frozen=True)
 class Report:
-    """What was made of a results folder.
-
-    Attributes:
-        page: the path of report.html.
-        table: the summary, as in summary.csv.
-        transfers: its transfer cells, as in transfers.csv.
-        times: how the wall time divided; None where that was not recorded.
-        content: what the page says.
-        experiments: its device cells, an experiment each.
-    """
+    """What was made of a results folder."""
 
     page: Path
     table: pd.DataFrame

@@ -225,7 +225,7 @@ class TestAll:
     ],
 )  # fmt: skip
 def test_broken_aggregator_is_caught_with_the_law_and_the_case(verified, name, failure):
-    code, out, _ = verified(f"mine:{name}", "--world-sizes", "2,3")
+    code, out, _ = verified(f"mine:{name}", "--world-sizes", "2,3", "--examples", "25")
     assert code == 1
     assert out.startswith(f"mine:{name}  aggregator  FAILED  at ")
     assert failure in out

@@ -40,7 +40,7 @@ def verified(call, monkeypatch, tmp_path):
 
     def run(name, place, *words):
         monkeypatch.setenv("PLANTED", json.dumps(place))
-        code, out, err = call("verify", f"planted_faults:{name}", *words)
+        code, out, err = call("verify", f"planted_faults:{name}", "--examples", "25", *words)
         assert "Traceback" not in out + err
         return code, " ".join(out.split())
 

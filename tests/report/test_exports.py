@@ -4,12 +4,14 @@ import csv
 import io
 import json
 import re
+import struct
 
 import pytest
 
 from scaling.analysis.samples import read_cells
 from scaling.errors import ScalingError
 from scaling.report.exports import FORMATS
+from scaling.report.exports.tensorboard import event_files, masked_crc, record, scalar_event
 
 
 def text(study, name, end="\n"):
@@ -194,3 +196,30 @@ def test_extra_p_does_not_name_what_all_regions_share(study, same):
     regions = [line for line in text(study, "extra-p").splitlines() if line.startswith("REGION")]
     common = "REGION mlp->synthetic->strong->eager"
     assert regions == [f"{common}->none", f"{common}->ring"]
+
+
+def test_event_files_have_a_scalar_a_step_in_records_as_the_library_writes_them(timed):
+    ((path, content),) = event_files(read_cells(timed.folder))
+    assert re.fullmatch(r"ring@2-\w+/0/events\.out\.tfevents\.\d+\.scaling", path)
+    records = []
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        data = content[12 : 12 + length]
+        assert content[8:12] == struct.pack("<I", masked_crc(content[:8]))
+        assert content[12 + length : 16 + length] == struct.pack("<I", masked_crc(data))
+        records.append(data)
+        content = content[16 + length :]
+    version, step = records
+    assert version.endswith(b"brain.Event:2")
+    assert step.endswith(b"\x06step_s\x15" + struct.pack("<f", 0.010))
+
+
+def test_an_event_has_the_bytes_that_the_library_writes():
+    """Of tensorboard 2.21's RecordWriter: Event(1.5, step=300, Value("step_s", 0.25))."""
+    written = "1d00000000000000602fdf2309000000000000f83f10ac022a0f0a0d0a06737465705f73150000803e407cb64f"
+    assert record(scalar_event(1.5, "step_s", 300, 0.25)).hex() == written
+
+
+def test_crc_of_records_is_that_of_the_standard():
+    crc = 0xE3069283  # of "123456789", RFC 3720
+    assert masked_crc(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -44,7 +44,7 @@ from scaling.report.figures.style import (
     part_look,
 )
 from scaling.report.figures.throughput import throughput_lines
-from scaling.report.figures.trade import TradePoint, label_places, trade_points
+from scaling.report.figures.trade import Point, label_places, trade_points
 from scaling.report.figures.training import draw_training, training_lines
 from scaling.report.formats import MISSING
 from scaling.report.page_tables import columns_of
@@ -328,7 +328,7 @@ def test_link_map_has_a_fixed_scale():
 
 
 def trade_point(name, accuracy, gigabytes):
-    return TradePoint(name, 2, accuracy, math.nan, math.nan, gigabytes, 1.0)
+    return Point(name, "", gigabytes, accuracy, 1 - accuracy)
 
 
 def test_pareto_front_leaves_out_what_is_beaten_in_both():
@@ -339,8 +339,7 @@ def test_pareto_front_leaves_out_what_is_beaten_in_both():
         trade_point("same", 0.7, 1.5),
         trade_point("best", 0.95, 8.0),
     ]
-    drawn = [point.of("bytes") for point in points]
-    assert [point.name for point in front(drawn, lambda one: one.x, lambda one: one.loss)] == [
+    assert [point.name for point in front(points, lambda one: one.x, lambda one: one.loss)] == [
         "cheap",
         "best",
     ]
@@ -354,7 +353,7 @@ def test_accuracy_against_bytes_counts_all_steps_of_the_training(study, epoch_li
         study.add([[lines]], kind="convergence", aggregator=label, summary=summary)
     (group,) = groups_of(study)
     cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-    found = {point.name: point.gigabytes for point in trade_points(group, cells)}
+    found = {point.name: point.x for point in trade_points(group, cells, "bytes")}
     assert found == pytest.approx({"all_reduce": 60.0, "one_bit": 2.0})
 
 

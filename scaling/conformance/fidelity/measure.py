@@ -26,7 +26,7 @@ from scaling.measure.clock import clock_for
 from scaling.process_group import Group, run_in_process
 from topologies.detect import cpu_model
 
-NUM_TIMED = 5
+NUM_TIMED = 3
 
 
 def has_sheet(aggregator: Aggregator[Any]) -> bool:

@@ -51,14 +51,7 @@ STATISTIC = (
 
 @dataclass(frozen=True)
 class AccuracyComparison:
-    """All accuracies of one task on one device.
-
-    Attributes:
-        where: `mnist-rows on the GPU`.
-        scores: accuracy, 0 to 1, by combination (`fused, float32`) and seed; NaN where a seed is missing.
-        cells: combination -> its cell, in the order of `scores`.
-        left_out: cells of the task's batch whose accuracy was not measured.
-    """
+    """All accuracies of one task on one device."""
 
     where: str
     scores: pd.DataFrame

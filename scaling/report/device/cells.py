@@ -21,15 +21,7 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """All that a folder holds of one point on one device.
-
-    Attributes:
-        cell_id: the cell's hash.
-        cell: its variables (`DeviceCell.to_dict()`).
-        records: one a repeat, in their order.
-        launches: repeat -> rows of the done run: samples and facts (`scaling.device_studies.base`).
-        scatters: phase -> how the experiment's cells scatter over launches in it.
-    """
+    """All that a folder holds of one point on one device."""
 
     cell_id: str
     cell: Mapping[str, Any]

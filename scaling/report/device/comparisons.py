@@ -96,13 +96,7 @@ def least_text(cells: Sequence[DeviceResult], names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Reached:
-    """Where along an axis the time of a sample comes near the least one.
-
-    Attributes:
-        possible: the first cell that is not shown to take longer than that.
-        shown: the first that is shown not to; of one launch the same one, by its time.
-        best: the cell with the least time of a sample.
-    """
+    """Where along an axis the time of a sample comes near the least one."""
 
     possible: DeviceResult
     shown: DeviceResult
@@ -141,16 +135,7 @@ def over_samples(first: DeviceResult, second: DeviceResult) -> Difference | None
 
 @dataclass(frozen=True)
 class Crossing:
-    """A break-even point.
-
-    Attributes:
-        at: from here on the first device takes less time; None where it does so nowhere, or at every point.
-        low, high: ends of its interval; None where it is open: not above `first`, or beyond `last`.
-        has_interval: whether all ratios are of several launches.
-        first, last: of the measured points.
-        wins: "from": from `at` on; "everywhere"; "nowhere".
-        is_decided: of the latter two, whether the launches show it at all points; True of one launch.
-    """
+    """A break-even point."""
 
     at: float | None
     low: float | None
@@ -172,11 +157,7 @@ class Crossing:
 
 
 def crossing(differences: Mapping[float, Difference | None]) -> Crossing | None:
-    """The break-even point along an axis; None where nothing was measured.
-
-    Args:
-        differences: point -> the second device's time over that of the first, where both have one.
-    """
+    """The break-even point along an axis; None where nothing was measured."""
     known = {at: difference for at, difference in sorted(differences.items()) if difference is not None}
     if not known:
         return None

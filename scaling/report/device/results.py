@@ -30,18 +30,7 @@ NO_GPU = "devices: no GPU"
 
 @dataclass(frozen=True)
 class Results:
-    """An experiment's cells.
-
-    Attributes:
-        experiment: its name.
-        slug: the same for file names; unique among the folder's experiments.
-        parameters: all that the study set, or left as it is.
-        cells: one for each point and device.
-        missing: devices that the study asked for and this machine has not.
-        num_cores: that could be used; None where that was not recorded.
-        folder: of the results, for messages.
-        report: what is to be said of it.
-    """
+    """An experiment's cells."""
 
     experiment: str
     slug: str

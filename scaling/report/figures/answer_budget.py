@@ -70,12 +70,7 @@ class AnswerBar:
 
 
 def answer_bars(group: CellGroup, best: Collection[str]) -> tuple[str, list[AnswerBar]]:
-    """The best aggregator's name and a bar for each of its world sizes; one worker is that without exchange.
-
-    Args:
-        group: comparable cells.
-        best: labels that the study's answer names.
-    """
+    """The best aggregator, a bar for each of its world sizes; one worker is that without exchange."""
     label = best_of(speedup_lines(group), best) or _fastest(group, best)
     if label is None:
         return "", []

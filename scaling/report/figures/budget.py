@@ -53,16 +53,7 @@ def budget(data: FigureInput) -> Iterator[Drawn]:
 
 @dataclass(frozen=True)
 class BudgetBar:
-    """One cell's budget and its measured step, in milliseconds; None where there is no interval.
-
-    Attributes:
-        aggregator: its label.
-        name: the same with what sets the cell apart in its group.
-        world_size: workers.
-        parts_ms: part -> time, of those that the cell has; they sum to the profiled step.
-        hidden_ms: communication under the computation, which is no part of the sum.
-        iteration_ms, low_ms, high_ms: unprofiled, and its 95% interval.
-    """
+    """One cell's budget and its measured step, in milliseconds; None where there is no interval."""
 
     aggregator: str
     name: str

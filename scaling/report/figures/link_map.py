@@ -61,12 +61,7 @@ def link_map(data: FigureInput) -> Iterator[Drawn]:
 def link_remarks(
     known: Mapping[str, Sequence[CellLinks]], left_out: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    """What a reader of the maps should know, in sentences.
-
-    Args:
-        known: group's title -> its cells.
-        left_out: group's title -> aggregator -> why it is not among them.
-    """
+    """What a reader of the maps should know, in sentences."""
     names: dict[str, dict[str, None]] = {}
     for reasons in left_out.values():
         for name, reason in reasons.items():

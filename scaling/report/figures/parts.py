@@ -115,14 +115,7 @@ class EndLabel:
 
 
 def label_ends(axes: Axes, labels: Sequence[EndLabel], gap: float = LABEL_GAP, size: float = 9.0) -> None:
-    """Writes labels right of the plot, each at its line's end, moved apart where they would overlap.
-
-    Args:
-        axes: its limits are set.
-        labels: those outside the limits are placed at the edge.
-        gap: the least distance of two labels, as a share of the plot's height.
-        size: of the text, in points.
-    """
+    """Writes labels right of the plot, each at its line's end, moved apart where they would overlap."""
     low, high = axes.transAxes.inverted(), axes.transData
     heights = {
         label: float(low.transform(high.transform((axes.get_xlim()[1], label.y)))[1]) for label in labels
@@ -159,15 +152,7 @@ def draw_point(
     colour: str,
     series: str = "",
 ) -> None:
-    """A point with its interval, with an arrow where the limits cut it off; one without interval is hollow.
-
-    Args:
-        axes: where.
-        place: of the point.
-        interval: ends of its interval along y; NaN where there is none.
-        limits: of y.
-        colour, series: of its line.
-    """
+    """A point with its interval, with an arrow where the limits cut it off; without one it is hollow."""
     low, high = interval
     face = "white" if math.isnan(low) else colour
     look: dict[str, Any] = {"marker": "o", "markersize": 4, "linestyle": "", "markerfacecolor": face}

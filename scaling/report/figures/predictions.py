@@ -61,16 +61,7 @@ def predicted(data: FigureInput) -> Iterator[Drawn]:
 
 @dataclass(frozen=True)
 class PredictedPoint:
-    """One cell, in milliseconds.
-
-    Attributes:
-        network: of its panel.
-        aggregator: its label.
-        measured_ms, measured_low_ms, measured_high_ms: with its interval, or None.
-        predicted_ms, predicted_low_ms, predicted_high_ms: likewise.
-        is_hollow: without access between GPUs.
-        text: shown at the point.
-    """
+    """One cell, in milliseconds."""
 
     network: str
     aggregator: str

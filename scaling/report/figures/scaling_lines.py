@@ -75,13 +75,7 @@ class ScalingLine:
 
 
 def lines_over_workers(group: CellGroup, column: str, tip: Callable[[Row, str], str]) -> list[ScalingLine]:
-    """One line an aggregator that has the value, which is inversely proportional to the step's time.
-
-    Args:
-        group: comparable cells.
-        column: of the value.
-        tip: of a row and its interval in words (or ""), the text of its point.
-    """
+    """One line an aggregator that has the value, which is inversely proportional to the step's time."""
     lines = []
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
         rows = [row for row in main_variant(group, label) if row[column] is not None]
@@ -145,16 +139,7 @@ def draw_scaling(
     ideal: float | None = None,
     worker: str = "worker",
 ) -> Figure:
-    """Values over the world size, both on scales of powers of two, with labels at the ends of the lines.
-
-    Args:
-        title: of the figure.
-        unit: name of the vertical axis.
-        lines: one an aggregator.
-        best: labels that the study's answer names.
-        ideal: of one worker without exchange, where lines begin; None draws no ideal line.
-        worker: what a worker is called.
-    """
+    """Values over the world size, both on scales of powers of two, with labels at the ends of the lines."""
     sizes = sorted({size for line in lines for size in line.world_sizes})
     figure = Figure(figsize=(ANSWER_WIDTH, answer_height(len(sizes))), layout="constrained")
     axes = figure.add_subplot()
@@ -213,12 +198,7 @@ def _is_grey(line: ScalingLine, winner: str | None) -> bool:
 
 
 def caption_of(what: str, lines: Sequence[ScalingLine], best: Collection[str]) -> str:
-    """What the values are and how to read what is drawn, and nothing that is not.
-
-    Args:
-        what: the values are, without a full stop.
-        lines, best: see `draw_scaling`.
-    """
+    """What the values are and how to read what is drawn, and nothing that is not."""
     winner = best_of(lines, best)
     drawn = _drawn_lines(lines, winner)
     lows = [low for line in drawn for low in line.low]

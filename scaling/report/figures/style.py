@@ -127,12 +127,7 @@ class Look:
 
 
 def aggregator_looks(labels: Iterable[str], first: Collection[str] = ()) -> dict[str, Look]:
-    """Label -> look: at most `MOST_COLOURED` have a colour of their own, the library's all-reduce among them.
-
-    Args:
-        labels: all.
-        first: those that are given the colours before others, whose order is the table's.
-    """
+    """Label -> look: at most `MOST_COLOURED` have a colour of their own, all_reduce among them."""
     ordered = sorted(set(labels), key=aggregator_order)
     colours = {"all_reduce": REFERENCE, "none": BOUND}
     further = sorted(

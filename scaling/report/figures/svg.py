@@ -61,14 +61,7 @@ AnyArtist = TypeVar("AnyArtist", bound=Artist)
 
 
 def with_tip(artist: AnyArtist, text: str, series: str = "") -> AnyArtist:
-    """The artist, which shows the text when the pointer is over it.
-
-    Args:
-        artist: part of a drawing.
-        text: its tip; "" for none.
-        series: what a page's legend shows and hides it with; "" for nothing. A name that begins with a minus
-            is hidden until it is asked for.
-    """
+    """The artist, which shows the text when the pointer is over it."""
     artist.set_gid(f"{_TIP}{text}{_SERIES}{series}" if series else _TIP + text)
     return artist
 
@@ -168,11 +161,6 @@ def for_page(text: str, name: str, label: str) -> Markup:
 
     Matplotlib calls things `axes_1` and `m3f...` in every figure, and a reference takes the first thing of
     that id in the page: ids are prefixed.
-
-    Args:
-        text: what `compact` made.
-        name: the figure's, unique in the page.
-        label: what it shows, for screen readers.
     """
     text = re.sub(r"<style\b.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href").replace(" />", "/>")
@@ -186,11 +174,7 @@ def for_page(text: str, name: str, label: str) -> Markup:
 
 
 def page_styles(texts: Iterable[str]) -> Markup:
-    """The styles of several figures for their page: each once, in the page's colours.
-
-    Args:
-        texts: what `compact` made.
-    """
+    """The styles of several figures for their page: each once, in the page's colours."""
     styles = [style for text in texts for style in re.findall(r"<style\b.*?</style>", text, flags=re.DOTALL)]
     rules = dict.fromkeys(rule for style in styles for rule in re.findall(r"\.s[0-9a-f]{6}\{[^}]*\}", style))
     return Markup(_with_variables("".join(rules)))  # noqa: S704 (our own style rules)

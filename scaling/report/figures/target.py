@@ -49,15 +49,7 @@ def target(data: FigureInput) -> Iterator[Drawn]:
 
 @dataclass(frozen=True)
 class TargetBar:
-    """One combination of aggregator and world size.
-
-    Attributes:
-        name: of it, for people.
-        target: the accuracy, 0 to 1.
-        seconds: measured; None where it was not reached.
-        state: why not, or `reached`.
-        predicted_s, low_s, high_s: step time x steps, with its interval; None where there is none.
-    """
+    """One combination of aggregator and world size."""
 
     name: str
     target: float

@@ -51,12 +51,12 @@ NAMES = {"memory": "Memory", "gpu-hours": "GPU hours", "energy": "Energy"}
 def trade(data: FigureInput) -> Iterator[Drawn]:
     """Of each group with several aggregators on its most workers: against bytes and against seconds."""
     for group in data.groups_of("convergence"):
-        points = [point for point in trade_points(group, data.cells) if math.isfinite(point.seconds)]
         for against, label in (
             ("bytes", "GB that the busiest rank sends"),
             ("seconds", "seconds of training"),
         ):
-            known = [point.of(against) for point in points if 0 < point.cost(against) < math.inf]
+            points = trade_points(group, data.cells, against)
+            known = [point for point in points if 0 < point.x < math.inf]
             if len(known) > 1:
                 title = data.titled(f"Accuracy against {against}", group)
                 drawing = _draw_accuracies(title, known, label)
@@ -102,67 +102,31 @@ class Point:
     high: float = math.nan
 
 
-@dataclass(frozen=True)
-class TradePoint:
-    """The trainings of an aggregator: their accuracy and what one of them took.
-
-    Attributes:
-        name: of the aggregator.
-        world_size: workers.
-        accuracy, low, high: 0 to 1: the mean over seeds, the smallest and the largest; NaN for one training.
-        gigabytes: that the busiest rank sends in all steps.
-        seconds: of training.
-        worker: what one is called.
-    """
-
-    name: str
-    world_size: int
-    accuracy: float
-    low: float
-    high: float
-    gigabytes: float
-    seconds: float
-    worker: str = "worker"
-
-    def cost(self, against: str) -> float:
-        """Gigabytes or seconds."""
-        return self.gigabytes if against == "bytes" else self.seconds
-
-    def of(self, against: str) -> Point:
-        """It as drawn."""
-        cost, unit = self.cost(against), "GB a rank" if against == "bytes" else "s"
-        spread = "" if math.isnan(self.low) else f" (seeds {percent(self.low, 2)} to {percent(self.high, 2)})"
-        reached = f"{percent(self.accuracy, 2)}{spread}, {number(cost)} {unit}"
-        tip = f"{self.name}, {workers(self.world_size, self.worker)}: {reached}"
-        return Point(self.name, tip, cost, self.accuracy, 1 - self.accuracy, self.low, self.high)
-
-
-def trade_points(group: CellGroup, cells: Mapping[str, CellResult]) -> list[TradePoint]:
-    """One a combination of a group's largest world size that trained and has an accuracy."""
+def trade_points(group: CellGroup, cells: Mapping[str, CellResult], against: str) -> list[Point]:
+    """Accuracy over bytes or seconds: a point a combination of a group's largest world size that trained."""
     size = max(group.world_sizes)
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in group.rows:
         if row["world_size"] == size and row["repeats"] and row["final_test_accuracy"] is not None:
             members.setdefault(family_key(row), []).append(row)
-    return [_point(group, rows, cells) for rows in members.values()]
+    return [_accuracy(group, rows, cells, against) for rows in members.values()]
 
 
-def _point(group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellResult]) -> TradePoint:
+def _accuracy(group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellResult], against: str) -> Point:
     accuracies = [float(row["final_test_accuracy"]) for row in rows]
     (merged,) = over_seeds(rows)
     (training, *_) = cells[rows[0]["cell_id"]].trainings
     sent = rows[0]["wire_bytes_per_rank"]
-    has_several = len(accuracies) > 1
-    return TradePoint(
-        group.name(rows[0]),
-        rows[0]["world_size"],
-        sum(accuracies) / len(accuracies),
-        min(accuracies) if has_several else math.nan,
-        max(accuracies) if has_several else math.nan,
-        math.nan if sent is None else sent * float(training.steps.sum()) / 1e9,
-        math.nan if merged["train_s"] is None else float(merged["train_s"]),
-        unit_of_workers(rows[0]),
-    )
+    cost, unit = math.nan if merged["train_s"] is None else float(merged["train_s"]), "s"
+    if against == "bytes":
+        cost, unit = math.nan if sent is None else sent * float(training.steps.sum()) / 1e9, "GB a rank"
+    low, high = (min(accuracies), max(accuracies)) if len(accuracies) > 1 else (math.nan, math.nan)
+    mean = sum(accuracies) / len(accuracies)
+    spread = "" if math.isnan(low) else f" (seeds {percent(low, 2)} to {percent(high, 2)})"
+    on = workers(rows[0]["world_size"], unit_of_workers(rows[0]))
+    name = group.name(rows[0])
+    tip = f"{name}, {on}: {percent(mean, 2)}{spread}, {number(cost)} {unit}"
+    return Point(name, tip, cost, mean, 1 - mean, low, high)
 
 
 def _draw_accuracies(title: str, points: Sequence[Point], label: str) -> Figure:
@@ -214,7 +178,8 @@ def _plot(title: str, points: Sequence[Point], label: str) -> tuple[Figure, Axes
     figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
     axes, costs = figure.add_subplot(), [point.x for point in points]
     axes.set_xscale("log")
-    axes.set_xlim(min(costs) / 1.25, max(costs) * 2.2)
+    span = max(costs) / min(costs)  # room for labels on the right, more where points are apart
+    axes.set_xlim(min(costs) / min(1.25, max(1.04, span**0.2)), max(costs) * min(2.2, max(1.15, span**0.8)))
     narrow = axes.get_xlim()[1] < NARROW * axes.get_xlim()[0]
     axes.xaxis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -247,11 +212,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], best: Sequence[Point]) -> 
 
 
 def label_places(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float] | None]:
-    """Where each label begins: next to its point, over no other label or point; None where there is no room.
-
-    Args:
-        points: x and y as shares of the plot, and the label; the first ones choose first.
-    """
+    """Where each label begins: next to its point, over nothing else; None where there is no room."""
     taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]
     places: list[tuple[float, float] | None] = []
     for x, y, label in points:

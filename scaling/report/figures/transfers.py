@@ -68,14 +68,7 @@ def bandwidths(data: FigureInput) -> Iterator[Drawn]:
 
 @dataclass(frozen=True)
 class BandwidthLine:
-    """One line of the figure: bus bandwidths in GB/s over sizes in bytes.
-
-    Attributes:
-        label: at its end.
-        what: the operation and its form.
-        host_only: without access between GPUs.
-        sizes_bytes, busbw, low, high: a value for each size; low and high NaN where there is no interval.
-    """
+    """One line of the figure: bus bandwidths in GB/s over sizes in bytes."""
 
     label: str
     what: What

@@ -1,0 +1,96 @@
+"""Makes the first part of docs/how-to/questions.md: questions, a command each, and what it answers first.
+
+python tools/questions_page.py            # asks the committed folders and writes the page
+python tools/questions_page.py --check    # exit code 1 if the page is stale
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from scaling.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "how-to" / "questions.md"
+BEGIN, END = "<!-- Made by tools/questions_page.py; do not edit. -->\n", "<!-- End of what is made. -->\n"
+FOLDER = "results/reference/"
+QUESTIONS = {
+    "Why are 4 GPUs slower than 1?": "explain {}fcn-r-4xh200 host_serial@4",
+    "Which bucket size?": "recommend {}buckets-2xh200",
+    "DDP, ZeRO or FSDP?": "recommend {}sharded-2xh100 --objective memory",
+    "Does compression pay?": "recommend {}headline-bf16-2xh100",
+    "Which batch and rate reach the accuracy soonest?": "recommend {}converge-resnet-4xh200 "
+    "--objective time-to-accuracy",
+    "Is my new driver slower?": "compare {}fcn-r-4xh200 {}mnist-4xh200",
+    "What would 8 GPUs give?": "predict {}fcn-r-4xh200/study.yaml aggregators=[all_reduce] peer_access=true "
+    "--topology hgx-h200 --world-sizes 8 --from {}fcn-r-4xh200",
+    "PCIe or NVLink?": "recommend {}fcn-r-4xh200",
+    "Is a rank slow?": "explain {}planted-faults-4xh200 slow_rank@4",
+    "What is cheapest?": "recommend {}fcn-r-4xh200 --objective gpu-hours",
+}
+"""Question -> command, {} for the folder of committed results."""
+
+BLOCKS = {"PCIe or NVLink?": 2, "What would 8 GPUs give?": 4}
+"""Lines of an answer that are shown, each with those that it goes on in; of others one."""
+
+
+GOES_ON = re.compile(r" {2,}(?!left out|next:|in:|Offsets|Trade-off)\S")
+
+
+def answer_of(words: list[str], blocks: int) -> list[str]:
+    """What a command prints first."""
+    shown: list[str] = []
+    for line in CliRunner().invoke(app, words).stdout.splitlines():
+        if not GOES_ON.match(line) and line.strip():
+            blocks -= 1
+        if blocks < 0 or (line.startswith("  ") and not GOES_ON.match(line)):
+            break
+        shown += [line] if line.strip() else []
+    return shown
+
+
+def made() -> str:
+    """The questions and answers as Markdown."""
+    parts = []
+    for question, command in QUESTIONS.items():
+        words = shlex.split(command.replace("{}", FOLDER))
+        parts += [
+            f"**{question}**\n",
+            "```console",
+            f"$ scaling {shlex.join(words)}",
+            *answer_of(words, BLOCKS.get(question, 1)),
+            "```\n",
+        ]
+    return "\n".join(parts)
+
+
+def page(text: str) -> str:
+    """The page with this part made anew."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{made()}\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> int:
+    """Writes the page, or compares it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    os.chdir(ROOT)
+    old = PAGE.read_text(encoding="utf-8")
+    new = page(old)
+    if check:
+        return int(new != old)
+    PAGE.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
