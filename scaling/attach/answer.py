@@ -146,7 +146,7 @@ def _slow(measured: Measured) -> Finding:
     return _said(
         "slow", are_bound=measured.alone[0].get("exchanges_used"),
         is_compared=measured.spread_ratio is not None and len(measured.own_s[measured.own_arm]) > 1,
-        slow=slow and {**asdict(slow), "name": slow.name, "has_larger_batch": has_larger_batch(slow)},
+        slow=slow and {**asdict(slow), "has_larger_batch": has_larger_batch(slow)},
     )  # fmt: skip
 
 

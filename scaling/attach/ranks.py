@@ -53,14 +53,6 @@ class SlowRank:
     batch_ratio: float = 1.0
     batch_error: float = 0.0
 
-    @property
-    def name(self) -> str:
-        return named(self.ranks)
-
-
-def named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
 
 def slow_rank(measured: Measured) -> SlowRank | None:
     """The ranks that are by themselves slower than the others in every launch, above the A/A spread.

@@ -172,8 +172,11 @@ class _Session:
             if run.reason.startswith((NO_SWITCH, *HANGS)) and len(arms) > 1:
                 self.measured.reasons.clear()
                 return run.reason
-            raise AttachError(f"the script cannot be measured: {run.reason}; its output is in {self._log}")
+            raise self._refused(run)
         return None
+
+    def _refused(self, run: Run) -> AttachError:
+        return AttachError(f"the script cannot be measured: {run.reason}; its output is in {self._log}")
 
     def _is_on(self, arm: str, launch: int) -> bool:
         if not launch:
@@ -182,10 +185,12 @@ class _Session:
             return arm in self.measured.steps_s
         if arm in self.measured.reasons:
             return False  # a launch with it has failed: without it the next one may not
-        reason = why_skipped(arm, self.measured)
-        if reason is not None:
+        return not self._is_skipped(arm)
+
+    def _is_skipped(self, arm: str) -> bool:
+        if (reason := why_skipped(arm, self.measured)) is not None:
             self.measured.reasons[arm] = reason
-        return reason is None
+        return reason is not None
 
     def _blocks(self, arms: Sequence[str]) -> Blocks:
         seed = self.plan.seed + 1000 * self._position
@@ -218,17 +223,13 @@ class _Session:
         failed = set[str]()
         for launch in range(LAUNCHES_APART):
             for arm in apart(self.plan.arms, launch, self.plan.seed):
-                reason = None if arm == "baseline" else why_skipped(arm, self.measured)
-                if arm in failed or reason is not None:
-                    self.measured.reasons[arm] = reason or self.measured.reasons[arm]
+                if arm in failed or self._is_skipped(arm):
                     continue
                 run = self._start(arm, launch)
                 if run.reason is not None and arm not in self.measured.steps_s:
                     failed.add(arm)
                     if arm == "baseline":
-                        raise AttachError(
-                            f"the script cannot be measured: {run.reason}; its output is in {self._log}"
-                        )
+                        raise self._refused(run)
         self._launch = LAUNCHES_APART - 1
 
     def _processes(self) -> None:
@@ -238,11 +239,8 @@ class _Session:
         if any(ARMS[arm].is_compared_with_clock for arm in arms) and "clock" not in arms:
             arms.insert(0, "clock")
         for arm in arms:
-            reason = why_skipped(arm, self.measured)
-            if reason is not None:
-                self.measured.reasons[arm] = reason
-                continue
-            self._start(arm, self._launch)
+            if not self._is_skipped(arm):
+                self._start(arm, self._launch)
         for arm in to_confirm(self.measured):
             for name in (arm, "clock"):
                 self._launch += 1

@@ -458,7 +458,8 @@ def test_nothing_is_denied_that_one_launch_cannot_show() -> None:
     for arm, step_s in (("baseline", 0.1), ("aa", 0.101), ("no_exchange", 0.05), ("cached_input", 0.02)):
         measured.add(0, Run(arm, [made_rank(at, [step_s] * 6) for at in range(2)]))
     text = "\n".join(answer(measured))
-    assert text.count("no verdict, which takes two launches with an A/A pair") == 3
+    assert text.count("which takes two launches with an A/A pair") == 3
+    assert "Without the exchange: no verdict (-50.0% of a step's time), which takes" in text
     assert "Next: two or more launches with the arm aa; fewer give no verdict." in text
     assert "above the A/A spread" not in text
 

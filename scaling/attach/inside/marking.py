@@ -179,19 +179,23 @@ def _counted(agent: Agent, name: str, call: Any) -> Any:
 
 def _sizes(batch: Any) -> tuple[int, int]:
     """The samples and elements of a batch's first tensor with a dimension; zeros where it has none."""
-    try:
-        if isinstance(batch, torch.Tensor):
-            return (len(batch), batch.numel()) if batch.dim() else (0, 0)
-        return next((size for size in map(_sizes, _parts(batch)) if size[0]), (0, 0))
-    except Exception:  # noqa: BLE001 # the script's own class: what is not counted is no error of the script
-        return (0, 0)
+    tensors = (tensor for tensor in _tensors(batch) if tensor.dim() and len(tensor))
+    return next(((len(tensor), tensor.numel()) for tensor in tensors), (0, 0))
 
 
 def _digest(batch: Any) -> int:
     """Of the first numbers of a batch's first tensor; 0 without one."""
+    first = next(iter(_tensors(batch)), None)
+    return 0 if first is None else zlib.crc32(repr(first.detach().flatten()[:DIGESTED].tolist()).encode())
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
-        return zlib.crc32(repr(batch.detach().flatten()[:DIGESTED].tolist()).encode())
-    return next((own for own in map(_digest, _parts(batch)) if own), 0)
+        return [batch]
+    try:
+        return [tensor for part in _parts(batch) for tensor in _tensors(part)]
+    except Exception:  # noqa: BLE001 # the script's own class: what is not counted is no error of the script
+        return []
 
 
 def _parts(batch: Any) -> Iterable[Any]:
