@@ -24,7 +24,7 @@ from scaling.attach.findings import (
 from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS, Arm
 from scaling.attach.loading import batch_making, saved_by_cached_input
 from scaling.attach.measured import Measured, Saved
-from scaling.attach.ranks import MOST_VARIATION, has_larger_batch, shares, slow_rank
+from scaling.attach.ranks import has_larger_batch, shares, slow_rank, varies
 from scaling.attach.trace import Traced
 from scaling.report.text import text_of
 
@@ -121,7 +121,7 @@ def _where(measured: Measured) -> Finding:
     by_rank, has_arm = shares(measured), "no_exchange" in measured.steps_s
     if not by_rank and has_arm and measured.changed("no_exchange"):
         return _said("other_step", what="Where it goes")
-    if not by_rank and measured.variation.get("no_exchange", 1.0) > MOST_VARIATION:
+    if not by_rank and varies(measured, "no_exchange"):
         return _said("uneven_steps", what="Where it goes")
     if not by_rank:
         return _missing(measured, "Where it goes", measured.phase_source if has_arm else "no_exchange")
@@ -142,6 +142,8 @@ def _slow(measured: Measured) -> Finding:
         return _missing(measured, "Slow rank", "no_exchange")
     if measured.changed("no_exchange"):
         return _said("other_step", what="Slow rank")
+    if varies(measured, measured.own_arm):
+        return _said("uneven_steps", what="Slow rank")
     slow = slow_rank(measured)
     return _said(
         "slow", are_bound=measured.alone[0].get("exchanges_used"),
@@ -201,7 +203,7 @@ def _buckets(measured: Measured) -> Iterator[Finding]:
 def _efficiency(measured: Measured) -> Finding:
     if "one_worker" not in measured.steps_s:
         return _missing(measured, "Efficiency against one worker", "one_worker")
-    if measured.variation["one_worker"] > MOST_VARIATION:
+    if varies(measured, "one_worker"):
         return _said("uneven_steps", what="Efficiency against one worker")
     world_size = len(measured.ranks)
     alone, usual = (measured.signatures[arm][0] for arm in ("one_worker", "baseline"))

@@ -84,14 +84,12 @@ class Blocks:
         seed: of their orders.
         budget_s: seconds of rounds, after which no further one but one begins.
         is_enough: asked with the ranks' records after each round.
-        until_epoch: none of both ends them before an epoch has ended.
     """
 
     arms: tuple[str, ...]
     seed: int
     budget_s: float
     is_enough: Callable[[Run], bool]
-    until_epoch: bool = False
 
 
 def run_arm(
@@ -106,10 +104,12 @@ def run_arm(
     device: str = "cpu",
     began_s: float | None = None,
     blocks: Blocks | None = None,
+    until_epoch: bool = False,
 ) -> Run:
     """Runs the command as this arm in the folder `cwd`; its records and its output go to `out`.
 
     With `blocks` several arms are switched within it; `arm` is a name for the folder alone.
+    With `until_epoch` it is not over before an epoch of a loader has ended.
     Files from before `began_s` (seconds since the epoch; None: now) are the user's, which stay as they are.
     """
     words: list[str] = list(command)
@@ -130,9 +130,8 @@ def run_arm(
     out.mkdir(parents=True)
     arms = blocks.arms if blocks else (arm,)
     wanted = {"out": str(out.resolve()), "arm": arm, "arms": arms, "warmup": warmup, "steps": steps}
-    wanted |= {"deadline_s": deadline_s, "began_s": began_s or time.time()}
-    if blocks:
-        wanted |= {"seed": blocks.seed, "budget_s": blocks.budget_s, "until_epoch": blocks.until_epoch}
+    wanted |= {"deadline_s": deadline_s, "began_s": began_s or time.time(), "until_epoch": until_epoch}
+    wanted |= {"seed": blocks.seed, "budget_s": blocks.budget_s} if blocks else {}
     unfinished = out / ".order.json"
     unfinished.write_text(json.dumps(wanted))
     unfinished.rename(out / "order.json")  # others that join read it

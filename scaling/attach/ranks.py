@@ -17,6 +17,11 @@ MOST_VARIATION = 2.0
 """Upper to lower quartile of a rank's steps without exchange."""
 
 
+def varies(measured: Measured, arm: str) -> bool:
+    """Whether an arm's steps of one rank take so different times that their medians tell little."""
+    return measured.variation.get(arm, 1.0) > MOST_VARIATION
+
+
 def shares(measured: Measured) -> list[dict[str, float]]:
     """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown.
 
@@ -25,7 +30,7 @@ def shares(measured: Measured) -> list[dict[str, float]]:
     by_rank, base = measured.phases_of(measured.phase_source), measured.steps_s["baseline"]
     if not by_rank or "no_exchange" not in measured.steps_s or measured.changed("no_exchange"):
         return []
-    if measured.variation["no_exchange"] > MOST_VARIATION:
+    if varies(measured, "no_exchange"):
         return []
     alone = measured.steps_s["no_exchange"]
     result = []
@@ -62,7 +67,7 @@ def slow_rank(measured: Measured) -> SlowRank | None:
     launches, spread = measured.own_s.get(measured.own_arm, {}), measured.spread_ratio
     if spread is None or len(launches) < 2 or len(next(iter(launches.values()))) < 2:
         return None
-    if measured.changed(measured.own_arm):
+    if measured.changed(measured.own_arm) or varies(measured, measured.own_arm):
         return None
     base_s, least = measured.usual_s, max(spread, LEAST_SLOWER)
     group, longer_s = _longer(list(launches.values()))

@@ -57,7 +57,7 @@ class Plan:
         launches: in which arms are switched; one more where they disagree.
         deadline_s: of each launch.
         budget_s: of the rounds of a launch.
-        until_epoch: they go on until an epoch has ended, or the deadline.
+        until_epoch: they, and the clock, go on until an epoch has ended, or the deadline.
         seed: of the order.
     """
 
@@ -194,7 +194,7 @@ class _Session:
 
     def _blocks(self, arms: Sequence[str]) -> Blocks:
         seed = self.plan.seed + 1000 * self._position
-        return Blocks(tuple(arms), seed, self.plan.budget_s, self._is_enough, self.plan.until_epoch)
+        return Blocks(tuple(arms), seed, self.plan.budget_s, self._is_enough)
 
     def _is_enough(self, run: Run) -> bool:
         """Whether no more rounds are needed; says what is known so far."""
@@ -253,7 +253,7 @@ class _Session:
         run = run_arm(
             self.plan.command, name, self._log, warmup=self.plan.warmup, steps=self.plan.steps,
             deadline_s=self._deadline_s, cwd=Path.cwd(), device=self.measured.device, began_s=self._began_s,
-            blocks=blocks,
+            blocks=blocks, until_epoch=self.plan.until_epoch and (blocks is not None or row_of(name).is_bare),
         )  # fmt: skip
         self._under_way = None
         if run.reason is not None:

@@ -345,12 +345,19 @@ def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path: Path) 
         .replace("while True:\n", "with scaling.attached(model, optimizer):\n  while True:\n")
     )
     command = [*ranks(1), "-E", str(script)]
-    for arm, reason in (
-        ("baseline", None),
-        ("no_exchange", "the model was wrapped before `attached` could change it"),
+    reason, blocks = (
+        "the model was wrapped before `attached` could change it",
+        Blocks(("baseline", "aa"), 3, 1.0, bool),
+    )
+    for arm, how, expected in (
+        ("baseline", None, None),
+        ("no_exchange", None, reason),
+        ("switched", blocks, f"{NO_SWITCH}{reason}"),  # each arm that can be is a process of its own then
     ):
-        run = run_arm(command, arm, tmp_path / arm, warmup=3, steps=10, deadline_s=LIMIT_S, cwd=tmp_path)
-        assert run.reason == reason
+        run = run_arm(
+            command, arm, tmp_path / arm, warmup=3, steps=10, deadline_s=LIMIT_S, cwd=tmp_path, blocks=how
+        )
+        assert run.reason == expected
 
 
 @pytest.mark.parametrize(

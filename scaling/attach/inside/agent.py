@@ -24,7 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from .arms import ARMS, NO_STEP, Arm
 from .plan import Plan
 from .record import write
-from .refusals import what_it_uses, without_ddp
+from .refusals import NO_SWITCH, what_it_uses, without_ddp
 
 TRACED_STEPS = 5
 
@@ -108,7 +108,8 @@ class Agent:
         if model not in self.models:
             if self.plan.is_switched or self.arm.is_early:
                 # Wrapped before this: what the arm changes would be no more than its name.
-                self.refuse("the model was wrapped before `attached` could change it")
+                why = NO_SWITCH if self.plan.is_switched else ""
+                self.refuse(f"{why}the model was wrapped before `attached` could change it")
             self.arm_with(model)
         self.parameters.update(
             id(parameter) for group in optimizer.param_groups for parameter in group["params"]
@@ -209,7 +210,7 @@ class Agent:
             self._trace(made)
         elif self.plan.is_switched:
             self._follow(made)
-        elif made >= self.warmup + self.steps:
+        elif made >= self.warmup + self.steps and not self.plan.waits_for_epoch:
             self.stop()
 
     def _follow(self, made: int) -> None:

@@ -31,7 +31,7 @@ class Plan:
         arms: of each round.
         labels: of each step that was made: the arm, the round (-1: warm-up), and the number in its block.
         rounds: that have ended.
-        waits_for_epoch: no round is the last one before an epoch has ended.
+        waits_for_epoch: no round, and no step, is the last one before an epoch has ended.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
