@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from scaling.analysis.columns import SEPARATOR, Row, is_control_arm, is_unchanged, shares_gpus, workers_of
 from scaling.analysis.control import AGREEMENT
@@ -69,7 +70,7 @@ def _tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
     table = table_of(
         f"Time of a step: {title_of(group.given)}",
         _iteration_statistic(group),
-        columns_of(group),
+        columns_of(group, groups),
         group.rows,
         remarks=[text_of(noise)] if noise else [],
         warnings=warnings_of(group),
@@ -79,8 +80,8 @@ def _tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
     return [table] if budgets is None else [table, budgets]
 
 
-def columns_of(group: CellGroup) -> list[Column[Row]]:
-    """The columns of a group's table, on the page and in a terminal."""
+def columns_of(group: CellGroup, groups: Sequence[CellGroup] = ()) -> list[Column[Row]]:
+    """The columns of a group's table, on the page and in a terminal; `groups` are all of the study."""
     throughput, unit = group.throughput
     rates = [Column[Row](unit, lambda row: number(row[throughput]))]
     if any(row["mfu"] is not None for row in group.rows):
@@ -88,7 +89,7 @@ def columns_of(group: CellGroup) -> list[Column[Row]]:
     if any(row["mfu_data_sheet"] is not None for row in group.rows):
         rates.append(Column("MFU (data sheet)", lambda row: percent(row["mfu_data_sheet"])))
     is_trained = group.kind == "convergence"
-    speedups = [*SPEEDUP_COLUMNS[:2], *_gain_over_itself(group), *SPEEDUP_COLUMNS[2:]]
+    speedups = [*SPEEDUP_COLUMNS[:2], *_gain_over_itself(group, groups), *SPEEDUP_COLUMNS[2:]]
     return [
         Column("aggregator", group.name),
         Column(None, lambda row: _with_state(group, row), "aggregator", AGGREGATOR_WIDTH),
@@ -99,10 +100,19 @@ def columns_of(group: CellGroup) -> list[Column[Row]]:
     ]
 
 
-def _gain_over_itself(group: CellGroup) -> Iterator[Column[Row]]:
-    """What more workers bring a strategy that costs something on one too; nothing where none was timed so."""
+def _gain_over_itself(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[Column[Row]]:
+    """What more workers bring a strategy that costs something on one too; nothing where none was timed so.
+
+    One worker has no peers: where it was timed with access to them alone, that counts.
+    """
     timed = [row for row in group.rows if row["samples_per_s"] and not is_control_arm(row)]
-    alone = {group.name(row): row["samples_per_s"] for row in timed if row["world_size"] == 1}
+    alike = [other for other in groups if _but_peer_access(other) == _but_peer_access(group)]
+    alone = {
+        of.name(row): row["samples_per_s"]
+        for of in (*alike, group)
+        for row in of.rows
+        if row["world_size"] == 1 and row["samples_per_s"] and not is_control_arm(row)
+    }
 
     def gain(row: Row) -> str:
         one = alone.get(group.name(row)) if row["world_size"] > 1 else None
@@ -110,6 +120,11 @@ def _gain_over_itself(group: CellGroup) -> Iterator[Column[Row]]:
 
     if any(gain(row) != MISSING for row in timed):
         yield Column(f"gain over the same strategy on one {group.unit}", gain)
+
+
+def _but_peer_access(group: CellGroup) -> tuple[str, dict[str, Any]]:
+    further = {name: value for name, value in group.given["further"].items() if name != "peer_access"}
+    return group.kind, {**group.given, "further": further}
 
 
 def quality_of(group: CellGroup) -> Column[Row]:

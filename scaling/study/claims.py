@@ -159,7 +159,8 @@ def _assumption(check: Check) -> str:
 def _value(check: Check, folder: Path) -> float:
     value = _measured_or_simulated(check.of, folder)
     if check.over is not None:
-        value /= _measured_or_simulated(check.over, folder)
+        over = _measured_or_simulated(check.over, folder)
+        value = value / over if over else math.inf
     return 1 - value if check.gain else value
 
 
@@ -170,7 +171,10 @@ def _measured_or_simulated(at: Cells | Simulated, folder: Path) -> float:
 def _of_cell(cells: Cells, folder: Path) -> float:
     rows = csv.DictReader(io.StringIO(read_text(folder / cells.folder / "summary.csv")))
     fitting = [row for row in rows if all(_is(row.get(name), value) for name, value in cells.where.items())]
-    values = [float(row[cells.column]) for row in fitting if row.get(cells.column)]
+    try:
+        values = [float(row[cells.column]) for row in fitting if row.get(cells.column)]
+    except ValueError as error:
+        raise StudyError(f"{cells.folder}: column {cells.column} has no numbers") from error
     if not values:
         raise StudyError(f"{cells.folder}: no cell with {cells.column} where {cells.where}")
     return min(values)

@@ -96,6 +96,19 @@ def test_gain_over_the_same_strategy_on_one_worker_is_a_column_where_it_was_time
     assert {shown["none", 1], shown["tensorflow", 1], shown["ring", 2]} == {MISSING}
 
 
+def test_gain_without_peer_access_is_over_the_one_worker_that_was_timed_with_it(study):
+    gpus = {"aggregator": "mxnet_tree", "device": "cuda"}
+    study.add_steps([[1.5] * 6], **gpus, peer_access=True)
+    study.add_steps([[1.2] * 6], **gpus, peer_access=False, world_size=2)
+    groups = groups_of(study)
+    (group,) = [group for group in groups if group.world_sizes == [2]]
+    gains = [
+        column.text(group.rows[0]) for column in columns_of(group, groups) if "gain" in str(column.header)
+    ]
+    assert gains == ["25.0%"]
+    assert not [column for column in columns_of(group) if "gain" in str(column.header)]
+
+
 def test_speedup_interval_holds_the_scatter_of_the_baseline_too(study):
     study.add_steps([[3.9], [4.0], [4.3]])
     study.add_steps([[1.9], [2.0], [2.1]], aggregator="ring", world_size=2)

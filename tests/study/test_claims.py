@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scaling.errors import StudyError
-from scaling.study.claims import Claim, checked, markdown, read_claims
+from scaling.study.claims import Check, Claim, checked, markdown, read_claims
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "docs" / "claims").glob("*.yaml"))
@@ -78,6 +78,9 @@ def test_a_check_without_a_cell_and_a_file_of_another_form_are_named(tmp_path):
     claim = Claim.model_validate({"id": "1", "claim": "c", "because": "", "checks": [check("c", most=1)]})
     with pytest.raises(StudyError, match="here: no cell with iteration_s where"):
         checked(claim, folder(tmp_path, a=1.0))
+    words = {"of": {"folder": "here", "column": "aggregator"}, "most": 1}
+    with pytest.raises(StudyError, match="column aggregator has no numbers"):
+        checked(claim.model_copy(update={"checks": [Check.model_validate(words)]}), tmp_path)
     path = tmp_path / "wrong.yaml"
     path.write_text("source: x\nclaims: [{id: a, claim: b, because: c, check: 1}]\n")
     with pytest.raises(StudyError, match=r"wrong.yaml: claims.0.check: .*check-claims.md"):
