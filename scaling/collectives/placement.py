@@ -137,14 +137,19 @@ class Placement:
         same_node = self.node[sources] == self.node[targets]
         routes = (self._device[sources] * num_devices + self._device[targets]) * 2 + same_node
         latency_s = np.zeros(len(sources))
-        parts = []
+        parts, weights = [], []
         for key, of_key in _groups(routes):
             route = self._route(key)
             latency_s[of_key] = route.latency_s
+            node = {True: self.node[sources[of_key]], False: self.node[targets[of_key]]}
             for at_source, number, weight in route.uses:
-                node = self.node[(sources if at_source else targets)[of_key]]
-                parts.append(Uses.of(of_key, number + node, weight))
-        return latency_s, Uses.joined(*parts)
+                parts.append((of_key, number + node[at_source]))
+                weights.append(weight)
+        if not parts:
+            return latency_s, Uses.joined()
+        lengths = [len(of_key) for of_key, _ in parts]
+        activity, resource = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return latency_s, Uses(activity, resource, np.repeat(np.array(weights, dtype=np.float64), lengths))
 
     def resources_of_message(self, source: int, target: int) -> dict[str, float]:
         """What a byte from one node to another passes: the resource's name and how often."""

@@ -24,6 +24,7 @@ def too_long(text: str) -> list[str]:
     return [line for line in text.splitlines() if len(line) > WIDTH and max(map(len, line.split())) < 50]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", FOLDED, ids=" ".join)
 def test_texts_fit_eighty_columns(call, words):
     code, out, err = call(*words)

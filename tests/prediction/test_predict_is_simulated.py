@@ -26,7 +26,8 @@ def strategy_of(name, world_size, layout=LAYOUT, **changes):
 
 def sizes_of(topology):
     of_node = len(topology.machine.of_kind("gpu")) or 2
-    return sorted({2, 4, of_node, 2 * of_node} if topology.num_nodes > 1 else {2, of_node})
+    # Fewer ranks than a node has are those of a machine alone.
+    return [of_node, 2 * of_node] if topology.num_nodes > 1 else sorted({2, of_node})
 
 
 def machines():
