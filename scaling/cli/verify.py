@@ -35,8 +35,8 @@ _WorldSizes = Annotated[
     str | None,
     typer.Option(
         metavar="SIZES",
-        help="Numbers of ranks, such as 1-8,16; aggregators run with 1 to 8 (default: 1-64; with --all "
-        "1-4,8-64).",
+        help="Numbers of ranks, such as 1-8,16; aggregators run with 1 to 8 (default: 1-64; of an "
+        "aggregator alone and with --all 1-4,8-64).",
     ),
 ]
 _Examples = Annotated[
@@ -81,8 +81,10 @@ def verify(
         raise StudyError("name a collective or an aggregator, or give --all")
     _search_here()
     folder = ResultsFolder(save_to).require() if save_to else None
-    sizes = parse_world_sizes(world_sizes or ("1-4,8-64" if everything else "1-64"))
-    subjects = all_subjects(sizes) if name is None else subjects_of(name)
+    named = [] if name is None else subjects_of(name)
+    is_short = all(subject.kind == "aggregator" for subject in named)
+    sizes = parse_world_sizes(world_sizes or ("1-4,8-64" if is_short else "1-64"))
+    subjects = named or all_subjects(sizes)
     width = max(len(subject.name) for subject in subjects)
     findings: list[SubjectResult] = []
     sheets: list[Sheet | None] = []

@@ -37,6 +37,19 @@ CAUTIONS = ("nothing_done", "more_threads_than_cores", "several_hosts", "launch_
 """Kinds of findings that stand at the top of the page, whatever the answer is."""
 
 
+ASKED = {
+    "speedup": "how many workers",
+    "aggregator": "which aggregator",
+    "compression": "does compression pay",
+    "memory": "memory and time",
+    "time_to_target": "time to an accuracy",
+    "devices": "which device",
+    "transfer": "how fast transfers are",
+    "buckets": "which size of buckets",
+}
+"""Question of a study -> what it studies, in the page's title."""
+
+
 @dataclass(frozen=True)
 class Content:
     """All that a report says.
@@ -61,6 +74,7 @@ class Content:
         settings: what the settings mean in which its cells differ.
         imported: the table that `scaling import-table` made the folder of; "" where the folder is measured.
         can_run: `scaling run` takes its study.yaml.
+        question: what the study asks (`scaling.analysis.questions`).
     """
 
     name: str
@@ -83,6 +97,12 @@ class Content:
     settings: Sequence[str] = ()
     imported: str = ""
     can_run: bool = True
+    question: str = "speedup"
+
+    @property
+    def title(self) -> str:
+        """The study's name, and what it studies."""
+        return self.name if self.script_answer else f"{self.name}: {ASKED[self.question]}"
 
 
 @dataclass(frozen=True)
@@ -169,6 +189,7 @@ def content_of(
         aggregators=aggregators_of(rows),
         settings=settings_of(rows),
         imported=str((environment or {}).get("imported", "")),
+        question=question_of(study, rows),
         can_run=ATTACHED not in [part.get("kind") for part in study.get("parts", ())],
     )
 

@@ -26,7 +26,7 @@ def filled(study, epoch_line):
 def test_markdown_says_what_the_page_says(filled):
     made = write_report(filled)
     text = made.markdown()
-    assert text.startswith("# by-hand: how it scales\n")
+    assert text.startswith("# by-hand: how many workers\n")
     for figure in (filled.path / "figures").glob("*.svg"):
         assert f"(figures/{figure.name})" in text
     for row in made.as_dict()["cells"]:

@@ -94,3 +94,9 @@ def grey(colour):
     """Rec. 709 luma of `#rrggbb`, 0 to 1."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_a_file_says_what_it_shows_and_a_page_says_it_once():
+    text = compact('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><g/></svg>', "a < b")
+    assert "<desc>a &lt; b</desc>" in text
+    assert "a &lt; b" not in for_page(text, "one", "label")

@@ -209,7 +209,7 @@ def _svg(drawn: Drawn) -> str:
     with matplotlib.rc_context({"svg.hashsalt": drawn.name}):
         vectors = io.StringIO()
         drawn.figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
-    return compact(vectors.getvalue())
+    return compact(vectors.getvalue(), f"{drawn.title}. {drawn.caption}")
 
 
 def _for_paper(drawn: Drawn, *, titles: bool) -> str:

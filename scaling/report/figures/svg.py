@@ -66,8 +66,8 @@ def with_tip(artist: AnyArtist, text: str, series: str = "") -> AnyArtist:
     return artist
 
 
-def compact(text: str) -> str:
-    """The same picture in fewer bytes."""
+def compact(text: str, description: str = "") -> str:
+    """The same picture in fewer bytes, and what it shows in words."""
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     root = ElementTree.fromstring(text)  # noqa: S314 (matplotlib wrote it)
@@ -78,6 +78,9 @@ def compact(text: str) -> str:
         _shorten(element, used)
     _flatten(root)
     _name_styles(root)
+    if description:
+        root.insert(0, ElementTree.Element(f"{{{SVG}}}desc"))
+        root[0].text = description
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
@@ -162,7 +165,7 @@ def for_page(text: str, name: str, label: str) -> Markup:
     Matplotlib calls things `axes_1` and `m3f...` in every figure, and a reference takes the first thing of
     that id in the page: ids are prefixed.
     """
-    text = re.sub(r"<style\b.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"<(style|desc)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href").replace(" />", "/>")
     prefix = f"f{hashlib.sha256(name.encode()).hexdigest()[:6]}"
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
