@@ -92,7 +92,7 @@ def _differences(measured: Measured) -> Iterator[Finding]:
     yield _said(
         "step", step_s=usual_s, clock_s=usual_s / (1 + (more_ratio or 0.0)), more_ratio=more_ratio,
         marks_ratio=by_clock_ratio, is_host_only=is_host_only, aa=aa and _of(aa),
-        spread=measured.spread_ratio,
+        spread=measured.spread_ratio, is_apart=measured.apart is not None,
         reason=measured.reasons.get("aa", "the arm aa was not asked for"),
     )  # fmt: skip
     if measured.apart is not None:

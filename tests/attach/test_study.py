@@ -89,6 +89,7 @@ def test_where_arms_cannot_be_switched_each_is_a_process_and_the_answer_says_why
     ran, lines = _runs(tmp_path, monkeypatch, {"no_exchange": 0.06}, apart=reason)
     assert (ran["aa"], ran["no_exchange"]) == (4, 4)  # once in the launch that failed
     assert f"Each arm was a process of its own, which is less exact: {reason}." in lines
+    assert lines[0].startswith("A step takes 100 ms (with its marks 100 ms,")
     assert "Without the exchange a step would be 40.0% \u00b1 0.0% shorter." in lines
 
 
