@@ -11,7 +11,7 @@ from scaling.analysis.groups import CellGroup
 
 def main_variant(group: CellGroup, label: str) -> list[Row]:
     """The rows of one aggregator with one bucket size, wire format and input placement: one
-    row per world size.
+    row per world size. One worker, which exchanges nothing, may have none of these.
 
     Of several placements the first that it has (`device` if there), then of several bucket sizes and
     wire formats the one that is fastest at the largest world size. Of a script of the user's: unchanged, on
@@ -28,7 +28,11 @@ def main_variant(group: CellGroup, label: str) -> list[Row]:
         key=lambda row: math.inf if row["iteration_s"] is None else row["iteration_s"],
     )
     names = ("bucket_mb", "bucket_sizes_mb", "wire")
-    return [row for row in rows if all(row[name] == fastest[name] for name in names)]
+    return [
+        row
+        for row in rows
+        if all(row[name] == fastest[name] or (row["world_size"] == 1 and row[name] is None) for name in names)
+    ]
 
 
 def _placement(row: Row) -> tuple[str, int | None]:

@@ -203,6 +203,14 @@ def test_placements_are_bars_of_the_largest_world_size_in_their_order(study):
     assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"speedup", "rate", "input"}
 
 
+def test_one_worker_without_buckets_begins_the_line_of_those_with_buckets(study):
+    study.add_steps([[4.0]], step="captured")
+    study.add_steps([[2.0]], step="captured", world_size=2, bucket_mb=25.0)
+    (group,) = groups_of(study)
+    (none,) = speedup_lines(group)
+    assert none.world_sizes == [1, 2]
+
+
 def test_speedup_shows_of_several_variants_the_fastest_bucket_size_on_the_device(study):
     study.add_steps([[4.0]], step="overlapped")
     for size in (1, 2):
