@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -36,3 +37,16 @@ class GraphMarks:
         """Adds the phases of the last replay to the iteration under way."""
         for name, lane, start, stop in self._spans:
             recorder.place(name, start, stop, lane)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected inside: a collection that frees another CUDA graph breaks a capture."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -61,6 +61,11 @@ def _rate(header: str, key: str) -> Column[_NamedSheet]:
     return Column(header, text)
 
 
+def _host_us(named: _NamedSheet) -> str:
+    us = named[1].get("host_us_per_bucket")
+    return MISSING if us is None else f"{us:,.0f}"
+
+
 def _agreement(named: _NamedSheet) -> str:
     return "the same bits" if named[1]["replicas_agree"] else f"off by {named[1]['replicas_off_by']:.3g}"
 
@@ -74,6 +79,7 @@ SHEET_COLUMNS: tuple[Column[_NamedSheet], ...] = (
     _value("all_reduce's", "exact_bytes", ","),
     _rate("encode, GB/s", "encode"),
     _rate("decode, GB/s", "decode"),
+    Column("host, us a bucket", _host_us),
     _rate("pays below, GB/s", "break_even"),
     Column("measured on", lambda named: str(named[1]["measured_on"])),
 )

@@ -136,6 +136,7 @@ class SheetModel(OpenModel):
     decode_bytes_per_s: Finite | None
     break_even_bytes_per_s: Finite | None
     measured_on: str
+    host_us_per_bucket: Finite | None = None
 
 
 class _CellTimesModel(OpenModel):

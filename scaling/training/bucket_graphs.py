@@ -21,7 +21,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
-from scaling.measure.graph_marks import GraphMarks
+from scaling.measure.graph_marks import GraphMarks, uncollected
 from scaling.measure.phases import PhaseRecorder
 from scaling.process_group import Group
 from scaling.training.exchanges import Record, recorded
@@ -108,9 +108,13 @@ class BucketGraphs:
         limit = SHARED_BYTES if aggregator.lossy else 0
         self._graph_behind: dict[int, _Graph] = {}
         self._buckets: list[_Bucket] = []
-        with torch.cuda.stream(self._stream):
-            for first, stop in shared(sizes, limit):
-                graph = self._capture(states[first:stop], gradients[first:stop], pool)
+        spans = shared(sizes, limit)
+        with torch.cuda.stream(self._stream), uncollected():
+            # All exchanges before any capture, which one rank alone may fail in: the others would wait.
+            metered = [self._warm(states[slice(*span)], gradients[slice(*span)]) for span in spans]
+            torch.cuda.synchronize()
+            for (first, stop), moved in zip(spans, metered, strict=True):
+                graph = self._capture(states[first:stop], gradients[first:stop], moved, pool)
                 self._graph_behind[stop - 1] = graph
                 self._buckets += graph.buckets
         torch.cuda.current_stream().wait_stream(self._stream)
@@ -118,25 +122,37 @@ class BucketGraphs:
         torch.cuda.set_rng_state(random_state)
         torch.cuda.synchronize()
 
-    def _capture(self, states: Sequence[AggregatorState], gradients: Sequence[Tensor], pool: Any) -> _Graph:
-        def exchanged(memory: Sequence[Tensor], phase: PhaseMarker) -> list[Tensor]:
-            pairs = zip(states, memory, strict=True)
-            means = [self._exchange(state, gradient, phase) for state, gradient in pairs]
-            if not self._in_place:
-                return means
-            return [own.copy_(mean) for own, mean in zip(memory, means, strict=True)]
+    def _exchanged(
+        self, states: Sequence[AggregatorState], memory: Sequence[Tensor], phase: PhaseMarker
+    ) -> list[Tensor]:
+        pairs = zip(states, memory, strict=True)
+        means = [self._exchange(state, gradient, phase) for state, gradient in pairs]
+        if not self._in_place:
+            return means
+        return [own.copy_(mean) for own, mean in zip(memory, means, strict=True)]
 
+    def _warm(self, states: Sequence[AggregatorState], gradients: Sequence[Tensor]) -> tuple[int, int]:
+        """Exchanges some buckets' copies; the bytes and messages that this rank sends in each exchange."""
         copies = [gradient.clone() for gradient in gradients]  # a step may be under way
         for _ in range(WARMUP_CALLS):
             self._meter.reset()
-            exchanged(copies, unmarked)
+            self._exchanged(states, copies, unmarked)
         metered = (self._meter.bytes_sent, self._meter.messages_sent)
-        torch.cuda.synchronize()
+        self._meter.reset()
+        return metered
+
+    def _capture(
+        self,
+        states: Sequence[AggregatorState],
+        gradients: Sequence[Tensor],
+        metered: tuple[int, int],
+        pool: Any,
+    ) -> _Graph:
         marks = GraphMarks() if self._recorder is not None else None
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool, "thread_local")  # not `torch.cuda.graph`, which collects garbage each time
         try:
-            means = exchanged(gradients, marks.on_lane("comm") if marks else unmarked)
+            means = self._exchanged(states, gradients, marks.on_lane("comm") if marks else unmarked)
         finally:
             graph.capture_end()
         self._meter.reset()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from scaling.errors import LaunchError
 from scaling.measure.clock import graphs_can_be_marked
-from scaling.measure.graph_marks import GraphMarks
+from scaling.measure.graph_marks import GraphMarks, uncollected
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
 from scaling.training.exchanges import Record
@@ -76,7 +76,7 @@ class CapturedStep:
         torch.cuda.synchronize()
         self._group.barrier()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             loss = self._step(self._inputs, self._targets, marks)
         torch.cuda.synchronize()
         self._group.barrier()

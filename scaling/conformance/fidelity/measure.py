@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,7 +55,7 @@ def make_sheet(aggregator: Aggregator[Any]) -> Sheet:
     _, gradients = recorded_gradients()
     expected_first, expected_total = _expected(gradients, aggregator.own_momentum())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    metered, encode_s, decode_s = _timed(aggregator, device)
+    metered, (encode_s, decode_s), host_s = _timed(aggregator, device)
     ranks, itemsize = range(WORLD_SIZE), torch.float32.itemsize
     stated = [aggregator.wire_bytes(LARGE, WORLD_SIZE, rank, itemsize) for rank in ranks]
     size = itemsize * LARGE.num_elements
@@ -70,6 +71,7 @@ def make_sheet(aggregator: Aggregator[Any]) -> Sheet:
         exact_bytes=all_reduce_bytes([size], WORLD_SIZE),
         encode_s=encode_s,
         decode_s=decode_s,
+        host_us_per_bucket=1e6 * host_s,
         gradient_bytes=size,
         measured_on=_name_of(device),
     )
@@ -117,10 +119,11 @@ def _cosine(result: Tensor, expected: Tensor) -> float | None:
     return float(result @ expected) / norms if norms else None
 
 
-def _timed(aggregator: Aggregator[Any], device: torch.device) -> tuple[list[int], float, float]:
-    """Each rank's metered bytes of a step over `LARGE`; seconds of encoding and of decoding on rank 0."""
+def _timed(aggregator: Aggregator[Any], device: torch.device) -> tuple[list[int], tuple[float, float], float]:
+    """Each rank's metered bytes of a step over `LARGE`; rank 0's seconds of encoding, of decoding, and of the
+    host in both."""
 
-    def work(group: Group) -> tuple[int, list[dict[str, float]]]:
+    def work(group: Group) -> tuple[int, list[_PhaseSeconds]]:
         generator = torch.Generator().manual_seed(group.rank)
         gradient = torch.randn(LARGE.num_elements, generator=generator).to(device)
         state = aggregator.start(LARGE, group, torch.float32, device)
@@ -130,29 +133,35 @@ def _timed(aggregator: Aggregator[Any], device: torch.device) -> tuple[list[int]
             phases = _PhaseSeconds(device)
             aggregator.aggregate(state, gradient.clone(), phases)
             group.barrier()
-            steps.append(phases.seconds)
+            steps.append(phases)
         return group.meter.bytes_sent, steps[1:]  # without the first, in which libraries set themselves up
 
     ranks = run_in_process(WORLD_SIZE, work)
-    first_rank_steps = ranks[0][1]
+    steps = ranks[0][1]
     encode_s, decode_s = (
-        statistics.median(step.get(name, 0.0) for step in first_rank_steps) for name in ("encode", "decode")
+        statistics.median(step.seconds.get(name, 0.0) for step in steps) for name in ("encode", "decode")
     )
-    return [sent for sent, _ in ranks], encode_s, decode_s
+    return [sent for sent, _ in ranks], (encode_s, decode_s), statistics.median(step.host_s for step in steps)
 
 
 class _PhaseSeconds:
-    """A phase marker that adds up the seconds of each phase; waits for the device at its ends."""
+    """A phase marker that adds up the seconds of each phase; waits for the device at its ends.
+
+    Attributes:
+        host_s: how long encoding and decoding kept the host, which does not wait for the device in them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._clock = clock_for(device)
         self.seconds: dict[str, float] = {}
+        self.host_s = 0.0
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         self._clock.settle()
-        start = self._clock.mark()
+        start, host_start = self._clock.mark(), time.perf_counter()
         yield
+        self.host_s += time.perf_counter() - host_start if name != "communicate" else 0.0
         stop = self._clock.mark()
         self._clock.settle()
         self.seconds[name] = self.seconds.get(name, 0.0) + self._clock.seconds(start, stop)
