@@ -190,7 +190,8 @@ def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> 
     if not seconds or not runs:
         raise ScalingError(f"{folder.path} has no times of iterations or transfers to watch")
     started = min(str(record.launch.get("started_at") or "") for record in runs)
-    hosts = sorted({str(host) for record in runs if (host := record.launch.get("host"))})
+    named = [record.launch.get("nodes") or [record.launch.get("host")] for record in runs]
+    hosts = sorted({str(host) for of_run in named for host in of_run if host})
     return Campaign(name, started, seconds, tuple(hosts), commit, samples_digest(folder))
 
 

@@ -11,6 +11,7 @@ what the report reads. All its keys are always there; a value that is not known 
 | energy_per_sample_j | the same divided by the samples that this rank trained on in the window |
 | mean_power_w | energy_j / window_s |
 | power_after_w | as the driver gives it at the later reading; known for short windows too |
+| power_limit_w | the power cap in force at the later reading |
 | sm_clock_before_hz, sm_clock_after_hz | of the processors; the GPU may have been idle before |
 | sm_clock_max_hz | the most that this GPU can |
 | memory_clock_before_hz, memory_clock_after_hz | of its memory |
@@ -69,6 +70,7 @@ class Reading:
         at_s: time.perf_counter when the energy was read.
         energy_j: taken since the driver was loaded; moves in steps.
         power_w: as the driver averages it, over up to a second.
+        power_limit_w: the power cap in force.
         sm_clock_hz, sm_clock_max_hz, memory_clock_hz: now, the most it can, now.
         temperature_c: of the GPU, degrees Celsius.
         throttle_reasons: what holds its clocks down now (`THROTTLE_REASONS`); empty: nothing.
@@ -82,6 +84,7 @@ class Reading:
     at_s: float
     energy_j: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
     sm_clock_hz: float | None = None
     sm_clock_max_hz: float | None = None
     memory_clock_hz: float | None = None
@@ -116,6 +119,7 @@ class GpuReader:
             at_s=at_s,
             energy_j=_scaled(energy, 1e-3),
             power_w=_scaled(self._of_gpu("nvmlDeviceGetPowerUsage"), 1e-3),
+            power_limit_w=_scaled(self._of_gpu("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
             sm_clock_hz=_scaled(self._of_gpu("nvmlDeviceGetClockInfo", CLOCK_SM), 1e6),
             sm_clock_max_hz=_scaled(self._of_gpu("nvmlDeviceGetMaxClockInfo", CLOCK_SM), 1e6),
             memory_clock_hz=_scaled(self._of_gpu("nvmlDeviceGetClockInfo", CLOCK_MEMORY), 1e6),
@@ -213,6 +217,7 @@ def summary(before: Reading, after: Reading, num_samples: int) -> dict[str, Any]
         "energy_per_sample_j": energy_j / num_samples if energy_j is not None and num_samples else None,
         "mean_power_w": None if energy_j is None else energy_j / window_s,
         "power_after_w": after.power_w,
+        "power_limit_w": after.power_limit_w,
         "sm_clock_before_hz": before.sm_clock_hz,
         "sm_clock_after_hz": after.sm_clock_hz,
         "sm_clock_max_hz": after.sm_clock_max_hz,

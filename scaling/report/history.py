@@ -11,8 +11,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from scaling.analysis.environments import environment_differences
 from scaling.analysis.history import COMMON, LEARNED, POWER_LIMIT, Watch, slow_ranks
+from scaling.analysis.machine_changes import machine_changes
 from scaling.report.figures.style import BEST, BOUND, OTHER, SETTINGS
 from scaling.report.figures.svg import compact, for_page, page_styles
 from scaling.report.text import TEMPLATES, environment
@@ -69,11 +69,11 @@ def _alarm(watch: Watch, folder: HistoryFolder) -> list[str]:
     if watch.others and change.stream != COMMON:
         lines.append(f"Certain by itself: {_listed(watch.others)}.")
     before, after = (folder.folder(names[at]) for at in (max(change.earliest - 1, 0), change.latest))
-    differing = [key.line() for key in environment_differences(before, after)]
+    differing = machine_changes(before, after)
     lines.append(
         f"Changed with it: {_listed(differing, '; ')}."
         if differing
-        else "Nothing that is recorded changed with it (driver, versions, settings, governors)."
+        else "Nothing that is recorded changed with it (versions, settings, links, clocks, power cap, load)."
     )
     commits = watch.campaigns[max(change.earliest - 1, 0)].commit, watch.campaigns[change.latest].commit
     if commits[0] and commits[1] and commits[0] != commits[1]:

@@ -66,10 +66,19 @@ def _archived_files(archive: Archive) -> Iterator[tuple[str, bytes]]:
     for (cell_id, repeat), record in archive.records.items():
         yield f"runs/{cell_id}/{repeat}/run.json", record_text(record).encode()
     for file in archive.files:
-        try:
-            yield file.name, "".join(archive.lines(file)).encode(errors="surrogateescape")
-        except UnicodeEncodeError as error:
-            raise StoreError(f"{archive.path} is damaged: {file.name}: {error}; {MEND_ARCHIVE}") from None
+        yield file.name, file_content(archive, file)
+
+
+def file_content(archive: Archive, file: RankFile) -> bytes:
+    """What a rank's file held.
+
+    Raises:
+        StoreError: the table is damaged.
+    """
+    try:
+        return "".join(archive.lines(file)).encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise StoreError(f"{archive.path} is damaged: {file.name}: {error}; {MEND_ARCHIVE}") from None
 
 
 # -- from one form to the other ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from scaling.errors import StoreError
 from scaling.files.documents import from_json
+from scaling.store.archive import Archive, opened
+from scaling.store.archiving import content_of, file_content
 from scaling.store.files import (
     append_whole,
     as_json,
@@ -151,10 +153,23 @@ class HistoryFolder:
 
 
 def samples_digest(folder: ResultsFolder) -> str:
-    """Of all raw samples of a results folder, with the cells and repeats that they are of."""
-    digest = hashlib.sha256()
+    """Of all raw samples of a results folder, archived or not, with their cells and repeats."""
+    digest, archive = hashlib.sha256(), opened(folder.path, None)
     for record in folder.runs():
-        for path in sample_files(folder.path / "runs" / record.cell_id / str(record.repeat)):
-            digest.update(f"{record.cell_id}/{record.repeat}/{path.name}\n".encode())
-            digest.update(path.read_bytes())
+        for name, content in _samples(folder, archive, record.cell_id, record.repeat):
+            digest.update(f"{record.cell_id}/{record.repeat}/{name}\n".encode())
+            digest.update(content)
     return digest.hexdigest()
+
+
+def _samples(
+    folder: ResultsFolder, archive: Archive | None, cell_id: str, repeat: int
+) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of a run's files of samples, by rank."""
+    if archive is None:
+        for path in sample_files(folder.path / "runs" / cell_id / str(repeat)):
+            yield path.name.removesuffix(".gz"), content_of(path)
+        return
+    for file in sorted(archive.files):
+        if (file.cell_id, file.repeat, file.attempt) == (cell_id, repeat, 0):
+            yield f"rank{file.rank}.jsonl", file_content(archive, file)

@@ -158,6 +158,7 @@ class LaunchModel(OpenModel):
     mpi: str | None = None
     horovod: str | None = None
     num_nodes: Size | None = None
+    nodes: list[str] | None = None
     workers_per_gpu: Size | None = None
     position: Count | None = None
     code_changes: Count | None = None
@@ -175,6 +176,7 @@ class GpuModel(OpenModel):
     energy_per_sample_j: Seconds | None = None
     mean_power_w: Finite | None = None
     power_after_w: Finite | None = None
+    power_limit_w: Finite | None = None
     sm_clock_before_hz: Seconds | None = None
     sm_clock_after_hz: Seconds | None = None
     sm_clock_max_hz: Positive | None = None

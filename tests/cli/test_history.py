@@ -5,6 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from scaling.store.history import Campaign, HistoryFolder
 from tests.made_studies import StudyFolder
 from tests.ranks import RANKS_PATH, kept_zygote
 
+ROOT = Path(__file__).parents[2]
 SLOW_FROM, COUNT = 12, 16
 
 
@@ -193,3 +195,11 @@ def test_bisect_names_the_slow_commit_of_a_repository(tmp_path, monkeypatch):
     ended = subprocess.run([*command, "--bisect"], check=False, capture_output=True, text=True)
     assert ended.returncode == 3, ended.stderr
     assert f"first slow commit: {slow[:7]} it waits" in ended.stdout
+
+
+def test_the_committed_history_names_the_campaign_from_which_a_core_was_busy(tmp_path):
+    shutil.copytree(ROOT / "benchmarks/results/history-cpu", tmp_path / "h")
+    code, said = said_by(tmp_path / "h", "--no-run")
+    assert code == 3
+    assert "since 0013" in said
+    assert "workers wait for a core (other programs): 1% against 41%" in said

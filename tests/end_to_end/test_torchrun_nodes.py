@@ -1,5 +1,6 @@
 """torchrun by hand on two nodes: the cells and bits of one; told to stop, it leaves its run planned."""
 
+import platform
 import signal
 import socket
 import subprocess
@@ -69,6 +70,7 @@ def test_two_nodes_give_what_one_gives(scaling):
     assert {(r.state, r.launch["launcher"], r.launch["num_nodes"]) for r in scaling.results().runs()} == {
         ("done", "torchrun", 2)
     }
+    assert {tuple(r.launch["nodes"]) for r in scaling.results().runs()} == {(platform.node(),)}
     assert {(r.state, r.launch["num_nodes"]) for r in one_node.runs()} == {("done", 1)}
     assert losses(scaling.results()) == losses(one_node)
 

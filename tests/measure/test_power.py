@@ -13,6 +13,7 @@ from scaling.measure.power import GpuReader, Reading, open_device, summary
 QUERIES = {
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
     "nvmlDeviceGetPowerUsage": lambda gpu: 350_500,
+    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: 700_000,
     "nvmlDeviceGetClockInfo": lambda gpu, clock: {1: 1800, 2: 3201}[clock],
     "nvmlDeviceGetMaxClockInfo": lambda gpu, clock: {1: 1980}[clock],
     "nvmlDeviceGetTemperature": lambda gpu, sensor: {0: 41}[sensor],
@@ -26,6 +27,7 @@ QUERIES = {
 FIELD_OF = {
     "nvmlDeviceGetTotalEnergyConsumption": "energy_j",
     "nvmlDeviceGetPowerUsage": "power_w",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
     "nvmlDeviceGetMaxClockInfo": "sm_clock_max_hz",
     "nvmlDeviceGetTemperature": "temperature_c",
     "nvmlDeviceGetCurrentClocksEventReasons": "throttle_reasons",

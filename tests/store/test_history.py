@@ -80,6 +80,12 @@ def test_samples_that_were_edited_are_refused(history):
         history.campaigns()
 
 
+def test_an_archived_campaign_is_the_same(history):
+    before = history.campaigns()
+    history.folder("0002").archive(unfinished=True)
+    assert history.campaigns() == before
+
+
 def test_accepted_is_kept(history):
     assert history.accepted() is None
     history.accept("0002")

@@ -146,13 +146,14 @@ def run_launch(
         return usage_error(str(error))
     runner, any_failed = CellRunner(device, heartbeat), False
     times = LaunchTimes(folder, launch) if info.rank == 0 else None
+    started_by = _started_by(workers, launch, libraries)
     for position, cell in enumerate(launch.cells):
         say(info, f"[{position + 1}/{len(launch.cells)}] {cell.describe()}")
         heartbeat.cell(cell.describe())
         heartbeat.phase("the start")
         record = folder.run(cell.id, launch.repeat)
         if info.rank == 0:
-            folder.start_run(record, {**_started_by(info, launch, libraries), "position": position})
+            folder.start_run(record, {**started_by, "position": position})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
         is_checked = info.rank == 0 and checked_by_command(folder, record, os.environ)
         record, is_checked = workers.share((record, is_checked))
@@ -181,9 +182,10 @@ def run_launch(
     return 1 if any_failed else 0
 
 
-def _started_by(info: RankInfo, launch: Launch, libraries: LaunchLibraries) -> dict[str, Any]:
-    """What is recorded of a run with its cell: by what and where it was started."""
-    workers_per_gpu = launch.settings.workers_per_gpu
+def _started_by(workers: Workers, launch: Launch, libraries: LaunchLibraries) -> dict[str, Any]:
+    """What is recorded of a run with its cell: by what and where it was started. Collective."""
+    workers_per_gpu, info = launch.settings.workers_per_gpu, workers.info
+    nodes = sorted(set(workers.gather(platform.node()))) if num_nodes(info) > 1 else None
     return {
         "launcher": info.launcher,
         "host": platform.node(),
@@ -192,6 +194,7 @@ def _started_by(info: RankInfo, launch: Launch, libraries: LaunchLibraries) -> d
         **libraries.record(),
         **({} if workers_per_gpu is None else {"workers_per_gpu": workers_per_gpu}),
         "num_nodes": num_nodes(info),
+        **({} if nodes is None else {"nodes": nodes}),
     }
 
 
