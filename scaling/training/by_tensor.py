@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,10 +56,13 @@ class ByTensorStep(EagerStep):
         gradients: GradientSettings = AS_THEY_ARE,
     ) -> None:
         super().__init__(replica, aggregator, settings, group, gradients)
-        self._stream = side_stream(replica.trainable[0].device)
+        device = replica.trainable[0].device
+        self._stream = side_stream(device)
         by_host = aggregator.update_site in HOST_SITES
         threaded = by_host or self._stream is None
-        self._thread = ThreadPoolExecutor(1, "exchange") if threaded else None
+        # A thread begins on GPU 0, where every rank would open a context of half a GB.
+        on_own = partial(torch.cuda.set_device, device) if self._stream is not None else None
+        self._thread = ThreadPoolExecutor(1, "exchange", on_own) if threaded else None
         self._begun: list[Future[None]] = []
         self._waiting: set[int] = set()  # tensors whose exchange has not begun
         self._means: list[Tensor | None] = [None] * len(self._parts)
