@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from scaling.analysis.candidates import ACCURACY, ENERGY, HOURS, MEMORY, NO_EXCHANGE, Candidate
+from scaling.analysis.candidates import ENERGY, HOURS, MEMORY, NO_EXCHANGE, Candidate
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
 
@@ -47,22 +47,15 @@ def seconds_a_sample(candidate: Candidate) -> float:
 
 
 def trade_off(objective: str, candidates: Sequence[Candidate]) -> Finding | None:
-    """The front of an objective and of time; None where one setting is the best in both.
-
-    Of trainings to a target: the seconds of all their epochs, and the error after them.
-    """
-    if objective in AGAINST_TIME:
-        found = front(candidates, lambda one: one.value, seconds_a_sample, TIE_RATIO)
-    elif objective == ACCURACY:
-        known = [one for one in candidates if one.row["train_s"] and one.row["final_test_accuracy"]]
-        found = front(known, lambda one: one.row["train_s"], lambda one: 1 - one.row["final_test_accuracy"])
-    else:
+    """The front of an objective and of the time of a step; None where one setting is the best in both."""
+    if objective not in AGAINST_TIME:
         return None
+    found = front(candidates, lambda one: one.value, seconds_a_sample, TIE_RATIO)
     if len(found) < 2:
         return None
-    names = ("iteration_s", "global_batch", "train_s", "final_test_accuracy")
+    names = ("iteration_s", "global_batch")
     points: list[dict[str, Any]] = [
-        {**one.values(), "further": _differing(one, found), **{name: one.row[name] for name in names}}
+        {**one.values(), "further": _differing(one, candidates), **{name: one.row[name] for name in names}}
         for one in found
     ]
     values = {

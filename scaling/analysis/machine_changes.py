@@ -23,11 +23,14 @@ def machine_changes(before: ResultsFolder, after: ResultsFolder) -> list[str]:
     Versions, settings and hardware; link widths; the topology; power caps and clocks of the GPUs; the load.
     """
     lines = [key.line() for key in environment_differences(before, after)]
-    facts = [dict(_facts(folder)) for folder in (before, after)]
-    for name in facts[0]:
-        here, there = (each.get(name) for each in facts)
-        if here != there and None not in (here, there):
-            lines.append(f"{name}: {here} against {there}")
+    facts = [_facts(folder) for folder in (before, after)]
+    for old, new in zip(*facts, strict=True):
+        if old and new:  # else one of them did not record it
+            lines += [
+                f"{name}: {old.get(name, 'none')} against {new.get(name, 'none')}"
+                for name in {**old, **new}
+                if old.get(name) != new.get(name)
+            ]
     clocks = [_median(folder, "gpu", _clock_hz) for folder in (before, after)]
     if None not in clocks and not CLOCK_RATIO < clocks[1] / clocks[0] < 1 / CLOCK_RATIO:
         lines.append(f"GPU clock under load: {clocks[0] / 1e6:.0f} against {clocks[1] / 1e6:.0f} MHz")
@@ -37,18 +40,22 @@ def machine_changes(before: ResultsFolder, after: ResultsFolder) -> list[str]:
     return lines
 
 
-def _facts(folder: ResultsFolder) -> Iterator[tuple[str, Any]]:
-    """What should be the same in every campaign."""
+def _facts(folder: ResultsFolder) -> list[dict[str, str]]:
+    """What should be the same in every campaign: PCIe links, all links, power caps; {} where not recorded."""
     environment = folder.environment() if (folder.path / "environment.json").exists() else {}
-    for number, gpu in enumerate(environment.get("gpu_subset") or []):
-        yield f"PCIe width of GPU {number}", gpu.get("pcie_current_width")
-        yield f"PCIe generation of GPU {number}", gpu.get("pcie_generation")
-    topology = from_yaml(folder.topology_text() or "") or {}
-    for link in topology.get("links") or ():
-        yield f"link {'-'.join(link['between'])}", f"{link.get('count', 1)} x {link['type']}"
+    pcie = {
+        f"PCIe {what} of GPU {number}": str(gpu[key])
+        for number, gpu in enumerate(environment.get("gpu_subset") or [])
+        for what, key in (("width", "pcie_current_width"), ("generation", "pcie_generation"))
+        if gpu.get(key) is not None
+    }
+    links: dict[str, str] = {}
+    for link in (from_yaml(folder.topology_text() or "") or {}).get("links") or ():
+        name, text = f"link {'-'.join(link['between'])}", f"{link.get('count', 1)} x {link['type']}"
+        links[name] = f"{links[name]} and {text}" if name in links else text
     limits = {float(gpu["power_limit_w"]) for gpu in _recorded(folder, "gpu") if gpu.get("power_limit_w")}
-    if limits:
-        yield "power cap", ", ".join(f"{watts:.0f} W" for watts in sorted(limits))
+    caps = {"power cap": ", ".join(f"{watts:.0f} W" for watts in sorted(limits))} if limits else {}
+    return [pcie, links, caps]
 
 
 def _recorded(folder: ResultsFolder, what: str) -> Iterator[Mapping[str, Any]]:

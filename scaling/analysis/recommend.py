@@ -184,13 +184,16 @@ class Recommendation:
         shown = [self.choice, *(rival.candidate for rival in self.rivals)]
         return Finding("recommendation", tuple(candidate.cell_id for candidate in shown), values)
 
-    def _as_small(self, choice: Choice) -> list[str] | None:
-        """Others that are shown to be the same, of which time chose: without what makes no difference."""
+    def _as_small(self, choice: Choice) -> list[dict[str, Any]] | None:
+        """Others that are shown to be the same, of which time chose, each with its shortest step."""
         is_same = self.state == "tie" and all(rival.is_same for rival in self.rivals)
         if self.objective not in AGAINST_TIME or not is_same:
             return None
-        names = dict.fromkeys(rival.candidate.parts[0] for rival in self.rivals)
-        return [name for name in names if name != choice.parts[0]]
+        shortest: dict[str, float] = {}
+        for rival in self.rivals:
+            name, step_s = rival.candidate.parts[0], rival.candidate.row["iteration_s"]
+            shortest[name] = min(step_s, shortest.get(name, step_s))
+        return [{"name": name, "s": step_s} for name, step_s in shortest.items() if name != choice.parts[0]]
 
 
 def recommend(

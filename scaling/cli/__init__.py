@@ -120,9 +120,10 @@ OLD_OPTIONS = {
 def _with_new_names(words: list[str]) -> list[str]:
     """The words of a command, with verbs and options that were renamed under their new names."""
     if words[:1] == ["watch"]:
-        note("warning: watch is now called status --watch; the old name goes with the next version")
-        words = ["status", *words[1:], "--watch"]
-        return [word for word in words if word != "--once"][: -1 if "--once" in words else None]
+        once = "--once" in words
+        now = "status (exit code 0 also where runs failed)" if once else "status --watch"
+        note(f"warning: watch is now called {now}; the old name goes with the next version")
+        return ["status", *(word for word in words[1:] if word != "--once"), *([] if once else ["--watch"])]
     verb = next((word for word in words if word in OLD_OPTIONS), None)
     if verb is None:
         return words

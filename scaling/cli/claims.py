@@ -18,15 +18,24 @@ def claims(
 ) -> None:
     """Check what papers claim by results or a simulation, and say under which assumption it holds."""
     from scaling.store.files import write_whole
-    from scaling.study.claims import checked, markdown, read_claims
+    from scaling.study.claims import check_all, markdown, read_claims
 
     read = {path: read_claims(path) for path in files}
-    page = markdown(read)
+    found = check_all(read)
+    page = markdown(read, found)
     if out is not None:
         note(f"page: {write_whole(out, page.encode())}")
     if as_json:
-        found = [checked(claim, path.parent) for path, file in read.items() for claim in file.claims]
-        rows = [{"id": one.claim.id, "verdict": one.verdict, "assumption": one.assumption} for one in found]
+        rows = [
+            {
+                "id": one.claim.id,
+                "verdict": one.verdict,
+                "assumption": one.assumption,
+                "found": {name: [text for text, _ in values] for name, values in one.found.items()},
+            }
+            for claims in found.values()
+            for one in claims
+        ]
         typer.echo(json.dumps(rows, indent=2))
     else:
         typer.echo(page, nl=False)

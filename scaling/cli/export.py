@@ -75,10 +75,13 @@ def export(
         wanted = {row["cell_id"] for row in choose(to_rows(study.table), cell)}
         cells = [cell for cell in cells if cell.cell_id in wanted]
     if out is not None:
-        for path, content in event_files(cells):
+        files = dict(event_files(cells))
+        if not files:
+            raise ScalingError(f"{directory} has no steps or epochs to export")
+        for path, content in files.items():
             (out / path).parent.mkdir(parents=True, exist_ok=True)
             (out / path).write_bytes(content)
-        typer.echo(f"`tensorboard --logdir {out}` shows them", err=True)
+        typer.echo(f"{len(files)} runs: `tensorboard --logdir {out}` shows them", err=True)
         return
     end = "\r\n" if format_ == "csv" else "\n"
     try:

@@ -285,11 +285,11 @@ class Predictor:
         if turns <= 1:
             return computed
         notes.append(f"more threads than cores: computation taken {turns:.3g} times as long")
-        return Computed(
-            computed.step_s.times(turns),
-            computed.update_s * turns,
-            computed.backward_s * turns,
-            computed.notes,
+        return replace(
+            computed,
+            step_s=computed.step_s.times(turns),
+            update_s=computed.update_s * turns,
+            backward_s=computed.backward_s * turns,
         )
 
     def _sum(

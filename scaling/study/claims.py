@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
@@ -28,8 +28,9 @@ from scaling.study.predicting import layouts_of_model
 from topologies.schema import load
 
 LEGEND = (
-    "Made by `scaling claims`; [how, and how to add a paper](../how-to/check-claims.md). A number that is "
-    "not as claimed has a ✗. Before numbers stands what they assume: a machine file is a simulation on it."
+    "Made by `scaling claims`; [how, and how to add a paper](../how-to/check-claims.md). Behind a number "
+    "stands what the claim allows, as we read its words; one that is not as claimed has a ✗. Before numbers "
+    "stands what they assume: a machine file is a simulation on it."
 )
 
 Verdict = Literal["holds", "holds under an assumption", "does not hold here", "not testable"]
@@ -72,6 +73,14 @@ class Check(Strict):
     assuming: str = ""
     text: str = ""
     """What the value is, before it."""
+
+    @model_validator(mode="after")
+    def _can_fail(self) -> Check:
+        if self.least is None and self.most is None:
+            raise ValueError("needs least or most: without a bound it always holds")
+        if self.gain and self.over is None:
+            raise ValueError("gain is what `of` saves of `over`: name that too")
+        return self
 
 
 class Claim(Strict):
@@ -128,14 +137,13 @@ def checked(claim: Claim, folder: Path) -> Checked:
     """A claim's verdict; results folders are relative to `folder`.
 
     Raises:
-        StudyError: a check names no cell, or several.
+        StudyError: a check names no cell that has its column as a number.
     """
     found: dict[str, list[tuple[str, bool]]] = {}
     for check in claim.checks:
         value = _value(check, folder)
-        shown = f"{value:.1%}" if check.gain else f"{value:.3g}"
         least, most = (bound if bound is not None else end for bound, end in _ends(check))
-        text = f"{check.text} {shown}".strip()
+        text = f"{check.text} {_shown(value, check)} ({_range(check)})".strip()
         found.setdefault(_assumption(check), []).append((text, least <= value <= most))
     holding = [name for name, values in found.items() if all(holds for _, holds in values)]
     if not found:
@@ -145,6 +153,18 @@ def checked(claim: Claim, folder: Path) -> Checked:
     if holding:
         return Checked(claim, "holds under an assumption", "; or ".join(holding), found)
     return Checked(claim, "does not hold here", "", found)
+
+
+def _shown(value: float, check: Check) -> str:
+    return f"{value:.3g}" if not check.gain else f"{value:.1%}"
+
+
+def _range(check: Check) -> str:
+    """What the claim allows."""
+    least, most = (bound if bound is None else _shown(bound, check) for bound in (check.least, check.most))
+    if least is None or most is None:
+        return f"at least {least}" if most is None else f"at most {most}"
+    return f"{least} to {most}"
 
 
 def _ends(check: Check) -> list[tuple[float | None, float]]:
@@ -203,9 +223,13 @@ def simulated_s(at: Simulated) -> float:
     return at.computation_s / at.workers + exchange.seconds
 
 
-def markdown(files: Mapping[Path, ClaimsFile]) -> str:
+def check_all(files: Mapping[Path, ClaimsFile]) -> dict[Path, list[Checked]]:
+    """Each file's claims with their verdicts."""
+    return {path: [checked(claim, path.parent) for claim in file.claims] for path, file in files.items()}
+
+
+def markdown(files: Mapping[Path, ClaimsFile], found: Mapping[Path, Sequence[Checked]]) -> str:
     """A page: how many claims hold, and a table a source."""
-    found = {path: [checked(claim, path.parent) for claim in file.claims] for path, file in files.items()}
     counts = count_text([one for claims in found.values() for one in claims])
     lines = ["# What others said, and what is true here", "", counts, "", LEGEND, ""]
     for path, file in files.items():

@@ -67,7 +67,8 @@ class ByTensorStep(EagerStep):
         self._waiting: set[int] = set()  # tensors whose exchange has not begun
         self._means: list[Tensor | None] = [None] * len(self._parts)
         self._marks: Marks = UNMARKED
-        self._is_last = self._has_failed = False
+        self._is_last = False
+        self._failure: BaseException | None = None
         ready = weakref.WeakMethod(self._ready)  # a parameter outlives the step
         for number, parameter in enumerate(replica.trainable):
             register: Any = parameter.register_post_accumulate_grad_hook
@@ -79,16 +80,23 @@ class ByTensorStep(EagerStep):
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward; backward with exchange and update under it; see `Step`."""
+        if self._failure is not None:
+            raise self._failure  # the other ranks still wait for what failed
         self._marks = marks
         self._waiting = set(range(len(self._parts)))
-        loss = take_passes(
-            self.replica, inputs, targets, marks, self.treatment.scaled, around=self._last_only
-        )
-        for number in sorted(self._waiting):  # the loss does not depend on these
-            self._begin(number)
-        begun, self._begun = self._begun, []
-        for exchange in begun:
-            exchange.result()
+        try:
+            loss = take_passes(
+                self.replica, inputs, targets, marks, self.treatment.scaled, around=self._last_only
+            )
+            for number in sorted(self._waiting):  # the loss does not depend on these
+                self._begin(number)
+            for exchange in self._begun:
+                exchange.result()
+        except BaseException as failure:
+            self._failure = self._failure or failure  # nothing that is queued begins
+            raise
+        finally:
+            self._begun = []
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
         if self.treatment.waits_for_all:
@@ -119,14 +127,14 @@ class ByTensorStep(EagerStep):
 
     def _unless_failed(self, number: int, wait: Callable[[], None] | None) -> None:
         """In the thread. After a failure nothing is run: the other ranks still wait for what failed."""
-        if self._has_failed:
+        if self._failure is not None:
             return
         try:
             if wait is not None:
                 wait()
             self._bring_one(number)
-        except BaseException:
-            self._has_failed = True
+        except BaseException as failure:
+            self._failure = failure
             raise
 
     @torch.no_grad()

@@ -5,14 +5,14 @@ import pytest
 from scaling.analysis.machine_changes import machine_changes
 from tests.made_studies import StudyFolder, iteration
 
-LINKS = "links:\n- {type: nvlink, between: [gpu0, gpu1], count: %d}\n"
-
 
 def campaign(path, *, width=16, count=18, cap_w=700.0, clock_hz=1980e6, queued_s=0.01, torch="2.11"):
     made = StudyFolder(path)
     subset = [{"name": "X", "pcie_generation": 5, "pcie_current_width": width}]
     made.folder.write_environment({"versions": {"torch": torch}, "gpus": [], "gpu_subset": subset})
-    (path / "topology.yaml").write_text(LINKS % count)
+    links = [{"type": "pcie", "between": ["cpu0", "gpu0"]}]
+    links += [{"type": "nvlink", "between": ["gpu0", "gpu1"], "count": count}] * (count > 0)
+    made.folder.write_topology({"links": links})
     gpu = {"power_limit_w": cap_w, "sm_clock_after_hz": clock_hz}
     host = {"window_s": 1.0, "queued_s": queued_s}
     made.add([[[iteration(0, 0.1)]] * 2], summary={"gpu": [gpu] * 2, "host": [host] * 2}, world_size=2)
@@ -24,6 +24,7 @@ def campaign(path, *, width=16, count=18, cap_w=700.0, clock_hz=1980e6, queued_s
     [
         ({"width": 8}, "PCIe width of GPU 0: 16 against 8"),
         ({"count": 9}, "link gpu0-gpu1: 18 x nvlink against 9 x nvlink"),
+        ({"count": 0}, "link gpu0-gpu1: 18 x nvlink against none"),
         ({"cap_w": 500.0}, "power cap: 700 W against 500 W"),
         ({"clock_hz": 1500e6}, "GPU clock under load: 1980 against 1500 MHz"),
         ({"queued_s": 0.41}, "workers wait for a core (other programs): 1% against 41%"),

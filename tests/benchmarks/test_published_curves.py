@@ -10,6 +10,7 @@ import yaml
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DOCUMENT = yaml.safe_load((BENCHMARKS / "published_curves" / "curves.yaml").read_text(encoding="utf-8"))
 CURVES = {curve["name"]: curve for curve in DOCUMENT["curves"]}
+QUICK = ("ResNet-50, PyTorch DDP", "ResNet-50, Caffe2", "Llama 3.1 8B, FSDP")
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ def test_every_value_is_committed_and_no_curve_predicts_what_it_knows(committed)
     assert all(curve["source"] for curve in CURVES.values())
 
 
-@pytest.mark.parametrize("name", ["ResNet-50, PyTorch DDP", "ResNet-50, Caffe2", "Llama 3.1 8B, FSDP"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.quality] * (name not in QUICK)) for name in CURVES]
+)
 def test_committed_values_are_what_is_predicted_today(published_curves, committed, name):
     rows = list(published_curves.compared(CURVES[name]))
     known = {int(row["gpus"]): row for row in committed if row["curve"] == name}

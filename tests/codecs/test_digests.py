@@ -1,4 +1,5 @@
-"""What every lossy aggregator makes of seeded gradients has the recorded bits, on the CPU and on a GPU.
+"""What lossy aggregators make of seeded gradients has the recorded bits, on the CPU and on a GPU: all
+that run in threads and are lossy from their first step.
 
 Gradients are multiples of 1/8, so that sums are exact in any order and on any processor. `python
 tests/codecs/test_digests.py [cuda]` prints what belongs into digests.json.

@@ -25,6 +25,7 @@ def sheet_with(**changed):
         "first_error_ratio": 0.5, "first_cosine": 0.9, "sum_error_ratio": 0.1, "replicas_agree": True,
         "replicas_off_by": 0.0, "formula_bytes": 1000, "metered_bytes": 1000, "exact_bytes": 31_000,
         "encode_s": 0.002, "decode_s": 0.001, "gradient_bytes": 20_000, "measured_on": "a machine",
+        "host_us_per_bucket": 3000.0,
     }  # fmt: skip
     return Sheet(**{**values, **changed})
 

@@ -221,12 +221,29 @@ def test_failure_of_an_exchange_is_raised_and_nothing_is_exchanged_after_it(monk
     def work(group):
         step = by_tensor(group, "mxnet_local")
         monkeypatch.setattr(mxnet, "sum_in_passes", fail)
-        step(*batches(group)[0])
+        for _ in range(2):  # no later step trains as if nothing had been
+            with pytest.raises(KeyError, match="planted"):
+                step(*batches(group)[0])
 
-    with pytest.raises(KeyError, match="planted"):
-        run_in_process(1, work)
+    run_in_process(1, work)
     assert len(calls) == 1
     assert calls[0] is not threading.main_thread()
+
+
+def test_an_error_in_the_backward_pass_leaves_no_exchange_behind():
+    def fail(_):
+        raise KeyError("planted")
+
+    def work(group):
+        step = by_tensor(group, "mxnet_local")
+        step.replica.trainable[1].register_hook(fail)  # one of the last gradients: others are on their way
+        with pytest.raises(KeyError, match="planted"):
+            step(*batches(group)[0])
+        assert step._begun == []
+        with pytest.raises(KeyError, match="planted"):
+            step(*batches(group)[0])
+
+    run_in_process(1, work)
 
 
 @pytest.mark.gpu

@@ -161,7 +161,7 @@ class _PhaseSeconds:
         self._clock.settle()
         start, host_start = self._clock.mark(), time.perf_counter()
         yield
-        self.host_s += time.perf_counter() - host_start if name != "communicate" else 0.0
+        self.host_s += time.perf_counter() - host_start if name in ("encode", "decode") else 0.0
         stop = self._clock.mark()
         self._clock.settle()
         self.seconds[name] = self.seconds.get(name, 0.0) + self._clock.seconds(start, stop)

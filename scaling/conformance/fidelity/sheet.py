@@ -24,7 +24,7 @@ class Sheet:
         exact_bytes: what `all_reduce` sends.
         encode_s, decode_s: of rank 0.
         host_us_per_bucket: how long both keep the host of rank 0, the gradient being one bucket; a hook that
-            is no CUDA graph holds the backward pass back so long. None in sheets from before.
+            is no CUDA graph holds the backward pass back so long.
         gradient_bytes: S, of the larger gradient.
         measured_on: the processor or GPU.
     """
@@ -41,7 +41,7 @@ class Sheet:
     decode_s: float
     gradient_bytes: int
     measured_on: str
-    host_us_per_bucket: float | None = None
+    host_us_per_bucket: float
 
     @property
     def encode_bytes_per_s(self) -> float | None:
@@ -82,7 +82,7 @@ class Sheet:
             f"sends {self.exact_bytes}, {ratio:.3g} times as much",
             f"rates      encode {_rate(self.encode_bytes_per_s)}, decode {_rate(self.decode_bytes_per_s)} "
             f"of a gradient of {self.gradient_bytes / 1e6:.3g} MB on {self.measured_on}; both keep the host "
-            f"for {self.host_us_per_bucket or 0.0:,.0f} us",
+            f"for {self.host_us_per_bucket:,.0f} us",
             f"break-even {_paying(self.break_even_bytes_per_s)}, by (2(n-1)/n S - W) / (E + D) with n = "
             f"{WORLD_SIZE}, S = {self.gradient_bytes / 1e6:.3g} MB, W = {self.metered_bytes / 1e6:.3g} MB, "
             f"E + D = {(self.encode_s + self.decode_s) * 1e3:.3g} ms; without latency and overlap",

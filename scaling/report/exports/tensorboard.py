@@ -20,8 +20,10 @@ POLYNOMIAL = 0x82F63B78
 
 
 def event_files(cells: Sequence[CellResult]) -> Iterator[tuple[str, bytes]]:
-    """The path below the log folder and the content of each done run's file."""
+    """The path below the log folder and the content of each file: of done runs with steps or epochs."""
     for cell in cells:
+        if not (cell.all_launches or cell.trainings):
+            continue
         runs = {run.repeat: run for run in cell.done}
         name = f"{cell.label('aggregator')}@{cell.cell['world_size']}-{cell.cell_id}".replace("/", "_")
         for launch in cell.all_launches:
