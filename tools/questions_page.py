@@ -25,28 +25,31 @@ QUESTIONS = {
     "Which bucket size?": "recommend {}buckets-2xh200",
     "DDP, ZeRO or FSDP?": "recommend {}sharded-2xh100 --objective memory",
     "Does compression pay?": "recommend {}headline-bf16-2xh100",
-    "Which batch and rate reach the accuracy soonest?": "recommend {}converge-resnet-4xh200 "
+    "Which learning rate reaches the accuracy soonest?": "recommend {}alexnet-rates-4xh200 "
     "--objective time-to-accuracy",
-    "Is my new driver slower?": "compare {}fcn-r-4xh200 {}mnist-4xh200",
+    "Is the new machine, or driver, slower?": "compare {}fcn-r-4xh200 {}mnist-4xh200",
     "What would 8 GPUs give?": "predict {}fcn-r-4xh200/study.yaml aggregators=[all_reduce] peer_access=true "
     "--topology hgx-h200 --world-sizes 8 --from {}fcn-r-4xh200",
-    "PCIe or NVLink?": "recommend {}fcn-r-4xh200",
+    "PCIe or NVLink?": "explain {}fcn-r-4xh200 all_reduce@4",
     "Is a rank slow?": "explain {}planted-faults-4xh200 slow_rank@4",
     "What is cheapest?": "recommend {}fcn-r-4xh200 --objective gpu-hours",
 }
 """Question -> command, {} for the folder of committed results."""
 
-BLOCKS = {"PCIe or NVLink?": 2, "What would 8 GPUs give?": 4}
+BLOCKS = {"Is the new machine, or driver, slower?": 4, "What would 8 GPUs give?": 11}
 """Lines of an answer that are shown, each with those that it goes on in; of others one."""
 
 
-GOES_ON = re.compile(r" {2,}(?!left out|next:|in:|Offsets|Trade-off)\S")
+GOES_ON = re.compile(r" {2,}(?!left out|in:|Offsets|Trade-off)\S")
 
 
 def answer_of(words: list[str], blocks: int) -> list[str]:
     """What a command prints first."""
     shown: list[str] = []
-    for line in CliRunner().invoke(app, words).stdout.splitlines():
+    ended = CliRunner().invoke(app, words)
+    if ended.exit_code or not ended.stdout.strip():
+        raise SystemExit(f"scaling {shlex.join(words)} gave no answer: {ended.exception or ended.stderr}")
+    for line in ended.stdout.splitlines():
         if not GOES_ON.match(line) and line.strip():
             blocks -= 1
         if blocks < 0 or (line.startswith("  ") and not GOES_ON.match(line)):
