@@ -1,4 +1,4 @@
-"""Trade-offs: of two values that are both to be small, the settings than which none is better in both."""
+"""Trade-offs: the settings that no other one beats in two values, both to be small."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def front(
     second: Callable[[Point], float],
     tie_ratio: float = 0.0,
 ) -> list[Point]:
-    """The points than which none is smaller in both values, the smallest first value first.
+    """The points that no other one beats in both values, the smallest first value first.
 
     Args:
         points: in any order.

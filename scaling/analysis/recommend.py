@@ -124,7 +124,7 @@ class Recommendation:
         workers, aggregator: the two decisions; None without a choice.
         ruled_out: those that are shown to be larger than the choice.
         remarks: of the study's launches.
-        trade_off: the settings than which none is better in the objective and in time; None without several.
+        trade_off: the settings that no other one beats in the objective and in time; None without several.
     """
 
     objective: str

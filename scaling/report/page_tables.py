@@ -103,13 +103,13 @@ def columns_of(group: CellGroup, groups: Sequence[CellGroup] = ()) -> list[Colum
 def _gain_over_itself(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[Column[Row]]:
     """What more workers bring a strategy that costs something on one too; nothing where none was timed so.
 
-    One worker has no peers: where it was timed with access to them alone, that counts.
+    One worker has no peers: its time with peer access on serves the rows without it, too.
     """
     timed = [row for row in group.rows if row["samples_per_s"] and not is_control_arm(row)]
-    alike = [other for other in groups if _but_peer_access(other) == _but_peer_access(group)]
+    same = [other for other in groups if _but_peer_access(other) == _but_peer_access(group)]
     alone = {
         of.name(row): row["samples_per_s"]
-        for of in (*alike, group)
+        for of in (*same, group)
         for row in of.rows
         if row["world_size"] == 1 and row["samples_per_s"] and not is_control_arm(row)
     }
