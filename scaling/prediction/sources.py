@@ -83,13 +83,11 @@ class Sources:
 
     def _unseen(self, topology: Topology) -> Unseen:
         kinds = {_kind_of(machine) for machine in (self.measured_on or [self.machine])}
-        largest = max((cell.world_size for cell in self.cells), default=None)
+        exchanging = [cell for cell in self.cells if cell.cell.get("exchanges", True)]
+        # Ranks that exchange nothing do not wait for each other.
+        largest = max((cell.world_size for cell in exchanging or self.cells), default=None)
         other = _kind_of(topology) not in kinds and not _other_gpu_sd(self.machine, topology)
-        exchanges = {
-            (cell.world_size, cell.cell.get("peer_access") is False)
-            for cell in self.cells
-            if cell.cell.get("exchanges", True)
-        }
+        exchanges = {(cell.world_size, cell.cell.get("peer_access") is False) for cell in exchanging}
         exchanges |= {(transfer.num_ranks, transfer.host_only) for transfer in self.transfers}
         links = [links_of(self.machine, size, host_only=host_only) for size, host_only in exchanges]
         return Unseen(other, largest, frozenset().union(*links))
