@@ -63,6 +63,8 @@ REFERENCE = Path(__file__).parents[1] / "results" / "reference"
 PROBE = Path(__file__).parent / "results" / "probe-4xh200" / "samples.csv.gz"
 BLIND = Path(__file__).parents[1] / "results" / "predictions"
 LEFT_OUT = ("planted-faults-4xh200", "mnist-4xh200")
+LATER = "paper-2xh200"
+"""Measured after the model and the folds were made: a fold of its own, by `--blind`."""
 NETWORKS = ("fcn-r", "fcn-s4", "resnet-56", "alexnet-r", "gpt")
 CELL_COLUMNS = (
     *("fold", "results", "model", "aggregator", "family", "step", "precision", "wire", "input_placement"),
@@ -73,12 +75,14 @@ CELL_COLUMNS = (
 
 @dataclass(frozen=True)
 class Fold:
-    """What is known and what is predicted, and their GPUs; `with_probe`: the probe's messages too."""
+    """What is known and what is predicted, and their GPUs; `with_probe`: the probe's messages too;
+    `later`: cells of `LATER` as well."""
 
     name: str
     knows: Callable[[MeasuredCell], bool]
     predicts: Callable[[MeasuredCell], bool]
     with_probe: bool = True
+    later: bool = False
     known_gpu: str = "h200"
     gpu: str = "h200"
 
@@ -140,6 +144,14 @@ AS_THE_RUN_KNEW = (
 )
 """What `scaling run` knew of gpt-2xh100 before each launch."""
 
+LATER_FOLD = Fold(
+    f"{LATER}, 2 from 1",
+    lambda cell: cell.world_size == 1,
+    _cells(LATER, world_size=2),
+    with_probe=False,
+    later=True,
+)
+
 H100_FOLDS = (
     *AS_THE_RUN_KNEW,
     *(
@@ -156,10 +168,13 @@ H100_FOLDS = (
 )
 
 
-def measured(gpu: str = "h200") -> tuple[tuple[MeasuredCell, ...], tuple[MeasuredTransfer, ...]]:
+def measured(
+    gpu: str = "h200", *, later: bool = False
+) -> tuple[tuple[MeasuredCell, ...], tuple[MeasuredTransfer, ...]]:
     """The cells of all committed folders whose GPU has that word in its name, and a probe's messages."""
     cells, transfers = _with_replicates(gpu)
-    return tuple(cell for cell in cells if not cell.cell.get("aa_replicate")), transfers
+    kept = (cell for cell in cells if not cell.cell.get("aa_replicate"))
+    return tuple(cell for cell in kept if later or folder_of(cell) != LATER), transfers
 
 
 @cache
@@ -208,9 +223,9 @@ def machine_of(fold: Fold) -> Topology:
 
 def predictor_of(fold: Fold) -> Predictor:
     """The model, fitted to what the fold knows."""
-    cells, transfers = measured(fold.known_gpu)
+    cells, transfers = measured(fold.known_gpu, later=fold.later)
     known = [cell for cell in cells if fold.knows(cell)]
-    predicted = {id(cell) for cell in measured(fold.gpu)[0] if fold.predicts(cell)}
+    predicted = {id(cell) for cell in measured(fold.gpu, later=fold.later)[0] if fold.predicts(cell)}
     assert not predicted & {id(cell) for cell in known}, f"{fold.name} knows what it predicts"
     machine = machine_of(fold)
     sources = Sources(known, transfers if fold.with_probe else (), machine)
@@ -220,7 +235,8 @@ def predictor_of(fold: Fold) -> Predictor:
 def rows_of(fold: Fold) -> list[dict[str, Any]]:
     """A row a predicted cell; seconds, errors positive where the prediction is too long."""
     predictor = predictor_of(fold)
-    return [_row(fold.name, cell, predictor) for cell in measured(fold.gpu)[0] if fold.predicts(cell)]
+    cells, _ = measured(fold.gpu, later=fold.later)
+    return [_row(fold.name, cell, predictor) for cell in cells if fold.predicts(cell)]
 
 
 def _row(fold: str, cell: MeasuredCell, predictor: Predictor) -> dict[str, Any]:
@@ -296,6 +312,7 @@ def blind() -> Iterator[str]:
         yield line(f"{path.name}, as committed", compared)
         for fold in again.get(name, ()):
             yield line(f"{fold.name}, by the model as it is", rows_of(fold))
+    yield line(LATER_FOLD.name, rows_of(LATER_FOLD))
 
 
 def _compared(cell: MeasuredCell, row: Mapping[str, Any]) -> dict[str, Any]:
