@@ -16,10 +16,7 @@ class LaunchSpec:
     """What is to be started.
 
     Attributes:
-        world_size: number of workers.
-        threads: CPU threads a worker.
         module: what they run, as `python -m` would.
-        arguments: its command line.
     """
 
     world_size: int
@@ -51,7 +48,6 @@ class Launcher(ABC):
         """The launcher as it is here.
 
         Args:
-            environ: the environment.
             workers_per_node: at most, where there are several nodes; None: as many as a node has GPUs.
 
         Raises:
@@ -62,7 +58,6 @@ class Launcher(ABC):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that it can use."""
         return 1
 
     @abstractmethod

@@ -10,11 +10,8 @@ from launchers.base import Launcher, LaunchSpec
 
 @dataclass(frozen=True)
 class HorovodrunLauncher(Launcher):
-    """What the command `horovodrun` runs; it passes the environment through."""
-
     name = "horovodrun"
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
-        """The command line that starts the workers."""
         options = ["-np", str(spec.world_size), "--gloo"]
         return [python, "-m", "horovod.runner.launch", *options, python, "-m", spec.module, *spec.arguments]

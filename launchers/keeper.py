@@ -40,7 +40,6 @@ def _ask(number: int, _: object) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Runs the command to its end."""
     descriptor, command = int(sys.argv[1]), sys.argv[2:]
     code, limit_s = 128 + signal.SIGTERM, END_LIMIT_S
     try:
@@ -94,7 +93,6 @@ def end_descendants(limit_s: float) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below one; none where there is no /proc."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended

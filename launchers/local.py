@@ -24,7 +24,6 @@ class TorchrunLauncher(Launcher):
         require_loopback()
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
-        """The command line that starts the workers."""
         return [
             python,
             "-m",

@@ -39,7 +39,6 @@ def daemon(launcher: str, processes: Path = Path("/proc")) -> tuple[int, Path] |
 
     Args:
         launcher: "openmpi" or "mpich".
-        processes: the kernel's view of them.
     """
     pid = os.getppid()
     while pid > 1:
@@ -62,7 +61,6 @@ def library(launcher: str, program: Path | None) -> str:
 
     Args:
         launcher: "openmpi" or "mpich".
-        program: what started this process.
     """
     paths = [program.parents[1] / "lib" / name for name in LIBRARIES[launcher]] if program else []
     existing = [str(path) for path in paths if path.exists()]

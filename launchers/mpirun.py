@@ -33,8 +33,6 @@ class MpirunLauncher(Launcher):
     """One mpirun of this machine.
 
     Attributes:
-        program: its path.
-        family: of the MPI library.
         as_root: this is root, for whom Open MPI wants an option.
     """
 
@@ -74,12 +72,10 @@ class MpirunLauncher(Launcher):
         raise ValueError(f"{program} is neither Open MPI's nor MPICH's: {first!r}; start the workers by hand")
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
-        """The command line that starts the workers."""
         options = [*OPTIONS[self.family], "-np", str(spec.world_size)]
         return [self.program, *options, python, "-m", spec.module, *spec.arguments]
 
     def environment(self, spec: LaunchSpec) -> dict[str, str]:
-        """The variables that the launch adds to the environment, which mpirun passes on to this host's."""
         root = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
         return {
             **super().environment(spec),

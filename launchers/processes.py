@@ -48,11 +48,8 @@ def start(
     """Starts a launch, which ends when this process dies; whoever leaves it early calls `end`.
 
     Args:
-        command: of a launcher.
-        environment: all of it.
         output: a real file for what it and the workers print.
         folder: in which it starts; None: that of this process.
-        pass_fds: descriptors that it inherits.
     """
     return subprocess.Popen(
         command,
@@ -98,8 +95,6 @@ def run_to_end(
     """Starts a command, waits for it and returns its exit code; None if it ran past the limit.
 
     Args:
-        command: of a launcher.
-        environment: all of it.
         output: a real file for what it and the workers print.
         limit_s: seconds after which it is ended with all that it started, as on Ctrl-C.
     """

@@ -94,11 +94,8 @@ class RankInfo:
     Attributes:
         rank: 0 to world_size - 1.
         local_rank: its place on this host.
-        world_size: number of workers.
-        local_world_size: number of workers on this host.
         launcher: who started it, for the record.
         job_id: the launcher's own number for the job, if it has one.
-        variables: field -> the variable that gave the value.
         table: which of TABLES that is, or the launcher's name where it says RANK_VARIABLES.
         passed_over: tables of which only some variables are set, in words; "" if none.
     """

@@ -41,20 +41,14 @@ class JobOptions:
 
     Attributes:
         study: a study file, or the name of a shipped one.
-        out: the results folder, seen by all nodes.
         world_sizes: the study's, ascending.
         overrides: `key=value` of the study.
         workers_per_node: at most so many on a node.
         gpus_per_node: asked of Slurm; 0 for a job without GPUs.
-        nodes: of the job.
         cpus_per_task: a task is a worker in style srun, and all of a node's workers in style torchrun.
-        style: how workers are started.
         array: one task a world size, instead of one job for all.
-        time: the limit, in Slurm's form.
         partition: Slurm's default one if None.
         account: the user's default one if None.
-        job_name: one word.
-        python: the program that runs the workers, on every node.
         setup: lines of bash to be run first, as `module load`.
         directives: further options of sbatch, each as it stands after `#SBATCH`.
         signal_s: seconds before the limit at which the job begins to end.
@@ -110,7 +104,6 @@ class JobOptions:
 
     @property
     def tasks_per_node(self) -> int:
-        """srun's tasks on a node: one, or one a worker."""
         return self.workers_per_node if self.style == "srun" else 1
 
 
@@ -181,7 +174,6 @@ def _directives(options: JobOptions) -> list[str]:
 
 
 def _queue(options: JobOptions) -> list[str]:
-    """The options that say where the job waits and who pays."""
     given = {"partition": options.partition, "account": options.account}
     return [f"--{name}={value}" for name, value in given.items() if value]
 
@@ -249,7 +241,6 @@ def _start(options: JobOptions) -> str:
 
 
 def _launch(options: JobOptions, world_size: int) -> str:
-    """The command line of a launch, for the reader of the script."""
     launcher = STYLES[options.style]
     job = launcher(options.workers_per_node, options.nodes, "$MASTER_ADDR", 0, options.join_timeout_s)
     arguments = [options.study, *options.overrides, "--out", options.out, f"--world-size={world_size}"]

@@ -15,5 +15,4 @@ class SlurmSrun(SlurmLauncher):
     name = "slurm-srun"
 
     def step(self, nodes: int, workers_per_node: int, python: str, worker: Sequence[str]) -> list[str]:
-        """srun's command line."""
         return [*srun(nodes, workers_per_node), python, *worker]

@@ -32,7 +32,6 @@ class SlurmLauncher(Launcher):
 
     Attributes:
         workers_per_node: at most; the job's GPUs a node.
-        nodes: of the job.
         host: the job's first host, where workers meet.
         port: at which they meet.
         join_timeout_s: how long they wait for each other.
@@ -78,7 +77,6 @@ class SlurmLauncher(Launcher):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the job."""
         return self.nodes
 
     @abstractmethod
@@ -100,7 +98,6 @@ class SlurmLauncher(Launcher):
         return self.step(nodes, spec.world_size // nodes, python, ["-m", spec.module, *spec.arguments])
 
     def environment(self, spec: LaunchSpec) -> dict[str, str]:
-        """The variables that the launch adds to the environment, which srun passes through whole."""
         return {
             LAUNCHER_VARIABLE: self.name,
             "OMP_NUM_THREADS": str(spec.threads),

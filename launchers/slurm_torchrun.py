@@ -19,7 +19,6 @@ class SlurmTorchrun(SlurmLauncher):
     name = "slurm-torchrun"
 
     def step(self, nodes: int, workers_per_node: int, python: str, worker: Sequence[str]) -> list[str]:
-        """srun's command line."""
         join = math.ceil(self.join_timeout_s)
         return [
             *srun(nodes, 1),

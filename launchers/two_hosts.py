@@ -67,7 +67,6 @@ class HostLink:
 
     @property
     def bits_per_s(self) -> float | None:
-        """The rate as a number."""
         match = RATE.fullmatch(self.rate or "")
         return float(match[1]) * BITS[match[2]] if match else None
 
@@ -79,7 +78,6 @@ class HostLink:
 
     @property
     def burst_bytes(self) -> int:
-        """What may pass at once before the rate holds."""
         return max(MIN_BURST_BYTES, int((self.bits_per_s or 0) / 8 * BURST_S))
 
 
@@ -160,7 +158,6 @@ def _carry_out(command: Sequence[str]) -> None:
 
 
 def on_host(index: int, name: str, command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` on host 0 or 1, in the namespace `name`."""
     as_host = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', HOSTS[index]]
     return ["ip", "netns", "exec", name, *as_host, *command]
 
@@ -193,7 +190,6 @@ def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m launchers.two_hosts", description=__doc__.split("\n")[0])
     parser.add_argument("--rate", help="of the link, each way: 500kbit, 100mbit, 2.5gbit")
     parser.add_argument("--delay", help="of every packet, one way: 200us, 5ms (kernels with netem)")

@@ -14,7 +14,6 @@ class WorkerEnvironment:
     """What workers of this host are started with.
 
     Attributes:
-        python: the interpreter.
         folder: in which they start, and from which Python imports first; None: the command's.
         variables: set in addition to the command's; None: removed from them.
     """
@@ -24,7 +23,6 @@ class WorkerEnvironment:
     variables: Mapping[str, str | None] = field(default_factory=dict)
 
     def variables_from(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """All variables of the workers, from those of the command."""
         merged = {**environ, **self.variables}
         return {name: value for name, value in merged.items() if value is not None}
 

@@ -120,7 +120,6 @@ class Zygote:
 
     Args:
         modules: what workers run (`LaunchSpec.module`) and what else is to be imported.
-        environment: in which it imports, and of the workers.
     """
 
     def __init__(self, modules: Sequence[str], environment: WorkerEnvironment = THIS_ENVIRONMENT) -> None:
@@ -145,12 +144,10 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
     def killed(self) -> str | None:
-        """That a signal has ended it, in words; None: none has."""
         if not self._is_over:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -160,16 +157,13 @@ class Zygote:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still fork."""
         return not self._is_over and self._process.poll() is None
 
     def launch(self, spec: LaunchSpec, environment: Mapping[str, str], log: Path) -> ForkedLaunch:
         """Has the workers of a launch forked; those of the one before have ended.
 
         Args:
-            spec: of the launch.
             environment: all of the workers'; what libraries read when they are loaded is the zygote's.
-            log: what they print is added to it.
 
         Raises:
             ZygoteError: it is gone or refuses; nothing was started.
@@ -241,7 +235,6 @@ class Zygote:
                 stream.close()  # type: ignore[union-attr]
 
     def _last_words(self) -> str:
-        """The last line that it printed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._said.seek(0)
@@ -276,19 +269,16 @@ class Zygotes:
         self._prepared.append(Zygote(self._modules, self._environment))
 
     def begin_more(self, num_repeats: int) -> None:
-        """As `begin`, where one was begun already: a launcher that forks none begins none."""
         if self._prepared:
             self.begin(num_repeats)
 
     def wait_until_imported(self) -> None:
-        """Returns when those that were begun can fork: nothing is imported while something is timed."""
         for prepared in self._prepared:
             prepared.wait_until_imported()
 
     def launch(
         self, repeat: int, spec: LaunchSpec, environment: Mapping[str, str], log: Path
     ) -> ForkedLaunch:
-        """Has the workers of a launch forked by that repeat's zygote (`Zygote.launch`)."""
         if self._zygote is None or self._repeat != repeat or not self._zygote.is_alive:
             if self._zygote is not None:
                 self._zygote.close()
@@ -299,7 +289,6 @@ class Zygotes:
         return self._zygote.launch(spec, environment, log)
 
     def close(self) -> None:
-        """Ends what there is, with a launch that is under way."""
         for zygote in [*self._prepared, *([self._zygote] if self._zygote else [])]:
             zygote.close()
         self._prepared.clear()

@@ -38,9 +38,6 @@ class Position:
     """Where a rank is.
 
     Attributes:
-        serial: phases that it has begun.
-        steps: that it has taken.
-        steps_in_phase: those of this phase.
         patience: how many times `stall_timeout_s` the phase may take before its first step; 0: any time.
         stall_timeout_s: 0: it may stand still.
         has_left: it ends in order, or says itself why it does not.
@@ -69,7 +66,6 @@ class Heartbeat:
         """A phase begins, outside of what is timed.
 
         Args:
-            name: in words.
             patience: how many times `stall_timeout` its first step may take: 1 after others of the kind.
         """
 
@@ -93,11 +89,7 @@ SILENT = Heartbeat()
 
 
 class SharedHeartbeat(Heartbeat):
-    """Says it to the watcher of this host. One a process: it takes SIGUSR2.
-
-    Attributes:
-        descriptor: of the page, which the watcher opens.
-    """
+    """Says it to the watcher of this host. One a process: it takes SIGUSR2."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("heartbeat")
@@ -120,11 +112,9 @@ class SharedHeartbeat(Heartbeat):
         self._numbers[STEPS] += 1
 
     def cell(self, description: str) -> None:
-        """Into the page; what does not fit is cut."""
         self._write(CELL_AT, description, PAGE_BYTES)
 
     def allow(self, stall_timeout_s: float) -> None:
-        """Into the page, to the millisecond."""
         self._numbers[TIMEOUT_MS] = round(stall_timeout_s * 1e3)
 
     def listen(self) -> None:
@@ -152,7 +142,6 @@ class Reader:
         self._numbers = memoryview(self._page)[: 8 * NUMBERS].cast("q")
 
     def position(self) -> Position:
-        """Where the rank is, or was when it ended."""
         numbers = self._numbers
         return Position(
             serial=numbers[SERIAL],

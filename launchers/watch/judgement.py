@@ -81,7 +81,6 @@ class Seen:
         position: where it is.
         stopped: by a signal, as SIGSTOP.
         frames: its main thread's, newest call first, as faulthandler writes them.
-        host: its name.
     """
 
     position: Position
@@ -91,7 +90,6 @@ class Seen:
 
     @property
     def waits(self) -> bool:
-        """For other ranks, or for a device."""
         return not self.stopped and any(part in frame for frame in self.frames for part in WAITING_IN)
 
 
@@ -109,9 +107,6 @@ def main_thread(stacks: str) -> list[str]:
 def behind(seen: Mapping[int, Seen]) -> list[int]:
     """The ranks that the others wait for, where that can be told: a rank that is stopped; one that waits for
     nobody while others wait; the one with the fewest steps. None where all are the same.
-
-    Args:
-        seen: rank -> how it is.
     """
     stopped = [rank for rank, state in seen.items() if state.stopped]
     if stopped or len(seen) == 1:
@@ -128,9 +123,7 @@ def stall_report(seen: Mapping[int, Seen], still_s: float, num_ranks: int) -> li
     """What watchers say of a launch that stands still: a line on who is behind, and stacks.
 
     Args:
-        seen: rank -> how it is, of the hosts that answer.
         still_s: for how long.
-        num_ranks: of the launch, on all hosts.
     """
     late = behind(seen)
     elsewhere = len(seen) < num_ranks
@@ -173,10 +166,8 @@ def left_report(rank: int, status: int | None, position: Position, host: str) ->
     """What a watcher says of a rank that has left without a word.
 
     Args:
-        rank: which.
         status: as waitpid gives it; None: it is not known.
         position: where it was.
-        host: its name.
     """
     return f"rank {rank} left first on {host}, {_ending(status)}, in {position.describe()}"
 
@@ -197,7 +188,6 @@ def verdict(log: str, codes: Mapping[int, int] | None = None) -> list[str]:
     """The lines of watchers in what a launch printed, without their prefix; the most telling one first.
 
     Args:
-        log: what it printed.
         codes: rank -> exit code, of those of which the launcher knows it; negative: the signal.
     """
     lines = re.findall(rf"{PREFIX}(.*)$", log, re.MULTILINE)

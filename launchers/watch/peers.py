@@ -33,7 +33,6 @@ class Meeting:
 
     Attributes:
         host, port: of rank 0's.
-        token: that a member has to say.
     """
 
     host: str
@@ -42,11 +41,7 @@ class Meeting:
 
 
 def open_meeting(address: str) -> tuple[socket.socket, Meeting]:
-    """A listening socket for rank 0's watcher, and what the others have to know.
-
-    Args:
-        address: at which the other hosts reach this one.
-    """
+    """A listening socket for rank 0's watcher, and what the others have to know."""
     has_both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if has_both else socket.AF_INET
     listener = socket.create_server(("", 0), family=family, dualstack_ipv6=has_both)
@@ -54,8 +49,6 @@ def open_meeting(address: str) -> tuple[socket.socket, Meeting]:
 
 
 class _Channel:
-    """One connection."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._read = b""
@@ -72,7 +65,6 @@ class _Channel:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def hear(self) -> list[Message] | None:
-        """What has come; None at the end."""
         try:
             read = self._socket.recv(1 << 20)
         except OSError:
@@ -91,7 +83,6 @@ class Peers:
 
     Attributes:
         decides: this is rank 0's watcher, or the only one.
-        ranks: of the watchers that have come so far.
     """
 
     def __init__(self) -> None:
@@ -123,22 +114,18 @@ class Peers:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of what is to be polled."""
         listening = [] if self._listener is None else [self._listener.fileno()]
         return [*listening, *self._channels]
 
     @property
     def listens(self) -> bool:
-        """Others come to this one."""
         return self._listener is not None
 
     @property
     def num_members(self) -> int:
-        """Other watchers that are in touch."""
         return sum(bool(channel.who) for channel in self._channels.values())
 
     def take(self, descriptor: int) -> list[Message]:
-        """What came there; of a host that has gone `{"gone": host, "ranks": its ranks}`."""
         if self._listener is not None and descriptor == self._listener.fileno():
             with suppress(OSError):
                 channel = _Channel(self._listener.accept()[0])
@@ -165,7 +152,6 @@ class Peers:
         return messages
 
     def say(self, **message: Any) -> None:
-        """To rank 0's watcher, or from it to all; a verdict also to those who come later."""
         if "verdict" in message:
             self._verdict = message
         for channel in self._channels.values():

@@ -23,14 +23,6 @@ children; without it somebody may start them by hand, one by one."""
 
 @dataclass
 class Present:
-    """The ranks of this host that are known to this one.
-
-    Attributes:
-        info: this rank's place.
-        pids: rank -> process, of those that were seen.
-        began_s: when this rank began to wait.
-    """
-
     info: RankInfo
     began_s: float
     pids: dict[int, int] = field(default_factory=dict)
@@ -38,7 +30,6 @@ class Present:
 
     @property
     def local(self) -> range:
-        """The ranks of this host, which follow one another."""
         first = self.info.rank - self.info.local_rank
         return range(first, first + self.info.local_world_size)
 
@@ -91,7 +82,6 @@ class Present:
 
 
 def _state(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat from the state on; empty where there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

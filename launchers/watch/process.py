@@ -48,8 +48,6 @@ ANSWER_S = 2 * STACK_S
 
 
 class _Rank:
-    """One rank as the watcher has it."""
-
     def __init__(self, number: int, pid: int, handle: int, page: int) -> None:
         self.number, self.pid, self.handle = number, pid, handle
         self.reader = Reader(page)
@@ -66,14 +64,12 @@ class _Rank:
         return self.state()[:1] == ["T"]
 
     def can_write_stack(self) -> bool:
-        """Whether it takes the signal that asks for it."""
         with suppress(OSError):
             caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{self.pid}/status").read_text(), re.M)
             return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
         return False
 
     def status(self) -> int | None:
-        """As waitpid gives it; None where somebody else has already asked for it."""
         fields = self.state()
         return int(fields[-1]) if fields[:1] == ["Z"] else None
 
@@ -87,9 +83,7 @@ class Watcher:
 
     Args:
         ranks: of each: rank, pid, and the descriptors of its process and of its page.
-        num_ranks: of the launch, on all hosts.
         host: its name, for people.
-        peers: the watchers of the other hosts.
     """
 
     def __init__(self, ranks: Sequence[Sequence[int]], num_ranks: int, host: str, peers: Peers) -> None:
@@ -131,7 +125,6 @@ class Watcher:
         return self._starter is not None and self._starter.reader.position().has_left
 
     def _ended(self, wait_s: float) -> list[_Rank]:
-        """The ranks that end within that time, as soon as one does; they are no longer watched."""
         poll = select.poll()
         for descriptor in (*self._ranks, *self._peers.descriptors):
             poll.register(descriptor, select.POLLIN)
@@ -144,7 +137,6 @@ class Watcher:
         return [self._ranks.pop(handle) for handle in ready if handle in self._ranks]
 
     def _next_message(self, until_s: float, *keys: str) -> Message | None:
-        """The next that has one of these keys; None at that time."""
         while True:
             while self._messages:
                 if any(key in (message := self._messages.pop(0)) for key in keys):
@@ -180,7 +172,6 @@ class Watcher:
 
         Args:
             lines: what this watcher has found, or heard of the one that decides.
-            leave_s: what ranks have to end by themselves.
         """
         if not self._peers.decides:
             self._peers.say(left=list(lines))

@@ -36,7 +36,6 @@ def start_watcher(
 
     Args:
         ranks: rank -> pid, and the descriptor of its page there (`SharedHeartbeat`); of this host.
-        num_ranks: of the launch, on all hosts.
         meeting: where the watchers of several hosts meet; None: there is one.
         listener: of the meeting, for rank 0's watcher.
     """
@@ -73,7 +72,6 @@ def start_watcher(
 
 
 def end_watcher(watcher: subprocess.Popen[bytes]) -> None:
-    """Ends it when its rank leaves in order, so that it is not left to whoever inherits it."""
     assert watcher.stdin is not None
     watcher.stdin.close()
     try:

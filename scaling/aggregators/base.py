@@ -40,7 +40,6 @@ PhaseMarker = Callable[[str], AbstractContextManager[None]]
 
 
 def unmarked(_: str) -> AbstractContextManager[None]:
-    """The phase marker of a caller who measures nothing."""
     return nullcontext()
 
 
@@ -154,11 +153,6 @@ class Aggregator(ABC, Generic[S]):
 
         Called with a bucket it gives the future mean. It has `next_bytes(index)`, which a rank sends for that
         bucket, `residual(index, like)`, `state_dict()` and `load_state_dict(saved)`.
-
-        Args:
-            process_group: torch's.
-            layouts: of the buckets, by number.
-            device: of the gradients.
         """
         raise NotImplementedError(f"{self.name} is no hook of torch's")
 
@@ -194,8 +188,6 @@ class Aggregator(ABC, Generic[S]):
         parameters that come back from an update in host memory.
 
         Args:
-            layout: of the bucket.
-            world_size: ranks.
             rank: of the group; the bytes are its own.
             itemsize: bytes of an element.
         """
@@ -239,7 +231,6 @@ class Aggregator(ABC, Generic[S]):
 
         Args:
             gradient: [num_elements] this rank's.
-            world_size: ranks.
 
         Returns:
             [num_elements], float32 or wider.
@@ -254,7 +245,6 @@ class Aggregator(ABC, Generic[S]):
         return {}
 
     def parameters(self) -> dict[str, Any]:
-        """All parameters by name."""
         return dataclasses.asdict(self)
 
     def label(self) -> str:

@@ -54,7 +54,6 @@ class Curves:
 
     Attributes:
         device: "cuda" or "cpu".
-        world_size: ranks.
         points: of each exchange (bytes, seconds), ascending in bytes.
     """
 
@@ -63,7 +62,6 @@ class Curves:
     points: dict[str, tuple[tuple[float, float], ...]]
 
     def fastest(self, num_bytes: int) -> str:
-        """The exchange whose curve is lowest at that size."""
         sizes = [size for curve in self.points.values() for size, _ in curve]
         size = min(max(float(num_bytes), min(sizes)), max(sizes))
         reaching = {name: one for name, one in self.points.items() if one[0][0] <= size <= one[-1][0]}
@@ -171,7 +169,6 @@ class BySize(Aggregator[BySizeState]):
         object.__setattr__(self, "sha256", sha256)
 
     def label(self) -> str:
-        """Without the digest."""
         return f"{self.name}(curves={self.curves})"
 
     def choice(self, num_bytes: int, world_size: int) -> str:
@@ -193,7 +190,6 @@ class BySize(Aggregator[BySizeState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> BySizeState:
-        """Binds the chosen exchange."""
         name = self.choice(layout.num_elements * dtype.itemsize, group.world_size)
         curves, _ = read_curves(self.curves)
         if group.world_size > 1 and curves.device != device.type:
@@ -206,14 +202,11 @@ class BySize(Aggregator[BySizeState]):
         return BySizeState(group, layout, name, chosen, chosen.start(layout, group, dtype, device))
 
     def aggregate(self, state: BySizeState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
-        """As the chosen one."""
         return state.chosen.aggregate(state.inner, gradient, phase)
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int | None:
-        """The chosen one's."""
         name = self.choice(layout.num_elements * itemsize, world_size)
         return EXCHANGES[name].wire_bytes(layout, world_size, rank, itemsize)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """The chosen one's."""
         return EXCHANGES[self.choice(layout.num_elements * 4, world_size)].stages(layout, world_size)

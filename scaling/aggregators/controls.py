@@ -32,25 +32,20 @@ class NoExchange(Aggregator[AggregatorState]):
     graph_capturable = True
 
     def ddp_path(self) -> DdpPath:
-        """Not wrapped, in any step."""
         return "bare"
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> AggregatorState:
-        """No state beyond the layout."""
         return AggregatorState(group, layout)
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """Nothing."""
         return 0
 
     def aggregate(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Returns `gradient` itself."""
         return gradient
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """The update alone."""
         return [Update("replica", layout.num_elements)]
 
 
@@ -71,5 +66,4 @@ class NoOp(NoExchange):
     path: Literal["own", "hook"] = "own"
 
     def ddp_path(self) -> DdpPath:
-        """As `path` says."""
         return self.path

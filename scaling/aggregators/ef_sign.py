@@ -55,9 +55,7 @@ class EfSign(GatheredChunks):
     error_feedback: bool = True
 
     def codec(self) -> ChunkCodec:
-        """Of what goes to all."""
         return MeanSignCodec(self.chunk_elements)
 
     def feeds_back(self) -> bool:
-        """As `error_feedback` says."""
         return self.error_feedback

@@ -69,11 +69,9 @@ class GatheredState(AggregatorState):
 
     @property
     def notes(self) -> list[str]:
-        """What encodes and decodes."""
         return [self.coder.note] if self.coder is not None and self.group.world_size > 1 else []
 
     def check(self) -> None:
-        """See the base."""
         self.watch.raise_if_marked()
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -86,14 +84,11 @@ class GatheredState(AggregatorState):
         return None if self.velocity.numel() else self.withheld()
 
     def withheld(self) -> Tensor | None:
-        """The same with velocity, too; None without any residual."""
         return self.residual[: self.layout.num_elements].clone() if self.residual.numel() else None
 
 
 @dataclass(frozen=True)
 class Gathered(Aggregator[GatheredState]):
-    """Base of aggregators by a compressed all-gather."""
-
     lossy = True
     overlaps = True
     graph_capturable = True
@@ -123,29 +118,23 @@ class Gathered(Aggregator[GatheredState]):
         """In memory for each byte that is encoded, and for each that is decoded, of any rank's."""
 
     def coder(self, chunks: Chunks, device: torch.device) -> ChunkCoder | None:
-        """What encodes and decodes by chunks."""
         return None
 
     def feeds_back(self) -> bool:
-        """Whether there is a residual."""
         return True
 
     def chunks(self, num_elements: int) -> Chunks:
-        """How buffers are filled up."""
         return Chunks(num_elements, 1)
 
     def watched_elements(self, chunks: Chunks) -> int:
-        """Of a span of the watch."""
         return WATCH_ELEMENTS
 
     def noise(self, num_elements: int, rank: int, device: torch.device) -> Noise | None:
-        """Random numbers for an encoding, other ones on every rank."""
         return None
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> GatheredState:
-        """A residual of zero and all buffers."""
         require_same_layout(layout, group)
         chunks = self.chunks(layout.num_elements)
         noise = self.noise(chunks.padded, group.rank, device)
@@ -169,7 +158,6 @@ class Gathered(Aggregator[GatheredState]):
 
     @final
     def aggregate(self, state: GatheredState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Returns the mean of the encoded gradients, in the gradient's type."""
         group = state.group
         if group.world_size == 1 or not gradient.numel():
             return single_rank_result(gradient, state.velocity, self.own_momentum(), state.result)
@@ -187,18 +175,15 @@ class Gathered(Aggregator[GatheredState]):
 
     @final
     def contribution(self, state: GatheredState, gradient: Tensor) -> Tensor:
-        """The gradient, or the velocity that it adds to."""
         velocity = state.velocity[: gradient.numel()]
         return gradient + self.own_momentum() * velocity if velocity.numel() else gradient
 
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """The own encoding to each of the others."""
         return (world_size - 1) * self.codec().bucket_bytes(layout)
 
     @final
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Encode, to all, decode every rank's; then the update."""
         n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
         update = Update("replica", n)
         if world_size == 1:
@@ -228,29 +213,23 @@ class GatheredChunks(Gathered):
         """Of what goes to all."""
 
     def chunks(self, num_elements: int) -> Chunks:
-        """The codec's."""
         return self.codec().chunks(num_elements)
 
     def watched_elements(self, chunks: Chunks) -> int:
-        """A chunk's."""
         return chunks.chunk_elements
 
     def wire_shape(self, num_elements: int) -> tuple[int, ...]:
-        """A row a chunk."""
         chunks = self.chunks(num_elements)
         return chunks.num_chunks, self.codec().row_words(chunks.chunk_elements)
 
     def coder(self, chunks: Chunks, device: torch.device) -> ChunkCoder | None:
-        """By the kernels that `kernels` names."""
         return chunk_coder(self.codec(), self.codec(), chunks, device, self.kernels)
 
     def encode(self, state: GatheredState, gradient: Tensor, wire: Tensor) -> None:
-        """Rows, and what they lose."""
         assert state.coder is not None, "there is one for every codec by chunks"
         state.coder.encode(gradient, state.residual, wire, noise=state.noise)
 
     def decode(self, state: GatheredState) -> None:
-        """All ranks' rows, watched by their heads."""
         assert state.coder is not None, "there is one for every codec by chunks"
         state.coder.decode(state.incoming, state.group.world_size, state.result, state.watch)
 

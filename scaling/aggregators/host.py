@@ -63,8 +63,6 @@ def threads(count: int) -> Iterator[None]:
 
 @dataclass
 class HostState(AggregatorState):
-    """The shared buffer with its schedule, and where the mean goes."""
-
     execution: HostExecution
     result: Tensor | None  # [num_elements] on the device; None where the mean stays on the host
     spans: list[Span]  # elements that this rank sums
@@ -93,7 +91,6 @@ class HostSerial(Aggregator[HostState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> HostState:
-        """Maps the shared buffer."""
         n = layout.num_elements
         schedule = host_serial(
             group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize, group.world_size)
@@ -104,7 +101,6 @@ class HostSerial(Aggregator[HostState]):
         return HostState(group, layout, execution, None, [])
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host, and as much back."""
         return 2 * layout.num_elements * itemsize
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
@@ -114,7 +110,6 @@ class HostSerial(Aggregator[HostState]):
         return state.execution.sums if state.group.rank == 0 else None
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Up, summed and divided by one thread, the step by one thread, and back."""
         n = layout.num_elements
         schedule = host_serial(world_size, num_chunks=_chunks(self.num_chunks, 4 * n, world_size))
         mean = [CodecWork("mean", 4.0 * n, where="host", by_all=False)] if world_size > 1 else []
@@ -137,7 +132,6 @@ class HostParallel(Aggregator[HostState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> HostState:
-        """Maps the shared buffer."""
         n = layout.num_elements
         schedule = host_parallel(
             group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize, group.world_size)
@@ -150,11 +144,9 @@ class HostParallel(Aggregator[HostState]):
         return HostState(group, layout, execution, result, [])
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host, and as much back."""
         return 2 * layout.num_elements * itemsize
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Returns the mean on the gradient's device on every rank."""
         assert state.result is not None
         state.execution.run(gradient, state.result, phase)
         if gradient.is_cuda:
@@ -163,7 +155,6 @@ class HostParallel(Aggregator[HostState]):
         return state.result
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Up, summed by a thread a rank, and back; then the update by every rank."""
         n = layout.num_elements
         schedule = host_parallel(world_size, num_chunks=_chunks(self.num_chunks, 4 * n, world_size))
         return [Exchange(schedule, n), Update("replica", n)]

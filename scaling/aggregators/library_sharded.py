@@ -60,7 +60,6 @@ class ZeroRedundancy(_BySteps):
     shards_optimizer = True
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """The all-reduce, the owners' step, and their tensors to all."""
         n, sizes = layout.num_elements, [math.prod(shape) for shape in layout.shapes]
         if world_size == 1 or not sizes:
             return [Update("replica", n)]
@@ -81,7 +80,6 @@ class Fsdp2(_BySteps):
     reshard_after_forward: bool = True
 
     def ddp_path(self) -> DdpPath:
-        """Without DDP: the module itself is sharded."""
         return "fully_sharded"
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
@@ -113,7 +111,6 @@ class Hsdp(_BySteps):
             raise StudyError(f"aggregator hsdp: shard_ranks is {self.shard_ranks}; it is at least 1")
 
     def ddp_path(self) -> DdpPath:
-        """Without DDP: the module itself is sharded."""
         return "fully_sharded"
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:

@@ -39,15 +39,12 @@ class AllReduce(Aggregator[AggregatorState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> AggregatorState:
-        """No state beyond the group."""
         return AggregatorState(group, layout)
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """A ring's traffic, which is what a group meters."""
         return layout.num_elements * itemsize * 2 * (world_size - 1) // world_size
 
     def aggregate(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Sums in place over the ranks, then divides."""
         if state.group.world_size > 1:
             with phase("communicate"):
                 state.group.all_reduce(gradient)
@@ -56,6 +53,5 @@ class AllReduce(Aggregator[AggregatorState]):
         return gradient
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """A ring, and the update by every rank."""
         n = layout.num_elements
         return [*native_all_reduce([n], world_size, self.name), Update("replica", n)]

@@ -71,8 +71,6 @@ PLAIN_BITS = 32
 
 @dataclass
 class OneBitState(AggregatorState):
-    """Residuals and message buffers of one rank."""
-
     buffers: StripeBuffers = field(repr=False)
     codec: StripeCodec = field(repr=False)
     result: Tensor  # [num_elements]: the mean
@@ -109,11 +107,9 @@ class OneBitState(AggregatorState):
 
     @property
     def notes(self) -> list[str]:
-        """Which codec runs."""
         return [self.codec.note] if self.group.world_size > 1 else []
 
     def check(self) -> None:
-        """See the base."""
         self.wait()
         self.watch.raise_if_marked()
 
@@ -177,7 +173,6 @@ class StripedOneBit(Aggregator[OneBitState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> OneBitState:
-        """Residuals of zero and buffers for the stripes."""
         require_same_layout(layout, group)
         n = layout.num_elements if group.world_size > 1 else 0
         is_delayed = self.double_buffering and n > 0
@@ -202,7 +197,6 @@ class StripedOneBit(Aggregator[OneBitState]):
 
     @final
     def aggregate(self, state: OneBitState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Returns the mean of the twice quantised gradients, in the gradient's type."""
         if state.group.world_size == 1:
             return gradient
         if not self.double_buffering:
@@ -222,7 +216,6 @@ class StripedOneBit(Aggregator[OneBitState]):
         return state.previous
 
     def _begin(self, state: OneBitState, gradient: Tensor, phase: PhaseMarker) -> None:
-        """All that needs the gradient."""
         with phase("encode"):
             if self.bits == PLAIN_BITS:
                 state.result.copy_(gradient)
@@ -263,15 +256,11 @@ class StripedOneBit(Aggregator[OneBitState]):
 
         Args:
             state: what `start` gave.
-            sends: to each peer its message.
-            receives: likewise.
-            phase: marks the phases.
         """
         with phase("communicate"):
             state.group.exchange(sends, receives)
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """The other ranks' stripes, and the own one's sum to each of them, all quantised."""
         if world_size == 1:
             return 0
         if self.bits == PLAIN_BITS:
@@ -281,7 +270,6 @@ class StripedOneBit(Aggregator[OneBitState]):
 
     @final
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update."""
         n = layout.num_elements
         update = Update("replica", n)
         if world_size == 1:

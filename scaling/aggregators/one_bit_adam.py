@@ -47,7 +47,6 @@ class OneBitAdamState(AggregatorState):
     """Adam's moments on one rank, and the stripes of the first one.
 
     Attributes:
-        settings: of the aggregator.
         stripes: with the momentum, m / (1 - beta1) without its correction.
         second: [num_elements] float32, without its correction.
         steps: [] int64 in host memory; taken so far.
@@ -62,16 +61,13 @@ class OneBitAdamState(AggregatorState):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the second moment is frozen."""
         return int(self.steps) >= self.settings.warmup_steps
 
     @property
     def notes(self) -> list[str]:
-        """What encodes and decodes, and since when."""
         return [f"one bit an element after {self.settings.warmup_steps} steps", *self.stripes.notes]
 
     def check(self) -> None:
-        """See the base."""
         self.stripes.check()
 
     def direction(self, momentum: Tensor) -> Tensor:
@@ -93,17 +89,14 @@ class OneBitAdamState(AggregatorState):
         return None if held is None else self.direction(held)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """See the base."""
         moments = {name: values.clone() for name, values in self.checkpoint_tensors().items()}
         return self.stripes.state_dict() | moments
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """See the base."""
         load_into(self.checkpoint_tensors(), tensors)
         self.stripes.load_state_dict(tensors)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """See the base; the stripes' save themselves."""
         views = zip(self.layout.names, self.layout.views(self.second), strict=True)
         seconds = {name: view for name, view in views if view.numel()}
         return named("second", seconds, seconds.values()) | named(
@@ -118,7 +111,6 @@ class OneBitAdam(Aggregator[OneBitAdamState]):
 
     Attributes:
         warmup_steps: of Adam without compression, at least one.
-        beta1, beta2, epsilon: Adam's.
         chunk_elements: values that share a scale, a multiple of 32.
         kernels: see `one_bit_momentum`.
     """
@@ -149,17 +141,14 @@ class OneBitAdam(Aggregator[OneBitAdamState]):
         return OneBitMomentum(self.beta1, self.chunk_elements, kernels=self.kernels)
 
     def own_momentum(self) -> float:
-        """Adam's."""
         return self.beta1
 
     def settling_steps(self) -> int:
-        """The steps without compression."""
         return self.warmup_steps
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> OneBitAdamState:
-        """Moments of zero."""
         stripes = self._stripes().start(layout, group, torch.float32, device)
         second = torch.zeros(layout.num_elements, device=device)
         steps = torch.zeros((), dtype=torch.int64)
@@ -167,7 +156,6 @@ class OneBitAdam(Aggregator[OneBitAdamState]):
         return OneBitAdamState(group, layout, self, stripes, second, steps, result)
 
     def aggregate(self, state: OneBitAdamState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Adam's step of the ranks' gradients."""
         gradient = gradient.float()
         if state.is_settled:
             momentum = self._stripes().aggregate(state.stripes, gradient, phase)
@@ -192,12 +180,10 @@ class OneBitAdam(Aggregator[OneBitAdamState]):
         return momentum
 
     def contribution(self, state: OneBitAdamState, gradient: Tensor) -> Tensor:
-        """Behind the warm-up the rank's momentum, as a step; before it the gradient."""
         if not state.is_settled:
             return gradient
         momentum = self._stripes().contribution(state.stripes, gradient.float())
         return state.direction(momentum)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Those of a step behind the warm-up."""
         return self._stripes().stages(layout, world_size)

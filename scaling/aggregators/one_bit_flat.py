@@ -76,9 +76,7 @@ class OneBitFlat(Striped):
     error_feedback: bool = True
 
     def codec(self) -> ChunkCodec:
-        """Both ways."""
         return OneBitFlatCodec(self.chunk_elements)
 
     def feeds_back(self) -> tuple[bool, bool]:
-        """Both or none."""
         return self.error_feedback, self.error_feedback

@@ -64,9 +64,7 @@ class OneBitMomentum(Striped):
         check_momentum(self.name, "momentum", self.momentum, may_be_zero=False)
 
     def codec(self) -> ChunkCodec:
-        """Both ways."""
         return NormSignCodec(self.chunk_elements)
 
     def own_momentum(self) -> float:
-        """As `momentum` says."""
         return self.momentum

@@ -44,14 +44,11 @@ from scaling.process_group.over_horovod import CARRIED, Compression
 
 @dataclass
 class HorovodState(AggregatorState):
-    """Horovod's side of the group, and the bucket's name there."""
-
     over_horovod: HorovodGroup
     bucket: str
 
     @property
     def notes(self) -> list[str]:
-        """How Horovod was built and set."""
         return [self.over_horovod.description]
 
 
@@ -97,14 +94,12 @@ class _ByHorovod(Aggregator[S], Generic[S]):
 
     @final
     def error_bound(self, gradient: Tensor, world_size: int) -> Tensor | None:
-        """That of sums in 16 bits."""
         return SixteenBitCodec("fp16").error_bound(gradient) if self.compression == "fp16" else None
 
     def _message_bytes(self, layout: BucketLayout, itemsize: int) -> list[int]:
         raise NotImplementedError
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """A ring's traffic for each message, which is what is metered."""
         size = 2 if self.compression == "fp16" else itemsize
         return all_reduce_bytes(self._message_bytes(layout, size), world_size)
 
@@ -134,7 +129,6 @@ class Horovod(_ByHorovod[HorovodState]):
         return HorovodState(group, layout, over_horovod, over_horovod.new_name())
 
     def aggregate(self, state: HorovodState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Averages in place."""
         if state.group.world_size == 1 or not gradient.numel():
             return gradient
         compressor = state.over_horovod.compressor(self.compression)
@@ -210,7 +204,6 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
         return OptimizerState(group, layout, over_horovod, bucket, parameters, optimizer)
 
     def aggregate(self, state: OptimizerState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Hands over every tensor's gradient, and waits for the means, in place."""
         if state.optimizer is None:
             return gradient
         for parameter, values in zip(state.parameters, state.layout.views(gradient), strict=True):

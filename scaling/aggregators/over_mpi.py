@@ -51,8 +51,6 @@ DIVIDE_BYTES_MOVED = 2.0
 
 @dataclass
 class MpiState(AggregatorState):
-    """MPI's side of the group, and the gradient's room in host memory."""
-
     over_mpi: MpiGroup
     on_host: Tensor | None  # [num_elements], pinned; None where the gradient is in host memory itself
 
@@ -76,7 +74,6 @@ class Mpi(Aggregator[MpiState]):
         return MpiState(group, layout, over_mpi, on_host)
 
     def aggregate(self, state: MpiState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Down, sum, divide, and up; on the CPU in place."""
         world_size = state.group.world_size
         if world_size == 1:
             return gradient
@@ -100,7 +97,6 @@ class Mpi(Aggregator[MpiState]):
         return all_reduce_bytes([layout.num_elements * itemsize], world_size)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Down from GPUs, all-reduced and divided by a core a rank, and up; then the update by every rank."""
         n = layout.num_elements
         if world_size == 1:
             return [Update("replica", n)]
@@ -135,7 +131,6 @@ class MpiOneBit(StripedOneBit):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> MpiOneBitState:
-        """Also reserves the host memory."""
         base = super().start(layout, group, dtype, device)
         longest = max(message.numel() for message in (*base.outgoing, *base.incoming))
         num_buffers = group.world_size if device.type == "cuda" else 0
@@ -151,13 +146,11 @@ class MpiOneBit(StripedOneBit):
         )
 
     def delegated(self, stages: list[Stage]) -> list[Stage]:
-        """Messages by MPI; GPUs copy what they send down before, and what they receive up after."""
         return [part for stage in stages for part in _through_host(stage)]
 
     def exchange(
         self, state: OneBitState, sends: list[Message], receives: list[Message], phase: PhaseMarker
     ) -> None:
-        """To the host, by MPI, and to the device."""
         assert isinstance(state, MpiOneBitState)
         if not state.sent:
             with phase("communicate"):

@@ -20,7 +20,6 @@ def single_rank_result(gradient: Tensor, velocity: Tensor, momentum: float, resu
     Args:
         gradient: [num_elements].
         velocity: [num_elements or more] the momentum so far, which the gradient is added to; empty without.
-        momentum: its factor.
         result: [num_elements], to be written.
 
     Returns:

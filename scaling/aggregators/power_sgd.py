@@ -78,7 +78,6 @@ class PowerSgdState(AggregatorState):
 
     @property
     def num_compressed(self) -> int:
-        """Elements of all matrices that are compressed."""
         return sum(group.num_elements for group in self.groups)
 
     @property
@@ -87,7 +86,6 @@ class PowerSgdState(AggregatorState):
         return self.values if self.feeds_back else self.values[:0]
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Residual and Q by parameter; what decides the random numbers is stored with every parameter."""
         names, residuals = self.layout.names, self.layout.views(self.values) if self.feeds_back else []
         factors: dict[str, Tensor] = {}
         for group, thin in zip(self.groups, self.q.sent, strict=True):
@@ -100,11 +98,9 @@ class PowerSgdState(AggregatorState):
         return factors | named("drawn", names, drawn)
 
     def check(self) -> None:
-        """See the base."""
         self.watch.raise_if_marked()
 
     def total_residual(self) -> Tensor | None:
-        """The own residual, in the layout's order; None without feedback."""
         if self.feeds_back:
             return self.values.clone()
         return None if self.num_compressed else torch.zeros_like(self.values)
@@ -119,7 +115,6 @@ class PowerSgd(Aggregator[PowerSgdState]):
         warm_start: begin with the last step's Q; else with a random one, which approximates worse.
         minimum_compression: a matrix is compressed where that makes it more than so many times smaller.
         error_feedback: keep what is lost for later steps; without it the training suffers.
-        seed: of the random numbers.
     """
 
     name = "power_sgd"
@@ -137,13 +132,11 @@ class PowerSgd(Aggregator[PowerSgdState]):
         require_exchange(self.codec(), "all_reduce")
 
     def codec(self) -> PowerSgdCodec:
-        """Which tensors, and how far."""
         return PowerSgdCodec(self.approximation_size, self.minimum_compression)
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> PowerSgdState:
-        """A residual of zero, the same random Q on every rank, and all buffers."""
         require_same_layout(layout, group)
         groups = self.codec().groups(layout.shapes)
         spans = spans_sent_whole(layout, groups)
@@ -185,7 +178,6 @@ class PowerSgd(Aggregator[PowerSgdState]):
         )
 
     def aggregate(self, state: PowerSgdState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Returns the mean of what the ranks' matrices have in the space of P."""
         group = state.group
         if group.world_size == 1 or not gradient.numel():
             return gradient
@@ -245,11 +237,9 @@ class PowerSgd(Aggregator[PowerSgdState]):
             torch._foreach_zero_(state.whole_values)
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """Those of the two all-reduces."""
         return all_reduce_bytes(self.codec().message_bytes(layout), world_size) if world_size > 1 else 0
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Encode, two rings, decode; then the update."""
         n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
         update = Update("replica", n)
         if world_size == 1:

@@ -70,21 +70,17 @@ class PowerSgdHook(PowerSgd):
             )
 
     def ddp_path(self) -> DdpPath:
-        """torch's hook."""
         return "library_hook"
 
     def settling_steps(self) -> int:
-        """Those before compression begins."""
         return self.start_step
 
     def library_hook(
         self, process_group: Any, layouts: Mapping[int, BucketLayout], device: torch.device
     ) -> PowerSgdHookState:
-        """See the base."""
         return PowerSgdHookState(self, process_group, layouts, device)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Encode, three rings, decode; then the update."""
         n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
         sizes = [size // WORD_BYTES for size in self.messages(layout)]
         return [
@@ -95,7 +91,6 @@ class PowerSgdHook(PowerSgd):
         ]
 
     def messages(self, layout: BucketLayout) -> list[int]:
-        """Bytes of what is sent as it is, of all P, and of all Q."""
         matrices = WORD_BYTES * sum(group.p_elements for group in self.codec().groups(layout.shapes))
         first, second = self.codec().message_bytes(layout)
         return [first - matrices, matrices, second]
@@ -103,12 +98,6 @@ class PowerSgdHook(PowerSgd):
 
 class PowerSgdHookState:
     """torch's hook with its state, for all buckets of one rank.
-
-    Args:
-        aggregator: its parameters.
-        process_group: torch's, of the ranks.
-        layouts: of the buckets, by number.
-        device: of the gradients.
 
     Raises:
         StudyError: a parameter is a scalar, of which the hook makes no matrix.
@@ -153,7 +142,6 @@ class PowerSgdHookState:
         return future
 
     def next_bytes(self, index: int) -> int:
-        """That this rank sends in the next exchange of that bucket: rings'."""
         layout = self._layouts[index]
         compresses = self.state.iter >= self._aggregator.start_step
         sizes = self._aggregator.messages(layout) if compresses else [WORD_BYTES * layout.num_elements]
@@ -197,7 +185,6 @@ class PowerSgdHookState:
         self.state.rng.set_state(("MT19937", drawn, place, 0, 0.0))
 
     def _tensors(self) -> dict[str, dict[int, Tensor]]:
-        """The state's tensors by kind and bucket."""
         state = self.state
         return {"residual": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
 

@@ -26,7 +26,6 @@ def all_reduce_bytes(sizes_bytes: Iterable[int], world_size: int) -> int:
 
 
 def sent_elements(schedule: Schedule, num_elements: int, rank: int) -> int:
-    """Elements that the rank sends."""
     bounds = schedule.bounds(num_elements)
     return sum(bounds[t.stop] - bounds[t.start] for step in schedule.steps for t in step if t.source == rank)
 
@@ -101,10 +100,7 @@ def encoded_stripes(
     Args:
         num_elements: of the gradient, in float32.
         up_bytes: of its whole encoding.
-        down_bytes: of that of the sums.
-        world_size: ranks, more than one.
         encode: bytes moved for each byte that is encoded and whose residual is taken.
-        decode: likewise, that is decoded and added.
     """
     num_bytes = 4.0 * num_elements
     to_owners, to_all = stripes_up_and_down(up_bytes, down_bytes, world_size)
@@ -120,7 +116,6 @@ def encoded_stripes(
 
 
 def gathered_by_all(num_bytes: int, world_size: int) -> Stage:
-    """Every rank's encoded buffer, of so many bytes, to every other rank."""
     n = world_size
     pairs = [(rank, other) for rank in range(n) for other in range(n) if rank != other]
     step = tuple(Transfer(r, o, r, r + 1, "copy") for r, o in pairs)
@@ -128,21 +123,18 @@ def gathered_by_all(num_bytes: int, world_size: int) -> Stage:
 
 
 def rows_to_host(num_elements: int, world_size: int) -> Exchange:
-    """Every rank copies its buffer into a row of its own in host memory; nothing is summed."""
     up = tuple(Transfer(rank, world_size, rank, rank + 1, "copy") for rank in range(world_size))
     schedule = Schedule("to_host", world_size, world_size, (up,), num_hosts=1)
     return Exchange(schedule, world_size * num_elements)
 
 
 def rows_from_host(num_elements: int, world_size: int) -> Exchange:
-    """Every rank copies a row of its own from host memory."""
     back = tuple(Transfer(world_size, rank, rank, rank + 1, "copy") for rank in range(world_size))
     schedule = Schedule("rows_from_host", world_size, world_size, (back,), num_hosts=1)
     return Exchange(schedule, world_size * num_elements)
 
 
 def copies_to_ranks(num_elements: int, world_size: int) -> Exchange:
-    """Every rank copies one buffer from host memory."""
     back = tuple(Transfer(world_size, rank, 0, 1, "copy") for rank in range(world_size))
     return Exchange(Schedule("from_host", world_size, 1, (back,), num_hosts=1), num_elements)
 

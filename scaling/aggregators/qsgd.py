@@ -38,7 +38,6 @@ class QsgdCodec(ChunkCodec):
     """A norm, and a sign and a level an element.
 
     Attributes:
-        level_bits: of a code.
         norm: "two" or "max".
     """
 
@@ -52,16 +51,13 @@ class QsgdCodec(ChunkCodec):
     norm: Norm = "two"
 
     def code_bits(self) -> int:
-        """As `level_bits` says."""
         return self.level_bits
 
     def kernel_kind(self) -> tuple[str, float]:
-        """By the norm, with the levels."""
         return "LEVELS" if self.norm == "two" else "LEVELS_OF_LARGEST", float(self.num_levels)
 
     @property
     def num_levels(self) -> int:
-        """s, those besides zero."""
         return int(2 ** (self.level_bits - 1) - 1)
 
     def level(self, values: Tensor) -> Tensor:
@@ -78,7 +74,6 @@ class QsgdCodec(ChunkCodec):
         return 2.0 if self.norm == "two" else float("inf")
 
     def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The norm; levels with their signs."""
         assert noise is not None, "levels are rounded at random"
         norms = (
             torch.linalg.vector_norm(values, self._order, dim=1, keepdim=True)
@@ -109,7 +104,6 @@ class Qsgd(GatheredChunks):
         bits: of a code: a sign and 2**(bits - 1) - 1 levels besides zero.
         chunk_elements: values that share a norm, a multiple of 32; the paper's bucket size.
         norm: "two" as in the paper's theory, "max" as in its experiments.
-        seed: of the random numbers.
     """
 
     name = "qsgd"
@@ -120,11 +114,9 @@ class Qsgd(GatheredChunks):
     seed: int = 0
 
     def codec(self) -> QsgdCodec:
-        """Of what goes to all."""
         return QsgdCodec(self.chunk_elements, self.bits, self.norm)
 
     def feeds_back(self) -> bool:
-        """Nothing is kept."""
         return False
 
     def error_bound(self, gradient: Tensor, world_size: int) -> Tensor:
@@ -132,5 +124,4 @@ class Qsgd(GatheredChunks):
         return self.codec().level(gradient).div(world_size)
 
     def noise(self, num_elements: int, rank: int, device: torch.device) -> Noise | None:
-        """Other numbers on every rank."""
         return Noise(num_elements, 1_000_003 * self.seed + rank, device)

@@ -26,5 +26,4 @@ class Ring(Scheduled):
     directions: Literal[1, 2] = 1
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """The ring through the ranks in their order."""
         return ring(world_size, directions=self.directions)

@@ -32,11 +32,9 @@ class AnySchedule(Scheduled):
     sha256: str = ""
 
     def parameters(self) -> dict[str, Any]:
-        """All by name; without a file there is no digest."""
         return {name: value for name, value in super().parameters().items() if value or name != "sha256"}
 
     def label(self) -> str:
-        """With the collective, whichever it is."""
         label = super().label().replace(f", sha256={self.sha256}", "")
         name, _, others = label.removesuffix(")").partition("(")
         if self.collective == type(self).collective:

@@ -28,8 +28,6 @@ from scaling.process_group import Group
 
 @dataclass
 class ScheduledState(AggregatorState):
-    """The schedule bound to this rank and its buffers."""
-
     reduction: RankExchange  # the whole schedule where every replica takes the step
     distribution: RankExchange | None
     spans: list[Span]  # elements whose sum ends here
@@ -44,7 +42,6 @@ class ScheduledState(AggregatorState):
 
     @property
     def notes(self) -> list[str]:
-        """The transport of the exchange; [] with one rank."""
         return [self.reduction.note] if self.group.world_size > 1 else []
 
 
@@ -75,7 +72,6 @@ class Scheduled(Aggregator[ScheduledState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> ScheduledState:
-        """Compiles the schedule for this rank."""
         n = layout.num_elements
 
         def bound(part: Schedule) -> RankExchange:
@@ -106,12 +102,10 @@ class Scheduled(Aggregator[ScheduledState]):
 
     @final
     def owned(self, state: ScheduledState) -> list[Span]:
-        """The spans of the chunks whose sum ends at this rank."""
         return state.spans
 
     @final
     def distribute(self, state: ScheduledState, parameters: Tensor, phase: PhaseMarker = unmarked) -> None:
-        """Runs the schedule's second half on the parameters."""
         assert state.distribution is not None, "only where owners take the step"
         if state.group.world_size > 1:
             with phase("communicate"):
@@ -121,7 +115,6 @@ class Scheduled(Aggregator[ScheduledState]):
 
     @final
     def stages(self, layout: BucketLayout, world_size: int) -> list[plan.Stage]:
-        """The schedule and the update, or its halves with the owners' update between."""
         n, schedule = layout.num_elements, self.schedule(world_size, layout)
         if self.update_site == "replica":
             return [plan.Exchange(schedule, n), plan.Update("replica", n)]
@@ -129,7 +122,6 @@ class Scheduled(Aggregator[ScheduledState]):
 
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """The schedule's."""
         return itemsize * sent_elements(self.schedule(world_size, layout), layout.num_elements, rank)
 
 

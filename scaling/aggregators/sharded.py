@@ -56,7 +56,6 @@ class ShardedState(AggregatorState):
 
     @property
     def parameter_buffer(self) -> Tensor:
-        """The same of `parameters`."""
         self.parameters = self._made(self.parameters)
         return self.parameters[: self.layout.num_elements]
 
@@ -93,11 +92,9 @@ class Zero1(Aggregator[ShardedState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> ShardedState:
-        """Buffers are made when they are asked for."""
         return ShardedState(group, layout, dtype, device)
 
     def owned(self, state: ShardedState) -> list[Span]:
-        """This rank's shard, as far as it is in the bucket."""
         num_elements, n = state.layout.num_elements, state.group.world_size
         shard = _padded(num_elements, n) // n
         start, stop = (
@@ -119,7 +116,6 @@ class Zero1(Aggregator[ShardedState]):
         return gradient if self.owned(state) else None
 
     def distribute(self, state: ShardedState, parameters: Tensor, phase: PhaseMarker = unmarked) -> None:
-        """Every rank's shard to all."""
         if state.group.world_size > 1 and parameters.numel():
             with phase("communicate"), torch.no_grad():
                 padded = state.whole_shards(parameters, state.parameters)
@@ -128,12 +124,10 @@ class Zero1(Aggregator[ShardedState]):
                     parameters.copy_(padded[: parameters.numel()])
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """Both exchanges', as a group meters them."""
         shard = _padded(layout.num_elements, world_size) // world_size
         return 2 * (world_size - 1) * shard * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """The halves of a ring, with the owners' step between them."""
         n = layout.num_elements
         if world_size == 1:
             return [Update("replica", n)]
@@ -150,5 +144,4 @@ class Zero2(Zero1):
 
 
 def _padded(num_elements: int, world_size: int) -> int:
-    """Elements of whole shards."""
     return -(-num_elements // world_size) * world_size

@@ -42,7 +42,6 @@ class VoteCodec(SignCodec):
         return (largest > 0).to(torch.float32) + (largest - largest)
 
     def combine(self, decoded: Tensor, rank: int) -> Tensor:
-        """The majority, whose sign is sent."""
         return majority(decoded, decoded[rank])
 
 
@@ -66,11 +65,9 @@ class Sign(Striped):
     chunk_elements: int = 1024
 
     def codec(self) -> ChunkCodec:
-        """Both ways."""
         return VoteCodec(self.chunk_elements)
 
     def feeds_back(self) -> tuple[bool, bool]:
-        """Nothing is kept."""
         return False, False
 
     def error_bound(self, gradient: Tensor, world_size: int) -> Tensor:
@@ -78,5 +75,4 @@ class Sign(Striped):
         return gradient.abs().add_(1.0).div_(world_size)
 
     def divisor(self, world_size: int) -> int:
-        """A sign is a sign."""
         return 1

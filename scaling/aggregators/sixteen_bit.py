@@ -35,13 +35,10 @@ CAST_BYTES_MOVED = 2.5
 
 @dataclass
 class SixteenBitState(AggregatorState):
-    """The message."""
-
     wire: Tensor  # [num_elements] of 16 bits
     watch: FiniteWatch = field(repr=False)
 
     def check(self) -> None:
-        """See the base."""
         self.watch.raise_if_marked()
 
 
@@ -64,7 +61,6 @@ class SixteenBits(Aggregator[SixteenBitState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> SixteenBitState:
-        """The message's buffer."""
         require_same_layout(layout, group)
         wire = torch.zeros(layout.num_elements, dtype=self.codec().dtype, device=device)
         what = f"the mean gradient in {self.name}"
@@ -73,7 +69,6 @@ class SixteenBits(Aggregator[SixteenBitState]):
 
     @final
     def aggregate(self, state: SixteenBitState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Leaves the mean in `gradient`."""
         world_size = state.group.world_size
         if world_size == 1 or not gradient.numel():
             return gradient
@@ -89,17 +84,14 @@ class SixteenBits(Aggregator[SixteenBitState]):
 
     @final
     def error_bound(self, gradient: Tensor, world_size: int) -> Tensor:
-        """That of the codec; a rank alone casts nothing."""
         return self.codec().error_bound(gradient)
 
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """That of the all-reduce."""
         return all_reduce_bytes([self.codec().bucket_bytes(layout)], world_size)
 
     @final
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Cast, a ring of 16-bit values, cast back; then the update."""
         n = layout.num_elements
         update = Update("replica", n)
         if world_size == 1:
@@ -120,7 +112,6 @@ class Fp16(SixteenBits):
     name = "fp16"
 
     def codec(self) -> SixteenBitCodec:
-        """Of the message."""
         return SixteenBitCodec("fp16")
 
 
@@ -132,5 +123,4 @@ class Bf16(SixteenBits):
     name = "bf16"
 
     def codec(self) -> SixteenBitCodec:
-        """Of the message."""
         return SixteenBitCodec("bf16")

@@ -54,7 +54,6 @@ class AggregatorState:
 
     @property
     def parameter_buffer(self) -> Tensor | None:
-        """The same for the parameters, which `distribute` then need not copy."""
         return None
 
     @property

@@ -35,7 +35,6 @@ class StripeParts:
     """Which elements of each parameter each rank owns.
 
     Attributes:
-        layout: of the bucket.
         edges: [rank] the first element of the bucket that it owns; behind the last rank's, the end.
     """
 
@@ -61,7 +60,6 @@ class StripeParts:
         return named(PART, self.layout.names, parts)
 
     def borders_by_name(self) -> dict[str, Tensor]:
-        """To be saved with the parts."""
         return named(BORDERS, self.layout.names, [torch.tensor(border) for border in self.borders])
 
     def handed_over(
@@ -71,7 +69,6 @@ class StripeParts:
 
         Args:
             saved: of this rank: parts and borders of these parameters, maybe with others.
-            group: the ranks, as many as have saved.
             device: where the ranks exchange tensors.
 
         Raises:
@@ -97,7 +94,6 @@ class StripeParts:
         return named(PART, self.layout.names, now)
 
     def _found_borders(self, saved: Mapping[str, Tensor], number: int) -> list[int]:
-        """Where the parts of a parameter began."""
         name, current = f"{BORDERS}/{self.layout.names[number]}", self.borders[number]
         borders: list[int] = saved_tensor(saved, name, [len(current)]).tolist()
         if borders[0] != 0 or borders[-1] != current[-1] or any(a > b for a, b in pairwise(borders)):

@@ -82,30 +82,24 @@ class StripesState(AggregatorState):
 
     @property
     def own(self) -> slice:
-        """The own stripe's chunks."""
         return slice(*self.stripes[self.group.rank])
 
     @property
     def notes(self) -> list[str]:
-        """What encodes and decodes."""
         return [self.coder.note] if self.group.world_size > 1 else []
 
     def check(self) -> None:
-        """See the base."""
         self.watch.raise_if_marked()
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """See the base; with the own part of each parameter's stripe residual, flat."""
         if self.parts is None:
             return super().checkpoint_tensors()
         return super().checkpoint_tensors() | self.parts.own(self.stripe_residual.view(-1), self.group.rank)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """See the base; with the borders of all ranks' parts."""
         return super().state_dict() | (self.parts.borders_by_name() if self.parts else {})
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """See the base; in other buckets, parts of the stripe residual go to their new owners."""
         handed = self.parts.handed_over(tensors, self.group, self.result.device) if self.parts else {}
         super().load_state_dict(tensors | handed)
 
@@ -114,7 +108,6 @@ class StripesState(AggregatorState):
         return None if self.momentum.numel() else self.withheld()
 
     def withheld(self) -> Tensor | None:
-        """The same with momentum, too; None without any residual."""
         if not self.residual.numel() and not self.stripe_residual.numel():
             return None
         total = torch.zeros(self.chunks.padded, device=self.result.device)
@@ -154,21 +147,17 @@ class Striped(Aggregator[StripesState]):
         """Of what goes to the owners."""
 
     def codec_back(self) -> ChunkCodec:
-        """Of the sums."""
         return self.codec()
 
     def feeds_back(self) -> tuple[bool, bool]:
-        """Whether there is a residual of the gradient, and of the sums."""
         return True, True
 
     def divisor(self, world_size: int) -> int:
-        """What sums are divided by."""
         return world_size
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> StripesState:
-        """Residuals of zero and all buffers."""
         require_same_layout(layout, group)
         codec, back = self.codec(), self.codec_back()
         chunks = codec.chunks(layout.num_elements)
@@ -200,7 +189,6 @@ class Striped(Aggregator[StripesState]):
 
     @final
     def aggregate(self, state: StripesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Returns the mean of the twice encoded gradients, in the gradient's type."""
         if state.group.world_size == 1 or not gradient.numel():
             return single_rank_result(gradient, state.momentum, self.own_momentum(), state.result)
         with phase("encode"):
@@ -217,12 +205,10 @@ class Striped(Aggregator[StripesState]):
 
     @final
     def contribution(self, state: StripesState, gradient: Tensor) -> Tensor:
-        """The gradient, or the momentum of the last result with it."""
         last = state.momentum[: gradient.numel()]
         return gradient + self.own_momentum() * last if last.numel() else gradient
 
     def _encode_gradient(self, state: StripesState, gradient: Tensor) -> None:
-        """Fills `outgoing`, and `residual` where there is one."""
         state.coder.encode(gradient, state.residual, state.outgoing, self._momentum(state))
 
     def _exchange_stripes(self, state: StripesState) -> None:
@@ -238,7 +224,6 @@ class Striped(Aggregator[StripesState]):
         return Momentum(state.momentum, self.own_momentum()) if state.momentum.numel() else None
 
     def _encode_sums(self, state: StripesState) -> None:
-        """Fills the own rows of `sums` from `incoming`, and `stripe_residual` where there is one."""
         stripe_sum = state.sums[state.own]
         state.coder.encode_sums(
             state.incoming, state.stripe_residual, stripe_sum, state.own.start, state.group.rank
@@ -253,13 +238,11 @@ class Striped(Aggregator[StripesState]):
         )
 
     def _decode_result(self, state: StripesState) -> None:
-        """All stripes' sums, divided, into `result`; watches them."""
         divisor = self.divisor(state.group.world_size)
         state.coder.decode(state.sums[None], divisor, state.result, state.watch, self._momentum(state))
 
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """The other ranks' stripes, and the own one's sum to each of them."""
         chunks = self.codec().chunks(layout.num_elements)
         start, stop = stripes_of(chunks.num_chunks, world_size)[rank]
         up = self.codec().row_words(chunks.chunk_elements) * (chunks.num_chunks - (stop - start))
@@ -268,7 +251,6 @@ class Striped(Aggregator[StripesState]):
 
     @final
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update."""
         if world_size == 1:
             return [Update("replica", layout.num_elements)]
         up, down = self.codec().bucket_bytes(layout), self.codec_back().bucket_bytes(layout)

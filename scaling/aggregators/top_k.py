@@ -56,11 +56,9 @@ class TopKCodec(Codec):
             )
 
     def num_sent(self, num_elements: int) -> int:
-        """k."""
         return min(num_elements, math.ceil(self.density * num_elements))
 
     def bucket_bytes(self, layout: BucketLayout) -> int:
-        """Values and places."""
         return 2 * WORD_BYTES * self.num_sent(layout.num_elements)
 
     def encode(self, values: Tensor, wire: Tensor) -> Tensor:
@@ -91,7 +89,6 @@ class TopK(Gathered):
     """Only the largest values, with their indices, are sent; error feedback holds the rest.
 
     Attributes:
-        density: the share of the bucket's elements that is sent.
         error_feedback: keep what is not sent for later steps; without it the training suffers.
         momentum_correction: Deep Gradient Compression's momentum; the optimizer's must then be 0. 0: none.
     """
@@ -107,15 +104,12 @@ class TopK(Gathered):
         check_momentum(self.name, "momentum_correction", self.momentum_correction, may_be_zero=True)
 
     def codec(self) -> TopKCodec:
-        """Of what goes to all."""
         return TopKCodec(self.density)
 
     def own_momentum(self) -> float:
-        """As `momentum_correction` says."""
         return self.momentum_correction
 
     def feeds_back(self) -> bool:
-        """As `error_feedback` says."""
         return self.error_feedback
 
     def error_bound(self, gradient: Tensor, world_size: int) -> Tensor | None:
@@ -123,15 +117,12 @@ class TopK(Gathered):
         return None if self.momentum_correction else gradient.abs().div_(world_size)
 
     def wire_shape(self, num_elements: int) -> tuple[int, ...]:
-        """Values and places."""
         return 2, self.codec().num_sent(num_elements)
 
     def bytes_moved(self, world_size: int) -> tuple[float, float]:
-        """The residual, magnitudes, and some passes to choose; little comes back."""
         return 12.0, 0.5
 
     def encode(self, state: GatheredState, gradient: Tensor, wire: Tensor) -> None:
-        """Sends the largest, and keeps the others."""
         values = self._values(state, gradient)
         places = self.codec().encode(values, wire)
         if state.residual.numel():

@@ -19,5 +19,4 @@ class Tree(Scheduled):
     name = "tree"
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """The binomial tree rooted at rank 0."""
         return tree(world_size)

@@ -53,11 +53,9 @@ class TwoBitCodec(ChunkCodec):
             raise StudyError(f"codec 'two_bit': threshold: allowed is more than 0, got {self.threshold}")
 
     def kernel_kind(self) -> tuple[str, float]:
-        """With the threshold."""
         return "TWO", self.threshold
 
     def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """No heads; the codes."""
         plus = (values >= self.threshold).to(torch.uint8).mul_(CODE_PLUS)
         minus = (values <= -self.threshold).to(torch.uint8).mul_(CODE_MINUS)
         strange = values.isfinite().logical_not_()
@@ -65,7 +63,6 @@ class TwoBitCodec(ChunkCodec):
         return values[:, :0], codes
 
     def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
-        """What the codes stand for."""
         values = (codes == CODE_PLUS).to(torch.float32).sub_((codes == CODE_MINUS).to(torch.float32))
         return values.mul_(self.threshold).masked_fill_(codes == CODE_NOT_FINITE, float("nan"))
 
@@ -85,13 +82,10 @@ class TwoBit(Striped):
     chunk_elements: ClassVar[int] = 1024  # stripes are cut there; a code has no company
 
     def codec(self) -> ChunkCodec:
-        """Up."""
         return TwoBitCodec(self.chunk_elements, self.threshold)
 
     def codec_back(self) -> ChunkCodec:
-        """Down: 32 bits."""
         return PlainChunks(self.chunk_elements)
 
     def feeds_back(self) -> tuple[bool, bool]:
-        """Of the gradient alone."""
         return True, False

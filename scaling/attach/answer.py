@@ -50,7 +50,6 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
 
 
 def first_lines(measured: Measured) -> list[str]:
-    """What launches that switch arms say."""
     return list(map(text_of, _differences(measured)))
 
 
@@ -110,7 +109,6 @@ def _differences(measured: Measured) -> Iterator[Finding]:
 
 
 def _gains(measured: Measured) -> Iterator[tuple[Arm, str, Saved]]:
-    """Of arms that have no line of their own."""
     for name, arm in ARMS.items():
         if arm.said and (saved := measured.saved(name)) is not None:
             known = {"usual": measured.ranks[0], "own": measured.facts[name][0]}
@@ -221,7 +219,6 @@ def _efficiency(measured: Measured) -> Finding:
 
 
 def _few_steps(measured: Measured) -> Iterator[Finding]:
-    """What a median does not show, and how much was seen."""
     often = [asdict(one) for one in rare(measured) if one.ratio >= LEAST_SAID]
     least, ratio, what = other_steps(measured)
     is_more = measured.spread_ratio is not None and least > max(measured.spread_ratio, 0.02)

@@ -23,9 +23,6 @@ class Rare:
         kind: "evaluation" or "save".
         ranks: that do it; none where all do.
         count: in how many steps, on the rank with the most.
-        every: so many steps.
-        seconds: each takes.
-        ratio: of the time.
         is_waited_for: fewer ranks than all do it, and the steps of the others are as much longer.
     """
 
@@ -61,7 +58,6 @@ def rare(measured: Measured) -> list[Rare]:
 
 
 def _marks(rank: dict[str, Any]) -> list[float]:
-    """The ends of the steps after the warm-up, by the host's clock."""
     every = rank.get("host_s", rank["step_s"])
     return list(min(every, key=len)[rank["warmup"] - 1 :])
 
@@ -79,7 +75,6 @@ def _steps_with(rank: dict[str, Any], kind: str) -> list[int]:
 
 
 def _seen(ranks: Sequence[dict[str, Any]], kind: str, *, in_warmup: bool = False) -> int:
-    """In how many steps of the rank with the most."""
     return max(sum((number < 1) == in_warmup for number in _steps_with(rank, kind)) for rank in ranks)
 
 

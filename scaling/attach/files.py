@@ -24,7 +24,6 @@ def take_files(out: Path, cwd: Path) -> None:
 
     Args:
         out: of the run; the files are in `files` there.
-        cwd: in which it ran.
     """
     names = {
         name

@@ -183,7 +183,6 @@ def _of_input(measured: Measured, slow: SlowRank | None) -> Iterator[Finding]:
 
 
 def _of_arms(measured: Measured) -> Iterator[Finding]:
-    """Of those whose row names a finding."""
     for name, arm in ARMS.items():
         saved = measured.saved(name) if arm.finding else None
         if saved is not None and saved.is_certain:

@@ -60,8 +60,6 @@ class Run:
         arm: or what the launch is called in which arms are switched.
         ranks: each rank's record, in their order; empty where it was not measured.
         reason: why it was not measured.
-        took_s: from its start to its end.
-        arms: of the launch.
     """
 
     arm: str

@@ -25,8 +25,6 @@ class Step:
 
     Attributes:
         number: 0 is the first one after the first mark.
-        start_s: on the host's clock.
-        step_s: its length.
         spans: (phase, start, stop) in seconds after its start; but for evaluations, only in arms with phases.
         waited_s: in collectives of the script's own, those in a backward pass included.
         arm, block: that was on, and the number of its round; -1 for a step that is left out.
@@ -210,8 +208,6 @@ class LongSteps:
     """Steps of the usual kind that take over twice the usual time, of the rank with the least of them.
 
     Attributes:
-        count: how many.
-        of: of so many steps.
         more_ratio: what they add to the mean step, of the usual one.
         input_ratio: how much of that is in their input; None in arms without phases.
     """
@@ -248,7 +244,6 @@ def mean_s(ranks: Sequence[dict[str, Any]]) -> float:
 
 
 def medians_s(steps: Sequence[Sequence[Step]]) -> list[float]:
-    """The median length of a step, by rank."""
     return [float(np.median([step.step_s for step in rank])) for rank in steps]
 
 

@@ -63,12 +63,9 @@ class Saved:
     Attributes:
         ratio: of the step's time, from the mean over rounds of the logarithms of neighbouring blocks.
         is_certain: shorter by the interval, and by more than the A/A spread in each of several launches.
-        is_compared: there are several, and an A/A spread.
         half: of the 95% t interval over rounds, of a step; not less than half of what launches differ by.
             None of fewer than three rounds.
-        rounds: how many.
         launches: the ratio in each.
-        disagrees: launches, by more than rounds within them explain.
     """
 
     ratio: float
@@ -110,7 +107,6 @@ class Measured:
             average, more than the rank that is slowest on average.
         variation: arm -> upper to lower quartile of a rank's steps, the largest of its ranks and launches.
         phases: arm with phases -> launch -> of each rank, the median seconds of each phase.
-        signatures: arm -> what a step consists of.
         reasons: arm -> why a run of it was not measured.
         facts: arm -> each rank's record, of its last run.
         rounds: arm -> round -> the slowest rank's mean step in the arm's block.
@@ -209,7 +205,6 @@ class Measured:
 
     @property
     def usual_s(self) -> float:
-        """The median step of the script as it is."""
         return self.step_s("baseline")
 
     @property
@@ -227,7 +222,6 @@ class Measured:
         return str(self.ranks[0]["device"]) if "baseline" in self.facts else "cpu"
 
     def step_s(self, arm: str) -> float:
-        """Of the slowest rank, the median of its launches."""
         return float(np.median([max(ranks) for ranks in self.steps_s[arm].values()]))
 
     def rate_s(self, arm: str) -> float:

@@ -42,7 +42,6 @@ class AttachedFolder:
 
     Args:
         path: the folder, empty or not there.
-        command: as the user gave it.
         settings: further facts for its study.yaml.
 
     Raises:

@@ -50,13 +50,10 @@ class Plan:
     """What is run.
 
     Attributes:
-        command: of the user.
         arms: which of `scaling.attach.inside.arms`.
         warmup: steps at the start of each launch, which are left out.
         steps: of each run with a process of its own.
         launches: in which arms are switched; one more where they disagree.
-        deadline_s: of each launch.
-        budget_s: of the rounds of a launch.
         until_epoch: they, and the clock, go on until an epoch has ended, or the deadline.
         seed: of the order.
     """
@@ -91,11 +88,6 @@ class Terminated(KeyboardInterrupt):
 
 def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
     """Runs the plan, writes the results folder `out`, and returns the answer's lines and the exit code.
-
-    Args:
-        plan: what is run.
-        out: of the results.
-        say: takes a line of progress.
 
     Raises:
         AttachError: the folder is not empty, or the script cannot be measured.
@@ -135,8 +127,6 @@ def _terminate(*_: object) -> None:
 
 
 class _Session:
-    """The launches of one plan, and what they gave so far."""
-
     def __init__(self, plan: Plan, folder: AttachedFolder, out: Path, say: Callable[[str], None]) -> None:
         self.plan, self.folder, self.out, self.say = plan, folder, out, say
         self.measured = Measured()
@@ -216,7 +206,6 @@ class _Session:
         return any(saved is not None and saved.disagrees for saved in every)
 
     def _seems_faster(self) -> bool:
-        """Whether an arm of the later launches is to be confirmed."""
         return self.plan.launches > 1 and bool(to_confirm(self.measured, is_switched=True))
 
     def _each_apart(self) -> None:
@@ -282,11 +271,6 @@ class _Session:
 
 def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None:
     """Runs the command on this node, in every run of an `attach` that another node has begun in the folder.
-
-    Args:
-        path: its results folder, which both see.
-        command: as the script is started on this node.
-        say: takes a line a run.
 
     Raises:
         AttachError: nothing was begun there for a long time, or the command does not start.

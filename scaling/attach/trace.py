@@ -33,7 +33,6 @@ class Traced:
         exposed_s: of NCCL kernels, while no other kernel ran; with the waiting.
         busy_s: in which the GPU ran anything. How idle the GPU is, a run without the profiler has to say.
         syncs_a_step: calls with which the host waited for the GPU.
-        sync_ratio: of the time in such calls.
         late_rank: comes last to most collectives: its kernels wait least. None if none does.
     """
 

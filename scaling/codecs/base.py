@@ -22,7 +22,6 @@ class Codec(ABC):
     """How a flat float32 gradient is written for others.
 
     Attributes:
-        name: of the module that describes it.
         summable: the sum of encodings decodes to the sum of the values.
         divisible: parts of an encoding can be decoded by themselves, as the stripes' owners do.
     """

@@ -35,8 +35,6 @@ class Chunks:
     """A flat buffer cut into chunks of equal size, the last one filled up.
 
     Attributes:
-        num_elements: of the buffer.
-        chunk_elements: of a chunk.
         num_chunks: at least as many as hold them.
     """
 
@@ -45,12 +43,10 @@ class Chunks:
 
     @property
     def num_chunks(self) -> int:
-        """How many there are, the last of them padded."""
         return math.ceil(self.num_elements / self.chunk_elements)
 
     @property
     def padded(self) -> int:
-        """Elements of all chunks."""
         return self.num_chunks * self.chunk_elements
 
     def matrix(self, flat: Tensor) -> Tensor:
@@ -83,9 +79,7 @@ class ChunkCodec(Codec):
     """A codec by chunks: a row of the wire is a chunk's head, some floats, and then a code an element.
 
     Attributes:
-        chunk_elements: values that share a head.
         head: floats of a head.
-        bits: of a code.
         needs_noise: `encode` takes uniform random numbers.
         kernel: its kernel on CUDA devices: a kind of `scaling.codecs.kernels.chunk_blocks`, or a `ChunkCoder`
             of its own; None: plain torch. A subclass may compute otherwise, so it does not inherit it.
@@ -102,11 +96,9 @@ class ChunkCodec(Codec):
         check_chunk_elements(f"codec {self.name!r}: chunk_elements", self.chunk_elements)
 
     def chunks(self, num_elements: int) -> Chunks:
-        """How it cuts a buffer."""
         return chunks_of(num_elements, self.chunk_elements)
 
     def code_bits(self) -> int:
-        """Bits of a code; to be overridden where a parameter decides."""
         return self.bits
 
     def kernel_kind(self) -> tuple[str, float]:
@@ -118,11 +110,9 @@ class ChunkCodec(Codec):
         return self.head + chunk_elements * self.code_bits() // (BITS_PER_BYTE * WORD_BYTES)
 
     def bucket_bytes(self, layout: BucketLayout) -> int:
-        """Shapes do not matter: `wire_bytes` of its elements."""
         return self.wire_bytes(layout.num_elements)
 
     def wire_bytes(self, num_elements: int) -> int:
-        """Every chunk's head and codes, those of the filling too."""
         chunks = self.chunks(num_elements)
         return WORD_BYTES * chunks.num_chunks * self.row_words(chunks.chunk_elements)
 
@@ -176,15 +166,12 @@ class PlainChunks(ChunkCodec):
         raise NotImplementedError("values are copied, not quantised")
 
     def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
-        """Likewise."""
         raise NotImplementedError("values are copied, not restored")
 
     def encode(self, values: Tensor, valid: Tensor, rows: Tensor, noise: Tensor | None = None) -> None:
-        """A copy."""
         rows.view(torch.float32).copy_(values)
 
     def decode(self, rows: Tensor) -> Tensor:
-        """A view."""
         return rows.view(torch.float32)
 
 
@@ -205,12 +192,6 @@ class ChunkCoder(ABC):
     """Encodes and decodes one rank's bucket, in the order of the current stream.
 
     Residuals are empty where there are none.
-
-    Args:
-        codec: of the gradient.
-        back: of the sums of stripes.
-        chunks: of the bucket, the codecs' own.
-        device: of all tensors.
 
     Attributes:
         note: what runs, for the record of a run.
@@ -248,8 +229,6 @@ class ChunkCoder(ABC):
             received: [ranks, own chunks, row_words] int32 of the codec.
             residual: [own chunks, chunk_elements] float32.
             rows: [own chunks, row_words] int32 of the codec for sums.
-            first: of the own chunks.
-            rank: the own one.
         """
 
     @abstractmethod
@@ -261,10 +240,7 @@ class ChunkCoder(ABC):
         Args:
             rows: [ranks, num_chunks, row_words] int32 of the codec for sums, which is the codec itself where
                 there is more than one rank.
-            divisor: of the sum.
             result: [num_elements], of any floating type, filled.
-            watch: of the bucket, by chunks.
-            momentum: takes over the result.
         """
 
     def own_elements(self, num_chunks: int, first: int) -> int:

@@ -31,9 +31,7 @@ class FiniteWatch:
     """The spans of one bucket that were not finite in the first step in which any was not.
 
     Args:
-        layout: of the bucket.
         bounds: [num_spans + 1] int64 in host memory, ascending: where the spans begin and the last one ends.
-        device: of the statistics.
         what: name of the values, for the message.
 
     Attributes:
@@ -50,7 +48,6 @@ class FiniteWatch:
     def of_tensors(
         cls, layout: BucketLayout, device: torch.device, what: str = "the gradient"
     ) -> FiniteWatch:
-        """One span a tensor."""
         bounds = torch.tensor([*layout.offsets, layout.num_elements], dtype=torch.int64)
         return cls(layout, bounds, device, what)
 
@@ -120,7 +117,6 @@ class FiniteWatch:
         )
 
     def _names(self, starts: list[int], stops: list[int]) -> list[str]:
-        """The tensors that the spans touch, in the layout's order."""
         names, at = [], 0
         for name, shape, start in zip(
             self._layout.names, self._layout.shapes, self._layout.offsets, strict=True

@@ -40,7 +40,6 @@ class Noise:
         self.drawn = words(2)
 
     def advance(self) -> None:
-        """The next step's two words."""
         self.drawn.mul_(_MULTIPLIER).add_(_INCREMENT)
 
     def uniform(self) -> Tensor:

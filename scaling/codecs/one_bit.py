@@ -150,5 +150,4 @@ def unpack(words: Tensor, rows: int, bits: int = 1) -> Tensor:
 
 
 def _places(device: torch.device, bits: int) -> Tensor:
-    """Of each element in its word."""
     return torch.arange(0, BITS_PER_WORD, bits, dtype=torch.int32, device=device).view(-1, 1, 1)

@@ -71,7 +71,6 @@ class PlaneStripes(TorchStripes):
         return self.buffers.stripes.bits == 1 and matrix.numel() >= MIN_ELEMENTS
 
     def _encode_planes(self, left: Tensor, added: Plane) -> Encoded:
-        """`left` + what is `added`, quantised; what is lost replaces `left`."""
         num_rows, num_columns = left.shape
         num_words = -(-num_rows // 32)
         planes = list(_planes(num_rows, num_words))
@@ -102,7 +101,6 @@ class _Received:
         self._words = words
 
     def plane(self, number: int, rows: slice) -> Tensor:
-        """The decoded rows, new."""
         words = self._words[: rows.stop - rows.start]
         # As integers, which torch does several times faster than a choice by booleans: all ones where the bit
         # is one, and with these the bits in which the two levels differ.

@@ -43,7 +43,6 @@ class Places:
 
     @classmethod
     def of(cls, stripes: StripeLayout, rank: int) -> Places:
-        """Those of a rank."""
         at, outgoing = 0, []
         for owner, words in enumerate(stripes.words):
             outgoing.append(at)
@@ -64,9 +63,6 @@ class StripeBuffers:
     """Residuals and messages of one rank.
 
     Args:
-        stripes: of the bucket.
-        rank: this one.
-        device: of the buffers.
         marks: [tensors] bool: see below; one's own if None.
 
     Attributes:
@@ -74,7 +70,6 @@ class StripeBuffers:
         residual: [num_elements] float32, of the own gradient.
         stripe_residual: float32, of the sums of the own stripes, matrix by matrix [rows, width].
         wire: [places.num_words] int32.
-        outgoing, incoming, gathered: the messages, views of it.
         marks: [tensors] bool, True where decoded limits were not finite, in the first step in which any were.
     """
 
@@ -174,12 +169,10 @@ class TorchStripes(StripeCodec):
             buffers.marks.logical_or_(torch.stack(bad) & buffers.marks.any().logical_not())
 
     def _decode_stripe(self, target: Tensor, number: int, owner: int) -> None:
-        """One owner's stripe of the mean."""
         mean = self._read(self.buffers.gathered[owner], number, owner)
         target.copy_(mean.div_(self.buffers.stripes.world_size))
 
     def _distribute(self, encoded: Encoded, number: int) -> None:
-        """Every owner's stripe of an encoded matrix into its message."""
         buffers = self.buffers
         for owner, (start, stop) in enumerate(buffers.stripes.bounds[number]):
             message = buffers.incoming[owner] if owner == buffers.rank else buffers.outgoing[owner]
@@ -187,7 +180,6 @@ class TorchStripes(StripeCodec):
                 self._write(message, number, owner, encoded, start, stop)
 
     def _encode(self, left: Tensor, added: Tensor) -> Encoded:
-        """`left` + `added`, quantised; what is lost replaces `left`."""
         left.add_(added)
         bits = self.buffers.stripes.bits
         encoded = one_bit.encode(left, self.threshold, bits)

@@ -45,14 +45,6 @@ _SMALLEST_NORM = 1e-30
 
 @dataclass(frozen=True)
 class MatrixGroup:
-    """Matrices of one shape.
-
-    Attributes:
-        tensors: their numbers in the layout.
-        rows, columns: n and m.
-        rank: r.
-    """
-
     tensors: tuple[int, ...]
     rows: int
     columns: int
@@ -60,17 +52,14 @@ class MatrixGroup:
 
     @property
     def num_elements(self) -> int:
-        """Of all its matrices."""
         return len(self.tensors) * self.rows * self.columns
 
     @property
     def p_elements(self) -> int:
-        """Of all P."""
         return len(self.tensors) * self.rows * self.rank
 
     @property
     def q_elements(self) -> int:
-        """Of all Q."""
         return len(self.tensors) * self.columns * self.rank
 
 
@@ -79,7 +68,6 @@ class PowerSgdCodec(Codec):
     """Which tensors are compressed, and how far.
 
     Attributes:
-        approximation_size: r.
         minimum_compression: a matrix is compressed where that leaves it more than so many times smaller.
     """
 
@@ -110,7 +98,6 @@ class PowerSgdCodec(Codec):
         ]
 
     def bucket_bytes(self, layout: BucketLayout) -> int:
-        """Of both messages."""
         return sum(self.message_bytes(layout))
 
     def message_bytes(self, layout: BucketLayout) -> tuple[int, int]:

@@ -39,8 +39,6 @@ def matrix_views(flat: Tensor, layout: BucketLayout, groups: Sequence[MatrixGrou
 
     Args:
         flat: [num_elements], at the beginning of its memory.
-        layout: of the bucket.
-        groups: of its matrices.
     """
     return [
         flat.as_strided((count, group.rows, group.columns), (distance, group.columns, 1), start)
@@ -79,7 +77,6 @@ class ThinMatrices:
     Args:
         message: float32, all matrices one behind the other, those of a group together.
         lengths: [groups] rows of each of its matrices.
-        groups: their numbers and r.
 
     Attributes:
         sent: [matrices, length, r] a group, views into `message`.
@@ -112,7 +109,6 @@ class ThinMatrices:
             at += factor.shape[0]
 
     def orthonormalise(self) -> None:
-        """Takes over what is in the message."""
         if self._to:
             torch._foreach_copy_(self._to, self._from)
         for batch in self._batches:

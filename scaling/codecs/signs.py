@@ -27,9 +27,7 @@ class SignCodec(ChunkCodec):
         """[chunks, 1]: what a chunk's signs are multiplied by; 0 for zeros, not finite for what is not."""
 
     def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The scale; bits: not negative."""
         return self.scale(values, valid), values >= 0
 
     def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
-        """The scale with the sign."""
         return heads * codes.mul(2).to(heads.dtype).sub_(1)

@@ -43,11 +43,9 @@ class SixteenBitCodec(Codec):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the wire."""
         return _DTYPES[self.form]
 
     def bucket_bytes(self, layout: BucketLayout) -> int:
-        """Two an element."""
         return 2 * layout.num_elements
 
     def error_bound(self, values: Tensor) -> Tensor:

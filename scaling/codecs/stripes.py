@@ -35,7 +35,6 @@ class Matrix:
 
     @property
     def num_elements(self) -> int:
-        """Rows times columns."""
         return self.rows * self.columns
 
 
@@ -44,10 +43,6 @@ class StripeLayout:
     """The stripes of a bucket among `world_size` ranks.
 
     Attributes:
-        layout: of the bucket.
-        view: what a column is.
-        bits: of an element.
-        world_size: ranks.
         matrices: one a tensor of the bucket.
         bounds: [matrix][owner] first column and end.
         segments: [matrix][owner] where the matrix begins in the owner's message, in words.
@@ -65,7 +60,6 @@ class StripeLayout:
 
     @classmethod
     def of(cls, layout: BucketLayout, view: View, bits: int, world_size: int) -> StripeLayout:
-        """That of a bucket."""
         matrices = tuple(
             _matrix(offset, shape, view, bits)
             for offset, shape in zip(layout.offsets, layout.shapes, strict=True)
@@ -106,7 +100,6 @@ def stripes_of(count: int, world_size: int) -> list[tuple[int, int]]:
 
 
 def elements_per_word(bits: int) -> int:
-    """Elements that share a word."""
     return BITS_PER_WORD // bits
 
 

@@ -85,7 +85,6 @@ class Budget:
         Args:
             seconds: of the calls so far, waited for; the least but for the first is returned.
             why: for people, with a place for the seconds ("a step took {:.2g} s").
-            calls: that a sample covers.
 
         Raises:
             LeftOutError: the fewest samples would take longer than the limit.
@@ -129,7 +128,6 @@ class Budget:
         return samples[: self.max_samples]
 
     def _warm_up(self, step: Callable[[], object], clock: Clock, calls: int) -> float:
-        """Calls until caches are warm; returns the seconds of one call, waited for."""
         start, seconds = time.perf_counter(), []
         for num_calls in itertools.count(1):
             before = time.perf_counter()
@@ -151,7 +149,6 @@ class Budget:
 
 
 def _window(step: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> list[float]:
-    """Samples that follow each other without waiting for the device."""
     marks = [clock.mark()]
     for _ in range(num_samples):
         for _ in range(calls):
@@ -168,7 +165,6 @@ class Experiment(ABC):
     """A question that is put to CPU and GPU. The fields of a subclass are what a study may set.
 
     Attributes:
-        name: as studies write it.
         report: what it shows and answers; None: a figure, a table and the fastest, as its points tell.
         most_threads_a_core: points with more threads than so many a core are dropped.
     """
@@ -196,7 +192,6 @@ class Experiment(ABC):
         Args:
             point: one of `points`, without `only_device` and `threads`.
             device: where; CPU threads are set already, TF32 is off.
-            budget: how long.
 
         Yields:
             `{"phase": what was timed, "seconds": one sample}`, where the phase is "step", "train",
@@ -227,7 +222,6 @@ def create(name: str, parameters: Mapping[str, Any] | None = None) -> Experiment
 
 
 def parameters_of(experiment: Experiment) -> dict[str, Any]:
-    """All its parameters, as JSON has them."""
     return {field.name: _plain(getattr(experiment, field.name)) for field in dataclasses.fields(experiment)}
 
 

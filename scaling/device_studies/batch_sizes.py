@@ -51,7 +51,6 @@ class BatchSizes(Experiment):
     """Time of a training step, and samples a second, over mini-batch sizes.
 
     Attributes:
-        networks: models by name.
         batches: samples of a step.
     """
 
@@ -62,7 +61,6 @@ class BatchSizes(Experiment):
     batches: tuple[PositiveInt, ...] = (1, 4, 16, 64, 256, 1024, 4096)
 
     def points(self) -> list[Point]:
-        """Every network at every batch: on the CPU and the GPU eager, on the GPU captured as well."""
         points: list[Point] = []
         for name in self.networks:
             for batch in self.batches:
@@ -73,7 +71,6 @@ class BatchSizes(Experiment):
     def measure(
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
-        """Seconds of a training step."""
         from scaling.device_studies.training_step import network_steps, timed
 
         make = network_steps(point["model"], device, captured=point["step"] == "captured")

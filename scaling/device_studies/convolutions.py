@@ -78,7 +78,6 @@ class Layer:
 
     @property
     def output_size(self) -> int:
-        """Width and height of the result."""
         return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
 
     @property
@@ -264,7 +263,6 @@ class Request:
     device: str
 
     def environment(self) -> dict[str, str]:
-        """What the process is started with."""
         added = dict(OLDER_INTERFACE) if self.older_interface else {}
         if self.cap_mib is not None:
             added[CAP_VARIABLE] = str(self.cap_mib)
@@ -287,7 +285,6 @@ def measured_apart(request: Request, layer: str, precision: str) -> Rows:
 
 @lru_cache(maxsize=16)
 def _measure_all(request: Request) -> dict[str, Rows]:
-    """All of a request, by one process; kept, since each of its cells takes only a part."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__, json.dumps(asdict(request))],
@@ -311,7 +308,6 @@ def _key(layer: str, precision: str) -> str:
 
 
 def measure_request(request: Request) -> dict[str, Rows]:
-    """What the process of its own does."""
     return {
         _key(layer, precision): _measure_one(request, layer, precision)
         for layer in request.layers
@@ -333,7 +329,6 @@ def _measure_one(request: Request, layer: str, precision: str) -> Rows:
 
 
 def main(text: str) -> None:
-    """Measures what a request as JSON asks for, and prints the rows as JSON."""
     asked = json.loads(text)
     asked |= {name: tuple(asked[name]) for name in ("layers", "precisions")}
     print(json.dumps(measure_request(Request(**asked))))

@@ -67,7 +67,6 @@ class CpuThreads(Experiment):
     """Time of a training step over the number of threads.
 
     Attributes:
-        networks: models by name.
         threads: numbers of threads; those above twice the cores are left out, "all" is every core.
         batches: network -> samples of a step, where it is not to be the reduced batch.
     """
@@ -81,7 +80,6 @@ class CpuThreads(Experiment):
     batches: dict[str, PositiveInt] = field(default_factory=dict)
 
     def points(self) -> list[Point]:
-        """Every network with every number of threads, on the CPU."""
         return [
             {"model": name, "batch": self._batch(name), "only_device": "cpu", "threads": threads}
             for name in self.networks
@@ -94,7 +92,6 @@ class CpuThreads(Experiment):
     def measure(
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
-        """Seconds of a training step, and what its threads run on."""
         import torch
 
         from scaling.device_studies.training_step import network_steps, timed

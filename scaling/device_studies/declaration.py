@@ -53,14 +53,10 @@ class Lines:
     """A figure of times, `scale` a second, over variables on logarithmic axes.
 
     Attributes:
-        name: of its file, after the study's.
         caption, title: what it shows; the title follows the study's name.
-        panels: in rows.
         lines: one each; a text: one for each value of that variable.
-        label, scale: of the values' axis.
         per: a variable or fact that is divided by the time: a rate, not a time.
         over_first: the time at the line's first point over that at each; not a time.
-        columns: of panels.
     """
 
     name: str
@@ -117,8 +113,6 @@ class Show:
         kind: `time` of the phase in ms, or in `seconds`; its `interval`, or `both`; `per_s`: `name` over it;
             `number`, `error` or `fact`: the fact `name`; `over_first`: as `Lines` has it, along `name`.
         name: of the fact or variable.
-        phase: whose time.
-        scale: what the value is multiplied with.
     """
 
     header: str
@@ -136,9 +130,7 @@ class Rows:
     """A table with a row for each value of `by`, and columns for each of `variants`; none: of the only cell.
 
     Attributes:
-        title: after the study's name.
         ratio: whether the last column is the CPU's least time over the GPU's.
-        below: a remark.
     """
 
     title: str
@@ -155,9 +147,7 @@ class BreakEven:
     """From which value of `x` on the `first` take less time than the fastest of `than`, for each of `by`.
 
     Attributes:
-        text: before the clauses.
         unit: of `x`, in the clauses.
-        first: without them the GPU's arms.
         threads: all threads against the fewest, said where there is no GPU; not GPU against CPU.
     """
 
@@ -176,7 +166,6 @@ class Enough:
     """The least value of `x` with which a sample takes at most `ratio` times its least time, by `by` and arm.
 
     Attributes:
-        text: before the clauses.
         bracket: behind a value: `{per_s}` samples, or `{times}` as long with the least of `x`.
         short: a clause of the short answer, of each device: `{enough}`, `{times}`, `{least}`, `{most}`;
             `before` all of them.
@@ -212,14 +201,12 @@ class Times:
     """How many times as long each of `of` takes as the fastest of `over` at the same `at`, by device.
 
     Attributes:
-        text: before the clauses.
         of: behind the number -> which cells; each value of `vary` apart.
         each: a clause for each value of `at`; "": their range.
         phases: -> the clause's first word.
         turned: how many times as long `over` takes as each of `of`.
         error: a fact whose largest value is said too.
         only: further condition on a cell of `of`.
-        after: at the end.
     """
 
     text: str
@@ -252,8 +239,6 @@ class Report:
     """What the report of a device study says.
 
     Attributes:
-        question: that it answers.
-        named: the variables that name a point.
         figures, tables: in their order.
         answer: to the question; `findings`: what was found besides.
         labels: a variable, or a value of one -> what it is called.

@@ -62,7 +62,6 @@ def is_kept(cell: Any) -> bool:
 
 
 def is_exceeded(cell: Any) -> bool:
-    """Whether there was a limit, and it was not kept."""
     return cell.value("workspace_cap") != NO_CAP and cell.estimate() is not None and not is_kept(cell)
 
 
@@ -180,7 +179,6 @@ class KernelChoices(Experiment):
 
     Attributes:
         products: (batch, columns, inner) on a GPU: x of batch x inner, W of columns x inner.
-        cpu_products: the same on a CPU.
         layers: convolutions by name; see `convolutions.LAYERS`.
         batch, cpu_batch: images of a convolution on a GPU, and on a CPU.
         precisions: of `float32`, `tf32`, `bfloat16`.
@@ -210,7 +208,6 @@ class KernelChoices(Experiment):
     caps_mib: tuple[PositiveInt, ...] = (1, 64)
 
     def points(self) -> list[Point]:
-        """Products, then convolutions, then convolutions with a limited workspace."""
         return [
             *self._product_points("cuda", self.products),
             *self._product_points("cpu", self.cpu_products),
@@ -247,7 +244,6 @@ class KernelChoices(Experiment):
     def measure(
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
-        """Times of the point's operation, and how exact its result is."""
         from scaling.device_studies.convolutions import (
             LAYERS,
             dtype_of,

@@ -128,14 +128,10 @@ class LstmFused(Experiment):
         implementations: of `elementary`, `cell`, `fused`.
         precisions: of `float64`, `float32`, `float16`.
         batches: samples of a step on the real task, where the speed is measured.
-        width: of the LSTM's state there.
-        length: of the synthetic sequences.
         real: data set that is read row by row; `auto` is MNIST where it is on this machine, else digits.
         shrink: so many pixels of an image become one, in both directions.
         train_samples, test_samples: at most.
         accuracy_batch, accuracy_width: with these the accuracy is measured, on both tasks.
-        steps: optimizer updates of such a training.
-        learning_rate: of Adam in it.
         seeds: a training for each.
         training_limit_s: a cell's trainings are left out where they would take longer (on a CPU: of its
             time, however busy it is).
@@ -161,7 +157,6 @@ class LstmFused(Experiment):
     training_limit_s: PositiveFloat = 20.0
 
     def points(self) -> list[Point]:
-        """Accuracy on both tasks, speed on the real one; all in every way and precision."""
         real = self._real_task()
         trained = [(task, self.accuracy_width, self.accuracy_batch) for task in (SYNTHETIC, real)]
         timed = [(real, self.width, batch) for batch in self.batches]
@@ -189,7 +184,6 @@ class LstmFused(Experiment):
     def measure(
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
-        """Difference from float64, accuracy where it is this batch's turn, and the three phases."""
         from scaling.device_studies.lstm_training import Measurement, image_rows, temporal_order
 
         sizes = (self.train_samples, self.test_samples)

@@ -93,7 +93,6 @@ class CellLoopLstm(nn.Module):
         self.cell = nn.LSTMCell(inputs, width)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """[n, length, inputs] -> the last output, [n, width]."""
         hidden = cell = sequence.new_zeros(len(sequence), self.width)
         for inputs in sequence.unbind(1):
             hidden, cell = self.cell(inputs, (hidden, cell))
@@ -101,14 +100,11 @@ class CellLoopLstm(nn.Module):
 
 
 class FusedLstm(nn.Module):
-    """`nn.LSTM`."""
-
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(inputs, width, batch_first=True)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """See `ElementaryLstm`."""
         outputs, _ = self.lstm(sequence)
         last: Tensor = outputs[:, -1]
         return last
@@ -158,7 +154,6 @@ class PreciseTraining:
         self._optimizer = torch.optim.Adam(self._masters, lr=learning_rate, fused=True)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """One optimizer update; returns the loss, a scalar on the device."""
         self.network.zero_grad(set_to_none=True)
         logits = self.network(inputs)
         if not self._is_half:
@@ -183,7 +178,6 @@ class PreciseTraining:
 
 @torch.inference_mode()
 def num_right(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """How many answers are right: an int64 scalar on the device."""
     right: Tensor = (network(inputs).argmax(1) == targets).sum()
     return right
 
@@ -202,7 +196,6 @@ class SequenceTask:
 
     Attributes:
         inputs, targets: to train on: [n, length, features] float32, [n] int64.
-        test_inputs, test_targets: held out.
         num_classes: targets are 0 to num_classes - 1.
     """
 
@@ -213,7 +206,6 @@ class SequenceTask:
     num_classes: int
 
     def to(self, device: torch.device, dtype: torch.dtype) -> SequenceTask:
-        """The same there, inputs of that type."""
         inputs, test_inputs = (inputs.to(device, dtype) for inputs in (self.inputs, self.test_inputs))
         targets, test_targets = self.targets.to(device), self.test_targets.to(device)
         return SequenceTask(inputs, targets, test_inputs, test_targets, self.num_classes)
@@ -268,8 +260,6 @@ class Measurement:
 
     Attributes:
         study: its parameters, as `LstmFused` has them.
-        task: in host memory.
-        point, device: of the cell.
     """
 
     study: Any
@@ -278,7 +268,6 @@ class Measurement:
     device: torch.device
 
     def rows(self, budget: Budget) -> Iterator[dict[str, Any]]:
-        """Facts, accuracies and samples."""
         point, task = self.point, self.task
         yield {"fact": "sequence_length", "value": task.inputs.shape[1]}
         yield {"fact": "features", "value": task.inputs.shape[2]}
@@ -298,7 +287,6 @@ class Measurement:
         return SequenceClassifier(implementation or self.point["implementation"], *sizes)
 
     def _logit_difference(self) -> float:
-        """The largest difference of an untrained network's logits from those in float64 on the CPU."""
         inputs, seed = self.task.inputs[:COMPARED_SAMPLES], self.study.seeds[0]
         dtype = PRECISIONS[self.point["precision"]]
         network = self._network(seed).to(self.device, dtype)
@@ -379,7 +367,6 @@ class Measurement:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it torch computes on a CPU with one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

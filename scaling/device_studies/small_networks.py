@@ -118,8 +118,6 @@ class SmallNetworks(Experiment):
 
     Attributes:
         inputs, depth, width, batch: the point around which one is varied at a time.
-        widths, batches: every width is measured at every batch.
-        depths: hidden layers.
         input_sizes: features of a sample.
         equal_parameters: sizes at which a recurrent network is compared with a perceptron; none: not at all.
         threads: of the CPU; "all" is every core.
@@ -140,7 +138,6 @@ class SmallNetworks(Experiment):
     threads: tuple[PositiveInt | Literal["all"], ...] = (1, 4, "all")
 
     def points(self) -> list[Point]:
-        """The sweeps, each network once for every number of threads, and on the GPU eager and captured."""
         arms: list[Point] = [
             {"step": "eager", "only_device": "cpu", "threads": threads} for threads in self.threads
         ]
@@ -161,7 +158,6 @@ class SmallNetworks(Experiment):
         return [*unique.values(), *(point for size in self.equal_parameters for point in self._pair(size))]
 
     def _pair(self, size: int) -> tuple[Point, Point]:
-        """A recurrent network and a perceptron of about that many parameters."""
         common = {"equal_parameters": size}
         flat = SEQUENCE_INPUTS * SEQUENCE_LENGTH
         recurrent = {"inputs": SEQUENCE_INPUTS, "depth": 1, "width": lstm_width(size), "batch": self.batch}
@@ -174,7 +170,6 @@ class SmallNetworks(Experiment):
     def measure(
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
-        """Seconds of a training step, and the network's parameters."""
         import torch
 
         from scaling.device_studies.training_step import num_parameters, timed, training_step

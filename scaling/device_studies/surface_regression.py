@@ -99,15 +99,11 @@ class SurfaceRegression(Experiment):
     """Time of an epoch over the number of points, and one complete training.
 
     Attributes:
-        sides: points are on a grid of so many times so many.
         fit_side: with this grid the network is trained for all `epochs`, if the data is on the device.
-        epochs: of the complete training.
-        learning_rate: of Adam.
         activation: `relu`, as the network's source has it, or `tanh`, which fits this surface better.
         step_modes: of `eager`, `compiled` (torch.compile; at `fit_side` alone) and `captured` (a CUDA graph).
         data: of `device`, `host` (one copy to the GPU an epoch) and `loader` (torch's DataLoader, which
             puts the batch together point by point, in this process).
-        seed: of the weights.
     """
 
     name: ClassVar[str] = "surface-regression"
@@ -123,7 +119,6 @@ class SurfaceRegression(Experiment):
     seed: int = 1
 
     def points(self) -> list[Point]:
-        """Every size, with the data on the device in every way, and from elsewhere eager."""
         return [
             {"points": side * side, **arm}
             for side in dict.fromkeys((*self.sides, self.fit_side))
@@ -145,7 +140,6 @@ class SurfaceRegression(Experiment):
     def measure(
         self, point: Mapping[str, Any], device: torch.device, budget: Budget
     ) -> Iterator[dict[str, Any]]:
-        """Seconds of an epoch; at the size of the fit also the training, the fit and the losses."""
         from scaling.device_studies.surface_training import SurfaceTraining, ready, require_loader
 
         side = round(point["points"] ** 0.5)

@@ -35,7 +35,6 @@ EXTENT = 3.0
 
 
 def height(x: Tensor, y: Tensor) -> Tensor:
-    """z at every (x, y)."""
     return (
         3 * (1 - x) ** 2 * torch.exp(-(x**2) - (y + 1) ** 2)
         - 10 * (x / 5 - x**3 - y**5) * torch.exp(-(x**2) - y**2)
@@ -95,7 +94,6 @@ class SurfaceTraining:
         self.loss.copy_(loss.detach())
 
     def compile(self) -> None:
-        """From now on forward and backward pass are compiled, at their first use."""
         self._forward = torch.compile(self._network)
 
     @torch.no_grad()
@@ -108,7 +106,6 @@ class SurfaceTraining:
                 value.zero_()
 
     def whole(self, step: Callable[[], object]) -> Iterator[dict[str, Any]]:
-        """The complete training: its time, its losses, and the fit."""
         num_epochs = self._settings.epochs
         kept: dict[int, Tensor] = {epoch: torch.zeros_like(self.loss) for epoch in curve_epochs(num_epochs)}
         _wait(self._device)
@@ -136,7 +133,6 @@ class SurfaceTraining:
 
 
 def curve_epochs(num_epochs: int) -> list[int]:
-    """Epochs with losses that are kept, from the first to the last."""
     exponents = [place / (CURVE_POINTS - 1) for place in range(CURVE_POINTS)]
     return sorted({round(num_epochs**exponent) for exponent in exponents})
 

@@ -159,5 +159,4 @@ def pilots(batch: int) -> Sequence[int]:
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Its trainable ones."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

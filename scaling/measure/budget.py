@@ -88,7 +88,6 @@ class StepBudget:
     """Where the time of one step went on one rank, in seconds; computed when it is asked for.
 
     Attributes:
-        step: what the rank recorded.
         complete_s: when all ranks have arrived at each exchange, from the step's start; None: not known.
         arrived_after_first_s: how much later than the first rank this one arrived at the first exchange; None
             where that cannot be said.
@@ -100,7 +99,6 @@ class StepBudget:
 
     @property
     def step_s(self) -> float:
-        """The step's length."""
         return self.step.step_s
 
     @property
@@ -115,7 +113,6 @@ class StepBudget:
 
     @property
     def hidden_h2d_s(self) -> float:
-        """Likewise `h2d`."""
         return self._times_s[1]["h2d"]
 
     @cached_property
@@ -134,7 +131,6 @@ def arrivals_s(ranks: Sequence[RankStep]) -> Floats | None:
 
 
 def _arrivals_s(ranks: Sequence[RankStep]) -> list[list[float]] | None:
-    """The same, [rank][exchange]."""
     exchanges = [_exchanges(step) for step in ranks]
     if not exchanges[0] or any(len(spans) != len(exchanges[0]) for spans in exchanges):
         return None
@@ -172,7 +168,6 @@ def _is_exchange(span: Span) -> bool:
 def _parts_and_hidden(
     step: RankStep, complete_s: Sequence[float] | None
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The parts of one rank's step, and what is hidden of phases."""
     length_s, exchanges = step.step_s, _exchanges(step)
     times_s = [0.0] * len(exchanges) if complete_s is None else complete_s
     ready_s = [_clipped(time_s, length_s) for time_s in times_s]

@@ -24,7 +24,6 @@ class Anchor(NamedTuple):
     """A mark with a known time on the host's monotonic clock.
 
     Attributes:
-        mark: of the clock.
         host_s: when it was, in seconds of `time.perf_counter`.
         uncertainty_s: `host_s` is off by no more.
     """
@@ -40,7 +39,6 @@ class Clock(Protocol):
     Attributes:
         chain_s: a mark costs so much that two phases which follow each other within this time on the host
             share one.
-        is_asynchronous: the host takes marks that the device passes later.
     """
 
     chain_s: float
@@ -63,24 +61,19 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The host's monotonic clock."""
-
     chain_s = 0.0
     is_asynchronous = False
 
     def mark(self) -> float:
-        """Seconds since some fixed point."""
         return time.perf_counter()
 
     def settle(self) -> None:
         """Nothing is pending on a CPU."""
 
     def seconds(self, start: float, stop: float) -> float:
-        """Their difference."""
         return stop - start
 
     def anchor(self) -> Anchor:
-        """A mark is the host's time itself."""
         now = time.perf_counter()
         return Anchor(now, now, 0.0)
 
@@ -102,7 +95,6 @@ class CudaEventClock:
         self._free: list[torch.cuda.Event] = []
 
     def mark(self) -> torch.cuda.Event:
-        """An event on the current stream."""
         event = self._free.pop() if self._free else self._new()
         event.record()
         return event
@@ -111,15 +103,12 @@ class CudaEventClock:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def reuse(self, marks: Iterable[torch.cuda.Event]) -> None:
-        """Keeps the events for later marks."""
         self._free.extend(marks)
 
     def settle(self) -> None:
-        """Synchronizes with the device."""
         torch.cuda.synchronize()
 
     def seconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
-        """Device time between the two events."""
         return float(start.elapsed_time(stop)) / 1e3
 
     def anchor(self) -> Anchor:
@@ -152,7 +141,6 @@ def graphs_can_be_marked() -> bool:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock of that kind of device."""
     return CudaEventClock() if device.type == "cuda" else MonotonicClock()
 
 

@@ -38,7 +38,6 @@ def peak_flops(gpu: str, precision: str) -> float | None:
     """Operations per second; None where they are not known.
 
     Args:
-        gpu: as the driver names it.
         precision: float32, tf32, bf16 or fp16.
     """
     name = re.sub(r"^(NVIDIA |Tesla )+", "", gpu)

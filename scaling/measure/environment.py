@@ -47,7 +47,6 @@ IDENTITY_WHERE_KNOWN = ("cpu_governors",)
 
 
 def collect(environ: Mapping[str, str] = os.environ, sys_folder: Path = SYS) -> dict[str, Any]:
-    """Everything, as environment.json holds it."""
     uses_gpus = torch.cuda.is_available()
     gpus = nvidia_gpus() if uses_gpus else []
     return {
@@ -81,12 +80,10 @@ def collect(environ: Mapping[str, str] = os.environ, sys_folder: Path = SYS) -> 
 
 
 def _call(function: Callable[[], Any]) -> Any:
-    """Calls a function that torch ships without types."""
     return function()
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that change how fast or how exactly things run."""
     return {name: value for name, value in variables(environ).items() if name not in NOT_SETTINGS}
 
 

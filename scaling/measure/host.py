@@ -32,7 +32,6 @@ class HostReading:
 
     Attributes:
         at_s: time.perf_counter.
-        cpu_s: used since the process began.
         queued_s: its main thread's since the process began; None where the kernel does not count it.
         cores: that it may use; None where the system does not tell.
     """
@@ -44,7 +43,6 @@ class HostReading:
 
 
 def reading(statistics: Path = OWN_STATISTICS) -> HostReading:
-    """What the kernel says now."""
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
     return HostReading(time.perf_counter(), time.process_time(), _queued_s(statistics), cores)
 
@@ -58,7 +56,6 @@ def _queued_s(statistics: Path) -> float | None:
 
 
 def summary(before: HostReading, after: HostReading) -> dict[str, Any]:
-    """What happened between two readings, ready for JSON; the keys are in this module's docstring."""
     is_counted = before.queued_s is not None and after.queued_s is not None
     return {
         "window_s": after.at_s - before.at_s,

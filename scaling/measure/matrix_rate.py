@@ -26,15 +26,6 @@ DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat1
 
 @dataclass(frozen=True)
 class MatrixRate:
-    """Of one device.
-
-    Attributes:
-        flops_per_s: the median at that size.
-        low, high: the quartiles of its samples.
-        size: rows and columns of the matrices.
-        num_samples: at that size.
-    """
-
     flops_per_s: float
     low: float
     high: float
@@ -47,7 +38,6 @@ def product(precision: str, size: int, device: torch.device) -> Callable[[], obj
 
     Args:
         precision: float32, tf32 (the same tensors, fewer digits in products), bf16 or fp16.
-        size: of the matrices.
         device: where they are.
 
     Raises:

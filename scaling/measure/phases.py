@@ -45,8 +45,6 @@ class Marks(Protocol):
 
 
 class _Unmarked:
-    """For a caller who measures nothing."""
-
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -142,7 +140,6 @@ class PhaseRecorder:
 
     @contextmanager
     def paused(self, *, until_beside_ends: bool = False) -> Iterator[None]:
-        """See `Marks`."""
         interrupted = self._open["main"]
         self._end("main")
         hook = _Span(self, "communicate", "hook")
@@ -215,7 +212,6 @@ class PhaseRecorder:
         }
 
     def _used_marks(self) -> Iterator[Any]:
-        """All that were taken here since the last anchor, with it."""
         yield self._anchor.mark
         foreign = set(map(id, self._placed))
         for start, stop, spans in self._steps:

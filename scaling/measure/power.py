@@ -70,13 +70,10 @@ class Reading:
         at_s: time.perf_counter when the energy was read.
         energy_j: taken since the driver was loaded; moves in steps.
         power_w: as the driver averages it, over up to a second.
-        power_limit_w: the power cap in force.
-        sm_clock_hz, sm_clock_max_hz, memory_clock_hz: now, the most it can, now.
         temperature_c: of the GPU, degrees Celsius.
         throttle_reasons: what holds its clocks down now (`THROTTLE_REASONS`); empty: nothing.
         throttled_s: seconds since the driver was loaded that clocks were held down, by policy
             (`THROTTLE_POLICIES`); only the policies that the driver counts.
-        memory_used_bytes: by all processes and the driver.
         other_processes: processes that compute on it and are not our own (see `open_device`).
         other_processes_memory_bytes: theirs; None where NVML gives no process's memory.
     """
@@ -101,8 +98,6 @@ class GpuReader:
 
     Args:
         nvml: NVML's module, initialized; it stays so until the process ends.
-        handle: NVML's, of the GPU.
-        own_pids: processes of the study.
     """
 
     def __init__(self, nvml: Any, handle: Any, own_pids: Collection[int]) -> None:
@@ -175,7 +170,6 @@ def open_device(device: torch.device, own_pids: Collection[int] | None = None) -
     therefore looked up by its UUID, or by its PCI address where torch does not tell the UUID.
 
     Args:
-        device: torch's.
         own_pids: of the study's processes on this machine (a rank may hold memory on another's GPU); only
             this process if None.
     """
@@ -203,12 +197,7 @@ def _handle_of(device: torch.device, ask: Asker) -> Any:
 
 
 def summary(before: Reading, after: Reading, num_samples: int) -> dict[str, Any]:
-    """What happened between two readings of one GPU, ready for JSON; the keys are in this module's docstring.
-
-    Args:
-        before, after: around the measured window.
-        num_samples: that this rank trained on in between.
-    """
+    """What happened between two readings of one GPU, for JSON; the keys are in this module's docstring."""
     window_s = after.at_s - before.at_s
     energy_j = _difference(before.energy_j, after.energy_j) if window_s >= SHORTEST_WINDOW_S else None
     return {

@@ -39,12 +39,9 @@ class Estimate:
     """A median with its interval, in the samples' unit.
 
     Attributes:
-        median: of all samples.
         low: lower end of the 95% interval; None where there are too few samples for one.
         high: upper end; None likewise.
         method: how the interval was made, for people.
-        num_samples: samples over all launches.
-        num_launches: launches they come from.
     """
 
     median: float
@@ -112,11 +109,6 @@ def interval_of_mean(samples: FloatArray) -> tuple[float | None, float | None]:
 
 
 def half_width(values: FloatArray, groups: int = 1) -> float:
-    """Of the 95% t interval of the values' mean.
-
-    Args:
-        groups: their own means were taken from the values.
-    """
     from scipy import special  # scipy.stats has the same by name, but takes seconds to import
 
     quantile = special.stdtrit(len(values) - groups, (1 + CONFIDENCE) / 2)

@@ -22,9 +22,6 @@ LOOK_EVERY = 10
 def relative_half_width(times: Sequence[float]) -> float:
     """Half the width of the median's 95% interval, as a part of the median.
 
-    Args:
-        times: of one launch, positive, in any unit.
-
     Returns:
         inf where there is no interval: with fewer than six times.
     """

@@ -45,7 +45,6 @@ def synchronized(module: nn.Module, group: Group) -> nn.Module:
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Whether any layer normalises over the batch."""
     return any(isinstance(layer, _BatchNorm) for layer in module.modules())
 
 

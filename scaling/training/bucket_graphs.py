@@ -36,7 +36,6 @@ Future = torch.futures.Future[Tensor]
 
 
 def can_capture(aggregator: Aggregator[Any], group: Group, device: torch.device) -> bool:
-    """Whether the exchange of a bucket can be a graph."""
     works = group.world_size > 1 and not group.through_host
     return works and device.type == "cuda" and aggregator.exchanges and aggregator.graph_capturable
 
@@ -53,8 +52,6 @@ class _Bucket:
 
 @dataclass(frozen=True)
 class _Graph:
-    """The exchanges of some neighbouring buckets."""
-
     graph: torch.cuda.CUDAGraph
     buckets: list[_Bucket]
     metered: tuple[int, int]
@@ -79,8 +76,6 @@ class BucketGraphs:
     """The graphs of all buckets. Collective to make; states and random state are afterwards as before.
 
     Args:
-        aggregator: can be captured.
-        exchange: gives the mean of a bucket's gradients.
         states: of each bucket, in their order.
         gradients: [num_elements] each bucket's memory.
         in_place: means end there, which spares copies where the parameters' gradients are views of it.
@@ -185,7 +180,6 @@ def shared(sizes: Sequence[int], limit: int) -> list[tuple[int, int]]:
 
     Args:
         sizes: of the buckets, in bytes.
-        limit: a larger bucket has a graph of its own.
     """
     spans: list[tuple[int, int]] = []
     first = 0

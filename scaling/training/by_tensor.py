@@ -40,10 +40,6 @@ class ByTensorStep(EagerStep):
     """A step on one rank. Collective to make and to call.
 
     Args:
-        replica: this rank's model, its buffers by tensor.
-        aggregator: of the path "by_tensor".
-        settings: of the optimizer.
-        group: the ranks that train together.
         gradients: how they are treated; a clipped one is the mean.
     """
 
@@ -75,11 +71,9 @@ class ByTensorStep(EagerStep):
             register(lambda _, number=number: (call := ready()) and call(number))
 
     def _aggregators(self, world_size: int) -> list[Aggregator[Any]]:
-        """Of each tensor at its place among all."""
         return self._aggregator.by_tensor(self.replica.layout, world_size)
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """Forward; backward with exchange and update under it; see `Step`."""
         if self._failure is not None:
             raise self._failure  # the other ranks still wait for what failed
         self._marks = marks
@@ -106,12 +100,10 @@ class ByTensorStep(EagerStep):
 
     @contextmanager
     def _last_only(self, is_last: bool) -> Iterator[None]:
-        """Gradients are whole behind the last micro-batch's backward pass."""
         self._is_last = is_last
         yield
 
     def _ready(self, number: int) -> None:
-        """The gradient of that tensor is there."""
         if self._is_last and number in self._waiting:
             self._begin(number)
 
@@ -139,7 +131,6 @@ class ByTensorStep(EagerStep):
 
     @torch.no_grad()
     def _bring_one(self, number: int) -> None:
-        """The mean of a tensor's gradients, and its update."""
         part, phase = self._parts[number], self._marks.on_lane("comm")
         with torch.cuda.stream(self._stream):
             mean = aggregate(

@@ -40,7 +40,6 @@ class CapturedStep:
             brings gradients together under its backward pass.
         inputs: [local_batch, ...] an example of the batches, on the replica's device.
         targets: [local_batch] int64, likewise.
-        group: the ranks that train together.
 
     Raises:
         LaunchError: the replica is not on CUDA.
@@ -89,38 +88,30 @@ class CapturedStep:
 
     @property
     def replica(self) -> Replica:
-        """This rank's model."""
         return self._step.replica
 
     @property
     def treatment(self) -> GradientTreatment:
-        """See `Step`. The graph works on the same tensors."""
         return self._step.treatment
 
     @property
     def optimizer_state_bytes(self) -> int:
-        """See `Step`."""
         return self._step.optimizer_state_bytes
 
     @property
     def notes(self) -> list[str]:
-        """What the aggregator decided at the start."""
         return self._step.notes
 
     def set_learning_rate(self, rate: float) -> None:
-        """See `Step`. The graph reads it from a tensor."""
         self._step.set_learning_rate(rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Step`."""
         return self._step.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Step`. The graph works on the same tensors as before."""
         self._step.load_state_dict(state)
 
     def check(self) -> None:
-        """See `Step`."""
         self._step.check()
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:

@@ -44,8 +44,6 @@ class Target:
     """What a checkpoint is for; one that was made for another is not restored.
 
     Attributes:
-        cell_id: of the training.
-        rank, world_size: of the worker.
         shapes: parameter or buffer of the model -> its shape and dtype.
     """
 
@@ -56,7 +54,6 @@ class Target:
 
     @classmethod
     def of(cls, module: nn.Module, cell_id: str, rank: int, world_size: int) -> Target:
-        """That of a rank's model."""
         shapes = {
             name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in module.state_dict().items()
         }
@@ -84,7 +81,6 @@ class Checkpoint:
     """One rank's, after an epoch.
 
     Attributes:
-        progress: of the training.
         rows: the samples that the rank has recorded, one an epoch.
         step: of `Step.state_dict`.
         random_states: of the processor, and of the rank's GPU if it has one.
@@ -122,7 +118,6 @@ class Checkpoint:
             torch.cuda.set_rng_state(self.random_states[1], device)
 
     def to_bytes(self, target: Target) -> bytes:
-        """As `from_bytes` reads it."""
         buffer = io.BytesIO()
         contents = {name: getattr(self, name) for name in CONTENT}
         made_for = {"made_for": {**asdict(target), "shapes": dict(target.shapes)}}
@@ -164,7 +159,6 @@ class Checkpoint:
         return _digest(self.step["module"][name] for name in names)
 
     def update_digest(self) -> float:
-        """The same for what the optimizer keeps."""
         return _digest(_tensors(self.step["update"]).values())
 
     def not_restored(self, step: TrainingStep) -> str | None:
@@ -186,8 +180,6 @@ class Checkpoint:
 
 
 class _Progress(BaseModel):
-    """As `TrainingProgress` has it."""
-
     model_config = ConfigDict(strict=True, extra="forbid")
 
     epoch: int = Field(ge=1)
@@ -196,8 +188,6 @@ class _Progress(BaseModel):
 
 
 class _Content(BaseModel):
-    """What a file holds, as `Checkpoint` has it."""
-
     model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
     progress: _Progress
@@ -209,7 +199,6 @@ class _Content(BaseModel):
 
 
 def _tensors(state: Any, name: str = "") -> dict[str, Tensor]:
-    """Those of nested dictionaries or lists, by their path."""
     if isinstance(state, Tensor):
         return {name: state}
     items = state.items() if isinstance(state, Mapping) else enumerate(state)

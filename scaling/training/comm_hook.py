@@ -134,7 +134,6 @@ def comm_hook(name: str, model: DistributedDataParallel, **parameters: Any) -> t
 
     Args:
         name: of an aggregator that can run under the backward pass: `one_bit`, `power_sgd`, `top_k`, `bf16`.
-        model: the DDP model, of all ranks.
         parameters: of the aggregator, as in a study (`approximation_size=4`).
 
     Returns:

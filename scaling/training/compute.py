@@ -27,7 +27,6 @@ class Compute:
 
     Attributes:
         autocast: the 16-bit dtype; None: none.
-        accumulate: micro-batches of a batch.
         captured: in a CUDA graph, in which autocast may not keep casts from pass to pass.
     """
 

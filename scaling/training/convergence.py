@@ -84,15 +84,11 @@ def train(
     """Trains, yielding one row after each epoch.
 
     Args:
-        step: this rank's training step.
         train_split: all training samples, on the step's device, or in host memory to copy each batch from.
         test_split: all test samples, likewise; each rank evaluates a share.
-        plan: batches, epochs, seed and learning rate.
         group: the ranks that train together; sums losses and hits between epochs, outside the training time.
-        clock: this rank's.
         seconds_of_slowest: the largest of the ranks' values. Collective.
         after: what was trained before; the step has been brought there already.
-        energy_meter: of this rank.
         after_each: called after each step, and after each batch that is evaluated.
 
     Yields:
@@ -202,10 +198,8 @@ class _Feed:
 
     Args:
         split: all training samples, on the device or in host memory.
-        plan: of the training.
         group: of the ranks; its rank has the share.
         epoch: from 1.
-        device: that the batches are for.
     """
 
     def __init__(
@@ -224,7 +218,6 @@ class _Feed:
             self._variations = variations.to(self.device)
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of one step."""
         samples = self._own[index]
         inputs, targets = (
             values[samples].to(self.device) for values in (self._split.inputs, self._split.targets)

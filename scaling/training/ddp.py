@@ -34,7 +34,6 @@ class DdpSettings:
             that of all further buckets too.
         find_unused_parameters: None: where the loss does not depend on some parameter.
         static_graph: every step is promised to use the same parameters in the same way.
-        gradient_as_bucket_view: gradients are stored in the buckets themselves.
         compiled: torch.compile is given the wrapped model, so that it splits the graph at the buckets' ends.
     """
 
@@ -55,10 +54,7 @@ def wrapped(
     """The module as one of DDP, and what computes its outputs. Collective.
 
     Args:
-        module: of this rank.
-        process_group: torch's, of the ranks that exchange.
         bucket_mb: upper size of a bucket, in MiB.
-        settings: the other arguments.
         finds_unused: DDP searches every step for parameters that the loss does not depend on.
 
     Raises:

@@ -18,7 +18,6 @@ def require_dtypes(module: nn.Module, aggregator: Aggregator[Any]) -> None:
 
     Args:
         module: the model; on torch's meta device it may be.
-        aggregator: of its gradients.
 
     Raises:
         StudyError: the model has nothing to train, or a parameter's dtype cannot be trained, or the

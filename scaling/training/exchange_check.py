@@ -176,9 +176,6 @@ class _Terms:
     """What each rank adds to both sides of the law.
 
     Attributes:
-        own: this rank's tensors that travel.
-        law: that it is checked by.
-        dtype: of the gradient.
         eps: of the precision in which it was computed a second time; 0: it was not.
     """
 

@@ -34,11 +34,9 @@ class BucketExchange:
     """One exchange of one bucket on this rank; all tensors are copies, flat and in the bucket's layout.
 
     Attributes:
-        layout: of the bucket.
         contribution: [num_elements] what this rank brought, of the gradient's type: the gradient, or what an
             aggregator with a momentum of its own makes of it.
         mean: [num_elements] what came back, of use in the owned elements; None where the rank owns none.
-        owned: the elements whose mean this rank has.
         old_residual, new_residual: [num_elements] before and after; None without residuals.
         repeats: of a gradient that was computed a second time, since the exchange does not show it.
     """
@@ -72,11 +70,6 @@ def aggregate(
     """`aggregator.aggregate`; with a record, what went in and came out is added to it.
 
     Args:
-        aggregator: of the step.
-        state: of the bucket.
-        gradient: this rank's.
-        phase: marks the phases.
-        record: takes the exchange, as it was on the wire.
         wire: the dtype of the messages, given to `start_exchanges` too; None: the gradient's.
     """
     if wire is None or wire == gradient.dtype or state.group.world_size == 1:
@@ -141,14 +134,7 @@ def recomputed_exchanges(
     means: Sequence[Tensor],
     autocast: torch.dtype | None = None,
 ) -> list[BucketExchange]:
-    """Exchanges that a library made out of sight, one a dtype.
-
-    Args:
-        names: of the parameters.
-        repeated: their local gradients.
-        means: what the library made of those of the step.
-        autocast: that they were computed in, if in one.
-    """
+    """Exchanges that a library made out of sight, one a dtype."""
     exchanges, gradients = [], repeated.gradients
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         chosen = [number for number, gradient in enumerate(gradients) if gradient.dtype == dtype]
@@ -172,10 +158,7 @@ def repeatable_gradients(
     """This rank's gradients, if its computations differ by rounding on every rank; else None. Collective.
 
     Args:
-        compute: gives them, without an exchange.
         like: the parameters; one that the loss does not depend on has a gradient of zeros.
-        largest: of a number over the ranks.
-        autocast: that they are computed in, if in one.
     """
     first: list[Tensor] = []
     apart, device = [0.0] * len(like), like[0].device

@@ -59,7 +59,6 @@ def feeder_for(
         split: all training samples, on the device; or in host memory, where they do not fit there: of
             placement `device` those of the batches are brought there.
         batches: [num_batches, local_batch] indices of samples, on the host; taken in turn.
-        device: of the rank.
         num_workers: processes of a `loader`.
 
     Raises:
@@ -91,8 +90,6 @@ class AugmentedFeeder:
     Args:
         feeder: of images [local_batch, channels, height, width].
         batches: the indices of its samples, as `feeder_for` takes them.
-        variations: of all training samples.
-        device: of the rank.
     """
 
     def __init__(self, feeder: Feeder, batches: Tensor, variations: Variations, device: torch.device) -> None:
@@ -100,7 +97,6 @@ class AugmentedFeeder:
         self._variations = variations.to(device)
 
     def next(self, marks: Marks) -> Batch:
-        """See `Feeder`."""
         batch = self._feeder.next(marks)
         with marks.phase("input"):
             rows = self._variations[next(self._batches)]
@@ -174,8 +170,6 @@ class _LoaderFeeder:
 
 
 class _Endless:
-    """A batch sampler that takes the same batches in turn."""
-
     def __init__(self, batches: list[list[int]]) -> None:
         self._batches = batches
 

@@ -20,7 +20,6 @@ def model_flops(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) 
 
     Args:
         module: on torch's meta device, where nothing is computed.
-        loss: what is differentiated.
         inputs, targets: of a batch; their shapes and dtypes alone are used.
 
     Returns:

@@ -40,18 +40,14 @@ class ShardedReplica(Replica):
 
     Args:
         module: the model, the same on every rank; it is sharded in place.
-        group: the ranks.
         reshard_after_forward: a block's parameters are released after its forward pass.
         shard_ranks: neighbouring ranks that share a replica, as far as they divide the ranks; None: all.
-        loss: what is minimized.
-        compute: how its passes are computed.
 
     Raises:
         StudyError: the parameters to be trained are of several dtypes.
 
     Attributes:
         trainable: this rank's shards, as plain tensors; `layout` has the whole shapes.
-        shards: the same as torch's optimizers get them.
         bytes_sent: per rank in a step, as torch fills shards up.
         mesh: of the ranks; its last dimension has those that share a replica.
     """
@@ -99,7 +95,6 @@ class ShardedReplica(Replica):
         self.trainable: list[Any] = [_local(shard.detach()) for shard in self.shards]
 
     def full_parameters(self) -> list[Tensor]:
-        """See the base; collective."""
         return [whole(shard.detach()) for shard in self.shards]
 
     def full_gradients(self) -> list[Tensor]:
@@ -112,7 +107,6 @@ class ShardedReplica(Replica):
         ]
 
     def backward(self, loss: Tensor, *, adding: bool = False) -> None:
-        """See the base."""
         if not adding:
             for shard in self.shards:  # the module's own are whole ones between the passes
                 shard.grad = None
@@ -146,9 +140,6 @@ class FullyShardedStep:
     """A step on one rank. Collective to make and to call.
 
     Args:
-        replica: this rank's shards.
-        settings: of the optimizer.
-        group: the ranks that train together.
         gradients: how they are treated; a clipped one is the mean.
 
     Raises:
@@ -174,16 +165,13 @@ class FullyShardedStep:
 
     @property
     def notes(self) -> list[str]:
-        """The dtypes where there are several."""
         return self.replica.notes
 
     @property
     def optimizer_state_bytes(self) -> int:
-        """See `Step`."""
         return sum(values.nbytes for values in self._state().values())
 
     def set_learning_rate(self, rate: float) -> None:
-        """See `Step`."""
         set_learning_rate(self._optimizer, rate)
 
     def _state(self) -> dict[str, Tensor]:
@@ -196,7 +184,6 @@ class FullyShardedStep:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Step`; of this rank's shards."""
         module = self.replica.module
         tensors = {name: _local(values.detach()).clone() for name, values in module.state_dict().items()}
         update = {name: values.clone() for name, values in self._state().items()}
@@ -243,7 +230,6 @@ class FullyShardedStep:
         return True
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """Forward and backward with the exchanges in them, update; see `Step`."""
         replica, local_gradients = self.replica, None
         if self.record is not None:
             compute = partial(replica.local_gradients, inputs, targets, replica.full_parameters())
@@ -264,7 +250,6 @@ class FullyShardedStep:
         return loss
 
     def _add_up(self, tensor: Tensor) -> None:
-        """Over the ranks that share a replica."""
         mesh = self.replica.mesh
         if mesh.ndim == 1:
             self._group.all_reduce(tensor)
@@ -273,7 +258,6 @@ class FullyShardedStep:
 
     @contextmanager
     def _syncing_last(self, is_last: bool) -> Iterator[None]:
-        """Gradients are exchanged behind the last micro-batch."""
         self.replica.module.set_requires_gradient_sync(is_last)  # type: ignore[operator]
         yield
 
@@ -303,6 +287,5 @@ def _shard_elements(shape: Sequence[int], world_size: int) -> int:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor."""
     local = getattr(tensor, "to_local", None)
     return tensor if local is None else local()

@@ -48,7 +48,6 @@ class GradientSettings:
     Attributes:
         wire: what they are cast to for the exchange; None: they are not.
         clip_norm: the largest norm; None: any.
-        clip_gradient: which gradient is clipped.
     """
 
     wire: torch.dtype | None = None
@@ -63,9 +62,7 @@ class GradientTreatment:
     """The treatment of one rank's gradients.
 
     Args:
-        settings: of the study.
         compute: of the replica, which decides whether the loss is scaled.
-        device: of the gradients.
 
     Attributes:
         found_inf: float32 on the device, 1 where the last mean was not finite; None where no loss is scaled.
@@ -88,7 +85,6 @@ class GradientTreatment:
         return self._settings.clip_norm is not None and self._settings.clip_gradient == which
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """What is to be differentiated."""
         return loss if self.found_inf is None else loss * self._scale
 
     def before_exchange(self, gradients: Sequence[Tensor], phase: PhaseMarker = unmarked) -> None:
@@ -143,7 +139,6 @@ class GradientTreatment:
             torch._foreach_mul_(list(gradients), factor.reshape(()))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of what decides later steps."""
         if self.found_inf is None:
             return {}
         return {"scale": self._scale.clone(), "growth": self._growth.clone()}
@@ -159,7 +154,6 @@ class GradientTreatment:
         return 1.0 if self.found_inf is None else 1.0 / float(self._scale)
 
     def clip_factor(self, square: float) -> float:
-        """What a mean of that squared norm is multiplied with."""
         if not self._clips("mean"):
             return 1.0
         assert self._settings.clip_norm is not None

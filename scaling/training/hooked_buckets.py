@@ -32,8 +32,6 @@ class HookedBuckets:
         captures: False has every exchange run as it is written.
 
     Args:
-        aggregator, group, device: of the step.
-        layout: all parameters' names and shapes.
         parameters: in the layout's order.
         wire: the dtype of the messages; None: the gradients'.
     """
@@ -68,7 +66,6 @@ class HookedBuckets:
 
     @property
     def num_bytes(self) -> list[int]:
-        """Of each bucket, in their order."""
         return [
             layout.num_elements * self._dtypes[index].itemsize
             for index, layout in sorted(self._layouts.items())
@@ -90,7 +87,6 @@ class HookedBuckets:
         return [shown, *notes, *self._uncaptured]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """The aggregator's of every bucket, by its number."""
         return save_buckets(self._states)
 
     def load_state_dict(self, states: dict[str, dict[str, Tensor]]) -> None:
@@ -143,7 +139,6 @@ class HookedBuckets:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether exchanges are replays of CUDA graphs."""
         return self._graphs is not None
 
     def mark_graphs(self, recorder: PhaseRecorder) -> bool:
@@ -179,18 +174,15 @@ class HookedBuckets:
 
     @torch.no_grad()
     def _mean(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker) -> Tensor:
-        """The mean of a bucket's gradients."""
         mean = aggregate(self._aggregator, state, gradient, phase, self.record, self._wire)
         assert mean is not None, "every replica takes the step"
         return mean
 
     def check(self) -> None:
-        """Raises what went wrong on the device."""
         for state in self._states:
             state.check()
 
     def raise_failure(self) -> None:
-        """Raises what an exchange of this step raised."""
         self._side.raise_failure()
 
 
@@ -209,7 +201,6 @@ class _SideStream:
             self._thread = ThreadPoolExecutor(1, "exchange")
 
     def run(self, work: Callable[[], Tensor], instead: Tensor) -> torch.futures.Future[Tensor]:
-        """The future value of `work`; `instead` where it fails."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
@@ -228,7 +219,6 @@ class _SideStream:
         return instead
 
     def raise_failure(self) -> None:
-        """Raises what the first work that failed raised."""
         try:
             if self._failure is not None:
                 raise self._failure

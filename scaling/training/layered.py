@@ -56,13 +56,8 @@ class _Bucket:
 
     Attributes:
         parameters: in the replica's order.
-        number: of the replica's flat bucket that has them.
-        state: the aggregator's.
         owned: the elements of the bucket that this rank steps; None: it steps none.
-        update: of these.
-        values: the parameters one behind the other, as views.
         flat: where the gradients of several are copied to; None of one, and where they are released.
-        missing: gradients that this backward pass has yet to make.
         mean: of the last exchange, of the owned elements, where its update has to wait.
     """
 
@@ -78,7 +73,6 @@ class _Bucket:
 
     @property
     def size_mb(self) -> float:
-        """In MiB."""
         return sum(parameter.nbytes for parameter in self.parameters) / 2**20
 
 
@@ -86,13 +80,9 @@ class LayeredStep:
     """A step on one rank. Collective to make and to call.
 
     Args:
-        replica: this rank's model.
         aggregator: how gradients are brought together; of those that overlap, on every replica or on owners.
-        settings: of the optimizer.
-        group: the ranks that train together.
         gradients: how they are treated; a clipped one is the mean.
         bucket_mb: lower size of a bucket, in MiB.
-        capturable: the step is to be captured in a CUDA graph.
     """
 
     settle_profiled = False
@@ -135,7 +125,6 @@ class LayeredStep:
 
     @property
     def notes(self) -> list[str]:
-        """The buckets, and what the aggregator decided at the start."""
         sizes = [bucket.size_mb for bucket in self._buckets]
         shown = f"layer by layer: {len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB"
         return [
@@ -145,7 +134,6 @@ class LayeredStep:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Step`."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
         states = save_buckets([bucket.state for bucket in self._buckets])
         updates: list[dict[str, Tensor]] = [{} for _ in self.replica.buckets]
@@ -155,7 +143,6 @@ class LayeredStep:
         return {"module": module, "aggregator": states, "update": by_bucket(updates), "scale": scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Step`."""
         updates = of_buckets(state["update"], len(self.replica.buckets))
         self.replica.module.load_state_dict(state["module"])
         load_buckets([bucket.state for bucket in self._buckets], state["aggregator"])
@@ -165,25 +152,20 @@ class LayeredStep:
 
     @property
     def optimizer_state_bytes(self) -> int:
-        """See `Step`."""
         return sum(bucket.update.state_bytes for bucket in self._buckets)
 
     def set_learning_rate(self, rate: float) -> None:
-        """See `Step`."""
         for bucket in self._buckets:
             bucket.update.set_learning_rate(rate)
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        """Every phase can be marked as it is."""
         return True
 
     def check(self) -> None:
-        """See `Step`."""
         for bucket in self._buckets:
             bucket.state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """Forward; backward with aggregation and update under it; see `Step`."""
         self._marks = marks
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
@@ -209,7 +191,6 @@ class LayeredStep:
 
     @torch.no_grad()
     def _update_all(self, marks: Marks) -> None:
-        """The updates of all buckets, with their treated means."""
         means = [bucket.mean for bucket in self._buckets if bucket.mean is not None]
         self.treatment.before_update(means, marks.phase, self._add_up)
         for bucket in self._buckets:
@@ -217,7 +198,6 @@ class LayeredStep:
             bucket.mean = None
 
     def _ready(self, number: int) -> None:
-        """One more gradient of that bucket is there."""
         if not self._exchanging:
             return
         bucket = self._buckets[number]
@@ -237,7 +217,6 @@ class LayeredStep:
 
     @torch.no_grad()
     def _bring_together(self, bucket: _Bucket) -> None:
-        """The mean of a bucket's gradients, and its update."""
         phase = self._marks.on_lane("comm") if self._streams else self._marks.phase
         gradient = self._flat_gradient(bucket)
         mean = aggregate(self._aggregator, bucket.state, gradient, phase, self.record, self._wire)
@@ -299,7 +278,6 @@ def _started(
     *,
     capturable: bool,
 ) -> _Bucket:
-    """The bucket of these tensors of a flat one, with the aggregator's state and the update of them."""
     layout = BucketLayout.of([(flat.layout.names[number], flat.layout.shapes[number]) for number in tensors])
     parameters = [flat.trainable[number] for number in tensors]
     starts = [flat.layout.offsets[number] for number in tensors]

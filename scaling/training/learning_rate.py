@@ -36,7 +36,6 @@ class LearningRate:
     Attributes:
         peak: after warm-up; see `scaled_rate`.
         warmup_epochs: over which it rises to the peak; 0: none. Fractions are rounded to whole steps.
-        schedule: what it does then.
         milestones: of "step": the rate falls behind so many epochs, counted from the start, ascending.
         gamma: of "step": what it is multiplied with there.
     """
@@ -52,7 +51,6 @@ class LearningRate:
 
         Args:
             step: counted from 0 over the whole training.
-            steps_per_epoch: updates in an epoch.
             epochs: of the whole training.
         """
         warmup = round(self.warmup_epochs * steps_per_epoch)
@@ -72,7 +70,6 @@ def scaled_rate(rate: float, rule: Rule, global_batch: int, base_batch: int | No
 
     Args:
         rate: that for `base_batch`.
-        rule: how it follows the batch.
         global_batch: samples of all ranks in a step.
         base_batch: the batch that `rate` was chosen for; None where the rule is "fixed".
     """

@@ -39,7 +39,6 @@ class LibraryHookBuckets(HookedBuckets):
         self.started = True
 
     def launch(self, bucket: GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
-        """See the base."""
         self._require_same(bucket)
         phase, index = marks.on_lane("comm"), bucket.index()
         if self._group.world_size > 1:
@@ -70,10 +69,8 @@ class LibraryHookBuckets(HookedBuckets):
         return mean
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """See the base."""
         saved: dict[str, dict[str, Tensor]] = self._hook.state_dict()
         return saved
 
     def load_state_dict(self, states: dict[str, dict[str, Tensor]]) -> None:
-        """See the base."""
         self._hook.load_state_dict(states)

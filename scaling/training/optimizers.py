@@ -48,7 +48,6 @@ class OptimizerSettings(ABC):
         """An optimizer of those tensors.
 
         Args:
-            parameters: of one device.
             capturable: its step may be captured in a CUDA graph; the learning rate is a tensor on the device.
             skippable: `skip_where` may be used.
         """
@@ -67,13 +66,11 @@ class SgdSettings(OptimizerSettings):
 
     @property
     def name(self) -> OptimizerName:
-        """`sgd`."""
         return "sgd"
 
     def optimizer(
         self, parameters: Sequence[Tensor], *, capturable: bool = False, skippable: bool = False
     ) -> torch.optim.Optimizer:
-        """See the base; fused where it is capturable or skippable."""
         made = torch.optim.SGD(
             parameters,
             lr=_rate(self.learning_rate, parameters, capturable=capturable),
@@ -104,13 +101,11 @@ class AdamSettings(OptimizerSettings):
 
     @property
     def name(self) -> OptimizerName:
-        """`adam` or `adamw`."""
         return "adamw" if self.decoupled else "adam"
 
     def optimizer(
         self, parameters: Sequence[Tensor], *, capturable: bool = False, skippable: bool = False
     ) -> torch.optim.Optimizer:
-        """See the base; always fused."""
         cls = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return cls(
             parameters,
@@ -153,8 +148,6 @@ def state_tensors(
     """The tensors themselves, by name and place; none before the first step.
 
     Args:
-        optimizer: of the parameters.
-        places: place, such as a span -> parameter.
         names: of `OptimizerSettings.state_names`.
     """
     return {

@@ -76,15 +76,10 @@ class OverlappedStep:
     """A step on one rank. Collective to make and to call.
 
     Args:
-        replica: this rank's model.
         aggregator: how gradients are brought together; of those that overlap, or `none`.
-        settings: of the optimizer.
-        group: the ranks that train together.
         gradients: how they are treated; a clipped one is the mean.
         bucket_mb: upper size of a bucket, in MiB.
-        ddp: the other arguments of DDP.
         inputs: [local_batch, ...] an example of the batches, on the replica's device.
-        targets: likewise.
     """
 
     def __init__(
@@ -160,7 +155,6 @@ class OverlappedStep:
             self._run_dry(num_passes)
 
     def _wrap(self, bucket_mb: float, ddp: DdpSettings) -> None:
-        """Makes the module one of DDP. Collective."""
         group = self._group
         exchanges = self._path != "own" or self._aggregator.exchanges
         # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
@@ -175,19 +169,16 @@ class OverlappedStep:
 
     @property
     def _stateful(self) -> torch.optim.Optimizer:
-        """The optimizer that has this rank's state."""
         return self._optimizer.optim if self._aggregator.shards_optimizer else self._optimizer
 
     @property
     def notes(self) -> list[str]:
-        """What the aggregator decided at the start, and the buckets where they are known."""
         unused = ", ".join(self._unused)
         shown = f"DDP searches every step for parameters that the loss does not depend on: {unused:.200}"
         return [*self.replica.notes, *([shown] if unused else []), *self._buckets.notes]
 
     @property
     def record(self) -> Record | None:
-        """See `Step`."""
         return self._record
 
     @record.setter
@@ -200,11 +191,9 @@ class OverlappedStep:
         return self._buckets.num_bytes
 
     def set_learning_rate(self, rate: float) -> None:
-        """See `Step`."""
         set_learning_rate(self._optimizer, rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Step`."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
         tensors = state_tensors(self._stateful, self._places, self._state_names)
         update = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -212,7 +201,6 @@ class OverlappedStep:
         return {"module": module, "aggregator": self._buckets.state_dict(), "update": update, "scale": scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Step`."""
         self.replica.module.load_state_dict(state["module"])
         self._buckets.load_state_dict(state["aggregator"])
         load_state(self._stateful, self._places, state["update"], self._state_names)
@@ -220,12 +208,10 @@ class OverlappedStep:
 
     @property
     def optimizer_state_bytes(self) -> int:
-        """See `Step`."""
         tensors = state_tensors(self._stateful, self._places, self._state_names)
         return sum(tensor.nbytes for tensor in tensors.values())
 
     def check(self) -> None:
-        """See `Step`."""
         self._buckets.check()
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
@@ -236,11 +222,9 @@ class OverlappedStep:
 
     @property
     def settle_profiled(self) -> bool:
-        """See `Step`. The events of a graph are passed anew by each replay."""
         return self._buckets.has_graphs
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """Forward, backward with the exchange under it, update; see `Step`."""
         self._marks = marks
         hidden = self._record is not None and not self._hooked and self._path in ("own", "optimizer")
         gradients = self._local_gradients(inputs, targets) if hidden else None
@@ -332,7 +316,6 @@ class OverlappedStep:
         self._buckets.start()
 
     def _parameters_without_gradient(self) -> list[str]:
-        """The names of those that the loss of the example does not depend on."""
         self._run_dry(1)
         parameters = zip(self.replica.layout.names, self.replica.trainable, strict=True)
         return [name for name, parameter in parameters if parameter.grad is None]

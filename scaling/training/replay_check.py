@@ -31,7 +31,6 @@ def sgd_problem(
     """The first parameter of which the replay's update is another.
 
     Args:
-        names, start: of the parameters, before the step.
         steps: the parameters after the step, after that step again, and after the replay.
     """
     for name, old, plain, again, replayed in zip(names, start, *steps, strict=True):
@@ -57,7 +56,6 @@ def adam_problem(
 
     Args:
         settings: of Adam or AdamW.
-        layout: of the parameters.
         start, replayed: [num_elements] flat, before the step and after the replay.
         states: the optimizer's, by name and span, after the step, that step again, and the replay.
         lossy: the aggregator is.
@@ -117,6 +115,5 @@ def _allowed(tolerance: float, norm: Tensor, scatter: Tensor) -> Tensor:
 
 
 def _mean(settings: AdamSettings, first_moment: Tensor, old: Tensor) -> Tensor:
-    """The mean gradient of the first step."""
     gradient = first_moment.double() / (1 - settings.beta1)
     return gradient if settings.decoupled else gradient - settings.weight_decay * old.double()

@@ -24,13 +24,9 @@ class Replica:
 
     Args:
         module: the model; its trainable parameters are made contiguous.
-        loss: what is minimized.
-        compute: how its passes are computed.
 
     Attributes:
-        module, loss, compute: the same.
         trainable: its parameters that have a gradient, in the module's order.
-        layout: their names, shapes and offsets, as one bucket.
     """
 
     def __init__(self, module: nn.Module, loss: Loss = cross_entropy, compute: Compute = FLOAT32) -> None:
@@ -44,7 +40,6 @@ class Replica:
 
     @property
     def dtypes(self) -> list[torch.dtype]:
-        """Those of the trainable parameters, in the order in which they first appear."""
         return list(dict.fromkeys(parameter.dtype for parameter in self.trainable))
 
     def layout_of(self, dtype: torch.dtype) -> BucketLayout:
@@ -56,12 +51,10 @@ class Replica:
 
     @property
     def layouts(self) -> dict[str, BucketLayout]:
-        """`layout_of` each dtype, by its name."""
         return {dtype_name(dtype): self.layout_of(dtype) for dtype in self.dtypes}
 
     @property
     def notes(self) -> list[str]:
-        """How many elements have which dtype, where there are several."""
         if len(self.dtypes) < 2:
             return []
         sizes = [f"{name} ({layout.num_elements} elements)" for name, layout in self.layouts.items()]
@@ -93,7 +86,6 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -101,11 +93,9 @@ class FlatBucket:
     """Parameters of one dtype in one flat buffer, and their gradients in another.
 
     Args:
-        layout: names and shapes of the parameters.
         trainable: the parameters, in that order, of one dtype and device; they are moved into the buffer.
 
     Attributes:
-        layout, trainable: the same.
         parameters: [num_elements] flat parameters.
         gradient: [num_elements] flat gradient, filled by backward.
     """
@@ -142,9 +132,6 @@ class FlatReplica(Replica):
 
     Args:
         module: the model, on its device; its parameters are moved into the flat buffers.
-        loss: what is minimized.
-        compute: how its passes are computed.
-        by_tensor: each parameter has buffers of its own.
 
     Attributes:
         buckets: one a dtype, in the order in which they first appear, or one a parameter.
@@ -181,7 +168,6 @@ class FlatReplica(Replica):
         return bucket.gradient
 
     def backward(self, loss: Tensor, *, adding: bool = False) -> None:
-        """Fills the gradients with that of `loss`, in place of what was in them, or adding to it."""
         if not adding:
             torch._foreach_zero_([bucket.gradient for bucket in self.buckets])
         loss.backward()  # type: ignore[no-untyped-call]
@@ -206,10 +192,7 @@ def take_passes(
     """Forward and backward passes of a batch; leaves the gradient of its mean loss.
 
     Args:
-        replica: of this rank.
         inputs, targets: of the whole batch; a multiple of the micro-batches.
-        marks: take the phases.
-        scaled: what is differentiated, of a loss.
         forward: the module; None: the replica's.
         around: is entered for each micro-batch, told whether it is the last.
         after: is called at the end of the last backward pass, within its phase.

@@ -43,11 +43,6 @@ def shared_tensors(
 ) -> dict[str, Tensor]:
     """The tensors that must be the same on every rank. Collective.
 
-    Args:
-        module: the model.
-        initial: its buffers as they were at the start.
-        ranks: that train together.
-
     Returns:
         Name -> tensor: parameters, statistics of synchronized batch normalisation, and buffers that training
         changes on no rank. Other statistics are each rank's own.
@@ -69,7 +64,6 @@ def require_equal(tensors: Mapping[str, Tensor], ranks: ComparedRanks) -> None:
 
     Args:
         tensors: name -> tensor; the same names and shapes on every rank.
-        ranks: that train together.
 
     Raises:
         ExchangeError: on every rank, where one differs: which, between which ranks, and how far.
@@ -104,7 +98,6 @@ def _digest(tensor: Tensor) -> Tensor:
 
 @cache
 def _keys(device: torch.device) -> Tensor:
-    """The same on every rank."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(-(2**63), 2**63 - 1, (BLOCK,), generator=generator, dtype=torch.int64)
     return (drawn | 1).to(device)

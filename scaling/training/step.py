@@ -31,7 +31,6 @@ class TrainingStep(Protocol):
     Attributes:
         record: takes what goes into every exchange and comes out; None, as in every measured step: nothing is
             recorded.
-        treatment: of the gradients.
     """
 
     record: Record | None
@@ -76,9 +75,6 @@ class TrainingStep(Protocol):
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """Gets ready for steps with marked phases; there is no way back. Collective.
 
-        Args:
-            recorder: the one that gives such steps their marks.
-
         Returns:
             False where phases cannot be distinguished here.
         """
@@ -104,16 +100,7 @@ class Part(NamedTuple):
 
 
 class EagerStep:
-    """A step on one rank. Collective to make and to call.
-
-    Args:
-        replica: this rank's model.
-        aggregator: how gradients are brought together.
-        settings: of the optimizer.
-        group: the ranks that train together.
-        gradients: how they are treated.
-        capturable: the step is to be captured in a CUDA graph.
-    """
+    """A step on one rank. Collective to make and to call."""
 
     settle_profiled = False
 
@@ -145,19 +132,16 @@ class EagerStep:
                 part.update.skip_where(self.treatment.found_inf)
 
     def _aggregators(self, world_size: int) -> list[Aggregator[Any]]:
-        """That of each bucket."""
         return [self._aggregator] * len(self.replica.buckets)
 
     @property
     def notes(self) -> list[str]:
-        """The dtypes where there are several, and what the aggregator decided at the start."""
         return [
             *self.replica.notes,
             *dict.fromkeys(note for part in self._parts for note in part.state.notes),
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of all that decides later steps on this rank."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
         states = by_bucket([part.state.state_dict() for part in self._parts])
         return {
@@ -168,7 +152,6 @@ class EagerStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over, in place, what `state_dict` gave."""
         num_buckets = len(self._parts)
         states, updates = (of_buckets(state[key], num_buckets) for key in ("aggregator", "update"))
         self.replica.module.load_state_dict(state["module"])
@@ -179,32 +162,26 @@ class EagerStep:
 
     @property
     def optimizer_state_bytes(self) -> int:
-        """See `Step`."""
         return sum(part.update.state_bytes for part in self._parts)
 
     def set_learning_rate(self, rate: float) -> None:
-        """See `Step`."""
         for part in self._parts:
             part.update.set_learning_rate(rate)
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        """Every phase can be marked as it is."""
         return True
 
     def check(self) -> None:
-        """See `Step`."""
         for part in self._parts:
             part.state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """Forward, backward, aggregation, update; see `Step`."""
         loss = take_passes(self.replica, inputs, targets, marks, self.treatment.scaled)
         self._bring_together(marks.phase)
         return loss
 
     @torch.no_grad()
     def _bring_together(self, phase: PhaseMarker) -> None:
-        """The mean of each bucket's gradients, and its update."""
         self.treatment.before_exchange([part.bucket.gradient for part in self._parts], phase)
         means = [
             aggregate(part.aggregator, part.state, part.bucket.gradient, phase, self.record, self._wire)
@@ -213,7 +190,6 @@ class EagerStep:
         self._update_all(means, phase)
 
     def _update_all(self, means: Sequence[Tensor | None], phase: PhaseMarker) -> None:
-        """The update of each bucket, once all means are there."""
         if self.treatment.waits_for_all:
             owned = [
                 values

@@ -75,10 +75,7 @@ class StepCheckResult:
     """What the checks of one run found, for its record.
 
     Attributes:
-        laws: of the exchanges that were checked.
-        unchecked: why some were not.
         coarse: parameters whose gradients vary too much to be compared closely.
-        num_steps, num_exchanges: that were checked.
         largest_error_ratio: error to what is allowed, of the worst element.
     """
 
@@ -90,7 +87,6 @@ class StepCheckResult:
     largest_error_ratio: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For run.json."""
         notes = [f"not checked: {why}" for why in sorted(self.unchecked)]
         if self.coarse:
             names = f"{', '.join(sorted(self.coarse)[:NAMED])}{', ...' if len(self.coarse) > NAMED else ''}"
@@ -104,17 +100,7 @@ class StepCheckResult:
 
 
 class StepCheck:
-    """The checks of one run, on one rank.
-
-    Args:
-        step: of the run.
-        aggregator: its.
-        settings: of its optimizer.
-        ranks: that train together.
-
-    Attributes:
-        findings: so far.
-    """
+    """The checks of one run, on one rank."""
 
     def __init__(
         self,
@@ -146,10 +132,6 @@ class StepCheck:
 
     def steps(self, batches: Sequence[Batch], max_steps: int) -> None:
         """Takes and checks some steps, and puts everything back. Collective.
-
-        Args:
-            batches: of this rank, taken in turn.
-            max_steps: to check.
 
         Raises:
             ExchangeError: an exchange or an update is not what it must be, or the replicas differ.
@@ -210,7 +192,6 @@ class StepCheck:
         return self._ranks.largest_of([missing])[0] <= 0
 
     def _check_one(self, batch: Batch, moments: dict[str, Moments]) -> None:
-        """One step: its exchanges and its update."""
         before = {name: tensor.detach().clone() for name, tensor in self._named().items()}
         record: Record = []
         factor = self._inner.treatment.expected_factor()
@@ -374,7 +355,6 @@ def _as_stored(values: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _zeros(saved: Any) -> Any:
-    """The same names with tensors of zeros."""
     if isinstance(saved, Tensor):
         return torch.zeros_like(saved)
     return {name: _zeros(value) for name, value in saved.items()}

@@ -85,7 +85,6 @@ class Extent:
         return None
 
     def block(self, num_done: int, elapsed_s: float, pace_s: float) -> int:
-        """Unprofiled iterations to run before the next look, each taking about `pace_s`."""
         size = self.iterations - num_done
         if self.precision_goal is not None:
             size = min(size, max(LOOK_EVERY, int(BLOCK_S / max(pace_s, 1e-9))))
@@ -107,7 +106,6 @@ class Extent:
         return None
 
     def num_profiled(self, pace_s: float) -> int:
-        """Profiled iterations to keep."""
         if self.max_seconds is None:
             return self.profiled_iterations
         fitting = int(self.max_seconds / 2 / max(pace_s, 1e-9))
@@ -120,9 +118,6 @@ class Measurement:
 
     Args:
         iterate: one iteration; marks its phases on what it is given.
-        recorder: on this rank's clock.
-        extent: how many.
-        agreement: between the ranks, outside the measured windows.
         host_offset_s: what to add to this host's monotonic clock to have rank 0's.
         after_each: called after each iteration, between two samples.
 
@@ -130,9 +125,6 @@ class Measurement:
         rows: raw samples so far, one an iteration: `iteration`, `warmup`, `profiled`, `start_s` (on rank 0's
             monotonic clock), `step_s`, and `spans` of profiled ones: [phase, lane, start, stop] in seconds
             from the step's start; on a GPU also `behind_s` (`scaling.measure.phases.StepSample`).
-        seconds: part -> wall time, of the slowest rank.
-        warmup_end: why warm-up ended.
-        stop_reason: why the unprofiled part ended.
         block_iterations: how many unprofiled iterations each block had.
     """
 
@@ -182,11 +174,7 @@ class Measurement:
         self.stop_reason, self.seconds["unprofiled"] = reason, window_s
 
     def profile(self, *, settle_each: bool) -> None:
-        """Part 3.
-
-        Args:
-            settle_each: take each step's marks before the next.
-        """
+        """Part 3."""
         start = time.perf_counter()
         self._profile(PROFILED_SETTLING, settle_each=settle_each, warmup=True)
         num_kept = self.extent.num_profiled(self._pace_s)

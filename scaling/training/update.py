@@ -30,12 +30,9 @@ S = TypeVar("S", bound=AggregatorState)
 
 
 class OwnedStep:
-    """The optimizer's step of the elements that this rank owns."""
-
     _owned: _Owned
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the optimizer's state that lives on this rank, by span."""
         return self._owned.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -44,15 +41,12 @@ class OwnedStep:
 
     @property
     def state_bytes(self) -> int:
-        """Of the optimizer's state on this rank."""
         return self._owned.state_bytes
 
     def skip_where(self, found_inf: Tensor) -> None:
-        """From now on no step is taken where `found`, on the device, is 1."""
         self._owned.skip_where(found_inf)
 
     def set_learning_rate(self, rate: float) -> None:
-        """That of the next steps."""
         self._owned.set_learning_rate(rate)
 
 
@@ -62,7 +56,6 @@ class SiteUpdate(OwnedStep, ABC):
     site: UpdateSite
 
     def owned_parts(self, mean: Tensor | None) -> list[Tensor]:
-        """The parts of the mean gradient that this rank steps with."""
         return self._owned.parts(mean)
 
     @abstractmethod
@@ -79,12 +72,8 @@ class DeviceUpdate(SiteUpdate):
     """Every rank steps the parameters that it owns, on its device, and sends them where all do not own them.
 
     Args:
-        bucket: of this rank's model.
-        settings: of the optimizer.
         aggregator: of the site "replica", "root" or "owner".
-        state: its state.
         site: where it takes the step of this bucket.
-        capturable: the step is to be captured in a CUDA graph.
         skippable: `skip_where` may be used.
     """
 
@@ -117,10 +106,7 @@ class HostUpdate(SiteUpdate):
     """One copy of the parameters in host memory, stepped there by its owners; all ranks copy it back.
 
     Args:
-        bucket: of this rank's model.
-        settings: of the optimizer.
         aggregator: of the site "host_serial" or "host_parallel".
-        state: its state.
         site: where it takes the step of this bucket.
     """
 
@@ -196,11 +182,9 @@ class _Owned:
             skip_where(self._optimizer, found_inf)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies; none before the first step."""
         return {name: values.clone() for name, values in self._tensors().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes it over, in place where there is some."""
         if self._optimizer is not None:
             load_state(self._optimizer, self._places, state, self._names)
 
@@ -214,19 +198,16 @@ class _Owned:
         return state_tensors(self._optimizer, self._places, self._names)
 
     def parts(self, mean: Tensor | None) -> list[Tensor]:
-        """Those of the mean gradient, flat and of the whole bucket's length."""
         if self._optimizer is None:
             return []
         assert mean is not None, "a rank that owns parameters gets their mean gradient"
         return [mean[start:stop] for start, stop in self._spans]
 
     def step(self, mean: Tensor | None) -> None:
-        """One step with the mean gradient, flat and of the whole bucket's length."""
         if self._optimizer is not None:
             self.step_parts(self.parts(mean))
 
     def step_parts(self, parts: Sequence[Tensor]) -> None:
-        """One step with the mean gradient of each span."""
         assert self._optimizer is not None, "a rank that owns nothing takes no step"
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part
@@ -240,9 +221,6 @@ class SpansUpdate(OwnedStep):
 
     Args:
         parameters: [num_elements] flat.
-        spans: of these.
-        settings: of the optimizer.
-        capturable: the step is to be captured in a CUDA graph.
         skippable: `skip_where` may be used.
     """
 
@@ -259,7 +237,6 @@ class SpansUpdate(OwnedStep):
         self._sizes = [stop - start for start, stop in spans]
 
     def step(self, mean: Tensor) -> None:
-        """One step with the mean gradient of the spans, one behind the other."""
         self._owned.step_parts(torch.split(mean, self._sizes))
 
 

@@ -33,7 +33,6 @@ class Delivered(NamedTuple):
     """The mean of one parameter's gradients.
 
     Attributes:
-        mean: of the parameter's shape.
         rounding: how far that which the update had may be off.
     """
 
@@ -48,7 +47,6 @@ class Moments:
     Attributes:
         first, first_size: velocity or first moment, and that of absolute values.
         second, second_size: second moment, likewise; of Adam alone.
-        steps: taken so far.
     """
 
     first: Tensor
@@ -59,7 +57,6 @@ class Moments:
 
     @classmethod
     def zero(cls, settings: OptimizerSettings, parameter: Tensor) -> Moments:
-        """Before the first step."""
         is_adam = isinstance(settings, AdamSettings)
         first, first_size, second, second_size = (
             torch.zeros(size, dtype=torch.float64, device=parameter.device)
@@ -79,9 +76,6 @@ def worst_update(
     """The element that is furthest from the optimizer's, with its value and the optimizer's.
 
     Args:
-        settings: of the optimizer.
-        new, old: the parameter after and before the step.
-        delivered: its mean gradient.
         moments: so far; they go on, in place.
         rate_eps: how far the learning rate may be off, as a ratio.
 

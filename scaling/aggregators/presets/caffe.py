@@ -65,7 +65,6 @@ class Caffe(Scheduled):
     gpus_per_board: PositiveInt = 1
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """The tree of Caffe's pairs."""
         boards = [rank // self.gpus_per_board for rank in range(world_size)]
         nobody = [[False] * world_size] * world_size
         return tree(world_size, caffe_pairs(boards, nobody))
@@ -103,11 +102,9 @@ class CaffeNccl(Aggregator[LayerState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> LayerState:
-        """Finds the layers."""
         return LayerState(group, layout, layer_spans(layout)[::-1])
 
     def aggregate(self, state: LayerState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Sums each layer in place over the ranks, then divides."""
         if state.group.world_size > 1:
             with phase("communicate"):
                 for start, stop in state.layers:
@@ -117,12 +114,10 @@ class CaffeNccl(Aggregator[LayerState]):
         return gradient
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """That of each layer's all-reduce."""
         sizes = [itemsize * (stop - start) for start, stop in layer_spans(layout)]
         return all_reduce_bytes(sizes, world_size)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """A ring a layer, and the update by every rank."""
         sizes = [stop - start for start, stop in layer_spans(layout)[::-1] if start < stop]
         exchanges = native_all_reduce(sizes, world_size, self.name)
         return [*exchanges, Update("replica", layout.num_elements)]

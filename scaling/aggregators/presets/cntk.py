@@ -94,7 +94,6 @@ class Cntk32Bit(Aggregator[MessagesState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> MessagesState:
-        """Divides the tensors into messages."""
         small, large = _packed_and_not(layout, dtype.itemsize)
         packed = torch.empty(_length(small), dtype=dtype, device=device)
         is_cuda = device.type == "cuda"
@@ -113,7 +112,6 @@ class Cntk32Bit(Aggregator[MessagesState]):
         )
 
     def aggregate(self, state: MessagesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Sums message by message, in place, then divides."""
         if state.group.world_size == 1:
             return gradient
         small = [gradient[start:stop] for start, stop in state.packed_spans]
@@ -137,13 +135,11 @@ class Cntk32Bit(Aggregator[MessagesState]):
         return gradient
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """That of each message's all-reduce, and its copies down and up."""
         sizes = [itemsize * size for size in _messages(layout, itemsize)]
         copied = 2 * sum(sizes) if self.transport == "host" and world_size > 1 else 0
         return copied + all_reduce_bytes(sizes, world_size)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Down, all-reduced by a core a rank, and up; or a ring a message. Then the update by every rank."""
         n = layout.num_elements
         update = Update("replica", n)
         if world_size == 1:
@@ -159,7 +155,6 @@ class Cntk32Bit(Aggregator[MessagesState]):
 
 
 def _packed_and_not(layout: BucketLayout, itemsize: int) -> tuple[list[Span], list[Span]]:
-    """The tensors that are packed into one message, and those that are one each."""
     small: list[Span] = []
     large: list[Span] = []
     for start, stop in tensor_spans(layout):
@@ -168,7 +163,6 @@ def _packed_and_not(layout: BucketLayout, itemsize: int) -> tuple[list[Span], li
 
 
 def _messages(layout: BucketLayout, itemsize: int) -> list[int]:
-    """The elements of each message."""
     small, large = _packed_and_not(layout, itemsize)
     return [_length(small)] * bool(small) + [stop - start for start, stop in large]
 

@@ -18,7 +18,6 @@ from scaling.process_group import Group, HostCounters
 
 
 def tensor_spans(layout: BucketLayout) -> list[Span]:
-    """The elements of each tensor that has any."""
     ends = [*layout.offsets[1:], layout.num_elements]
     return [(start, stop) for start, stop in zip(layout.offsets, ends, strict=True) if start < stop]
 

@@ -87,15 +87,12 @@ class MxnetDevice(Scheduled):
     update_site = "owner"
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """The exchange over owners."""
         return sharded_owners(world_size, [math.prod(shape) for shape in layout.shapes])
 
     def ddp_path(self) -> DdpPath:
-        """Tensor by tensor, without DDP."""
         return "by_tensor"
 
     def by_tensor(self, layout: BucketLayout, world_size: int) -> list[Aggregator[Any]]:
-        """Each tensor at the owner that it has among all."""
         owners = assign_owners([math.prod(shape) for shape in layout.shapes], world_size)
         return [_OwnedTensor(self.transport, self.captured, owner) for owner in owners]
 
@@ -103,14 +100,11 @@ class MxnetDevice(Scheduled):
 @final
 @dataclass(frozen=True)
 class _OwnedTensor(Scheduled):
-    """One tensor of `mxnet_device`, at its owner."""
-
     name = "mxnet_device"
     update_site = "owner"
     owner: int = 0
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """All to the owner, which copies to all."""
         return shuffle(world_size, [self.owner])
 
 
@@ -123,7 +117,6 @@ class MxnetTree(Scheduled):
     update_site = "owner"
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """One tree, or all of them, for each tensor; neighbours on one tree are one part."""
         one_tree, all_trees = _trees(world_size)
         parts: list[BufferPart] = []
         for is_cut, shapes in groupby(layout.shapes, key=lambda shape: _is_cut(shape, world_size)):
@@ -177,7 +170,6 @@ class MxnetLocal(Aggregator[LocalState]):
     num_threads: PositiveInt = 4
 
     def ddp_path(self) -> DdpPath:
-        """Tensor by tensor, without DDP."""
         return "by_tensor"
 
     def by_tensor(self, layout: BucketLayout, world_size: int) -> list[Aggregator[Any]]:
@@ -192,7 +184,6 @@ class MxnetLocal(Aggregator[LocalState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> LocalState:
-        """Maps the shared rows."""
         on_device = self.site(layout) == "replica"
         mean = torch.empty(layout.num_elements, dtype=dtype, device=device) if on_device else None
         return LocalState(group, layout, HostRows(layout, group, dtype, device), mean)
@@ -216,11 +207,9 @@ class MxnetLocal(Aggregator[LocalState]):
         return state.mean
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host, and as much back."""
         return 2 * layout.num_elements * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Up, summed by one thread and by several, then stepped on the host or on every rank."""
         n = layout.num_elements
         sizes = [math.prod(shape) for shape in layout.shapes]
         large = sum(size for size in sizes if size >= BIGARRAY_BOUND)
@@ -243,12 +232,9 @@ class MxnetLocal(Aggregator[LocalState]):
 @final
 @dataclass(frozen=True)
 class _LocalTensor(MxnetLocal):
-    """One tensor of `mxnet_local`, stepped where all are."""
-
     place: UpdateSite = "host_serial"
 
     def site(self, layout: BucketLayout) -> UpdateSite:
-        """That of all tensors."""
         return self.place
 
 
@@ -256,7 +242,6 @@ def sum_in_passes(rows: Sequence[Tensor], out: Tensor) -> None:
     """The sum of equally long flat tensors: up to four after the first join, then are added to what is there.
 
     Args:
-        rows: in host memory.
         out: of their length; none of them.
     """
     block = max(1, BLOCK_BYTES // out.itemsize)

@@ -70,7 +70,6 @@ class TensorFlow(Aggregator[TowersState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> TowersState:
-        """Maps the shared rows."""
         host = HostRows(layout, group, dtype, device)
         largest = max((stop - start for start, stop in host.spans), default=0)
         num_elements = group.world_size * largest if group.rank == 0 else 0
@@ -86,11 +85,9 @@ class TensorFlow(Aggregator[TowersState]):
         return state.host.result if state.group.rank == 0 else None
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host, and as much back."""
         return 2 * layout.num_elements * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Up, concatenated, averaged and stepped by one thread, and back."""
         n, num_bytes = layout.num_elements, 4.0 * layout.num_elements * world_size
         one_of = 1 + 3 / world_size  # all rows are read, their sum is written, read to be divided and written
         return [
@@ -102,7 +99,6 @@ class TensorFlow(Aggregator[TowersState]):
 
 
 def _average(state: TowersState) -> None:
-    """The mean over the towers, variable by variable, into the host's result."""
     n, rows = state.group.world_size, state.host.rows
     for start, stop in state.host.spans:
         towers = state.concatenated[: n * (stop - start)].view(n, stop - start)
@@ -118,7 +114,6 @@ class TfReplicated(Scheduled):
     name = "tf_replicated"
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """A shuffle with one owner for each tensor."""
         parts = [
             BufferPart(math.prod(shape), shuffle(world_size, [i % world_size]))
             for i, shape in enumerate(layout.shapes)

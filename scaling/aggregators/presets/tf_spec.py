@@ -84,8 +84,6 @@ class HostTier:
 
 @dataclass
 class TfSpecState(AggregatorState):
-    """What each kind of tier needs."""
-
     exchange: RankExchange | None
     native: list[Span]
     host: list[HostTier]
@@ -97,7 +95,6 @@ class TfSpecState(AggregatorState):
 
     @property
     def notes(self) -> list[str]:
-        """How many tensors each algorithm has, and the transport of the exchange."""
         counts = ", ".join(f"{len(tier.spans)} by {tier.tier.algorithm}" for tier in self.tiers)
         between = [tier.tier.algorithm for tier in self.tiers if "/" in tier.tier.algorithm and tier.spans]
         notes = [f"tensors: {counts}"]
@@ -152,11 +149,9 @@ class TfSpec(Aggregator[TfSpecState]):
         )
 
     def needs_one_host(self) -> bool:
-        """Where a tier is summed in host memory."""
         return super().needs_one_host() or any(t.inside == IN_HOST_MEMORY for t in parse_spec(self.spec))
 
     def aggregate(self, state: TfSpecState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Sums tier by tier, in place, then divides."""
         if state.group.world_size == 1:
             return gradient
         with phase("communicate"):
@@ -171,7 +166,6 @@ class TfSpec(Aggregator[TfSpecState]):
         return gradient
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """Those between ranks, those of the library's all-reduces, and what goes to the host and back."""
         if world_size == 1:
             return 0
         tiers = tensors_of_tiers(parse_spec(self.spec), layout)
@@ -186,7 +180,6 @@ class TfSpec(Aggregator[TfSpecState]):
         return total
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[plan.Stage]:
-        """The tiers between ranks, a ring a tensor for the library's, those in host memory; the update."""
         n = layout.num_elements
         if world_size == 1:
             return [plan.Update("replica", n)]

@@ -57,14 +57,11 @@ class TorchDpt(Scheduled):
     update_site = "root"
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        """The star round rank 0."""
         return star(world_size)
 
 
 @dataclass
 class TorchCpuState(AggregatorState):
-    """The shared buffer, and the elements that this rank sums and steps."""
-
     execution: HostExecution
     spans: list[Span]
 
@@ -81,7 +78,6 @@ class TorchCpu(Aggregator[TorchCpuState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> TorchCpuState:
-        """Maps the shared buffer."""
         n = group.world_size
         schedule = host_parallel(n)
         bounds = schedule.bounds(layout.num_elements)
@@ -92,7 +88,6 @@ class TorchCpu(Aggregator[TorchCpuState]):
         return TorchCpuState(group, layout, execution, [span] if span[0] < span[1] else [])
 
     def owned(self, state: TorchCpuState) -> list[Span]:
-        """This rank's 1/n of the elements."""
         return state.spans
 
     def aggregate(
@@ -103,11 +98,9 @@ class TorchCpu(Aggregator[TorchCpuState]):
         return state.execution.sums if state.spans else None
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host, and as much back."""
         return 2 * layout.num_elements * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Up, summed and stepped by a thread a rank, and back."""
         n = layout.num_elements
         up = Exchange(sums_alone(host_parallel(world_size)), n)
         return [up, *stepped_on_host(n, world_size, num_threads=world_size)]

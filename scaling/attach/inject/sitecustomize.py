@@ -17,7 +17,6 @@ NAME = "_scaling_attach_inside"
 
 
 def _run_existing() -> None:
-    """The environment's own sitecustomize, which this one hides."""
     others = [entry for entry in sys.path if os.path.abspath(entry or ".") != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:

@@ -49,10 +49,6 @@ def attached(model: Any, optimizer: Any) -> Iterator[None]:
     """Marks the training steps of a script that `scaling attach` does not reach by itself.
 
     Without `scaling attach` around it, it does nothing.
-
-    Args:
-        model: that is trained, on this rank.
-        optimizer: its optimizer.
     """
     if os.environ.get("SCALING_ATTACH"):
         injected = sys.modules.get(INJECTED)

@@ -36,17 +36,13 @@ class Agent:
     """One process of one run.
 
     Attributes:
-        done: how often each thing was done so far.
         phases: (name, start, end) in seconds: of all that is timed in this arm.
         updates: when each optimizer began its step, in arms with phases.
         batches: (samples, elements) of every batch drawn for training; those that were cached by themselves.
-        scalers: of gradients, that the script has.
         parameters: of models that are wrapped, or of the optimizer, by `id`.
         passed: numbers that the script's own collectives were given.
         is_evaluation_called: by the model's `eval`.
         calls_backward: or its gradients are those of `torch.autograd.grad`.
-        own_s: what counting and marking has taken so far.
-        is_armed: the steps count.
         when_exchanging: called where exchange begins and ends.
         threads: of this process, those that have wrapped a model or made a step.
         pid: of the process that makes them; it may fork loaders' workers.

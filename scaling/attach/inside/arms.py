@@ -29,7 +29,6 @@ class Arm:
     Attributes:
         when: `SWITCHED`, `LATER` or `PROCESS`.
         change: what is changed, for the table in the documentation.
-        question: what it answers.
         excluded_by: arms that cannot be on in the same process; every row says it.
         on, off: called with the agent where a block begins and ends, or at the start of a run of its own.
         exchanges: gradients and buffers are exchanged.
@@ -80,7 +79,6 @@ class Arm:
 
     @property
     def is_compared_with_clock(self) -> bool:
-        """Its process has no hook either."""
         others = self.is_bare or self.is_traced or self.is_alone or self.replaces_hook
         return self.when == PROCESS and not others
 
@@ -191,7 +189,6 @@ BUCKETS = tuple(arm.name for arm in _ROWS if arm.bucket_mb)
 
 
 def order_of(arms: Sequence[str], seed: int, number: int) -> list[str]:
-    """The arms of a round, the same on all ranks."""
     drawn = list(arms)
     random.Random(f"{seed}-{number}").shuffle(drawn)
     return drawn

@@ -10,11 +10,7 @@ from .repeats import Repeats
 
 
 class Repeated(dataloader._BaseDataLoaderIter):
-    """An epoch of a loader that repeats its batch; where another arm is on before it ends, a real one begins.
-
-    Args:
-        loader: it has its batch.
-    """
+    """An epoch of a loader that repeats its batch; a real one begins if another arm is on before its end."""
 
     def __init__(self, loader: Any) -> None:
         self._attach_loader, self._attach_drawn, self._attach_cached = loader, 0, 0

@@ -20,7 +20,6 @@ class Copies:
     `removed-HOST-PID` has a line for each path that was removed.
 
     Args:
-        out: the run's folder.
         began_s: files from before it (seconds since the epoch) are older.
     """
 
@@ -80,7 +79,6 @@ class Copies:
         """Makes a file's copy if there is none yet.
 
         Args:
-            status: of the file.
             name: where its content is; None if the copy is written from its start.
 
         Returns:
@@ -110,7 +108,6 @@ class Copies:
         self._replace(unfinished, place)
 
     def drop(self, path: Any, dir_fd: int | None = None) -> None:
-        """An older file is removed: so is its copy."""
         status = self.older_file(path, dir_fd)
         if status is not None:
             with suppress(OSError):

@@ -15,12 +15,7 @@ def place() -> dict[str, Any]:
 
 
 def threads_that_fit(own: dict[str, Any], places: Sequence[dict[str, Any]]) -> int:
-    """So many threads that each has a core, and the ranks that share cores have equal parts of them.
-
-    Args:
-        own: a rank's place.
-        places: of all ranks, that one included.
-    """
+    """So many threads that each has a core, and the ranks that share cores have equal parts of them."""
     here = [set(other["affinity"]) for other in places if other["host"] == own["host"]]
     share = sum(Fraction(1, max(1, sum(core in other for other in here))) for core in own["affinity"])
     return max(1, int(share))

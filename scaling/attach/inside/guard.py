@@ -61,9 +61,6 @@ class Guard:
     reads of that file are given, in all processes of the run. Each path that is kept is a line of a file
     `kept-HOST-PID`; each that is new, of `made-HOST-PID`: what is there after the run is moved to its folder.
 
-    Args:
-        order: of the run.
-
     Attributes:
         refuse: called with a reason where a run cannot go on.
         watch: called with each file that is opened to write bytes; the script is given what it returns.

@@ -24,13 +24,8 @@ KEY = "scaling_attach_{}"
 class Plan:
     """Of one process.
 
-    Args:
-        order: of the run.
-
     Attributes:
-        arms: of each round.
         labels: of each step that was made: the arm, the round (-1: warm-up), and the number in its block.
-        rounds: that have ended.
         waits_for_epoch: no round, and no step, is the last one before an epoch has ended.
     """
 

@@ -27,7 +27,6 @@ SHARDED = "FSDP2 or tensor parallelism: its exchange cannot be left out; take a 
 
 
 def without_ddp() -> str:
-    """Of steps in which no model is wrapped."""
     reason = "it makes steps without DistributedDataParallel"
     if dist.is_initialized() and dist.get_world_size() > 1:
         return (

@@ -27,7 +27,6 @@ class Repeats:
         self._given = 0
 
     def give(self) -> Any:
-        """The batch, in tensors of its own."""
         at = self._given % COPIES
         self._given += 1
         if at == len(self._copies):

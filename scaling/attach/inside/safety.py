@@ -71,8 +71,6 @@ def watch_saves(agent: Agent, guard: Guard) -> None:
 
 
 def _timed(agent: Agent, save: Any) -> Any:
-    """The call, timed as a save where it is none within another one."""
-
     def timed(*arguments: Any, **named: Any) -> Any:
         in_memory = any(isinstance(value, io.BytesIO) for value in (*arguments, *named.values()))
         start_s, thread = time.perf_counter(), threading.get_ident()

@@ -36,8 +36,6 @@ def stripe_codec(buffers: StripeBuffers, threshold: Threshold, kernels: Kernels)
     """The codec on some buffers.
 
     Args:
-        buffers: of the rank.
-        threshold: of one bit.
         kernels: "torch", the reference; "triton"; or "auto": Triton's on CUDA where it is installed, torch's
             by planes on processors.
 
@@ -67,10 +65,6 @@ def chunk_coder(
     """A codec by chunks at work on a bucket.
 
     Args:
-        codec: of the gradient.
-        back: of the sums of stripes.
-        chunks: of the bucket.
-        device: of its buffers.
         kernels: "torch", the reference; "triton"; or "auto": Triton's on CUDA where it is installed.
 
     Raises:

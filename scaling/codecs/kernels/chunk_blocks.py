@@ -63,7 +63,6 @@ def _max(values):
 
 @triton.jit
 def _heads_of(at, use, HEAD: tl.constexpr):  # noqa: N803
-    """The two floats of heads, or the one twice, or zeros."""
     if HEAD == 0:
         first = tl.zeros([1, 1, 1], tl.float32)
         second = first
@@ -128,7 +127,6 @@ def read_values(
     KIND: tl.constexpr, BITS: tl.constexpr, HEAD: tl.constexpr, NUM_RANKS: tl.constexpr,  # noqa: N803
     HAS_RESIDUAL: tl.constexpr, HAS_MOMENTUM: tl.constexpr, HAS_REST: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """What is encoded, zeros in the filling."""
     address, group, use = places_of(chunk, k, lane, num_chunks, num_words, BITS)
     if NUM_RANKS > 0:
         added, _ = add_received(

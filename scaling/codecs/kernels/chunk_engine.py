@@ -26,7 +26,6 @@ MAX_SHARED = 65535
 
 
 def kernel_of(codec: ChunkCodec) -> Kernel:
-    """The kernel that the codec's own class declares."""
     kernel: Kernel = vars(type(codec)).get("kernel")
     return kernel
 
@@ -71,13 +70,6 @@ class BlockSize:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The blocks of a launch.
-
-    Attributes:
-        chunks, words: of a block, powers of two.
-        num_warps: of a program.
-    """
-
     chunks: int
     words: int
     num_warps: int
@@ -121,7 +113,6 @@ class TritonChunks(ChunkCoder):
         self._no_words = torch.zeros(0, dtype=torch.int32, device=device)
 
     def _block(self, elements: int, num_chunks: int) -> _Shape:
-        """Chunks side by side, or a part of one."""
         all_words = elements * self._bits // (BITS_PER_BYTE * WORD_BYTES)
         words = min(_power_of_two(self._num_words), all_words)
         chunks = min(all_words // words, _power_of_two(num_chunks))
@@ -292,5 +283,4 @@ def _written(rows: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def _power_of_two(number: int) -> int:
-    """The least that is not smaller."""
     return 1 << max(0, number - 1).bit_length()

@@ -50,7 +50,6 @@ def encode(
     HAS_RESIDUAL: tl.constexpr, HAS_MOMENTUM: tl.constexpr, HAS_REST: tl.constexpr,  # noqa: N803
     CHUNKS: tl.constexpr, LANES: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """One program some chunks, whole."""
     block = tl.program_id(0)
     chunk, k, lane = block_axes(block, 0, BITS, CHUNKS, LANES)
     values = read_values(

@@ -56,8 +56,6 @@ class TritonStripes(StripeCodec):
     """Kernels of `one_bit_triton`, on a CUDA device or, with TRITON_INTERPRET=1, interpreted on the CPU.
 
     Args:
-        buffers: of the rank.
-        threshold: of one bit.
         gradient, sums, decoding: sizes of the tiles of the kernels.
     """
 
@@ -174,7 +172,6 @@ class TritonStripes(StripeCodec):
             )
 
     def _add_up(self, values: Tensor, source: _Source, statistic: Any) -> None:
-        """One statistic of every column, and what comes of it."""
         kernels, bits, tables = self._kernels, self.buffers.stripes.bits, source.tables
         if not tables.tiles:
             return

@@ -25,7 +25,6 @@ def levels_of(lower, upper, BITS: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def level_of(code, first, second, BITS: tl.constexpr):  # noqa: N803
-    """What a code stands for, `first` and `second` being what `levels_of` gave."""
     if BITS == 1:
         return tl.where(code != 0, second, first)
     else:
@@ -48,7 +47,6 @@ def limits_of(received, stride, columns, column, NUM_RANKS: tl.constexpr, BITS: 
 
 @triton.jit
 def words_of(received, stride, columns, j, use, NUM_RANKS: tl.constexpr):  # noqa: N803
-    """The words j of the stripes of all ranks."""
     words = ()
     for rank in tl.static_range(NUM_RANKS):
         word = tl.load(received + rank * stride + 2 * columns + j, mask=use, other=0)

@@ -35,11 +35,9 @@ class Tile(NamedTuple):
     """A row of the table of tiles; see the module.
 
     Attributes:
-        offset, rows, columns, num_words, row_stride, column_stride: of the matrix.
         first, lanes, step, iterations: word of the first lane, lanes in use, words to the next iteration.
         partial: where the first lane's sums go.
         column_base: number of the matrix's first column among all of the bucket.
-        matrix: its number.
         columns_each, columns_more: C // n and C % n, n being the ranks among which the columns are divided.
         source: where the matrix begins in a received message, in words.
     """
@@ -75,7 +73,6 @@ class ColumnTile(NamedTuple):
 
     Attributes:
         partial, partial_rows, columns: of the matrix's partial sums, [partial_rows, columns].
-        first: column.
         rows, column_base, matrix, columns_each, columns_more: as in `Tile`.
     """
 
@@ -98,7 +95,6 @@ class Tables:
         tiles: (whether its tiles are vectors, [num_tiles, len(Tile)] int64), none of them empty.
         column_tiles: [num_column_tiles, len(ColumnTile)] int64.
         num_partials: room for partial sums, each of one column.
-        num_columns: of all matrices.
     """
 
     tiles: list[tuple[bool, Tensor]]
@@ -120,13 +116,9 @@ def tables_of(
     """The tiles of some matrices.
 
     Args:
-        matrices: of the bucket.
         sources: of each, where it begins in a received message.
-        num_owners: among which each matrix's columns are divided.
         lanes: of a program, a power of two.
         iterations: of a tile, at most.
-        columns_a_program: whose partial sums one program adds.
-        device: of the tables.
     """
     tiles: list[Tile] = []
     column_tiles: list[ColumnTile] = []

@@ -65,7 +65,6 @@ MEMORY_SIZES_WITHOUT_GPU = (64 * MIB,)
 
 
 def matrix_sizes(*, on_gpus: bool) -> tuple[int, ...]:
-    """Rows and columns of the matrices that are multiplied, ascending."""
     return (2048, 4096, 8192) if on_gpus else (256, 512, 1024, 2048)
 
 
@@ -86,13 +85,11 @@ class ProbeCase:
     """One operation to be measured.
 
     Attributes:
-        operation: what is done.
         ranks: who does it: one, a pair (from, to), or all at once.
         sizes_bytes: ascending; fewer are measured where the time is short, two at least if there are two.
         memory: on the host, of copies between it and the device and of MPI's buffers: pinned or pageable.
         captured: replayed from a CUDA graph, without the time that the host needs to start it.
         num_threads: of sums in host memory; None: the rank's share of the cores.
-        weight: its part of the time, relative to others.
     """
 
     operation: Operation
@@ -117,10 +114,7 @@ class ProbeSample:
 
     Attributes:
         launch: "default", or "host_only" without access between GPUs.
-        operation, ranks, memory, captured, num_threads: as in its case.
-        num_bytes: the size.
         repeats: operations in a row.
-        seconds: of one of them.
     """
 
     launch: str
@@ -135,17 +129,14 @@ class ProbeSample:
 
     @property
     def series(self) -> tuple[Any, ...]:
-        """What it shares with the samples of other sizes."""
         return (self.launch, self.operation, self.ranks, self.memory, self.captured, self.num_threads)
 
     @property
     def product_size(self) -> int | None:
-        """Rows and columns of the matrices; None of what is no product."""
         return product_size(self.operation, self.num_bytes)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> ProbeSample:
-        """The inverse of `asdict`, after JSON."""
         return cls(**{**row, "ranks": tuple(row["ranks"])})
 
 
@@ -172,10 +163,7 @@ def cases(
 
     Args:
         world_size: ranks, each with a GPU of its own or as a process on the CPU.
-        on_gpus: which of the two.
-        peer_copies: the ranks can copy into each other's memory.
         only_messages: leave out copies, sums and MPI, which another launch measures.
-        with_mpi: MPI carries the ranks' host buffers too.
         with_products: also products of matrices, on each GPU alone or on all cores at once.
     """
     cases: list[ProbeCase] = []
@@ -274,9 +262,6 @@ def goes_on(position: int, sizes_bytes: Sequence[int], left_s: float, once_s: fl
     """Whether a case measures its size at `position`: the first two always, others if there is time.
 
     Args:
-        position: of the size.
-        sizes_bytes: of the case.
-        left_s: what it has left.
         once_s: what one operation of the size before has taken.
     """
     if position < 2:
@@ -286,7 +271,6 @@ def goes_on(position: int, sizes_bytes: Sequence[int], left_s: float, once_s: fl
 
 
 def bus_factor(operation: str, world_size: int) -> float:
-    """busbw over algbw."""
     return 2 * (world_size - 1) / world_size if operation in ALL_REDUCES else 1.0
 
 
@@ -309,8 +293,6 @@ def as_csv(samples: Iterable[ProbeSample]) -> str:
 
 
 class _Row(BaseModel):
-    """A row of `as_csv`, as the csv module gives it."""
-
     launch: str
     operation: str
     ranks: Annotated[list[Annotated[int, Field(ge=0, le=10**6)]], Field(min_length=1)]

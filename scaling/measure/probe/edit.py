@@ -24,8 +24,6 @@ def set_figures(
     Args:
         file: changed in place.
         section: "devices" or "links".
-        figures: id -> figure -> value.
-        stamp: what every source starts with.
     """
     types = file["device_types" if section == "devices" else "link_types"]
     entries = {entry.get("id") or "-".join(entry["between"]): entry for entry in file[section]}
@@ -50,10 +48,7 @@ def set_latency(file: dict[str, Any], kind: str, observed: Observed, links_s: fl
 
     Args:
         file: changed in place.
-        kind: of the path.
         observed: the whole latency of a message.
-        links_s: the part of it that the file says the links take.
-        stamp: what the source starts with.
     """
     section = file["message_latency_s"]
     section[kind] = rounded(max(0.0, observed.value - links_s))
@@ -65,7 +60,6 @@ def set_latency(file: dict[str, Any], kind: str, observed: Observed, links_s: fl
 
 
 def rounded(value: float) -> float:
-    """To as many digits as a measurement has at most."""
     return float(f"{value:.{DIGITS}g}")
 
 

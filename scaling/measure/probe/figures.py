@@ -32,9 +32,7 @@ class ProbeReader:
     """Reads the samples with a machine in hand.
 
     Attributes:
-        topology: as detected.
         gpu_ids: the device of each rank; empty where ranks are processes on the CPU.
-        series: the samples.
     """
 
     topology: Topology
@@ -42,11 +40,9 @@ class ProbeReader:
     series: Series
 
     def devices(self) -> Figures:
-        """Of the devices; a GPU without samples has no entry."""
         return {**self._gpus(), **self._processors(), **self._memories()[0]}
 
     def links(self) -> Figures:
-        """Of the links."""
         return {**self._pcie(), **self._nvlinks(), **self._memories()[1]}
 
     def _gpus(self) -> Figures:
@@ -73,7 +69,6 @@ class ProbeReader:
         return {cpu.id: {"reduce_bytes_per_s": rate, **products} for cpu in cpus}
 
     def _products(self, ranks: tuple[int, ...], share: float = 1.0) -> dict[str, Observed]:
-        """Of matrices, by these ranks together: the part of one device."""
         figures = {}
         for precision in PRECISIONS:
             series = self.series.first(f"product_{precision}", ranks=ranks)
@@ -127,7 +122,6 @@ class ProbeReader:
         return observed and observed.called("copies into the memory of one other GPU at a time, of one link")
 
     def _memories(self) -> tuple[Figures, Figures]:
-        """Of host memories, and of the links to them."""
         machine = self.topology.machine
         memories = [memory.id for memory in machine.of_kind("host_memory")]
         devices: Figures = {}

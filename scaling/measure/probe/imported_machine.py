@@ -36,7 +36,6 @@ def with_measured(
     Args:
         text: of a whole machine file.
         machine: its name, for messages.
-        samples: copies that another tool measured.
         source: the tool and its file, for the figures' sources: `nvbandwidth v0.8 (box.json)`.
 
     Raises:
@@ -70,7 +69,6 @@ def with_measured(
 
 
 def _content(text: str, machine: str) -> dict[str, Any]:
-    """As YAML has it; `parse` and `validated` judge it."""
     file = parse(text, machine)
     if isinstance(file, DerivedFile):
         raise TopologyError(

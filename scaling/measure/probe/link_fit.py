@@ -54,27 +54,22 @@ class LinkFit:
 
     @property
     def num_samples(self) -> int:
-        """Of the size that has fewest."""
         return min(len(values) for values in self.samples.values())
 
     def seconds(self, num_bytes: float) -> float:
-        """The time of a message on the fitted line."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
 
     @property
     def latency_interval_s(self) -> tuple[float, float]:
-        """The ends of a 95% interval."""
         return _interval(self._resampled[0])
 
     @property
     def bandwidth_interval_bytes_per_s(self) -> tuple[float, float]:
-        """Likewise."""
         fast, slow = _interval(self._resampled[1])
         return _inverse(slow), _inverse(fast)
 
     @cached_property
     def _resampled(self) -> tuple[FloatArray, FloatArray]:
-        """Latencies, and times a byte, of samples drawn anew."""
         generator = np.random.default_rng(0)  # the same samples give the same file
         drawn = [generator.choice(values, (RESAMPLES, len(values))) for values in self.samples.values()]
         medians = np.stack([np.median(values, axis=1) for values in drawn], axis=1)

@@ -23,7 +23,6 @@ class ProbeResult:
     """What a probe gives.
 
     Attributes:
-        machine: the text of the machine file.
         table: a line for each thing measured, for people.
         notes: what is missing or does not fit, for people.
     """
@@ -39,7 +38,6 @@ def with_detected(facts: Mapping[str, Any], detected: Facts, date: str) -> dict[
     Args:
         facts: of the workers (`probe_ranks.facts`).
         found: by detection, where they ran.
-        date: of that day.
     """
     ranks, ids = facts["ranks"], []
     if facts["device"] == "cuda":
@@ -88,8 +86,6 @@ def result_of(
 
     Args:
         facts: what `with_detected` made.
-        samples: what the workers measured.
-        notes: what they left out.
         command: that measured, for the sources: `scaling topology probe`.
 
     Raises:

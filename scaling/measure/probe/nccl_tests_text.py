@@ -32,7 +32,6 @@ MOST_ERROR = 0.1
 
 
 def is_table(text: str) -> bool:
-    """Whether a text is such a table."""
     return "algbw" in text and any(ROW.match(line) for line in _lines(text))
 
 

@@ -19,7 +19,6 @@ VERSION = re.compile(r"nvbandwidth Version: (\S+)")
 
 
 def is_text(text: str) -> bool:
-    """Whether a text is such an output."""
     return "bandwidth (GB/s)" in text and any(TEST.match(line) for line in text.splitlines())
 
 

@@ -96,7 +96,6 @@ class Operations:
         return lambda: group.exchange(sends, receives)
 
     def _peer(self, case: ProbeCase, num_bytes: int) -> Run | None:
-        """This rank writes into the memory of the next."""
         if self._peer_memory is None:
             num_elements = max(case.sizes_bytes) // 4
             self._peer_memory = self._group.peer_memory(num_elements, torch.float32, self._device)

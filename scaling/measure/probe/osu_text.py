@@ -22,7 +22,6 @@ OF_GPUS = ("NCCL", "RCCL", "XCCL")
 
 
 def is_osu(text: str) -> bool:
-    """Whether a text is such an output."""
     return HEADER.search(text) is not None
 
 
@@ -30,9 +29,7 @@ def samples(text: str, source: str, world_size: int | None) -> tuple[list[ProbeS
     """The samples, and what is left out.
 
     Args:
-        text: of one run.
         source: of it, for messages.
-        world_size: ranks of an all-reduce.
 
     Raises:
         TopologyError: it is no test that a probe measures too, results were wrong, or ranks are not given.

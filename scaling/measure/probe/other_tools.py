@@ -107,7 +107,6 @@ def samples_of(text: str, source: str, world_size: int | None = None) -> tuple[l
     """Whatever of them it is; and what is left out or has to be known of it, a line each.
 
     Args:
-        text: what the tool wrote.
         source: of it, for messages.
         world_size: ranks, where the text does not say (OSU).
 
@@ -199,7 +198,6 @@ def _nccl_tests(content: _NcclTests, source: str) -> Iterator[ProbeSample]:
 
 
 def _devices(content: _NcclTests) -> list[dict[str, Any]]:
-    """nccl-tests lists one device of each process."""
     return _dicts(content.devices if content.config.devices is None else content.config.devices)
 
 

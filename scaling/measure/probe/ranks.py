@@ -71,7 +71,6 @@ class Prober:
     """Goes through the cases on this rank.
 
     Args:
-        group, device: of the rank.
         num_threads: its CPU threads where a case does not say.
         write: takes what was measured; called on rank 0 alone.
         host_only: no access between GPUs.
@@ -144,7 +143,6 @@ class Prober:
         return min(share, torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else share
 
     def _wake(self, seconds: float, limit_bytes: int) -> None:
-        """Keeps the device, or a CPU process its cores, at work."""
         values = torch.zeros(min(probe.MEMORY_SIZES_WITHOUT_GPU[0], limit_bytes) // 4, device=self._device)
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
@@ -197,7 +195,6 @@ class Prober:
         return run, self._group.share(problem, first) if worst else ""
 
     def _sample(self, case: ProbeCase, run: Run | None, repeats: int) -> float:
-        """Seconds of one operation on the slowest rank that takes part."""
         on_host = case.operation.startswith(("host", "mpi"))
         clock = self._host_clock if on_host else self._clock
         clock.settle()

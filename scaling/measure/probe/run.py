@@ -40,9 +40,7 @@ class ProbeMeasurement:
     Attributes:
         environment: where and with what they were run (`environment.collect`).
         facts: what the first one's workers say of themselves and their versions.
-        samples: of all launches.
         notes: what was left out, for people.
-        failures: why a launch ended before its end.
     """
 
     environment: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +58,6 @@ class ProbeMeasurement:
         return json.dumps(fields, indent=1)
 
     def environment_text(self) -> str:
-        """The environment as JSON, as results folders have it."""
         return json.dumps(self.environment, indent=2) + "\n"
 
 
@@ -69,7 +66,6 @@ class ProbeLaunch:
     """One start of the workers.
 
     Attributes:
-        host_only: without access between GPUs.
         only_messages: no copies, no sums.
         seconds: for measuring.
     """
@@ -79,7 +75,6 @@ class ProbeLaunch:
     seconds: float
 
     def options(self) -> list[str]:
-        """For the worker's command line."""
         flags = {"--no-peer-access": self.host_only, "--only-messages": self.only_messages}
         return ["--seconds", str(self.seconds), *(name for name, is_on in flags.items() if is_on)]
 
@@ -89,10 +84,8 @@ class ProbeSpec:
     """What is to be measured.
 
     Attributes:
-        world_size: workers.
         device: cuda or cpu.
         seconds: for measuring, of all launches together; starting them comes on top.
-        threads: CPU threads of a worker.
         host_only: only without access between GPUs.
         launcher: "local" (torchrun) or "mpirun", which has MPI's all-reduce measured too.
     """
@@ -113,7 +106,6 @@ class ProbeSpec:
 
 
 def this_machine() -> tuple[int, int]:
-    """GPUs that CUDA sees, and usable cores."""
     import torch
 
     return torch.cuda.device_count(), num_usable_cores()
@@ -212,7 +204,6 @@ def _failure(how: str, log: IO[bytes]) -> str:
 
 
 def read_lines(path: Path, measured: ProbeMeasurement) -> bool:
-    """Adds what a launch wrote; returns whether it came to its end."""
     is_done = False
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
@@ -233,8 +224,6 @@ def machine_of(measured: ProbeMeasurement, detected: Facts, today: date | None =
     """The machine file of what was found and measured.
 
     Args:
-        measured: by the workers.
-        found: by detection.
         today: None: by the clock.
 
     Raises:

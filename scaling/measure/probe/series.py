@@ -23,9 +23,7 @@ class Observed:
     """A figure with its spread, in its own unit.
 
     Attributes:
-        value: of the medians.
         low, high: of a 95% interval, or of the quartiles where there is one size.
-        num_samples: of the size that has fewest.
         what: was done, for people.
         num_bytes: the size that it holds for; None where it is of all sizes.
     """
@@ -38,16 +36,13 @@ class Observed:
     num_bytes: int | None = None
 
     def times(self, factor: float) -> Observed:
-        """The same in another unit, or of several equal operations together."""
         return replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor)
 
     def called(self, what: str) -> Observed:
-        """The same with those words."""
         return replace(self, what=what)
 
     @classmethod
     def middle(cls, several: Sequence[Observed]) -> Observed:
-        """The median of several, with the spread of all."""
         return cls(
             value=float(np.median([observed.value for observed in several])),
             low=min(observed.low for observed in several),
@@ -63,7 +58,6 @@ class OneSeries:
     """The samples of an operation in all its sizes.
 
     Attributes:
-        example: one of the samples.
         seconds: size in bytes -> times.
     """
 
@@ -72,7 +66,6 @@ class OneSeries:
 
     @cached_property
     def fit(self) -> LinkFit | None:
-        """None where there is one size."""
         return fit_link(self.seconds) if len(self.seconds) > 1 else None
 
     @cached_property
@@ -100,7 +93,6 @@ class OneSeries:
 
     @property
     def largest_bytes(self) -> int:
-        """The largest size."""
         return max(self.seconds)
 
     @property
@@ -123,18 +115,14 @@ class OneSeries:
         return Observed(self.fit.latency_s, *self.fit.latency_interval_s, self.fit.num_samples)
 
     def median_s(self, num_bytes: int) -> float:
-        """Of the times of a size."""
         return float(np.median(self.seconds[num_bytes]))
 
     def quartiles_s(self, num_bytes: int) -> tuple[float, float, float]:
-        """Of the times of a size: the first, the median and the third."""
         low, median, high = np.percentile(self.seconds[num_bytes], [25, 50, 75])
         return float(low), float(median), float(high)
 
 
 class Series:
-    """All samples of the probe."""
-
     def __init__(self, samples: Iterable[ProbeSample]) -> None:
         self._found: dict[tuple[Any, ...], OneSeries] = {}
         for sample in samples:
@@ -142,7 +130,6 @@ class Series:
             known.seconds.setdefault(sample.num_bytes, []).append(sample.seconds)
 
     def all(self) -> list[OneSeries]:
-        """In the order in which they were measured."""
         return list(self._found.values())
 
     def where(self, operation: str, **wanted: Any) -> list[OneSeries]:
@@ -155,7 +142,6 @@ class Series:
         ]
 
     def first(self, operation: str, **wanted: Any) -> OneSeries | None:
-        """The first of them, if there is one."""
         return next(iter(self.where(operation, **wanted)), None)
 
     def messages(self, launch: str) -> list[OneSeries]:

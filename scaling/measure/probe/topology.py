@@ -32,9 +32,7 @@ class ProbedTopology:
     """What is put into the file.
 
     Attributes:
-        detected: the machine as the content of a machine file.
         gpu_ids: the device of each rank; empty where ranks are processes on the CPU.
-        samples: of all launches.
         peers: pairs of ranks whose GPUs can access each other's memory.
         stamp: what every source starts with: `measured by scaling topology probe on ...`.
     """
@@ -92,7 +90,6 @@ def _latencies(
 
 
 def _path(measurement: ProbedTopology, topology: Topology, series: OneSeries, *, peers: bool) -> Path:
-    """Of the messages or copies of a series."""
     host = topology.host(0)[1]
     ends = [measurement.gpu_ids[rank] if measurement.gpu_ids else host for rank in series.example.ranks]
     if len(ends) == 1:

@@ -25,7 +25,6 @@ from topologies.detect import num_usable_cores
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures; returns the exit code."""
     options = _parse(arguments)
     if os.environ.get(LAUNCHER_VARIABLE) == "local":
         die_with_parent()

@@ -53,7 +53,6 @@ T = TypeVar("T")
 
 
 def _of_all(experiments: Sequence[Results], say: Callable[[Results], Iterable[T]]) -> Iterator[T]:
-    """What the reports of all experiments have of something."""
     for results in experiments:
         with _fitting(results):
             made = [*say(results)]
@@ -67,7 +66,6 @@ def _own(results: Results, name: str) -> Any:
 
 
 def figures(results: Results) -> Iterator[Drawn]:
-    """Those that have something to show, under names that begin with `device-<slug>-`."""
     for declared in results.report.figures:
         title = f"{results.experiment}: {results.text(declared.title)}"
         if (drawn := DRAWN[type(declared)](declared, results, title)) is not None:
@@ -78,7 +76,6 @@ def figures(results: Results) -> Iterator[Drawn]:
 
 @figure(section=SECTION)
 def experiments(data: FigureInput) -> Iterator[Drawn]:
-    """The figures of all experiments."""
     return _of_all(data.experiments, figures)
 
 
@@ -90,7 +87,6 @@ def _tables(results: Results) -> Iterator[Table]:
 
 
 def device_tables(experiments: Sequence[Results]) -> list[Table]:
-    """The page's tables of all experiments."""
     return [replace(table, section=SECTION) for table in _of_all(experiments, _tables)]
 
 
@@ -103,7 +99,6 @@ def short_answer(results: Results) -> str:
 
 
 def sentences(results: Results) -> Iterator[str]:
-    """What was found; the last one answers the question."""
     report = results.report
     yield from of_findings(report.findings, results)
     yield from _own(results, "findings")
@@ -150,7 +145,6 @@ def _fitting(results: Results) -> AbstractContextManager[None]:
 
 
 def _unfinished(results: Results) -> Iterator[str]:
-    """What makes all that follows preliminary."""
     num = sum(not cell.is_over for cell in results.cells)
     if not num:
         return
@@ -189,7 +183,6 @@ def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.Data
 
 
 def _values(cell: DeviceResult) -> dict[str, Any]:
-    """A cell's columns beyond those that every row has."""
     values: dict[str, Any] = dict(cell.point)
     for phase in cell.phases:
         estimate = cell.estimate(phase)

@@ -65,7 +65,6 @@ class AccuracyComparison:
 
     @property
     def means(self) -> dict[str, float]:
-        """Combination -> mean over its seeds."""
         return {str(name): float(mean) for name, mean in self.scores.mean(axis=1).items()}
 
     @property
@@ -98,24 +97,20 @@ class AccuracyComparison:
         return {str(name): float(difference) for name, difference in less.items()}
 
     def difference(self, name: str) -> float | None:
-        """Of a combination from the reference; None where that is not known."""
         return 0.0 if name == REFERENCE else self.differences.get(name)
 
     @property
     def beyond(self) -> list[str]:
-        """Those that differ from the reference by more than chance; [] where that is not known."""
         noise = self.noise
         return [name for name, less in self.differences.items() if noise is not None and abs(less) > noise]
 
     def score_text(self, name: str) -> str:
-        """Of the seeds: their mean with its deviation."""
         seeds = self.seeds(name)
         mean = percent(float(seeds.mean()), 2)
         return mean if len(seeds) < 2 else f"{mean} ± {100 * float(seeds.std(ddof=1)):.2f}"
 
 
 def comparisons(results: Results) -> list[AccuracyComparison]:
-    """One for each task and device with an accuracy, in the order of the tasks."""
     compared = []
     for (task, device), cells in results.grouped(results.cells, "task", "device").items():
         ordered = [
@@ -135,12 +130,10 @@ ON = {device.where["device"]: device.name for device in DEVICES}
 
 
 def name_of(cell: DeviceResult) -> str:
-    """`fused, float32`."""
     return f"{cell.point['implementation']}, {cell.point['precision']}"
 
 
 def tables(results: Results) -> Iterator[Table]:
-    """A row a combination, with its difference from the reference."""
     compared = comparisons(results)
     of = {cell.cell_id: (one, name) for one in compared for name, cell in one.cells.items()}
 
@@ -173,7 +166,6 @@ def tables(results: Results) -> Iterator[Table]:
 
 
 def figures(results: Results) -> Iterator[Drawn]:
-    """A panel for each task and device, a line in it for each precision and implementation."""
     compared = comparisons(results)
     if not compared:
         return
@@ -215,7 +207,6 @@ def answer(results: Results) -> Iterator[str]:
 
 
 def short(results: Results) -> str:
-    """The answer in a few words, where all tasks and devices give one; "" otherwise."""
     compared = comparisons(results)
     is_known = [one.noise is not None and len(one.cells) > 1 and REFERENCE in one.cells for one in compared]
     if not compared or not all(is_known):
@@ -249,7 +240,6 @@ def _answer(compared: AccuracyComparison) -> str:
 
 
 def _spread(compared: AccuracyComparison) -> str:
-    """What those that were trained reach, where there are several."""
     means = sorted(compared.means.values())
     if len(means) < 2:
         return ""

@@ -21,8 +21,6 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """All that a folder holds of one point on one device."""
-
     cell_id: str
     cell: Mapping[str, Any]
     records: list[RunRecord]
@@ -31,21 +29,17 @@ class DeviceResult:
 
     @property
     def point(self) -> dict[str, Any]:
-        """Its independent variables, without device and threads."""
         return dict(self.cell["point"])
 
     @property
     def device(self) -> str:
-        """cpu or cuda."""
         return str(self.cell["device"])
 
     @property
     def threads(self) -> int:
-        """CPU threads."""
         return int(self.cell["threads"])
 
     def value(self, name: str) -> Any:
-        """Of a variable, `device`, `threads`, `step` or a fact; None where it has no such."""
         known = {"step": "eager", **self.point, "device": self.device, "threads": self.threads}
         return known[name] if name in known else self.fact(name)
 
@@ -59,7 +53,6 @@ class DeviceResult:
 
     @cached_property
     def phases(self) -> list[str]:
-        """What was timed, in order of appearance."""
         return list(dict.fromkeys(row["phase"] for row in self._rows if "phase" in row))
 
     @property
@@ -67,7 +60,6 @@ class DeviceResult:
         return chain.from_iterable(self.launches.values())
 
     def seconds(self, phase: str = STEP) -> dict[int, list[float]]:
-        """Repeat -> its samples, where it has any."""
         launches = {
             repeat: [row["seconds"] for row in rows if row.get("phase") == phase]
             for repeat, rows in self.launches.items()
@@ -80,7 +72,6 @@ class DeviceResult:
         return estimate_within(launches, self.scatters.get(phase), self.cell_id) if launches else None
 
     def median(self, phase: str = STEP) -> float:
-        """Of a phase's seconds; infinite where there is no sample."""
         estimate = self.estimate(phase)
         return estimate.median if estimate else math.inf
 
@@ -96,16 +87,13 @@ class DeviceResult:
         return scatter.difference(self.cell_id, other.cell_id, log_factor)
 
     def facts(self, name: str) -> list[dict[str, Any]]:
-        """The rows of that fact, of all launches: with "value", or "x" and "y"."""
         return [row for row in self._rows if row.get("fact") == name]
 
     def fact(self, name: str) -> Any:
-        """Its value, of the first launch that has it; None where none has."""
         return next((row["value"] for row in self.facts(name) if "value" in row), None)
 
     @cached_property
     def scalars(self) -> dict[str, Any]:
-        """Facts that are a number, a text or a truth value: name -> value of the first launch."""
         facts: dict[str, Any] = {}
         for row in self._rows:
             if "fact" in row and isinstance(row.get("value"), (int, float, str)):
@@ -114,17 +102,14 @@ class DeviceResult:
 
     @property
     def num_samples(self) -> int:
-        """Training samples of a step; 1 where a step has no number of them."""
         return int(self.fact(SAMPLES) or 1)
 
     @property
     def has_failed(self) -> bool:
-        """Whether one of its repeats has."""
         return any(record.state == "failed" for record in self.records)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is left to be run."""
         return all(record.state in ("done", "failed") for record in self.records)
 
     @property
@@ -144,7 +129,6 @@ def fastest(cells: Iterable[DeviceResult], phase: str = STEP) -> DeviceResult | 
 
 
 def size_of(value: Any) -> tuple[int, float, str]:
-    """Numbers by their size, before all others."""
     return (0, float(value), "") if isinstance(value, (int, float)) else (1, 0.0, str(value))
 
 

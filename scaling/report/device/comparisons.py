@@ -37,7 +37,6 @@ def finding(results: Results, before: str, clauses: Sequence[str], after: str = 
 
 
 def times(ratio: float) -> str:
-    """`0.32 times`, `3.2 times`, `41 times`."""
     digits = 0 if ratio >= 9.95 else 1 if ratio >= 0.995 else 2
     return f"{ratio:,.{digits}f} times"
 
@@ -66,7 +65,6 @@ def _doubts(differences: Sequence[Difference]) -> list[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """`3.1 to 10`; one number where both ends are the same."""
     decimals = 0 if all(value == int(value) for value in values) else 1
     ends = (f"{value:,.{0 if value >= 9.95 else decimals}f}" for value in (min(values), max(values)))
     return " to ".join(dict.fromkeys(ends))
@@ -128,15 +126,12 @@ def reached(cells: Sequence[DeviceResult], x: str, ratio: float) -> Reached | No
 
 
 def over_samples(first: DeviceResult, second: DeviceResult) -> Difference | None:
-    """The time of a sample in the second cell over that in the first."""
     factor = math.log(first.num_samples / second.num_samples)
     return first.difference(second, log_factor=factor)
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A break-even point."""
-
     at: float | None
     low: float | None
     high: float | None
@@ -184,7 +179,6 @@ def _solve(points: Sequence[float], log_ratios: Sequence[float]) -> tuple[float 
 
 
 def rounded(value: float) -> str:
-    """Two significant digits: more would say too much of an interpolation."""
     if value < 10:
         return f"{value:.2g}"
     digits = math.floor(math.log10(value)) - 1

@@ -36,7 +36,6 @@ Panel = tuple[str, Panels, list[DeviceResult]]
 
 
 def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:
-    """A figure with its title, `height` inches high, and the array of its [rows, columns] panels."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     set_title(figure, title)
     return figure, figure.subplots(rows, columns, squeeze=False, **how)
@@ -62,13 +61,11 @@ class Hue:
 
     @property
     def look(self) -> dict[str, Any]:
-        """Of the line and of its entry in a legend."""
         hollow = {} if self.dashes == "-" else {"linestyle": self.dashes, "markerfacecolor": "white"}
         return {"color": self.colour, "marker": self.marker, "markersize": 4, **hollow}
 
 
 def hues(variants: Sequence[Variant]) -> list[Hue]:
-    """A colour for each variant, whatever its device."""
     keys = [repr({**variant.where, "device": None}) for variant in variants]
     looks = dict(
         zip(dict.fromkeys(keys), zip(cycle(DEVICE_COLOURS), cycle(MARKERS), strict=False), strict=False)
@@ -84,7 +81,6 @@ def hues(variants: Sequence[Variant]) -> list[Hue]:
 
 
 def lines_of(declared: Lines, results: Results) -> list[Variant]:
-    """Which lines there can be."""
     if isinstance(declared.lines, str):
         values = results.grouped(results.cells, declared.lines)
         return [Variant(results.label(value), {declared.lines: value}) for value in values]
@@ -119,7 +115,6 @@ def points_of(
 
 
 def panels_of(declared: Lines, results: Results) -> Iterator[Panel]:
-    """Each that has points; of several axes those with several points."""
     for panel in declared.panels:
         cells = results.where(panel.where)
         groups = results.grouped(cells, *panel.by) if panel.by else {None: cells}
@@ -129,7 +124,6 @@ def panels_of(declared: Lines, results: Results) -> Iterator[Panel]:
 
 
 def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
-    """The figure; None where no cell of its panels has a time."""
     panels = [*panels_of(declared, results)]
     timed = [cell for _, panel, cells in panels for cell in cells if cell.estimate(panel.phase)]
     variants = [one for one in lines_of(declared, results) if results.where(one.where, timed)]
@@ -160,7 +154,6 @@ def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
 
 
 def _draw_line(axes: Axes, hue: Hue, at: Floats, values: Floats, label: str) -> None:
-    """With markers, intervals as bars, and a tip a point."""
     if np.isnan(values[0]).all():
         return
     axes.plot(at, values[0], **hue.look, linewidth=1.2)
@@ -189,7 +182,6 @@ def log_axes(axes: Axes, x: str, y: str) -> None:
 
 
 def short(value: float) -> str:
-    """`0.01`, `100`, `1k`, `1M`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{letter}"
@@ -197,7 +189,6 @@ def short(value: float) -> str:
 
 
 def draw_bars(declared: Bars, results: Results, title: str) -> Figure | None:
-    """A panel for each case, a bar a choice."""
     timed = [cell for cell in results.where(declared.where) if cell.estimate()]
     groups = [
         (results.text(declared.panel, cells[0]), cells)
@@ -256,7 +247,6 @@ def draw_map(declared: BreakEvenMap, results: Results, title: str) -> Figure | N
 
 
 def _map_axes(axes: Axes, declared: BreakEvenMap, ticks: Sequence[Sequence[float]]) -> None:
-    """Before anything is drawn, so that open ends lie at the edges."""
     xs, ys = ticks
     log_axes(axes, declared.x, declared.y)
     axes.set_xlim(xs[0] / MARGIN, xs[-1] * MARGIN**2)

@@ -131,7 +131,6 @@ def enough(declared: Enough, cells: Sequence[DeviceResult]) -> Reached | None:
 
 
 def _arms(declared: Enough, results: Results) -> list[Variant]:
-    """Devices where the arms are the axis."""
     if declared.x == "threads":
         return [device for device in DEVICES if results.where(device.where)]
     return results.arms
@@ -371,12 +370,10 @@ SHORT: dict[type, Callable[[Any, Results], str]] = {
 
 
 def sentences(declared: Sequence[Finding], results: Results) -> Iterator[str]:
-    """Of all findings, in their order."""
     for one in declared:
         yield from SENTENCES[type(one)](one, results)
 
 
 def short_answer(declared: Sequence[Finding], results: Results) -> str:
-    """The answer in a short sentence or some; "" where there is none."""
     said = (SHORT[type(one)](one, results) for one in declared if type(one) in SHORT)
     return " ".join(filter(None, said))

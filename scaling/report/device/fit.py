@@ -33,14 +33,11 @@ EXTENT = 3.0
 
 @dataclass(frozen=True)
 class FitTraining:
-    """A complete training: of that cell, computed by that arm."""
-
     arm: Variant
     cell: DeviceResult
 
     @property
     def seconds(self) -> float:
-        """Of all epochs."""
         return self.cell.median("train")
 
     @property
@@ -55,12 +52,10 @@ class FitTraining:
 
     @property
     def total_s(self) -> float:
-        """With compiling or capturing."""
         return self.seconds + (self.made_s or 0.0)
 
     @property
     def times(self) -> CellTimes:
-        """The total seconds of each launch."""
         made = self.cell.seconds(self._making)
         totals: dict[Hashable, float] = {
             repeat: median(seconds) + median(made.get(repeat, [0.0]))
@@ -70,7 +65,6 @@ class FitTraining:
 
     @property
     def epochs(self) -> int:
-        """How many."""
         return int(self.cell.fact("epochs"))
 
     @property
@@ -86,7 +80,6 @@ class FitTraining:
 
     @property
     def verb(self) -> str:
-        """What it takes besides the epochs."""
         return "capturing" if self._making == "capture" else "compiling"
 
 
@@ -115,7 +108,6 @@ def surface(side: int) -> Grid:
 
 
 def activation(results: Results) -> str:
-    """The network's; folders of before it was a parameter had tanh."""
     return str(results.parameters.get("activation", "tanh"))
 
 
@@ -128,7 +120,6 @@ CAPTION = (
 
 
 def figures(results: Results) -> Iterator[Drawn]:
-    """Surface, fit and residual of the training with the least time; the losses of all."""
     every = trainings(results)
     with_fit = [(training, fit) for training in every if (fit := training.fit) is not None]
     if not with_fit:
@@ -223,7 +214,6 @@ def _paid(training: FitTraining, base: FitTraining) -> str:
 
 
 def short(results: Results) -> str:
-    """The shortest complete training of each device; "" where only one has any."""
     every = trainings(results)
     shortest = [
         min(same, key=lambda training: training.total_s)
@@ -239,7 +229,6 @@ def short(results: Results) -> str:
 
 
 def _verdict(difference: Difference) -> str:
-    """Of the CPU's time over the GPU's: a single launch gives none."""
     if difference.error is None:
         return ""
     if not difference.is_significant:
@@ -248,7 +237,6 @@ def _verdict(difference: Difference) -> str:
 
 
 def answer(results: Results) -> Iterator[str]:
-    """What the complete trainings take."""
     whole = [
         f"{number(training.total_s)} s on {training.arm.name}"
         + (f" ({number(training.made_s)} s of it {training.verb})" if training.made_s else "")

@@ -30,8 +30,6 @@ NO_GPU = "devices: no GPU"
 
 @dataclass(frozen=True)
 class Results:
-    """An experiment's cells."""
-
     experiment: str
     slug: str
     parameters: Mapping[str, Any]
@@ -43,11 +41,9 @@ class Results:
 
     @property
     def num_launches(self) -> int:
-        """The fewest launches behind a number."""
         return min((len(cell.launches) for cell in self.cells if cell.launches), default=0)
 
     def where(self, where: Where, cells: Iterable[DeviceResult] | None = None) -> list[DeviceResult]:
-        """Those of the cells, or of all, that are so."""
         wanted = {name: self._allowed(value) for name, value in where.items()}
         every = self.cells if cells is None else cells
         return [cell for cell in every if all(cell.value(name) in values for name, values in wanted.items())]
@@ -98,16 +94,13 @@ class Results:
 
     @property
     def gpu_arms(self) -> list[Variant]:
-        """Those of the GPU."""
         return [arm for arm in self.arms if arm.where["device"] == "cuda"]
 
     def columns(self, variants: Sequence[Variant]) -> list[Variant]:
-        """Those that a table has columns for: the GPU's too where the study asked for one in vain."""
         every = variants or [*self.arms, *(GPU_STEPS if "cuda" in self.missing else ())]
         return [one for one in every if self.where(one.where) or one.where["device"] in self.missing]
 
     def label(self, value: Any) -> str:
-        """What a value is called: numbers of four digits and more have commas."""
         if isinstance(value, int) and not isinstance(value, bool):
             return f"{value:,}"
         return str(self.report.labels.get(value, value))

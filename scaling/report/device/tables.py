@@ -27,7 +27,6 @@ LEFT_OUT = (
 
 
 def time_cell(cell: DeviceResult | None, phase: str = STEP) -> str:
-    """A table's text: milliseconds with their interval's digits."""
     estimate = cell.estimate(phase) if cell else None
     if estimate is None:
         return MISSING
@@ -36,24 +35,20 @@ def time_cell(cell: DeviceResult | None, phase: str = STEP) -> str:
 
 
 def interval_cell(cell: DeviceResult | None, phase: str = STEP) -> str:
-    """A table's text: the 95% interval in milliseconds."""
     estimate = cell.estimate(phase) if cell else None
     return MISSING if estimate is None else interval(estimate.low, estimate.high)
 
 
 def scientific(value: float | None) -> str:
-    """A table's text: `1.2e-07`."""
     return MISSING if value is None else f"{value:.1e}"
 
 
 def per_s(cell: DeviceResult, name: str, phase: str = STEP) -> float | None:
-    """A variable or fact over the time of a phase; None where one is missing."""
     estimate, value = cell.estimate(phase), cell.value(name)
     return value / estimate.median if estimate and value and estimate.median > 0 else None
 
 
 def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
-    """What stands in a column for a cell."""
     if cell is None:
         return MISSING
     if show.kind == "time":
@@ -87,7 +82,6 @@ def median_text(results: Results) -> str:
 
 
 def declared_table(results: Results, rows: Rows) -> Iterator[Table]:
-    """The table; nothing where there are no cells of it."""
     groups = list(results.grouped(results.where(rows.where), *rows.by).values())
     if not groups:
         return
@@ -114,8 +108,6 @@ def _cpu_over_gpu(results: Results, cells: Cells) -> str:
 
 
 def variable(results: Results, name: str) -> Column[Cells]:
-    """The column of a variable or a fact: of the first cell that has one."""
-
     def text(cells: Cells) -> str:
         values = [value for cell in cells if (value := cell.value(name)) is not None]
         return results.label(values[0]) if values else MISSING
@@ -139,7 +131,6 @@ def cells_table(
 
 
 def left_out_table(results: Results) -> Iterator[Table]:
-    """Which points have no numbers, and why; nothing where all have."""
     without = [[cell] for cell in results.cells if cell.reason is not None]
     named = [variable(results, name) for name in results.report.named]
     more: dict[str, Callable[[Cells], str]] = {
@@ -168,6 +159,5 @@ def remarks(results: Results) -> list[str]:
 
 
 def missing_remark(results: Results) -> Iterator[str]:
-    """That there was no GPU, if the study asked for one."""
     if "cuda" in results.missing:
         yield "This machine has no GPU that torch can use: the columns of the GPU are empty, or not there."
