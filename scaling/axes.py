@@ -210,6 +210,7 @@ _INPUT = Shared.BASELINE | Shared.CONTROL | Shared.FOLDERS
 _OF_DDP = Shared.TIMED | Shared.FOLDERS
 _TRAINING = ("convergence",)
 _SET = Role.CHOSEN | Role.DESCRIBED | Role.PREDICTED
+_LOCAL = Shared.TIMED | Shared.FOLDERS | Shared.RIVALS | Shared.UPDATE
 
 # A row a line: the order is that of the columns.
 # fmt: off
@@ -267,6 +268,11 @@ AXES: list[Axis] = [
     Axis("find_unused_parameters", "boolean", later=True, shared=_OF_DDP, role=Role.CHOSEN),
     Axis("static_graph", "boolean", default=False, later=True, shared=_OF_DDP, role=Role.CHOSEN),
     Axis("gradient_as_bucket_view", "boolean", default=False, later=True, shared=_OF_DDP, role=Role.CHOSEN),
+    Axis("sync_every", "Int64", least=1, most=LARGEST_WORLD, default=1, later=True, shared=_LOCAL, role=_SET,
+         label="sync_every {}"),
+    Axis("outer_update", later=True, shared=_LOCAL, role=_SET, label="{} of local updates", short="{}"),
+    Axis("outer_momentum", "float64", later=True, shared=_LOCAL, label="outer momentum {:g}"),
+    Axis("outer_learning_rate", "float64", later=True, shared=_LOCAL, label="outer rate {:g}"),
     Axis("optimizer", default="sgd", later=True, shared=_ALL | Shared.UPDATE, label="{}",
          role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
     Axis("beta1", "float64", later=True, shared=_RATE, label="beta1 {:g}"),

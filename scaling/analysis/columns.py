@@ -128,6 +128,14 @@ def aggregator_name(label: str) -> str:
     return label.partition("(")[0]
 
 
+def with_local_updates(row: Row) -> str:
+    """The aggregator's label, with the outer update of local updates and how often it is taken."""
+    if row["outer_update"] is None:
+        return str(row["aggregator"])
+    every = row["sync_every"]
+    return f"{row['aggregator']}, {row['outer_update']} every {f'{every} steps' if every > 1 else 'step'}"
+
+
 def is_control_arm(row: Row) -> bool:
     """Whether the aggregator with this name exchanges nothing."""
     return aggregator_name(row["aggregator"]) in CONTROL_ARMS

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from scaling.analysis.columns import Row, has_no_model, is_aa_replicate, is_of_older_code, unit_of_workers
+from scaling.analysis.columns import (
+    Row,
+    has_no_model,
+    is_aa_replicate,
+    is_of_older_code,
+    unit_of_workers,
+    with_local_updates,
+)
 from scaling.analysis.grouping import by_key
 from scaling.axes import Axis, Role, Shared, fixed_batch, with_columns
 
@@ -79,7 +86,7 @@ class CellGroup:
         """
         if row["arm"] is not None:
             return "clock (mean of all steps)" if row["arm"] == "clock" else str(row["arm"])
-        parts = [row["aggregator"]]
+        parts = [with_local_updates(row)]
         if row["bucket_mb"] is not None and row["step"] == "captured":  # without buckets it is another step
             parts.append(f"layer by layer, {row['bucket_mb']:g} MiB")
         elif row["bucket_mb"] is not None and self.differs("bucket_mb"):

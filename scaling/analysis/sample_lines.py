@@ -19,6 +19,26 @@ Integers = NDArray[np.int64]
 Line = dict[str, Any]
 
 
+def per_step(line: Line) -> Line:
+    """A line of several steps, such as a block of local updates, as a mean one of them.
+
+    All times are divided, also when it began: from one line to the next is then a step again.
+    """
+    count = line.get("steps", 1)
+    if count == 1:
+        return line
+    divided = {**line, "step_s": line["step_s"] / count}
+    if line.get("start_s") is not None:
+        divided["start_s"] = line["start_s"] / count
+    if line.get("spans") is not None:
+        divided["spans"] = [
+            [phase, lane, start_s / count, stop_s / count] for phase, lane, start_s, stop_s in line["spans"]
+        ]
+    if line.get("behind_s"):
+        divided["behind_s"] = {name: late_s / count for name, late_s in line["behind_s"].items()}
+    return divided
+
+
 def is_unprofiled(line: Line) -> bool:
     """Whether a line's `step_s` is the time of a whole step; lines of old folders count as both kinds."""
     return not line.get("profiled", False)

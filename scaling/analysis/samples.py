@@ -28,6 +28,7 @@ from scaling.analysis.sample_lines import (
     is_profiled,
     is_unprofiled,
     loss,
+    per_step,
     rank_step,
 )
 from scaling.axes import ATTACHED
@@ -200,6 +201,11 @@ class CellResult:
         return str(self.cell.get(f"{field}_label") or self.cell[field])
 
     @property
+    def steps_each(self) -> int:
+        """Steps of a sample: of a block of local updates all, else one."""
+        return int(self.cell.get("sync_every") or 1)
+
+    @property
     def is_trained(self) -> bool:
         """Whether the cell has a model."""
         return not has_no_model(self.cell)
@@ -276,7 +282,9 @@ def _gpu(folder: ResultsFolder) -> str | None:
 
 def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
     where = _where(folder, record)
-    measured = [[line for line in lines if not line["warmup"]] for lines in _lines(folder, record, where)]
+    measured = [
+        [per_step(line) for line in lines if not line["warmup"]] for lines in _lines(folder, record, where)
+    ]
     unprofiled = [[line for line in lines if is_unprofiled(line)] for lines in measured]
     captured = record.cell["step"] == "captured"
     profiled = [[line for line in lines if is_profiled(line, captured=captured)] for lines in measured]

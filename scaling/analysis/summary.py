@@ -165,13 +165,13 @@ def _iteration_values(cell: CellResult) -> Row:
     steps_s = np.concatenate([launch.step_s for launch in cell.launches])
     budget = cell_budget(cell.launches)
     return {
-        "iterations": len(steps_s),
+        "iterations": cell.steps_each * len(steps_s),
         "iteration_s": iteration_s,
         "iteration_s_low": low,
         "iteration_s_high": high,
         "interval_method": ONE_LAUNCH if is_one else "t interval over launches",
         "iteration_form": _joined(rate.form for rate in rates),
-        "pauses_s": sum(rate.pauses_s for rate in rates),
+        "pauses_s": cell.steps_each * sum(rate.pauses_s for rate in rates),
         "typical_iteration_s": float(np.median(steps_s)),
         "samples_per_s": cell.cell["global_batch"] / iteration_s if iteration_s > 0 else None,
         **(budget.values() if budget else {}),

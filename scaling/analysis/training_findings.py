@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from scaling.analysis.columns import Row, shares_gpus, unit_of_workers
+from scaling.analysis.columns import Row, shares_gpus, unit_of_workers, with_local_updates
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import over_seeds
@@ -83,7 +83,7 @@ def without_augmentation(rows: Iterable[Row]) -> list[Row]:
 
 def setting(row: Row) -> dict[str, Any]:
     """A row's aggregator and world size, as findings name them."""
-    return {"name": row["aggregator"], "world_size": row["world_size"], "unit": unit_of_workers(row)}
+    return {"name": with_local_updates(row), "world_size": row["world_size"], "unit": unit_of_workers(row)}
 
 
 def settings(rows: Iterable[Row]) -> list[dict[str, Any]]:

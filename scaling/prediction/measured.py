@@ -96,6 +96,8 @@ def measured_cells(
         seconds = _number(row.get("iteration_s"))
         if row.get("state") == "failed" or seconds is None or cell.get("kind") != "iteration":
             continue
+        if cell.get("outer_update") is not None:
+            continue  # an H-th of an exchange tells less of it than the exchanges of other cells
         names = (*EXCHANGE_PHASES, *COMPUTE_PHASES)
         phases = {name: value for name in names if (value := _number(row.get(name))) is not None}
         strategies.append(

@@ -18,7 +18,7 @@ from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.overlap_fit import HOOK_S, OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
 from scaling.prediction.stragglers import WAIT_SD, waiting_ratio
-from scaling.prediction.strategy import Machinery, Strategy, Term
+from scaling.prediction.strategy import Machinery, Strategy, Term, steps_of_exchange
 from scaling.prediction.terms import (
     all_reach,
     ddp_terms,
@@ -189,6 +189,8 @@ class Predictor:
         notes += [words for term in terms if (words := self._calibration.rests_on(term))]
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
         waiting = self._waiting(cell, computed)
+        each = 1 / steps_of_exchange(cell, notes)
+        exposed_part, afterwards = exposed_part.times(each), afterwards.times(each)
         added = exposed_part + afterwards + copied + waiting
         iteration = self._iteration(strategy, computed, added, notes) if computed else None
         return Prediction(
@@ -196,9 +198,9 @@ class Predictor:
             self._machinery.topology.name,
             iteration,
             computed.step_s if computed else None,
-            total(exchanges) + afterwards,
+            total(exchanges).times(each) + afterwards,
             exposed_part + afterwards,
-            tuple(self._merged(terms)),
+            tuple(self._merged(terms, each)),
             "none" if alone or not terms else transport_of(strategy, self._machinery, world_size),
             longest.busiest if longest else None,
             tuple(dict.fromkeys(notes)),
@@ -308,13 +310,13 @@ class Predictor:
             with_left_over, links_of(self._machinery.topology, world_size, host_only=host_only)
         )
 
-    def _merged(self, terms: Iterable[Term]) -> Iterable[PredictedTerm]:
+    def _merged(self, terms: Iterable[Term], each: float) -> Iterable[PredictedTerm]:
         merged: dict[tuple[str, str, str], PredictedTerm] = {}
         for term in terms:
             key = (term.name, term.kind, term.choice)
             before = merged.get(key) or PredictedTerm(term.name, term.kind, 0.0, term.choice)
             seconds, latency_s = (
-                self._calibration.seconds(part).value for part in (term, replace(term, flow_s=0.0))
+                each * self._calibration.seconds(part).value for part in (term, replace(term, flow_s=0.0))
             )
             merged[key] = replace(
                 before, seconds=before.seconds + seconds, latency_s=before.latency_s + latency_s
@@ -343,8 +345,8 @@ def of_other_device(cell: Mapping[str, Any], topology: Topology) -> str | None:
 
 def without_saved_update(computed: Computed, strategy: Strategy) -> PredictedValue:
     """The computed step, less what it takes of the update where not every rank takes all of it."""
-    if not strategy.updates:
-        return computed.step_s
+    if not strategy.updates or strategy.cell.get("outer_update") is not None:
+        return computed.step_s  # of local updates every rank takes its own
     saved = computed.update_s * (1 - min(1.0, strategy.gpu_update_share))
     return PredictedValue(max(0.0, computed.step_s.value - saved), computed.step_s.changes)
 

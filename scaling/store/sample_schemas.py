@@ -32,11 +32,12 @@ Span = Annotated[tuple[str, str, Seconds, Seconds], Field(strict=False)]
 
 
 class IterationLine(_Line):
-    """A step of a timed cell; older folders have `<phase>_s` in place of `spans`."""
+    """A step of a timed cell, or several as one: `steps`; older folders have `<phase>_s`, not `spans`."""
 
     iteration: Count
     warmup: bool
     step_s: Seconds
+    steps: NotRequired[Size]
     profiled: NotRequired[bool]
     start_s: NotRequired[Seconds | None]
     spans: NotRequired[list[Span]]

@@ -111,6 +111,8 @@ class Cell:
     `memory_format` is `channels_last`, or None: contiguous (`scaling.training.memory_format`).
     `precision` is `bf16` or `fp16`, computed by autocast, or None: as `tf32` says.
     `wire` is `bf16` or `fp16`, or None: gradients travel as they are.
+    `outer_update` is that of local updates (`scaling.training.outer_updates`), with blocks of `sync_every`
+    steps; None where gradients are exchanged in every step.
     `augmentation` is `standard`, or, where there is none, None in a timed cell and `none` in a training.
     """
 
@@ -171,6 +173,10 @@ class Cell:
     find_unused_parameters: bool | None = None
     static_graph: bool | None = None
     gradient_as_bucket_view: bool | None = None
+    sync_every: int = DEFAULTS["sync_every"]
+    outer_update: str | None = None
+    outer_momentum: float | None = None
+    outer_learning_rate: float | None = None
     model_parameters: dict[str, Any] = field(default_factory=dict)
     dataset_parameters: dict[str, Any] = field(default_factory=dict)
     aggregator_parameters: dict[str, Any] = field(default_factory=dict)

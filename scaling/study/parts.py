@@ -21,6 +21,7 @@ from pydantic import (
 
 from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S
 from scaling.axes import DEFAULTS
+from scaling.training.outer_updates import OuterName
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -286,6 +287,14 @@ class TrainingPart(Part, Training):
     """Its numbers are keys of their own (`learning_rate`, `momentum`, ...)."""
     accumulate: Annotated[list[PositiveInt], Axis] = [DEFAULTS["accumulate"]]
     """Micro-batches per step, with one exchange."""
+    sync_every: Annotated[list[PositiveInt], Axis] = [DEFAULTS["sync_every"]]
+    """Steps of a block of local updates, after which the workers' models are brought together."""
+    outer_update: Annotated[list[OuterName], Axis] | None = None
+    """Of local updates; without it blocks of several steps are averaged, of one exchange gradients."""
+    outer_momentum: Annotated[list[Annotated[Number, Field(ge=0, lt=1)]], Axis] | None = None
+    """Of block_momentum (default 1 - 1/workers, CNTK's too) and nesterov (0.9)."""
+    outer_learning_rate: Annotated[list[Size], Axis] | None = None
+    """Of block_momentum (default 1, CNTK's too) and nesterov (0.7)."""
     checkpoint_activations: Annotated[list[bool], Axis] = [DEFAULTS["checkpoint_activations"]]
     """Recompute activations in the backward pass."""
     compile: Annotated[list[bool], Axis] = [DEFAULTS["compile"]]

@@ -10,12 +10,13 @@ from torch import nn
 from scaling.aggregators.base import Aggregator
 from scaling.errors import StudyError
 from scaling.study.parts import TrainingPart
-from scaling.study.variants import OF_DDP, wraps_in_ddp
+from scaling.study.variants import OF_DDP, can_be_local, wraps_in_ddp
 from scaling.study.workloads import ChosenWorkload
 from scaling.training.activations import checkpointed_layers
 from scaling.training.batch_norm import has_batch_norm
 from scaling.training.ddp import TAKES_SIZES
 from scaling.training.gradients import WIRES
+from scaling.training.outer_updates import WITHOUT_MOMENTUM
 
 
 def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
@@ -31,6 +32,7 @@ def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], 
             "of this part does; leave it out"
         )
     _check_bucket_sizes(part, aggregators, where)
+    _check_local_updates(part, aggregators, where)
     if True in part.compile and "captured" in part.step:
         raise StudyError(
             f"{where}compile: true goes with step: eager and overlapped; a captured step is a CUDA graph "
@@ -48,6 +50,51 @@ def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], 
                 f"{where}accumulate: {max(part.accumulate)}: aggregator {aggregator.label()!r} exchanges in "
                 "every backward pass; use horovod, or all_reduce, or accumulate: 1"
             )
+
+
+def _check_local_updates(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
+    """Local updates go with eager steps and with means that every rank can have the same of."""
+    names = part.outer_update or []
+    for key in ("outer_momentum", "outer_learning_rate"):
+        if getattr(part, key) is not None and not set(names) - set(WITHOUT_MOMENTUM):
+            raise StudyError(
+                f"{where}{key} belongs to outer_update: block_momentum, nesterov or cntk_block_momentum; "
+                "leave it out"
+            )
+    if not names and max(part.sync_every) == 1:
+        return
+    what = f"{where}{f'outer_update: {names[0]}' if names else f'sync_every: {max(part.sync_every)}'}"
+    if "fp16" in (part.precision or ()):
+        raise StudyError(
+            f"{what}: with precision: fp16 the ranks would skip different steps and scale their losses "
+            "differently; use bf16, or wire: fp16"
+        )
+    if "sync" in part.batch_norm:
+        raise StudyError(
+            f"{what}: batch_norm: sync exchanges statistics in every step, of models that differ inside a "
+            "block; use batch_norm: replica"
+        )
+    pairs = [(step, aggregator) for aggregator in aggregators for step in part.step if aggregator.exchanges]
+    refused = [pair for pair in pairs if not can_be_local(*pair)]
+    is_measured_without = not names and 1 in part.sync_every and len(refused) < len(pairs)
+    if refused and not is_measured_without:
+        raise StudyError(f"{what}: {_why_not_local(*refused[0])}; {_LOCAL_WAY_OUT}")
+    if not pairs:
+        raise StudyError(f"{what}: no aggregator of this part exchanges anything; leave it out")
+
+
+_LOCAL_WAY_OUT = (
+    "use step: eager and an exact aggregator, bf16 or fp16, in a part of its own if need be, or add 1 to "
+    "sync_every without outer_update, with which it is measured"
+)
+
+
+def _why_not_local(step: str, aggregator: Aggregator[Any]) -> str:
+    if step != "eager":
+        return (
+            f"step: {step} exchanges each gradient under its backward pass or in its graph, not whole models"
+        )
+    return f"aggregator {aggregator.label()!r} encodes what it sends with a loss; models need their mean"
 
 
 def _check_bucket_sizes(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str) -> None:

@@ -83,7 +83,7 @@ def step_seconds(cell: Cell, size: ModelSize, num_cores: int) -> float:
         seconds *= sharing
     seconds += size.flops * cell.global_batch / rate
     if cell.exchanges and cell.world_size > 1:
-        seconds += 4.0 * size.num_parameters / path
+        seconds += 4.0 * size.num_parameters / path / cell.sync_every
     return seconds
 
 

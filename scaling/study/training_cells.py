@@ -17,6 +17,7 @@ from scaling.study.step_rules import check_accumulation, check_step_keys, check_
 from scaling.study.variants import check_optimizer_keys, optimizer_fields, optimizers_of, precisions, variants
 from scaling.study.workloads import ChosenWorkload, choose
 from scaling.training.dtypes import require_dtypes
+from scaling.training.outer_updates import outer_fields
 from scaling.workloads.registry import BUILT_IN_MODELS
 
 NamedAggregator = tuple[str, Aggregator[Any]]
@@ -113,12 +114,14 @@ def _combinations(
             yield {
                 **named,
                 **variant,
+                **outer_fields(variant, size),
                 **precision,
                 "aggregator": name,
                 "aggregator_parameters": aggregator.parameters(),
                 "aggregator_label": aggregator.label(),
                 "exchanges": aggregator.exchanges,
-                "lossy": aggregator.lossy or variant["wire"] is not None,
+                "lossy": aggregator.lossy
+                or any(variant[key] is not None for key in ("wire", "outer_update")),
                 "step": step,
                 "world_size": size,
                 "local_batch": local,

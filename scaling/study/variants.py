@@ -12,6 +12,7 @@ from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import StudyError
 from scaling.study.parts import Training, TrainingPart, Workload, chosen
 from scaling.training.gradients import WIRES
+from scaling.training.outer_updates import WITHOUT_MOMENTUM, OuterName
 
 OF_DDP = ("first_bucket_mb", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 """Keys that are arguments of torch's DDP."""
@@ -32,6 +33,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 _OF_NONE = {"momentum": 0.0, "nesterov": False}
 """Fields that every cell has, of an optimizer that has no such number."""
+
+LOCAL_KEYS = ("outer_update", "outer_momentum", "outer_learning_rate")
+"""Keys of local updates, besides `sync_every`."""
 
 CLIPPING = ("clip_norm", "clip_gradient")
 """Keys that go with every optimizer."""
@@ -73,9 +77,9 @@ def variants(
         "compile": part.compile,
         **ddp,
     }
-    for fields in optimizers:
+    for fields, local in itertools.product(optimizers, local_updates(part, step, aggregator)):
         for values in itertools.product(*axes.values()):
-            yield {**fields, **dict(zip(axes, values, strict=True)), **_buckets(values[0])}
+            yield {**fields, **local, **dict(zip(axes, values, strict=True)), **_buckets(values[0])}
 
 
 def optimizers_of(workload: Workload, part: TrainingPart) -> list[dict[str, Any]]:
@@ -128,6 +132,38 @@ def wires(part: TrainingPart, aggregator: Aggregator[Any]) -> list[str | None]:
     if aggregator.lossy or not aggregator.exchanges:
         return [None]
     return [name if name in WIRES else None for name in part.wire]
+
+
+def local_updates(part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> list[dict[str, Any]]:
+    """The fields of `Cell` for each kind of block; of a step or aggregator without local updates those
+    without."""
+    without: dict[str, Any] = dict.fromkeys(LOCAL_KEYS)
+    if not can_be_local(step, aggregator):
+        return [{"sync_every": 1, **without}]
+    found: list[dict[str, Any]] = []
+    names: Sequence[OuterName | None] = part.outer_update or [None]
+    for every, name in itertools.product(part.sync_every, names):
+        chosen_name = name or ("average" if every > 1 else None)
+        has_numbers = chosen_name is not None and chosen_name not in WITHOUT_MOMENTUM
+        momenta, rates = (
+            (getattr(part, key) if has_numbers else None) or [None]
+            for key in ("outer_momentum", "outer_learning_rate")
+        )
+        for momentum, rate in itertools.product(momenta, rates):
+            found.append(
+                {
+                    "sync_every": every,
+                    "outer_update": chosen_name,
+                    "outer_momentum": momentum,
+                    "outer_learning_rate": rate,
+                }
+            )
+    return found
+
+
+def can_be_local(step: str, aggregator: Aggregator[Any]) -> bool:
+    """Whether models can be brought together so: the mean of what ranks moved by, exact or in 16 bits."""
+    return step == "eager" and aggregator.exchanges and (not aggregator.lossy or aggregator.name in WIRES)
 
 
 def wraps_in_ddp(step: str, aggregator: Aggregator[Any]) -> bool:

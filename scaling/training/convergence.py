@@ -19,6 +19,7 @@ from scaling.measure.clock import Clock
 from scaling.process_group import Group
 from scaling.training.compute import FLOAT32, Compute
 from scaling.training.learning_rate import LearningRate
+from scaling.training.local_updates import end_block
 from scaling.training.replica import Replica
 from scaling.training.step import TrainingStep
 from scaling.workloads.augmentation import crop_and_flip, epoch_variations
@@ -190,6 +191,7 @@ def _take_steps(
                 set_before = rate
         losses[index] = step(*feed.batch(index))
         after_each()
+    end_block(step)
     return set_before
 
 

@@ -120,7 +120,7 @@ class EagerStep:
         skippable = replica.compute.scales_loss
         chosen = (settings, group, gradients.wire)
         self._parts = [
-            _started(bucket, of_bucket, *chosen, capturable=capturable, skippable=skippable)
+            started(bucket, of_bucket, *chosen, capturable=capturable, skippable=skippable)
             for bucket, of_bucket in zip(replica.buckets, self._aggregators(group.world_size), strict=True)
         ]
         site = _common_site(aggregator, {part.update.site for part in self._parts}, gradients)
@@ -167,6 +167,11 @@ class EagerStep:
     def set_learning_rate(self, rate: float) -> None:
         for part in self._parts:
             part.update.set_learning_rate(rate)
+
+    def reset_optimizer(self) -> None:
+        """Sets the optimizer's state on this rank to that before its first step."""
+        for part in self._parts:
+            part.update.load_state_dict({})
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         return True
@@ -221,7 +226,7 @@ def sum_over_owners(group: Group, site: UpdateSite) -> Callable[[Tensor], None] 
     return group.all_reduce_host if site == "host_parallel" else group.all_reduce
 
 
-def _started(
+def started(
     bucket: FlatBucket,
     aggregator: Aggregator[Any],
     settings: OptimizerSettings,

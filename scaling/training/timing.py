@@ -120,11 +120,13 @@ class Measurement:
         iterate: one iteration; marks its phases on what it is given.
         host_offset_s: what to add to this host's monotonic clock to have rank 0's.
         after_each: called after each iteration, between two samples.
+        steps_each: steps of an iteration: a whole block of local updates is one, and its row says so.
 
     Attributes:
         rows: raw samples so far, one an iteration: `iteration`, `warmup`, `profiled`, `start_s` (on rank 0's
             monotonic clock), `step_s`, and `spans` of profiled ones: [phase, lane, start, stop] in seconds
-            from the step's start; on a GPU also `behind_s` (`scaling.measure.phases.StepSample`).
+            from the step's start; on a GPU also `behind_s` (`scaling.measure.phases.StepSample`); `steps`
+            where an iteration has several, whose times these are together.
         block_iterations: how many unprofiled iterations each block had.
     """
 
@@ -134,6 +136,7 @@ class Measurement:
     agreement: Agreement
     host_offset_s: float = 0.0
     after_each: Callable[[], None] = lambda: None
+    steps_each: int = 1
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     warmup_end: str = ""
@@ -204,6 +207,8 @@ class Measurement:
                 "start_s": round(sample.start_s + self.host_offset_s, DECIMALS),
                 "step_s": round(sample.step_s, DECIMALS),
             }
+            if self.steps_each > 1:
+                row["steps"] = self.steps_each
             if sample.spans is not None:
                 row["spans"] = [
                     [name, lane, round(start, DECIMALS), round(stop, DECIMALS)]

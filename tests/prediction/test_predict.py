@@ -5,6 +5,7 @@ import pytest
 from scaling.bucket import BucketLayout
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.estimate import PredictedValue
+from scaling.prediction.measured import measured_cells
 from scaling.prediction.overlapped import ddp_buckets, exposed
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import reason_row, row_of, text_table
@@ -193,3 +194,20 @@ def test_a_machine_with_another_number_of_gpus_is_less_certain_and_says_so():
     assert other.iteration.relative_sd > one.iteration.relative_sd
     assert any("another machine than was measured" in note for note in other.notes)
     assert not any("another machine" in note for note in one.notes)
+
+
+def test_local_updates_have_their_part_of_the_exchange_and_say_so():
+    plain, block = predicted(cell(4)), predicted(cell(4, sync_every=8, outer_update="average"))
+    assert block.exchange.value == pytest.approx(plain.exchange.value / 8)
+    assert block.exposed_exchange.value == pytest.approx(plain.exposed_exchange.value / 8)
+    assert [term.seconds for term in block.terms] == [pytest.approx(term.seconds / 8) for term in plain.terms]
+    assert block.iteration.value - plain.compute.value == pytest.approx(plain.exchange.value / 8)
+    assert any("exchanged every 8 steps" in note for note in block.notes)
+    assert not any("exchanged every" in note for note in plain.notes)
+
+
+def test_measured_local_updates_calibrate_nothing():
+    row = {"iteration_s": 0.01, "state": "done"}
+    blocks = cell(4, sync_every=8, outer_update="average")
+    (kept,) = measured_cells([(cell(4), "", row), (blocks, "", row)], "here")
+    assert kept.cell == cell(4)

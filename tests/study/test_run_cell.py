@@ -171,6 +171,19 @@ def test_tokens_of_a_sample_are_recorded_of_models_of_tokens_alone(runner, group
     assert run(runner, group, text)[1].tokens_per_sample == 8
 
 
+def test_a_sample_of_local_updates_is_a_whole_block(runner, group):
+    blocks = {"sync_every": 4, "outer_update": "block_momentum", "precision_goal": None}
+    rows, summary = run(runner, group, replace(TIMED, iterations=20, **blocks))
+    timed = [row for row in rows if not (row["warmup"] or row["profiled"])]
+    assert [row["steps"] for row in timed] == [4] * 5
+    (profiled, *_) = [row for row in rows if row["profiled"] and not row["warmup"]]
+    phases = [phase for phase, *_ in profiled["spans"]]
+    assert [phases.count(name) for name in ("forward", "backward", "encode")] == [4, 4, 1]
+    assert summary.messages_sent is None
+    assert summary.warmup_iterations % 4 == 0
+    assert summary.checks["exchange"] == "exact mean"
+
+
 class TestMatrixRate:
     def test_it_is_measured_once_a_launch_and_precision(self, runner, group, monkeypatch):
         asked = []

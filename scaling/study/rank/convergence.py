@@ -28,6 +28,7 @@ from scaling.training.batch_norm import has_batch_norm
 from scaling.training.checkpoint import Checkpoint
 from scaling.training.convergence import TrainingPlan, TrainingProgress, train
 from scaling.training.learning_rate import DEFAULT_GAMMA, LearningRate, scaled_rate
+from scaling.training.local_updates import end_block
 from scaling.workloads.base import Split
 from topologies.detect_host import this_start
 
@@ -74,7 +75,9 @@ def _throw_away_step(cell: Cell, split: Split, context: RunContext) -> None:
     Libraries and connections are set up on first use, and which cell of a launch comes first is chance.
     """
     inputs, targets = (values[: cell.local_batch] for values in (split.inputs, split.targets))
-    build_step(cell, context)(inputs.to(context.device), targets.to(context.device))
+    step = build_step(cell, context)
+    step(inputs.to(context.device), targets.to(context.device))
+    end_block(step)
     clock_for(context.device).settle()
 
 

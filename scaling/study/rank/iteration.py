@@ -19,7 +19,7 @@ from scaling.study.rank.prepared_step import PreparedStep
 from scaling.study.rank.summary import RankSummary
 from scaling.training.feeding import AugmentedFeeder, Feeder, InputPlacement, feeder_for
 from scaling.training.finite import add_up, not_finite
-from scaling.training.timing import Extent, Measurement
+from scaling.training.timing import MIN_ITERATIONS, Extent, Measurement
 from scaling.workloads.augmentation import epoch_variations
 
 
@@ -62,18 +62,20 @@ def _measure(cell: Cell, context: RunContext, prepared: PreparedStep, timed: _Ti
     prepared.check_later_steps()
     is_float32 = set(step.replica.layouts) == {"float32"}
     rate = context.loaded.matrix_rate(cell, group) if is_float32 else None
-    num_samples = cell.local_batch * sum(not (row["warmup"] or row["profiled"]) for row in measurement.rows)
+    num_timed = cell.sync_every * sum(not (row["warmup"] or row["profiled"]) for row in measurement.rows)
+    messages = group.meter.messages_sent if cell.sync_every == 1 else None  # no whole number a step
     return replace(
-        prepared.summary(group.meter.bytes_sent, group.meter.messages_sent),
+        prepared.summary(group.meter.bytes_sent // cell.sync_every, messages),
         memory_peak_bytes=memory_peak_bytes,
         matrix_rate=asdict(rate) if rate else None,
         not_finite=bad_values,
-        warmup_iterations=sum(row["warmup"] and not row["profiled"] for row in measurement.rows),
+        warmup_iterations=cell.sync_every
+        * sum(row["warmup"] and not row["profiled"] for row in measurement.rows),
         warmup_end=measurement.warmup_end,
         stop_reason=measurement.stop_reason,
         block_iterations=measurement.block_iterations,
         clock_uncertainty_s=timed.clock_uncertainty_s,
-        gpu=power.summary(before, after, num_samples) if before and after else None,
+        gpu=power.summary(before, after, cell.local_batch * num_timed) if before and after else None,
         host=host.summary(host_before, host_after),
     )
 
@@ -84,6 +86,7 @@ class _TimedStep:
     def __init__(self, cell: Cell, prepared: PreparedStep, context: RunContext) -> None:
         self._step, self._feeder = prepared.step, _feeder(cell, prepared, context)
         self._group, self._heartbeat = context.group, context.heartbeat
+        self._steps_each = cell.sync_every
         self._loss: Tensor | None = None
         self.losses: Tensor | None = None
         self.recorder = PhaseRecorder(clock_for(context.device))
@@ -95,6 +98,7 @@ class _TimedStep:
             context.group,
             offset_s,
             self._after_each,
+            cell.sync_every,
             seconds=context.seconds,
         )
 
@@ -109,10 +113,11 @@ class _TimedStep:
 
     def _iterate(self, marks: Marks) -> None:
         self._group.meter.reset()
-        self._loss = self._step(*self._feeder.next(marks), marks)
+        for _ in range(self._steps_each):  # a whole block of local updates, with its one exchange
+            self._loss = self._step(*self._feeder.next(marks), marks)
+            self._heartbeat.step()
 
     def _after_each(self) -> None:
-        self._heartbeat.step()
         assert self._loss is not None
         self.losses = add_up(self.losses, self._loss)
 
@@ -128,14 +133,18 @@ def _feeder(cell: Cell, prepared: PreparedStep, context: RunContext) -> Feeder:
 
 
 def extent_of(cell: Cell) -> Extent:
-    """How long a timed cell is measured."""
+    """How long a timed cell is measured, in blocks where updates are local: three, or as many as steps."""
     assert cell.warmup is not None
     assert cell.iterations is not None
+
+    def blocks(steps: int) -> int:
+        return max(-(-steps // cell.sync_every), min(steps, MIN_ITERATIONS))
+
     return Extent(
-        cell.warmup,
-        cell.iterations,
+        blocks(cell.warmup),
+        blocks(cell.iterations),
         cell.precision_goal,
         cell.min_seconds or 0.0,
         cell.max_seconds,
-        cell.profiled_iterations or 0,
+        blocks(cell.profiled_iterations or 0),
     )

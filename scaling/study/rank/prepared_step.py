@@ -22,8 +22,10 @@ from scaling.training.compute import AUTOCAST, Compute
 from scaling.training.ddp import DdpSettings
 from scaling.training.gradients import WIRES, ClippedGradient, GradientSettings
 from scaling.training.layered import LayeredStep
+from scaling.training.local_updates import LocalStep, OneBlock
 from scaling.training.memory_format import with_channels_last
 from scaling.training.optimizers import AdamSettings, OptimizerSettings, SgdSettings
+from scaling.training.outer_updates import OuterName, outer_update
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, TrainingStep
@@ -48,7 +50,10 @@ class PreparedStep:
         self.splits = context.loaded.data(cell)
         self.step = build_step(cell, context)
         aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
-        self.check = StepCheck(self.step, aggregator, settings_of(cell), context.group)
+        checked, settings = self.step, settings_of(cell)
+        if isinstance(checked, LocalStep):
+            settings, checked = checked.outer.settings, OneBlock(checked)
+        self.check = StepCheck(checked, aggregator, settings, context.group)
 
     def check_first_steps(self) -> None:
         """Before anything is measured, unless the command has done so in another repeat."""
@@ -145,6 +150,14 @@ def build_step(cell: Cell, context: RunContext) -> TrainingStep:
     if cell.bucket_mb is not None:
         layered = LayeredStep(flat, *chosen, gradients, bucket_mb=cell.bucket_mb, capturable=captured)
         return CapturedStep(layered, inputs, targets, group) if captured else layered
+    if cell.outer_update is not None:
+        outer = outer_update(
+            cast(OuterName, cell.outer_update),
+            group.world_size,
+            cell.outer_momentum,
+            cell.outer_learning_rate,
+        )
+        return LocalStep(flat, *chosen, gradients, sync_every=cell.sync_every, outer=outer)
     eager = EagerStep(flat, *chosen, gradients, capturable=captured)
     return CapturedStep(eager, inputs, targets, group) if captured else eager
 

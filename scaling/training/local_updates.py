@@ -1,0 +1,232 @@
+"""Local updates: every rank takes steps of its own, and the ranks' models are brought together every H steps.
+
+1. H - 1 steps without any exchange, by the optimizer of the study on each rank's own gradient; the replicas
+   drift apart.
+2. At the end of the H-th step the aggregator makes the mean of what the ranks have moved by, the outer
+   gradient, and leaves it at its update site.
+3. There the outer update (`scaling.training.outer_updates`) is taken, on a copy of the model as it was at the
+   block's start; every replica becomes that copy, bit for bit.
+
+A step sends an H-th of what an exchange sends; the copy and the outer gradient take as much memory as the
+model twice. With H = 1, `average` and SGD without momentum a block is today's step, within rounding: the mean
+of start - rate g is start - rate times the mean of g. Statistics of batch normalisation stay each rank's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.controls import NoExchange
+from scaling.errors import CheckpointError
+from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
+from scaling.process_group import Group
+from scaling.training.compute import FLOAT32
+from scaling.training.exchanges import Record, aggregate
+from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
+from scaling.training.optimizers import OptimizerSettings
+from scaling.training.outer_updates import OuterUpdate
+from scaling.training.replica import FlatBucket, FlatReplica
+from scaling.training.step import EagerStep, Part, TrainingStep, by_bucket, of_buckets, started
+
+CHECKED_STEPS = 4
+"""Of a block that is checked, at most: what is checked is its end."""
+
+
+class LocalStep:
+    """A step on one rank, every `sync_every`-th of which ends a block. Collective to make and to call.
+
+    Args:
+        replica: this rank's model.
+        aggregator: brings the outer gradients together; an exact one, or one of 16 bits.
+        settings: of the ranks' own optimizers.
+        group: the ranks that train together.
+        gradients: how they are treated; clipped is each rank's own, and `wire` is that of the outer gradient.
+        sync_every: steps of a block.
+        outer: the outer update.
+    """
+
+    settle_profiled = False
+
+    def __init__(
+        self,
+        replica: FlatReplica,
+        aggregator: Aggregator[Any],
+        settings: OptimizerSettings,
+        group: Group,
+        gradients: GradientSettings = AS_THEY_ARE,
+        *,
+        sync_every: int,
+        outer: OuterUpdate,
+    ) -> None:
+        own = GradientSettings(None, gradients.clip_norm, gradients.clip_gradient)
+        self._own = EagerStep(replica, NoExchange(), settings, group, own)
+        self.replica, self.sync_every, self.outer = replica, sync_every, outer
+        self.record: Record | None = None
+        self._wire, self._count = gradients.wire, 0
+        chosen = (aggregator, outer.settings, group, gradients.wire)
+        self._blocks: list[Part] = [
+            started(_copy_of(bucket), *chosen, capturable=False, skippable=False)
+            for bucket in replica.buckets
+        ]
+
+    @property
+    def treatment(self) -> GradientTreatment:
+        """Of each rank's own gradients."""
+        return self._own.treatment
+
+    @property
+    def notes(self) -> list[str]:
+        """See `Step`."""
+        return [*self._own.notes, *dict.fromkeys(note for part in self._blocks for note in part.state.notes)]
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """Of both optimizers on this rank."""
+        return self._own.optimizer_state_bytes + sum(part.update.state_bytes for part in self._blocks)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Of the ranks' own steps."""
+        self._own.set_learning_rate(rate)
+
+    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
+        """Every phase can be marked as it is."""
+        return True
+
+    def check(self) -> None:
+        """See `Step`."""
+        for part in self._blocks:
+            part.state.check()
+
+    def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
+        """A step of this rank's own; the last one of a block ends it. See `Step`."""
+        loss = self._own(inputs, targets, marks)
+        self._count += 1
+        if self._count == self.sync_every:
+            self.end_block(marks.phase)
+        return loss
+
+    @torch.no_grad()
+    def end_block(self, phase: PhaseMarker = unmarked) -> None:
+        """Brings the models together, unless no step was taken since they were. Collective."""
+        if not self._count:
+            return
+        self._count = 0
+        for bucket, part in zip(self.replica.buckets, self._blocks, strict=True):
+            with phase("encode"):
+                torch.sub(part.bucket.parameters, bucket.parameters, out=part.bucket.gradient)
+            mean = aggregate(
+                part.aggregator, part.state, part.bucket.gradient, phase, self.record, self._wire
+            )
+            part.update.apply(mean, phase)
+            with phase("decode"):
+                bucket.parameters.copy_(part.bucket.parameters)
+        if self.outer.resets_optimizer:
+            self._own.reset_optimizer()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all that decides later blocks; `update` is the outer one's, `own` this rank's.
+
+        Raises:
+            CheckpointError: inside a block, where replicas differ.
+        """
+        if self._count:
+            raise CheckpointError("a block of local updates is not ended; save after `end_block`")
+        own = self._own.state_dict()
+        return {
+            "module": own["module"],
+            "aggregator": by_bucket([part.state.state_dict() for part in self._blocks]),
+            "update": by_bucket([part.update.state_dict() for part in self._blocks]),
+            "own": {"update": own["update"], "scale": own["scale"]},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over, in place, what `state_dict` gave; a block begins. Collective."""
+        num_buckets = len(self._blocks)
+        own = {"module": state["module"], "aggregator": self._own.state_dict()["aggregator"], **state["own"]}
+        self._own.load_state_dict(own)
+        self._count = 0
+        states, updates = (of_buckets(state[key], num_buckets) for key in ("aggregator", "update"))
+        parts = zip(self.replica.buckets, self._blocks, states, updates, strict=True)
+        for bucket, part, aggregated, updated in parts:
+            part.bucket.parameters.copy_(bucket.parameters)
+            part.state.load_state_dict(aggregated)
+            part.update.load_state_dict(updated)
+
+
+def _copy_of(bucket: FlatBucket) -> FlatBucket:
+    """The same parameters in a buffer of their own."""
+    return FlatBucket(bucket.layout, [nn.Parameter(p.detach().clone()) for p in bucket.trainable])
+
+
+def end_block(step: TrainingStep) -> None:
+    """Ends a block of local updates; of other steps nothing. Collective."""
+    if isinstance(step, LocalStep):
+        step.end_block()
+
+
+class OneBlock:
+    """A whole block as one step, for the checks of exchanges and updates: a few local steps, then its end.
+
+    Args:
+        step: between two blocks.
+    """
+
+    settle_profiled = False
+
+    def __init__(self, step: LocalStep) -> None:
+        self._step = step
+        self.treatment = GradientTreatment(AS_THEY_ARE, FLOAT32, step.replica.trainable[0].device)
+
+    @property
+    def record(self) -> Record | None:
+        """That of the block's exchange."""
+        return self._step.record
+
+    @record.setter
+    def record(self, record: Record | None) -> None:
+        self._step.record = record
+
+    @property
+    def replica(self) -> FlatReplica:
+        """This rank's model."""
+        return self._step.replica
+
+    @property
+    def notes(self) -> list[str]:
+        """See `Step`."""
+        return self._step.notes
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """See `Step`."""
+        return self._step.optimizer_state_bytes
+
+    def set_learning_rate(self, rate: float) -> None:
+        """That of the outer update is fixed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Step`."""
+        return self._step.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Step`."""
+        self._step.load_state_dict(state)
+
+    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
+        """No phases are asked of it."""
+        return False
+
+    def check(self) -> None:
+        """See `Step`."""
+        self._step.check()
+
+    def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
+        """The block; gives its last loss."""
+        for _ in range(min(self._step.sync_every, CHECKED_STEPS)):
+            loss = self._step(inputs, targets, marks)
+        self._step.end_block(marks.phase)
+        return loss

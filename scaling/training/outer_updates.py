@@ -1,0 +1,103 @@
+"""Outer updates: what becomes of the ranks' models after a block of local steps, as steps of torch's SGD.
+
+A rank takes H steps of its own. Of what it has moved its model by, start - own, the ranks make the mean, the
+outer gradient; an optimizer step with it, from the model at the block's start, gives the next block's:
+
+- average: rate 1 without momentum, so the mean of the models.
+- block_momentum: classical block momentum m and rate z (BMUF): d = m d + z (mean - start), start + d. Default
+  m = 1 - 1/n for n ranks, z = 1.
+- nesterov: Nesterov's momentum; default 0.9, rate 0.7 (DiLoCo). BMUF's own Nesterov form is the same formula.
+- cntk_model_averaging: CNTK's ModelAveragingSGD: average, for equal shares of samples.
+- cntk_block_momentum: CNTK's BlockMomentumSGD with its defaults: block momentum m = 1 - 1/n, filtered block
+  gradient s = m s + (1 - m) z n (start - mean), start - (1 + m) s, and the momentum of the ranks' own
+  optimizers is set to zero after each block. As SGD: rate (1 + m) (1 - m) z n with momentum m.
+
+The state of the ranks' own optimizers, momentum or Adam's moments, stays on its rank and is never exchanged;
+CNTK's block momentum alone sets it to zero.
+
+Differences from CNTK: a block is counted in steps, not in samples; its DataParallelASGD is asynchronous, and
+so not here. At the end of an epoch a shorter block ends too, as in CNTK.
+
+References: K. Chen, Q. Huo, "Scalable training of deep learning machines by incremental block training with
+intra-block parallel optimization and blockwise model-update filtering", ICASSP 2016; A. Douillard et al.,
+"DiLoCo: distributed low-communication training of language models", arXiv 2311.08105; CNTK,
+Source/1BitSGD/BlockMomentumSGD.h, Source/1BitSGD/BlockMomentumDistributedLearner.h, Source/SGDLib/MASGD.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from scaling.training.optimizers import SgdSettings
+
+OuterName = Literal["average", "block_momentum", "nesterov", "cntk_model_averaging", "cntk_block_momentum"]
+
+WITHOUT_MOMENTUM: tuple[OuterName, ...] = ("average", "cntk_model_averaging")
+
+DILOCO_MOMENTUM, DILOCO_RATE = 0.9, 0.7
+
+
+@dataclass(frozen=True)
+class OuterUpdate:
+    """An outer update with its numbers.
+
+    Attributes:
+        name: as a study calls it.
+        momentum: of the outer steps.
+        learning_rate: of the outer steps, as the study has it: of CNTK its block learning rate.
+        world_size: ranks.
+    """
+
+    name: OuterName
+    momentum: float
+    learning_rate: float
+    world_size: int
+
+    @property
+    def settings(self) -> SgdSettings:
+        """The optimizer of the outer gradient."""
+        from scaling.training.optimizers import SgdSettings  # study files are read without torch
+
+        rate = self.learning_rate
+        if self.name == "cntk_block_momentum":
+            rate *= (1 + self.momentum) * (1 - self.momentum) * self.world_size
+        return SgdSettings(rate, self.momentum, nesterov=self.name == "nesterov" and self.momentum > 0)
+
+    @property
+    def resets_optimizer(self) -> bool:
+        """Whether the ranks' own optimizers begin each block without state."""
+        return self.name == "cntk_block_momentum"
+
+
+def outer_update(
+    name: OuterName, world_size: int, momentum: float | None = None, learning_rate: float | None = None
+) -> OuterUpdate:
+    """The outer update of that name, with its defaults for what is None.
+
+    Args:
+        name: of it.
+        world_size: ranks.
+        momentum: in [0, 1); None where it has none.
+        learning_rate: likewise.
+    """
+    usual_momentum = DILOCO_MOMENTUM if name == "nesterov" else 1 - 1 / world_size
+    usual_rate = DILOCO_RATE if name == "nesterov" else 1.0
+    if name in WITHOUT_MOMENTUM:
+        usual_momentum = 0.0
+    return OuterUpdate(
+        name,
+        usual_momentum if momentum is None else momentum,
+        usual_rate if learning_rate is None else learning_rate,
+        world_size,
+    )
+
+
+def outer_fields(cell: dict[str, Any], world_size: int) -> dict[str, float | None]:
+    """The numbers of a cell's outer update, with the defaults for that world size; None where it has none."""
+    name = cell["outer_update"]
+    if name is None or name in WITHOUT_MOMENTUM:
+        return {"outer_momentum": None, "outer_learning_rate": None}
+    outer = outer_update(name, world_size, cell["outer_momentum"], cell["outer_learning_rate"])
+    return {"outer_momentum": outer.momentum, "outer_learning_rate": outer.learning_rate}
