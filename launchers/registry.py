@@ -17,10 +17,10 @@ GROUP = "scaling.launchers"
 BUILT_IN = {
     "local": "launchers.local:LocalLauncher",
     "torchrun": "launchers.local:TorchrunLauncher",
-    "mpirun": "launchers.mpirun:MpirunLauncher",
-    "horovodrun": "launchers.horovodrun:HorovodrunLauncher",
-    "slurm-torchrun": "launchers.slurm_torchrun:SlurmTorchrun",
-    "slurm-srun": "launchers.slurm_srun:SlurmSrun",
+    "mpirun": "launchers.local:MpirunLauncher",
+    "horovodrun": "launchers.local:HorovodrunLauncher",
+    "slurm-torchrun": "launchers.slurm_steps:SlurmTorchrun",
+    "slurm-srun": "launchers.slurm_steps:SlurmSrun",
 }
 
 

@@ -13,23 +13,25 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers.base import LaunchSpec
-from launchers.joining import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE, MEETING_TOKEN_VARIABLE
-from launchers.sbatch import SIGNAL_S
-from launchers.slurm_srun import SlurmSrun
-from launchers.slurm_steps import SlurmLauncher, nodes_for
-from launchers.slurm_torchrun import SlurmTorchrun
+from launchers.base import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE, MEETING_TOKEN_VARIABLE, LaunchSpec
+from launchers.slurm_steps import SlurmLauncher, SlurmSrun, SlurmTorchrun, nodes_for
 from launchers.slurm_variables import FIRST_PORT, NUM_PORTS
 
 STYLES: dict[str, type[SlurmLauncher]] = {"torchrun": SlurmTorchrun, "srun": SlurmSrun}
 """How srun starts workers: through torchrun, or directly."""
 
 REPORT_TIME = "00:15:00"
+
+LIMIT_S = 60.0
+
+SIGNAL_S = 120
+"""Seconds before the time limit at which Slurm signals the batch shell; Slurm may be up to a minute early."""
 
 BATCH_SCRIPTS = Path(__file__).with_name("batch_scripts")
 """Scripts for a shipped study, to be edited: the checkout's slurm/, installed with the package."""
@@ -281,3 +283,36 @@ if [ -n "$stopped" ] && [ "$status" -ge 128 ]; then
 fi
 exit "$status"
 """
+
+
+class SubmitError(ValueError):
+    """Slurm is not there, or does not take the job."""
+
+
+def submit(script: str) -> str:
+    """Submits a job to be run in the current folder; returns its id.
+
+    Raises:
+        SubmitError: with what sbatch says.
+    """
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=True,
+        )
+    except FileNotFoundError:
+        raise SubmitError(
+            "sbatch is not installed here: submit on a login node of the cluster, or print the script with "
+            "--dry-run"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        raise SubmitError(f"Slurm does not take the job: {' '.join(error.stderr.split())}") from None
+    except subprocess.TimeoutExpired:
+        raise SubmitError(
+            f"Slurm has not answered within {LIMIT_S:g} s; `squeue` tells if it took the job"
+        ) from None
+    return done.stdout.strip().partition(";")[0]  # "id" or "id;cluster"

@@ -1,7 +1,4 @@
-"""What starting workers by srun inside a Slurm job, on one node or several, has in common.
-
-    launchers.slurm_torchrun    one task a node: torchrun, which starts the node's workers
-    launchers.slurm_srun        one task a worker
+"""Starts workers by srun inside a Slurm job, on one node or several: directly, or through torchrun.
 
 A launch takes as few of the job's nodes as hold its workers, the first ones, and has all CPUs and GPUs of
 each, whatever its world size: cells of different sizes differ in nothing else.
@@ -9,6 +6,7 @@ each, whatever its world size: cells of different sizes differ in nothing else.
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import sys
@@ -17,8 +15,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launchers.base import Launcher, LaunchSpec
-from launchers.joining import join_timeout_s
+from launchers.base import Launcher, LaunchSpec, join_timeout_s
 from launchers.rank_info import LAUNCHER_VARIABLE
 from launchers.slurm_variables import rendezvous
 
@@ -176,3 +173,40 @@ def srun(nodes: int, tasks_per_node: int) -> list[str]:
         "--cpu-bind=none",  # workers share their node's cores as they do under torchrun
         "--kill-on-bad-exit=1",
     ]
+
+
+@dataclass(frozen=True)
+class SlurmSrun(SlurmLauncher):
+    """One task a worker."""
+
+    name = "slurm-srun"
+
+    def step(self, nodes: int, workers_per_node: int, python: str, worker: Sequence[str]) -> list[str]:
+        return [*srun(nodes, workers_per_node), python, *worker]
+
+
+STORE_TIMEOUT_S = 60
+"""What torchrun gives a connection to the store of its rendezvous, by default."""
+
+
+@dataclass(frozen=True)
+class SlurmTorchrun(SlurmLauncher):
+    """One task a node: torchrun, which starts the node's workers."""
+
+    name = "slurm-torchrun"
+
+    def step(self, nodes: int, workers_per_node: int, python: str, worker: Sequence[str]) -> list[str]:
+        join = math.ceil(self.join_timeout_s)
+        return [
+            *srun(nodes, 1),
+            python,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={nodes}",
+            f"--nproc-per-node={workers_per_node}",
+            "--max-restarts=0",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.host}:{self.port}",
+            f"--rdzv-conf=join_timeout={join},read_timeout={min(join, STORE_TIMEOUT_S)}",
+            *worker,
+        ]

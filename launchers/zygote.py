@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers import processes
-from launchers.base import LaunchSpec
-from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
+from launchers.base import THIS_ENVIRONMENT, LaunchSpec, WorkerEnvironment
 
 SERVER = "scaling.runtime.zygote"
 PROGRAM = f"""

@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from launchers.base import LaunchSpec
+from launchers.base import THIS_ENVIRONMENT, LaunchSpec, WorkerEnvironment
 from launchers.rank_info import RankInfo
-from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
 from launchers.zygote import Zygote
 from scaling.runtime.workers import Workers
 from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS

@@ -158,8 +158,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.aggregators.power_sgd_hook",  # torch's PowerSGD hook
         "scaling.training.fully_sharded",  # torch's FSDP2
         "scaling.runtime.workers",
-        "scaling.attach.inside.agent",  # inside the user's script, as the next seven
-        "scaling.attach.inside.alone",
+        "scaling.attach.inside.agent",  # inside the user's script, as the next six
         "scaling.attach.inside.changes",
         "scaling.attach.inside.debugging",
         "scaling.attach.inside.marking",

@@ -20,8 +20,8 @@ from pydantic.fields import FieldInfo
 
 from scaling.analysis.column_meanings import MEANINGS
 from scaling.analysis.columns import columns
+from scaling.attach.arms import RULES
 from scaling.attach.inside.arms import ARMS
-from scaling.attach.skipped import RULES
 from scaling.axes import Question
 from scaling.cli import app
 from scaling.study.kinds import KINDS

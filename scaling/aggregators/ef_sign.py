@@ -23,8 +23,7 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from scaling.aggregators.gathered import GatheredChunks
-from scaling.codecs.chunks import ChunkCodec, Kernel
-from scaling.codecs.signs import SignCodec
+from scaling.codecs.chunks import ChunkCodec, Kernel, SignCodec
 
 
 @dataclass(frozen=True)

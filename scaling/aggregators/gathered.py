@@ -34,8 +34,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.own_momentum import single_rank_result
 from scaling.aggregators.prediction import gathered_by_all
-from scaling.aggregators.same_layout import require_same_layout
-from scaling.aggregators.saved_state import named
+from scaling.aggregators.saved_state import named, require_same_on_ranks
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import Codec as WireCodec
@@ -135,7 +134,7 @@ class Gathered(Aggregator[GatheredState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> GatheredState:
-        require_same_layout(layout, group)
+        require_same_on_ranks(layout, group)
         chunks = self.chunks(layout.num_elements)
         noise = self.noise(chunks.padded, group.rank, device)
 

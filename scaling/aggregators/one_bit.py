@@ -40,8 +40,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, encoded_stripes, native_all_reduce
-from scaling.aggregators.same_layout import require_same_layout
-from scaling.aggregators.saved_state import named
+from scaling.aggregators.saved_state import named, require_same_on_ranks
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.finite import FiniteWatch
@@ -173,7 +172,7 @@ class StripedOneBit(Aggregator[OneBitState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> OneBitState:
-        require_same_layout(layout, group)
+        require_same_on_ranks(layout, group)
         n = layout.num_elements if group.world_size > 1 else 0
         is_delayed = self.double_buffering and n > 0
         watch = FiniteWatch.of_tensors(layout, device)

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from scaling.aggregators.own_momentum import check_momentum
 from scaling.aggregators.striped import Striped
-from scaling.codecs.chunks import ChunkCodec, Kernel
-from scaling.codecs.signs import SignCodec
+from scaling.codecs.chunks import ChunkCodec, Kernel, SignCodec
 
 
 @dataclass(frozen=True)

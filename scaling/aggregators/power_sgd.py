@@ -28,15 +28,21 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
-from scaling.aggregators.same_layout import require_same_layout
-from scaling.aggregators.saved_state import named
+from scaling.aggregators.saved_state import named, require_same_on_ranks
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, require_exchange
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch, chunk_sums
 from scaling.codecs.noise import Noise
-from scaling.codecs.power_sgd import MatrixGroup, PowerSgdCodec, starting_q
-from scaling.codecs.power_sgd_views import ThinMatrices, batches_of, matrix_views, spans_sent_whole
+from scaling.codecs.power_sgd import (
+    MatrixGroup,
+    PowerSgdCodec,
+    ThinMatrices,
+    batches_of,
+    matrix_views,
+    spans_sent_whole,
+    starting_q,
+)
 from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.process_group import Group
 
@@ -52,7 +58,7 @@ SUMMED_UNIFORMS = 4
 
 @dataclass
 class PowerSgdState(AggregatorState):
-    """Buffers of one rank, and views into them; [batch, ...] a batch of `scaling.codecs.power_sgd_views`."""
+    """Buffers of one rank, and views into them; [batch, ...] a batch of `scaling.codecs.power_sgd`."""
 
     values: Tensor  # [num_elements] float32: gradient + residual; between steps the residual
     decoded: Tensor  # [num_elements] float32: the mean
@@ -137,7 +143,7 @@ class PowerSgd(Aggregator[PowerSgdState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> PowerSgdState:
-        require_same_layout(layout, group)
+        require_same_on_ranks(layout, group)
         groups = self.codec().groups(layout.shapes)
         spans = spans_sent_whole(layout, groups)
         p_elements = sum(group.p_elements for group in groups)

@@ -1,18 +1,148 @@
-"""Any collective as an aggregator: by its name, or from a file of `scaling synthesize`."""
+"""Any collective as an aggregator: by its name, or from a file of `scaling synthesize`.
+
+`Scheduled` is the base of all that run one of our schedules between ranks, in place on the flat gradient.
+Steps, messages and bytes are the schedule's (`scaling.collectives`). The sums of a step are part of its phase
+`communicate`: they cannot start before the message is there, and the next message cannot leave before they
+end. Where the optimizer step is taken by the root or by owners, the schedule is cut where the sums are
+complete (`scaling.collectives.split_at_reduction`), and its second half carries parameters.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, final
 
-from scaling.aggregators.scheduled import Scheduled
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
+from scaling.aggregators.prediction import sent_elements, stepped_by_owners
+from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
+from scaling.collectives import plan
+from scaling.collectives.exchange import RankExchange, Transport
 from scaling.collectives.listing import schedule
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.schedule_file import is_file, read_schedule
 from scaling.collectives.sharded_owners import sharded_owners
+from scaling.collectives.split_at_reduction import split_at_reduction
 from scaling.errors import ScheduleError
+from scaling.process_group import Group
+
+
+@dataclass
+class ScheduledState(AggregatorState):
+    reduction: RankExchange  # the whole schedule where every replica takes the step
+    distribution: RankExchange | None
+    spans: list[Span]  # elements whose sum ends here
+
+    @property
+    def gradient_buffer(self) -> Tensor | None:
+        return self.reduction.buffer
+
+    @property
+    def parameter_buffer(self) -> Tensor | None:
+        return self.distribution.buffer if self.distribution else None
+
+    @property
+    def notes(self) -> list[str]:
+        return [self.reduction.note] if self.group.world_size > 1 else []
+
+
+@dataclass(frozen=True)
+class Scheduled(Aggregator[ScheduledState]):
+    """Base of aggregators that are one schedule between ranks.
+
+    Attributes:
+        transport: "sends" by the communication library; "peer_memory", the other GPUs' memory read and
+            written; "one_kernel", the same in one launch, of `stripes`, and of `recursive_doubling` with two
+            ranks; "host_memory", one launch through pinned memory that the ranks of one host share, of
+            `stripes`; or "auto", peer memory where GPUs have access to each other and the study allows it.
+        captured: the exchange is one CUDA graph; None: on CUDA.
+    """
+
+    modifies_input = True
+    overlaps = True
+    graph_capturable = True
+
+    transport: Transport = "auto"
+    captured: bool | None = None
+
+    @abstractmethod
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
+        """The collective for that many ranks and those tensors."""
+
+    @final
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> ScheduledState:
+        n = layout.num_elements
+
+        def bound(part: Schedule) -> RankExchange:
+            return RankExchange(
+                part, group, n, dtype, device, transport=self.transport, captured=self.captured
+            )
+
+        schedule = self.schedule(group.world_size, layout)
+        if self.update_site == "replica":
+            return ScheduledState(group, layout, bound(schedule), None, [(0, n)] if n else [])
+        reduction, distribution, owners = split_at_reduction(schedule)
+        return ScheduledState(
+            group, layout, bound(reduction), bound(distribution), _spans(schedule, owners, group.rank, n)
+        )
+
+    @final
+    def aggregate(
+        self, state: ScheduledState, gradient: Tensor, phase: PhaseMarker = unmarked
+    ) -> Tensor | None:
+        """Runs the reduction, then divides by the world size what ends here; None where nothing does."""
+        if state.group.world_size > 1:
+            with phase("communicate"):
+                gradient = state.reduction.run(gradient)
+            with phase("reduce"):
+                for start, stop in state.spans:
+                    gradient[start:stop].div_(state.group.world_size)
+        return gradient if state.spans or state.distribution is None else None
+
+    @final
+    def owned(self, state: ScheduledState) -> list[Span]:
+        return state.spans
+
+    @final
+    def distribute(self, state: ScheduledState, parameters: Tensor, phase: PhaseMarker = unmarked) -> None:
+        assert state.distribution is not None, "only where owners take the step"
+        if state.group.world_size > 1:
+            with phase("communicate"):
+                result = state.distribution.run(parameters)
+                if result.data_ptr() != parameters.data_ptr():
+                    parameters.copy_(result)
+
+    @final
+    def stages(self, layout: BucketLayout, world_size: int) -> list[plan.Stage]:
+        n, schedule = layout.num_elements, self.schedule(world_size, layout)
+        if self.update_site == "replica":
+            return [plan.Exchange(schedule, n), plan.Update("replica", n)]
+        return stepped_by_owners(schedule, n, world_size)
+
+    @final
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        return itemsize * sent_elements(self.schedule(world_size, layout), layout.num_elements, rank)
+
+
+def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements: int) -> list[Span]:
+    """The element ranges of the rank's chunks; neighbours are one range."""
+    bounds = schedule.bounds(num_elements)
+    spans: list[Span] = []
+    for chunk, owner in enumerate(owners):
+        start, stop = bounds[chunk], bounds[chunk + 1]
+        if owner != rank or start == stop:
+            continue
+        if spans and spans[-1][1] == start:
+            start = spans.pop()[0]
+        spans.append((start, stop))
+    return spans
 
 
 @final

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.striped import Striped
-from scaling.codecs.chunks import ChunkCodec, Kernel
-from scaling.codecs.signs import SignCodec
+from scaling.codecs.chunks import ChunkCodec, Kernel, SignCodec
 
 
 @dataclass(frozen=True)

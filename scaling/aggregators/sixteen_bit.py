@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes
-from scaling.aggregators.same_layout import require_same_layout
+from scaling.aggregators.saved_state import require_same_on_ranks
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import require_exchange
@@ -61,7 +61,7 @@ class SixteenBits(Aggregator[SixteenBitState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> SixteenBitState:
-        require_same_layout(layout, group)
+        require_same_on_ranks(layout, group)
         wire = torch.zeros(layout.num_elements, dtype=self.codec().dtype, device=device)
         what = f"the mean gradient in {self.name}"
         watch = FiniteWatch.of_chunks(layout, WATCH_ELEMENTS, device, what)

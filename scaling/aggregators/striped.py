@@ -43,7 +43,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
 from scaling.aggregators.own_momentum import single_rank_result
 from scaling.aggregators.prediction import encoded_stripes
-from scaling.aggregators.same_layout import require_same_layout
+from scaling.aggregators.saved_state import require_same_on_ranks
 from scaling.aggregators.state import AggregatorState
 from scaling.aggregators.stripe_parts import StripeParts
 from scaling.bucket import BucketLayout
@@ -158,7 +158,7 @@ class Striped(Aggregator[StripesState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> StripesState:
-        require_same_layout(layout, group)
+        require_same_on_ranks(layout, group)
         codec, back = self.codec(), self.codec_back()
         chunks = codec.chunks(layout.num_elements)
         stripes = stripes_of(chunks.num_chunks, group.world_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.bucket import BucketLayout
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.tree import tree

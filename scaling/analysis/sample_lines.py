@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.errors import StoreError
-from scaling.measure.budget import MAIN, RankStep, Span
-from scaling.measure.phase_names import PHASES
+from scaling.measure.budget import MAIN, PHASES, RankStep, Span
 from scaling.store.records import MEND
 from scaling.store.upgrades import old_spans
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.findings import Finding
-from scaling.attach.facts import horizon, rare, settings
+from scaling.attach.facts import batch_making, horizon, rare, saved_by_cached_input, settings
 from scaling.attach.findings import (
     LEAST,
     MOSTLY_INPUT,
@@ -22,7 +22,6 @@ from scaling.attach.findings import (
     other_steps,
 )
 from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS, Arm
-from scaling.attach.loading import batch_making, saved_by_cached_input
 from scaling.attach.measured import Measured, Saved
 from scaling.attach.ranks import has_larger_batch, shares, slow_rank, varies
 from scaling.attach.trace import Traced

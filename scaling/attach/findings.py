@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.findings import Finding
-from scaling.attach.facts import exchanges_nothing, rare, reduces_a_step, same_samples, without_no_sync
+from scaling.attach.facts import (
+    batch_making,
+    exchanges_nothing,
+    loader_starts,
+    rare,
+    reduces_a_step,
+    same_samples,
+    saved_by_cached_input,
+    without_no_sync,
+)
 from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS
-from scaling.attach.loading import batch_making, loader_starts, saved_by_cached_input
 from scaling.attach.measured import Measured, Saved
 from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
 from scaling.attach.trace import Traced

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from launchers import processes
-from scaling.attach.arms import one_worker
 from scaling.attach.files import take_files
 from scaling.attach.inside.arms import LONGEST_BLOCK, NO_STEP, row_of
 from scaling.attach.marks import after_warmup, steady
@@ -36,6 +36,23 @@ ENDED = ("ChildFailedError", "SignalException")
 
 MOST_LOG_BYTES = 2**18
 """Of a run's output, so much of its start and of its end is kept."""
+
+_WORKERS = {
+    "torchrun": (r"--nproc[-_]per[-_]node", r"--nnodes"),
+    "torch.distributed.run": (r"--nproc[-_]per[-_]node", r"--nnodes"),
+    "torch.distributed.launch": (r"--nproc[-_]per[-_]node", r"--nnodes"),
+    "accelerate": (r"--num[-_]processes", r"--num[-_]machines"),
+    "accelerate.commands.launch": (r"--num[-_]processes", r"--num[-_]machines"),
+    "srun": (r"-n", r"--ntasks", r"-N", r"--nodes", r"--ntasks-per-node"),
+    "mpirun": (r"-np?", r"--np"),
+    "mpiexec": (r"-np?", r"--np"),
+}
+"""Launcher -> its options that say how many workers there are."""
+
+_OF_SEVERAL = ("--multi_gpu", "--multi-gpu")
+"""Of accelerate, which refuses it with one worker."""
+
+_OF_NODE = r"--node[-_]rank|--machine[-_]rank"
 
 QUIET = {
     "WANDB_MODE": "disabled",
@@ -332,3 +349,33 @@ def _last_line(out: Path) -> str:
     if errors and errors[-1].endswith("AssertionError"):  # without a text: the line before is its source
         errors.append(f"{errors[-1]} at `{own[max(own.index(errors[-1]) - 1, 0)]}`")
     return (errors or own or [NOTHING])[-1][-300:]
+
+
+def one_worker(command: Sequence[str]) -> list[str] | None:
+    """The command with one worker; None where it does not say how many there are.
+
+    Only the launcher's own options count: those after the script belong to the script.
+    """
+    changed, options, says_how_many = list(command), "", False
+    last, left_out = "", set[int]()
+    for index, word in enumerate(command):
+        name, is_joined, _ = word.partition("=")
+        launcher = next((known for known in _WORKERS if f"/{word}".endswith(f"/{known}")), None)
+        if launcher is not None and not options:
+            options = "|".join(_WORKERS[launcher])
+        elif word.endswith(".py") or (options and last in ("-m", "--module")):
+            break
+        elif options and word in _OF_SEVERAL:
+            left_out.add(index)
+        elif options and re.fullmatch(f"{options}|{_OF_NODE}", name):
+            new = "0" if re.fullmatch(_OF_NODE, name) else "1"
+            says_how_many = says_how_many or new == "1"
+            if is_joined:
+                changed[index] = f"{name}={new}"
+            elif index + 1 < len(command):
+                changed[index + 1] = new
+        elif launcher is None and options and (short := re.fullmatch(r"(-[nN])\d+", word)):
+            changed[index] = f"{short[1]}1"
+            says_how_many = True
+        last = word
+    return [word for at, word in enumerate(changed) if at not in left_out] if says_how_many else None

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scaling.attach.answer import answer, first_lines
-from scaling.attach.arms import apart, switchable
+from scaling.attach.arms import apart, switchable, why_skipped
 from scaling.attach.files import files_below, say_files
 from scaling.attach.findings import findings, to_confirm
 from scaling.attach.inside.arms import ARMS, LATER, PROCESS, row_of
@@ -20,7 +20,6 @@ from scaling.attach.inside.refusals import NO_SWITCH
 from scaling.attach.launch import Blocks, Run, run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.records import AttachedFolder
-from scaling.attach.skipped import why_skipped
 from scaling.attach.trace import Traced, read_traces
 from scaling.errors import AttachError
 from scaling.report.text import text_of

@@ -133,7 +133,7 @@ def _run(
     scope: Scope,
     zygotes: Sequence[Zygotes],
 ) -> None:
-    from launchers.worker_environment import THIS_ENVIRONMENT
+    from launchers.base import THIS_ENVIRONMENT
     from scaling.study.campaign import Campaign, SideProgress, run_campaign
     from scaling.study.progress import progress_for
     from scaling.study.run import RunCommand, StudyRun

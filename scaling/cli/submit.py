@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from launchers.joining import JOIN_TIMEOUT_S
-from launchers.sbatch import SIGNAL_S
-from launchers.sbatch import submit as submit_script
+from launchers.base import JOIN_TIMEOUT_S
+from launchers.slurm import SIGNAL_S
+from launchers.slurm import submit as submit_script
 from scaling.errors import LaunchError
 
 if TYPE_CHECKING:

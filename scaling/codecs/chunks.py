@@ -18,8 +18,34 @@ from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, Codec
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.noise import Noise
-from scaling.codecs.packing import BITS_PER_BYTE, pack, unpack
 from scaling.errors import StudyError
+
+BITS_PER_BYTE = 8
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes [..., n] uint8 or bool, each below 2**bits -> bytes [..., n bits / 8], which is whole, uint8."""
+    codes = codes.view(torch.uint8) if codes.dtype == torch.bool else codes
+    per_byte = BITS_PER_BYTE // bits
+    if per_byte == 1:
+        return codes
+    parts = codes.reshape(*codes.shape[:-1], per_byte, codes.shape[-1] // per_byte)
+    # Distinct bits: the sum is their union.
+    return (parts << _shifts(bits, codes.device)).sum(-2, dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    """The codes [..., n] uint8 that `pack` took."""
+    per_byte = BITS_PER_BYTE // bits
+    if per_byte == 1:
+        return packed
+    parts = (packed.unsqueeze(-2) >> _shifts(bits, packed.device)).bitwise_and_((1 << bits) - 1)
+    return parts.reshape(*packed.shape[:-1], per_byte * packed.shape[-1])
+
+
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    return torch.arange(0, BITS_PER_BYTE, bits, dtype=torch.uint8, device=device).unsqueeze(-1)
+
 
 KernelKind = Literal["FLAT", "MEAN", "ROOT", "VOTE", "TWO", "LEVELS", "LEVELS_OF_LARGEST"]
 """The kernels of `scaling.codecs.kernels.chunk_blocks`, which is imported where Triton is."""
@@ -302,3 +328,21 @@ class TorchChunks(ChunkCoder):
         torch.div(total.reshape(-1)[:n], divisor, out=result)
         if momentum is not None:
             momentum.values[:n].copy_(result)
+
+
+@dataclass(frozen=True)
+class SignCodec(ChunkCodec):
+    """Base of codecs that send signs."""
+
+    head: ClassVar[int] = 1
+    bits: ClassVar[int] = 1
+
+    @abstractmethod
+    def scale(self, values: Tensor, valid: Tensor) -> Tensor:
+        """[chunks, 1]: what a chunk's signs are multiplied by; 0 for zeros, not finite for what is not."""
+
+    def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.scale(values, valid), values >= 0
+
+    def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
+        return heads * codes.mul(2).to(heads.dtype).sub_(1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.bucket import BucketLayout
 from scaling.collectives.split_at_reduction import split_at_reduction
 from scaling.collectives.verify import Verification, verify

@@ -24,7 +24,7 @@ from scaling import conformance
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.host import threads
 from scaling.aggregators.registry import REGISTRY, create
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.collectives.listing import COLLECTIVES
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.schedule_file import is_file, read_schedule

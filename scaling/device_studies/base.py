@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from scaling.measure.clock import Clock
 
+
 Value = int | float | str | bool
 Point = dict[str, Value]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from launchers.joining import require_loopback
+from launchers.base import require_loopback
 from scaling.doctor.line import CheckResult
 from topologies.detect_host import SYS, cpu_governors, node_cpus
 

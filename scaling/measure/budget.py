@@ -29,7 +29,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.measure.phase_names import PHASES
+PHASES = (
+    "input",
+    "h2d",
+    "forward",
+    "backward",
+    "encode",
+    "d2h",
+    "communicate",
+    "reduce",
+    "decode",
+    "clip",
+    "update",
+    "h2d_result",
+    "wait",
+)
+"""All phases, in the order in which a step passes them and in which they are shown."""
+
 
 Floats = NDArray[np.float64]
 

@@ -8,6 +8,7 @@ way). On the lane `hook` stands how long the computation waited for the host to 
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from scaling.aggregators.base import PhaseMarker, unmarked
-from scaling.measure.clock import Clock
-from scaling.measure.phase_names import PHASES
+from scaling.measure.budget import PHASES
+from scaling.measure.clock import Clock, GraphClock
 
 __all__ = ["PHASES", "UNMARKED", "Lane", "Marks", "PhaseRecorder", "StepSample"]
 
@@ -232,3 +233,44 @@ class PhaseRecorder:
                 begin = min(max(begin, comm_ends), end)
             timed.append((span.name, span.lane, begin, end))
         return sorted(timed, key=lambda span: span[2:])
+
+
+class GraphMarks:
+    """Takes marks that the graph under capture passes at each replay."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[str, Lane, Any, Any]] = []
+        self._clock = GraphClock()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._span(name, "main")
+
+    def on_lane(self, lane: Lane) -> Any:
+        return lambda name: self._span(name, lane)
+
+    @contextmanager
+    def _span(self, name: str, lane: Lane) -> Iterator[None]:
+        start = self._clock.mark()
+        yield
+        self._spans.append((name, lane, start, self._clock.mark()))
+
+    def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def place(self, recorder: PhaseRecorder) -> None:
+        """Adds the phases of the last replay to the iteration under way."""
+        for name, lane, start, stop in self._spans:
+            recorder.place(name, start, stop, lane)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected inside: a collection that frees another CUDA graph breaks a capture."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -24,10 +24,10 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its list of names
 from torch.distributed.distributed_c10d import PrefixStore
 
-from launchers.joining import MEETING_TOKEN_VARIABLE
+from launchers.base import MEETING_TOKEN_VARIABLE
 from launchers.rank_info import RankInfo
 from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S
-from launchers.watch.present import Present
+from launchers.watch.start import Present
 from scaling.errors import LaunchError
 
 POLL_S = 0.02

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from launchers.joining import MEETING_TOKEN_VARIABLE
+from launchers.base import MEETING_TOKEN_VARIABLE
 from launchers.rank_info import RankInfo
 from launchers.watch.heartbeat import SILENT, Heartbeat, SharedHeartbeat
 from launchers.watch.peers import Meeting, open_meeting

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its list of names
 from torch.distributed.distributed_c10d import PrefixStore
 
-from launchers.joining import LOOPBACK, join_timeout_s, require_loopback
+from launchers.base import LOOPBACK, join_timeout_s, require_loopback
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launchers.base import WorkerEnvironment
 from launchers.rank_info import TABLES
-from launchers.worker_environment import WorkerEnvironment
 from scaling.errors import LaunchError
 from scaling.files.redaction import redacted_command
 from scaling.store.files import part_of

@@ -15,7 +15,7 @@ from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import Kind
 from scaling.study.launches import Launch, estimate_seconds, remaining_launches
 from scaling.study.step_time import ModelSize
-from scaling.training.flops import model_flops
+from scaling.training.compute import model_flops
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores
 

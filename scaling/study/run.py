@@ -21,10 +21,8 @@ from secrets import token_hex
 from typing import BinaryIO, Protocol
 
 from launchers import processes
-from launchers.base import LaunchSpec
-from launchers.joining import MEETING_TOKEN_VARIABLE
+from launchers.base import MEETING_TOKEN_VARIABLE, THIS_ENVIRONMENT, LaunchSpec, WorkerEnvironment
 from launchers.watch.judgement import verdict
-from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
 from launchers.zygote import ForkedLaunch, ZygoteError, Zygotes, killed_text
 from scaling.errors import DiskFullError, LaunchError
 from scaling.files.redaction import redacted

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from launchers.base import Launcher, LaunchSpec
-from launchers.joining import join_timeout_s
+from launchers.base import Launcher, LaunchSpec, join_timeout_s
 from launchers.local import LocalLauncher
 from launchers.registry import launcher_class
 from scaling.errors import LaunchError

@@ -16,8 +16,8 @@ from scaling.study.sharing import check_sharing, notes_on_sharing, workers_a_gpu
 from scaling.study.step_rules import check_accumulation, check_step_keys, check_workload
 from scaling.study.variants import check_optimizer_keys, optimizer_fields, optimizers_of, precisions, variants
 from scaling.study.workloads import ChosenWorkload, choose
-from scaling.training.dtypes import require_dtypes
 from scaling.training.outer_updates import outer_fields
+from scaling.training.replica import require_dtypes
 from scaling.workloads.registry import BUILT_IN_MODELS
 
 NamedAggregator = tuple[str, Aggregator[Any]]

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
-from scaling.measure.graph_marks import GraphMarks, uncollected
-from scaling.measure.phases import PhaseRecorder
+from scaling.measure.phases import GraphMarks, PhaseRecorder, uncollected
 from scaling.process_group import Group
 from scaling.training.exchanges import Record, recorded
 

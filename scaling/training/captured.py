@@ -20,8 +20,7 @@ from torch import Tensor
 
 from scaling.errors import LaunchError
 from scaling.measure.clock import graphs_can_be_marked
-from scaling.measure.graph_marks import GraphMarks, uncollected
-from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
+from scaling.measure.phases import UNMARKED, GraphMarks, Marks, PhaseRecorder, uncollected
 from scaling.process_group import Group
 from scaling.training.exchanges import Record
 from scaling.training.gradients import GradientTreatment

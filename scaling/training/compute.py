@@ -16,6 +16,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
+
+from scaling.workloads.base import Loss
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precision -> what autocast computes in; the others are torch's own float32 and TF32."""
@@ -48,3 +51,26 @@ class Compute:
 
 FLOAT32 = Compute()
 """The whole batch at once, in the model's own dtypes."""
+
+
+def model_flops(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> int | None:
+    """Of a forward and a backward pass over that batch.
+
+    Args:
+        module: on torch's meta device, where nothing is computed.
+        inputs, targets: of a batch; their shapes and dtypes alone are used.
+
+    Returns:
+        None where the module cannot be run without values.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        with FlopCounterMode(display=False) as counter:
+            meta_inputs, meta_targets = (
+                torch.empty_like(tensor, device="meta") for tensor in (inputs, targets)
+            )
+            loss(module(meta_inputs), meta_targets).backward()  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001 (of a user's model, which may want values)
+        return None
+    return int(counter.get_total_flops()) or None

@@ -38,11 +38,10 @@ from scaling.aggregators.state import AggregatorState, load_buckets, save_bucket
 from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
-from scaling.training.dtypes import require_dtypes
 from scaling.training.exchanges import Record, aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
-from scaling.training.replica import FlatBucket, FlatReplica, take_passes
+from scaling.training.replica import FlatBucket, FlatReplica, require_dtypes, take_passes
 from scaling.training.step import by_bucket, of_buckets, sum_over_owners
 from scaling.training.update import SpansUpdate
 

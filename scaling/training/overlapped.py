@@ -43,7 +43,6 @@ from scaling.errors import LaunchError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.ddp import USUAL_DDP, DdpSettings, wrapped
-from scaling.training.dtypes import require_dtypes
 from scaling.training.exchanges import (
     Record,
     RepeatedGradients,
@@ -52,8 +51,7 @@ from scaling.training.exchanges import (
     repeatable_gradients,
 )
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
-from scaling.training.hooked_buckets import HookedBuckets
-from scaling.training.library_hook import LibraryHookBuckets
+from scaling.training.hooked_buckets import HookedBuckets, LibraryHookBuckets
 from scaling.training.optimizers import (
     OptimizerSettings,
     load_state,
@@ -61,7 +59,7 @@ from scaling.training.optimizers import (
     skip_where,
     state_tensors,
 )
-from scaling.training.replica import Replica, take_passes
+from scaling.training.replica import Replica, require_dtypes, take_passes
 
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket

@@ -7,13 +7,16 @@ control arm takes the same path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from scaling.aggregators.base import DTYPES, Aggregator
 from scaling.bucket import BucketLayout
+from scaling.errors import StudyError
 from scaling.measure.phases import Marks
 from scaling.training.compute import FLOAT32, Compute
 from scaling.workloads.base import Loss, cross_entropy
@@ -216,3 +219,61 @@ def take_passes(
         total = loss.detach() if total is None else total + loss.detach()
     assert total is not None
     return total
+
+
+@torch.no_grad()
+def add_up(total: Tensor | None, loss: Tensor) -> Tensor:
+    """The sum of the losses so far, in place: not finite from the first one on that is not."""
+    return loss.clone() if total is None else total.add_(loss)
+
+
+@torch.no_grad()
+def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
+    """Which of "loss", "gradients", "parameters" are not finite on this rank; waits for the device.
+
+    Args:
+        loss: the sum over the steps; None before the first.
+        replica: after them; a gradient that it no longer has counts as finite.
+    """
+    gradients = [parameter.grad for parameter in replica.trainable if parameter.grad is not None]
+    values: dict[str, list[Tensor]] = {
+        "loss": [] if loss is None else [loss],
+        "gradients": gradients,
+        "parameters": list(replica.trainable),
+    }
+    return [
+        name
+        for name, tensors in values.items()
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors)
+    ]
+
+
+def require_dtypes(module: nn.Module, aggregator: Aggregator[Any]) -> None:
+    """Checks the model's parameters before anything is exchanged.
+
+    Args:
+        module: the model; on torch's meta device it may be.
+
+    Raises:
+        StudyError: the model has nothing to train, or a parameter's dtype cannot be trained, or the
+            aggregator does not take it.
+    """
+    trainable = [
+        (name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad
+    ]
+    if not trainable:
+        raise StudyError("the model has no parameter with requires_grad: there is nothing to train")
+    way_out = "store it as one of these and convert it where it is used, or freeze it (requires_grad_(False))"
+    for name, parameter in trainable:
+        what = f"parameter {name!r} is {dtype_name(parameter.dtype)}"
+        if parameter.dtype not in DTYPES:
+            raise StudyError(f"{what}, which cannot be trained; allowed are {_names(DTYPES)}: {way_out}")
+        if parameter.dtype not in aggregator.dtypes:
+            raise StudyError(
+                f"{what}, which aggregator {aggregator.label()!r} does not take; it takes "
+                f"{_names(aggregator.dtypes)}: {way_out}, or use another aggregator, such as all_reduce"
+            )
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return ", ".join(map(dtype_name, dtypes))

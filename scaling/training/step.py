@@ -17,11 +17,10 @@ from scaling.aggregators.state import AggregatorState
 from scaling.errors import CheckpointError, StudyError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
-from scaling.training.dtypes import require_dtypes
 from scaling.training.exchanges import Record, aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
-from scaling.training.replica import FlatBucket, FlatReplica, Replica, take_passes
+from scaling.training.replica import FlatBucket, FlatReplica, Replica, require_dtypes, take_passes
 from scaling.training.update import SiteUpdate, update_at
 
 

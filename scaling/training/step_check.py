@@ -6,7 +6,7 @@
    delivered (`scaling.training.update_check`); after the last step the replicas are compared
    (`scaling.training.replica_digest`).
 3. Of a captured step it is the step that was captured, run without its graph; then a replay of the graph is
-   compared with such a step (`scaling.training.replay_check`).
+   compared with such a step (`scaling.training.update_check`).
 4. The state is put back, and the random state too: the run goes on as if nothing had been.
 
 All of it is outside what is measured. Control arms, which exchange nothing, are exempt.
@@ -40,11 +40,10 @@ from scaling.training.exchange_check import (
 )
 from scaling.training.exchanges import BucketExchange, Record
 from scaling.training.optimizers import AdamSettings, OptimizerSettings
-from scaling.training.replay_check import adam_problem, sgd_problem
 from scaling.training.replica import FlatReplica
 from scaling.training.replica_digest import require_equal, shared_tensors
 from scaling.training.step import TrainingStep, of_buckets
-from scaling.training.update_check import TITLES, Delivered, Moments, worst_update
+from scaling.training.update_check import TITLES, Delivered, Moments, adam_problem, sgd_problem, worst_update
 
 FIRST_STEPS = 10
 LATER_STEPS = 2

@@ -7,7 +7,7 @@ import pytest
 
 from scaling import conformance
 from scaling.aggregators.registry import BUILT_IN, create
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 
 NUM_EXAMPLES = 3
 

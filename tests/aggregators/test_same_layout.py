@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scaling.aggregators.registry import BUILT_IN, create
-from scaling.aggregators.same_layout import require_same_layout
+from scaling.aggregators.saved_state import require_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.errors import LaunchError
 from scaling.process_group import run_in_process
@@ -27,7 +27,7 @@ def test_equal_layouts_have_equal_digests_and_others_do_not():
 def test_equal_layouts_pass_and_nothing_is_metered(world_size):
     def work(group):
         group.meter.count(5)
-        require_same_layout(BucketLayout.of(SAME), group)
+        require_same_on_ranks(BucketLayout.of(SAME), group)
         return group.meter.bytes_sent, group.meter.messages_sent
 
     assert run_in_process(world_size, work) == [(5, 1)] * world_size
@@ -41,7 +41,7 @@ def test_one_rank_that_differs_is_an_error_on_every_rank(other, odd):
         with pytest.raises(
             LaunchError, match="the ranks have different tensors to bring together; rank"
         ) as raised:
-            require_same_layout(BucketLayout.of(tensors), group)
+            require_same_on_ranks(BucketLayout.of(tensors), group)
         return f"rank {group.rank} has {tensors[0][0]} " in str(raised.value)
 
     assert run_in_process(3, work) == [True] * 3

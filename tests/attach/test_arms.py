@@ -2,9 +2,9 @@
 
 import pytest
 
-from scaling.attach.arms import apart, one_worker, switchable
+from scaling.attach.arms import RULES, apart, switchable, why_skipped
 from scaling.attach.inside.arms import ALL, ARMS, LATER, PROCESS, Arm, order_of
-from scaling.attach.skipped import RULES, why_skipped
+from scaling.attach.launch import one_worker
 from tests.attach.made_marks import EVEN, made_runs
 
 

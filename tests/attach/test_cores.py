@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from scaling.attach.inside.cores import threads_that_fit
-from scaling.attach.skipped import why_skipped
+from scaling.attach.arms import why_skipped
+from scaling.attach.inside.threads import threads_that_fit
 from tests.attach.made_marks import EVEN, made_runs
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import cached, marking, repeats
+from scaling.attach.inside import cached, marking
 from scaling.attach.inside.arms import ARMS
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
@@ -220,7 +220,7 @@ def test_drawing_from_another_loader_without_gradients_is_an_evaluation(
                                   lambda items: tuple(value for _, value in items)])  # fmt: skip
 def test_a_cached_batch_is_a_copy_of_its_tensors_whatever_holds_them(made) -> None:
     batch = made([("inputs", torch.zeros(2)), ("targets", [torch.zeros(2)])])
-    copied = repeats.copied(batch)
+    copied = cached.copied(batch)
     assert type(copied) is type(batch)
     inputs, targets = _values(copied)
     inputs += 1
@@ -236,9 +236,9 @@ def _values(batch: Any) -> list[Any]:
 
 
 def test_a_batch_is_given_again_without_a_copy_until_the_script_changes_it() -> None:
-    given = repeats.Repeats([torch.zeros(3), torch.utils.data.TensorDataset(torch.ones(1))])
-    first = [given.give()[0] for _ in range(repeats.COPIES)]
-    assert len({batch.data_ptr() for batch in first}) == repeats.COPIES  # in use at the same time
+    given = cached.Repeats([torch.zeros(3), torch.utils.data.TensorDataset(torch.ones(1))])
+    first = [given.give()[0] for _ in range(cached.COPIES)]
+    assert len({batch.data_ptr() for batch in first}) == cached.COPIES  # in use at the same time
     first[0].requires_grad_()
     again = given.give()[0]
     assert again.data_ptr() == first[0].data_ptr()
@@ -247,7 +247,7 @@ def test_a_batch_is_given_again_without_a_copy_until_the_script_changes_it() -> 
     changed = given.give()[0]
     assert changed.tolist() == [0.0, 0.0, 0.0]
     changed.unsqueeze_(0).mul_(torch.ones(3, requires_grad=True))
-    for _ in range(repeats.COPIES):
+    for _ in range(cached.COPIES):
         assert given.give()[0].tolist() == [0.0, 0.0, 0.0]
     assert not given.give()[0].requires_grad
 
@@ -258,4 +258,4 @@ def test_a_part_that_cannot_be_copied_is_given_as_it_is() -> None:
             return super().__new__(cls, (first, second))
 
     own = Own(torch.zeros(1), 2)
-    assert repeats.Repeats(own).give() is own
+    assert cached.Repeats(own).give() is own

@@ -6,7 +6,7 @@ import torch
 
 from scaling.aggregators import Aggregator, AggregatorState, unmarked
 from scaling.aggregators.one_bit import StripedOneBit
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.collectives.recursive_doubling import recursive_doubling
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer

@@ -12,12 +12,11 @@ from scaling.aggregators.qsgd import QsgdCodec
 from scaling.aggregators.sign import VoteCodec
 from scaling.aggregators.two_bit import TwoBitCodec
 from scaling.bucket import BucketLayout
-from scaling.codecs.chunks import Momentum, PlainChunks, TorchChunks
+from scaling.codecs.chunks import Momentum, PlainChunks, TorchChunks, unpack
 from scaling.codecs.finite import FiniteWatch, NotFiniteError
 from scaling.codecs.kernels import chunk_engine, triton_problem
 from scaling.codecs.kernels.chunk_engine import BlockSize, TritonChunks
 from scaling.codecs.noise import Noise
-from scaling.codecs.packing import unpack
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CPU = torch.device("cpu")

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from scaling.bucket import BucketLayout
-from scaling.codecs import one_bit_planes
+from scaling.codecs import one_bit_stripes
 from scaling.codecs.finite import FiniteWatch, NotFiniteError
-from scaling.codecs.one_bit_planes import PlaneStripes
-from scaling.codecs.one_bit_stripes import StripeBuffers, TorchStripes
+from scaling.codecs.one_bit_stripes import PlaneStripes, StripeBuffers, TorchStripes
 from scaling.codecs.stripes import StripeLayout
 
 CPU = torch.device("cpu")
@@ -18,7 +17,7 @@ WORLD_SIZE = 3
 
 @pytest.fixture(autouse=True)
 def every_matrix_is_large(monkeypatch):
-    monkeypatch.setattr(one_bit_planes, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(one_bit_stripes, "MIN_ELEMENTS", 0)
 
 
 def pair(threshold, view="torch", bits=1):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scaling.codecs.packing import pack, unpack
+from scaling.codecs.chunks import pack, unpack
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from scaling.bucket import BucketLayout
-from scaling.codecs.power_sgd import PowerSgdCodec, orthonormalise_
-from scaling.codecs.power_sgd_views import (
+from scaling.codecs.power_sgd import (
+    PowerSgdCodec,
     ThinMatrices,
     batches_of,
     matrix_views,
+    orthonormalise_,
     spans_sent_whole,
     strided_batches,
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launchers.joining import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE, join_timeout_s
+from launchers.base import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE, join_timeout_s
 
 
 @pytest.mark.parametrize(

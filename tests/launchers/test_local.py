@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from launchers import joining
+from launchers import base
 from launchers.base import LaunchSpec
 from launchers.local import LocalLauncher, TorchrunLauncher
 from launchers.rank_info import RankInfo
@@ -71,7 +71,7 @@ def test_host_without_loopback_is_said_before_workers_wait_for_each_other(monkey
     def unreachable(*_, **__):
         raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
-    monkeypatch.setattr(joining.socket, step, unreachable)
+    monkeypatch.setattr(base.socket, step, unreachable)
     with pytest.raises(ValueError, match=r"127\.0\.0\.1, which cannot be used: Network is unreachable"):
         launcher.before_start()
 
@@ -80,6 +80,6 @@ def test_host_without_a_free_port_is_told_so(monkeypatch):
     def taken(*_, **__):
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
-    monkeypatch.setattr(joining.socket, "create_server", taken)
+    monkeypatch.setattr(base.socket, "create_server", taken)
     with pytest.raises(ValueError, match="Address already in use; no port is free"):
         LocalLauncher().before_start()

@@ -3,8 +3,7 @@
 import pytest
 
 from launchers.base import LaunchSpec
-from launchers.horovodrun import HorovodrunLauncher
-from launchers.mpirun import MpirunLauncher
+from launchers.local import HorovodrunLauncher, MpirunLauncher
 from launchers.rank_info import RankInfo
 
 SPEC = LaunchSpec(4, 2, "scaling.worker", ["mnist", "repeats=5", "--out", "results/my study"])

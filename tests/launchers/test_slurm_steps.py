@@ -7,9 +7,7 @@ import pytest
 from launchers import slurm_steps
 from launchers.base import LaunchSpec
 from launchers.rank_info import RankInfo
-from launchers.slurm_srun import SlurmSrun
-from launchers.slurm_steps import nodes_for, port_is_free
-from launchers.slurm_torchrun import SlurmTorchrun
+from launchers.slurm_steps import SlurmSrun, SlurmTorchrun, nodes_for, port_is_free
 
 JOB = {
     "SLURM_JOB_ID": "17",

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from scaling.measure.budget import PARTS, RankStep, Span, arrivals_s, step_budgets
-from scaling.measure.phase_names import PHASES
+from scaling.measure.budget import PARTS, PHASES, RankStep, Span, arrivals_s, step_budgets
 
 
 def step(step_s, *spans, start_s=None):

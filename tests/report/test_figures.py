@@ -16,8 +16,7 @@ from scaling.analysis.links import CellLinks, LinkUse
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table, summary_table
 from scaling.analysis.variants import main_variant
-from scaling.measure.budget import PARTS
-from scaling.measure.phase_names import PHASES
+from scaling.measure.budget import PARTS, PHASES
 from scaling.report.figures import draw as drawing
 from scaling.report.figures.arrivals import arrivals
 from scaling.report.figures.base import FigureInput

@@ -125,7 +125,7 @@ def test_every_value_of_links_csv_says_that_it_is_simulated(on_gpus):
 MINE = """
 from dataclasses import dataclass
 
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.collectives.schedule import Schedule, Transfer
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 from torch.distributed import HashStore
 
-from launchers.joining import MEETING_TOKEN_VARIABLE
+from launchers.base import MEETING_TOKEN_VARIABLE
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.runtime import meeting

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launchers.slurm_srun import SlurmSrun
+from launchers.slurm_steps import SlurmSrun
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.scope import Scope

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from launchers.local import LocalLauncher
-from launchers.slurm_srun import SlurmSrun
+from launchers.slurm_steps import SlurmSrun
 from scaling.errors import LaunchError, StoreError
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cell import AvailableMachine

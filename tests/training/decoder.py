@@ -3,7 +3,7 @@
 import torch
 
 from scaling.aggregators.registry import create
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
 BATCH = 8

@@ -11,9 +11,8 @@ from scaling.aggregators.native import AllReduce
 from scaling.aggregators.registry import create
 from scaling.errors import CheckpointError, StudyError
 from scaling.process_group import run_in_process
-from scaling.training.dtypes import require_dtypes
 from scaling.training.layered import LayeredStep
-from scaling.training.replica import FlatReplica
+from scaling.training.replica import FlatReplica, require_dtypes
 from scaling.training.step import EagerStep
 from tests.training.mixed_models import (
     MIXED,

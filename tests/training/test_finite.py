@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.training.finite import add_up, not_finite
-from scaling.training.replica import FlatReplica
+from scaling.training.replica import FlatReplica, add_up, not_finite
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.training.flops import model_flops
+from scaling.training.compute import model_flops
 from scaling.workloads.base import cross_entropy
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 

@@ -6,9 +6,9 @@ from torch import nn
 
 from scaling.aggregators.registry import create
 from scaling.process_group import InProcessGroup, run_in_process
+from scaling.training.activations import with_channels_last
 from scaling.training.captured import CapturedStep
 from scaling.training.layered import LayeredStep
-from scaling.training.memory_format import with_channels_last
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep, TrainingStep

@@ -10,15 +10,15 @@ from torch import nn
 from scaling.aggregators.registry import create
 from scaling.errors import ExchangeError
 from scaling.process_group import run_in_process
-from scaling.training import replay_check, step_check
+from scaling.training import step_check, update_check
 from scaling.training.captured import CapturedStep
 from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import AdamSettings, SgdSettings
-from scaling.training.replay_check import TOLERANCE, adam_problem
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.step_check import StepCheck
 from scaling.training.update import _Owned
+from scaling.training.update_check import TOLERANCE, adam_problem
 from scaling.workloads.transformer import build_gpt, gpt_shape
 
 ADAMW = AdamSettings(6e-4, weight_decay=0.1, decoupled=True)
@@ -62,7 +62,7 @@ class TestAdam:
     @OPTIMIZERS
     @pytest.mark.parametrize("chunk", [1000, 2**22])
     def test_rounding_passes_though_the_updates_differ_by_more(self, gpt, settings, chunk, monkeypatch):
-        monkeypatch.setattr(replay_check, "CHUNK_ELEMENTS", chunk)
+        monkeypatch.setattr(update_check, "CHUNK_ELEMENTS", chunk)
         start = gpt.parameters.detach()
         replayed, state = stepped(settings, start, noisy(gpt.gradient, 2))
         assert problem(settings, gpt, replayed, state) is None

@@ -13,7 +13,7 @@ from scaling.aggregators.base import HOST_SITES, Aggregator
 from scaling.aggregators.host import HostSerial
 from scaling.aggregators.presets.torch7 import TorchCpu
 from scaling.aggregators.ring import Ring
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.collectives.ring import ring
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.collectives.star import star

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage, Update

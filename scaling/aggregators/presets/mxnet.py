@@ -60,7 +60,7 @@ from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, UpdateSit
 from scaling.aggregators.host import threads
 from scaling.aggregators.prediction import copies_to_ranks, rows_to_host, stepped_on_host
 from scaling.aggregators.presets.host_rows import HostRows
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.mxnet_tree import mxnet_tree

@@ -40,7 +40,7 @@ from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.host import threads
 from scaling.aggregators.prediction import rows_to_host, stepped_on_host
 from scaling.aggregators.presets.host_rows import HostRows
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.parts import BufferPart, of_parts

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
 from scaling.aggregators.prediction import stepped_on_host, sums_alone
-from scaling.aggregators.scheduled import Scheduled
+from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.execute_host import HostExecution

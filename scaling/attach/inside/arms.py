@@ -35,7 +35,7 @@ class Arm:
         has_phases: the phases of a step are timed; `is_settled`: after a GPU has finished each.
         hook: the name in `changes` of what DDP calls for each bucket.
         bucket_mb: DDP's `bucket_cap_mb`.
-        skipped: rules in `scaling.attach.skipped` by which it is not run.
+        skipped: rules in `scaling.attach.arms` by which it is not run.
         at_start: called before torch makes a process group; `without`: the fact that is false then.
         is_alone: one worker runs; `is_bare`: nothing is hooked; `is_traced`: under torch.profiler.
         is_cached: loaders give kept batches; `replaces_hook`: the script's own hook is not used.

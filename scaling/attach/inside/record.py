@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from .cores import place
 from .debugging import switched_on
+from .threads import place
 
 TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard")
 """Modules that log experiments: off in these runs, or writing to the run's folder."""

@@ -13,8 +13,7 @@ from scaling.codecs.kernels.engine import TritonStripes
 from scaling.codecs.kernels.tiles import LARGEST_MATRIX
 from scaling.codecs.kernels.versions import triton_version, version_problem
 from scaling.codecs.one_bit import Threshold
-from scaling.codecs.one_bit_planes import PlaneStripes
-from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec, TorchStripes
+from scaling.codecs.one_bit_stripes import PlaneStripes, StripeBuffers, StripeCodec, TorchStripes
 from scaling.errors import LaunchError
 
 Kernels = Literal["auto", "torch", "triton"]

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from scaling.codecs.base import WORD_BYTES
-from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks, Kernel, KernelKind, Momentum
+from scaling.codecs.chunks import BITS_PER_BYTE, ChunkCodec, ChunkCoder, Chunks, Kernel, KernelKind, Momentum
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.noise import Noise
-from scaling.codecs.packing import BITS_PER_BYTE
 
 LARGEST_BUCKET = 2**31 - 2**16
 """Elements of a bucket with its filling, and bytes of its rows: kernels count them in 32 bits."""

@@ -14,7 +14,7 @@ be captured in a CUDA graph, and equal inputs give equal bits. Codes and residua
 for the same heads; heads differ by the rounding of sums in another order.
 
 A program's elements form a block [chunk, k, lane]. Byte b of a chunk's B holds the elements b, b + B, b + 2 B
-and so on (`scaling.codecs.packing`): a lane is a byte, and element k B + lane is its bits from k times the
+and so on (`scaling.codecs.chunks`): a lane is a byte, and element k B + lane is its bits from k times the
 bits of a code on. Neighbouring threads read neighbouring groups of 4 elements, and each has all elements of
 its bytes; Triton's compiler lays out axes in that order so. Rows are read and written by bytes; where they
 begin is given in words from an aligned address, without which it would not take 4 bytes at once.

@@ -6,7 +6,7 @@
   `bandwidth_matrix` of texts in GB/s. Copies by copy engines between host and GPU, one GPU at a time or all
   at once, one way or both ways, and between two GPUs one way are read. Of copies both ways nvbandwidth tells
   one direction's bandwidth; the mean of the two tests stands for both. The size is `bufferSize` in MiB, 512
-  by default. `scaling.measure.probe.imported_machine` puts them into a machine file.
+  by default. `scaling.measure.probe.edit` puts them into a machine file.
 
 Each value is one sample: neither tool gives the single ones, so that their spread is not known.
 """
@@ -21,8 +21,15 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scaling.files.documents import DocumentError, from_json, shown_path
-from scaling.measure.probe import nccl_tests_text, nvbandwidth_text, osu_text
 from scaling.measure.probe.cases import ProbeSample
+from scaling.measure.probe.tool_texts import (
+    is_nccl_tests,
+    is_nvbandwidth,
+    is_osu,
+    nccl_tests_document,
+    nvbandwidth_document,
+    osu_samples,
+)
 from topologies.errors import TopologyError
 
 PROGRAMS = {"all_reduce_perf": "all_reduce", "sendrecv_perf": "shift"}
@@ -113,8 +120,8 @@ def samples_of(text: str, source: str, world_size: int | None = None) -> tuple[l
     Raises:
         TopologyError: it is none, its results are wrong, or it measured nothing that a probe does.
     """
-    if osu_text.is_osu(text):
-        figures, notes = osu_text.samples(text, source, world_size)
+    if is_osu(text):
+        figures, notes = osu_samples(text, source, world_size)
     else:
         content = _document(text, source)
         if isinstance(content, dict) and "nvbandwidth" in content:
@@ -136,10 +143,10 @@ def samples_of(text: str, source: str, world_size: int | None = None) -> tuple[l
 
 
 def _document(text: str, source: str) -> Any:
-    if nvbandwidth_text.is_text(text):
-        return nvbandwidth_text.document(text)
+    if is_nvbandwidth(text):
+        return nvbandwidth_document(text)
     try:
-        return nccl_tests_text.document(text, source) if nccl_tests_text.is_table(text) else from_json(text)
+        return nccl_tests_document(text, source) if is_nccl_tests(text) else from_json(text)
     except DocumentError as error:
         raise TopologyError(f"{source}: {error}; {READ}") from None
 
@@ -224,8 +231,8 @@ def _placement(content: _NcclTests) -> list[str]:
 
 def nvbandwidth_version(text: str) -> str | None:
     """`nvbandwidth v0.8` where the text is nvbandwidth's, else None."""
-    if nvbandwidth_text.is_text(text):
-        content: Any = nvbandwidth_text.document(text)
+    if is_nvbandwidth(text):
+        content: Any = nvbandwidth_document(text)
     else:
         try:
             content = from_json(text)

@@ -3,16 +3,113 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scaling.files.texts import flops_per_s, gigabytes_per_s, microseconds
 from scaling.measure.probe.cases import ProbeSample, bus_factor, product_size
-from scaling.measure.probe.link_fit import LinkFit, fit_link
+
+FloatArray = NDArray[np.float64]
+
+RESAMPLES = 200
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """What was fitted.
+
+    Attributes:
+        latency_s: 0 where the times are proportional to the bytes.
+        bandwidth_bytes_per_s: infinite where they do not depend on the bytes.
+        worst_error_ratio: the largest relative error of the line at a size's median.
+        worst_error_bytes: the size where it is.
+        samples: size in bytes -> times, by size.
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    worst_error_ratio: float
+    worst_error_bytes: int
+    samples: Mapping[int, FloatArray] = field(repr=False)
+
+    @property
+    def num_samples(self) -> int:
+        return min(len(values) for values in self.samples.values())
+
+    def seconds(self, num_bytes: float) -> float:
+        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+    @property
+    def latency_interval_s(self) -> tuple[float, float]:
+        return _interval(self._resampled[0])
+
+    @property
+    def bandwidth_interval_bytes_per_s(self) -> tuple[float, float]:
+        fast, slow = _interval(self._resampled[1])
+        return _inverse(slow), _inverse(fast)
+
+    @cached_property
+    def _resampled(self) -> tuple[FloatArray, FloatArray]:
+        generator = np.random.default_rng(0)  # the same samples give the same file
+        drawn = [generator.choice(values, (RESAMPLES, len(values))) for values in self.samples.values()]
+        medians = np.stack([np.median(values, axis=1) for values in drawn], axis=1)
+        return _line(np.array(list(self.samples), dtype=np.float64), medians)
+
+
+def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
+    """Fits latency and bandwidth.
+
+    Args:
+        seconds: size in bytes -> times of single messages; positive, two sizes at least.
+
+    Raises:
+        ValueError: there are fewer sizes, a size without samples, or a time that is not positive.
+    """
+    if len(seconds) < 2:
+        raise ValueError(f"{len(seconds)} sizes: latency and bandwidth need two at least")
+    samples = {size: np.asarray(seconds[size], dtype=np.float64) for size in sorted(seconds)}
+    if any(not len(values) or not (values > 0).all() for values in samples.values()):
+        raise ValueError("every size needs a sample, and every time has to be positive")
+    num_bytes = np.array(list(samples), dtype=np.float64)
+    medians = np.array([np.median(values) for values in samples.values()])
+    latency_s, s_per_byte = (float(value) for value in _line(num_bytes, medians))
+    errors = np.abs((latency_s + num_bytes * s_per_byte) / medians - 1)
+    worst = int(errors.argmax())
+    return LinkFit(latency_s, _inverse(s_per_byte), float(errors[worst]), list(samples)[worst], samples)
+
+
+def _line(num_bytes: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Latency, and time a byte.
+
+    Args:
+        num_bytes: the sizes, ascending: [sizes].
+        seconds: [..., sizes]; a line for each entry of the leading axes.
+    """
+    share = num_bytes / num_bytes[-1]
+    longest = seconds[..., -1]
+    # With t = latency (1 - share) + longest share, errors are linear in the latency, and 0 at the largest.
+    weights = (1 - share) / seconds
+    missing = 1 - share * longest[..., None] / seconds
+    best = (weights * missing).sum(axis=-1) / (weights**2).sum(axis=-1)
+    latency = np.clip(best, 0, longest)
+    return latency, (longest - latency) / num_bytes[-1]
+
+
+def _interval(values: FloatArray) -> tuple[float, float]:
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(values, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def _inverse(s_per_byte: float) -> float:
+    return 1 / s_per_byte if s_per_byte > 0 else math.inf
+
 
 MOSTLY_LATENCY_RATIO = 0.5
 """A largest size of which this part is latency tells no bandwidth beyond its own rate."""

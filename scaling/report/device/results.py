@@ -15,14 +15,68 @@ from scaling.analysis.columns import DEVICE
 from scaling.analysis.grouping import by_key
 from scaling.analysis.reading import environment_of, num_cores
 from scaling.analysis.study_scatter import CellTimes, study_scatter
-from scaling.device_studies.declaration import ARMS, DEVICES, Report, Setting, Variant, Where
+from scaling.device_studies.declaration import (
+    ARMS,
+    DEVICES,
+    STEP_TIME,
+    BreakEven,
+    Fastest,
+    Finding,
+    Lines,
+    Panels,
+    Report,
+    Rows,
+    Setting,
+    Show,
+    Variant,
+    Where,
+)
 from scaling.device_studies.registry import EXPERIMENTS
 from scaling.errors import StoreError, StudyError
-from scaling.report.device.cells import DeviceResult, size_of
-from scaling.report.device.plain import plain_report
+from scaling.report.device.cells import LEFT_OUT, DeviceResult, size_of
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.records import MEND
 from scaling.store.sample_schemas import DeviceLineModel, validate_lines
+
+PLAIN = "Milliseconds (column iteration_s)."
+
+
+def plain_report(cells: Sequence[DeviceResult]) -> Report:
+    """What can be said of cells that nothing is declared of.
+
+    A figure over the number that has most values, one table, and where the GPU begins to take less time, or
+    which word of a variable takes the least.
+    """
+    values: dict[str, set[Any]] = {}
+    for name, value in (pair for cell in cells for pair in cell.point.items()):
+        values.setdefault(name, set()).add(value)
+    varied = [name for name, several in values.items() if len(several) > 1 and name != "step"]
+    numbers = [name for name in varied if all(type(value) in (int, float) for value in values[name])]
+    words = [name for name in varied if name not in numbers]
+    x = max(numbers, key=lambda name: len(values[name]), default="")
+    others = tuple(name for name in varied if name != x)
+    facts = dict.fromkeys(name for cell in cells for name in cell.scalars if name != LEFT_OUT)
+    shown = [
+        show
+        for phase in dict.fromkeys(phase for cell in cells for phase in cell.phases)
+        for show in (Show(f"{phase}, ms", phase=phase), Show("95% interval, ms", "interval", phase=phase))
+    ]
+    columns = (*shown, STEP_TIME[-1], *(Show(name, "fact", name) for name in facts))
+    at = ", ".join(f"{name} {{{name}}}" for name in others)
+    findings: list[Finding] = []
+    if x and len(others) < 2 and {cell.device for cell in cells} == {"cpu", "cuda"}:
+        by = others[0] if others else ""
+        findings.append(BreakEven("The GPU takes less time than the CPU: ", x, x, by=by))
+    if words:
+        rest = tuple(name for name in varied if name != words[0])
+        each = ", ".join(f"{name} {{{name}}}" for name in rest)
+        findings.append(
+            Fastest("Least time of a step on the {on}: ", words[0], rest, f"at {each}" if rest else "", {})
+        )
+    lines = Lines("times", PLAIN, "times of a step", (Panels(x, by=others, title=at),))
+    table = Rows("", (*values, "device", "threads"), columns)
+    return Report("", (*values,), (lines,) if x else (), (table,), tuple(findings))
+
 
 NO_GPU = "devices: no GPU"
 """How a study's note begins that says so (`scaling.study.kinds.device`)."""

@@ -18,7 +18,7 @@ from scaling.study.rank.context import RunContext
 from scaling.study.rank.prepared_step import PreparedStep
 from scaling.study.rank.summary import RankSummary
 from scaling.training.feeding import AugmentedFeeder, Feeder, InputPlacement, feeder_for
-from scaling.training.finite import add_up, not_finite
+from scaling.training.replica import add_up, not_finite
 from scaling.training.timing import MIN_ITERATIONS, Extent, Measurement
 from scaling.workloads.augmentation import epoch_variations
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from scaling.measure.matrix_rate import MatrixRate, matrix_rate
 from scaling.process_group import Group
 from scaling.study.cell import TIMING_BATCHES, AnyCell, Cell
-from scaling.training.flops import model_flops
+from scaling.training.compute import model_flops
 from scaling.workloads.base import DataShape, DataSplits, Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
@@ -91,7 +91,7 @@ class Loaded:
         return _copied(module, self._device)
 
     def model_flops(self, cell: Cell) -> int | None:
-        """Those of a step of the cell's local batch (`scaling.training.flops`), counted once."""
+        """Those of a step of the cell's local batch (`scaling.training.compute`), counted once."""
         key = f"{self._model_key(cell)} {cell.local_batch}"
         if key not in self._flops:
             train, loss = self.data(cell).train, create_model(cell.model, cell.model_parameters).loss

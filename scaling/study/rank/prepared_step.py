@@ -14,7 +14,7 @@ from scaling.errors import ExchangeError
 from scaling.study.cell import TIMING_BATCHES, Cell
 from scaling.study.rank.context import RunContext
 from scaling.study.rank.summary import RankSummary
-from scaling.training.activations import with_checkpointing
+from scaling.training.activations import with_channels_last, with_checkpointing
 from scaling.training.batch_norm import synchronized
 from scaling.training.by_tensor import ByTensorStep
 from scaling.training.captured import CapturedStep
@@ -23,7 +23,6 @@ from scaling.training.ddp import DdpSettings
 from scaling.training.gradients import WIRES, ClippedGradient, GradientSettings
 from scaling.training.layered import LayeredStep
 from scaling.training.local_updates import LocalStep, OneBlock
-from scaling.training.memory_format import with_channels_last
 from scaling.training.optimizers import AdamSettings, OptimizerSettings, SgdSettings
 from scaling.training.outer_updates import OuterName, outer_update
 from scaling.training.overlapped import OverlappedStep

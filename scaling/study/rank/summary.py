@@ -23,7 +23,7 @@ class RankSummary:
         notes: what was decided at the start.
         data_in_host_memory: the data set does not fit on this rank's device.
         diverged: a loss was not finite.
-        not_finite: what was NaN or infinite after timed iterations (`scaling.training.finite`).
+        not_finite: what was NaN or infinite after timed iterations (`scaling.training.replica`).
         memory_peak_bytes: the most that the cell's tensors took on this rank's GPU, with its data set.
         seconds: part of the run (`setup`, `warmup`, `unprofiled`, `profiled`) -> wall time, of the slowest
             rank.
@@ -33,7 +33,7 @@ class RankSummary:
         host: see `scaling.measure.host`.
         hosts_before: where a training was before it was cut off, without the host of the run.
         tensor_shapes: of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions.
-        model_flops: of a step on this rank (`scaling.training.flops`); None where they cannot be counted.
+        model_flops: of a step on this rank (`scaling.training.compute`); None where they cannot be counted.
         matrix_rate: of this rank's device in the cell's precision (`scaling.measure.matrix_rate`); None where
             it was not measured, or parameters are not float32.
         tokens_per_sample: of the data; None where they are no tokens.

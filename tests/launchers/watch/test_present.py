@@ -5,7 +5,7 @@ import os
 import pytest
 
 from launchers.rank_info import RankInfo
-from launchers.watch.present import GRACE_S, Present
+from launchers.watch.start import GRACE_S, Present
 
 BEGAN_S = 1000.0
 

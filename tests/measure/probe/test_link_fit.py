@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from scaling.measure.probe.link_fit import fit_link
+from scaling.measure.probe.series import fit_link
 
 SIZES = tuple(4096 * 8**step for step in range(6))  # 4 KiB to 128 MiB
 

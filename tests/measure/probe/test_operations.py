@@ -5,7 +5,7 @@ import torch
 
 from scaling.errors import LaunchError
 from scaling.measure.probe.cases import ProbeCase
-from scaling.measure.probe.operations import Operations
+from scaling.measure.probe.ranks import Operations
 from scaling.process_group import run_in_process
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.mpirun import MpirunLauncher
+from launchers.local import MpirunLauncher
 from launchers.rank_info import LAUNCHER_VARIABLE
 from scaling.errors import LaunchError
 from scaling.measure.probe import run as module

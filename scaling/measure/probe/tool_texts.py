@@ -1,17 +1,36 @@
-"""The table that nccl-tests prints, as the document that its `-J` writes.
+"""What other tools print, as their JSON or as samples.
 
+nccl-tests: a table, as the document that its `-J` writes.
 `#` lines tell ranks and settings. A row has size, count, type, redop, in newer versions root, then time in
 microseconds, algbw, busbw and errors, out of place and in place. Older versions do not name the program: it
 follows from redop and busbw / algbw (doc/PERFORMANCE.md): 2(n-1)/n for all_reduce_perf, 1 for sendrecv_perf.
 
 Source: nccl-tests, src/util.cu and src/common.cu, commit a0b82b2 and version 2.0.
+
+nvbandwidth: its text, as the document that its `-j` writes.
+
+    Running host_to_device_memcpy_ce.
+    memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+              0         1
+    0     26.03     25.94
+
+The text does not tell the size of the buffers. Source: NVIDIA/nvbandwidth, output.cpp and README.md, v0.8.
+
+OSU micro-benchmarks: samples of all-reduces, and of copies between two GPUs by osu_bw.
+A header names test, library and version, a line of `#` the columns; then a size in bytes and the mean of the
+ranks in microseconds, or MB (10^6 bytes) a second. Nothing tells how many ranks there were. Small messages of
+osu_bw overlap, so that their rate is none of a message: rows below 1 MiB are left out.
+
+Source: osu-micro-benchmarks 5.9 to 7.5, c/util/osu_util.h and c/mpi/pt2pt/osu_bw.c.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
+from scaling.measure.probe.cases import MIB, ProbeSample
 from topologies.errors import TopologyError
 
 GROUP = re.compile(r"Group\s+(\d+)")
@@ -31,7 +50,7 @@ MOST_ERROR = 0.1
 """Relative, of versions before 2.13: rounding gives less."""
 
 
-def is_table(text: str) -> bool:
+def is_nccl_tests(text: str) -> bool:
     return "algbw" in text and any(ROW.match(line) for line in _lines(text))
 
 
@@ -39,7 +58,7 @@ def _lines(text: str) -> list[str]:
     return LABEL.sub("", text).splitlines()
 
 
-def document(text: str, source: str) -> dict[str, Any]:
+def nccl_tests_document(text: str, source: str) -> dict[str, Any]:
     """The same as nccl-tests' JSON.
 
     Raises:
@@ -124,3 +143,86 @@ def _program(results: list[dict[str, Any]], num_ranks: int, source: str) -> str:
         f"{source}: which program of nccl-tests wrote this cannot be told (busbw / algbw {factor:.2f}, redop "
         f"{largest['redop']}, {num_ranks} ranks); read are all_reduce_perf and sendrecv_perf"
     )
+
+
+NVBANDWIDTH_TEST = re.compile(r"\s*Running (?:benchmark )?(\w+)\.")
+NVBANDWIDTH_ROW = re.compile(r"\s*\d+((?:\s+(?:\d+\.\d+|N/A))+)\s*")
+NVBANDWIDTH_VERSION = re.compile(r"nvbandwidth Version: (\S+)")
+
+
+def is_nvbandwidth(text: str) -> bool:
+    return "bandwidth (GB/s)" in text and any(NVBANDWIDTH_TEST.match(line) for line in text.splitlines())
+
+
+def nvbandwidth_document(text: str) -> dict[str, Any]:
+    """The same as nvbandwidth's JSON; a test that failed has no matrix."""
+    cases: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        if match := NVBANDWIDTH_TEST.match(line):
+            cases.append({"name": match[1], "bandwidth_matrix": []})
+        elif cases and (row := NVBANDWIDTH_ROW.fullmatch(line)):
+            cases[-1]["bandwidth_matrix"].append(row[1].split())
+    version = NVBANDWIDTH_VERSION.search(text)
+    return {"nvbandwidth": {"version": version[1] if version else "", "testcases": cases}}
+
+
+OSU_HEADER = re.compile(r"# OSU (?P<library>\S+?)(?:-(?P<device>\S+))? (?P<test>.+?) (?:Latency )?Test")
+OSU_ROW = re.compile(r"\s*(\d+)\s+([\d.]+)(?:\s+[\d.]+)*\s*(Pass|Fail)?\s*")
+BOTH_ON_GPUS = "Send Buffer on DEVICE (D) and Receive Buffer on DEVICE (D)"
+OF_GPUS = ("NCCL", "RCCL", "XCCL")
+
+
+def is_osu(text: str) -> bool:
+    return OSU_HEADER.search(text) is not None
+
+
+def osu_samples(text: str, source: str, world_size: int | None) -> tuple[list[ProbeSample], list[str]]:
+    """The samples, and what is left out.
+
+    Args:
+        source: of it, for messages.
+
+    Raises:
+        TopologyError: it is no test that a probe measures too, results were wrong, or ranks are not given.
+    """
+    headers = list(OSU_HEADER.finditer(text))
+    if len(headers) > 1:
+        raise TopologyError(
+            f"{source}: {len(headers)} tests of OSU in one text; give each in a file of its own"
+        )
+    library, device, test = headers[0]["library"], headers[0]["device"], headers[0]["test"]
+    rows = [match for line in text.splitlines() if (match := OSU_ROW.fullmatch(line))]
+    if wrong := [row[1] for row in rows if row[3] == "Fail"]:
+        raise TopologyError(f"{source}: validation failed at size {wrong[0]}: its times mean nothing")
+    on_gpus = library in OF_GPUS
+    if test == "Allreduce" and (on_gpus or device is None):
+        if world_size is None:
+            raise TopologyError(f"{source}: OSU's output does not say how many ranks it had: --world-size N")
+        operation = "all_reduce" if on_gpus else "mpi_all_reduce"
+        return list(_all_reduces(rows, operation, world_size)), []
+    if test == "Bandwidth" and (on_gpus or BOTH_ON_GPUS in text):
+        large = [row for row in rows if int(row[1]) >= MIB and float(row[2])]
+        left_out = (
+            f"{len(rows) - len(large)} rows below 1 MiB: their messages overlap" if large != rows else ""
+        )
+        return list(_copies(large)), [left_out] if left_out else []
+    raise TopologyError(
+        f"{source}: OSU's '{headers[0][0].removeprefix('# ')}' is nothing that a probe measures; read are "
+        "osu_allreduce of host memory (without -d), osu_xccl_allreduce, and osu_bw -d cuda D D. The rest "
+        "measures `scaling topology probe --launcher mpirun`"
+    )
+
+
+def _all_reduces(rows: list[re.Match[str]], operation: str, world_size: int) -> Iterator[ProbeSample]:
+    ranks = tuple(range(world_size))
+    for row in rows:
+        if float(row[2]):
+            yield ProbeSample(
+                "default", operation, ranks, "", False, None, int(row[1]), 1, float(row[2]) * 1e-6
+            )
+
+
+def _copies(rows: list[re.Match[str]]) -> Iterator[ProbeSample]:
+    for row in rows:
+        seconds = int(row[1]) / (float(row[2]) * 1e6)
+        yield ProbeSample("default", "peer_copy", (0, 1), "", False, None, int(row[1]), 1, seconds)
