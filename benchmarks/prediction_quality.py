@@ -82,9 +82,9 @@ class Fold:
     knows: Callable[[MeasuredCell], bool]
     predicts: Callable[[MeasuredCell], bool]
     with_probe: bool = True
-    later: bool = False
     known_gpu: str = "h200"
     gpu: str = "h200"
+    later: bool = False
 
 
 def _of_network(name: str) -> Fold:

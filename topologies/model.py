@@ -102,18 +102,30 @@ class Topology:
         Raises:
             TopologyError: there are fewer GPUs.
         """
-        places = [device.id for device in self.machine.of_kind("gpu")]
-        if not places:  # processes on CPU cores keep their data in the nearest memory
-            cpus = self.machine.of_kind("cpu")
-            places = [
-                self.machine.nearest(cpu.id, "host_memory") for cpu in cpus for _ in range(cpu.cores or 1)
-            ]
+        places = self._places
         if world_size > len(places) * self.num_nodes:
             raise TopologyError(
                 f"{self.name}: {world_size} ranks, but {len(places) * self.num_nodes} places on "
                 f"{self.num_nodes} node{'s' if self.num_nodes > 1 else ''}; use fewer ranks or more nodes"
             )
         return [(rank // len(places), places[rank % len(places)]) for rank in range(world_size)]
+
+    def on_nodes(self, world_size: int) -> list[int]:
+        """Of so many ranks, how many are on each node that has some, however many nodes there are."""
+        full, rest = divmod(world_size, of_node := max(1, len(self._places)))
+        return [of_node] * full + [rest] * (rest > 0)
+
+    def gpus_of_node(self, world_size: int) -> list[str]:
+        """Of so many ranks, the GPUs on the first node."""
+        return [gpu.id for gpu in self.machine.of_kind("gpu")[: self.on_nodes(world_size)[0]]]
+
+    @cached_property
+    def _places(self) -> list[str]:
+        """Of a node's ranks; processes on CPU cores keep their data in the nearest memory."""
+        cpus = self.machine.of_kind("cpu")
+        return [device.id for device in self.machine.of_kind("gpu")] or [
+            self.machine.nearest(cpu.id, "host_memory") for cpu in cpus for _ in range(cpu.cores or 1)
+        ]
 
     def host(self, node: int) -> tuple[int, str]:
         """The host memory in which that node sums: its first one."""

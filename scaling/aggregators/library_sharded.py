@@ -24,15 +24,20 @@ torch/distributed/fsdp/_fully_shard.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 from scaling.aggregators.base import DdpPath
 from scaling.aggregators.native import AllReduce
-from scaling.aggregators.prediction import native_all_reduce, native_halves, stepped_by_owners
+from scaling.aggregators.prediction import (
+    all_reduces_in_groups,
+    halves_in_groups,
+    native_all_reduce,
+    native_halves,
+    stepped_by_owners,
+)
 from scaling.bucket import BucketLayout
-from scaling.collectives.hierarchical import hierarchical
-from scaling.collectives.plan import Exchange, Stage, Update
+from scaling.collectives.plan import Stage, Update
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import StudyError
 
@@ -114,16 +119,16 @@ class Hsdp(_BySteps):
         return "fully_sharded"
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """A hierarchical all-reduce with the step before its last stage, which comes again for each pass."""
+        """Those of `fsdp2` in each group, with all-reduces between the groups before the step."""
         n, num_shards = layout.num_elements, math.gcd(self.shard_ranks, world_size)
+        if num_shards == 1 < world_size:
+            return [*native_all_reduce([n], world_size, "all-reduce"), Update("replica", n)]
         if world_size == 1:
             return [Update("replica", n)]
-        schedule = hierarchical(world_size, num_shards)
-        steps = list(schedule.steps)
-        cut = len(steps) - (num_shards - 1)
-        reduction = Exchange(replace(schedule, steps=tuple(steps[:cut])), n, name="reduce")
-        if num_shards == 1:
-            return [reduction, Update("replica", n)]
-        update = Update("owner", n, owner_elements=(-(-n // num_shards),) * world_size)
-        gathering = Exchange(replace(schedule, steps=tuple(steps[cut:])), n, name="distribute")
-        return [reduction, update, gathering, *([gathering] if self.reshard_after_forward else [])]
+        shard, replicas = -(-n // num_shards), [range(k, world_size, num_shards) for k in range(num_shards)]
+        groups = [range(first, first + num_shards) for first in range(0, world_size, num_shards)]
+        reduction, gathering = halves_in_groups(n, groups)
+        between = [all_reduces_in_groups(shard, replicas)] if len(groups) > 1 else []
+        update = Update("owner", n, owner_elements=(shard,) * world_size)
+        gathers = [gathering] * (1 + self.reshard_after_forward)
+        return [reduction, *between, update, *gathers]

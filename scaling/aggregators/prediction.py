@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
+from scaling.collectives.composition import placed
 from scaling.collectives.plan import CodecWork, Exchange, Library, Stage, Update
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Columns, LazySteps, Schedule, Transfer
+from scaling.collectives.schedule import Columns, LazySteps, Schedule, ScheduleStep, Transfer
 from scaling.collectives.split_at_reduction import split_at_reduction
 
 
@@ -46,19 +48,40 @@ def stepped_by_owners(schedule: Schedule, num_elements: int, world_size: int) ->
 
 def native_halves(num_elements: int, world_size: int) -> list[Stage]:
     """A library's reduce-scatter, the owners' step and its all-gather, as the halves of a ring."""
-    whole, half = ring(world_size), world_size - 1
-
-    def part(first: int) -> Schedule:
-        steps = LazySteps(half, lambda t: whole.steps[first + t], lambda t: whole.kind(first + t))
-        return replace(whole, steps=steps)
-
-    bounds = whole.bounds(num_elements)
+    bounds = ring(world_size).bounds(num_elements)
     owned = [bounds[chunk + 1] - bounds[chunk] for chunk in range(world_size)]
-    return [
-        Exchange(part(0), num_elements, name="reduce-scatter", native=True),
-        Update("owner", num_elements, owner_elements=(*owned[1:], owned[0])),
-        Exchange(part(half), num_elements, name="all-gather", native=True),
-    ]
+    reduction, gathering = halves_in_groups(num_elements, [range(world_size)])
+    update = Update("owner", num_elements, owner_elements=(*owned[1:], owned[0]))
+    return [reduction, update, gathering]
+
+
+def halves_in_groups(num_elements: int, groups: Sequence[Sequence[int]]) -> tuple[Exchange, Exchange]:
+    """A library's reduce-scatters and its all-gathers of equal groups of ranks at the same time."""
+    half = len(groups[0]) - 1
+    reduction, gathering = (_rings(groups, first, half) for first in (0, half))
+    group = tuple(groups[0]) if len(groups) > 1 else ()
+    return (
+        Exchange(reduction, num_elements, name="reduce-scatter", native=True, group=group),
+        Exchange(gathering, num_elements, name="all-gather", native=True, group=group),
+    )
+
+
+def all_reduces_in_groups(num_elements: int, groups: Sequence[Sequence[int]]) -> Exchange:
+    """A library's all-reduces of equal groups of ranks at the same time, each of so many elements."""
+    schedule = _rings(groups, 0, 2 * (len(groups[0]) - 1))
+    return Exchange(schedule, num_elements, name="all-reduce", native=True, group=tuple(groups[0]))
+
+
+def _rings(groups: Sequence[Sequence[int]], first: int, number: int) -> Schedule:
+    """So many steps of a ring of each group, beginning with that of a number."""
+    whole = ring(len(groups[0]))
+
+    def step(t: int) -> ScheduleStep:
+        parts = (placed([whole.steps[first + t]], group)[0] for group in groups)
+        return whole.steps[first + t] if len(groups) == 1 else tuple(chain.from_iterable(parts))
+
+    steps = LazySteps(number, step, lambda t: whole.kind(first + t))
+    return replace(whole, world_size=sum(map(len, groups)), steps=steps)
 
 
 def sums_alone(schedule: Schedule) -> Schedule:

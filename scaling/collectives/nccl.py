@@ -6,8 +6,8 @@ The bytes flow at the rate of the bottleneck; latency and protocol are the libra
 g a node, S bytes, and B the rate of a ring on the machine:
 
 - ring: 2(n-1)/n S / (e B) and latency b + 2(n-1) h, of which 2(m-1) hops cross the network. On several nodes
-  a hop takes at least what posting to the network does, LL no more than its rate there (`LL_BYTES_PER_S`),
-  and large buffers by Simple wait 1.4 times as long (`PLATEAU`);
+  a hop takes at least what posting to the network does, and a large all-reduce by Simple waits 1.4 times as
+  long, 1.9 times before Ampere (`PLATEAU`). LL moves no more than `LL_BYTES_PER_S`;
 - tree: 2 S / (0.92 e B) and latency b + 2((g-1) h + log2(m) h'): a chain inside a node, double binary trees
   between nodes. Between nodes its rate follows the buffer's size (`TREE_BY_SIZE`), and two nodes pass each
   byte once each way, so that the network bears twice B.
@@ -16,7 +16,8 @@ e is the protocol's share of the bandwidth: LL 1/2 (of trees between nodes 1/3.8
 b, hops h (NVLink, PCIe, network) and all these are of NCCL's source, src/graph/tuning.cc at commit 5067397c.
 B is that of its rings inside a node (`scaling.collectives.nccl_rings`), and on several nodes at most that of
 all NICs of a node: NCCL makes rings that cross at different NICs. A reduce-scatter or an all-gather is a ring
-with half of the hops. With sums in switches (NCCL_NVLS, SHARP) it may be faster; not here.
+with half of the hops. Groups that exchange at the same time share the NICs of their nodes, and PCIe as one
+ring of all of them would. With sums in switches (NCCL_NVLS, SHARP) it may be faster; not here.
 """
 
 from __future__ import annotations
@@ -53,14 +54,20 @@ HOP_S = {
     ("network", "tree"): {"LL": 5.0e-6, "LL128": 8.5e-6, "Simple": 14.0e-6},
 }
 POST_S = {"LL": 1e-6, "LL128": 1e-6, "Simple": 3e-6}
-"""To post to the network, which each hop of a ring between nodes waits for (AMD's processors: twice)."""
+"""To post to the network, which each hop of a ring between nodes waits for; twice with AMD's processors."""
 
-LL_BYTES_PER_S = {1: math.inf, 2: 39e9}
-"""The most that LL moves, by nodes."""
-LL_BYTES_PER_S_MANY_NODES = 20.4e9
+LL_BYTES_PER_S = {
+    **{"Volta": (39e9,), "Ampere": (87.7e9,), "Hopper": (141e9,)},
+    **{"Intel": (39e9, 20.4e9), "AMD": (22.5e9, 19e9)},
+}
+"""The most that LL moves: on one node by its GPUs, else by its processors, on two nodes and on more."""
 
-PLATEAU, PLATEAU_BYTES = 1.4, 2048
-"""Of a ring's latency between nodes by Simple, from so many bytes a rank on: 64 for each of 32 channels."""
+GPUS = {"Volta": ("K80", "P100", "V100", "T4"), "Ampere": ("A100", "A40", "A10", "A30", "A6000", "3090")}
+"""Words in the names of GPUs; all others are taken for Hopper or later."""
+
+PLATEAU, PLATEAU_BYTES = {"Volta": 1.9}, 2048
+"""Of an all-reduce's ring between nodes by Simple, its latency from so many bytes a rank on: 64 for each of 32
+channels; else 1.4."""
 
 TREE_SHARE = 0.92
 """Of a ring's bandwidth, in NCCL's tuner."""
@@ -83,6 +90,8 @@ class _Rates:
     busiest_across: str | None = None
     kind: str = "pcie"
     note: str | None = None
+    gpus: str = "Hopper"
+    processors: str = "Intel"
 
     def least(self, passes_across: float = 1.0) -> tuple[float, str | None, str | None]:
         """The slower of both, its bound, and the note where it is the one inside."""
@@ -92,7 +101,13 @@ class _Rates:
 
 
 def nccl_price(
-    topology: Topology, places: Sequence[Place], num_bytes: float, *, peer_access: bool, halves: int = 2
+    topology: Topology,
+    places: Sequence[Place],
+    num_bytes: float,
+    *,
+    peer_access: bool,
+    halves: int = 2,
+    among: Sequence[Place] = (),
 ) -> Price:
     """The fastest of NCCL's algorithms and protocols.
 
@@ -102,6 +117,7 @@ def nccl_price(
         num_bytes: of the buffer.
         peer_access: False forbids direct access between GPUs; else each pair has what the machine gives it.
         halves: 2: an all-reduce; 1: a reduce-scatter or an all-gather, which are rings alone.
+        among: GPUs of all groups, of the same size, that do so at the same time; none: these alone.
 
     Raises:
         TopologyError: there is no path between two of them, or no network between nodes.
@@ -109,9 +125,11 @@ def nccl_price(
     world_size = len(places)
     if world_size == 1 or not num_bytes:
         return Price(choice="nothing")
-    gpus = [device for node, device in places if node == places[0][0]]
+    gpus, everyone = (
+        [device for node, device in group if node == places[0][0]] for group in (places, among or places)
+    )
     nodes = len({node for node, _ in places})
-    rates = _rates(topology, gpus, nodes, peer_access=peer_access)
+    rates = _rates(topology, gpus, everyone, nodes, peer_access=peer_access)
     times = [_ring(rates, protocol, world_size, nodes, num_bytes, halves) for protocol in PROTOCOLS]
     if halves == 2:
         times += [_tree(rates, protocol, len(gpus), nodes, num_bytes) for protocol in PROTOCOLS]
@@ -123,11 +141,12 @@ def _ring(rates: _Rates, protocol: str, world_size: int, nodes: int, num_bytes: 
     inside, across = HOP_S[rates.kind, "ring"][protocol], HOP_S["network", "ring"][protocol]
     hops, crossing = halves * (world_size - 1), halves * (nodes - 1)
     if nodes > 1:
-        inside = max(inside, POST_S[protocol])
+        inside = max(inside, POST_S[protocol] * (2 if rates.processors == "AMD" else 1))
     latency_s = BASE_S["ring", protocol] + (hops - crossing) * inside + crossing * across
-    if nodes > 1 and protocol == "Simple" and num_bytes / world_size >= PLATEAU_BYTES:
-        latency_s *= PLATEAU
-    flow_s = hops / world_size * num_bytes / _of_protocol(rate, protocol, PROTOCOLS, nodes)
+    waits = nodes > 1 and halves == 2 and protocol == "Simple"
+    if waits and num_bytes / world_size >= PLATEAU_BYTES:
+        latency_s *= PLATEAU.get(rates.gpus, 1.4)
+    flow_s = hops / world_size * num_bytes / _of_protocol(rate, protocol, PROTOCOLS, rates, nodes)
     return Price(latency_s, flow_s, busiest, f"ring, {protocol}", note)
 
 
@@ -136,7 +155,7 @@ def _tree(rates: _Rates, protocol: str, gpus: int, nodes: int, num_bytes: float)
     inside, across = HOP_S[rates.kind, "tree"][protocol], HOP_S["network", "tree"][protocol]
     latency_s = BASE_S["tree", protocol] + 2 * ((gpus - 1) * inside + math.floor(math.log2(nodes)) * across)
     shares = PROTOCOLS if nodes == 1 else BETWEEN_NODES
-    moved = _of_protocol(TREE_SHARE * rate, protocol, shares, nodes)
+    moved = _of_protocol(TREE_SHARE * rate, protocol, shares, rates, nodes)
     if nodes > 1:
         sizes, at = TREE_BY_SIZE[protocol], math.floor(math.log2(max(num_bytes, 64) / 64))
         moved *= sizes[at] if at < len(sizes) else 1.0
@@ -144,21 +163,34 @@ def _tree(rates: _Rates, protocol: str, gpus: int, nodes: int, num_bytes: float)
     return Price(latency_s, 2 * num_bytes / moved, busiest, f"tree, {protocol}", note)
 
 
-def _of_protocol(rate: float, protocol: str, shares: dict[str, float], nodes: int) -> float:
-    most = LL_BYTES_PER_S.get(nodes, LL_BYTES_PER_S_MANY_NODES) if protocol == "LL" else math.inf
-    return min(shares[protocol] * rate, most)
+def _of_protocol(
+    rate: float, protocol: str, shares: dict[str, float], rates: _Rates, nodes: int
+) -> float:
+    most = LL_BYTES_PER_S[rates.gpus if nodes == 1 else rates.processors][nodes > 2]
+    return min(shares[protocol] * rate, most if protocol == "LL" else math.inf)
 
 
-def _rates(topology: Topology, gpus: Sequence[str], nodes: int, *, peer_access: bool) -> _Rates:
-    rates = _Rates()
+def _rates(
+    topology: Topology, gpus: Sequence[str], everyone: Sequence[str], nodes: int, *, peer_access: bool
+) -> _Rates:
+    """Of one group's GPUs on a node, of all groups' there."""
+    device, processors = topology.machine.by_id[gpus[0]], topology.machine.of_kind("cpu")
+    rates = _Rates(
+        gpus=next((era for era, names in GPUS.items() if any(n in device.name for n in names)), "Hopper"),
+        processors="AMD" if any("AMD" in one.name for one in processors) else "Intel",
+    )
     if len(gpus) > 1:
         rings = best_rings(topology, gpus, peer_access=peer_access)
+        if rings.kind != "nvlink" and len(everyone) > len(gpus):
+            all_rings = best_rings(topology, everyone, peer_access=peer_access)
+            rings = min(rings, all_rings, key=lambda found: found.bytes_per_s)
         kind = "nvlink" if rings.kind == "nvlink" else "pcie"
-        rates = _Rates(rings.bytes_per_s, busiest_inside=rings.busiest, kind=kind, note=rings.note)
+        found = {"inside": rings.bytes_per_s, "busiest_inside": rings.busiest, "kind": kind}
+        rates = replace(rates, **found, note=rings.note)
     if nodes == 1:
         return rates
-    num_nics = len({topology.machine.nic(gpu) for gpu in gpus})
+    own, shared = (len({topology.machine.nic(gpu) for gpu in group}) for group in (gpus, everyone))
     path = topology.path((0, gpus[0]), (1, gpus[0]), peer_access=peer_access)
-    across = num_nics * topology.bandwidth_bytes_per_s(path)
+    across = min(own, shared * len(gpus) / len(everyone)) * topology.bandwidth_bytes_per_s(path)
     busiest = min(path.resources, key=topology.capacity_bytes_per_s)
     return replace(rates, across=across, busiest_across=busiest)

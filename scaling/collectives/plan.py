@@ -51,6 +51,8 @@ class Exchange:
         library: the owner, where it is not torch.distributed. "mpi": processes exchange in host memory
             (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do; "gloo": as "mpi".
         for_gpus: copies between GPUs and host memory, which processes without GPUs do not make.
+        group: of a library's, ranks of the first of the groups in which it runs at the same time, each on a
+            buffer of so many elements; none: all ranks together.
     """
 
     schedule: Schedule
@@ -61,6 +63,7 @@ class Exchange:
     native: bool = False
     library: Library = ""
     for_gpus: bool = False
+    group: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,10 @@ def exchange_price(
     if stage.native and topology.num_gpus:
         steps = stage.schedule.steps
         ends = {transfer.operation for at in (0, -1) if len(steps) for transfer in steps[at][:1]}
-        work = nccl_price(topology, ranks, num_bytes, peer_access=peer_access, halves=len(ends) or 2)
+        places = [ranks[rank] for rank in stage.group] or ranks
+        work = nccl_price(
+            topology, places, num_bytes, peer_access=peer_access, halves=len(ends) or 2, among=ranks
+        )
         return StagePrice(**vars(work), name=name)
     return _of_schedule(stage, topology, ranks, peer_access=peer_access, threads=threads)
 

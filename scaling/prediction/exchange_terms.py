@@ -73,9 +73,9 @@ def exchange_terms(
         return _over_peer_memory(stage, exchanged, machine, captured=strategy.cell.get("step") == "captured")
     terms = [exchanged, *congestion]
     if stage.library == "horovod" and kind.startswith("native") and world_size > 1:
-        terms.append(Term("horovod", "negotiation", HOROVOD_CYCLE_S / 2, 0.0, is_software=True))
+        terms.append(Term("horovod", "negotiation", HOROVOD_CYCLE_S / 2, 0.0, is_added=True))
     if kind == "host":
-        terms.append(Term("host", f"{name}: meeting", HOST_MEETING_S, 0.0, is_software=True))
+        terms.append(Term("host", f"{name}: meeting", HOST_MEETING_S, 0.0, is_added=True))
         if priced.sums_s:
             by = "host_work" if stage.schedule.name == "host_serial" else "host_threads"
             terms.append(Term(by, f"{name}: sums", 0.0, priced.sums_s))
@@ -84,22 +84,13 @@ def exchange_terms(
 
 def _congestion(exchanged: Term, machine: Topology, world_size: int) -> list[Term]:
     """Of messages between more nodes than a switch connects: a range."""
-    num_nodes = -(-world_size // max(1, len(machine.machine.of_kind("gpu"))))
+    num_nodes = len(machine.on_nodes(world_size))
     if num_nodes <= MOST_UNDER_A_SWITCH or not exchanged.flow_s or not machine.num_gpus:
         return []
     note = f"congestion between {num_nodes} nodes: bytes take 1 to {1 + CONGESTION:.1f} times as long"
-    middle_s = exchanged.flow_s * CONGESTION / 2
-    return [
-        Term(
-            exchanged.kind,
-            f"{exchanged.name}: congestion",
-            0.0,
-            middle_s,
-            is_software=True,
-            note=note,
-            own_sd=1 / NORMAL_95,
-        )
-    ]
+    middle = replace(exchanged, latency_s=0.0, flow_s=exchanged.flow_s * CONGESTION / 2, shared_s=0.0)
+    name = f"{exchanged.name}: congestion"
+    return [replace(middle, name=name, note=note, own_sd=1 / NORMAL_95, is_added=True)]
 
 
 def _kind(stage: Exchange, transport: str, machinery: Machinery, world_size: int, *, may_access: bool) -> str:
@@ -113,7 +104,7 @@ def _kind(stage: Exchange, transport: str, machinery: Machinery, world_size: int
 def _over_peer_memory(stage: Exchange, priced: Term, machine: Topology, *, captured: bool) -> list[Term]:
     """With the kernels of each step, and the turns that ranks take."""
     starts = Term(
-        priced.kind, f"{priced.name}: kernels", KERNEL_S * _kernels(stage.schedule), 0.0, is_software=True
+        priced.kind, f"{priced.name}: kernels", KERNEL_S * _kernels(stage.schedule), 0.0, is_added=True
     )
     # Ranks neither keep in step nor spread their turns evenly: the middle between both.
     num_bytes = stage.num_elements * stage.bytes_per_element
@@ -121,7 +112,7 @@ def _over_peer_memory(stage: Exchange, priced: Term, machine: Topology, *, captu
         in_turns(stage.schedule), machine.without_latency, num_bytes, num_messages=stage.num_messages
     )
     further_s = (turns.seconds - priced.flow_s) / 2
-    in_turn = Term(priced.kind, f"{priced.name}: turns", 0.0, further_s, is_software=True)
+    in_turn = Term(priced.kind, f"{priced.name}: turns", 0.0, further_s, is_added=True)
     if not captured:
         return [priced, starts, in_turn]
     by_gpu = [replace(term, kind="peer_memory_captured", flow_s=0.0) for term in (priced, starts)]

@@ -214,8 +214,8 @@ class Predictor:
         measured_ranks, world_size = self._unseen.largest_world_size, int(cell["world_size"])
         if computed is None or measured_ranks is None or world_size <= measured_ranks:
             return NOTHING
-        on_node = self._machinery.node_ranks(world_size)
-        ratio = waiting_ratio(computed.step_sd, world_size, measured_ranks, on_node)
+        now, then = (self._machinery.topology.on_nodes(size) for size in (world_size, measured_ranks))
+        ratio = waiting_ratio(computed.step_sd, now, then)
         return PredictedValue.of(ratio * computed.step_s.value, "the slowest of the ranks", WAIT_SD)
 
     def _iteration(
@@ -374,13 +374,13 @@ def _between_ranks(strategy: Strategy) -> bool:
 def require_it_runs(strategy: Strategy, topology: Topology) -> None:
     """Raises ScheduleError where `run` would refuse the cell: the machine's hosts or its access forbid it."""
     cell, ranks = strategy.cell, topology.ranks(int(strategy.cell["world_size"]))
-    num_hosts = len({node for node, _ in ranks})
+    on_hosts = topology.on_nodes(len(ranks))
     label = cell.get("aggregator_label", cell.get("aggregator"))
-    if strategy.one_host and num_hosts > 1:
+    if strategy.one_host and len(on_hosts) > 1:
         raise ScheduleError(
             f"{label} goes through memory that the ranks of one host share, and {len(ranks)} ranks are on "
-            f"{num_hosts} hosts of {topology.name}: it does not run there; ask for up to "
-            f"{sum(node == 0 for node, _ in ranks)} ranks"
+            f"{len(on_hosts)} hosts of {topology.name}: it does not run there; ask for up to "
+            f"{on_hosts[0]} ranks"
         )
     transport = dict(cell.get("aggregator_parameters") or {}).get("transport")
     may_access = cell.get("peer_access") is not False and all_reach(topology, len(ranks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 
 HOST_STEP_SD = 0.12
@@ -26,15 +27,13 @@ def slowest_of(num_ranks: int) -> float:
     return 1 + HOST_STEP_SD * largest_of(num_ranks)
 
 
-def waiting_ratio(step_sd: float | None, num_ranks: int, measured_ranks: int, on_node: int) -> float:
+def waiting_ratio(step_sd: float | None, now: Sequence[int], measured: Sequence[int]) -> float:
     """Of a step, what it waits for the slowest rank and node, beyond what was measured with fewer.
 
     Args:
         step_sd: relative, of one rank's steps; None: not known.
-        num_ranks, measured_ranks: now, and where the step was measured.
-        on_node: ranks of a node.
+        now, measured: ranks of each node, and where the step was measured.
     """
-    nodes, measured_nodes = (-(-ranks // on_node) for ranks in (num_ranks, measured_ranks))
-    of_steps = (step_sd or 0.0) * (largest_of(num_ranks) - largest_of(measured_ranks))
-    of_nodes = MACHINE_SD * (largest_of(nodes) - largest_of(measured_nodes))
+    of_steps = (step_sd or 0.0) * (largest_of(sum(now)) - largest_of(sum(measured)))
+    of_nodes = MACHINE_SD * (largest_of(len(now)) - largest_of(len(measured)))
     return math.hypot(max(0.0, of_steps), max(0.0, of_nodes))

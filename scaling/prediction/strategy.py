@@ -29,8 +29,8 @@ class Term:
         num_ranks: that take part.
         node_ranks: of these, on one node, where they share paths; 0: all.
         shared_s: of what goes through host memory, on the busiest path that ranks share, by the machine file.
-        is_software: no part of what the machine takes (`scaling.collectives.plan.simulate_plan`): starts of
-            kernels, meetings, turns.
+        is_added: to what `scaling.collectives.plan.simulate_plan` says: starts of kernels, meetings, turns,
+            congestion.
         own_sd: relative, of what the machine file does not tell.
     """
 
@@ -45,7 +45,7 @@ class Term:
     num_ranks: int = 2
     node_ranks: int = 0
     shared_s: float = 0.0
-    is_software: bool = False
+    is_added: bool = False
     own_sd: float = 0.0
 
     @property
@@ -134,21 +134,17 @@ class Machinery:
 
     def ring_through_host_s(self, world_size: int, num_bytes: float) -> float:
         """A library's ring without access between GPUs, on the paths that the ranks of a node share."""
-        per_node = min(world_size, len(self.topology.machine.of_kind("gpu")))
+        per_node = self.topology.on_nodes(world_size)[0]
         return (
             shared_paths_s(ring(per_node), self.topology.without_latency, num_bytes) if per_node > 1 else 0.0
         )
 
     def rings_through_host(self, world_size: int, *, peer_access: bool) -> bool:
         """Whether NCCL's rings between the GPUs of a node pass host memory somewhere."""
-        gpus = [gpu.id for gpu in self.topology.machine.of_kind("gpu")[:world_size]]
+        gpus = self.topology.gpus_of_node(world_size)
         if not peer_access or len(gpus) < 2:
             return not peer_access
         return best_rings(self.topology, gpus, peer_access=True).kind == "host"
-
-    def node_ranks(self, world_size: int) -> int:
-        """Of so many ranks, those on the first node."""
-        return sum(node == 0 for node, _ in self.topology.ranks(world_size))
 
     @property
     def has_gpus(self) -> bool:

@@ -64,10 +64,10 @@ def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> s
     if transport == "host_memory":
         return "host_memory"
     topology = machinery.topology
-    may_access, gpus = strategy.cell.get("peer_access") is not False, topology.machine.of_kind("gpu")
+    may_access = strategy.cell.get("peer_access") is not False
     if not may_access or not all_reach(topology, world_size):
         return "sends_host"
-    on_one_node = world_size <= len(gpus)
+    on_one_node = len(topology.on_nodes(world_size)) == 1
     return "peer_memory" if on_one_node and transport in ("auto", "peer_memory", "one_kernel") else "sends"
 
 
@@ -76,8 +76,8 @@ def all_reach(topology: Topology, world_size: int) -> bool:
 
     Where some pairs do not, messages of those go through host memory, and only of those.
     """
-    gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")[:world_size]]
-    return all(topology.machine.peer_access(a, b) for a, b in combinations(gpus, 2))
+    pairs = combinations(topology.gpus_of_node(world_size), 2)
+    return all(topology.machine.peer_access(a, b) for a, b in pairs)
 
 
 def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: int) -> list[Term]:
@@ -111,7 +111,7 @@ def update_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> l
 
 
 def _among(terms: list[Term], machinery: Machinery, world_size: int) -> list[Term]:
-    on_node = machinery.node_ranks(world_size)
+    on_node = machinery.topology.on_nodes(world_size)[0]
     return [replace(term, num_ranks=world_size, node_ranks=on_node) for term in terms]
 
 
@@ -180,7 +180,7 @@ def _codec_terms(
 
 
 def _starts(kind: str, stage: CodecWork, seconds: float) -> Term:
-    return Term(kind, f"{stage.name}: kernels", seconds, 0.0, is_software=True)
+    return Term(kind, f"{stage.name}: kernels", seconds, 0.0, is_added=True)
 
 
 def _host_work(stage: CodecWork | Update, machinery: Machinery, world_size: int, threads: int) -> Term:

@@ -84,5 +84,5 @@ def links_of(topology: Topology, world_size: int, *, host_only: bool) -> frozens
         return frozenset()
     kinds = {link.kind for link in topology.machine.links if {link.first, link.second} & set(gpus)}
     inside = "host memory" if host_only else next((kind for kind in NVLINKS if kind in kinds), "pcie")
-    across = topology.network.kind if topology.network and world_size > len(gpus) else None
+    across = topology.network.kind if topology.network and len(topology.on_nodes(world_size)) > 1 else None
     return frozenset({*([inside] if len(gpus) > 1 else []), *([across] if across else [])})

@@ -29,7 +29,7 @@ def mpi_cell(world_size, aggregator="mpi", **changes):
 def terms(world_size, aggregator="mpi", mpi=OPEN_MPI, topology=None, **changes):
     own = strategy_of(mpi_cell(world_size, aggregator, **changes))
     found = terms_of(own, 0, Machinery(topology or machine(), mpi=mpi), world_size)
-    return [term for term in found if not term.is_software]
+    return [term for term in found if not term.is_added]
 
 
 def of_kind(found, kind):

@@ -49,7 +49,7 @@ def test_predict_takes_what_simulate_plan_says(machine, peer_access):
             stages = [*strategy.buckets[0], *(u for u in strategy.updates if u.site == "host")]
             simulated_s = simulate_plan(stages, topology, size, peer_access=peer_access).seconds
             terms = [*terms_of(strategy, 0, machinery, size), *update_terms(strategy, machinery, size)]
-            predicted_s = sum(term.latency_s + term.flow_s for term in terms if not term.is_software)
+            predicted_s = sum(term.latency_s + term.flow_s for term in terms if not term.is_added)
             if predicted_s != pytest.approx(simulated_s, rel=1e-9):
                 differing[name, size] = (predicted_s, simulated_s)
     assert not differing

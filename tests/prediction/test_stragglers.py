@@ -19,15 +19,15 @@ def test_largest_of_some_values_is_the_mean_of_drawn_maxima(number):
 
 
 def test_as_many_ranks_as_were_measured_wait_no_longer():
-    assert waiting_ratio(0.05, 8, 8, 8) == 0
-    assert waiting_ratio(0.05, 4, 8, 8) == 0
+    assert waiting_ratio(0.05, [8], [8]) == 0
+    assert waiting_ratio(0.05, [4], [8]) == 0
 
 
 def test_wait_grows_with_ranks_by_the_spread_of_one_and_with_nodes_by_that_of_machines():
-    of_steps = [waiting_ratio(0.05, 2**k, 1, 8) for k in (1, 3, 12)]
+    of_steps = [waiting_ratio(0.05, on, [1]) for on in ([2], [8], [8] * 512)]
     assert of_steps == sorted(of_steps)
     assert of_steps[1] == pytest.approx(0.05 * largest_of(8))
-    assert waiting_ratio(None, 4096, 1, 8) == pytest.approx(MACHINE_SD * largest_of(512))
+    assert waiting_ratio(None, [8] * 512, [1]) == pytest.approx(MACHINE_SD * largest_of(512))
 
 
 def predicted(step_sd):
@@ -42,7 +42,7 @@ def test_step_of_more_ranks_has_the_wait_and_names_its_largest_terms():
     (steady, _), (scattered, compute) = predicted(0.0), predicted(0.05)
     waited_s = scattered.iteration.value - steady.iteration.value
     assert waited_s == pytest.approx(scattered.waiting.value - steady.waiting.value)
-    assert scattered.waiting.value == pytest.approx(0.01 * waiting_ratio(0.05, 16, 1, 4))
+    assert scattered.waiting.value == pytest.approx(0.01 * waiting_ratio(0.05, [4] * 4, [1]))
     assert scattered.waiting.sd > steady.waiting.sd > 0
     parts = row_of(scattered, compute)["largest_terms"]
     names = [part["name"] for part in parts]
