@@ -229,7 +229,8 @@ def predictor_of(fold: Fold) -> Predictor:
     assert not predicted & {id(cell) for cell in known}, f"{fold.name} knows what it predicts"
     machine = machine_of(fold)
     sources = Sources(known, transfers if fold.with_probe else (), machine)
-    return sources.predictor(machine_of(replace(fold, known_gpu=fold.gpu)), strategy)[0]
+    there = machine_of(replace(fold, known_gpu=fold.gpu))
+    return sources.predictor(load(REFERENCE / LATER / "topology.yaml") if fold.later else there, strategy)[0]
 
 
 def rows_of(fold: Fold) -> list[dict[str, Any]]:

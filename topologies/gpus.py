@@ -23,8 +23,16 @@ class GpuModel:
     memory_bytes_per_s: float
     pci_ids: tuple[str, ...] = ()
 
+    @property
+    def vendor(self) -> str:
+        """Its maker."""
+        return "NVIDIA" if self.architecture.startswith("sm_") else "AMD"
+
 
 MODELS = (
+    GpuModel("K80", "sm_37", 240e9, ("0x102d",)),
+    GpuModel("P40", "sm_61", 346e9, ("0x1b38",)),
+    GpuModel("P100-PCIE", "sm_60", 732e9, ("0x15f7", "0x15f8")),
     GpuModel("P100-SXM2", "sm_60", 732e9, ("0x15f9",)),
     GpuModel("V100-SXM2", "sm_70", 900e9, ("0x1db1", "0x1db5")),
     GpuModel("V100-SXM3", "sm_70", 981e9, ("0x1db8",)),
@@ -34,11 +42,14 @@ MODELS = (
     GpuModel("A100-SXM4-80GB", "sm_80", 2039e9, ("0x20b2",)),
     GpuModel("A100-PCIE-40GB", "sm_80", 1555e9, ("0x20f1",)),
     GpuModel("A100-PCIE-80GB", "sm_80", 1935e9, ("0x20b5",)),
+    GpuModel("A30", "sm_80", 933e9, ("0x20b7",)),
     GpuModel("RTX-3090", "sm_86", 936e9, ("0x2204",)),
     GpuModel("RTX-A6000", "sm_86", 768e9, ("0x2230",)),
     GpuModel("A40", "sm_86", 696e9, ("0x2235",)),
     GpuModel("A10", "sm_86", 600e9, ("0x2236",)),
+    GpuModel("A10G", "sm_86", 600e9, ("0x2237",)),
     GpuModel("RTX-4090", "sm_89", 1008e9, ("0x2684",)),
+    GpuModel("L40", "sm_89", 864e9, ("0x26b5",)),
     GpuModel("L40S", "sm_89", 864e9, ("0x26b9",)),
     GpuModel("L4", "sm_89", 300e9, ("0x27b8",)),
     GpuModel("H100-SXM", "sm_90", 3350e9, ("0x2330",)),
@@ -54,6 +65,7 @@ MODELS = (
     GpuModel("MI50", "gfx906", 1024e9, ("0x66a0", "0x66a1")),
     GpuModel("MI100", "gfx908", 1229e9, ("0x738c",)),
     GpuModel("MI250X", "gfx90a", 1638e9, ("0x7408", "0x740c")),
+    GpuModel("MI210", "gfx90a", 1638e9, ("0x740f",)),
     GpuModel("MI300X", "gfx942", 5300e9, ("0x74a1",)),
     GpuModel("MI325X", "gfx942", 6000e9, ("0x74a5",)),
 )

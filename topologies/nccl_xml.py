@@ -205,7 +205,7 @@ def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | 
     guess = "" if known else f"assumption: as {assumed.name}, the slowest known of {arch or 'all'}; "
     return Gpu(
         numbers[card.bus_id],
-        f"{vendor} {known.name}" if known else f"{vendor} GPU {arch}".strip(),
+        f"{vendor or known.vendor} {known.name}" if known else f"{vendor} GPU {arch}".strip(),
         f"GPU-{card.bus_id}",
         card.bus_id,
         _link(card.device),

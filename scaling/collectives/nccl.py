@@ -66,8 +66,8 @@ GPUS = {"Volta": ("K80", "P100", "V100", "T4"), "Ampere": ("A100", "A40", "A10",
 """Words in the names of GPUs; all others are taken for Hopper or later."""
 
 PLATEAU, PLATEAU_BYTES = {"Volta": 1.9}, 2048
-"""Of an all-reduce's ring between nodes by Simple, its latency from so many bytes a rank on: 64 for each of 32
-channels; else 1.4."""
+"""What an all-reduce's ring between nodes by Simple waits, from so many bytes a rank on (64 for each of 32
+channels), as a factor of its latency; else 1.4."""
 
 TREE_SHARE = 0.92
 """Of a ring's bandwidth, in NCCL's tuner."""
@@ -163,9 +163,7 @@ def _tree(rates: _Rates, protocol: str, gpus: int, nodes: int, num_bytes: float)
     return Price(latency_s, 2 * num_bytes / moved, busiest, f"tree, {protocol}", note)
 
 
-def _of_protocol(
-    rate: float, protocol: str, shares: dict[str, float], rates: _Rates, nodes: int
-) -> float:
+def _of_protocol(rate: float, protocol: str, shares: dict[str, float], rates: _Rates, nodes: int) -> float:
     most = LL_BYTES_PER_S[rates.gpus if nodes == 1 else rates.processors][nodes > 2]
     return min(shares[protocol] * rate, most if protocol == "LL" else math.inf)
 
@@ -185,8 +183,9 @@ def _rates(
             all_rings = best_rings(topology, everyone, peer_access=peer_access)
             rings = min(rings, all_rings, key=lambda found: found.bytes_per_s)
         kind = "nvlink" if rings.kind == "nvlink" else "pcie"
-        found = {"inside": rings.bytes_per_s, "busiest_inside": rings.busiest, "kind": kind}
-        rates = replace(rates, **found, note=rings.note)
+        rates = replace(
+            rates, inside=rings.bytes_per_s, busiest_inside=rings.busiest, kind=kind, note=rings.note
+        )
     if nodes == 1:
         return rates
     own, shared = (len({topology.machine.nic(gpu) for gpu in group}) for group in (gpus, everyone))

@@ -73,6 +73,10 @@ LEFT_OVER_SD = 0.06
 """Of a strategy's left-over for each doubling of the world size it was measured at. Measured: 6% from two
 H200 GPUs to four (23 strategies, without the noise; 3 to 6% with any one folder left out)."""
 
+ALONE_SD = 0.45
+"""The same of what one rank took on one host and several take on another: they share its processor and meet.
+Measured: 58% of the exchange over 7 strategies of the host (paper-2xh200), 31% over 12 on the same hosts."""
+
 NAMES = {
     "peer_memory": "exchanges over peer memory",
     "sends": "messages",
@@ -241,8 +245,12 @@ class Calibration:
         sizes, logs = zip(*curve, strict=True)
         return math.exp(float(np.interp(math.log(term.native_bytes), np.log(sizes), logs)))
 
+    def is_known(self, key: tuple[str, ...]) -> bool:
+        """Whether the strategy was measured on several ranks."""
+        return key in self.left_over and self.left_over[key][2] > 1
+
     def with_left_over(
-        self, key: tuple[str, ...], seconds: PredictedValue, world_size: int
+        self, key: tuple[str, ...], seconds: PredictedValue, world_size: int, *, on_another_host: bool = False
     ) -> tuple[PredictedValue, bool]:
         """The strategy's left-over on top; whether it was measured."""
         if not seconds.value:
@@ -253,6 +261,8 @@ class Calibration:
             return seconds.also(source, self.left_over_sd.get(key[-1], UNMEASURED_LEFT_OVER_SD)), False
         log, sd, at, of_fit = measured
         further = LEFT_OVER_SD * abs(math.log2(world_size / at))
+        if on_another_host and at == 1 < world_size:
+            further = math.hypot(further, ALONE_SD)
         offset = PredictedValue(0.0, {name: -seconds.value * change for name, change in of_fit.items()})
         return (seconds + offset).times(math.exp(log)).also(source, math.hypot(sd, further)), True
 

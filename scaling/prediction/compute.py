@@ -94,6 +94,7 @@ class Computed:
         without_input: data was on the device; its copies there are not in it.
         waits_s: of the step, waiting for a loader, which meanwhile goes on during an exchange.
         step_sd: relative, of one rank's steps; None: not known, or the slowest of the ranks is in the step.
+        by_processor: the processor bounds the step, which launches its kernels.
     """
 
     step_s: PredictedValue
@@ -104,6 +105,7 @@ class Computed:
     without_input: bool = False
     waits_s: float = 0.0
     step_sd: float | None = None
+    by_processor: bool = False
 
 
 class ComputeModel:
@@ -167,7 +169,8 @@ class ComputeModel:
         name = f"compute of {cell['model_label']}, {cell['step']}"
         near, step_sd = around(curve, local_batch), None
         step = PredictedValue.of(value.value, name, value.relative_sd)
-        if captured is not None and step.value > HOST_BOUND * _along(captured, local_batch)[0].value:
+        floor_s = HOST_BOUND * _along(captured, local_batch)[0].value if captured is not None else math.inf
+        if by_processor := step.value > floor_s:
             alone = max(point.num_sources for point in curve) == 1
             apart = HOST_SD * (math.sqrt(1 + MACHINES_SHARE) if alone else 1.0)
             step = step.times(slowest_of(int(cell["world_size"])))
@@ -194,9 +197,8 @@ class ComputeModel:
         without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
         backward_s = min(backward_s, step.value - update_s)
         waits_s = _waits_s(cell, phases, local_batch)
-        return Computed(
-            step, update_s, backward_s, tuple(notes), without_ddp, waits_s=waits_s, step_sd=step_sd
-        )
+        known = (step, update_s, backward_s, tuple(notes), without_ddp, False, waits_s, step_sd)
+        return Computed(*known, by_processor)
 
     def _with_other_input(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
         """The same cell with an input that was measured: data on the device, or another augmentation."""

@@ -16,8 +16,8 @@ from scaling.prediction.calibration import MODEL_SD, Calibration, Observation
 from scaling.prediction.calibration_fit import calibrate
 from scaling.prediction.compute import HOST_SD, ComputeModel
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
-from scaling.prediction.predict import by_host, strategy_key, without_saved_update
-from scaling.prediction.strategy import Machinery, Strategy, Term
+from scaling.prediction.predict import without_saved_update
+from scaling.prediction.strategy import Machinery, Strategy, Term, by_host, strategy_key
 from scaling.prediction.terms import divide_term, terms_of, update_terms
 from scaling.prediction.transports import measured_host_sends, moves, shared_paths_s
 from topologies.errors import TopologyError

@@ -79,6 +79,10 @@ class OverlapFit:
         ratio, sd = self.slowdowns.get(cell.get("peer_access") is not False, (SLOWDOWN, SLOWDOWN_SD))
         return PredictedValue(hidden_s * ratio, {"backward pass slowed by exchanges": hidden_s * sd})
 
+    def is_known(self, key: tuple[str, ...]) -> bool:
+        """Whether the strategy's overlapped step was measured on several ranks."""
+        return key in self.left_overs
+
     def left_over(self, key: tuple[str, ...], world_size: int, held_up_s: float = 0.0) -> PredictedValue:
         """What the strategy's overlapped step took on top; where it was not measured, 0 +- `held_up_s`."""
         if key not in self.left_overs:

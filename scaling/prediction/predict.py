@@ -9,16 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scaling.collectives.plan import Exchange
 from scaling.errors import PredictionError, ScheduleError
 from scaling.prediction.calibration import Calibration
 from scaling.prediction.compute import Computed, ComputeModel
-from scaling.prediction.estimate import NOTHING, PredictedValue, total
+from scaling.prediction.estimate import NOTHING, PredictedValue, beyond, total
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.overlap_fit import HOOK_S, OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
 from scaling.prediction.stragglers import WAIT_SD, waiting_ratio
-from scaling.prediction.strategy import Machinery, Strategy, Term, steps_of_exchange
+from scaling.prediction.strategy import Machinery, Strategy, Term, by_host, steps_of_exchange, strategy_key
 from scaling.prediction.terms import (
     all_reach,
     ddp_terms,
@@ -221,9 +220,19 @@ class Predictor:
     def _iteration(
         self, strategy: Strategy, computed: Computed, added: PredictedValue, notes: list[str]
     ) -> PredictedValue:
-        cell = strategy.cell
+        cell, step = strategy.cell, without_saved_update(computed, strategy) + added
+        key, exchanges = strategy_key(strategy), int(cell["world_size"]) > 1 and cell.get("exchanges", True)
+        if exchanges and not self._calibration.is_known(key) and not self._overlap.is_known(key):
+            hooks = cell["step"] == "overlapped" and cell["aggregator"] != "all_reduce"
+            least_sd = self._unseen.of_strategy(
+                started=computed.by_processor,
+                by_host=by_host(strategy) or strategy.codes_by_tensor,
+                hooks=hooks,
+                shards=hooks and bool(strategy.updates),
+            )
+            step = step.also("a strategy that was not measured", beyond(least_sd, added.sd / step.value))
         iteration, why = self._unseen.widened(
-            without_saved_update(computed, strategy) + added,
+            step,
             int(cell["world_size"]),
             captured=cell["step"] == "captured",
             through_host=cell.get("peer_access") is False,
@@ -300,7 +309,9 @@ class Predictor:
         priced = total(self._calibration.seconds(term) for term in terms)
         if not priced.value or all(term.kind == "gpu_work" for term in terms):
             return priced
-        with_left_over, known = self._calibration.with_left_over(strategy_key(strategy), priced, world_size)
+        with_left_over, known = self._calibration.with_left_over(
+            strategy_key(strategy), priced, world_size, on_another_host=self._unseen.other_host
+        )
         if not known and self._calibration.num_observations:
             notes.append("this strategy was not measured at a smaller world size")
         if not any(term.kind in BETWEEN_GPUS for term in terms):
@@ -351,26 +362,6 @@ def without_saved_update(computed: Computed, strategy: Strategy) -> PredictedVal
     return PredictedValue(max(0.0, computed.step_s.value - saved), computed.step_s.changes)
 
 
-def strategy_key(strategy: Strategy) -> tuple[str, ...]:
-    """What a left-over is known for: model, aggregator with its codec's kernels, and transport."""
-    cell = strategy.cell
-    if not _between_ranks(strategy):
-        access = "through the host"
-    else:
-        access = "host-only" if cell.get("peer_access") is False else "peer access"
-    kernels = " by torch's kernels" if strategy.codes_by_tensor else ""
-    return str(cell["model_label"]), f"{cell['aggregator_label']}{kernels}", access
-
-
-def _between_ranks(strategy: Strategy) -> bool:
-    """Whether ranks exchange with one another, so that access between GPUs matters."""
-    return any(
-        isinstance(stage, Exchange) and not stage.schedule.num_hosts and stage.library != "mpi"
-        for bucket in strategy.buckets
-        for stage in bucket
-    )
-
-
 def require_it_runs(strategy: Strategy, topology: Topology) -> None:
     """Raises ScheduleError where `run` would refuse the cell: the machine's hosts or its access forbid it."""
     cell, ranks = strategy.cell, topology.ranks(int(strategy.cell["world_size"]))
@@ -389,12 +380,3 @@ def require_it_runs(strategy: Strategy, topology: Topology) -> None:
             f"{label} reads the other GPUs' memory, which not all of {topology.name} reach: it does not run "
             "there; use transport: sends or auto"
         )
-
-
-def by_host(strategy: Strategy) -> bool:
-    """Whether a rank alone has work besides its step: host strategies copy all the same."""
-    return any(
-        getattr(stage, "where", "rank") == "host" or getattr(getattr(stage, "schedule", None), "num_hosts", 0)
-        for bucket in strategy.buckets
-        for stage in bucket
-    )

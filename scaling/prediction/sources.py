@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from scaling.collectives.plan import HOST_KINDS
 from scaling.errors import ScalingError
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.estimate import sd_that_reaches
@@ -17,6 +18,7 @@ from scaling.prediction.strategy import Strategy
 from scaling.prediction.unseen import Unseen, links_of
 from scaling.prediction.without_exchange import computed_without_exchange
 from topologies.errors import TopologyError
+from topologies.machine import Device
 from topologies.model import Topology
 
 OTHER_GPU_SD = 0.10
@@ -68,7 +70,7 @@ class Sources:
         for (source, reason), count in left_out.items():
             say(f"{source}: the exchange of {count} measured cell{'s' * (count > 1)} is not used: {reason}")
         there = machinery_for(self.machine, self.transfers, self.machine, self.libraries)
-        alone = computed_without_exchange(known, compute, there)
+        alone = computed_without_exchange(known, compute, there, say)
         cells = [*self.cells, *alone]
         if alone:
             compute = ComputeModel(cells)
@@ -82,7 +84,9 @@ class Sources:
         return Predictor(machinery, compute, calibration, overlap, self._unseen(topology)), compute
 
     def _unseen(self, topology: Topology) -> Unseen:
-        kinds = {_kind_of(machine) for machine in (self.measured_on or [self.machine])}
+        seen = self.measured_on or [self.machine]
+        kinds = {_kind_of(machine) for machine in seen}
+        other_host = _host_of(topology) not in [_host_of(machine) for machine in seen]
         exchanging = [cell for cell in self.cells if cell.cell.get("exchanges", True)]
         # Ranks that exchange nothing do not wait for each other.
         largest = max((cell.world_size for cell in exchanging or self.cells), default=None)
@@ -90,7 +94,7 @@ class Sources:
         exchanges = {(cell.world_size, cell.cell.get("peer_access") is False) for cell in exchanging}
         exchanges |= {(transfer.num_ranks, transfer.host_only) for transfer in self.transfers}
         links = [links_of(self.machine, size, host_only=host_only) for size, host_only in exchanges]
-        return Unseen(other, largest, frozenset().union(*links))
+        return Unseen(other, largest, frozenset().union(*links), other_host)
 
 
 def gpu_names(topology: Topology) -> set[str]:
@@ -102,6 +106,11 @@ def _kind_of(topology: Topology) -> tuple[Any, ...]:
     """What makes it another machine: GPUs, as many a node, and nodes or one alone."""
     num_gpus = len(topology.machine.of_kind("gpu"))
     return tuple(sorted(gpu_names(topology))), num_gpus, topology.num_nodes > 1
+
+
+def _host_of(topology: Topology) -> list[Device]:
+    """Its processors and host memory, as its file has them."""
+    return [device for kind in HOST_KINDS for device in topology.machine.of_kind(kind)]
 
 
 def _other_gpu_sd(measured_on: Topology, topology: Topology) -> float:

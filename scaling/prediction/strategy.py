@@ -8,7 +8,7 @@ from typing import Any
 
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.nccl_rings import best_rings
-from scaling.collectives.plan import Stage, Update
+from scaling.collectives.plan import Exchange, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.prediction.transports import HostSends, for_host_sends, shared_paths_s
 from topologies.model import Topology
@@ -65,8 +65,8 @@ class Strategy:
 
     Attributes:
         cell: its independent variables.
-        buckets: stages of each bucket's aggregation, in the order in which gradients become ready; no update
-            where every replica takes it.
+        buckets: stages of each bucket's aggregation, in the order in which gradients become ready; an update
+            only where the host takes it with each bucket.
         bucket_elements, bucket_tensors: of each bucket.
         updates: the update, where it is not every replica's.
         num_elements: of the whole gradient, as many as its bytes are in float32.
@@ -150,3 +150,32 @@ class Machinery:
     def has_gpus(self) -> bool:
         """Whether ranks are GPUs."""
         return bool(self.topology.machine.of_kind("gpu"))
+
+
+def strategy_key(strategy: Strategy) -> tuple[str, ...]:
+    """What a left-over is known for: model, aggregator with its codec's kernels, and transport."""
+    cell = strategy.cell
+    if not _between_ranks(strategy):
+        access = "through the host"
+    else:
+        access = "host-only" if cell.get("peer_access") is False else "peer access"
+    kernels = " by torch's kernels" if strategy.codes_by_tensor else ""
+    return str(cell["model_label"]), f"{cell['aggregator_label']}{kernels}", access
+
+
+def _between_ranks(strategy: Strategy) -> bool:
+    """Whether ranks exchange with one another, so that access between GPUs matters."""
+    return any(
+        isinstance(stage, Exchange) and not stage.schedule.num_hosts and stage.library != "mpi"
+        for bucket in strategy.buckets
+        for stage in bucket
+    )
+
+
+def by_host(strategy: Strategy) -> bool:
+    """Whether a rank alone has work besides its step: host strategies copy all the same."""
+    return any(
+        getattr(stage, "where", "rank") == "host" or getattr(getattr(stage, "schedule", None), "num_hosts", 0)
+        for bucket in strategy.buckets
+        for stage in bucket
+    )

@@ -102,6 +102,8 @@ def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: 
 def update_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
     """Those of an update on the host; an update on GPUs follows the measured one (`gpu_update_share`)."""
     threads = int(strategy.cell.get("threads") or 1)
+    if any(isinstance(stage, Update) for bucket in strategy.buckets for stage in bucket):
+        return []  # each comes with its bucket
     works = [
         _host_work(update, machinery, world_size, threads)
         for update in strategy.updates

@@ -30,6 +30,17 @@ HOST_DOUBLING_SD = 0.13
 """The same without access between GPUs, in the host's shared memory: 18%."""
 
 
+STARTED_SD, STARTED_BY_HOST_SD = 0.15, 0.35
+"""On another host, of a step that the processor bounds, if its strategy was not measured on several ranks:
+the processor starts its kernels and messages too. Measured: what strategies add to the steps of ResNet-56 and
+AlexNet-R, over what they were predicted to (paper-2xh200 from one GPU): 14% over 12 cells of a library's
+all-reduce, 37% over 16 through the host or with codecs."""
+
+HOOKED_SD = 0.25
+"""Of an overlapped step whose strategy is another than DDP's all-reduce and was not measured in one: on
+another host, and where it shards the step. Measured: 27% over nine cells (sharded-2xh100,
+headline-bf16-2xh100)."""
+
 LINK_SD = 0.30
 """Of an exchange over a kind of link that no exchange was measured on, at least."""
 
@@ -43,17 +54,33 @@ class Unseen:
             computation has a deviation of its own, which is larger (`scaling.prediction.sources`).
         largest_world_size: that was measured; None where nothing was.
         links: kinds of links that exchanges were measured on (`links_of`); none: nothing was.
+        other_host: no measured machine has the predicted one's processors and host memory. Two machines whose
+            files have the same ones are taken for one.
     """
 
     other_machine: bool = False
     largest_world_size: int | None = None
     links: frozenset[str] = frozenset()
+    other_host: bool = False
 
     def of_exchange(self, priced: PredictedValue, links: frozenset[str]) -> PredictedValue:
         """An exchange over links of these kinds, with at least the deviation of one that was not measured."""
         if not self.links or links <= self.links:
             return priced
         return priced.also("a link that was not measured", beyond(LINK_SD, priced.relative_sd))
+
+    def of_strategy(self, *, started: bool, by_host: bool, hooks: bool, shards: bool) -> float:
+        """The least deviation of a step whose strategy was not measured on several ranks, relative.
+
+        Args:
+            started: the processor bounds the step.
+            by_host: the processor sums, copies or codes for it.
+            hooks: an overlapped step, not by DDP's all-reduce.
+            shards: of these, one of which each rank updates a share.
+        """
+        started_sd = STARTED_BY_HOST_SD if by_host else STARTED_SD
+        hooked_sd = HOOKED_SD if shards or (hooks and self.other_host) else 0.0
+        return max(started_sd if started and self.other_host else 0.0, hooked_sd)
 
     def widened(
         self, step: PredictedValue, world_size: int, *, captured: bool, through_host: bool

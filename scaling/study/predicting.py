@@ -64,6 +64,9 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
     parameters = _parameters(cell)
     aggregator = create_aggregator(cell["aggregator"], parameters)
     buckets, updates, sizes = [], [], []
+    by_tensor = aggregator.ddp_path() == "by_tensor"
+    # Tensor by tensor the host's step comes as soon as a gradient is there; else after all of them.
+    at_once = ("host",) if by_tensor and cell["step"] == "overlapped" else ()
     for dtype, layout in layouts.items():
         itemsize, parts, of_parts = ITEMSIZES[dtype], [layout], [aggregator]
         sizes_mb = cell.get("bucket_sizes_mb") or ()
@@ -72,14 +75,15 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
         if cell["step"] == "overlapped" and sizes_mb:
             parts = ddp_buckets(layout, sizes_mb, itemsize)
             of_parts *= len(parts)
-        elif cell["step"] == "overlapped" and aggregator.ddp_path() == "by_tensor":
+        elif cell["step"] == "overlapped" and by_tensor:
             parts, of_parts = ddp_buckets(layout, [0.0]), aggregator.by_tensor(layout, world_size)[::-1]
         for part, of_part in zip(parts, of_parts, strict=True):
             stages = [
                 _in_dtype(stage, _message_itemsize(cell, stage, itemsize), aggregator)
                 for stage in _stages(of_part, part, world_size)
             ]
-            buckets.append(tuple(_threaded(s, cell) for s in stages if not isinstance(s, Update)))
+            in_bucket = (s for s in stages if not isinstance(s, Update) or s.site in at_once)
+            buckets.append(tuple(_threaded(s, cell) for s in in_bucket))
             updates += [s for s in stages if isinstance(s, Update) and s.site != "replica"]
             sizes.append(part)
     return Strategy(

@@ -37,7 +37,7 @@ def between_hosts(aggregator, world_size, per_host=8):
 def test_on_one_host_it_is_fsdp_and_on_two_faster():
     assert seconds(create("hsdp"), 8) == pytest.approx(seconds(create("fsdp2"), 8), rel=0.01)
     assert seconds(create("hsdp"), 16) < 0.9 * seconds(create("fsdp2"), 16)
-    # Behind eight rails of InfiniBand a gather by all hosts has the rate of NVLink, but the hops of all ranks.
+    # Over eight rails of InfiniBand a gather by all hosts has the rate of NVLink, but hops of all ranks.
     assert seconds(create("hsdp"), 64) < 0.5 * seconds(create("fsdp2"), 64)
     assert seconds(create("hsdp"), 16, "100gbe") < 0.5 * seconds(create("fsdp2"), 16, "100gbe")
 

@@ -10,8 +10,8 @@ from scaling.prediction.compute import ComputeModel
 from scaling.prediction.estimate import sd_that_reaches
 from scaling.prediction.fitting import fitted, observations_of_cells, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
-from scaling.prediction.predict import Predictor, strategy_key
-from scaling.prediction.strategy import Machinery, Term
+from scaling.prediction.predict import Predictor
+from scaling.prediction.strategy import Machinery, Term, strategy_key
 from scaling.prediction.terms import divide_term, terms_of
 from tests.prediction.conftest import by_root, cell, machine, measured, strategy
 

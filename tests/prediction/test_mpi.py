@@ -9,9 +9,9 @@ from scaling.prediction.calibration import Observation
 from scaling.prediction.calibration_fit import calibrate
 from scaling.prediction.fitting import machinery_for, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
-from scaling.prediction.predict import Predictor, strategy_key
+from scaling.prediction.predict import Predictor
 from scaling.prediction.sources import Sources
-from scaling.prediction.strategy import Machinery
+from scaling.prediction.strategy import Machinery, strategy_key
 from scaling.prediction.terms import terms_of, transport_of
 from scaling.study.predicting import strategy_of
 from tests.prediction.conftest import cell, machine, measured

@@ -25,33 +25,36 @@ def strategy_of(name, world_size, layout=LAYOUT, **changes):
 
 
 def sizes_of(topology):
-    of_node = len(topology.machine.of_kind("gpu")) or 2
-    # Fewer ranks than a node has are those of a machine alone.
-    return [of_node, 2 * of_node] if topology.num_nodes > 1 else sorted({2, of_node})
+    """All sizes of a node, and each number of nodes that is a power of two, up to all."""
+    of_node = len(topology.machine.of_kind("gpu")) or sum(
+        cpu.cores or 1 for cpu in topology.machine.of_kind("cpu")
+    )
+    on_nodes = [of_node * 2**k for k in range(1, 12) if 2**k <= topology.num_nodes]
+    return [*range(1, of_node + 1), *on_nodes]
 
 
-def machines():
-    """Clusters take seconds each."""
+def cases():
+    """Sizes of several nodes take seconds each."""
     for machine in shipped():
-        marks = [pytest.mark.quality] if load(machine).num_nodes > 1 else []
-        yield pytest.param(machine, marks=marks)
+        for size in sizes_of(topology := load(machine)):
+            many = len(topology.on_nodes(size)) > 1
+            yield pytest.param(machine, size, marks=[pytest.mark.quality] if many else [])
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("peer_access", [True, False], ids=["peer access", "host-only"])
-@pytest.mark.parametrize("machine", list(machines()))
-def test_predict_takes_what_simulate_plan_says(machine, peer_access):
+@pytest.mark.parametrize(("machine", "size"), list(cases()))
+def test_predict_takes_what_simulate_plan_says(machine, size, peer_access):
     topology = load(machine)
     machinery, differing = Machinery(topology), {}
     for name in BUILT_IN:
-        for size in sizes_of(topology):
-            strategy = strategy_of(name, size, peer_access=peer_access)
-            stages = [*strategy.buckets[0], *(u for u in strategy.updates if u.site == "host")]
-            simulated_s = simulate_plan(stages, topology, size, peer_access=peer_access).seconds
-            terms = [*terms_of(strategy, 0, machinery, size), *update_terms(strategy, machinery, size)]
-            predicted_s = sum(term.latency_s + term.flow_s for term in terms if not term.is_added)
-            if predicted_s != pytest.approx(simulated_s, rel=1e-9):
-                differing[name, size] = (predicted_s, simulated_s)
+        strategy = strategy_of(name, size, peer_access=peer_access)
+        stages = [*strategy.buckets[0], *(u for u in strategy.updates if u.site == "host")]
+        simulated_s = simulate_plan(stages, topology, size, peer_access=peer_access).seconds
+        terms = [*terms_of(strategy, 0, machinery, size), *update_terms(strategy, machinery, size)]
+        predicted_s = sum(term.latency_s + term.flow_s for term in terms if not term.is_added)
+        if predicted_s != pytest.approx(simulated_s, rel=1e-9):
+            differing[name] = (predicted_s, simulated_s)
     assert not differing
 
 

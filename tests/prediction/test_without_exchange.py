@@ -25,7 +25,9 @@ def test_computation_is_found_whether_the_exchange_is_hidden_or_not(step, comput
     compute = ComputeModel([measured(weak(1, "none", step), compute_s)])
     iteration_s = Predictor(there, compute).predict(strategy(values)).iteration.value
     known = [(measured(values, iteration_s), strategy(values))]
-    (found,) = computed_without_exchange(known, ComputeModel([]), there)
+    said = []
+    (found,) = computed_without_exchange(known, ComputeModel([]), there, said.append)
+    assert not said
     assert found.iteration_s == pytest.approx(compute_s, rel=0.03)
     assert found.exchanges_nothing
     assert found.relative_sd > 0.01
@@ -34,7 +36,17 @@ def test_computation_is_found_whether_the_exchange_is_hidden_or_not(step, comput
 def test_cells_whose_computation_was_measured_are_left_alone():
     compute = ComputeModel([measured(weak(1, "none"), STEP_S)])
     known = [(measured(weak(8), STEP_S), strategy(weak(8)))]
-    assert not computed_without_exchange(known, compute, Machinery(machine(8)))
+    assert not computed_without_exchange(known, compute, Machinery(machine(8)), pytest.fail)
+
+
+def test_an_exchange_that_takes_more_than_the_step_is_said_and_leaves_all_of_it_inside():
+    there, values, said = Machinery(machine(8)), weak(8, step="eager"), []
+    known = [(measured(values, STEP_S), strategy(values, 10**9))]
+    (found,) = computed_without_exchange(known, ComputeModel([]), there, said.append)
+    low, high = ComputeModel([found]).step(found.cell, 64).step_s.interval
+    assert (found.iteration_s, low < found.iteration_s) == (pytest.approx(0.1 * STEP_S), True)
+    assert high >= STEP_S
+    assert "leaves less than 10% of the measured step, 20 ms" in said[0]
 
 
 def test_8_gpus_alone_predict_64_and_say_where_the_computation_is_from():

@@ -3,12 +3,15 @@
 import pytest
 
 from scaling.bucket import layouts_of_text, shapes_by_dtype_text
-from scaling.collectives.plan import CodecWork, Exchange
+from scaling.collectives.plan import CodecWork, Exchange, Update
 from scaling.errors import StudyError
+from scaling.prediction.strategy import Machinery
+from scaling.prediction.terms import terms_of, update_terms
 from scaling.study.cell import AvailableMachine
 from scaling.study.predicting import strategy_of
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
+from topologies.schema import load
 
 STUDY = {
     "name": "s",
@@ -67,6 +70,21 @@ class TestDtypes:
         parts = self.strategy("64x32; float64: 64x32", aggregator="mxnet_device").gpu_update_share
         assert whole == 0.5
         assert parts == pytest.approx(1.0)  # either bucket begins with rank 0, which owns one tensor of each
+
+    def test_the_hosts_step_of_each_tensor_is_hidden_with_its_exchange(self):
+        machinery = Machinery(load("hgx-h200"))
+        eager, overlapped = (
+            self.strategy("640x320 32x64", aggregator="mxnet_local", step=step)
+            for step in ("eager", "overlapped")
+        )
+        steps = [[s for s in bucket if isinstance(s, Update)] for bucket in overlapped.buckets]
+        assert [[s.num_elements for s in bucket] for bucket in steps] == [[32 * 64], [640 * 320]]
+        assert not update_terms(overlapped, machinery, 2)
+        (behind,) = update_terms(eager, machinery, 2)
+        hidden = [t for at in range(2) for t in terms_of(overlapped, at, machinery, 2) if "update" in t.name]
+        assert sum(t.flow_s for t in hidden) == pytest.approx(behind.flow_s)
+        assert not any(t.by_gpu for t in hidden)
+        assert overlapped.gpu_update_share == eager.gpu_update_share == 0  # no GPU takes the step
 
     @pytest.mark.parametrize("text", ["complex64: 3x3", "3x3; float32: 4", "float16: 3x", "3x3; ; 4"])
     def test_other_texts_are_damaged(self, text):

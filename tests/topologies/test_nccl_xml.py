@@ -147,7 +147,7 @@ def test_name_and_memory_of_a_gpu_come_from_its_pci_id_if_that_fits_its_compute_
     assert facts.gpus[0].name == "NVIDIA GPU sm_86"
     assert facts.gpus[0].memory_source.startswith("assumption")
     assert facts_of(switched(sm=86), "box", gpu="nvidia rtx a6000").gpus[0].memory_bytes_per_s == 768e9
-    with pytest.raises(TopologyError, match=r"'H300' is not known; known: P100-SXM2, .*H200"):
+    with pytest.raises(TopologyError, match=r"'H300' is not known; known: K80, .*H200"):
         facts_of(switched(), "box", gpu="H300")
 
 

@@ -61,6 +61,7 @@ def test_clouds_file_with_devices_and_no_gpu_is_refused_and_its_nics_count(impor
     assert "left out: links of 2 GPUs" in said
     assert "1 NICs: left out" in said
     assert rate(machine)[0] == "staged"
+    assert {one.name for one in machine.machine.of_kind("gpu")} == {"NVIDIA A100-SXM4-40GB"}
 
 
 # AWS' G5 (aws/aws-ofi-nccl, topology/g5.48xl-topo.xml) was taken for a machine without GPUs.
