@@ -99,11 +99,7 @@ THIS_ENVIRONMENT = WorkerEnvironment()
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What is to be started.
-
-    Attributes:
-        module: what they run, as `python -m` would.
-    """
+    """What is to be started."""
 
     world_size: int
     threads: int

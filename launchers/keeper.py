@@ -69,7 +69,6 @@ def main() -> NoReturn:
 
 
 def _code_of(pid: int) -> int:
-    """Waits for the command, and for what it has left that ends before."""
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == pid:

@@ -28,18 +28,13 @@ LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
 
 
 def started_by_mpi(info: RankInfo, environ: Mapping[str, str]) -> bool:
-    """Whether this process is one of an MPI launch: mpirun's, or srun's with `--mpi`."""
     return info.table in TABLES or (
         info.table == "srun" and any(variable in environ for variable in SRUN_SIGNS)
     )
 
 
 def daemon(launcher: str, processes: Path = Path("/proc")) -> tuple[int, Path] | None:
-    """The process on this host that started this one for MPI, with its program; None where it is not seen.
-
-    Args:
-        launcher: "openmpi" or "mpich".
-    """
+    """The process on this host that started this one for MPI, with its program; None where it is not seen."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -58,9 +53,6 @@ def library(launcher: str, program: Path | None) -> str:
 
     mpi4py would take the first that it finds, which need not be that of the mpirun in use: then every
     process is rank 0 of 1.
-
-    Args:
-        launcher: "openmpi" or "mpich".
     """
     paths = [program.parents[1] / "lib" / name for name in LIBRARIES[launcher]] if program else []
     existing = [str(path) for path in paths if path.exists()]

@@ -45,12 +45,7 @@ def start(
     folder: Path | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Starts a launch, which ends when this process dies; whoever leaves it early calls `end`.
-
-    Args:
-        output: a real file for what it and the workers print.
-        folder: in which it starts; None: that of this process.
-    """
+    """Starts a launch, which ends when this process dies; whoever leaves it early calls `end`."""
     return subprocess.Popen(
         command,
         env=environment,
@@ -95,7 +90,6 @@ def run_to_end(
     """Starts a command, waits for it and returns its exit code; None if it ran past the limit.
 
     Args:
-        output: a real file for what it and the workers print.
         limit_s: seconds after which it is ended with all that it started, as on Ctrl-C.
     """
     process = start(command, environment, output)
@@ -154,13 +148,11 @@ def interrupts_hurry(process: Running) -> Iterator[None]:
 
 
 def kill_group(leader: int) -> None:
-    """Ends a process group by force, if any of it is left."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def end(process: Running) -> None:
-    """Ends a launch and everything it started, first by asking."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

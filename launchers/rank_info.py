@@ -92,9 +92,6 @@ class RankInfo:
     """This process's place among the workers.
 
     Attributes:
-        rank: 0 to world_size - 1.
-        local_rank: its place on this host.
-        launcher: who started it, for the record.
         job_id: the launcher's own number for the job, if it has one.
         table: which of TABLES that is, or the launcher's name where it says RANK_VARIABLES.
         passed_over: tables of which only some variables are set, in words; "" if none.

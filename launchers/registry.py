@@ -25,7 +25,6 @@ BUILT_IN = {
 
 
 def targets() -> dict[str, str]:
-    """Every known name with its `module:Class`, the built-in ones first; no other package replaces these."""
     others = {entry.name: entry.value for entry in entry_points(group=GROUP)}
     return {**BUILT_IN, **{name: target for name, target in others.items() if name not in BUILT_IN}}
 

@@ -42,18 +42,10 @@ class JobOptions:
     """What a job is asked for.
 
     Attributes:
-        study: a study file, or the name of a shipped one.
-        world_sizes: the study's, ascending.
-        overrides: `key=value` of the study.
-        workers_per_node: at most so many on a node.
         gpus_per_node: asked of Slurm; 0 for a job without GPUs.
         cpus_per_task: a task is a worker in style srun, and all of a node's workers in style torchrun.
-        array: one task a world size, instead of one job for all.
-        partition: Slurm's default one if None.
-        account: the user's default one if None.
         setup: lines of bash to be run first, as `module load`.
         directives: further options of sbatch, each as it stands after `#SBATCH`.
-        signal_s: seconds before the limit at which the job begins to end.
         join_timeout_s: seconds which workers wait for each other at the start of a launch.
 
     Raises:
@@ -130,7 +122,6 @@ def seconds_of(time: str) -> int:
 
 
 def script(options: JobOptions) -> str:
-    """The whole batch script, to be given to sbatch in the folder from which the study is run."""
     parts = [_head(options), _setup(options)]
     if options.array:
         parts.append(_report_after_all(options))

@@ -25,14 +25,7 @@ PORT_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class SlurmLauncher(Launcher):
-    """One job's way of starting launches.
-
-    Attributes:
-        workers_per_node: at most; the job's GPUs a node.
-        host: the job's first host, where workers meet.
-        port: at which they meet.
-        join_timeout_s: how long they wait for each other.
-    """
+    """One job's way of starting launches."""
 
     leaves_the_rest = True
 
@@ -147,7 +140,6 @@ def nodes_for(world_size: int, workers_per_node: int) -> int:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen there on every address of this host."""
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -158,7 +150,6 @@ def port_is_free(port: int) -> bool:
 
 
 def srun(nodes: int, tasks_per_node: int) -> list[str]:
-    """The words that start a step on the job's first nodes."""
     return [
         # With a number of CPUs a task, srun gives the step those of its tasks alone: fewer at smaller sizes.
         "env",

@@ -82,7 +82,6 @@ class HostLink:
 
 
 def why_not() -> str | None:
-    """What is missing for two hosts on this machine, or None."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if missing := [name for name in ("ip", "tc", "unshare", "hostname") if shutil.which(name) is None]:
@@ -97,7 +96,6 @@ def why_not() -> str | None:
 
 
 def set_up_commands(names: Sequence[str], link: HostLink) -> list[list[str]]:
-    """What makes the two hosts and the link between them, in order."""
     made = [["ip", "netns", "add", name] for name in names]
     ends = [["name", INTERFACE, "netns", name] for name in names]
     made.append(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]])

@@ -85,7 +85,6 @@ class ForkedLaunch:
         self.killed: str | None = None
 
     def poll(self) -> int | None:
-        """The exit code, once nothing of the launch is left; None before."""
         return self._hear(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -192,7 +191,6 @@ class Zygote:
         return ForkedLaunch(self, report["leader"])
 
     def wait_until_imported(self) -> None:
-        """Returns when it can fork, or is gone, which `launch` then says."""
         if not self._has_imported:
             report = self.hear(START_LIMIT_S)
             self._has_imported = report is not None and "imported" in report
@@ -219,7 +217,6 @@ class Zygote:
         return report
 
     def close(self) -> None:
-        """Ends it, and with it a launch that is under way; returns when they are gone."""
         if self._process.stdout is None or self._process.stdout.closed:
             return
         self._process.kill()
@@ -242,11 +239,7 @@ class Zygote:
 
 
 class Zygotes:
-    """Those of one command: one a repeat, so that repeats share neither addresses nor hash seeds.
-
-    Args:
-        modules, environment: see `Zygote`.
-    """
+    """Those of one command: one a repeat, so that repeats share neither addresses nor hash seeds."""
 
     def __init__(self, modules: Sequence[str], environment: WorkerEnvironment = THIS_ENVIRONMENT) -> None:
         self._modules = list(modules)

@@ -14,8 +14,8 @@ import yaml
 
 from scaling import conformance
 from scaling.aggregators.registry import create
+from scaling.codecs import kernels
 from scaling.codecs.chunks import TorchChunks
-from scaling.codecs.kernels import choice
 from scaling.conformance import verify as verification
 from scaling.process_group import run_in_process
 from scaling.study.schema import parse_study
@@ -97,7 +97,7 @@ def test_example_aggregator_keeps_the_contract(examples):
 def test_example_codec_runs_its_own_kernel_where_that_is_asked_for(examples, monkeypatch):
     from my_codecs import LargestSigns, LargestSignsCoder
 
-    monkeypatch.setattr(choice, "triton_problem", lambda device: None)
+    monkeypatch.setattr(kernels, "triton_problem", lambda device: None)
     coders = {
         kernels: type(own.coder(own.chunks(100), torch.device("cpu")))
         for kernels in ("torch", "triton")

@@ -40,7 +40,6 @@ class Position:
     Attributes:
         patience: how many times `stall_timeout_s` the phase may take before its first step; 0: any time.
         stall_timeout_s: 0: it may stand still.
-        has_left: it ends in order, or says itself why it does not.
         phase, cell: in words; no cell is empty.
     """
 

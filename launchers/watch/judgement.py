@@ -28,8 +28,6 @@ WAITING_IN = (
 
 
 class Pace:
-    """How fast one rank moves, as far as the watcher's looks tell."""
-
     def __init__(self, position: Position, now_s: float) -> None:
         self._last, self._moved_s = position, now_s
         self._first_s: float | None = None
@@ -78,8 +76,6 @@ class Seen:
     """A rank, when a launch stands still.
 
     Attributes:
-        position: where it is.
-        stopped: by a signal, as SIGSTOP.
         frames: its main thread's, newest call first, as faulthandler writes them.
     """
 
@@ -120,11 +116,7 @@ def behind(seen: Mapping[int, Seen]) -> list[int]:
 
 
 def stall_report(seen: Mapping[int, Seen], still_s: float, num_ranks: int) -> list[str]:
-    """What watchers say of a launch that stands still: a line on who is behind, and stacks.
-
-    Args:
-        still_s: for how long.
-    """
+    """What watchers say of a launch that stands still: a line on who is behind, and stacks."""
     late = behind(seen)
     elsewhere = len(seen) < num_ranks
     if elsewhere and all(state.waits for state in seen.values()):
@@ -167,7 +159,6 @@ def left_report(rank: int, status: int | None, position: Position, host: str) ->
 
     Args:
         status: as waitpid gives it; None: it is not known.
-        position: where it was.
     """
     return f"rank {rank} left first on {host}, {_ending(status)}, in {position.describe()}"
 

@@ -29,11 +29,7 @@ GONE = "gone"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the watchers meet.
-
-    Attributes:
-        host, port: of rank 0's.
-    """
+    """Where the watchers meet."""
 
     host: str
     port: int
@@ -41,7 +37,6 @@ class Meeting:
 
 
 def open_meeting(address: str) -> tuple[socket.socket, Meeting]:
-    """A listening socket for rank 0's watcher, and what the others have to know."""
     has_both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if has_both else socket.AF_INET
     listener = socket.create_server(("", 0), family=family, dualstack_ipv6=has_both)

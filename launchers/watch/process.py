@@ -83,7 +83,6 @@ class Watcher:
 
     Args:
         ranks: of each: rank, pid, and the descriptors of its process and of its page.
-        host: its name, for people.
     """
 
     def __init__(self, ranks: Sequence[Sequence[int]], num_ranks: int, host: str, peers: Peers) -> None:
@@ -146,7 +145,6 @@ class Watcher:
             self._ended(left_s)
 
     def _has_heard(self) -> bool:
-        """Does what other watchers ask for; whether all is over."""
         message = self._messages.pop(0)
         if lines := message.get("left") or message.get("verdict"):
             self._end(lines, STACK_S)
@@ -279,7 +277,6 @@ def _seen_from(answer: Any) -> dict[int, Seen]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """A JSON document (`start.start_watcher`): watches these ranks until they have ended."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # it ends with the ranks
     options = json.loads(arguments[0])

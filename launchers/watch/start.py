@@ -109,7 +109,6 @@ class Present:
         return range(first, first + self.info.local_world_size)
 
     def look(self) -> None:
-        """Sees what the launcher of this rank has started besides it."""
         if not self._is_at_once():
             return
         parent = os.getppid()
@@ -119,12 +118,7 @@ class Present:
                 self.pids[rank] = pid
 
     def trouble(self, now_s: float, stall_timeout_s: float) -> tuple[int, str] | None:
-        """A rank of this host for which the others wait in vain, and how it is; it is ended.
-
-        Args:
-            now_s: of the clock of `began_s`.
-            stall_timeout_s: for so long one may be stopped.
-        """
+        """A rank of this host for which the others wait in vain, and how it is; it is ended."""
         for rank, pid in self.pids.items():
             state = _state(pid)[:1]
             if state in ([], ["Z"], ["X"]):

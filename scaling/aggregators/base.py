@@ -106,10 +106,8 @@ class Aggregator(ABC, Generic[S]):
         """Brings the gradients together. Collective.
 
         Args:
-            state: what `start` gave; its buffers are reused.
             gradient: this rank's flat bucket (1-D, as `layout` says), on the device given to `start`. Left as
                 it is unless `modifies_input`.
-            phase: marks the phases that this aggregator can tell apart.
 
         Returns:
             A flat tensor of the bucket's length, where `update_site` says, that holds the mean over the ranks
@@ -174,9 +172,7 @@ class Aggregator(ABC, Generic[S]):
         """Brings updated parameters from the ranks that own them to all. Collective; "root" and "owner" only.
 
         Args:
-            state: what `start` gave.
             parameters: this rank's flat parameters, in place; new only in the elements that it owns.
-            phase: marks the phases that this aggregator can tell apart.
         """
         raise NotImplementedError(f"{self.name} takes the step on every replica: nothing to distribute")
 
@@ -186,10 +182,6 @@ class Aggregator(ABC, Generic[S]):
         Counted is what it sends to other ranks, and both directions of every copy between it and host memory:
         what goes there, and what comes back. `distribute` belongs to it where there is one, and so do the
         parameters that come back from an update in host memory.
-
-        Args:
-            rank: of the group; the bytes are its own.
-            itemsize: bytes of an element.
         """
         return None
 
@@ -197,7 +189,6 @@ class Aggregator(ABC, Generic[S]):
         """What aggregation and update of one step consist of, one after the other: for predictions.
 
         Args:
-            layout: of the gradient, in float32.
             world_size: ranks, of one node where host memory is used.
 
         Raises:
@@ -217,10 +208,6 @@ class Aggregator(ABC, Generic[S]):
     def contribution(self, state: S, gradient: Tensor) -> Tensor:
         """What this rank brings to the exchange, before any residual: the gradient, unless the aggregator
         applies a momentum of its own. Changes nothing.
-
-        Args:
-            state: as it is before `aggregate`.
-            gradient: that `aggregate` is about to get.
         """
         return gradient
 
@@ -228,9 +215,6 @@ class Aggregator(ABC, Generic[S]):
         """How far this rank's gradient may put each element of the mean off at most; None: not known.
 
         Runs of lossy aggregators without residuals check the mean against the sum of the ranks' bounds.
-
-        Args:
-            gradient: [num_elements] this rank's.
 
         Returns:
             [num_elements], float32 or wider.

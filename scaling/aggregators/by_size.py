@@ -53,7 +53,6 @@ class Curves:
     """Measured seconds of exchanges.
 
     Attributes:
-        device: "cuda" or "cpu".
         points: of each exchange (bytes, seconds), ascending in bytes.
     """
 

@@ -75,11 +75,7 @@ class ZeroRedundancy(_BySteps):
 @final
 @dataclass(frozen=True)
 class Fsdp2(_BySteps):
-    """torch's fully_shard, a block of layers at a time.
-
-    Attributes:
-        reshard_after_forward: a block's parameters are released after its forward pass.
-    """
+    """torch's fully_shard, a block of layers at a time."""
 
     name = "fsdp2"
     reshard_after_forward: bool = True
@@ -102,7 +98,6 @@ class Hsdp(_BySteps):
     """torch's fully_shard on a mesh: sharded within groups of ranks, replicated between them.
 
     Attributes:
-        reshard_after_forward: a block's parameters are released after its forward pass.
         shard_ranks: neighbouring ranks that share a replica, as the GPUs of a host; of these and the world
             size the greatest common divisor is taken.
     """

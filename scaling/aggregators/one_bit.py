@@ -189,7 +189,6 @@ class StripedOneBit(Aggregator[OneBitState]):
         )
 
     def _stripes(self, layout: BucketLayout, world_size: int) -> StripeLayout:
-        """Those of the bucket; of one without tensors where nothing is ever quantised."""
         if self.bits == PLAIN_BITS:
             return StripeLayout.of(BucketLayout.of([]), self.view, 1, world_size)
         return StripeLayout.of(layout, self.view, self.bits, world_size)
@@ -222,7 +221,6 @@ class StripedOneBit(Aggregator[OneBitState]):
                 state.codec.encode(gradient)
 
     def _bring_together(self, state: OneBitState, phase: PhaseMarker) -> None:
-        """From the own encoded gradient to the mean in `result`."""
         if self.bits == PLAIN_BITS:
             with phase("communicate"):
                 state.group.all_reduce(state.result)
@@ -251,11 +249,7 @@ class StripedOneBit(Aggregator[OneBitState]):
     def exchange(
         self, state: OneBitState, sends: list[Message], receives: list[Message], phase: PhaseMarker
     ) -> None:
-        """Sends and receives one batch of messages, between devices.
-
-        Args:
-            state: what `start` gave.
-        """
+        """Sends and receives one batch of messages, between devices."""
         with phase("communicate"):
             state.group.exchange(sends, receives)
 

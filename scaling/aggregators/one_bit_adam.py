@@ -50,7 +50,6 @@ class OneBitAdamState(AggregatorState):
         stripes: with the momentum, m / (1 - beta1) without its correction.
         second: [num_elements] float32, without its correction.
         steps: [] int64 in host memory; taken so far.
-        result: [num_elements].
     """
 
     settings: OneBitAdam

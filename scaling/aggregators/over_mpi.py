@@ -93,7 +93,6 @@ class Mpi(Aggregator[MpiState]):
         return gradient
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """A ring's traffic, which is what a group meters; without the copies down and up, which GPUs need."""
         return all_reduce_bytes([layout.num_elements * itemsize], world_size)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
@@ -111,8 +110,6 @@ class Mpi(Aggregator[MpiState]):
 
 @dataclass
 class MpiOneBitState(OneBitState):
-    """The stripes' state, and room in host memory for what is sent and received."""
-
     over_mpi: MpiGroup
     sent: list[Tensor]  # [rank] int32 words, pinned; none where the messages are in host memory themselves
     received: list[Tensor]
@@ -174,7 +171,6 @@ class MpiOneBit(StripedOneBit):
 
 
 def _through_host(stage: Stage) -> list[Stage]:
-    """Stripes to all others (`stripes_and_back`) with their copies; what is no exchange stays as it is."""
     if not isinstance(stage, Exchange):
         return [stage]
     n = stage.schedule.world_size

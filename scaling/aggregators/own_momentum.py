@@ -18,9 +18,7 @@ def single_rank_result(gradient: Tensor, velocity: Tensor, momentum: float, resu
     """What a rank without others gives: nothing is encoded; momentum is applied as torch.optim.SGD does.
 
     Args:
-        gradient: [num_elements].
         velocity: [num_elements or more] the momentum so far, which the gradient is added to; empty without.
-        result: [num_elements], to be written.
 
     Returns:
         `result`; the gradient itself without momentum.

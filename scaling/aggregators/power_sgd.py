@@ -214,7 +214,6 @@ class PowerSgd(Aggregator[PowerSgdState]):
             torch.bmm(matrices, q, out=p)
 
     def _decode(self, state: PowerSgdState) -> None:
-        """Steps 5 and 6, and the Q of the next step."""
         torch._foreach_div_(
             [buffer for buffer in (state.second, state.whole) if buffer.numel()], state.group.world_size
         )
@@ -262,7 +261,6 @@ class PowerSgd(Aggregator[PowerSgdState]):
 
 
 def _watch(layout: BucketLayout, groups: list[MatrixGroup], device: torch.device) -> FiniteWatch:
-    """Of every value of all Q, and of the sums of chunks of what is sent as it is."""
     numbers = list(chain.from_iterable(group.tensors for group in groups))
     lengths = [group.columns * group.rank for group in groups for _ in group.tensors]
     thin = [(layout.names[number], (length,)) for number, length in zip(numbers, lengths, strict=True)]

@@ -121,7 +121,6 @@ def encoded_stripes(
     """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update.
 
     Args:
-        num_elements: of the gradient, in float32.
         up_bytes: of its whole encoding.
         encode: bytes moved for each byte that is encoded and whose residual is taken.
     """

@@ -51,7 +51,6 @@ class StripeParts:
         ]
 
     def own(self, stripe: Tensor, rank: int) -> dict[str, Tensor]:
-        """Views of each parameter's part in the rank's stripe, a flat tensor."""
         begin, parts = self.edges[rank], []
         for offset, borders in zip(self.layout.offsets, self.borders, strict=True):
             start, stop = borders[rank], borders[rank + 1]

@@ -53,7 +53,6 @@ def first_lines(measured: Measured) -> list[str]:
 
 
 def _said(kind: str, **values: Any) -> Finding:
-    """A line whose template is `attached_<kind>`."""
     return Finding(f"attached_{kind}", (), values)
 
 
@@ -83,7 +82,6 @@ def _otherwise(measured: Measured) -> str:
 
 
 def _differences(measured: Measured) -> Iterator[Finding]:
-    """The step, where it goes, and what neighbouring blocks differ by."""
     ranks, by_clock_ratio, more_ratio = measured.ranks, *measured.marks_ratio
     usual_s, aa = measured.rate_s("baseline"), measured.aa
     is_host_only = ranks[0].get("host_only") and measured.device == "cuda" and len(ranks) > 1

@@ -20,9 +20,7 @@ class Rare:
     """What a script does in some steps only.
 
     Attributes:
-        kind: "evaluation" or "save".
         ranks: that do it; none where all do.
-        count: in how many steps, on the rank with the most.
         is_waited_for: fewer ranks than all do it, and the steps of the others are as much longer.
     """
 
@@ -36,7 +34,6 @@ class Rare:
 
 
 def rare(measured: Measured) -> list[Rare]:
-    """Evaluations and saves of the last launch that switched arms."""
     ranks = measured.ranks
     found = []
     for kind in ("evaluation", "save"):
@@ -68,7 +65,6 @@ def _spans(rank: dict[str, Any], kind: str) -> list[float]:
 
 
 def _steps_with(rank: dict[str, Any], kind: str) -> list[int]:
-    """In which steps: a checkpoint may be several files. Those of the warm-up are 0 and below."""
     marks = min(rank.get("host_s", rank["step_s"]), key=len)
     numbers = {bisect(marks, start_s) for name, start_s, _ in rank["phases"] if name == kind}
     return sorted(number - rank["warmup"] + 1 for number in numbers)
@@ -96,7 +92,6 @@ def horizon(measured: Measured) -> dict[str, Any]:
 
 
 def same_samples(measured: Measured) -> bool:
-    """Whether every rank draws the same batches, by digests of the first ones."""
     digests = [rank.get("digests", []) for rank in measured.ranks]
     first = digests[0]
     return len(digests) > 1 and len(set(first)) >= LEAST_SAME and all(own == first for own in digests)
@@ -121,7 +116,6 @@ def without_no_sync(measured: Measured) -> bool:
 
 
 def crowded(ranks: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
-    """Threads of the ranks of a host, and its fewer cores."""
     for host in {rank.get("host", "") for rank in ranks}:
         here = [rank for rank in ranks if rank.get("host", "") == host]
         threads = sum(rank["threads"] for rank in here)
@@ -132,7 +126,6 @@ def crowded(ranks: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
 
 
 def reduces_a_step(ranks: Sequence[dict[str, Any]]) -> float:
-    """How often a script without DDP calls all_reduce in a step."""
     first = ranks[0]
     made = max(len(min(first["step_s"], key=len)), 1)
     return (
@@ -141,7 +134,6 @@ def reduces_a_step(ranks: Sequence[dict[str, Any]]) -> float:
 
 
 def settings(measured: Measured) -> dict[str, Any]:
-    """Settings that cost time, as they are in the processes."""
     first, on_gpu = measured.ranks[0], measured.device == "cuda"
     lengths = {rank.get("unshared_samples") for rank in measured.ranks}
     is_slow_input = on_gpu and first.get("batches") and not first.get("draws_in_thread")

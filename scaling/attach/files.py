@@ -20,11 +20,7 @@ _States = dict[str, _State]
 
 
 def take_files(out: Path, cwd: Path) -> None:
-    """Moves what a run has made on this host, and its Python has noted, to the run's folder.
-
-    Args:
-        out: of the run; the files are in `files` there.
-    """
+    """Moves what a run has made on this host, and its Python has noted, to the run's folder."""
     names = {
         name
         for path in out.glob(f"made-{platform.node()}-*")
@@ -51,7 +47,6 @@ def say_files(
     after: _States | None,
     say: Callable[[str], None],
 ) -> None:
-    """Which files appeared, were spared or changed during the runs."""
     appeared, changed = list[str](), list[str]()
     if before is not None and after is not None:
         appeared = sorted(after.keys() - before.keys())
@@ -78,7 +73,6 @@ def _some(paths: Sequence[str]) -> str:
 
 
 def files_below(root: Path, out: Path) -> _States | None:
-    """Files below a folder, without those of the results and this process's own output; None if too many."""
     states, own = _States(), set[tuple[int, int]]()
     for stream in (1, 2):
         with suppress(OSError):  # closed

@@ -47,18 +47,11 @@ MOSTLY_INPUT = 0.4
 
 
 def _found(kind: str, ratio: float, *, is_once: bool = False, **values: Any) -> Finding:
-    """A finding.
-
-    Args:
-        kind: `<kind>_advice` is the template of what to try.
-        ratio: of a step, at most to be gained.
-        is_once: seen in phases alone: no verdict.
-    """
+    """A finding."""
     return Finding(kind, (), {"ratio": ratio, "is_once": is_once, **values})
 
 
 def findings(measured: Measured, traced: Traced | None = None) -> list[Finding]:
-    """All of them, the largest first: none below the A/A spread, and none without an A/A pair."""
     if (spread := measured.spread_ratio) is None:
         return []
     slow = slow_rank(measured)
@@ -144,7 +137,6 @@ def _fewer_bytes(measured: Measured) -> dict[str, Any]:
 
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
-    """Arms with other buckets than the baseline's, and what each saves."""
     usual = measured.ranks[0].get("bucket_bytes")
     runs = [(arm, measured.saved(arm)) for arm in BUCKETS]
     return [
@@ -155,7 +147,6 @@ def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
 
 
 def best_buckets(measured: Measured) -> tuple[str, float] | None:
-    """The arm with other buckets that saves most for sure."""
     sure = [(arm, saved.ratio) for arm, saved in bucket_runs(measured) if saved.is_certain]
     return max(sure, key=lambda run: run[1], default=None)
 
@@ -214,7 +205,6 @@ def _of_cores(measured: Measured) -> Iterator[Finding]:
 
 
 def _parts(measured: Measured, *phases: str) -> list[float]:
-    """Of each rank, the part of a step in these phases; 0 where it is not known."""
     by_rank = shares(measured) or [{}]
     return [sum(of.get(name, 0.0) for name in phases) / max(sum(of.values()), 1e-9) for of in by_rank]
 
@@ -229,7 +219,6 @@ def _of_phases(measured: Measured) -> Iterator[Finding]:
 
 
 def other_steps(measured: Measured) -> tuple[float, float, str]:
-    """What steps of another kind add, the least and the median over launches, and the phase it is in."""
     ratios = [ratio for ratio, _ in measured.left_out] or [0.0]
     phases = measured.left_out[-1][1] if measured.left_out else {}
     most = max(("evaluation", "save"), key=lambda kind: phases.get(kind, 0.0))

@@ -75,8 +75,6 @@ class Run:
 
     Attributes:
         arm: or what the launch is called in which arms are switched.
-        ranks: each rank's record, in their order; empty where it was not measured.
-        reason: why it was not measured.
     """
 
     arm: str
@@ -95,8 +93,6 @@ class Blocks:
     """How arms are switched within one process.
 
     Attributes:
-        arms: of each round; the first one is on in the warm-up.
-        seed: of their orders.
         budget_s: seconds of rounds, after which no further one but one begins.
         is_enough: asked with the ranks' records after each round.
     """

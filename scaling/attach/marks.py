@@ -24,7 +24,6 @@ class Step:
     """A step of one rank, from the end of the optimizer's step before it to the end of its own.
 
     Attributes:
-        number: 0 is the first one after the first mark.
         spans: (phase, start, stop) in seconds after its start; but for evaluations, only in arms with phases.
         waited_s: in collectives of the script's own, those in a backward pass included.
         arm, block: that was on, and the number of its round; -1 for a step that is left out.
@@ -41,7 +40,6 @@ class Step:
 
 
 def steps_of(rank: dict[str, Any]) -> list[Step]:
-    """All steps of a rank's record, of the optimizer that fired least."""
     anchor = _anchor([len(marks) for marks in rank["step_s"]])
     marks, counts = rank["step_s"][anchor], rank["counts"][anchor]
     on_host, labels = rank.get("host_s", rank["step_s"])[anchor], rank.get("labels") or []

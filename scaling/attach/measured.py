@@ -65,7 +65,6 @@ class Saved:
         is_certain: shorter by the interval, and by more than the A/A spread in each of several launches.
         half: of the 95% t interval over rounds, of a step; not less than half of what launches differ by.
             None of fewer than three rounds.
-        launches: the ratio in each.
     """
 
     ratio: float
@@ -107,11 +106,8 @@ class Measured:
             average, more than the rank that is slowest on average.
         variation: arm -> upper to lower quartile of a rank's steps, the largest of its ranks and launches.
         phases: arm with phases -> launch -> of each rank, the median seconds of each phase.
-        reasons: arm -> why a run of it was not measured.
-        facts: arm -> each rank's record, of its last run.
         rounds: arm -> round -> the slowest rank's mean step in the arm's block.
         rounds_together: the same where all wait for the last rank in each step.
-        apart: why arms were not switched within one process.
         long_steps: arm -> of each run, its steps that take over twice the usual time.
         left_out: what the baseline's steps of another kind add, of a steady step, and in which phases.
     """
@@ -230,7 +226,6 @@ class Measured:
 
     @property
     def aa(self) -> Saved | None:
-        """The difference for no reason."""
         return self._saved("aa", self.rounds, None)
 
     @property
@@ -301,7 +296,6 @@ class Measured:
         return [float(np.mean(sizes)) if sizes else 0.0 for sizes in drawn]
 
     def changed(self, arm: str) -> bool:
-        """Whether its step consists of something else than the baseline's."""
         return self.signatures.get(arm) != self.signatures.get("baseline")
 
     def phases_of(self, arm: str) -> list[dict[str, float]]:

@@ -80,7 +80,6 @@ def slow_rank(measured: Measured) -> SlowRank | None:
 
 
 def _longer(launches: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], list[float]]:
-    """The ranks above the largest gap in every launch, and by how much in each; none where they change."""
     groups = {_above_gap(ranks) for ranks in launches}
     if len(groups) != 1 or not (group := groups.pop()):
         return (), []
@@ -135,7 +134,6 @@ def _above_gap(ranks: Sequence[float]) -> tuple[int, ...]:
 
 
 def batch_elements(measured: Measured) -> np.ndarray[Any, Any] | None:
-    """Elements of each rank's batches, [rank][batch]; None where they were not seen."""
     drawn = [[size for _, size in rank["batches"]] for rank in measured.alone]
     shortest = min(map(len, drawn), default=0)
     if not shortest:

@@ -40,10 +40,6 @@ MOST_LONGER = 1.1
 class AttachedFolder:
     """The results folder of an attached script.
 
-    Args:
-        path: the folder, empty or not there.
-        settings: further facts for its study.yaml.
-
     Raises:
         AttachError: it holds something already.
     """

@@ -49,12 +49,10 @@ class Plan:
     """What is run.
 
     Attributes:
-        arms: which of `scaling.attach.inside.arms`.
         warmup: steps at the start of each launch, which are left out.
         steps: of each run with a process of its own.
         launches: in which arms are switched; one more where they disagree.
         until_epoch: they, and the clock, go on until an epoch has ended, or the deadline.
-        seed: of the order.
     """
 
     command: Sequence[str]
@@ -146,7 +144,6 @@ class _Session:
         self._processes()
 
     def _switch(self) -> str | None:
-        """The launches in which arms are switched; why they cannot be."""
         failed = False
         for launch in range(self.plan.launches + 1):
             if launch == self.plan.launches and not (failed or self._disagrees() or self._seems_faster()):
@@ -235,7 +232,6 @@ class _Session:
                 self._start(name, self._launch)
 
     def _start(self, name: str, launch: int, blocks: Blocks | None = None) -> Run:
-        """One launch of the script; it is added to what is measured."""
         self.say(f"{self._position + 1}: {name}, launch {launch + 1}")
         self._log, self._number = self.out / "launches" / f"{self._position:03d}-{name}", launch
         run = run_arm(

@@ -28,7 +28,6 @@ class Traced:
 
     Attributes:
         step_s: from the first kernel to the end of the last. The profiler slows the host: longer than usual.
-        nccl_s: of NCCL kernels.
         moving_s: of those, without waiting: each as short as on the rank that comes last to it.
         exposed_s: of NCCL kernels, while no other kernel ran; with the waiting.
         busy_s: in which the GPU ran anything. How idle the GPU is, a run without the profiler has to say.

@@ -105,7 +105,6 @@ class ChunkCodec(Codec):
     """A codec by chunks: a row of the wire is a chunk's head, some floats, and then a code an element.
 
     Attributes:
-        head: floats of a head.
         needs_noise: `encode` takes uniform random numbers.
         kernel: its kernel on CUDA devices: a kind of `scaling.codecs.kernels.chunk_blocks`, or a `ChunkCoder`
             of its own; None: plain torch. A subclass may compute otherwise, so it does not inherit it.
@@ -218,9 +217,6 @@ class ChunkCoder(ABC):
     """Encodes and decodes one rank's bucket, in the order of the current stream.
 
     Residuals are empty where there are none.
-
-    Attributes:
-        note: what runs, for the record of a run.
     """
 
     note: str
@@ -244,7 +240,6 @@ class ChunkCoder(ABC):
             residual: [padded] float32; zeros in the filling, which stay.
             rows: [num_chunks, row_words] int32 of the codec.
             momentum: what is added too; there is a residual then.
-            noise: where the codec needs it; moves on.
         """
 
     @abstractmethod

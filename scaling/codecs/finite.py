@@ -84,7 +84,6 @@ class FiniteWatch:
 
         Args:
             indices: [k] int32 or int64, of elements of the bucket.
-            values: [k] of these.
         """
         if not self.marks.numel():
             return

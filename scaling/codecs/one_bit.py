@@ -109,13 +109,11 @@ def _encode_levels(values: Tensor, bits: int) -> Encoded:
 
 
 def _level(lower: Tensor, upper: Tensor, bits: int) -> Tensor:
-    """The extent of a level, of more than one bit; 0 where the limits coincide."""
     extent = upper - lower
     return torch.where(extent < _SMALLEST_RANGE, 0, extent / ((1 << bits) - 1))
 
 
 def decode(encoded: Encoded, rows: int, bits: int = 1) -> Tensor:
-    """The matrix [rows, columns], float32, that `encoded` stands for."""
     codes = unpack(encoded.words, rows, bits)
     if bits > 1:
         level = _level(encoded.lower, encoded.upper, bits)
@@ -125,7 +123,6 @@ def decode(encoded: Encoded, rows: int, bits: int = 1) -> Tensor:
 
 
 def levels(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """What a bit of 0 and a bit of 1 stand for, of these limits."""
     extent = upper - lower
     quarter = torch.where(extent < _SMALLEST_RANGE, 0, extent / 4)
     return lower + quarter, lower + 3 * quarter

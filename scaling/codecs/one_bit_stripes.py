@@ -38,7 +38,6 @@ class Places:
         gathered: [owner] its stripes' sums, at equal distances.
         row_words: between two of `incoming`.
         gathered_words: between two of `gathered`.
-        num_words: of the whole buffer.
     """
 
     outgoing: tuple[int, ...]
@@ -110,11 +109,7 @@ class StripeBuffers:
 
 
 class StripeCodec(ABC):
-    """Encodes and decodes one rank's stripes in its buffers, in the order of the current stream.
-
-    Attributes:
-        note: what runs, for the record of a run.
-    """
+    """Encodes and decodes one rank's stripes in its buffers, in the order of the current stream."""
 
     note: str
 

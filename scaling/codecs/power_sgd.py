@@ -152,11 +152,7 @@ def strided_batches(layout: BucketLayout, group: MatrixGroup) -> Iterator[tuple[
 
 
 def matrix_views(flat: Tensor, layout: BucketLayout, groups: Sequence[MatrixGroup]) -> list[Tensor]:
-    """[batch, n, m] views into a bucket's values, in the order of `strided_batches` of each group.
-
-    Args:
-        flat: [num_elements], at the beginning of its memory.
-    """
+    """[batch, n, m] views into a bucket's values, in the order of `strided_batches` of each group."""
     return [
         flat.as_strided((count, group.rows, group.columns), (distance, group.columns, 1), start)
         for group in groups

@@ -20,11 +20,7 @@ from scaling.codecs.one_bit import BITS_PER_WORD, View, matrix_shape
 
 @dataclass(frozen=True)
 class Matrix:
-    """A gradient matrix in its flat bucket: offset + row row_stride + column column_stride is an element.
-
-    Attributes:
-        num_words: words of one column.
-    """
+    """A gradient matrix in its flat bucket: offset + row row_stride + column column_stride is an element."""
 
     offset: int
     rows: int

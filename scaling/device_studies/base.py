@@ -55,7 +55,6 @@ class Budget:
     Attributes:
         seconds: measuring ends after so many, once there are `min_samples`.
         min_samples: at least so many samples; fewer than six give no interval.
-        max_samples: at most so many.
         limit_s: a point whose fewest samples would take longer is left out.
     """
 
@@ -106,7 +105,6 @@ class Budget:
 
         Args:
             step: what is timed; on a GPU it need not wait for the device.
-            device: where it works.
             per_sample: calls that a sample covers and is divided by; None: as many as take a millisecond.
 
         Raises:
@@ -192,7 +190,6 @@ class Experiment(ABC):
 
         Args:
             point: one of `points`, without `only_device` and `threads`.
-            device: where; CPU threads are set already, TF32 is off.
 
         Yields:
             `{"phase": what was timed, "seconds": one sample}`, where the phase is "step", "train",

@@ -48,11 +48,7 @@ REPORT = Report(
 @final
 @dataclass(frozen=True)
 class BatchSizes(Experiment):
-    """Time of a training step, and samples a second, over mini-batch sizes.
-
-    Attributes:
-        batches: samples of a step.
-    """
+    """Time of a training step, and samples a second, over mini-batch sizes."""
 
     name: ClassVar[str] = "batch-sizes"
     report: ClassVar[Report] = REPORT

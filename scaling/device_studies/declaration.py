@@ -109,10 +109,8 @@ class Show:
     """A column of a table.
 
     Attributes:
-        header: with the unit.
         kind: `time` of the phase in ms, or in `seconds`; its `interval`, or `both`; `per_s`: `name` over it;
             `number`, `error` or `fact`: the fact `name`; `over_first`: as `Lines` has it, along `name`.
-        name: of the fact or variable.
     """
 
     header: str
@@ -147,7 +145,6 @@ class BreakEven:
     """From which value of `x` on the `first` take less time than the fastest of `than`, for each of `by`.
 
     Attributes:
-        unit: of `x`, in the clauses.
         threads: all threads against the fewest, said where there is no GPU; not GPU against CPU.
     """
 
@@ -239,7 +236,6 @@ class Report:
     """What the report of a device study says.
 
     Attributes:
-        figures, tables: in their order.
         answer: to the question; `findings`: what was found besides.
         labels: a variable, or a value of one -> what it is called.
         order: a variable -> its values as they are to stand; a `Setting`: those of the parameter.

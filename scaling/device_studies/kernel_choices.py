@@ -181,7 +181,6 @@ class KernelChoices(Experiment):
         products: (batch, columns, inner) on a GPU: x of batch x inner, W of columns x inner.
         layers: convolutions by name; see `convolutions.LAYERS`.
         batch, cpu_batch: images of a convolution on a GPU, and on a CPU.
-        precisions: of `float32`, `tf32`, `bfloat16`.
         convolution_choices: of `library`, `autotuned`, `native`, `fft`.
         caps_mib: limits of cuDNN's workspace, by its older interface; none: not measured.
     """

@@ -125,14 +125,10 @@ class LstmFused(Experiment):
     """Speed and accuracy of one LSTM layer with a linear layer behind it.
 
     Attributes:
-        implementations: of `elementary`, `cell`, `fused`.
-        precisions: of `float64`, `float32`, `float16`.
         batches: samples of a step on the real task, where the speed is measured.
         real: data set that is read row by row; `auto` is MNIST where it is on this machine, else digits.
         shrink: so many pixels of an image become one, in both directions.
-        train_samples, test_samples: at most.
         accuracy_batch, accuracy_width: with these the accuracy is measured, on both tasks.
-        seeds: a training for each.
         training_limit_s: a cell's trainings are left out where they would take longer (on a CPU: of its
             time, however busy it is).
     """

@@ -196,7 +196,6 @@ class SequenceTask:
 
     Attributes:
         inputs, targets: to train on: [n, length, features] float32, [n] int64.
-        num_classes: targets are 0 to num_classes - 1.
     """
 
     inputs: Tensor
@@ -256,11 +255,7 @@ def image_rows(name: str, shrink: int, num_train: int, num_test: int) -> Sequenc
 
 @dataclass(frozen=True)
 class Measurement:
-    """One cell of the study.
-
-    Attributes:
-        study: its parameters, as `LstmFused` has them.
-    """
+    """One cell of the study."""
 
     study: Any
     task: SequenceTask

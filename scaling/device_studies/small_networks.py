@@ -118,7 +118,6 @@ class SmallNetworks(Experiment):
 
     Attributes:
         inputs, depth, width, batch: the point around which one is varied at a time.
-        input_sizes: features of a sample.
         equal_parameters: sizes at which a recurrent network is compared with a perceptron; none: not at all.
         threads: of the CPU; "all" is every core.
     """

@@ -86,8 +86,6 @@ class RankStep:
     """What one rank recorded of a step.
 
     Attributes:
-        step_s: its length, in seconds.
-        spans: in any order.
         start_s: its start on a clock that the ranks share, in seconds; None where that is not known.
         behind_s: how far the device was behind the host at the end of forward and backward
             (`scaling.measure.phases.StepSample`); None where that was not recorded.

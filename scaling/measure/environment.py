@@ -88,7 +88,6 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """All environment variables of the libraries, for people: those too that are no settings of the study."""
     known = {name: value for name, value in sorted(environ.items()) if name.startswith(SETTING_PREFIXES)}
     return dict(redacted_document(known))
 
@@ -112,8 +111,6 @@ def gpu_subset(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[dict[str
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether files differ from it; None outside a checkout."""
-
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

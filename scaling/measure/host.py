@@ -31,9 +31,7 @@ class HostReading:
     """One look at this process.
 
     Attributes:
-        at_s: time.perf_counter.
         queued_s: its main thread's since the process began; None where the kernel does not count it.
-        cores: that it may use; None where the system does not tell.
     """
 
     at_s: float

@@ -38,7 +38,6 @@ def product(precision: str, size: int, device: torch.device) -> Callable[[], obj
 
     Args:
         precision: float32, tf32 (the same tensors, fewer digits in products), bf16 or fp16.
-        device: where they are.
 
     Raises:
         RuntimeError: memory is short, or the device cannot multiply so.
@@ -61,9 +60,7 @@ def matrix_rate(precision: str, device: torch.device, seconds: float = SECONDS) 
     """As measured in about that time; leaves torch's random numbers and settings as they are.
 
     Args:
-        precision: see `product`.
         device: idle; a CPU with the threads that torch is set to.
-        seconds: for all sizes; the two smallest are measured in any case.
 
     Returns:
         None where not even the smallest product could be done.

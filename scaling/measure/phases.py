@@ -83,7 +83,6 @@ class StepSample:
 
     Attributes:
         start_s: on the host's monotonic clock, in seconds.
-        step_s: its length, in seconds.
         spans: (phase, lane, start, stop), in seconds from the step's start; None where nothing was marked.
         behind_s: phase of `COMPUTED` -> how long after the host had queued the last of it the device was done
             with it, in seconds: next to nothing where the device waits for the host. None where nothing was
@@ -115,7 +114,6 @@ class PhaseRecorder:
 
     @contextmanager
     def step(self, *, profiled: bool) -> Iterator[Marks]:
-        """One whole step; gives what it marks its phases on."""
         spans: list[_Span] | None = [] if profiled else None
         self._spans = spans
         try:
@@ -236,8 +234,6 @@ class PhaseRecorder:
 
 
 class GraphMarks:
-    """Takes marks that the graph under capture passes at each replay."""
-
     def __init__(self) -> None:
         self._spans: list[tuple[str, Lane, Any, Any]] = []
         self._clock = GraphClock()

@@ -235,7 +235,6 @@ def _throttled(before: Reading, after: Reading) -> dict[str, float] | None:
 
 
 def _reasons(before: Reading, after: Reading) -> list[str] | None:
-    """Those of both readings in order, without doubles; None where neither says."""
     reasons = [
         reading.throttle_reasons for reading in (before, after) if reading.throttle_reasons is not None
     ]

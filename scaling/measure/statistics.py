@@ -40,7 +40,6 @@ class Estimate:
 
     Attributes:
         low: lower end of the 95% interval; None where there are too few samples for one.
-        high: upper end; None likewise.
         method: how the interval was made, for people.
     """
 
@@ -60,9 +59,6 @@ def median_of(values: Sequence[float]) -> float:
 
 def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
     """The median of all samples, with the interval that the number of launches allows.
-
-    Args:
-        launches: the samples of each launch; empty ones are left out.
 
     Raises:
         ValueError: there is no sample at all.

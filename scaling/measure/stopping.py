@@ -62,7 +62,6 @@ def enough(times: Sequence[float], goal: float = 0.01, min_samples: int = MIN_SA
     Args:
         times: of one launch after its warm-up, positive, in any unit.
         goal: half the interval's width, as a part of the median; 0.01 is 1%.
-        min_samples: with fewer it is never enough.
 
     Raises:
         ValueError: the goal is not positive.
@@ -83,7 +82,6 @@ def is_warm(times: Sequence[float], window: int = 10) -> bool:
     """Whether the last `window` times are no longer getting faster; False with fewer times.
 
     Args:
-        times: of all iterations so far, in order, in any unit.
         window: of the last iterations that are looked at; 6 at least.
 
     Raises:
@@ -103,11 +101,7 @@ def is_warm(times: Sequence[float], window: int = 10) -> bool:
 
 @lru_cache
 def critical_value(num_earlier: int, num_later: int) -> int:
-    """The least U that is significant: P(U >= it) <= 5% where all orders are as likely.
-
-    Args:
-        num_earlier, num_later: times in either half, 3 at least.
-    """
+    """The least U that is significant: P(U >= it) <= 5% where all orders are as likely."""
     orders = _orders_by_statistic(num_earlier, num_later)
     from_above = np.cumsum(orders[::-1]) / orders.sum()
     # U takes the values 0 to num_earlier * num_later.

@@ -31,7 +31,6 @@ def synchronized(module: nn.Module, group: Group) -> nn.Module:
 
     Args:
         module: on its device; changed.
-        group: the ranks that train together, all of which run forward and backward at the same time.
     """
     on_cuda = any(parameter.is_cuda for parameter in module.parameters())
     if on_cuda and isinstance(group, TorchGroup) and not group.through_host:

@@ -75,7 +75,6 @@ class BucketGraphs:
     """The graphs of all buckets. Collective to make; states and random state are afterwards as before.
 
     Args:
-        states: of each bucket, in their order.
         gradients: [num_elements] each bucket's memory.
         in_place: means end there, which spares copies where the parameters' gradients are views of it.
         recorder: has replays pass marks between phases, where this torch has them (2.8).
@@ -175,11 +174,7 @@ class BucketGraphs:
 
 
 def shared(sizes: Sequence[int], limit: int) -> list[tuple[int, int]]:
-    """Which buckets share a graph: [first, stop), of `limit` bytes at most; the last one shares none.
-
-    Args:
-        sizes: of the buckets, in bytes.
-    """
+    """Which buckets share a graph: [first, stop), of `limit` bytes at most; the last one shares none."""
     spans: list[tuple[int, int]] = []
     first = 0
     for index in range(len(sizes)):

@@ -37,11 +37,7 @@ from scaling.training.step import EagerStep
 
 
 class ByTensorStep(EagerStep):
-    """A step on one rank. Collective to make and to call.
-
-    Args:
-        gradients: how they are treated; a clipped one is the mean.
-    """
+    """A step on one rank. Collective to make and to call."""
 
     def __init__(
         self,

@@ -37,8 +37,6 @@ class CapturedStep:
     Args:
         step: to be captured: on CUDA, of an aggregator that can be, made with `capturable`. A `LayeredStep`
             brings gradients together under its backward pass.
-        inputs: [local_batch, ...] an example of the batches, on the replica's device.
-        targets: [local_batch] int64, likewise.
 
     Raises:
         LaunchError: the replica is not on CUDA.

@@ -81,8 +81,6 @@ class Checkpoint:
     """One rank's, after an epoch.
 
     Attributes:
-        rows: the samples that the rank has recorded, one an epoch.
-        step: of `Step.state_dict`.
         random_states: of the processor, and of the rank's GPU if it has one.
         hosts: where it was trained so far (`topologies.detect_host.this_start`), the first first.
         saved_together: the same for the checkpoints of all ranks that were saved together, and for no others.

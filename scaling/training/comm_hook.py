@@ -89,7 +89,6 @@ class CommHook:
             self._buckets.load_state_dict(state)
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """The hook; the future has the mean. Collective."""
         if bucket.index() == 0 and self._exact_passes:
             self._exact_passes -= 1
         if self._buckets.started and not self.fallback:
@@ -116,7 +115,6 @@ class CommHook:
             self._buckets.record = []
 
     def _check_exchanges(self) -> None:
-        """Of the pass before. Collective."""
         record, self._buckets.record = self._buckets.record or [], None
         for exchange in record:
             law = law_of(self._aggregator, exchange, self._group.world_size)

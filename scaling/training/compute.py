@@ -29,7 +29,6 @@ class Compute:
     """How forward and backward passes are computed.
 
     Attributes:
-        autocast: the 16-bit dtype; None: none.
         captured: in a CUDA graph, in which autocast may not keep casts from pass to pass.
     """
 
@@ -38,7 +37,6 @@ class Compute:
     captured: bool = False
 
     def casting(self, device_type: str) -> AbstractContextManager[object]:
-        """Within it operations are computed in this precision."""
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(device_type, self.autocast, cache_enabled=not self.captured)
@@ -58,7 +56,6 @@ def model_flops(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) 
 
     Args:
         module: on torch's meta device, where nothing is computed.
-        inputs, targets: of a batch; their shapes and dtypes alone are used.
 
     Returns:
         None where the module cannot be run without values.

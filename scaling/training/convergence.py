@@ -36,10 +36,8 @@ class TrainingPlan:
     """What is trained on: batches, seed, length and learning rate.
 
     Attributes:
-        global_batch: samples of all ranks in a step.
         epochs: passes over the training samples; the last incomplete batch of each is dropped.
         seed: decides, with the epoch, the order of the samples and their augmentation.
-        learning_rate: of every step; None: that of the optimizer as it is.
         augmented: images are cropped and mirrored at random (`scaling.workloads.augmentation`).
     """
 
@@ -55,8 +53,6 @@ class TrainingProgress:
     """How far a training has come: what is counted over its epochs.
 
     Attributes:
-        epoch: the last one that is done; 0: none.
-        train_s: seconds of training so far, of the slowest rank.
         train_j: joules that this rank's GPU took for them; None where that is not known.
     """
 
@@ -90,7 +86,6 @@ def train(
         group: the ranks that train together; sums losses and hits between epochs, outside the training time.
         seconds_of_slowest: the largest of the ranks' values. Collective.
         after: what was trained before; the step has been brought there already.
-        after_each: called after each step, and after each batch that is evaluated.
 
     Yields:
         `epoch` (from 1), `samples` (of all ranks, so far), `train_s` (seconds of training so far, slowest
@@ -118,7 +113,6 @@ def train(
 
 
 def _learned(timed: _Timed, group: Group) -> dict[str, Any]:
-    """What the steps of an epoch gave. Collective."""
     group.all_reduce(timed.losses)
     losses = timed.losses.div_(group.world_size)
     return {
@@ -140,13 +134,7 @@ def _evaluated(
 
 @dataclass(frozen=True)
 class _Timed:
-    """What an epoch's steps took and gave, on this rank.
-
-    Attributes:
-        losses: [num_steps], of this rank.
-        learning_rate: of the last step; None where the plan has none.
-        joules: None where they are not known.
-    """
+    """What an epoch's steps took and gave, on this rank."""
 
     losses: Tensor
     learning_rate: float | None
@@ -196,13 +184,7 @@ def _take_steps(
 
 
 class _Feed:
-    """This rank's batches of one epoch.
-
-    Args:
-        split: all training samples, on the device or in host memory.
-        group: of the ranks; its rank has the share.
-        epoch: from 1.
-    """
+    """This rank's batches of one epoch."""
 
     def __init__(
         self, split: Split, plan: TrainingPlan, group: Group, epoch: int, device: torch.device
@@ -214,7 +196,6 @@ class _Feed:
         self.num_steps = len(self._own)
 
     def prepare(self) -> None:
-        """What of the epoch's augmentation is done once, ahead of its steps."""
         if self._plan.augmented:
             variations = epoch_variations(len(self._split), self._plan.seed, self.epoch)
             self._variations = variations.to(self.device)

@@ -53,10 +53,6 @@ def wrapped(
 ) -> tuple[DistributedDataParallel, Callable[[Tensor], Tensor]]:
     """The module as one of DDP, and what computes its outputs. Collective.
 
-    Args:
-        bucket_mb: upper size of a bucket, in MiB.
-        finds_unused: DDP searches every step for parameters that the loss does not depend on.
-
     Raises:
         LaunchError: sizes are given one by one where buckets do not follow them.
     """

@@ -92,7 +92,6 @@ def start_exchanges(
     parameters: Tensor,
     wire: torch.dtype | None = None,
 ) -> AggregatorState:
-    """The aggregator's state for a bucket of `parameters`, whose gradients travel as `wire`. Collective."""
     alone = group.world_size == 1  # nothing is cast then
     dtype = parameters.dtype if wire is None or alone else wire
     state: AggregatorState = aggregator.start(layout, group, dtype, parameters.device)
@@ -106,7 +105,6 @@ def recorded(
     record: Record | None,
     exchange: Callable[[], Tensor | None],
 ) -> Tensor | None:
-    """What `exchange` gives; with a record, what went into it and came out is added."""
     if record is None:
         return exchange()
     contribution = aggregator.contribution(state, gradient).clone()
@@ -155,11 +153,7 @@ def repeatable_gradients(
     largest: Callable[[float], float],
     autocast: torch.dtype | None = None,
 ) -> RepeatedGradients | None:
-    """This rank's gradients, if its computations differ by rounding on every rank; else None. Collective.
-
-    Args:
-        like: the parameters; one that the loss does not depend on has a gradient of zeros.
-    """
+    """This rank's gradients, if its computations differ by rounding on every rank; else None. Collective."""
     first: list[Tensor] = []
     apart, device = [0.0] * len(like), like[0].device
     for _ in range(COMPUTATIONS):
@@ -188,7 +182,6 @@ def _epsilon(dtype: torch.dtype, autocast: torch.dtype | None) -> float:
 
 
 def filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    """A copy; zeros where the loss does not depend on the parameter."""
     return torch.zeros_like(parameter) if gradient is None else gradient.detach().clone()
 
 

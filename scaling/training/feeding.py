@@ -55,11 +55,9 @@ def feeder_for(
     """The feeder of that placement.
 
     Args:
-        placement: where batches wait.
         split: all training samples, on the device; or in host memory, where they do not fit there: of
             placement `device` those of the batches are brought there.
         batches: [num_batches, local_batch] indices of samples, on the host; taken in turn.
-        num_workers: processes of a `loader`.
 
     Raises:
         StudyError: copies to a device are asked for on a CPU.
@@ -89,7 +87,6 @@ class AugmentedFeeder:
 
     Args:
         feeder: of images [local_batch, channels, height, width].
-        batches: the indices of its samples, as `feeder_for` takes them.
     """
 
     def __init__(self, feeder: Feeder, batches: Tensor, variations: Variations, device: torch.device) -> None:

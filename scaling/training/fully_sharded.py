@@ -39,8 +39,6 @@ class ShardedReplica(Replica):
     """A model of which each rank keeps shards. Collective to make.
 
     Args:
-        module: the model, the same on every rank; it is sharded in place.
-        reshard_after_forward: a block's parameters are released after its forward pass.
         shard_ranks: neighbouring ranks that share a replica, as far as they divide the ranks; None: all.
 
     Raises:
@@ -115,12 +113,7 @@ class ShardedReplica(Replica):
     def local_gradients(
         self, inputs: Tensor, targets: Tensor, parameters: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """This rank's gradients of a batch, computed without FSDP.
-
-        Args:
-            inputs, targets: of the batch, a multiple of the micro-batches.
-            parameters: whole ones.
-        """
+        """This rank's gradients of a batch, computed without FSDP."""
         leaves = [parameter.clone().requires_grad_() for parameter in parameters]
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         tensors = {**dict(zip(self.layout.names, leaves, strict=True)), **buffers}
@@ -138,9 +131,6 @@ class ShardedReplica(Replica):
 
 class FullyShardedStep:
     """A step on one rank. Collective to make and to call.
-
-    Args:
-        gradients: how they are treated; a clipped one is the mean.
 
     Raises:
         LaunchError: workers share a GPU.

@@ -43,12 +43,7 @@ ClippedGradient = Literal["mean", "local"]
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """How gradients are treated.
-
-    Attributes:
-        wire: what they are cast to for the exchange; None: they are not.
-        clip_norm: the largest norm; None: any.
-    """
+    """How gradients are treated."""
 
     wire: torch.dtype | None = None
     clip_norm: float | None = None
@@ -102,8 +97,6 @@ class GradientTreatment:
         """Divides the mean by the scale, notes infinities and clips it, all in place.
 
         Args:
-            means: the parts of the mean gradient that this rank steps with.
-            phase: marks `clip`.
             add_up: sums a float32 over the ranks, in place, where each has other elements. Collective.
         """
         if not self.waits_for_all:

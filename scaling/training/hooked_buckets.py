@@ -33,7 +33,6 @@ class HookedBuckets:
         captures: False has every exchange run as it is written.
 
     Args:
-        parameters: in the layout's order.
         wire: the dtype of the messages; None: the gradients'.
     """
 
@@ -107,7 +106,6 @@ class HookedBuckets:
         return _done(bucket.buffer())
 
     def start(self) -> None:
-        """Makes the buckets' states, in their order. Collective."""
         self._states = [
             start_exchanges(
                 self._aggregator,
@@ -155,7 +153,6 @@ class HookedBuckets:
         return True
 
     def launch(self, bucket: GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
-        """Sets the exchange of one bucket going; the future holds the mean."""
         state, buffer = self._states[bucket.index()], bucket.buffer()
         if not self._aggregator.exchanges:
             return _done(buffer)
@@ -228,7 +225,6 @@ class _SideStream:
 
 
 def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
-    """A future whose value is there in the order of the current stream."""
     devices: list[int | str | torch.device] | None = [tensor.device] if tensor.is_cuda else None
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     future.set_result(tensor)

@@ -80,7 +80,6 @@ class LayeredStep:
 
     Args:
         aggregator: how gradients are brought together; of those that overlap, on every replica or on owners.
-        gradients: how they are treated; a clipped one is the mean.
         bucket_mb: lower size of a bucket, in MiB.
     """
 
@@ -232,7 +231,6 @@ class LayeredStep:
             _release(bucket.parameters)
 
     def _update(self, bucket: _Bucket, mean: Tensor | None, phase: PhaseMarker) -> None:
-        """The step of the owned elements, and the new parameters to all where each rank has its own."""
         if mean is not None:
             with phase("update"):
                 bucket.update.step(mean)
@@ -328,8 +326,6 @@ def bucket_tensors(layout: BucketLayout, min_elements: float) -> list[list[int]]
 
 
 def _hook(step: weakref.ref[LayeredStep], number: int) -> Callable[[Tensor], None]:
-    """For a parameter; the parameter outlives the step, so it does not keep it."""
-
     def ready(_: Tensor) -> None:
         loss = step()
         if loss is not None:

@@ -47,12 +47,7 @@ class LearningRate:
     gamma: float = DEFAULT_GAMMA
 
     def at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """The rate of one step.
-
-        Args:
-            step: counted from 0 over the whole training.
-            epochs: of the whole training.
-        """
+        """The rate of one step."""
         warmup = round(self.warmup_epochs * steps_per_epoch)
         if step < warmup:
             return self.peak * (step + 1) / warmup
@@ -69,8 +64,6 @@ def scaled_rate(rate: float, rule: Rule, global_batch: int, base_batch: int | No
     """The peak rate for a global batch.
 
     Args:
-        rate: that for `base_batch`.
-        global_batch: samples of all ranks in a step.
         base_batch: the batch that `rate` was chosen for; None where the rule is "fixed".
     """
     if rule == "fixed":

@@ -27,7 +27,6 @@ class OptimizerSettings(ABC):
     """An optimizer's name and numbers.
 
     Attributes:
-        learning_rate: of the first step.
         weight_decay: factor of the parameters that is added to their gradient, or decays them.
         state_names: of the tensors that it keeps for each parameter.
     """
@@ -49,7 +48,6 @@ class OptimizerSettings(ABC):
 
         Args:
             capturable: its step may be captured in a CUDA graph; the learning rate is a tensor on the device.
-            skippable: `skip_where` may be used.
         """
 
 
@@ -145,11 +143,7 @@ def skip_where(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:
 def state_tensors(
     optimizer: torch.optim.Optimizer, places: Mapping[str, Tensor], names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The tensors themselves, by name and place; none before the first step.
-
-    Args:
-        names: of `OptimizerSettings.state_names`.
-    """
+    """The tensors themselves, by name and place; none before the first step."""
     return {
         _key(name, place): values
         for place, parameter in places.items()

@@ -75,9 +75,6 @@ class OverlappedStep:
 
     Args:
         aggregator: how gradients are brought together; of those that overlap, or `none`.
-        gradients: how they are treated; a clipped one is the mean.
-        bucket_mb: upper size of a bucket, in MiB.
-        inputs: [local_batch, ...] an example of the batches, on the replica's device.
     """
 
     def __init__(

@@ -27,9 +27,6 @@ class Replica:
 
     Args:
         module: the model; its trainable parameters are made contiguous.
-
-    Attributes:
-        trainable: its parameters that have a gradient, in the module's order.
     """
 
     def __init__(self, module: nn.Module, loss: Loss = cross_entropy, compute: Compute = FLOAT32) -> None:
@@ -99,7 +96,6 @@ class FlatBucket:
         trainable: the parameters, in that order, of one dtype and device; they are moved into the buffer.
 
     Attributes:
-        parameters: [num_elements] flat parameters.
         gradient: [num_elements] flat gradient, filled by backward.
     """
 
@@ -132,9 +128,6 @@ class FlatBucket:
 
 class FlatReplica(Replica):
     """A model whose trainable parameters of each dtype share one flat buffer, and their gradients another.
-
-    Args:
-        module: the model, on its device; its parameters are moved into the flat buffers.
 
     Attributes:
         buckets: one a dtype, in the order in which they first appear, or one a parameter.
@@ -196,7 +189,6 @@ def take_passes(
 
     Args:
         inputs, targets: of the whole batch; a multiple of the micro-batches.
-        forward: the module; None: the replica's.
         around: is entered for each micro-batch, told whether it is the last.
         after: is called at the end of the last backward pass, within its phase.
 
@@ -232,7 +224,6 @@ def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
     """Which of "loss", "gradients", "parameters" are not finite on this rank; waits for the device.
 
     Args:
-        loss: the sum over the steps; None before the first.
         replica: after them; a gradient that it no longer has counts as finite.
     """
     gradients = [parameter.grad for parameter in replica.trainable if parameter.grad is not None]

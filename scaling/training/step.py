@@ -54,7 +54,6 @@ class TrainingStep(Protocol):
         """One optimizer update on this rank's share of a global batch. Collective.
 
         Args:
-            inputs: [local_batch, ...] on the replica's device.
             targets: [local_batch] int64 (or [local_batch, ...], one class a logit), there too.
             marks: takes the phases, after `prepare_profiled`.
 
@@ -90,8 +89,6 @@ class TrainingStep(Protocol):
 
 
 class Part(NamedTuple):
-    """The parameters of one bucket, with the aggregator, its state and the update of them."""
-
     bucket: FlatBucket
     aggregator: Aggregator[Any]
     state: AggregatorState
@@ -247,7 +244,6 @@ def started(
 
 
 def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    """What the buckets save, by their number; of one bucket as it is."""
     if len(saved) == 1:
         return saved[0]
     return {str(number): state for number, state in enumerate(saved)}

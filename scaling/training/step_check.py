@@ -4,7 +4,7 @@
 2. Some steps are taken whose exchanges are recorded. Each exchange is compared with the gradients that went
    into it (`scaling.training.exchange_check`), each update with the optimizer's in float64 of what was
    delivered (`scaling.training.update_check`); after the last step the replicas are compared
-   (`scaling.training.replica_digest`).
+   (`scaling.training.exchange_check`).
 3. Of a captured step it is the step that was captured, run without its graph; then a replay of the graph is
    compared with such a step (`scaling.training.update_check`).
 4. The state is put back, and the random state too: the run goes on as if nothing had been.
@@ -37,11 +37,12 @@ from scaling.training.exchange_check import (
     exact_mean,
     law_of,
     place,
+    require_equal,
+    shared_tensors,
 )
 from scaling.training.exchanges import BucketExchange, Record
 from scaling.training.optimizers import AdamSettings, OptimizerSettings
 from scaling.training.replica import FlatReplica
-from scaling.training.replica_digest import require_equal, shared_tensors
 from scaling.training.step import TrainingStep, of_buckets
 from scaling.training.update_check import TITLES, Delivered, Moments, adam_problem, sgd_problem, worst_update
 
@@ -99,8 +100,6 @@ class StepCheckResult:
 
 
 class StepCheck:
-    """The checks of one run, on one rank."""
-
     def __init__(
         self,
         step: TrainingStep,
@@ -307,7 +306,6 @@ class StepCheck:
         return problem
 
     def _check_graph(self, batch: Batch, begin: dict[str, Any]) -> None:
-        """Compares the update of a replay with that of the step as it was captured."""
         replica, settings = self._step.replica, self._settings
         assert isinstance(replica, FlatReplica), "what is captured works on flat parameters"
         self._step.load_state_dict(begin)

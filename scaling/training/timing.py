@@ -54,8 +54,6 @@ class Extent:
     """How long to measure.
 
     Attributes:
-        warmup: iterations to discard, at least.
-        iterations: unprofiled ones, at most.
         precision_goal: half of the interval's width over the median that ends the measurement; None: exactly
             `iterations`.
         min_seconds: the unprofiled part lasts so long at least, where `iterations` allow.
@@ -116,9 +114,7 @@ class Measurement:
     """The iterations of one cell on one rank; its parts are called in turn, each collective.
 
     Args:
-        iterate: one iteration; marks its phases on what it is given.
         host_offset_s: what to add to this host's monotonic clock to have rank 0's.
-        after_each: called after each iteration, between two samples.
         steps_each: steps of an iteration: a whole block of local updates is one, and its row says so.
 
     Attributes:
@@ -126,7 +122,6 @@ class Measurement:
             monotonic clock), `step_s`, and `spans` of profiled ones: [phase, lane, start, stop] in seconds
             from the step's start; on a GPU also `behind_s` (`scaling.measure.phases.StepSample`); `steps`
             where an iteration has several, whose times these are together.
-        block_iterations: how many unprofiled iterations each block had.
     """
 
     iterate: Callable[[Marks], None]

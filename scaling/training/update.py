@@ -51,8 +51,6 @@ class OwnedStep:
 
 
 class SiteUpdate(OwnedStep, ABC):
-    """An update site, bound to one bucket of one rank's replica."""
-
     site: UpdateSite
 
     def owned_parts(self, mean: Tensor | None) -> list[Tensor]:
@@ -73,8 +71,6 @@ class DeviceUpdate(SiteUpdate):
 
     Args:
         aggregator: of the site "replica", "root" or "owner".
-        site: where it takes the step of this bucket.
-        skippable: `skip_where` may be used.
     """
 
     def __init__(
@@ -107,7 +103,6 @@ class HostUpdate(SiteUpdate):
 
     Args:
         aggregator: of the site "host_serial" or "host_parallel".
-        site: where it takes the step of this bucket.
     """
 
     def __init__(
@@ -217,12 +212,7 @@ class _Owned:
 
 
 class SpansUpdate(OwnedStep):
-    """The step of some spans of the flat parameters, on every replica.
-
-    Args:
-        parameters: [num_elements] flat.
-        skippable: `skip_where` may be used.
-    """
+    """The step of some spans of the flat parameters, on every replica."""
 
     def __init__(
         self,
@@ -249,7 +239,6 @@ def update_at(
     capturable: bool = False,
     skippable: bool = False,
 ) -> SiteUpdate:
-    """The update of the aggregator's site. Collective for sites in shared memory."""
     site = aggregator.site(state.layout)
     if site in HOST_SITES:
         return HostUpdate(bucket, settings, aggregator, state, site)

@@ -85,7 +85,6 @@ def worst_update(
     """The element that is furthest from the optimizer's, with its value and the optimizer's.
 
     Args:
-        moments: so far; they go on, in place.
         rate_eps: how far the learning rate may be off, as a ratio.
 
     Returns:
@@ -190,10 +189,8 @@ def adam_problem(
     """What is wrong with the replay in the elements of which this rank has the state.
 
     Args:
-        settings: of Adam or AdamW.
         start, replayed: [num_elements] flat, before the step and after the replay.
         states: the optimizer's, by name and span, after the step, that step again, and the replay.
-        lossy: the aggregator is.
     """
     title = TITLES[settings.name]
     if len({frozenset(state) for state in states}) > 1:

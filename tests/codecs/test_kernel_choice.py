@@ -12,8 +12,9 @@ from scaling.aggregators.ef_sign import MeanSignCodec
 from scaling.aggregators.qsgd import QsgdCodec
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
+from scaling.codecs import kernels
 from scaling.codecs.chunks import Chunks, TorchChunks
-from scaling.codecs.kernels import choice, chunk_coder, stripe_codec, triton_problem, versions
+from scaling.codecs.kernels import chunk_coder, stripe_codec, triton_problem, versions
 from scaling.codecs.kernels.chunk_engine import LARGEST_BUCKET, _written, kernel_problem
 from scaling.codecs.one_bit_stripes import StripeBuffers, TorchStripes
 from scaling.codecs.stripes import StripeLayout
@@ -73,7 +74,7 @@ class TestChoice:
             chunk_coder(CODEC, CODEC, CODEC.chunks(100), CPU, "triton")
 
     def test_a_codec_of_ones_own_may_bring_its_kernel(self, monkeypatch):
-        monkeypatch.setattr(choice, "triton_problem", lambda device: None)
+        monkeypatch.setattr(kernels, "triton_problem", lambda device: None)
         codec = CodecWithKernel(64)
         coders = {
             kernels: type(chunk_coder(codec, codec, codec.chunks(100), CPU, kernels))
@@ -84,7 +85,7 @@ class TestChoice:
         assert type(chunk_coder(codec, codec, codec.chunks(100), meta, "auto")) is OwnCoder
 
     def test_a_kernel_that_there_is_not_is_an_error_with_those_that_there_are(self, monkeypatch):
-        monkeypatch.setattr(choice, "triton_problem", lambda device: None)
+        monkeypatch.setattr(kernels, "triton_problem", lambda device: None)
         codec = CodecWithUnknownKernel(64)
         with pytest.raises(LaunchError, match="names the kernel 'ROUND'; allowed: FLAT, MEAN"):
             chunk_coder(codec, codec, codec.chunks(100), CPU, "triton")

@@ -13,12 +13,12 @@ from scaling.measure.clock import MonotonicClock
 from scaling.process_group import run_in_process
 from scaling.training import step_check
 from scaling.training.convergence import TrainingPlan, train
+from scaling.training.exchange_check import require_equal
 from scaling.training.gradients import GradientSettings
 from scaling.training.local_updates import LocalStep, OneBlock, end_block
 from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.outer_updates import outer_update
 from scaling.training.replica import FlatReplica
-from scaling.training.replica_digest import require_equal
 from scaling.training.step import EagerStep
 from scaling.training.step_check import StepCheck
 from scaling.workloads.base import Split

@@ -21,11 +21,11 @@ from scaling.aggregators.top_k import TopK
 from scaling.aggregators.tree import Tree
 from scaling.errors import ExchangeError
 from scaling.process_group import run_in_process
-from scaling.training import replica_digest, step_check, update
+from scaling.training import exchange_check, step_check, update
+from scaling.training.exchange_check import require_equal, shared_tensors
 from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
-from scaling.training.replica_digest import require_equal, shared_tensors
 from scaling.training.step import EagerStep
 from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
 
@@ -372,7 +372,7 @@ class TestReplicas:
     @pytest.mark.parametrize("element", [1, 16, 17, 49])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.bool])
     def test_one_element_of_any_type_and_block_is_found(self, dtype, element, monkeypatch):
-        monkeypatch.setattr(replica_digest, "BLOCK", 16)
+        monkeypatch.setattr(exchange_check, "BLOCK", 16)
 
         def work(group):
             values = torch.ones(50, dtype=dtype)

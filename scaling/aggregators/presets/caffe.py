@@ -72,8 +72,6 @@ class Caffe(Scheduled):
 
 @dataclass
 class LayerState(AggregatorState):
-    """Where each layer's gradients are stored, the last layer first."""
-
     layers: list[Span]
 
 

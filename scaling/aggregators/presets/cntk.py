@@ -172,7 +172,6 @@ def _length(spans: list[Span]) -> int:
 
 
 def _reduce_on_host(state: MessagesState, messages: list[Tensor], phase: PhaseMarker) -> None:
-    """Down, all-reduce, up; the copy down of a message runs while the one before it is reduced."""
     pairs = list(zip(messages, state.on_host, strict=True))
     down, up = state.down, state.up
     if down is not None and up is not None:

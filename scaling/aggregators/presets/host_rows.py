@@ -28,7 +28,6 @@ class HostRows:
     Attributes:
         spans: the elements of each tensor that has any.
         rows: [world_size, num_elements] in host memory; row r is rank r's gradient.
-        result: [num_elements], there too.
 
     Raises:
         LaunchError: the ranks are on several hosts, or shared memory is too small.
@@ -45,7 +44,6 @@ class HostRows:
         self._counters = HostCounters(group)
 
     def bring_up(self, gradient: Tensor, phase: PhaseMarker) -> None:
-        """Copies this rank's gradient into its row; returns when every rank has."""
         row = self.rows[self._group.rank]
         with phase("d2h"):
             for start, stop in self.spans:

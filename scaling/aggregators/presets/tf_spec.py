@@ -70,7 +70,6 @@ class HostTier:
     sums: Tensor
 
     def reduce(self, gradient: Tensor, phase: PhaseMarker) -> None:
-        """Replaces the tensors in `gradient` by their sums over the ranks."""
         tensors = [gradient[start:stop] for start, stop in self.spans]
         with phase("encode"):
             torch.cat(tensors, out=self.packed)

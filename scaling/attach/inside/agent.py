@@ -41,9 +41,7 @@ class Agent:
         batches: (samples, elements) of every batch drawn for training; those that were cached by themselves.
         parameters: of models that are wrapped, or of the optimizer, by `id`.
         passed: numbers that the script's own collectives were given.
-        is_evaluation_called: by the model's `eval`.
         calls_backward: or its gradients are those of `torch.autograd.grad`.
-        when_exchanging: called where exchange begins and ends.
         threads: of this process, those that have wrapped a model or made a step.
         pid: of the process that makes them; it may fork loaders' workers.
         seed: of the order of arms, and of samples; another one in each launch that switches arms.
@@ -92,7 +90,6 @@ class Agent:
         self.pid = 0
 
     def wraps(self, model: DistributedDataParallel) -> None:
-        """The script has wrapped a model."""
         if dist.get_world_size(model.process_group) != dist.get_world_size():
             self.refuse("its DistributedDataParallel spans some of the ranks (tensor or pipeline parallel?)")
         own = set(map(id, model.parameters()))
@@ -100,7 +97,6 @@ class Agent:
         self.arm_with(model)
 
     def take(self, model: Any, optimizer: Any) -> None:
-        """The script has named its model and optimizer."""
         if model not in self.models:
             if self.plan.is_switched or self.arm.is_early:
                 # Wrapped before this: what the arm changes would be no more than its name.
@@ -288,7 +284,6 @@ class Agent:
         self._mark(-1, None)
 
     def _trace(self, made: int) -> None:
-        """Five steps under the profiler, of the optimizer that steps least."""
         if made >= self.warmup and self._profiler is None:
             self._profiler, self._traced_from = torch.profiler.profile(), made
             self._profiler.start()

@@ -27,14 +27,11 @@ class Arm:
     """A row.
 
     Attributes:
-        when: `SWITCHED`, `LATER` or `PROCESS`.
-        change: what is changed, for the table in the documentation.
         excluded_by: arms that cannot be on in the same process; every row says it.
         on, off: called with the agent where a block begins and ends, or at the start of a run of its own.
         exchanges: gradients and buffers are exchanged.
         has_phases: the phases of a step are timed; `is_settled`: after a GPU has finished each.
         hook: the name in `changes` of what DDP calls for each bucket.
-        bucket_mb: DDP's `bucket_cap_mb`.
         skipped: rules in `scaling.attach.arms` by which it is not run.
         at_start: called before torch makes a process group; `without`: the fact that is false then.
         is_alone: one worker runs; `is_bare`: nothing is hooked; `is_traced`: under torch.profiler.
@@ -74,7 +71,6 @@ class Arm:
 
     @property
     def is_smaller(self) -> bool:
-        """Fewer bytes are exchanged."""
         return self.hook not in ("all_reduce", "local")
 
     @property

@@ -20,9 +20,6 @@ class Repeats:
 
     Copies are given in turn. A copy that the script has changed in place is made anew before it is given
     again; torch counts such changes, but not those through numpy or `.data`.
-
-    Args:
-        batch: as drawn; it is copied.
     """
 
     def __init__(self, batch: Any) -> None:

@@ -178,13 +178,11 @@ def _counted(agent: Agent, name: str, call: Any) -> Any:
 
 
 def _sizes(batch: Any) -> tuple[int, int]:
-    """The samples and elements of a batch's first tensor with a dimension; zeros where it has none."""
     tensors = (tensor for tensor in _tensors(batch) if tensor.dim() and len(tensor))
     return next(((len(tensor), tensor.numel()) for tensor in tensors), (0, 0))
 
 
 def _digest(batch: Any) -> int:
-    """Of the first numbers of a batch's first tensor; 0 without one."""
     first = next(iter(_tensors(batch)), None)
     return 0 if first is None else zlib.crc32(repr(first.detach().flatten()[:DIGESTED].tolist()).encode())
 

@@ -25,7 +25,6 @@ class Plan:
     """Of one process.
 
     Attributes:
-        labels: of each step that was made: the arm, the round (-1: warm-up), and the number in its block.
         waits_for_epoch: no round, and no step, is the last one before an epoch has ended.
     """
 
@@ -51,11 +50,7 @@ class Plan:
         return made >= warmup and not (made - warmup) % self._block
 
     def next(self, made: int, warmup: int, marks_s: list[float], rank: int) -> tuple[str, int]:
-        """The arm of the step after so many; "stop" after the last round. And its number in the round.
-
-        Args:
-            marks_s: when the steps ended, by which rank 0 decides.
-        """
+        """The arm of the step after so many; "stop" after the last round. And its number in the round."""
         self.labels += [self._label] * (made - len(self.labels))
         step = made - warmup
         if step < 0:

@@ -94,7 +94,6 @@ def _gradients(agent: Any) -> list[list[int]]:
 
 
 def _bucket_bytes(agent: Any) -> list[int]:
-    """DDP's buckets, as rebuilt after the first step where they were."""
     sizes: list[int] = []
     for model in agent.ddp():
         data = model._get_ddp_logging_data()

@@ -40,7 +40,6 @@ def without_ddp() -> str:
 
 
 def what_it_uses(optimizer: Optimizer) -> str | None:
-    """What the script uses in place of DDP, where that is known."""
     kinds = {type(parameter).__name__ for group in optimizer.param_groups for parameter in group["params"]}
     if "DTensor" in kinds:
         return SHARDED

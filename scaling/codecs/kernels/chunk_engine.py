@@ -231,7 +231,6 @@ class TritonChunks(ChunkCoder):
         )
 
     def _divide(self, rows: Tensor, divisor: int, result: Tensor) -> None:
-        """`decode` of 32-bit sums."""
         num_chunks, size = rows.shape
         lanes = min(_power_of_two(size), self._size.elements)
         chunks = self._size.elements // lanes
@@ -266,7 +265,6 @@ def _divided_by(divisor: int) -> tuple[float, bool]:
 
 
 def _received(rows: Tensor) -> tuple[Tensor, Tensor, int]:
-    """All ranks' rows as words and as bytes, and words between two ranks' rows."""
     return rows, rows.view(torch.int8), rows[0].numel() if rows.numel() else 0
 
 

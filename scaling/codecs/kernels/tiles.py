@@ -117,8 +117,6 @@ def tables_of(
 
     Args:
         sources: of each, where it begins in a received message.
-        lanes: of a program, a power of two.
-        iterations: of a tile, at most.
     """
     tiles: list[Tile] = []
     column_tiles: list[ColumnTile] = []

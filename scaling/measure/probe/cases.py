@@ -89,7 +89,6 @@ class ProbeCase:
         sizes_bytes: ascending; fewer are measured where the time is short, two at least if there are two.
         memory: on the host, of copies between it and the device and of MPI's buffers: pinned or pageable.
         captured: replayed from a CUDA graph, without the time that the host needs to start it.
-        num_threads: of sums in host memory; None: the rank's share of the cores.
     """
 
     operation: Operation
@@ -101,7 +100,6 @@ class ProbeCase:
     weight: float = 1.0
 
     def describe(self) -> str:
-        """`h2d pinned, rank 0`."""
         details = [self.operation, self.memory, "captured" if self.captured else ""]
         threads = f", {self.num_threads} thread" if self.num_threads else ""
         who = "rank" if len(self.ranks) == 1 else "ranks"
@@ -114,7 +112,6 @@ class ProbeSample:
 
     Attributes:
         launch: "default", or "host_only" without access between GPUs.
-        repeats: operations in a row.
     """
 
     launch: str
@@ -141,7 +138,6 @@ class ProbeSample:
 
 
 def product_size(operation: str, num_bytes: int) -> int | None:
-    """Rows and columns of matrices of that many bytes each; None of what is no product."""
     precision = operation.removeprefix("product_")
     return math.isqrt(num_bytes // _bytes_of(precision)) if precision != operation else None
 

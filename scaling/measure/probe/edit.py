@@ -38,7 +38,6 @@ def set_figures(
     """Replaces figures of devices or links, and their sources.
 
     Args:
-        file: changed in place.
         section: "devices" or "links".
     """
     types = file["device_types" if section == "devices" else "link_types"]
@@ -60,12 +59,7 @@ def set_figures(
 
 
 def set_latency(file: dict[str, Any], kind: str, observed: Observed, links_s: float, stamp: str) -> None:
-    """Replaces the software's latency of messages on a kind of path.
-
-    Args:
-        file: changed in place.
-        observed: the whole latency of a message.
-    """
+    """Replaces the software's latency of messages on a kind of path."""
     section = file["message_latency_s"]
     section[kind] = rounded(max(0.0, observed.value - links_s))
     less = f", less {microseconds(links_s)} of the links" if links_s > 0 else ""
@@ -114,8 +108,6 @@ def with_measured(
     """The file with measured figures, as text and as content.
 
     Args:
-        text: of a whole machine file.
-        machine: its name, for messages.
         source: the tool and its file, for the figures' sources: `nvbandwidth v0.8 (box.json)`.
 
     Raises:

@@ -111,7 +111,6 @@ class ProbeReader:
         return all(end in self.gpu_ids or kinds[end].kind != "gpu" for end in (link.first, link.second))
 
     def _copies(self, source: str, target: str) -> Observed | None:
-        """From GPU to GPU; from or to any, where one end is a switch."""
         copies = []
         for series in self.series.where("peer_copy"):
             ends = [self.gpu_ids[rank] for rank in series.example.ranks]

@@ -127,12 +127,7 @@ def misfits(topology: Topology, measurement: ProbedTopology, series: Series) -> 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe gives.
-
-    Attributes:
-        table: a line for each thing measured, for people.
-        notes: what is missing or does not fit, for people.
-    """
+    """What a probe gives."""
 
     machine: str
     table: list[str]
@@ -140,12 +135,7 @@ class ProbeResult:
 
 
 def with_detected(facts: Mapping[str, Any], detected: Facts, date: str) -> dict[str, Any]:
-    """The workers' facts, with all of the machine that its file needs besides.
-
-    Args:
-        facts: of the workers (`probe_ranks.facts`).
-        found: by detection, where they ran.
-    """
+    """The workers' facts, with all of the machine that its file needs besides."""
     ranks, ids = facts["ranks"], []
     if facts["device"] == "cuda":
         detected = _with_gpus_of(detected, ranks)
@@ -192,7 +182,6 @@ def result_of(
     """The machine file of what was found and measured.
 
     Args:
-        facts: what `with_detected` made.
         command: that measured, for the sources: `scaling topology probe`.
 
     Raises:

@@ -114,7 +114,6 @@ def samples_of(text: str, source: str, world_size: int | None = None) -> tuple[l
     """Whatever of them it is; and what is left out or has to be known of it, a line each.
 
     Args:
-        source: of it, for messages.
         world_size: ranks, where the text does not say (OSU).
 
     Raises:

@@ -35,8 +35,6 @@ Run = Callable[[], object]
 
 
 class Operations:
-    """Makes them for the ranks of a group, each with a device of its own."""
-
     def __init__(self, group: Group, device: torch.device) -> None:
         self._group, self._device = group, device
         self._buffers: dict[str, Tensor] = {}
@@ -193,9 +191,6 @@ class Prober:
 
     Args:
         num_threads: its CPU threads where a case does not say.
-        write: takes what was measured; called on rank 0 alone.
-        host_only: no access between GPUs.
-        after_each: called after each sample.
     """
 
     def __init__(
@@ -258,7 +253,6 @@ class Prober:
         return (None, problem) if problem else (library_version(), "")
 
     def _free_bytes(self) -> int:
-        """Of the memories that this rank makes its buffers in, the least."""
         of_host = memory_bytes(what="MemAvailable") or FALLBACK_BYTES
         share = of_host // self._group.world_size
         return min(share, torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else share

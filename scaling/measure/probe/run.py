@@ -38,9 +38,7 @@ class ProbeMeasurement:
     """What the launches left.
 
     Attributes:
-        environment: where and with what they were run (`environment.collect`).
         facts: what the first one's workers say of themselves and their versions.
-        notes: what was left out, for people.
     """
 
     environment: dict[str, Any] = field(default_factory=dict)
@@ -63,12 +61,7 @@ class ProbeMeasurement:
 
 @dataclass(frozen=True)
 class ProbeLaunch:
-    """One start of the workers.
-
-    Attributes:
-        only_messages: no copies, no sums.
-        seconds: for measuring.
-    """
+    """One start of the workers."""
 
     host_only: bool
     only_messages: bool
@@ -84,9 +77,7 @@ class ProbeSpec:
     """What is to be measured.
 
     Attributes:
-        device: cuda or cpu.
         seconds: for measuring, of all launches together; starting them comes on top.
-        host_only: only without access between GPUs.
         launcher: "local" (torchrun) or "mpirun", which has MPI's all-reduce measured too.
     """
 
@@ -98,7 +89,6 @@ class ProbeSpec:
     launcher: str = "local"
 
     def launches(self) -> list[ProbeLaunch]:
-        """One with access between GPUs, and one without, where there are several GPUs."""
         if self.host_only or self.device == "cpu" or self.world_size < 2:
             return [ProbeLaunch(self.host_only, only_messages=False, seconds=self.seconds)]
         second_s = self.seconds * HOST_ONLY_SHARE
@@ -222,9 +212,6 @@ def read_lines(path: Path, measured: ProbeMeasurement) -> bool:
 
 def machine_of(measured: ProbeMeasurement, detected: Facts, today: date | None = None) -> ProbeResult:
     """The machine file of what was found and measured.
-
-    Args:
-        today: None: by the clock.
 
     Raises:
         TopologyError: the file would not be valid.

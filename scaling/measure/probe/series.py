@@ -28,7 +28,6 @@ class LinkFit:
         latency_s: 0 where the times are proportional to the bytes.
         bandwidth_bytes_per_s: infinite where they do not depend on the bytes.
         worst_error_ratio: the largest relative error of the line at a size's median.
-        worst_error_bytes: the size where it is.
         samples: size in bytes -> times, by size.
     """
 
@@ -88,7 +87,6 @@ def _line(num_bytes: FloatArray, seconds: FloatArray) -> tuple[FloatArray, Float
     """Latency, and time a byte.
 
     Args:
-        num_bytes: the sizes, ascending: [sizes].
         seconds: [..., sizes]; a line for each entry of the leading axes.
     """
     share = num_bytes / num_bytes[-1]
@@ -121,7 +119,6 @@ class Observed:
 
     Attributes:
         low, high: of a 95% interval, or of the quartiles where there is one size.
-        what: was done, for people.
         num_bytes: the size that it holds for; None where it is of all sizes.
     """
 
@@ -152,11 +149,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class OneSeries:
-    """The samples of an operation in all its sizes.
-
-    Attributes:
-        seconds: size in bytes -> times.
-    """
+    """The samples of an operation in all its sizes."""
 
     example: ProbeSample
     seconds: dict[int, list[float]]
@@ -167,7 +160,6 @@ class OneSeries:
 
     @cached_property
     def rate(self) -> Observed:
-        """Bytes a second of the largest size."""
         size = self.largest_bytes
         rates = size / np.array(self.seconds[size])
         low, middle, high = (float(value) for value in np.percentile(rates, [25, 50, 75]))
@@ -175,7 +167,6 @@ class OneSeries:
 
     @cached_property
     def product_rate(self) -> Observed | None:
-        """Floating-point operations a second at the best size; None of what is no product of matrices."""
         best = None
         for num_bytes, seconds in self.seconds.items():
             size = product_size(self.example.operation, num_bytes)
@@ -194,7 +185,6 @@ class OneSeries:
 
     @property
     def bandwidth(self) -> Observed:
-        """As fitted; the largest size's own rate where most of its time is latency."""
         fit = self.fit
         if fit is None or fit.latency_s > MOSTLY_LATENCY_RATIO * self.median_s(self.largest_bytes):
             return self.rate
@@ -206,7 +196,6 @@ class OneSeries:
 
     @property
     def latency(self) -> Observed | None:
-        """Seconds; None where there is one size."""
         if self.fit is None:
             return None
         return Observed(self.fit.latency_s, *self.fit.latency_interval_s, self.fit.num_samples)
@@ -242,7 +231,6 @@ class Series:
         return next(iter(self.where(operation, **wanted)), None)
 
     def messages(self, launch: str) -> list[OneSeries]:
-        """Single messages of a launch: captured ones where there are any."""
         return self.where("send", launch=launch, captured=True) or self.where("send", launch=launch)
 
 

@@ -179,9 +179,6 @@ def is_osu(text: str) -> bool:
 def osu_samples(text: str, source: str, world_size: int | None) -> tuple[list[ProbeSample], list[str]]:
     """The samples, and what is left out.
 
-    Args:
-        source: of it, for messages.
-
     Raises:
         TopologyError: it is no test that a probe measures too, results were wrong, or ranks are not given.
     """

@@ -51,8 +51,6 @@ STATISTIC = (
 
 @dataclass(frozen=True)
 class AccuracyComparison:
-    """All accuracies of one task on one device."""
-
     where: str
     scores: pd.DataFrame
     cells: Mapping[str, DeviceResult]
@@ -201,7 +199,6 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
 
 
 def answer(results: Results) -> Iterator[str]:
-    """Whether the accuracy changes, of all tasks and devices; nothing where none was measured."""
     if compared := comparisons(results):
         yield f"After {results.parameters['steps']} steps: {' '.join(map(_answer, compared))}"
 

@@ -67,7 +67,6 @@ class DeviceResult:
         return {repeat: samples for repeat, samples in launches.items() if samples}
 
     def estimate(self, phase: str = STEP) -> Estimate | None:
-        """Median and 95% interval of a phase's seconds; None where there is no sample, or it was left out."""
         launches = [*self.seconds(phase).values()]
         return estimate_within(launches, self.scatters.get(phase), self.cell_id) if launches else None
 
@@ -114,7 +113,6 @@ class DeviceResult:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Training samples a second, where a step has a number of them."""
         estimate, samples = self.estimate(), self.fact(SAMPLES)
         return samples / estimate.median if estimate and samples and estimate.median > 0 else None
 

@@ -42,7 +42,6 @@ def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **how
 
 
 def stacked(title: str, sizes: dict[str, int], row: float, room: float) -> tuple[Figure, list[Axes]]:
-    """A figure of panels below each other, with names, that have so many rows each."""
     heights = [room + size for size in sizes.values()]
     figure, panels = new_figure(title, 1.0 + row * sum(heights), len(sizes), height_ratios=heights)
     for axes, name in zip(panels[:, 0], sizes, strict=True):

@@ -306,7 +306,6 @@ def _times(declared: Times, results: Results) -> Iterator[str]:
 
 
 def _sides(declared: Times, results: Results) -> Iterator[tuple[str, Where]]:
-    """What is compared: each of `of`, for every value of `vary`."""
     for label, of in declared.of.items():
         values = results.grouped(results.where(of), declared.vary) if declared.vary else [None]
         for value in values:

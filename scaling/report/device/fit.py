@@ -74,7 +74,6 @@ class FitTraining:
 
     @property
     def fit(self) -> Grid | None:
-        """The network's values on a square grid; the first axis is x."""
         rows = next((row["grid"] for row in self.cell.facts("fit") if "grid" in row), None)
         return None if rows is None else np.asarray(rows, dtype=float)
 
@@ -84,7 +83,6 @@ class FitTraining:
 
 
 def trainings(results: Results) -> list[FitTraining]:
-    """All that were finished, in the order of the arms."""
     return [
         FitTraining(arm, cell)
         for arm in results.arms

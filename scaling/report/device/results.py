@@ -129,14 +129,12 @@ class Results:
         return by_key(sorted(cells, key=place), key)
 
     def first_along(self, cell: DeviceResult, x: str) -> DeviceResult:
-        """The cell of the least `x` among those that differ from this one in nothing else."""
         others = {name: value for name, value in cell.point.items() if name != x}
         same = [one for one in self.where(others) if one.device == cell.device]
         return min(same, key=lambda one: one.value(x))
 
     @property
     def arms(self) -> list[Variant]:
-        """What the cells were computed by: the report's variants, or CPU threads, then the GPU's steps."""
         if self.report.variants != ARMS:
             return [variant for variant in self.report.variants if self.where(variant.where)]
         threads = sorted({cell.threads for cell in self.all("cpu")})
@@ -244,7 +242,6 @@ def _rows(folder: ResultsFolder, record: RunRecord) -> list[dict[str, Any]]:
 
 
 def _asked(folder: ResultsFolder) -> dict[str, set[str]]:
-    """Experiment -> the devices that the study's parts name."""
     asked: dict[str, set[str]] = {}
     for part in folder.study().get("parts", []):
         if part.get("kind") == DEVICE:
