@@ -1,15 +1,20 @@
 """Scripts that know nothing of this project run as each arm, and are stopped after their steps."""
 
+import atexit
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launchers import processes
 from scaling.attach.inside.refusals import NO_SWITCH
 from scaling.attach.launch import Blocks, Run, run_arm
 from scaling.attach.marks import medians_s, phases_s, steady
@@ -26,8 +31,20 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
 
 
 def ranks(number: int = 2) -> list[str]:
-    """What starts so many ranks of the script that follows, with one import of torch."""
-    return [sys.executable, "-E", str(SCRIPTS / "ranks.py"), str(number), str(free_port())]
+    """What starts so many ranks of the script that follows, with one import of torch for all launches."""
+    return [*_server(), str(number), str(free_port())]
+
+
+@cache
+def _server() -> list[str]:
+    """Starts what forks the ranks; it ends with this process."""
+    place = Path(tempfile.mkdtemp(prefix="ranks-"), "socket")
+    words = [sys.executable, "-E", str(SCRIPTS / "ranks.py"), str(place)]
+    server = subprocess.Popen(words, stdin=subprocess.DEVNULL, preexec_fn=processes.killed_with_parent)  # noqa: PLW1509
+    atexit.register(shutil.rmtree, place.parent)
+    atexit.register(server.kill)
+    wait_until(place.exists)
+    return words
 
 
 def _run(
