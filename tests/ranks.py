@@ -73,24 +73,27 @@ class KeptZygote(Zygote):
         pass
 
 
-_kept: dict[tuple[str, str], KeptZygote] = {}
+_kept: dict[tuple[str, str, Path | None], KeptZygote] = {}
+MOST_KEPT = 2
+"""As many as a campaign has environments: each takes memory."""
 
 
 def kept_zygote(modules: Sequence[str] = (), environment: WorkerEnvironment = THIS_ENVIRONMENT) -> Zygote:
-    """In the place of `Zygote`: one that has imported torch for an earlier launch, if its paths are the same.
+    """In the place of `Zygote`: one that has imported torch for an earlier launch, if its code is the same.
 
     Each import takes seconds, and tests of what ranks do need no process of their own that has done it.
     """
-    if environment.python != sys.executable or environment.folder is not None:
+    if environment.python != sys.executable:
         return Zygote(modules, environment)
     path, interprets = (os.environ.get(name, "") for name in ("PYTHONPATH", "TRITON_INTERPRET"))
-    known = _kept.get((path, interprets))
+    own = (path, interprets, environment.folder)
+    known = _kept.pop(own, None)
     if known is None or not known.is_alive:
-        for other in _kept.values():
-            Zygote.close(other)
-        _kept.clear()
-        known = _kept[path, interprets] = KeptZygote([*IMPORTED_BEFORE_FORKS, __name__])
+        while len(_kept) >= MOST_KEPT:
+            Zygote.close(_kept.pop(next(iter(_kept))))
+        known = KeptZygote([*IMPORTED_BEFORE_FORKS, __name__], environment)
         atexit.register(Zygote.close, known)
+    _kept[own] = known  # the last that is ended
     return known
 
 

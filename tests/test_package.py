@@ -26,12 +26,12 @@ TINY = (
     "parts.0.world_sizes=[1, 2]",
     "parts.1.world_sizes=[2]",
     "parts.2.world_sizes=[2]",
-    "parts.0.repeats=2",
-    "parts.1.repeats=2",
+    "parts.0.repeats=1",
+    "parts.1.repeats=1",
     "parts.0.iterations=6",
     "parts.1.iterations=6",
 )
-QUICK = ("--arms", "no_exchange", "--launches", "1", "--seconds", "5")
+QUICK = ("--arms", "no_exchange", "--launches", "1", "--seconds", "1")
 SCRIPT = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -196,7 +196,7 @@ def test_script_is_attached_to(installed):
 
 def test_torchrun_starts_the_worker(installed, quickstart):
     study = ("quickstart", *TINY, "--out", "results/by-hand")
-    installed.run("torchrun", "--standalone", "--nproc-per-node=2", "-m", "scaling.worker", *study)
+    installed.run("torchrun", "--standalone", "--nproc-per-node=1", "-m", "scaling.worker", *study)
     assert "done" in installed.run("scaling", "status", "results/by-hand")
 
 

@@ -42,7 +42,11 @@ class Scaling:
 
     def run_here(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """The same in this process, so that neither the command nor its zygote imports torch once more."""
-        words = ["scaling", "run", str(self.study), "--out", str(self.out), *arguments]
+        return self.here("run", str(self.study), "--out", str(self.out), *arguments, **environment)
+
+    def here(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Another verb in this process."""
+        words = ["scaling", *arguments]
         out, err, code = io.StringIO(), io.StringIO(), 0
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
             patch.chdir(self.folder)

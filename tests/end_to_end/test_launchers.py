@@ -33,10 +33,10 @@ def faulty_ones_can_be_imported(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)
 
 
-def worker(scaling, launcher, world_size=2, **environment):
-    """Workers that are started by hand."""
+def worker(scaling, launcher, **environment):
+    """Two workers that are started by hand."""
     words = ("-m", "scaling.worker", str(scaling.study), "--out", str(scaling.out))
-    return launcher.run(world_size, *words, cwd=scaling.folder, env={**scaling.environment, **environment})
+    return launcher.run(2, *words, cwd=scaling.folder, env={**scaling.environment, **environment})
 
 
 def write_study(scaling, *aggregators, **keys):
@@ -123,10 +123,10 @@ def test_rank_that_raises_while_others_wait_in_horovod_ends_the_cell_and_horovod
 
 
 def test_size_that_the_study_does_not_have_is_one_clear_error(scaling, openmpi):
-    write_study(scaling, "all_reduce")
-    done = worker(scaling, openmpi, world_size=3)
+    write_study(scaling, "all_reduce", world_sizes=[3])
+    done = worker(scaling, openmpi)
     assert done.returncode == 2
-    assert done.stderr.count("error: study 'tiny' has no cell of world size 3; it has [2]") == 1
+    assert done.stderr.count("error: study 'tiny' has no cell of world size 2; it has [3]") == 1
     assert not scaling.out.exists()
 
 
@@ -166,7 +166,7 @@ def test_settings_of_horovods_start_are_in_force_and_its_timeline_is_kept(scalin
 
 def test_scaling_run_starts_workers_by_mpirun(scaling, openmpi):
     write_study(scaling, "mpi")
-    done = scaling.run("--launcher", "mpirun")
+    done = scaling.run_here("--launcher", "mpirun")
     assert done.returncode == 0, done.stderr
     assert set(scaling.states().values()) == {"done"}
     assert {record.launch["launcher"] for record in scaling.results().runs()} == {"openmpi"}

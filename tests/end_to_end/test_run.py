@@ -151,7 +151,7 @@ def test_wrong_means_and_replicas_that_drift_apart_fail_and_say_where(scaling, k
 
 def test_rank_that_does_not_leave_a_failed_cell_costs_the_launch_not_the_study(scaling):
     write_study(scaling, ["faulty_aggregators:Hangs", "all_reduce", "ring", "tree"])
-    outcome = scaling.run(SCALING_CELL_EXIT_LIMIT_S="2")
+    outcome = scaling.run_here(SCALING_CELL_EXIT_LIMIT_S="2")
     assert outcome.returncode == 1
     states = scaling.states()
     assert states.pop(("hangs", 2, 0)) == "failed"
@@ -252,25 +252,25 @@ def test_second_ctrl_c_leaves_no_process_either(scaling):
 
 def test_torchrun_can_start_the_workers(scaling):
     write_study(scaling, ["none"], world_sizes=(1,))
-    done = scaling.run("--launcher", "torchrun")
+    done = scaling.run_here("--launcher", "torchrun")
     assert done.returncode == 0, done.stderr
     assert {record.launch["launcher"] for record in scaling.results().runs()} == {"torchrun"}
 
 
 def test_hand_written_torchrun_runs_its_own_world_size_and_leaves_the_rest(scaling):
-    write_study(scaling, ["none", "ring"], world_sizes=(1, 2))
+    write_study(scaling, ["none", "ring"], world_sizes=(2, 3))
     outcome = scaling.torchrun(2)
     assert outcome.returncode == 0, outcome.stderr
     states = scaling.states()
     assert {state for (_, size, _), state in states.items() if size == 2} == {"done"}
-    assert {state for (_, size, _), state in states.items() if size == 1} == {"planned"}
+    assert {state for (_, size, _), state in states.items() if size == 3} == {"planned"}
     done = [record.launch for record in scaling.results().runs() if record.state == "done"]
     assert {launch["launcher"] for launch in done} == {"torchrun"}
     assert {launch["boot"] for launch in done} == {boot_id()}
 
-    wrong = scaling.torchrun(3)
+    wrong = scaling.torchrun(1)
     assert wrong.returncode != 0
-    assert "has no cell of world size 3; it has [1, 2]" in wrong.stderr
+    assert "has no cell of world size 1; it has [2, 3]" in wrong.stderr
     assert "exitcode  : 2" in wrong.stderr
 
     rest = scaling.run_here()

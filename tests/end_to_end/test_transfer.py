@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -19,7 +17,7 @@ STUDY = {
     "device": "cpu",
     "world_sizes": [2],
     "parts": [
-        {"kind": "transfer", "seconds": 2},
+        {"kind": "transfer", "seconds": 0.5},
         {
             "kind": "iteration",
             "workloads": [
@@ -39,10 +37,7 @@ STUDY = {
 
 
 def report_of(scaling):
-    command = [sys.executable, "-m", "scaling", "report", str(scaling.out), "--all"]
-    return subprocess.run(
-        command, cwd=scaling.folder, env=scaling.environment, capture_output=True, text=True, check=True
-    ).stdout
+    return scaling.here("report", str(scaling.out), "--all").stdout
 
 
 def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
@@ -82,7 +77,7 @@ def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
 
 def test_mpi_is_measured_where_mpirun_starts_the_workers_and_predictions_know_which(scaling, openmpi):
     scaling.study.write_text(yaml.safe_dump({**STUDY, "parts": STUDY["parts"][:1]}))
-    done = scaling.run("--launcher", "mpirun")
+    done = scaling.run_here("--launcher", "mpirun")
     assert done.returncode == 0, done.stderr
     assert "MPI all-reduce" in report_of(scaling)
     transfers = list(csv.DictReader((scaling.out / "transfers.csv").open(newline="")))
@@ -94,11 +89,8 @@ def test_mpi_is_measured_where_mpirun_starts_the_workers_and_predictions_know_wh
 
     (study,) = [part for part in STUDY["parts"] if part["kind"] == "iteration"]
     scaling.study.write_text(yaml.safe_dump({**STUDY, "parts": [{**study, "aggregators": ["mpi"]}]}))
-    command = [sys.executable, "-m", "scaling", "predict", str(scaling.study), "--json"]
-    command += ["--topology", str(scaling.out / "probed.yaml"), "--from", str(scaling.out)]
-    told = subprocess.run(
-        command, cwd=scaling.folder, env=scaling.environment, capture_output=True, text=True
-    )
+    machine = ("--topology", str(scaling.out / "probed.yaml"), "--from", str(scaling.out))
+    told = scaling.here("predict", str(scaling.study), "--json", *machine)
     assert told.returncode == 0, told.stderr
     assert "Open MPI 5." in told.stdout
     assert "no measured launch says which MPI" not in told.stdout

@@ -1,7 +1,5 @@
 """`scaling tune` with real workers on the CPU: both studies, the answer, and what a second time takes."""
 
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -26,9 +24,7 @@ STUDY = {
 
 
 def tune(scaling):
-    command = [sys.executable, "-m", "scaling", "tune", str(scaling.study), "--out", str(scaling.out)]
-    options = {"cwd": scaling.folder, "env": scaling.environment, "timeout": 240}
-    return subprocess.run([*command, "--count", "2"], capture_output=True, text=True, **options)
+    return scaling.here("tune", str(scaling.study), "--out", str(scaling.out), "--count", "2")
 
 
 def test_buckets_are_probed_measured_and_judged_and_a_second_time_only_judged(scaling):

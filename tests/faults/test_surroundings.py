@@ -91,7 +91,7 @@ def test_backend_of_matplotlib_that_there_is_none_of(command):
 
 
 def test_join_timeout_that_is_wrong_starts_no_launch(command):
-    outcome = command.run(SCALING_JOIN_TIMEOUT_S="soon")
+    outcome = command.run_here(SCALING_JOIN_TIMEOUT_S="soon")
     assert outcome.returncode == 2
     assert (
         outcome.stderr.splitlines(keepends=True)[-1]  # a busy machine is warned of before

@@ -27,7 +27,7 @@ MODULE = "tests.launchers.forked_worker"
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def zygote():
     one = Zygote([MODULE])
     yield one
@@ -78,22 +78,10 @@ def test_ranks_of_two_launches_are_fresh_processes_in_the_launchs_environment(la
     assert all(log.count(f"{stream} of {rank}\n") == 2 for stream in ("out", "err") for rank in (0, 1))
 
 
-def test_each_repeat_has_a_zygote_of_its_own(tmp_path):
-    hashes = []
-    zygotes = Zygotes([MODULE])
-    zygotes.begin(2)  # both import at once
-    try:
-        for repeat in (0, 0, 1):
-            spec = LaunchSpec(2, 1, MODULE, ["facts", str(tmp_path)])
-            assert zygotes.launch(repeat, spec, os.environ, tmp_path / "log").wait(LIMIT_S) == 0
-            hashes.append(facts(tmp_path)[0]["hash"])
-    finally:
-        zygotes.close()
-    assert hashes[0] == hashes[1] != hashes[2]
-
-
-def test_a_zygote_that_has_forked_is_one_of_those_asked_for(tmp_path, monkeypatch):
-    started = []
+def test_each_repeat_has_a_zygote_of_its_own_and_one_that_has_forked_is_one_of_those_asked_for(
+    tmp_path, monkeypatch
+):
+    started, hashes = [], []
 
     class Counted(Zygote):
         def __init__(self, *arguments):
@@ -107,7 +95,9 @@ def test_a_zygote_that_has_forked_is_one_of_those_asked_for(tmp_path, monkeypatc
             zygotes.begin(2)  # starts none for the second launch: it would import while that one measures
             assert len(started) == 2
             assert zygotes.launch(repeat, spec, os.environ, tmp_path / "log").wait(LIMIT_S) == 0
+            hashes.append(facts(tmp_path)[0]["hash"])
     assert not [pid for pid in started if is_running(pid)]
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 @pytest.mark.parametrize(

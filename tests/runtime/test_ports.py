@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from launchers.rank_info import RankInfo
+from scaling.errors import LaunchError
 from scaling.runtime import workers
 
 LISTENS = "0A"
@@ -19,6 +20,13 @@ def listening(port):
     ]
     sockets = [(*line[1].split(":"), line[3]) for line in lines if ":" in line[1]]
     return [address for address, number, state in sockets if state == LISTENS and int(number, 16) == port]
+
+
+@pytest.mark.parametrize("text", ["rubbish", "-1", "65536"])
+def test_port_that_is_none_is_refused(text):
+    with pytest.raises(LaunchError) as refused:
+        workers._master_port({"MASTER_PORT": text})
+    assert str(refused.value) == f"MASTER_PORT is '{text}'; it must be the number of a port, 1 to 65535"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.0.0.2", "::1", "192.0.2.7", "some-host"])

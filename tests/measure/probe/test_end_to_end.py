@@ -47,7 +47,7 @@ def processes_of(folder):
 
 @pytest.mark.processes
 def test_probe_of_two_processes_gives_a_machine_that_loads_draws_and_simulates(tmp_path):
-    done = started(tmp_path, "probe", "--world-size", 2, "--seconds", 3, "--out", "box.yaml")
+    done = started(tmp_path, "probe", "--world-size", 2, "--seconds", 1, "--out", "box.yaml")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     topology = load(tmp_path / "box.yaml")
@@ -70,7 +70,7 @@ def test_probe_of_two_processes_gives_a_machine_that_loads_draws_and_simulates(t
 
 @pytest.mark.processes
 def test_probe_that_mpirun_starts_has_mpis_all_reduce_too(tmp_path, openmpi):
-    arguments = ("--launcher", "mpirun", "--world-size", 2, "--seconds", 2, "--out", "box.yaml")
+    arguments = ("--launcher", "mpirun", "--world-size", 2, "--seconds", 1, "--out", "box.yaml")
     done = started(tmp_path, "probe", *arguments)
     assert done.returncode == 0, done.stderr
     with (tmp_path / "box.samples.csv").open() as file:
