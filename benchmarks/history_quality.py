@@ -2,12 +2,13 @@
 
     python benchmarks/history_quality.py --out benchmarks/results/history-quality.csv
 
-Six times (streams) a campaign. Noise models: `normal` (1% for all times of a campaign, 0.5% for each),
-`heavy` (the same with t of 3 degrees), `outliers` (one campaign in 20 is 30% longer), `correlated` (each
-campaign's offset is half of the one before, plus noise), `drift` (0.02% longer each campaign: a change, not
-noise) and `committed` (deviations of launches, drawn from the committed results folders). Days without a
-campaign change nothing: only the order counts. False alarms are counted over 365 campaigns, the history being
-accepted anew after each; slowdowns begin at the 13th and at the 31st campaign.
+Six times (streams) a campaign, one campaign a day. Noise models: `normal` (1% for all times of a campaign,
+0.5% for each), `heavy` (the same with t of 3 degrees), `outliers` (one campaign in 20 is 30% longer),
+`correlated` (each campaign's offset is half of the one before, plus noise), `drift` (0.02% longer each day: a
+change, not noise), `missing` (`normal`, each day lacks its campaign with a probability of 0.3),
+`missing_drift` (`drift` likewise) and `committed` (deviations of launches, drawn from the committed results
+folders). False alarms are counted over 365 days, the history being accepted anew after each; slowdowns begin
+on the 13th and on the 31st day.
 """
 
 from __future__ import annotations
@@ -56,6 +57,15 @@ def drift(random: np.random.Generator, count: int) -> Floats:
     return normal(random, count) + 0.0002 * np.arange(count)
 
 
+def missing(random: np.random.Generator, count: int) -> Floats:
+    """Without some of the days: NaN."""
+    return np.where(random.random(count) < 0.3, np.nan, normal(random, count))
+
+
+def missing_drift(random: np.random.Generator, count: int) -> Floats:
+    return np.where(random.random(count) < 0.3, np.nan, drift(random, count))
+
+
 def committed(random: np.random.Generator, count: int) -> Floats:
     deviations = _deviations()
     drawn = random.choice(deviations, (STREAMS + 1, count))
@@ -90,18 +100,20 @@ MODELS: dict[str, Callable[[np.random.Generator, int], Floats]] = {
     "outliers": outliers,
     "correlated": correlated,
     "drift": drift,
+    "missing": missing,
+    "missing_drift": missing_drift,
     "committed": committed,
 }
 
 
 def false_alarms(logs: Floats) -> int:
     """In a history without a change; after each the machine is accepted, and the history begins anew."""
-    count, start = 0, 0
-    while start < logs.shape[1]:
-        at, _ = first_alarm(logs[:, start:], RUNS_PER_FALSE_ALARM)
+    count, left = 0, logs[:, ~np.isnan(logs[0])]
+    while left.shape[1]:
+        at, _ = first_alarm(left, RUNS_PER_FALSE_ALARM)
         if at is None:
             break
-        count, start = count + 1, start + at + 1
+        count, left = count + 1, left[:, at + 1 :]
     return count
 
 
@@ -111,13 +123,14 @@ def days_to_find(
     slowdown: float,
     known: int,
 ) -> float:
-    """Campaigns from the change to the alarm; NaN where there was one before."""
+    """Days from the change to the alarm; NaN where there was one before."""
     logs = make(random, known + MOST)
     logs[:, known:] += math.log1p(slowdown)
-    at, _ = first_alarm(logs, RUNS_PER_FALSE_ALARM)
+    (days,) = np.nonzero(~np.isnan(logs[0]))
+    at, _ = first_alarm(logs[:, days], RUNS_PER_FALSE_ALARM)
     if at is None:
         return math.inf
-    return math.nan if at < known else at - known + 1.0
+    return math.nan if days[at] < known else days[at] - known + 1.0
 
 
 def main() -> None:
@@ -157,11 +170,11 @@ def main() -> None:
         out.writerow(
             [
                 "noise",
-                "campaigns_before",
+                "days_before",
                 "slowdown",
                 "false_alarms_a_year",
-                "median_campaigns_to_alarm",
-                "q90_campaigns_to_alarm",
+                "median_days_to_alarm",
+                "q90_days_to_alarm",
                 "alarm_before",
                 "n",
             ]

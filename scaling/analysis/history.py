@@ -21,6 +21,7 @@ exchangeable: it will give an alarm, and has changed.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from scaling.analysis.samples import read_cells
 from scaling.analysis.study_scatter import cell_times
 from scaling.analysis.transfers import read_transfers
 from scaling.errors import ScalingError
+from scaling.measure.probe.series import label, size_text
 from scaling.store import ResultsFolder
 from scaling.store.history import Campaign, samples_digest
 
@@ -40,62 +42,36 @@ Floats = NDArray[np.float64]
 
 LEARNED = 5
 EPSILON = 0.2
-COMMON = "all streams"
+COMMON = "all times"
+OF_SIZE = " of "
+"""Before the size of a message: of each kind only the largest that all campaigns have is a stream."""
 COMMON_WEIGHT = 0.5
 RUNS_PER_FALSE_ALARM = 100
-POWER_DRAWS, POWER_LIMIT = 60, 30
+SLOWDOWNS, SEEN_SHARE = (0.03, 0.05, 0.1), 0.9
+DRAWS, MOST_DRAWN = 60, 60
 LEVEL = 0.05
 
 
-class RankDetector:
-    """The evidence that a stream became larger. Values are compared, nothing else."""
-
-    def __init__(self) -> None:
-        self._values = np.empty(0)
-        self._log_bets = np.empty(0)
-
-    def add(self, value: float) -> float:
-        """Takes the newest value; gives the evidence."""
-        rank = 1 + int(np.count_nonzero(self._values >= value))  # equal ones are no evidence
-        self._values = np.append(self._values, value)
-        n = len(self._values)
-        if n <= LEARNED:
-            return 0.0
-        self._log_bets = np.append(self._log_bets, 0.0)
-        since = np.arange(len(self._log_bets), 0, -1)
-        self._log_bets += np.log(
-            np.where(rank <= since, (1 - EPSILON) * n / since, EPSILON * n / (n - since))
-        )
-        return float(np.exp(np.minimum(self._log_bets, 700)).sum())
-
-
-class Evidence:
-    """The detectors of all streams."""
-
-    def __init__(self, num_streams: int) -> None:
-        self._common = RankDetector()
-        self._streams = [RankDetector() for _ in range(num_streams)]
-
-    def add(self, logs: Floats) -> Floats:
-        """[common, stream...]: the evidence of each with the newest campaign's values [stream]."""
-        each = [stream.add(float(value)) for stream, value in zip(self._streams, logs, strict=True)]
-        return np.array([self._common.add(float(logs.mean())), *each])
-
-
-def averaged(evidence: Floats) -> float:
-    """Of all streams [common, stream...]."""
-    return float(COMMON_WEIGHT * evidence[0] + (1 - COMMON_WEIGHT) * evidence[1:].mean())
+def evidence(values: Floats) -> Floats:
+    """[stream, campaign]: that the stream became larger. Values are compared, nothing else."""
+    found, log_bets = np.zeros_like(values), np.zeros_like(values)
+    for n in range(LEARNED + 1, values.shape[1] + 1):
+        newest = values[:, n - 1, None]
+        rank = 1 + (values[:, : n - 1] >= newest).sum(axis=1, keepdims=True)  # equal ones are no evidence
+        since = np.arange(n - LEARNED, 0, -1)
+        bets = np.where(rank <= since, (1 - EPSILON) * n / since, EPSILON * n / (n - since))
+        log_bets[:, : n - LEARNED] += np.log(bets)
+        found[:, n - 1] = np.exp(np.minimum(log_bets[:, : n - LEARNED], 700)).sum(axis=1)
+    return found
 
 
 def first_alarm(logs: Floats, runs_per_false_alarm: float) -> tuple[int | None, Floats]:
     """Where the evidence of [stream, campaign] suffices; and [common, stream...] there, or at the end."""
-    detectors = Evidence(len(logs))
-    evidence = np.zeros(len(logs) + 1)
-    for index in range(logs.shape[1]):
-        evidence = detectors.add(logs[:, index])
-        if averaged(evidence) >= runs_per_false_alarm:
-            return index, evidence
-    return None, evidence
+    found = evidence(np.vstack([logs.mean(axis=0), logs]))
+    averaged = COMMON_WEIGHT * found[0] + (1 - COMMON_WEIGHT) * found[1:].mean(axis=0)
+    enough = np.flatnonzero(averaged >= runs_per_false_alarm)
+    at = int(enough[0]) if len(enough) else None
+    return at, found[:, -1 if at is None else at]
 
 
 @dataclass(frozen=True)
@@ -106,7 +82,7 @@ class Change:
         stream: which; `COMMON` for the mean of all.
         first: the first campaign of the new level, most likely.
         earliest, latest: of the smallest set of campaigns that has it with 95%.
-        ratio, low, high: the new time over the old one, with a 95% interval.
+        ratio, interval: the new time over the old one, and 95% of it; None: one campaign has no scatter.
     """
 
     stream: str
@@ -114,8 +90,7 @@ class Change:
     earliest: int
     latest: int
     ratio: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -124,8 +99,7 @@ class HostEffect:
 
     host: str
     ratio: float
-    low: float
-    high: float
+    interval: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -141,8 +115,8 @@ class Watch:
         change: of what changed most surely; None without an alarm.
         others: streams that changed alike, by their own evidence.
         hosts: that are slower than others.
-        runs_to_see: slowdown -> in how many campaigns half of such would be found now; None: not in
-            `POWER_LIMIT`. Empty with an alarm, or before `LEARNED` campaigns.
+        seen: slowdown -> for how many campaigns it has to last for an alarm by now, in `SEEN_SHARE` of cases;
+            None: for more than half of the history. Empty with an alarm, or before `LEARNED` campaigns.
         left_out: streams that some campaigns lack.
     """
 
@@ -154,7 +128,7 @@ class Watch:
     change: Change | None
     others: Sequence[str]
     hosts: Sequence[HostEffect]
-    runs_to_see: Mapping[float, int | None]
+    seen: Mapping[float, int | None]
     left_out: Sequence[str]
 
     @property
@@ -169,23 +143,19 @@ def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> 
     Raises:
         ScalingError: it has no times.
     """
-    cells = read_cells(folder)
     seconds = {}
-    for cell in cells:
+    for cell in read_cells(folder):
+        if cell.cell["kind"] != "iteration" or cell.cell.get("aa_replicate"):
+            continue
         times = cell_times([cell]).get(cell.cell_id)
-        if (
-            times
-            and times.by_launch
-            and not cell.cell.get("aa_replicate")
-            and cell.cell["kind"] == "iteration"
-        ):
-            seconds[_label(cell.cell, cell.cell_id)] = _geometric_mean([*times.by_launch.values()])
+        if times and times.by_launch:
+            what = "{model}, {aggregator}@{world_size}".format(**cell.cell)
+            logs = np.log([*times.by_launch.values()])
+            seconds[f"{what} [{cell.cell_id[:6]}]"] = float(np.exp(logs.mean()))
     for result in read_transfers(folder):
-        for one in result.transfers:
-            if one.num_bytes == max(one.series.seconds):
-                ranks = "-".join(map(str, one.example.ranks))
-                label = f"{one.example.operation} of {one.num_bytes / 1e6:.3g} MB, ranks {ranks}"
-                seconds[f"{label} [{result.cell_id[:6]}]"] = one.estimate.median
+        for one in sorted(result.transfers, key=lambda one: one.num_bytes):
+            what = f"{label(one.example)} [{result.cell_id[:6]}]"
+            seconds[what + OF_SIZE + size_text(one.num_bytes)] = one.estimate.median
     runs = [record for record in folder.runs() if record.state == "done"]
     if not seconds or not runs:
         raise ScalingError(f"{folder.path} has no times of iterations or transfers to watch")
@@ -201,14 +171,6 @@ def slow_ranks(folder: ResultsFolder) -> list[int]:
     return sorted({one.rank for one in found if one is not None})
 
 
-def _label(cell: Mapping[str, object], cell_id: str) -> str:
-    return f"{cell['model']}, {cell['aggregator']}@{cell['world_size']} [{cell_id[:6]}]"
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return float(np.exp(np.mean(np.log(values))))
-
-
 def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_FALSE_ALARM) -> Watch:
     """What the campaigns say, in their order.
 
@@ -218,7 +180,9 @@ def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_
     if not runs_per_false_alarm > 1:
         raise ScalingError(f"{runs_per_false_alarm:g} campaigns a false alarm; allowed: more than 1")
     every = dict.fromkeys(name for campaign in campaigns for name in campaign.seconds)
-    streams = [name for name in every if all(name in campaign.seconds for campaign in campaigns)]
+    shared = [name for name in every if all(name in campaign.seconds for campaign in campaigns)]
+    largest = {name.partition(OF_SIZE)[0]: name for name in shared}  # a short sweep leaves out large ones
+    streams = [*largest.values()]
     if campaigns and not streams:
         raise ScalingError("the campaigns have no cell in common; a history is of one study")
     rows = [[math.log(campaign.seconds[name]) for campaign in campaigns] for name in streams]
@@ -237,10 +201,10 @@ def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_
     return Watch(
         *(campaigns, streams, logs, runs_per_false_alarm, alarm, change, others),
         hosts=host_effects(campaigns, logs),
-        runs_to_see={}
+        seen={}
         if alarm is not None or len(campaigns) <= LEARNED
-        else _power(logs, runs_per_false_alarm),
-        left_out=[name for name in every if name not in streams],
+        else {slowdown: _seen(logs, slowdown, runs_per_false_alarm) for slowdown in SLOWDOWNS},
+        left_out=[name for name in every if name.partition(OF_SIZE)[0] not in largest],
     )
 
 
@@ -256,7 +220,7 @@ def _is_common(evidence: Floats, enough: float) -> bool:
 
 
 def change_in(stream: str, values: Floats) -> Change:
-    """Where a series of logarithms changed its level, and by how much.
+    """Where a series of logarithms rose to a new level, and by how much.
 
     Every campaign is equally likely to be the first of the new level beforehand; levels and the variance have
     the usual improper priors, so that the posterior is proportional to RSS^(-(n-2)/2) / sqrt(n1 n2)
@@ -267,13 +231,16 @@ def change_in(stream: str, values: Floats) -> Change:
     splits = [(values[:at], values[at:]) for at in places]
     rss = np.array([((a - a.mean()) ** 2).sum() + ((b - b.mean()) ** 2).sum() for a, b in splits])
     log_post = -(n - 2) / 2 * np.log(np.maximum(rss, 1e-300)) - 0.5 * np.log(places * (n - places))
+    rises = np.array([b.mean() > a.mean() for a, b in splits])
+    if rises.any():
+        log_post[~rises] = -np.inf
     weights = np.exp(log_post - log_post.max())
     order = np.argsort(-weights)
     enough = int(np.searchsorted(np.cumsum(weights[order]) / weights.sum(), 0.95)) + 1
     likely = places[order[:enough]]
     first = int(places[order[0]])
-    ratio, low, high = _ratio(values[first:], values[:first], LEVEL)
-    return Change(stream, first, int(likely.min()), int(likely.max()), ratio, low, high)
+    ratio, interval = _ratio(values[first:], values[:first], LEVEL)
+    return Change(stream, first, int(likely.min()), int(likely.max()), ratio, interval)
 
 
 def host_effects(campaigns: Sequence[Campaign], logs: Floats) -> list[HostEffect]:
@@ -285,39 +252,35 @@ def host_effects(campaigns: Sequence[Campaign], logs: Floats) -> list[HostEffect
         has = np.array([host in campaign.hosts for campaign in campaigns])
         if min(has.sum(), (~has).sum()) < 2:
             continue
-        ratio, low, high = _ratio(common[has], common[~has], LEVEL / len(hosts))
-        if low > 1:
-            found.append(HostEffect(host, ratio, low, high))
+        ratio, interval = _ratio(common[has], common[~has], LEVEL / len(hosts))
+        if interval and interval[0] > 1:
+            found.append(HostEffect(host, ratio, interval))
     return found
 
 
-def _ratio(new: Floats, old: Floats, level: float) -> tuple[float, float, float]:
-    """Of geometric means, by Welch's t; without an interval's ends (0, inf) where a side has one value."""
-    difference = float(new.mean() - old.mean())
+def _ratio(new: Floats, old: Floats, level: float) -> tuple[float, tuple[float, float] | None]:
+    """Of geometric means, with an interval by Welch's t; None where a side has one value."""
+    ratio = math.exp(new.mean() - old.mean())
     if min(len(new), len(old)) < 2:
-        return math.exp(difference), 0.0, math.inf
-    variances = new.var(ddof=1) / len(new), old.var(ddof=1) / len(old)
-    total = sum(variances)
-    if total == 0:
-        return (math.exp(difference),) * 3
-    degrees = total**2 / (variances[0] ** 2 / (len(new) - 1) + variances[1] ** 2 / (len(old) - 1))
-    half = float(stats.t.ppf(1 - level / 2, degrees)) * math.sqrt(total)
-    return math.exp(difference), math.exp(difference - half), math.exp(difference + half)
+        return ratio, None
+    interval = stats.ttest_ind(new, old, equal_var=False).confidence_interval(1 - level)
+    return ratio, (math.exp(interval.low), math.exp(interval.high))
 
 
-def _power(logs: Floats, runs_per_false_alarm: float) -> dict[float, int | None]:
-    """By campaigns drawn anew from the history's own, made longer."""
-    return {slowdown: _runs_to_alarm(logs, slowdown, runs_per_false_alarm) for slowdown in (0.03, 0.05, 0.1)}
-
-
-def _runs_to_alarm(logs: Floats, slowdown: float, runs_per_false_alarm: float) -> int | None:
+def _seen(logs: Floats, slowdown: float, runs_per_false_alarm: float) -> int | None:
+    """By histories drawn anew from this one, of which the last campaigns are longer."""
     random = np.random.default_rng(0)
-    needed = []
-    for _ in range(POWER_DRAWS):
-        drawn = logs[:, random.integers(logs.shape[1], size=logs.shape[1] + POWER_LIMIT)]
-        drawn = drawn + random.normal(0, 1e-9, drawn.shape)  # a campaign that was drawn twice is no tie
-        drawn[:, logs.shape[1] :] += math.log1p(slowdown)
-        at, _ = first_alarm(drawn, runs_per_false_alarm)
-        needed.append(math.inf if at is None else max(at + 1 - logs.shape[1], 1))
-    median = float(np.median(needed))
-    return None if math.isinf(median) else math.ceil(median)
+    known = logs[:, -MOST_DRAWN:]
+    count = known.shape[1]
+    drawn = [known[:, random.integers(count, size=count)] for _ in range(DRAWS)]
+    drawn = [one + random.normal(0, 1e-9, one.shape) for one in drawn]  # a campaign drawn twice is no tie
+
+    def share(slow: int) -> float:
+        shift = np.where(np.arange(count) < count - slow, 0.0, math.log1p(slowdown))
+        return float(
+            np.mean([first_alarm(one + shift, runs_per_false_alarm)[0] is not None for one in drawn])
+        )
+
+    most = count // 2
+    slow = bisect_left(range(most + 1), SEEN_SHARE, key=share)
+    return slow if slow <= most else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,29 +19,22 @@ if TYPE_CHECKING:
     from scaling.analysis.history import Watch
     from scaling.store.history import Campaign, HistoryFolder
 
-DEFAULT_STUDY = "watch"
-
 
 def history(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of campaigns; made if new.")],
-    study: Annotated[
-        str | None, typer.Argument(help=f"Of the first call: a study (default: {DEFAULT_STUDY}).")
-    ] = None,
+    study: Annotated[str | None, typer.Argument(help="Of the first call: a study (default: watch).")] = None,
     overrides: Overrides = None,
     launcher: Annotated[str, typer.Option(help="As of `scaling run`.")] = "local",
     no_run: Annotated[bool, typer.Option("--no-run", help="Measure nothing; read what is there.")] = False,
-    runs_per_false_alarm: Annotated[
+    rate: Annotated[
         float,
-        typer.Option(
-            "--runs-per-false-alarm", min=2, max=10**6, help="Without a change, so many campaigns an alarm."
-        ),
+        typer.Option("--runs-per-false-alarm", min=2, max=10**6, help="Without a change, so many an alarm."),
     ] = 100,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Take the machine as it is since the change; measure nothing.")
-    ] = False,
+        str | None, typer.Option(metavar="CAMPAIGN", help="Count from this one on; measure nothing.")
+    ] = None,
     bisect: Annotated[
-        bool,
-        typer.Option("--bisect", help="Find the slow commit of this folder's repository."),
+        bool, typer.Option("--bisect", help="Find the slow commit of this repository.")
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a message.")] = False,
     as_json: AsJson = False,
@@ -55,17 +48,18 @@ def history(
     from scaling.store.locks import locked
 
     folder = HistoryFolder(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    measures = not (no_run or accept or bisect)
+    if measures:
+        directory.mkdir(parents=True, exist_ok=True)
+    elif not directory.is_dir():
+        raise ScalingError(f"{directory} has no campaign; `scaling history {directory}` measures one")
     with locked(directory / ".lock", f"{directory}: another `scaling history` is at work there"):
         campaigns = folder.campaigns()
-        if not (no_run or accept or bisect):
+        if measures:
             campaigns = [*campaigns, _measure(folder, campaigns, study, overrides or [], launcher)]
         if not campaigns:
-            raise ScalingError(f"{directory} has no campaign; leave --no-run out to measure one")
-        said = watch(_counted(folder, campaigns), runs_per_false_alarm)
-        if accept:
-            _accept(folder, said)
-            return
+            raise ScalingError(f"{directory} has no campaign; `scaling history {directory}` measures one")
+        said = watch(folder.accepted(campaigns, accept), rate)
         lines = sentences(said, folder)
         write_whole(directory / "history.html", page(said, lines).encode())
     if bisect:
@@ -80,12 +74,6 @@ def history(
         note(f"page: {directory / 'history.html'}")
     if said.alarm is not None:
         raise typer.Exit(3)
-
-
-def _counted(folder: HistoryFolder, campaigns: list[Campaign]) -> list[Campaign]:
-    """Those since the machine was last accepted as it is."""
-    begins = folder.accepted()
-    return [campaign for campaign in campaigns if begins is None or campaign.name >= begins]
 
 
 def _measure(
@@ -109,7 +97,7 @@ def _measure(
         study, overrides = str(first), []
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
         scope = scope_for(launcher, None, None, os.environ)
-        outcome = measured(study or DEFAULT_STUDY, overrides, part_of(folder.path, name), scope, zygotes)
+        outcome = measured(study or "watch", overrides, part_of(folder.path, name), scope, zygotes)
     for line in outcome.rest():
         note(line)
     if outcome.is_failure:
@@ -128,19 +116,10 @@ def _git(*words: str) -> str:
 
 
 def _commit() -> str | None:
-    """Of the current folder's repository."""
-    try:
+    """Of the current folder's repository; None: there is none, or no git."""
+    with suppress(ScalingError, OSError):
         return _git("rev-parse", "HEAD")
-    except (ScalingError, OSError):
-        return None
-
-
-def _accept(folder: HistoryFolder, said: Watch) -> None:
-    if said.change is None:
-        raise ScalingError(f"{folder.path} has no alarm to accept")
-    name = said.campaigns[said.change.first].name
-    folder.accept(name)
-    note(f"from {name} on the machine is taken as it is")
+    return None
 
 
 def _bisect(folder: HistoryFolder, said: Watch) -> None:
@@ -151,6 +130,8 @@ def _bisect(folder: HistoryFolder, said: Watch) -> None:
     good, bad = (said.campaigns[at].commit for at in ends)
     if not good or not bad or good == bad:
         raise ScalingError("the campaigns around the change name no two commits of a repository")
+    if _commit() != (newest := said.campaigns[-1].commit):
+        raise ScalingError(f"commits are compared with the newest campaign's: check out {newest} first")
     commits = _git("rev-list", "--reverse", "--first-parent", f"{good}..{bad}").split()
     if not commits:
         raise ScalingError(f"{bad[:12]} does not follow {good[:12]} in this folder's repository")
@@ -190,21 +171,9 @@ def _against(folder: HistoryFolder, said: Watch, commit: str) -> float:
 
 
 def _as_dict(said: Watch, lines: list[str]) -> dict[str, object]:
-    change = said.change
-    return {
-        "campaigns": [campaign.name for campaign in said.campaigns],
-        "alarm": None if said.alarm is None else said.campaigns[said.alarm].name,
-        "change": None
-        if change is None
-        else {
-            "stream": change.stream,
-            "since": said.campaigns[change.first].name,
-            "earliest": said.campaigns[change.earliest].name,
-            "latest": said.campaigns[change.latest].name,
-            "ratio": change.ratio,
-            "ratio_interval": [change.low, change.high] if change.low > 0 else None,
-        },
-        "runs_per_false_alarm": said.runs_per_false_alarm,
-        "runs_to_see": {f"{slowdown:g}": runs for slowdown, runs in said.runs_to_see.items()},
-        "lines": lines,
-    }
+    names = [campaign.name for campaign in said.campaigns]
+    change = dict(vars(said.change)) if said.change is not None else None
+    if change is not None:
+        change |= {place: names[change[place]] for place in ("first", "earliest", "latest")}
+    alarm = None if said.alarm is None else names[said.alarm]
+    return {"campaigns": names, "alarm": alarm, "change": change, "seen": dict(said.seen), "lines": lines}

@@ -11,12 +11,12 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from scaling.analysis.history import COMMON, LEARNED, POWER_LIMIT, Watch, slow_ranks
+from scaling.analysis.history import COMMON, LEARNED, Change, HostEffect, Watch, slow_ranks
 from scaling.analysis.machine_changes import machine_changes
 from scaling.report.figures.style import BEST, BOUND, OTHER, SETTINGS
 from scaling.report.figures.svg import compact, for_page, page_styles
 from scaling.report.text import TEMPLATES, environment
-from scaling.store.history import HistoryFolder
+from scaling.store.history import Campaign, HistoryFolder
 
 MOST_NAMED = 6
 
@@ -24,32 +24,33 @@ MOST_NAMED = 6
 def sentences(watch: Watch, folder: HistoryFolder) -> list[str]:
     """The answer, then what belongs to it."""
     num = len(watch.campaigns)
-    lines = []
     if watch.is_learning:
-        lines.append(f"{num} campaigns so far: an alarm needs {LEARNED + 1}.")
+        lines = [f"{num} campaign{'s' * (num > 1)} so far: an alarm needs {LEARNED + 1}."]
     elif watch.change is None:
-        lines.append(f"No change in {num} campaigns of {len(watch.streams)} times.{_power(watch)}")
+        lines = [
+            f"No change in {num} campaigns of {len(watch.streams)} times. {_power(watch)} {_rate(watch)}"
+        ]
     else:
-        lines += _alarm(watch, folder)
+        lines = _alarm(watch, folder)
     for host in watch.hosts:
-        interval = f"[{host.low - 1:.1%}, {host.high - 1:.1%}]"
-        lines.append(f"Campaigns on {host.host} take {host.ratio - 1:.1%} {interval} longer than the others.")
+        lines.append(f"Campaigns on {host.host} take {_longer(host)} longer than the others.")
     if watch.left_out:
         lines.append(f"Not watched, since some campaigns lack them: {_listed(watch.left_out)}.")
     return lines
 
 
 def _power(watch: Watch) -> str:
-    found = [
-        f"{slowdown:.0%} in {'more than ' + str(POWER_LIMIT) if runs is None else runs}"
-        for slowdown, runs in watch.runs_to_see.items()
-    ]
+    found = [f"{slowdown:.0%} in the last {runs}" for slowdown, runs in watch.seen.items() if runs]
+    not_yet = [f"{slowdown:.0%}" for slowdown, runs in watch.seen.items() if not runs]
     if not found:
-        return ""
-    return (
-        f" One that is slower from now on would be found, half of the time: by {', by '.join(found)} "
-        f"campaigns. False alarms: one in {watch.runs_per_false_alarm:g} campaigns at most."
+        return f"Too few for certainty: a slowdown by {not_yet[-1]} may not have been seen yet."
+    return f"It would have been seen by now if it were slower by {', by '.join(found)} of them" + (
+        f"; by {' or '.join(not_yet)}: not yet." if not_yet else "."
     )
+
+
+def _rate(watch: Watch) -> str:
+    return f"False alarms: at most one in {watch.runs_per_false_alarm:g} campaigns."
 
 
 def _alarm(watch: Watch, folder: HistoryFolder) -> list[str]:
@@ -57,14 +58,13 @@ def _alarm(watch: Watch, folder: HistoryFolder) -> list[str]:
     assert change is not None
     assert watch.alarm is not None
     names = [campaign.name for campaign in watch.campaigns]
-    what = "All times" if change.stream == COMMON else change.stream
-    size = f"{abs(change.ratio - 1):.1%} {'longer' if change.ratio > 1 else 'shorter'}"
-    interval = f"[{change.low - 1:+.1%}, {change.high - 1:+.1%}]" if change.low > 0 else "one campaign"
-    where = f"{names[change.earliest]} to {names[change.latest]}"
+    certain = change.earliest == change.latest
+    where = "" if certain else f" (95%: {names[change.earliest]} to {names[change.latest]})"
+    verb = "take" if change.stream == COMMON else "takes"
     lines = [
-        f"Slower: {what} {size} {interval} since {names[change.first]} of "
-        f"{watch.campaigns[change.first].started[:16].replace('T', ' ')} (95%: {where}). Alarm at "
-        f"{names[watch.alarm]}; false ones: one in {watch.runs_per_false_alarm:g} campaigns at most."
+        f"Slower since {names[change.first]}{where} of {_began(watch.campaigns[change.first])}: "
+        f"{change.stream} {verb} {_longer(change)} longer. Alarm at {names[watch.alarm]}. "
+        f"{_rate(watch)}"
     ]
     if watch.others and change.stream != COMMON:
         lines.append(f"Certain by itself: {_listed(watch.others)}.")
@@ -80,7 +80,17 @@ def _alarm(watch: Watch, folder: HistoryFolder) -> list[str]:
         lines.append(f"Commits: {commits[0][:12]}..{commits[1][:12]}; --bisect finds the one.")
     if slow := slow_ranks(folder.folder(names[-1])):
         lines.append(f"In {names[-1]} ranks are slow by themselves: {_listed(map(str, slow))}.")
+    lines.append(f"If it is to stay so: --accept {names[change.first]}.")
     return lines
+
+
+def _longer(effect: Change | HostEffect) -> str:
+    interval = [f"{end - 1:.1%}" for end in effect.interval or ()]
+    return f"{effect.ratio - 1:.1%}" + (f" [{', '.join(interval)}]" if interval else " (one campaign)")
+
+
+def _began(campaign: Campaign) -> str:
+    return campaign.started[:16].replace("T", " ")
 
 
 def _listed(items: Sequence[str] | map[str], between: str = ", ") -> str:
@@ -92,10 +102,10 @@ def _listed(items: Sequence[str] | map[str], between: str = ", ") -> str:
 def markdown(watch: Watch, lines: Sequence[str]) -> str:
     """For a message: the answer, and the last campaigns."""
     head, *rest = lines
-    rows = ["| campaign | began | all times against the median |", "|---|---|---|"]
+    rows = ["| campaign | began | all times against the usual |", "|---|---|---|"]
     values = _relative(watch).mean(axis=0)
     for campaign, value in list(zip(watch.campaigns, values, strict=True))[-10:]:
-        rows.append(f"| {campaign.name} | {campaign.started[:16].replace('T', ' ')} | {value:+.1%} |")
+        rows.append(f"| {campaign.name} | {_began(campaign)} | {value:+.1%} |")
     return "\n".join([f"**{head}**", "", *(f"- {line}" for line in rest), "", *rows, ""])
 
 
@@ -105,7 +115,7 @@ def page(watch: Watch, lines: Sequence[str]) -> str:
     templates = environment(TEMPLATES, autoescape=True)
     return templates.get_template("history.html.j2").render(
         lines=lines,
-        figure=for_page(svg, "history", "Times of each campaign against their median"),
+        figure=for_page(svg, "history", "Times of each campaign against the usual ones"),
         figure_styles=page_styles([svg]),
         campaigns=list(zip(watch.campaigns, _relative(watch).mean(axis=0).tolist(), strict=True)),
         bad=watch.alarm is not None,
@@ -113,8 +123,9 @@ def page(watch: Watch, lines: Sequence[str]) -> str:
 
 
 def _relative(watch: Watch) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """[stream, campaign]: each time against the stream's median, less one."""
-    return np.expm1(watch.logs - np.median(watch.logs, axis=1, keepdims=True))
+    """[stream, campaign]: each time against the stream's median before the change, less one."""
+    usual = watch.logs if watch.change is None else watch.logs[:, : watch.change.first]
+    return np.expm1(watch.logs - np.median(usual, axis=1, keepdims=True))
 
 
 def _drawn(watch: Watch) -> str:
@@ -130,7 +141,7 @@ def _drawn(watch: Watch) -> str:
             axes.axvspan(watch.change.earliest + 0.5, watch.change.latest + 1.5, color=OTHER, alpha=0.3)
             axes.axvline(watch.alarm + 1, color=BOUND, linestyle="--", linewidth=1)
         axes.set_xlabel("campaign (dashed: alarm; band: where the change is)")
-        axes.set_ylabel("time against the median [%]")
+        axes.set_ylabel("time against the usual [%]")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         content = io.BytesIO()
         FigureCanvasSVG(figure).print_svg(content, metadata={"Date": None})  # type: ignore[no-untyped-call]

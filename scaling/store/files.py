@@ -342,7 +342,9 @@ def json_lines(path: Path, *, unfinished: bool = False) -> list[dict[str, Any]]:
     return parsed_lines(lines[:-1] if lines[-1] == "" else lines, str(path), unfinished=unfinished)
 
 
-def parsed_lines(lines: Sequence[str], where: str, *, unfinished: bool) -> list[dict[str, Any]]:
+def parsed_lines(
+    lines: Sequence[str], where: str, *, unfinished: bool, mend: str = MEND_SAMPLES
+) -> list[dict[str, Any]]:
     """What the lines of the file `where` say; see `json_lines`.
 
     Raises:
@@ -357,6 +359,6 @@ def parsed_lines(lines: Sequence[str], where: str, *, unfinished: bool) -> list[
         except DocumentError as error:
             if unfinished and number == len(lines):
                 break
-            raise StoreError(f"{where}, line {number} is damaged: {error.problem}; {MEND_SAMPLES}") from None
+            raise StoreError(f"{where}, line {number} is damaged: {error.problem}; {mend}") from None
         samples.append(sample)
     return samples

@@ -1,12 +1,12 @@
 """The campaigns of one machine, one after the other: a folder of results folders and history.jsonl.
 
     <folder>/
-      history.jsonl   one line a campaign: its name, when it began, its times, a digest of its raw samples
+      history.jsonl   one line a campaign: its name, start and times, a digest of these and its samples
       0001/ 0002/     ordinary results folders
-      accepted.json   the campaign from which the machine is taken as it is now
+      accepted        the name of the campaign from which the machine is taken as it is now
 
-Lines are only added. What does not fit (a missing folder, samples that changed, another order) is refused by
-name: a watch that left something out would be calm about what it did not see.
+Lines are only added. What does not fit (a missing campaign, times or samples that changed, another order) is
+refused by name: a watch that left something out would be calm about what it did not see.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from scaling.errors import StoreError
-from scaling.files.documents import from_json
 from scaling.store.archive import Archive, opened
 from scaling.store.archiving import content_of, file_content
 from scaling.store.files import (
     append_whole,
-    as_json,
+    listed,
     parsed_lines,
-    read_document,
     sample_files,
     text_of,
     write_whole,
@@ -37,7 +34,7 @@ from scaling.store.files import (
 from scaling.store.folder import ResultsFolder
 from scaling.store.schemas import validate
 
-LINES, ACCEPTED = "history.jsonl", "accepted.json"
+LINES, ACCEPTED = "history.jsonl", "accepted"
 MEND = "put it back from a copy, or begin a new history in another folder"
 
 
@@ -51,7 +48,7 @@ class Campaign:
         seconds: stream (a cell, or a link) -> its time in seconds, the launches' geometric mean.
         hosts: on which it ran.
         commit: of the repository in the folder where the command ran; None: of none.
-        digest: of its raw samples.
+        digest: of all this and its raw samples (`digest_of`).
     """
 
     name: str
@@ -59,7 +56,7 @@ class Campaign:
     seconds: Mapping[str, float]
     hosts: tuple[str, ...]
     commit: str | None
-    digest: str
+    digest: str = ""
 
 
 class _CampaignModel(BaseModel):
@@ -73,14 +70,6 @@ class _CampaignModel(BaseModel):
     hosts: list[str]
     commit: str | None
     digest: str
-
-
-class _AcceptedModel(BaseModel):
-    """What accepted.json holds."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    begins: str
 
 
 class HistoryFolder:
@@ -97,32 +86,36 @@ class HistoryFolder:
         """All of them, in their order; [] where there is none yet.
 
         Raises:
-            StoreError: a line is damaged or out of order, a folder lacks, or its samples changed.
+            StoreError: a line is damaged, changed or out of order, or a folder lacks or has changed samples.
         """
         lines = self.path / LINES
-        if not lines.exists():
-            return []
         campaigns: list[Campaign] = []
-        text = text_of(lines, MEND).splitlines()
-        for number, values in enumerate(parsed_lines(text, str(lines), unfinished=False), start=1):
+        text = text_of(lines, MEND).splitlines() if lines.exists() else []
+        for number, values in enumerate(parsed_lines(text, str(lines), unfinished=False, mend=MEND), start=1):
             validate(_CampaignModel, values, f"{lines}, line {number}", MEND)
             campaigns.append(Campaign(**{**values, "hosts": tuple(values["hosts"])}))
-        for before, after in pairwise(campaigns):
-            if not (before.name < after.name and before.started <= after.started):
+        for number, campaign in enumerate(campaigns, start=1):
+            if int(campaign.name) != number:
+                raise StoreError(f"{lines}, line {number}: {campaign.name} in place of {number:04d}; {MEND}")
+            if campaign.started < campaigns[max(number - 2, 0)].started:
                 raise StoreError(
-                    f"{lines}: {after.name} of {after.started} stands behind {before.name} of "
-                    f"{before.started}; {MEND}"
+                    f"{lines}, line {number}: {campaign.name} began before the one before; {MEND}"
                 )
-        for campaign in campaigns:
             self._require_unchanged(campaign)
+        for folder in listed(self.path):
+            if folder.name.isdecimal() and int(folder.name) > len(campaigns) + 1:
+                raise StoreError(f"{folder} is not listed in {lines}; {MEND}")
         return campaigns
 
     def _require_unchanged(self, campaign: Campaign) -> None:
         folder = self.folder(campaign.name)
         if not folder.exists():
             raise StoreError(f"{folder.path} is listed in {self.path / LINES}, but is not there; {MEND}")
-        if samples_digest(folder) != campaign.digest:
-            raise StoreError(f"{folder.path}: the raw samples are not those that were measured; {MEND}")
+        samples = samples_digest(folder)
+        if campaign.digest not in (digest_of(campaign, samples), samples):  # the latter: of earlier versions
+            raise StoreError(
+                f"{folder.path}: its samples or its line in {LINES} are not those that were measured; {MEND}"
+            )
 
     def folder(self, name: str) -> ResultsFolder:
         """The results of a campaign."""
@@ -133,23 +126,35 @@ class HistoryFolder:
         return f"{int(campaigns[-1].name) + 1 if campaigns else 1:04d}"
 
     def add(self, campaign: Campaign) -> None:
-        """Adds its line."""
-        content = json.dumps({**asdict(campaign), "hosts": list(campaign.hosts)}).encode()
+        """Adds its line, with the digest."""
+        digest = digest_of(campaign, samples_digest(self.folder(campaign.name)))
+        content = json.dumps({**_facts(campaign), "digest": digest}).encode()
         append_whole(self.path / LINES, content + b"\n")
 
-    def accepted(self) -> str | None:
-        """The first campaign of the machine as it is now; None: all are."""
-        path = self.path / ACCEPTED
-        if not path.exists():
-            return None
-        begins = read_document(path, from_json, _AcceptedModel, "delete it: then all campaigns count")[
-            "begins"
-        ]
-        return str(begins)
+    def accepted(self, campaigns: list[Campaign], newly: str | None = None) -> list[Campaign]:
+        """Those of the machine as it is now: all, or from the accepted one on; `newly` accepts another.
 
-    def accept(self, name: str) -> None:
-        """From that campaign on the machine is taken as it is."""
-        write_whole(self.path / ACCEPTED, as_json({"begins": name}))
+        Raises:
+            StoreError: what was accepted is none of them.
+        """
+        path, names = self.path / ACCEPTED, [campaign.name for campaign in campaigns]
+        begins = newly or (text_of(path, MEND).strip() if path.exists() else names[0])
+        if begins not in names:
+            where = "--accept" if newly else f"{path}, which can be deleted,"
+            raise StoreError(f"{where} names {begins!r}; allowed: {names[0]} to {names[-1]}")
+        if newly:
+            write_whole(path, f"{newly}\n".encode())
+        return campaigns[names.index(begins) :]
+
+
+def _facts(campaign: Campaign) -> dict[str, Any]:
+    return {**asdict(campaign), "hosts": list(campaign.hosts), "digest": ""}
+
+
+def digest_of(campaign: Campaign, samples: str) -> str:
+    """Of its line and the digest of its raw samples."""
+    line = json.dumps(_facts(campaign), sort_keys=True)
+    return hashlib.sha256(f"{line}\n{samples}".encode()).hexdigest()
 
 
 def samples_digest(folder: ResultsFolder) -> str:

@@ -9,8 +9,8 @@ import pytest
 from scaling.analysis.history import (
     COMMON,
     LEARNED,
-    RankDetector,
     change_in,
+    evidence,
     first_alarm,
     host_effects,
     watch,
@@ -28,7 +28,6 @@ def campaigns(logs, hosts=None, names=None):
             {name: math.exp(row[number]) for name, row in zip(names or "abcdefgh", logs, strict=False)},
             tuple(hosts[number]) if hosts else ("host",),
             None,
-            "",
         )
         for number in range(logs.shape[1])
     ]
@@ -39,29 +38,24 @@ def noise(count, seed=0, streams=4):
     return random.normal(0, 0.01, (1, count)) + random.normal(0, 0.003, (streams, count))
 
 
-class TestDetector:
+class TestEvidence:
     def test_bets_are_fair(self):
         """Over all orders of n values each bet is worth 1 on average, and there are n - LEARNED of them."""
         n = LEARNED + 2
-        totals = []
-        for order in itertools.permutations(range(n)):
-            detector = RankDetector()
-            totals.append([detector.add(float(value)) for value in order][-1])
-        assert np.mean(totals) == pytest.approx(n - LEARNED)
+        orders = np.array([*itertools.permutations(range(n))], float)
+        assert evidence(orders)[:, -1].mean() == pytest.approx(n - LEARNED)
 
     def test_nothing_is_said_before_enough_campaigns(self):
-        detector = RankDetector()
-        assert [detector.add(float(value)) for value in range(LEARNED)] == [0.0] * LEARNED
+        found = evidence(np.arange(LEARNED + 1.0)[None])
+        assert found[0, :LEARNED].tolist() == [0.0] * LEARNED
+        assert found[0, LEARNED] > 0
 
     def test_scale_and_distribution_do_not_matter(self):
-        values = noise(20)[0]
-        one, other = RankDetector(), RankDetector()
-        assert [one.add(value) for value in values] == [other.add(math.exp(50 * value)) for value in values]
+        values = noise(20)
+        assert (evidence(values) == evidence(np.exp(50 * values))).all()
 
     def test_equal_values_are_no_evidence(self):
-        detector = RankDetector()
-        evidence = [detector.add(1.0) for _ in range(40)]
-        assert max(evidence) < 2
+        assert evidence(np.ones((1, 40))).max() < 2
 
 
 class TestWatch:
@@ -74,12 +68,16 @@ class TestWatch:
         assert said.change.stream == COMMON
         assert said.change.first == 12
         assert said.change.earliest <= 12 <= said.change.latest
-        assert said.change.low - 1 < slowdown < said.change.high - 1
+        low, high = said.change.interval
+        assert low - 1 < slowdown < high - 1
 
     def test_without_a_change_there_is_no_alarm_but_what_would_be_found(self):
         said = watch(campaigns(noise(12)))
         assert (said.alarm, said.change) == (None, None)
-        assert said.runs_to_see[0.1] <= 4
+        assert said.seen[0.1] <= said.seen[0.05] <= 4
+
+    def test_what_needs_more_campaigns_than_there_are_is_not_seen_yet(self):
+        assert watch(campaigns(20 * noise(12))).seen == {0.03: None, 0.05: None, 0.1: None}
 
     def test_one_slow_campaign_is_no_alarm(self):
         logs = noise(20)
@@ -106,6 +104,14 @@ class TestWatch:
         assert said.streams == ["a"]
         assert said.left_out == ["b", "c", "d"]
 
+    def test_of_messages_the_largest_that_all_have_is_watched(self):
+        every = campaigns(noise(8, streams=2), names=["send [x] of 4 KiB", "send [x] of 1 MiB"])
+        del every[3].seconds["send [x] of 1 MiB"]
+        said = watch(every)
+        assert said.streams == ["send [x] of 4 KiB"]
+        assert said.left_out == []
+        assert watch(every[:3]).streams == ["send [x] of 1 MiB"]
+
     def test_campaigns_without_a_common_stream_are_refused(self):
         first, second = campaigns(noise(2))
         other = Campaign(second.name, second.started, {"x": 1.0}, second.hosts, None, "")
@@ -127,6 +133,12 @@ class TestChange:
         assert narrow.earliest == narrow.latest == 10
         assert wide.latest - wide.earliest > 2
 
+    def test_what_became_faster_before_is_no_slowdown(self):
+        values = noise(20, streams=1)[0]
+        values[4:] -= 0.06
+        values[16:] += 0.1
+        assert change_in("a", values).first == 16
+
 
 class TestHosts:
     def test_the_slow_one_of_pairs_of_nodes_is_named(self):
@@ -135,7 +147,8 @@ class TestHosts:
         logs += np.array([0.1 * ("y" in pair) for pair in pairs])
         found = host_effects(campaigns(logs, pairs), logs)
         assert [one.host for one in found] == ["y"]
-        assert found[0].low < 1.1 < found[0].high + 0.05
+        low, high = found[0].interval
+        assert low < 1.1 < high + 0.05
 
     def test_equal_hosts_are_not(self):
         pairs = list(itertools.combinations("wxyz", 2)) * 3

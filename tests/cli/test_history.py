@@ -60,50 +60,55 @@ class TestAlarm:
     def test_says_how_much_since_when_and_what_changed_with_it(self, slow):
         code, said = said_by(slow, "--no-run")
         assert code == 3
-        assert said.startswith("Slower: All times ")
-        assert "since 0013 of 2026-01-13 04:30" in said
+        assert said.startswith("Slower since 0013 of 2026-01-13 04:30: all times take ")
+        assert said.endswith("--accept 0013.")
         assert "versions: nothing against {'torch': 'new'}" in said
         assert "Commits: aaaaaaaaaaaa..bbbbbbbbbbbb; --bisect" in said
 
     def test_numbers_are_those_that_were_planted(self, slow):
         code, said = said_by(slow, "--no-run", "--json")
         change = json.loads(said)["change"]
-        assert (code, change["since"]) == (3, "0013")
-        low, high = change["ratio_interval"]
+        assert (code, change["first"]) == (3, "0013")
+        low, high = change["interval"]
         assert low < 1.08 < high < 1.12
 
     def test_markdown_is_short(self, slow):
         code, _ = said_by(slow, "--no-run", "--markdown")
         ended = CliRunner().invoke(app, ["history", str(slow), "--no-run", "--markdown"])
         assert code == 3
-        assert ended.stdout.startswith("**Slower: ")
+        assert ended.stdout.startswith("**Slower since ")
         assert len(ended.stdout.splitlines()) < 20
 
     def test_the_page_shows_it(self, slow):
         said_by(slow, "--no-run")
         page = (slow / "history.html").read_text()
         assert "<svg" in page
-        assert "Slower: All times" in page
+        assert "Slower since 0013" in page
         assert page.count("<tr>") == COUNT + 1
 
     def test_accepted_the_history_goes_on_from_the_change(self, tmp_path):
         path = histories(tmp_path / "h", slow=True)
-        assert said_by(path, "--accept")[0] == 0
-        code, said = said_by(path, "--no-run")
-        assert code == 0
-        assert said.startswith("4 campaigns so far: an alarm needs 6.")
+        for words in (["--accept", "0013"], ["--no-run"]):
+            assert said_by(path, *words) == (0, "4 campaigns so far: an alarm needs 6.")
 
 
 def test_without_a_change_the_code_is_0_and_what_would_be_found_is_said(tmp_path):
     code, said = said_by(histories(tmp_path / "h", slow=False), "--no-run")
     assert code == 0
     assert said.startswith("No change in 16 campaigns of 2 times.")
-    assert "False alarms: one in 100 campaigns at most." in said
+    assert "by 5% in the last 3" in said
+    assert said.endswith("False alarms: at most one in 100 campaigns.")
 
 
 def test_an_empty_folder_is_refused(tmp_path):
     ended = CliRunner().invoke(app, ["history", str(tmp_path), "--no-run"])
     assert "has no campaign" in str(ended.exception)
+
+
+def test_reading_makes_no_folder(tmp_path):
+    ended = CliRunner().invoke(app, ["history", str(tmp_path / "none"), "--no-run"])
+    assert "has no campaign" in str(ended.exception)
+    assert not (tmp_path / "none").exists()
 
 
 TINY = """
@@ -130,7 +135,7 @@ def test_each_call_measures_one_campaign_of_the_first_ones_study(tmp_path, monke
     monkeypatch.setattr("launchers.zygote.Zygote", kept_zygote)
     (tmp_path / "tiny.yaml").write_text(TINY)
     path = tmp_path / "h"
-    assert said_by(path, tmp_path / "tiny.yaml") == (0, "1 campaigns so far: an alarm needs 6.")
+    assert said_by(path, tmp_path / "tiny.yaml") == (0, "1 campaign so far: an alarm needs 6.")
     assert said_by(path) == (0, "2 campaigns so far: an alarm needs 6.")
     first, second = HistoryFolder(path).campaigns()
     assert first.seconds.keys() == second.seconds.keys()
@@ -191,7 +196,7 @@ def test_bisect_names_the_slow_commit_of_a_repository(tmp_path, monkeypatch):
         is_slow = number > SLOW_FROM
         seconds = {name: (0.2 if is_slow else 0.01) * (1 + number / 1000 * (-1) ** number)}
         commit = after if is_slow else fast
-        history.add(Campaign(f"{number:04d}", first.started, seconds, first.hosts, commit, first.digest))
+        history.add(Campaign(f"{number:04d}", first.started, seconds, first.hosts, commit))
     ended = subprocess.run([*command, "--bisect"], check=False, capture_output=True, text=True)
     assert ended.returncode == 3, ended.stderr
     assert f"first slow commit: {slow[:7]} it waits" in ended.stdout

@@ -267,13 +267,13 @@ def _row(single: OneSeries) -> tuple[str, ...]:
         size = max(single.seconds, key=lambda num_bytes: num_bytes**1.5 / single.median_s(num_bytes))
         n = product_size(single.example.operation, size)
         time = f"{single.median_s(size) * 1e3:.4g} ms"
-        return (_label(single.example), *fitted, f"{n} x {n}", time, flops_per_s(product.value), "")
+        return (label(single.example), *fitted, f"{n} x {n}", time, flops_per_s(product.value), "")
     if single.fit is not None:
         off = f"{single.fit.worst_error_ratio:.0%} at {size_text(single.fit.worst_error_bytes)}"
         fitted = (microseconds(single.fit.latency_s), gigabytes_per_s(single.bandwidth.value), off)
     factor = bus_factor(single.example.operation, len(single.example.ranks))
     return (
-        _label(single.example),
+        label(single.example),
         *fitted,
         size_text(single.largest_bytes),
         f"{single.median_s(single.largest_bytes) * 1e3:.4g} ms",
@@ -282,7 +282,8 @@ def _row(single: OneSeries) -> tuple[str, ...]:
     )
 
 
-def _label(sample: ProbeSample) -> str:
+def label(sample: ProbeSample) -> str:
+    """`send ranks 0,1`: what was measured, without its size."""
     words = [sample.operation, sample.memory, "captured" if sample.captured else ""]
     words += [f"ranks {','.join(map(str, sample.ranks))}"]
     words += [f"{sample.num_threads} thread" if sample.num_threads else ""]
