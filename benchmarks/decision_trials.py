@@ -67,20 +67,20 @@ class Pairs:
         self._study = cells_of(num_cells, num_launches, self._num_pairs)
         still = np.zeros((num_cells + self._num_pairs, num_launches, 2))
         # Names and numbers to be shown: they decide nothing.
-        self._rows = to_rows(build_table("synthetic", self._cells(still)))
+        self._rows = to_rows(build_table("synthetic", self.cells(still)))
 
     def count(self, *seed: int, is_short: bool = False) -> Counter[str]:
         """Of the pair that the seed draws: what happened, and how often; RATIO and CELL count cells.
 
         Without SHIFTED, FAILED and AT_DETECTABLE if `is_short`.
         """
-        a_logs, b_logs, factors = self._drawn(*seed)
-        a, plain = self._cells(a_logs), self.compared(a_logs, b_logs)
-        slower = self.compared(a_logs, b_logs, self._slower(1 + self.slowdown))
+        a_logs, b_logs, factors = self.drawn(*seed)
+        a, plain = self.cells(a_logs), self.compared(a_logs, b_logs)
+        slower = self.compared(a_logs, b_logs, self.slower(1 + self.slowdown))
         scatter = scatter_of(a)
         found = Counter(
             {
-                FALSE: _is_called(plain),
+                FALSE: is_called(plain),
                 RATIO: sum(_holds(one.difference.interval, 1.0) for one in plain.cells),
                 CELL: sum(
                     _holds(scatter.interval(cell.cell_id), true_time_s(self.noise, float(factor)))
@@ -93,8 +93,8 @@ class Pairs:
             return found
         shifted = self.compared(a_logs, b_logs, np.full(self.num_cells, math.log1p(SHIFT)))
         smallest = plain.detectable(plain.cells[0]) or 1.0
-        just_found = self.compared(a_logs, b_logs, self._slower(smallest))
-        found[SHIFTED] = _is_called(shifted)
+        just_found = self.compared(a_logs, b_logs, self.slower(smallest))
+        found[SHIFTED] = is_called(shifted)
         found[FAILED] = _fails(parse_gate(GATE), plain)
         found[AT_DETECTABLE] = just_found.cells[0].verdict == "slower"
         return found
@@ -106,11 +106,11 @@ class Pairs:
 
         from scaling.cli import app
 
-        a_logs, b_logs, _ = self._drawn(*seed)
-        true_logs = self._slower(1 + self.slowdown)
-        said, b = self.compared(a_logs, b_logs, true_logs), self._cells(b_logs, true_logs)
+        a_logs, b_logs, _ = self.drawn(*seed)
+        true_logs = self.slower(1 + self.slowdown)
+        said, b = self.compared(a_logs, b_logs, true_logs), self.cells(b_logs, true_logs)
         with tempfile.TemporaryDirectory() as place:
-            sides = (("a", self._cells(a_logs)), ("b", b))
+            sides = (("a", self.cells(a_logs)), ("b", b))
             paths = [str(write(Path(place, name), cells).path) for name, cells in sides]
             ended = CliRunner().invoke(app, ["compare", *paths, "--json", "--fail-if", GATE])
         answers = {one["cell_id_a"]: one for one in json.loads(ended.stdout)["cells"]}
@@ -122,10 +122,10 @@ class Pairs:
 
     def compared(self, a_logs: Array, b_logs: Array, true_logs: Array | None = None) -> Comparison:
         """What `scaling compare` says of both, the second with these true times."""
-        a, b = self._cells(a_logs), self._cells(b_logs, true_logs)
+        a, b = self.cells(a_logs), self.cells(b_logs, true_logs)
         return compare_sides(Side([self._rows], [a]), Side([self._rows], [b]), FAMILY_LEVEL)
 
-    def _slower(self, ratio: float) -> Array:
+    def slower(self, ratio: float) -> Array:
         """True logarithms of the cells, of which the first in a comparison is slower."""
         ids = [one.cell_id for one in self._study[: self.num_cells]]
         first = next(row["cell_id"] for row in self._rows if row["cell_id"] in ids)
@@ -133,13 +133,14 @@ class Pairs:
         true_logs[ids.index(first)] = math.log(ratio)
         return true_logs
 
-    def _drawn(self, *seed: int) -> tuple[Array, Array, Array]:
+    def drawn(self, *seed: int) -> tuple[Array, Array, Array]:
+        """Logarithms of the iterations of both campaigns, and how much each cell scatters."""
         generator = np.random.default_rng(seed)
         factors = cell_factors(generator, self.noise, self.num_cells)
         a, b = (campaign(generator, self.noise, factors, self.num_launches, self._num_pairs) for _ in "ab")
         return a, b, factors
 
-    def _cells(self, logs: Array, true_logs: Array | None = None) -> list[CellResult]:
+    def cells(self, logs: Array, true_logs: Array | None = None) -> list[CellResult]:
         true_logs = np.zeros(self.num_cells) if true_logs is None else true_logs
         return without_slow_launches(results(self._study, logs, true_logs))
 
@@ -186,7 +187,8 @@ def true_time_s_of_class(noise: Noise, factor: float) -> float:
     return math.log(BASE_S) + true_middle(noise, factor)
 
 
-def _is_called(comparison: Comparison) -> bool:
+def is_called(comparison: Comparison) -> bool:
+    """Whether any cell is called slower or faster."""
     return any(one.verdict in ("slower", "faster") for one in comparison.cells)
 
 

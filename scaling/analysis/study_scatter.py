@@ -239,16 +239,25 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
     known = [pair for pair in pairs if pair.error is not None]
     if len(known) < FEWEST_PAIRS:
         return 0.0, 0.0
-    from scipy import special
-
-    mean_square = float(np.mean([pair.log_ratio**2 for pair in known]))
-    of_launches = float(np.mean([(pair.error or 0.0) ** 2 for pair in known]))
-    excess, degrees = mean_square - of_launches, float(np.mean([pair.degrees or 0.0 for pair in known]))
+    mean_square, of_launches, p_value = offset_test(known)
+    excess = mean_square - of_launches
     if excess <= 0:
         return 0.0, 0.0
-    is_shown = special.fdtrc(len(known), degrees, mean_square / max(of_launches, ROUNDING)) < SHOWN_LEVEL
-    weight = 1.0 if is_shown else UNSHOWN_WEIGHT
+    weight = 1.0 if p_value < SHOWN_LEVEL else UNSHOWN_WEIGHT
     return weight * excess / 2, len(known) * (excess / mean_square) ** 2
+
+
+def offset_test(pairs: Sequence[Difference]) -> tuple[float, float, float]:
+    """The mean square of these pairs' differences, that which their launches explain, and the p value of the
+    F test that it is no larger.
+    """
+    from scipy import special
+
+    mean_square = float(np.mean([pair.log_ratio**2 for pair in pairs]))
+    of_launches = float(np.mean([(pair.error or 0.0) ** 2 for pair in pairs]))
+    degrees = float(np.mean([pair.degrees or 0.0 for pair in pairs]))
+    ratio = mean_square / max(of_launches, ROUNDING)
+    return mean_square, of_launches, float(special.fdtrc(len(pairs), degrees, ratio))
 
 
 def cell_times(cells: Sequence[CellResult], *, typical: bool = False) -> dict[Hashable, CellTimes]:

@@ -37,13 +37,14 @@ Verdict = Literal["holds", "holds under an assumption", "does not hold here", "n
 
 
 class Cells(Strict):
-    """A number of one cell of a results folder, or the least of several."""
+    """A number of the one cell of a results folder that fits; of several with `take` the least or greatest."""
 
     folder: str
     """Path from the claims' file."""
     where: dict[str, Any] = {}
     """Column of summary.csv -> its value."""
     column: str = "iteration_s"
+    take: Literal["least", "greatest"] | None = None
 
 
 class Simulated(Strict):
@@ -137,13 +138,13 @@ def checked(claim: Claim, folder: Path) -> Checked:
     """A claim's verdict; results folders are relative to `folder`.
 
     Raises:
-        StudyError: a check names no cell that has its column as a number.
+        StudyError: a check names no cell, several without `take`, or one without its column as a number.
     """
     found: dict[str, list[tuple[str, bool]]] = {}
     for check in claim.checks:
         value = _value(check, folder)
         least, most = (bound if bound is not None else end for bound, end in _ends(check))
-        text = f"{check.text} {_shown(value, check)} ({_range(check)})".strip()
+        text = f"{check.text} {_shown(value, check)} ({_range(check)}{_taken(check)})".strip()
         found.setdefault(_assumption(check), []).append((text, least <= value <= most))
     holding = [name for name, values in found.items() if all(holds for _, holds in values)]
     if not found:
@@ -165,6 +166,12 @@ def _range(check: Check) -> str:
     if least is None or most is None:
         return f"at least {least}" if most is None else f"at most {most}"
     return f"{least} to {most}"
+
+
+def _taken(check: Check) -> str:
+    """Which of several cells the value is of."""
+    taken = dict.fromkeys(at.take for at in (check.of, check.over) if isinstance(at, Cells) and at.take)
+    return f"; of several cells the {' over the '.join(map(str, taken))}" if taken else ""
 
 
 def _ends(check: Check) -> list[tuple[float | None, float]]:
@@ -191,13 +198,22 @@ def _measured_or_simulated(at: Cells | Simulated, folder: Path) -> float:
 def _of_cell(cells: Cells, folder: Path) -> float:
     rows = csv.DictReader(io.StringIO(read_text(folder / cells.folder / "summary.csv")))
     fitting = [row for row in rows if all(_is(row.get(name), value) for name, value in cells.where.items())]
+    name = f"{cells.folder}: {cells.column} where {cells.where}"
+    lacking = [row["cell_id"] for row in fitting if not row.get(cells.column)]
+    if not fitting or lacking:
+        which = f"cells {', '.join(lacking)} have none" if lacking else "no cell fits"
+        raise StudyError(f"{name}: {which}; `where` names columns of summary.csv and their values")
+    if len(fitting) > 1 and cells.take is None:
+        unlike = [column for column in fitting[0] if len({row[column] for row in fitting}) > 1]
+        raise StudyError(
+            f"{name}: {len(fitting)} cells fit ({', '.join(row['cell_id'] for row in fitting)}). Name one by "
+            f"what they differ in ({', '.join(unlike[:6])}), or say `take: least` or `take: greatest`"
+        )
     try:
-        values = [float(row[cells.column]) for row in fitting if row.get(cells.column)]
+        values = [float(row[cells.column]) for row in fitting]
     except ValueError as error:
         raise StudyError(f"{cells.folder}: column {cells.column} has no numbers") from error
-    if not values:
-        raise StudyError(f"{cells.folder}: no cell with {cells.column} where {cells.where}")
-    return min(values)
+    return max(values) if cells.take == "greatest" else min(values)
 
 
 def _is(field: str | None, value: Any) -> bool:

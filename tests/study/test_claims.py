@@ -47,9 +47,9 @@ def test_verdicts_of_the_papers_claims(found):
 
 
 def folder(tmp_path: Path, **seconds: float) -> Path:
-    rows = "".join(f"{name},{value}\n" for name, value in seconds.items())
+    rows = "".join(f"{name},{value},id-{name}\n" for name, value in seconds.items())
     (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "summary.csv").write_text(f"aggregator,iteration_s\n{rows}")
+    (tmp_path / "here" / "summary.csv").write_text(f"aggregator,iteration_s,cell_id\n{rows}")
     return tmp_path
 
 
@@ -77,7 +77,7 @@ def test_verdict_follows_from_the_checks(tmp_path, checks, verdict, assumption):
 
 def test_a_check_without_a_cell_and_a_file_of_another_form_are_named(tmp_path):
     claim = Claim.model_validate({"id": "1", "claim": "c", "because": "", "checks": [check("c", most=1)]})
-    with pytest.raises(StudyError, match="here: no cell with iteration_s where"):
+    with pytest.raises(StudyError, match="here: iteration_s where .*: no cell fits"):
         checked(claim, folder(tmp_path, a=1.0))
     words = {"of": {"folder": "here", "column": "aggregator"}, "most": 1}
     with pytest.raises(StudyError, match="column aggregator has no numbers"):
@@ -89,3 +89,21 @@ def test_a_check_without_a_cell_and_a_file_of_another_form_are_named(tmp_path):
     path.write_text("source: x\nclaims: [{id: a, claim: b, because: c, check: 1}]\n")
     with pytest.raises(StudyError, match=r"wrong.yaml: claims.0.check: .*check-claims.md"):
         read_claims(path)
+
+
+def test_of_several_cells_one_is_taken_only_where_the_claim_says_which(tmp_path):
+    here = folder(tmp_path, a=1.0, b=2.0)
+
+    def found(**taken: str) -> str:
+        words = {"of": {"folder": "here", **taken}, "most": 1.5}
+        claim = Claim.model_validate({"id": "1", "claim": "c", "because": "", "checks": [words]})
+        ((text, _),) = checked(claim, here).found[""]
+        return text
+
+    assert found(take="least") == "1 (at most 1.5; of several cells the least)"
+    assert found(take="greatest") == "2 (at most 1.5; of several cells the greatest)"
+    with pytest.raises(StudyError, match=r"2 cells fit \(id-a, id-b\).*aggregator.*`take: least`"):
+        found()
+    (here / "here" / "summary.csv").write_text("iteration_s,cell_id\n1,x\n,y\n")
+    with pytest.raises(StudyError, match="cells y have none"):
+        found(take="least")
