@@ -27,5 +27,14 @@ def working_folder_last() -> None:
         sys.path.append(sys.path.pop(0))
 
 
+def working_folder_found() -> None:
+    """The `scaling` script finds a `module:Class` of the working folder as `python -m scaling` does, except where
+    the user wants none (PYTHONSAFEPATH, -P, -I).
+    """
+    wanted = not (os.environ.get(VARIABLE) or getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
+    if wanted and not {"", here := os.getcwd()} & set(sys.path):
+        sys.path.append(here)
+
+
 def _is_checkout() -> bool:
     return os.path.isfile("scaling/import_path.py")

@@ -11,13 +11,29 @@ import pytest
 from scipy import stats
 
 from scaling.analysis.columns import columns
-from scaling.store import ResultsFolder
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table, study_name, table_csv
+from scaling.report.device import read_devices, with_devices
+from scaling.report.warnings_text import with_texts
+from scaling.store import ResultsFolder, Snapshot
 from tests.numbers_in_docs import holds_numbers
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
 TEXT = (ROOT / "docs" / "background" / "convergence.md").read_text(encoding="utf-8")
 SENTENCES = " ".join(TEXT.split())
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(
+    "summary",
+    [path for top in (REFERENCE, ROOT / "benchmarks/results") for path in sorted(top.rglob("summary.csv"))],
+    ids=lambda path: path.parent.name,
+)
+def test_a_committed_summary_is_what_report_makes_of_the_samples(summary):
+    folder = Snapshot.of(ResultsFolder(summary.parent))
+    table = with_devices(build_table(study_name(folder), read_cells(folder)), read_devices(folder))
+    assert table_csv(with_texts(table)).encode() == summary.read_bytes()
 
 
 def rows_of(first: str) -> list[list[str]]:

@@ -181,7 +181,8 @@ def commands() -> str:
     sections = [
         "# Commands\n\n`-h` and `--help` work everywhere. stdout has data, stderr messages. STUDY is a file "
         "or the name of a shipped study (`scaling list studies`); `key=value` overrides its keys.\n\nExit "
-        "codes: 0 ok; 1 failed cells; 2 wrong usage or input; 3 undecided or regression; 130 interrupted.\n"
+        "codes: 0 ok; 1 failed cells; 2 wrong usage or input; 3 undecided or regression; 130 interrupted; "
+        "141 stdout is read no more.\n"
     ]
     for path, command in _leaves(typer.main.get_command(app), "scaling"):
         rows = []

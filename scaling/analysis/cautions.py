@@ -11,7 +11,7 @@ from typing import Any
 from scaling.analysis.columns import OLDER_CODE, Row, shares_gpus
 from scaling.analysis.findings import Finding
 from scaling.analysis.launch_values import memory_peaks
-from scaling.analysis.periodic import periodic_slowness, slow_place
+from scaling.analysis.periodic import long_firsts, periodic_slowness, slow_place
 from scaling.analysis.rank_times import own_phases
 from scaling.analysis.samples import CellResult
 from scaling.measure.stopping import relative_half_width
@@ -75,8 +75,9 @@ def _of_long_steps(cell: CellResult, row: Row) -> _Cautions:
     found = periodic_slowness(cell.launches, phases)
     place = (found.rank, found.phase) if found else slow_place(cell.launches, phases, typical_s)
     rank, phase = place or (None, None)
-    values = {"iteration_s": row["iteration_s"], "typical_iteration_s": typical_s}
-    yield "long_steps", {**values, "period": found.period if found else None, "rank": rank, "phase": phase}
+    values = {"iteration_s": row["iteration_s"], "typical_iteration_s": typical_s, "rank": rank, "phase": phase}
+    block = None if found else long_firsts(cell.launches)
+    yield "long_steps", {**values, "period": found.period if found else None, "block": block}
 
 
 def _of_budget(_: CellResult, row: Row) -> _Cautions:

@@ -116,6 +116,11 @@ def compression(view: View) -> Values | None:
         "bytes_per_s": rate,
         "codec_s": codec_s,
         "pays": rate < even,
+        "is_trained": any(
+            one["kind"] == "convergence" and one["aggregator"] == other["aggregator"] and one["state"] == "done"
+            for one in view.study.rows
+            if (one["model"], one["dataset"]) == (row["model"], row["dataset"])
+        ),
     }
 
 

@@ -6,7 +6,7 @@ tested by the hypergeometric distribution (slow steps drawn at random would hit 
 below a level, over all periods and offsets), and most slow steps must be on it, and most of its steps slow.
 
 A slow first step of a block, which follows a pause in which ranks agree on how long to go on, is left out:
-blocks have a period too. A cell has the period that most of its launches show; several launches that agree
+blocks have a period too. Where such steps are what is long, that is said (`long_firsts`). A cell has the period that most of its launches show; several launches that agree
 need less evidence each, so that a cell's false alarms stay below `LEVEL`.
 """
 
@@ -34,6 +34,9 @@ ON_THE_COMB = 0.6
 
 SMALLEST_EXCESS = 0.25
 """Of the usual step: slow steps exceed it by so much at least."""
+
+MOST_IN_FIRSTS = 0.5
+"""Of what long steps take: so much of it after pauses says that they are long there."""
 
 SMALLEST_PART = 0.25
 """Of what slow profiled steps take longer: the phase that is named has so much of it at least."""
@@ -145,6 +148,26 @@ def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]
     )
     rank, phase = slow_place(launches, phases, excess_s) or (None, None)
     return PeriodicSlowness(period, excess_s, lost_s, step_s, rank, phase)
+
+
+def long_firsts(launches: Sequence[IterationLaunch]) -> int | None:
+    """The length of blocks whose first steps after a pause have most of what long steps take above the usual;
+    None where they have not. A period of as many steps looks the same.
+
+    Args:
+        launches: of one cell.
+    """
+    excess_s, in_firsts_s, firsts = 0.0, 0.0, 0
+    for launch in launches:
+        above_s = launch.rate.cycles_s - np.median(launch.rate.cycles_s)
+        above_s[above_s < SMALLEST_EXCESS * np.median(launch.rate.cycles_s)] = 0.0
+        excess_s += float(above_s.sum())
+        in_firsts_s += float(above_s[list(launch.blocks[1:])].sum())
+        firsts += len(launch.blocks) - 1
+    if firsts < FEWEST_EVENTS or in_firsts_s <= MOST_IN_FIRSTS * excess_s:
+        return None
+    lengths = [length for launch in launches for length in np.diff(launch.blocks)]
+    return int(np.median(lengths))
 
 
 def slow_place(

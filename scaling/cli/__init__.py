@@ -1,7 +1,7 @@
 """The command line, one file a verb. stdout is data, stderr is chatter; what is heavy is imported late.
 
 Exit codes: 0 ok, 1 failed cells or laws or cells left to another launch, 2 bad usage or input, 3 undecided or
-regression, 130 interrupted.
+regression, 130 interrupted, 141 (as a program that SIGPIPE ends) who read stdout has gone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import errno
 import gc
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +45,7 @@ from scaling.cli.tune import tune
 from scaling.cli.verify import verify
 from scaling.errors import LaunchError, ScalingError
 from scaling.files.texts import clean
+from scaling.import_path import working_folder_found
 from scaling.start_up import allow_open_files, installed_by, open_standard_streams
 from topologies.errors import TopologyError
 
@@ -147,10 +150,17 @@ def main() -> None:
     try:
         if not _is_somewhere():
             raise LaunchError("the current folder was removed; go to another one, as with `cd`")
+        working_folder_found()
         if problem := allow_open_files():
             raise LaunchError(problem)
         _require_text(sys.argv[1:])
         app(_with_new_names(sys.argv[1:]))
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):  # which typer and rich end with code 1
+            raise
+        with suppress(OSError):  # stderr may be the same pipe
+            note("stdout is read no more (as by `| head`): the rest was not printed")
+        sys.exit(128 + signal.SIGPIPE)
     except (ScalingError, TopologyError) as error:
         note(f"error: {clean(str(error))}")
         sys.exit(2)

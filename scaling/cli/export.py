@@ -58,6 +58,7 @@ def export(
     from scaling.report.exports import FORMATS
     from scaling.report.exports.tensorboard import event_files
     from scaling.store import ResultsFolder
+    from scaling.store.files import inside, write_whole
 
     if format_ not in (allowed := [*FORMATS, TENSORBOARD]):
         raise ScalingError(f"no format {format_!r}; allowed: {', '.join(allowed)}")
@@ -79,17 +80,13 @@ def export(
         if not files:
             raise ScalingError(f"{directory} has no steps or epochs to export")
         for path, content in files.items():
-            (out / path).parent.mkdir(parents=True, exist_ok=True)
-            (out / path).write_bytes(content)
+            write_whole(inside(out, str(path)), content)
         typer.echo(f"{len(files)} runs: `tensorboard --logdir {out}` shows them", err=True)
         return
     end = "\r\n" if format_ == "csv" else "\n"
-    try:
-        for line in FORMATS[format_](folder, cells):
-            sys.stdout.write(line + end)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head`: nobody reads on
-        sys.stderr.close()
+    for line in FORMATS[format_](folder, cells):
+        sys.stdout.write(line + end)
+    sys.stdout.flush()
 
 
 def _archive(folder: ResultsFolder, *, unfinished: bool) -> str:

@@ -27,6 +27,11 @@ SHORT = 60
 MOST_NAMED = 3
 """Cells that are named where a sentence is about several."""
 
+NO_STEPS = (
+    "not known: no steps were timed here, and the trainings show nothing by themselves. A part of kind "
+    "`iteration` in a study file times steps."
+)
+
 Findings = Mapping[str, Sequence[Finding]]
 
 
@@ -38,8 +43,13 @@ def overview(rows: Sequence[Row], findings: Findings, of_script: Sequence[str] =
     yield from [""] * bool(of_script)
     rows = [row for row in rows if is_unchanged(row)]
     said: set[str] = set()
-    for group in _groups(rows):
-        explained = [row for row in group.rows if row["iteration_s"] is not None or findings[row["cell_id"]]]
+    members = [
+        (group, [row for row in group.rows if row["iteration_s"] is not None or findings[row["cell_id"]]])
+        for group in _groups(rows)
+    ]
+    if not any(explained for _, explained in members):
+        yield filled(NO_STEPS)
+    for group, explained in members:
         if not explained:
             continue
         largest = max(row["world_size"] for row in explained)

@@ -134,10 +134,12 @@ def inside(folder: Path, name: str) -> Path:
     another results folder.
 
     Raises:
-        StoreError: another link in the folder, or a name in the results, leads out of it.
+        StoreError: another link in the folder, or a name in the results, leads out of it; or the folder is
+            in the runs, say, of another one.
     """
     path = folder / name
     roots = [Path(os.path.realpath(folder))]
+    _require_apart(roots[0])
     runs = folder / "runs"
     if runs.is_symlink() and not _is_anothers(runs):
         roots.append(Path(os.path.realpath(runs)))
@@ -148,6 +150,19 @@ def inside(folder: Path, name: str) -> Path:
             "leads there, and nothing is written; remove the link or correct the name"
         )
     return path
+
+
+OWN_FOLDERS = ("runs", "launches", "figures", "sheets")
+"""What a results folder keeps its files in: they are read, archived and removed as its own."""
+
+
+def _require_apart(folder: Path) -> None:
+    for path in (folder, *folder.parents):
+        if path.name in OWN_FOLDERS and (path.parent / "study.yaml").exists():
+            raise StoreError(
+                f"{folder} is in {path.name} of the results folder {path.parent}, which keeps its own files "
+                "there; use another folder, as --out"
+            )
 
 
 def _is_anothers(runs: Path) -> bool:

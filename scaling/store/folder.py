@@ -369,7 +369,7 @@ class ResultsFolder:
             shared, wait: see `locked`, which raises a StoreError where somebody else holds it.
         """
         refusal = f"another `scaling run` or launch works in {self.path}; wait for it, or use another --out"
-        return locked(self.path / f".lock{part}", refusal, shared=shared, wait=wait)
+        return locked(self._inside(f".lock{part}"), refusal, shared=shared, wait=wait)
 
     def is_locked(self, part: str = "") -> bool:
         """Whether somebody on this host holds `part` alone, as `lock` names it."""

@@ -37,7 +37,7 @@ Verdict = Literal["holds", "holds under an assumption", "does not hold here", "n
 
 
 class Cells(Strict):
-    """A number of the one cell of a results folder that fits; of several with `take` the least or greatest."""
+    """A number of the one cell of a results folder that fits; of several the least or greatest."""
 
     folder: str
     """Path from the claims' file."""

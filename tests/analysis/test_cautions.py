@@ -52,6 +52,17 @@ def test_long_steps_are_said_with_their_period_and_the_phase_that_they_are_long_
     assert [warning for warning in warnings(study) if warning.startswith("long steps")] == [said]
 
 
+@pytest.mark.parametrize(("block", "stall"), [(20, 20), (30, 30), (20, 35)])
+def test_long_first_steps_of_blocks_are_said(study, split_line, block, stall):
+    """A stall in phase with the pauses of the measurement is no period that is known, but it is said."""
+    times = [4.0 if number and number % stall == 0 else 1.0 for number in range(210)]
+    lengths = [block] * (210 // block)
+    study.add_split([times] * 3, [[split_line(210, 1.0)]] * 2, summary={"block_iterations": lengths})
+    (said,) = [warning for warning in warnings(study) if warning.startswith("long steps")]
+    ours = f"long are the first steps of blocks of {block}, after pauses of the measurement"
+    assert (ours in said) == (block == stall), said
+
+
 def test_reasons_of_all_repeats_take_four_kilobytes_at_most(study):
     study.add([f"failed: {number}{'E' * 100_000}" for number in range(3)])
     reason = row_of(study)["reason"]

@@ -135,6 +135,9 @@ def test_no_advice_is_what_the_cell_has_or_the_study_measured(study):
             ]
             taken = {str(other[key]).lower() for other in measured}
             assert not taken & set(re.split(" or |[:;,]", values)), (cell_id, key, values)
+        for name in re.findall(r"measure (\S+) in a convergence part", "; ".join(map(line_of, findings))):
+            trained = [one for one in rows if one["kind"] == "convergence" and one["model"] == row["model"]]
+            assert name not in {one["aggregator"] for one in trained}, cell_id
 
 
 def belongs_to(changes, experiment):

@@ -1,14 +1,17 @@
 """The command line: bad input is one message and exit code 2; reading verbs answer without torch."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from scaling.cli import app
 
+ROOT = Path(__file__).parents[2]
 STUDY = """
 name: small
 kind: iteration
@@ -183,3 +186,34 @@ def test_list_alone_says_what_can_be_listed():
     assert done.exit_code == 0
     for kind in ("studies", "aggregators", "models", "datasets", "topologies", "experiments"):
         assert kind in done.stdout
+
+
+def test_script_finds_modules_of_the_working_folder_last_and_none_with_a_safe_path(tmp_path):
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "scaling"
+    script.write_text(
+        "import importlib.util, sys\nfrom scaling.cli import main\ntry:\n    main()\nexcept SystemExit:\n"
+        "    print([importlib.util.find_spec(name).origin for name in ('numpy', 'mine') "
+        "if importlib.util.find_spec(name)])\n"
+    )
+    for name in ("numpy", "mine"):
+        (tmp_path / f"{name}.py").touch()
+    found = {}
+    for safe in ("", "1"):
+        variables = {**os.environ, "PYTHONSAFEPATH": safe, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, str(script), "--version"]
+        ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+        found[safe] = ended.stdout
+    assert str(tmp_path / "mine.py") in found[""]
+    assert str(tmp_path / "numpy.py") not in found[""]
+    assert str(tmp_path) not in found["1"]
+
+
+def test_reader_of_stdout_that_has_gone_is_said():
+    command = [sys.executable, "-m", "scaling", "list", "aggregators"]
+    ended, unread = os.pipe()
+    os.close(ended)
+    with os.fdopen(unread, "w") as gone:
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 141
+    assert "the rest was not printed" in done.stderr

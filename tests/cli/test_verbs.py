@@ -154,6 +154,13 @@ def test_explain_names_the_slow_rank_that_was_planted(call):
     assert first["sentence"] in " ".join(call("explain", SMALL)[1].split()), "also without a cell"
 
 
+def test_explain_says_that_no_step_was_timed_where_only_trainings_are(call):
+    code, out, _ = call("explain", REFERENCE / "resnet-56-original-4xh200")
+    assert code == 0
+    said = " ".join(out.partition("What limits each setting:")[2].split())
+    assert said.startswith("not known: no steps were timed here")
+
+
 def test_watch_of_a_finished_study_ends_by_itself(call):
     code, out, _ = call("status", SMALL, "--watch", "--json")
     assert code == 0

@@ -169,3 +169,27 @@ def test_folders_of_several_studies_hold_no_link_that_leads_out(words, part, cal
     assert code == 2
     assert "outside of the results folder" in err
     assert not list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.parametrize("part", ["runs", "launches", "figures"])
+def test_a_results_folder_is_not_made_in_what_another_one_keeps(part, mine, call, tmp_path):
+    (tmp_path / "study.yaml").write_text(STUDY)
+    (tmp_path / "rates.csv").write_text("workers,samples_per_s\n1,100\n2,180\n")
+    before = contents(mine)
+    for words in (("run", "study.yaml"), ("import-table", "rates.csv", "--batch", "64")):
+        code, _, err = call(*words, "--out", mine / part / "new")
+        assert code == 2, err
+        assert "keeps its own files there; use another folder" in err
+    assert contents(mine) == before
+
+
+def test_files_of_tensorboard_go_through_no_link(mine, call, tmp_path):
+    call("export", mine, "--format", "tensorboard", "--out", tmp_path / "board")
+    run = next(path for path in (tmp_path / "board").iterdir() if path.is_dir())
+    (tmp_path / "precious").mkdir()
+    shutil.rmtree(run)
+    run.symlink_to(tmp_path / "precious")
+    code, _, err = call("export", mine, "--format", "tensorboard", "--out", tmp_path / "board")
+    assert code == 2
+    assert "outside of the results folder" in err
+    assert not list((tmp_path / "precious").iterdir())

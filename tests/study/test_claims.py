@@ -77,7 +77,7 @@ def test_verdict_follows_from_the_checks(tmp_path, checks, verdict, assumption):
 
 def test_a_check_without_a_cell_and_a_file_of_another_form_are_named(tmp_path):
     claim = Claim.model_validate({"id": "1", "claim": "c", "because": "", "checks": [check("c", most=1)]})
-    with pytest.raises(StudyError, match="here: iteration_s where .*: no cell fits"):
+    with pytest.raises(StudyError, match=r"here: iteration_s where .*: no cell fits"):
         checked(claim, folder(tmp_path, a=1.0))
     words = {"of": {"folder": "here", "column": "aggregator"}, "most": 1}
     with pytest.raises(StudyError, match="column aggregator has no numbers"):
