@@ -83,6 +83,19 @@ def test_intervals_of_one_step_hold_what_they_say_and_are_no_wider(scores, rows)
         assert now < float(wide[name, "all"]["interval_ratio"])
 
 
+def test_folds_that_leave_out_a_machine_are_inside_as_often_as_they_say(quality, scores):
+    """Above 97% too: of GPT-2 nearly all cells of another GPU are inside."""
+    named = {fold.name: fold for fold in (quality.LATER_FOLD, *quality.H100_FOLDS)}
+    later, others = (
+        scores.figures(quality.rows_of(named[name])) for name in ("paper-2xh200, 2 from 1", "H100 from H200")
+    )
+    assert 0.93 <= later["coverage"] <= 0.97
+    assert 0.93 <= others["coverage"]
+    assert (later["cells"], others["cells"] - others["not_predicted"]) == (90, 81)
+    own = scores.figures(quality.rows_of(named["sharded-2xh100 from gpt-2xh100 and its own one GPU"]))
+    assert own["coverage"] >= 0.93
+
+
 def test_measured_cells_are_further_off_their_own_repeats_than_the_goal(quality):
     (beyond,) = re.findall(r"95% are less than ([\d.]+)% off the true mean", quality.repeats(4))
     assert float(beyond) > 15
