@@ -90,7 +90,7 @@ def test_folds_that_leave_out_a_machine_are_inside_as_often_as_they_say(quality,
         scores.figures(quality.rows_of(named[name])) for name in ("paper-2xh200, 2 from 1", "H100 from H200")
     )
     assert 0.93 <= later["coverage"] <= 0.97
-    assert 0.93 <= others["coverage"]
+    assert others["coverage"] >= 0.93
     assert (later["cells"], others["cells"] - others["not_predicted"]) == (90, 81)
     own = scores.figures(quality.rows_of(named["sharded-2xh100 from gpt-2xh100 and its own one GPU"]))
     assert own["coverage"] >= 0.93
