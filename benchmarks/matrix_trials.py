@@ -7,6 +7,7 @@ holds that both say the same.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +44,9 @@ def drawn(noise: Noise, launches: int, *seed: int, num_pairs: int = NUM_PAIRS) -
         logs = campaign(generator, noise, factors, launches, num_pairs)
         times = np.log(BASE_S * np.exp(logs).mean(axis=2))
         times = np.delete(times, slow_launches(times), axis=1)
-        cells = {index: CellTimes("", dict(enumerate(np.exp(row)))) for index, row in enumerate(times)}
+        cells: dict[Hashable, CellTimes] = {
+            index: CellTimes("", dict(enumerate(np.exp(row)))) for index, row in enumerate(times)
+        }
         pairs = [(index, NUM_CELLS + index) for index in range(num_pairs)]
         sides.append(Drawn(times, study_scatter(cells, pairs, in_order=True)))
     return sides[0], sides[1], factors

@@ -75,9 +75,9 @@ def _of_long_steps(cell: CellResult, row: Row) -> _Cautions:
     found = periodic_slowness(cell.launches, phases)
     place = (found.rank, found.phase) if found else slow_place(cell.launches, phases, typical_s)
     rank, phase = place or (None, None)
-    values = {"iteration_s": row["iteration_s"], "typical_iteration_s": typical_s, "rank": rank, "phase": phase}
-    block = None if found else long_firsts(cell.launches)
-    yield "long_steps", {**values, "period": found.period if found else None, "block": block}
+    values = {"iteration_s": row["iteration_s"], "typical_iteration_s": typical_s}
+    period, block = (found.period, None) if found else (None, long_firsts(cell.launches))
+    yield "long_steps", {**values, "period": period, "block": block, "rank": rank, "phase": phase}
 
 
 def _of_budget(_: CellResult, row: Row) -> _Cautions:

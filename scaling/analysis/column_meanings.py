@@ -26,10 +26,11 @@ MEANINGS = {
     "iteration_s_low": "lower end of its 95% interval",
     "iteration_s_high": "upper end of its 95% interval",
     "interval_method": "how the interval was computed",
-    "iteration_form": "wall clock, or mean of steps where starts of steps were not recorded: without gaps",
+    "iteration_form": "wall clock, or mean of steps where starts of steps were not recorded: without gaps; "
+    "of device studies the median of steps",
     "pauses_s": "what is left out of iteration_s: pauses in which ranks compare notes, all launches",
     "typical_iteration_s": "median step of the slowest rank, for comparisons with phases",
-    "samples_per_s": "global batch / iteration_s",
+    "samples_per_s": "global batch / iteration_s; of device studies samples over the mean step",
     "tokens_per_s": "samples_per_s x tokens of a sample, of models of tokens",
     "speedup": "throughput over that of one worker without exchange",
     "speedup_low": "lower end of its 95% interval, by the scatter of both cells",

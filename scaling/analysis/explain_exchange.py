@@ -117,9 +117,9 @@ def compression(view: View) -> Values | None:
         "codec_s": codec_s,
         "pays": rate < even,
         "is_trained": any(
-            one["kind"] == "convergence" and one["aggregator"] == other["aggregator"] and one["state"] == "done"
+            one["kind"] == "convergence"
+            and all(one[name] == other[name] for name in ("aggregator", "model", "dataset", "state"))
             for one in view.study.rows
-            if (one["model"], one["dataset"]) == (row["model"], row["dataset"])
         ),
     }
 

@@ -86,6 +86,7 @@ def _slow_launches(cells: Sequence[CellResult]) -> Iterator[Finding]:
             "num_slow": sum(ratio > 1 for ratio in ratios),
             "median_ratio": float(np.median(ratios)) - 1,
             "most_ratio": ratios[-1] - 1,
+            "num_left": min(len(cell.launches) for cell, _ in times),
         }
         yield Finding("launch_set_aside", tuple(cell.cell_id for cell, _ in times), values)
 

@@ -6,8 +6,9 @@ tested by the hypergeometric distribution (slow steps drawn at random would hit 
 below a level, over all periods and offsets), and most slow steps must be on it, and most of its steps slow.
 
 A slow first step of a block, which follows a pause in which ranks agree on how long to go on, is left out:
-blocks have a period too. Where such steps are what is long, that is said (`long_firsts`). A cell has the period that most of its launches show; several launches that agree
-need less evidence each, so that a cell's false alarms stay below `LEVEL`.
+blocks have a period too. Where such steps are what is long, that is said (`long_firsts`). A cell has the
+period that most of its launches show; several launches that agree need less evidence each, so that a cell's
+false alarms stay below `LEVEL`.
 """
 
 from __future__ import annotations

@@ -52,10 +52,10 @@ def tuned_buckets(
     if control is not None and scatter.num_launches(control):
         exchange_ratio = _ratio(scatter.difference(control, choice))
     values: dict[str, Any] = {
-        "step_s": _median_s(times[choice]),
-        "default_s": _median_s(times[default]),
+        "step_s": _iteration_s(times[choice]),
+        "default_s": _iteration_s(times[default]),
         "gain": _ratio(differences[choice]) if choice != default else None,
-        "control_s": None if exchange_ratio is None or control is None else _median_s(times[control]),
+        "control_s": None if exchange_ratio is None or control is None else _iteration_s(times[control]),
         "left": exchange_ratio,
         "num_launches": num_launches,
         "needed": None if faster else _launches_needed([*differences.values()], num_launches),
@@ -98,5 +98,5 @@ def _ratio(difference: Difference) -> dict[str, float | None]:
     return {"ratio": difference.ratio, "low": low, "high": high}
 
 
-def _median_s(cell: CellResult) -> float:
-    return statistics.median(launch.iteration_s for launch in cell.launches)
+def _iteration_s(cell: CellResult) -> float:
+    return statistics.geometric_mean(launch.iteration_s for launch in cell.launches)

@@ -12,10 +12,10 @@ from typing import Any
 from scaling.analysis.findings import Finding
 from scaling.report.formats import (
     MISSING,
-    half_width_percent,
     milliseconds,
     number,
     of_speedup,
+    of_times,
     percent,
     points,
     ratio,
@@ -117,12 +117,8 @@ def _choice(kind: str) -> list[Column[Any]]:
             f"fastest {kind}", shown(lambda one: ", ".join(filter(None, [one["aggregator"], one["step"]])))
         ),
         Column(f"{kind}, ms", shown(lambda one: milliseconds(one["iteration_s"]))),
-        Column("x DDP", shown(lambda one: f"{one['times']:.2f}{_half(one['interval'], one['times'])}")),
+        Column("x DDP", shown(lambda one: f"{one['times']:.2f}{of_times(one)}")),
     ]
-
-
-def _half(interval: tuple[float, float] | None, value: float) -> str:
-    return "" if interval is None else f" ±{half_width_percent(value, *interval)}"
 
 
 _WORKLOAD = Column[Any]("workload", lambda item: item[0])

@@ -63,6 +63,11 @@ def of_speedup(values: Mapping[str, Any]) -> str:
     return f" ±{width}" if width else ""
 
 
+def of_times(values: Mapping[str, Any]) -> str:
+    """The same of `times`, a ratio with an `interval`, which is None where one launch shows none."""
+    return f" ±{half_width_percent(values['times'], *values['interval'])}" if values["interval"] else ""
+
+
 def interval(low: float | None, high: float | None) -> str:
     """`12.1 to 12.5`, in milliseconds, without its unit."""
     if low is None or high is None:

@@ -72,7 +72,8 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     shown = (
-        "duration interval like megabytes milliseconds number of_speedup on_gpus percent points rate ratio"
+        "duration interval like megabytes milliseconds number of_speedup of_times on_gpus percent points "
+        "rate ratio"
     )
     templates.filters |= {
         name: getattr(formats, name) for name in (*shown.split(), "bar", "spread", "two_digits")

@@ -21,9 +21,9 @@ STATISTIC = (
     "Milliseconds of one operation: median of the samples of all repeats, each as long as on its slowest "
     "rank; low and high: the ends of the 95% interval. Ranks that did the same alone, or in pairs, share a "
     "line: the median of their medians, the lowest and the highest end. At once: every rank at the same "
-    "time, on buffers of its own. algbw: bytes over time, GB/s; busbw: for all-reduce times 2(n-1)/n, as in "
-    "nccl-tests. Host-only: without access between GPUs. Captured: replayed from a CUDA graph. Every rank "
-    "and pair, quartiles, and latency and bandwidth of the line through all sizes: transfers.csv. The "
+    "time, on buffers of its own. algbw: bytes over that median, GB/s; busbw: for all-reduce times 2(n-1)/n, "
+    "as in nccl-tests. Host-only: without access between GPUs. Captured: replayed from a CUDA graph. Every "
+    "rank and pair, quartiles, and latency and bandwidth of the line through all sizes: transfers.csv. The "
     "machine file: probed.yaml."
 )
 

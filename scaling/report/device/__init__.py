@@ -15,6 +15,7 @@ import pandas as pd
 
 from scaling.analysis.columns import columns
 from scaling.analysis.decisions import FEWEST
+from scaling.analysis.rates import MEDIAN_OF_STEPS
 from scaling.device_studies.declaration import DEVICES, Lines
 from scaling.report.device import accuracy, fit
 from scaling.report.device.cells import STEP, DeviceResult, place
@@ -196,6 +197,7 @@ def _values(cell: DeviceResult) -> dict[str, Any]:
                 "iteration_s_low": low,
                 "iteration_s_high": high,
                 "interval_method": estimate.method,
+                "iteration_form": MEDIAN_OF_STEPS,
                 "samples_per_s": cell.samples_per_s,
             }
         else:

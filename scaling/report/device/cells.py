@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from statistics import geometric_mean
 from typing import Any
+
+import numpy as np
 
 from scaling.analysis.decisions import Difference
 from scaling.analysis.study_scatter import StudyScatter, estimate_within
-from scaling.measure.statistics import Estimate
+from scaling.measure.statistics import Estimate, interval_of_launches, interval_of_mean
 from scaling.store import RunRecord
 
 LEFT_OUT = "left_out"
@@ -74,6 +77,17 @@ class DeviceResult:
         estimate = self.estimate(phase)
         return estimate.median if estimate else math.inf
 
+    def mean(self, phase: str = STEP) -> tuple[float, float | None, float | None] | None:
+        """Of a phase's seconds the launches' means, combined on the log scale, and its 95% interval: what a
+        rate is of, since a median has no long steps in it. None where there is no sample.
+        """
+        launches = [np.array(samples) for samples in self.seconds(phase).values()]
+        if not launches or min(one.mean() for one in launches) <= 0:
+            return None
+        means = [float(one.mean()) for one in launches]
+        ends = interval_of_launches(means) if len(means) > 1 else interval_of_mean(launches[0])
+        return geometric_mean(means) if len(means) > 1 else means[0], *ends
+
     def difference(
         self, other: DeviceResult, phase: str = STEP, log_factor: float = 0.0
     ) -> Difference | None:
@@ -113,8 +127,8 @@ class DeviceResult:
 
     @property
     def samples_per_s(self) -> float | None:
-        estimate, samples = self.estimate(), self.fact(SAMPLES)
-        return samples / estimate.median if estimate and samples and estimate.median > 0 else None
+        mean, samples = self.mean(), self.fact(SAMPLES)
+        return samples / mean[0] if mean and samples else None
 
 
 def fastest(cells: Iterable[DeviceResult], phase: str = STEP) -> DeviceResult | None:

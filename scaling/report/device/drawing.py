@@ -101,6 +101,8 @@ def points_of(
                 three = (difference.ratio, *(difference.interval or (None, None)))
             elif cell is first and cell.estimate(panel.phase):
                 three = (1.0, 1.0, 1.0)
+        elif declared.per:
+            three = cell.mean(panel.phase) or three
         elif estimate := cell.estimate(panel.phase):
             three = (estimate.median, estimate.low, estimate.high)
         ends.append(three)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from scaling.analysis.cautions import LONG_STEPS
 from scaling.device_studies.declaration import DEVICES, Rows, Show, Variant
 from scaling.report.device.cells import STEP, DeviceResult, fastest
 from scaling.report.device.results import Results
@@ -44,8 +45,8 @@ def scientific(value: float | None) -> str:
 
 
 def per_s(cell: DeviceResult, name: str, phase: str = STEP) -> float | None:
-    estimate, value = cell.estimate(phase), cell.value(name)
-    return value / estimate.median if estimate and value and estimate.median > 0 else None
+    mean, value = cell.mean(phase), cell.value(name)
+    return value / mean[0] if mean and value else None
 
 
 def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
@@ -78,7 +79,10 @@ def median_text(results: Results) -> str:
     """What a number of the experiment is, for above its tables."""
     every = [cell.estimate(phase) for cell in results.cells for phase in cell.phases]
     methods = dict.fromkeys(estimate.method for estimate in every if estimate)
-    return f"Medians; 95% intervals: {'; '.join(methods) or MISSING}. A dash: not measured, see below."
+    return (
+        "Times are medians, rates are of mean times; 95% intervals of times: "
+        f"{'; '.join(methods) or MISSING}. A dash: not measured, see below."
+    )
 
 
 def declared_table(results: Results, rows: Rows) -> Iterator[Table]:
@@ -151,6 +155,12 @@ def remarks(results: Results) -> list[str]:
         lines.append(
             f"The machine was busy: its load average reached {max(loads):.1f} on {results.num_cores} cores. "
             "Times on the CPU, above all with several threads, are those of a machine that is shared."
+        )
+    above = [mean[0] / cell.median() - 1 for cell in results.cells if (mean := cell.mean())]
+    if long := sum(ratio > LONG_STEPS for ratio in above):
+        lines.append(
+            f"The mean step is over {LONG_STEPS:.0%} above the median in {long} of {len(above)} points (at "
+            f"most {max(above):.0%}): times are those of a typical step, rates have the long ones in them."
         )
     if num := sum(not cell.is_over for cell in results.cells):
         total = len(results.cells)

@@ -12,6 +12,7 @@ from scaling.device_studies.declaration import BreakEven, Report
 from scaling.device_studies.registry import EXPERIMENTS
 from scaling.errors import StoreError
 from scaling.report.device import device_tables, with_devices
+from scaling.report.device.tables import remarks
 from tests.report.device.conftest import sentences_of, write_figures
 
 STEPS = [0.010, 0.011, 0.012, 0.010, 0.013, 0.011]
@@ -29,7 +30,8 @@ def test_variables_step_and_facts_are_columns(small):
         *("device", "small-networks", 10, 8, "eager", 2),
     )
     assert row["iteration_s"] == pytest.approx(0.011)
-    assert row["samples_per_s"] == pytest.approx(8 / 0.011)
+    assert row["samples_per_s"] == pytest.approx(8 / (sum(STEPS) / len(STEPS))), "a median is no rate"
+    assert row["iteration_form"] == "median of steps"
     assert row["iteration_s_low"] <= row["iteration_s"] <= row["iteration_s_high"]
     assert (row["parameters"], row["state"], row["speedup"]) == (870, "done", None)
 
@@ -138,3 +140,14 @@ def test_declaration_of_an_installed_experiment_is_read(of, monkeypatch):
         made.add([[4e-3] * 10], device="cuda", size=size)
     (told,) = sentences_of(made.results())
     assert told == "Which size? The GPU wins, in sizes: GPU eager from 100 on (seen in one launch)."
+
+
+def test_long_steps_are_in_rates_and_a_remark_says_so(small):
+    made = small()
+    steps = [0.010] * 11 + [0.130]
+    made.add([steps, steps], width=10, batch=8, step="eager", facts={"samples": 8}, threads=2)
+    results = made.results()
+    (cell,) = results.cells
+    assert cell.samples_per_s == pytest.approx(8 / 0.020)
+    remark = next(text for text in remarks(results) if "above the median" in text)
+    assert "in 1 of 1 points (at most 100%)" in remark
