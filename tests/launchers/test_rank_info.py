@@ -215,8 +215,10 @@ OPENMPI = dict(zip(TABLES["openmpi"].values(), ("3", "1", "4", "2"), strict=True
         {"WORLD_SIZE": "8"},
         {"RANK": "0", "WORLD_SIZE": "2"},
         {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"},
+        {"NODE_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.4", "AZUREML_RUN_ID": "r1"},
+        {"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "4", "WORLD_SIZE": "4"},
     ],
-    ids=["exported before srun", "a PyTorchJob's", "without LOCAL_WORLD_SIZE"],
+    ids=["exported before srun", "a PyTorchJob's", "without LOCAL_WORLD_SIZE", "AzureML's", "jsrun's"],
 )
 @pytest.mark.parametrize("complete", [OPENMPI, SRUN], ids=["mpirun", "srun"])
 def test_variables_that_are_set_by_half_are_passed_over_and_that_is_said(exported, complete):
