@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import hypothesis.internal.conjecture.providers
+import hypothesis
 import numpy as np
 import pytest
 import typer.main
@@ -44,8 +44,6 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("fixed")
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.devnull)
-# Nor do its cases follow from the constants of all modules that happen to be imported: it would parse each.
-hypothesis.internal.conjecture.providers._get_local_constants = hypothesis.internal.constants_ast.Constants
 
 # A shell without job control starts background work with Ctrl-C ignored, and so do its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -101,7 +101,7 @@ def test_pair_that_ctrl_c_cut_in_two_is_measured_again_in_both_environments(scal
     _, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, stderr
     assert sorted(states(scaling)) == [["done"], ["planned"]]
-    done = scaling.run("--against", f"venv:{tmp_path / 'venv'}")
+    done = scaling.run_here("--against", f"venv:{tmp_path / 'venv'}")
     assert done.returncode == 0, done.stderr
     assert "1 runs were done in one environment alone and are measured again in both" in done.stderr
     assert "not resolved (one launch)" in done.stdout
@@ -137,7 +137,7 @@ def test_environment_that_cannot_run_the_study_is_named_before_anything_is_measu
     other = tmp_path / "other"
     (other / "scaling").mkdir(parents=True)
     (other / "scaling" / "__init__.py").write_text("")
-    done = scaling.run("--against", f"checkout:{other}")
+    done = scaling.run_here("--against", f"checkout:{other}")
     assert done.returncode == 2
     assert f"checkout:{other} cannot run the study: " in done.stderr
     assert not list(scaling.out.glob("*/runs/*"))

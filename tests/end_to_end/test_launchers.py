@@ -123,10 +123,10 @@ def test_rank_that_raises_while_others_wait_in_horovod_ends_the_cell_and_horovod
 
 
 def test_size_that_the_study_does_not_have_is_one_clear_error(scaling, openmpi):
-    write_study(scaling, "all_reduce", world_sizes=[3])
+    write_study(scaling, "all_reduce", world_sizes=[4])
     done = worker(scaling, openmpi)
     assert done.returncode == 2
-    assert done.stderr.count("error: study 'tiny' has no cell of world size 2; it has [3]") == 1
+    assert done.stderr.count("error: study 'tiny' has no cell of world size 2; it has [4]") == 1
     assert not scaling.out.exists()
 
 

@@ -22,7 +22,9 @@ def planted(tmp_path, draw):
         command = command_in(tmp_path)
         command.study.write_text(yaml.safe_dump(study_of()))
         path = os.pathsep.join([str(HERE / "early"), command.environment["PYTHONPATH"]])
-        outcome = command.run(
+        # In a zygote it is planted as that starts.
+        run_command = command.run if launcher == "local" else command.run_here
+        outcome = run_command(
             *("--launcher", launcher),
             PYTHONPATH=path,
             PLANTED=f"{fault} {rank} {once}",

@@ -254,7 +254,7 @@ def test_disk_that_is_full(tmp_path, draw, found, need):
         command.study.write_text(
             yaml.safe_dump({**study_of(), "parts": [{}, {"iterations": 4000, "aggregators": ["ring"]}]})
         )
-        outcome = command.run_here()
+        outcome = command.run()
         assert outcome.returncode == 2, outcome.stderr
         assert "Traceback" not in outcome.stderr
         line = line_with(outcome.stderr, "error: ", "cannot be written: the disk is full", "another folder")

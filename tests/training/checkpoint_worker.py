@@ -17,6 +17,7 @@ from scaling.runtime.workers import Workers
 from scaling.store import CheckpointFiles, ResultsFolder
 from scaling.study.cell import Cell
 from scaling.study.rank import convergence as run_convergence
+from scaling.study.rank import prepared_step
 from scaling.study.rank.launch import CellRunner
 from scaling.study.rank.prepared_step import PreparedStep
 from scaling.training.checkpoint import Checkpoint, Target
@@ -183,6 +184,7 @@ def seen_by(workers: Workers) -> dict[str, Any]:
     trust([BASE.model])
     vars(run_convergence)["PreparedStep"] = KeptStep
     run_convergence.LARGEST_WRITING_SHARE = float("inf")  # after every epoch
+    prepared_step.FIRST_STEPS = prepared_step.LATER_STEPS = 1  # are checked, of each of so many trainings
     seen: dict[str, Any] = {}
     for name, cell in CELLS.items():
         group = workers.group(CPU)
