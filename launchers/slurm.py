@@ -17,7 +17,6 @@ import subprocess
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from launchers.base import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE, MEETING_TOKEN_VARIABLE, LaunchSpec
 from launchers.slurm_steps import SlurmLauncher, SlurmSrun, SlurmTorchrun, nodes_for
@@ -32,9 +31,6 @@ LIMIT_S = 60.0
 
 SIGNAL_S = 120
 """Seconds before the time limit at which Slurm signals the batch shell; Slurm may be up to a minute early."""
-
-BATCH_SCRIPTS = Path(__file__).with_name("batch_scripts")
-"""Scripts for a shipped study, to be edited: the checkout's slurm/, installed with the package."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from scaling.analysis.decisions import Difference
@@ -34,8 +34,6 @@ from scaling.report.device.comparisons import (
 )
 from scaling.report.device.results import Results
 from scaling.report.formats import listed, number
-
-Differences = Mapping[Any, Difference | None]
 
 
 def ratios(
