@@ -79,28 +79,16 @@ def end_descendants(limit_s: float) -> None:
     """Ends what this process has below it: asks, and after that time by force."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + limit_s
-        for pid in descendants(os.getpid()):
+        for pid in processes.descendants(os.getpid()):
             with suppress(OSError):  # it has ended
                 os.kill(pid, number)
         while time.monotonic() < until:
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-            if not descendants(os.getpid()):
+            if not processes.descendants(os.getpid()):
                 return
             time.sleep(POLL_S)
-
-
-def descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            parent = path.read_text(errors="replace").rpartition(")")[2].split()[1]
-            children.setdefault(int(parent), []).append(int(path.parent.name))
-    found = list(children.get(pid, []))
-    for process in found:
-        found += children.get(process, [])
-    return found
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -152,7 +153,25 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes below one; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parent = path.read_text(errors="replace").rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(path.parent.name))
+    found = list(children.get(pid, []))
+    for process in found:
+        found += children.get(process, [])
+    return found
+
+
 def end(process: Running) -> None:
+    """Ends a launch and everything it started, in sessions of its own too, first by asking."""
+    below = []
+    for pid in descendants(process.pid):
+        with suppress(OSError):  # it has ended
+            below.append(os.pidfd_open(pid))
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -161,6 +180,11 @@ def end(process: Running) -> None:
             break
         except subprocess.TimeoutExpired:
             continue
+    for one in below:  # what ignores that it is asked outlives its parent
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(one, signal.SIGKILL)
+        select.select([one], [], [], GRACE_S)  # until it has ended
+        os.close(one)
     process.poll()
 
 

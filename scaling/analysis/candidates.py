@@ -28,7 +28,7 @@ from scaling.analysis.columns import (
 from scaling.analysis.decisions import Difference, with_variance
 from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
-from scaling.analysis.groups import given_of, settings_to_name
+from scaling.analysis.groups import Differing, differing_settings, given_of, settings_to_name
 from scaling.analysis.launch_values import energies_per_sample, memory_peaks, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.samples import CellResult
@@ -204,10 +204,11 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
         and (not trained or row["target_accuracy"] is not None)
     ]
     families = by_key(eligible, lambda row: _given(row, trained=trained))
+    differing = differing_settings(rows)
     if trained:
-        return [_trained(family, rows, by_id) for family in families.values()]
+        return [_trained(family, differing, by_id) for family in families.values()]
     trainings = Trainings(rows, cells)
-    return [_timed(objective, family, rows, by_id, trainings) for family in families.values()]
+    return [_timed(objective, family, differing, by_id, trainings) for family in families.values()]
 
 
 def within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:
@@ -236,11 +237,11 @@ def _given(row: Row, *, trained: bool) -> Hashable:
 def _timed(
     objective: str,
     family: Sequence[Row],
-    rows: Sequence[Row],
+    differing_of: Differing,
     cells: Mapping[str, CellResult],
     trainings: Trainings,
 ) -> CandidateSet:
-    workload = {**given_of(family[0]), "further": settings_to_name(family, rows)}
+    workload = {**given_of(family[0]), "further": settings_to_name(family, differing_of)}
     singles, differing = _one_of_each_single(family), _differing(family)
     candidates, excluded = [], []
     for row in family:
@@ -340,7 +341,7 @@ _MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | No
 }
 
 
-def _trained(family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]) -> CandidateSet:
+def _trained(family: Sequence[Row], differing_of: Differing, cells: Mapping[str, CellResult]) -> CandidateSet:
     first, differing, recipe = family[0], _differing(family), _recipe(family)
     candidates, excluded = [], []
     singles = _one_of_each_single(family)
@@ -375,7 +376,10 @@ def _trained(family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, Cel
             candidates.append(Candidate(row, parts, middle, None, None, "training_s", ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
-    workload = {**{name: first[name] for name in _TRAINED_FOR}, "further": settings_to_name(family, rows)}
+    workload = {
+        **{name: first[name] for name in _TRAINED_FOR},
+        "further": settings_to_name(family, differing_of),
+    }
     return CandidateSet(workload, sorted(candidates, key=lambda candidate: candidate.value), excluded)
 
 

@@ -112,7 +112,7 @@ def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
     measured = [match for match in matches if _is_measured(match, times_a, times_b)]
     if not measured:
         raise ScalingError(_nothing_in_common(rows_a, rows_b, matched=bool(matches)))
-    unmeasured = [match for match in matches if match not in measured]
+    unmeasured = [match for match in matches if not _is_measured(match, times_a, times_b)]
     pairs: dict[str, CellComparison] = {}
     shifts, names = [], _names(rows_a)
     for family in by_key(measured, lambda match: times_a[match.a["cell_id"]].family).values():

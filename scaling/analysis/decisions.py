@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
@@ -280,9 +281,11 @@ def campaigns(
     log_ratios = means(b) - means(a)
     counts = [np.isfinite(side).sum(axis=1) for side in (a, b)]
     wider = (inflations(design.serial.within, a) + inflations(design.serial.within, b)) / 2
-    shared = _shared(a, b, design)
+    has_medians = len(a) >= FEWEST_FOR_MEDIAN
+    variances = [variances_within_launches(side) for side in (a, b)] if has_medians else []
+    shared = _shared(a, b, design, variances)
     shift = _shift(log_ratios, shared, design)
-    if len(a) < FEWEST_FOR_MEDIAN:
+    if not has_medians:
         if design.is_paired:
             of_pairs = moderated(own_variances(b - a), smallest)
             pairs = np.maximum(np.isfinite(b - a).sum(axis=1), 1)
@@ -291,7 +294,7 @@ def campaigns(
             total = _squared_errors([own_variances(side) for side in (a, b)], counts, smallest)
         total = inflated(total, wider)
         return Campaigns(_differences(log_ratios, with_common(total, design.offset)), None, shift)
-    within = _squared_errors([variances_within_launches(side) for side in (a, b)], counts, smallest)
+    within = _squared_errors(variances, counts, smallest)
     within = with_common(inflated(within, wider), design.offset)
     total = within
     for part in shared:
@@ -301,16 +304,20 @@ def campaigns(
     return Campaigns(_differences(log_ratios, total), _differences(relative, with_median), shift)
 
 
-def _shared(a: FloatArray, b: FloatArray, design: Design) -> list[tuple[float, int]]:
+def _shared(
+    a: FloatArray, b: FloatArray, design: Design, variances: Sequence[Variances]
+) -> list[tuple[float, int]]:
     """The variance of both means' ratio that comes from what the cells of a launch share, with degrees of
     freedom. Two launches may by chance agree in it: a further one that scatters as the cells do may make it
     larger, never smaller.
     """
     components = []
-    for side in (b - a,) if design.is_paired else (a, b):
+    if design.is_paired and variances:
+        variances = [variances_within_launches(b - a)]
+    for side, within in zip_longest([b - a] if design.is_paired else [a, b], variances):
         variance, degrees = common_variance(side)
-        if len(side) >= FEWEST_FOR_MEDIAN:
-            variance = max(variance, common_variance(side, variances_within_launches(side))[0])
+        if within is not None:
+            variance = max(variance, common_variance(side, within)[0])
         variance *= inflation(design.serial.total, degrees + 1)
         components.append((variance / (degrees + 1), degrees))
     return components

@@ -5,7 +5,7 @@ input placement. A/A replicates are excluded: they only measure noise.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -120,16 +120,23 @@ def placement_name(row: Row, *, several_workers: bool) -> str:
     return str(row["input_placement"])
 
 
+_NAMED = Shared.WORKLOAD | Shared.GROUP
+
+
 def group_rows(rows: Sequence[Row]) -> list[CellGroup]:
     """All groups of a table, in its order; cells without a model are excluded."""
     members = by_key((row for row in rows if not has_no_model(row)), group_key)
-    same_model, slugs = by_key(rows, _of_model), set[tuple[str, str]]()
+    slugs = set[tuple[str, str]]()
+    differing = {
+        model: {axis.key for axis in _axes(same[0]) if len({row[axis.key] for row in same}) > 1}
+        for model, same in by_key(rows, _of_model).items()
+    }
     groups: list[CellGroup] = []
     for everyone in members.values():
         primary = [row for row in everyone if not is_aa_replicate(row)]
         if not primary:
             continue
-        further = _further(primary[0], same_model[_of_model(primary[0])])
+        further = _further(primary[0], differing[_of_model(primary[0])])
         base = slug = _slug(primary[0], further)
         number = 2
         while (primary[0]["kind"], slug) in slugs:
@@ -166,13 +173,12 @@ def _of_model(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("kind", "model", "dataset"))
 
 
-def _further(row: Row, same_model: Sequence[Row]) -> list[tuple[Axis, Any]]:
+def _further(row: Row, differing: Container[str]) -> list[tuple[Axis, Any]]:
     """The further axes in which groups of this kind, model and dataset differ, with the row's values."""
     pairs = []
     for axis in _axes(row):
-        differs = len({other[axis.key] for other in same_model}) > 1
         value = axis.default_shown if row[axis.key] is None else row[axis.key]
-        if differs and value is not None and not axis.role & Role.GIVEN:
+        if axis.key in differing and value is not None and not axis.role & Role.GIVEN:
             pairs.append((axis, value))
     return pairs
 
@@ -185,7 +191,19 @@ def _given(rows: Sequence[Row], further: Sequence[tuple[Axis, Any]]) -> dict[str
     return {**given_of(rows[0]), "further": values}
 
 
-def settings_to_name(family: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any]:
+Differing = Mapping[tuple[Any, ...], Container[str]]
+"""Kind, model and data set -> the columns in which their cells differ."""
+
+
+def differing_settings(rows: Iterable[Row]) -> Differing:
+    """Of a study's cells those of settings that `settings_to_name` may name."""
+    return {
+        model: {axis.key for axis in with_columns(_NAMED) if len(_values(axis, same)) > 1}
+        for model, same in by_key(rows, _of_model).items()
+    }
+
+
+def settings_to_name(family: Sequence[Row], differing: Differing) -> dict[str, Any]:
     """What a title says of a family besides `given_of`: settings that all its cells share, by axis.
 
     Of a workload those that are not the default, or in which other cells of this kind, model and data set
@@ -193,16 +211,16 @@ def settings_to_name(family: Sequence[Row], rows: Sequence[Row]) -> dict[str, An
 
     Args:
         family: cells of one workload.
-        rows: the study's.
+        differing: `differing_settings` of the study.
     """
-    same = [row for row in rows if _of_model(row) == _of_model(family[0])]
+    of_model = differing[_of_model(family[0])]
     named: dict[str, Any] = {}
-    for axis in with_columns(Shared.WORKLOAD | Shared.GROUP):
+    for axis in with_columns(_NAMED):
         is_workload = bool(axis.shared & Shared.WORKLOAD)
         if axis.role & Role.GIVEN or not (is_workload or axis.role & Role.CHOSEN):
             continue
-        own, others = _values(axis, family), _values(axis, same)
-        is_unusual, differs = own != {axis.default_shown}, len(others) > 1
+        own = _values(axis, family)
+        is_unusual, differs = own != {axis.default_shown}, axis.key in of_model
         is_told = (is_unusual or differs) if is_workload else (is_unusual and differs)
         if len(own) == 1 and own != {None} and is_told:
             named[axis.name] = own.pop()

@@ -315,7 +315,7 @@ def _is_plain(value: Any, *, has_clean_texts: bool = False) -> bool:
             elif kind is float:
                 if not math.isfinite(item):
                     return False
-            elif item is not None and _problem(item) is not None:
+            elif item is not None and kind is not bool and _problem(item) is not None:
                 return False
         level, depth = inner, depth + 1
     return not level

@@ -10,10 +10,23 @@ from typing import Any
 
 REDACTED = "REDACTED"
 
-_INSIDE = ("secret", "passw", "passphrase", "credential")
+_INSIDE = ("secret", "passw", "passphrase", "passcode", "credential", "webhook")
 _AT_END = re.compile(r"(?:token|apikey|accesskey|privatekey|pwd|sshpass)$")
 _WHOLE = frozenset(
-    ("key", "keys", "auth", "authorization", "pass", "pat", "jwt", "sig", "signature", "cookie")
+    (
+        "key",
+        "keys",
+        "auth",
+        "authorization",
+        "bearer",
+        "pass",
+        "pat",
+        "pw",
+        "jwt",
+        "sig",
+        "signature",
+        "cookie",
+    )
 )
 _OF_TEXT = "pad eos bos unk mask sep cls eot end start stop special image audio prefix suffix"
 _OF_TABLES = "sort by primary foreign metric monitor image label text target group dict index column feature"
@@ -28,7 +41,7 @@ _LEAST_LENGTH = 6
 """Of a variable's value, to be looked for in texts."""
 
 _NAME = re.compile(
-    r"(?i)(?:secret|token|passw|passphrase|credential|key|auth|pwd|pass|pat|jwt|sig|signature|cookie)"
+    r"(?i)(?:secret|token|credential|webhook|key|auth|bearer|pwd|pw|pass|pat|jwt|sig|signature|cookie)"
     r"[\w-]{0,64}"
 )
 _VALUE = re.compile(
@@ -40,7 +53,11 @@ _IN_URL = re.compile(r"""(?<=://)[^\s/'"<>@]+(?:@[^\s/'"<>@]+)*@""")
 _KNOWN_FORMS = re.compile(
     r"\b(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abps]-|AKIA|ASIA)[A-Za-z0-9_-]{16,}"
     r"|(?i:\bbearer)\s+[\w.~+/-]{8,}=*"
+    r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?"
+    r"|(?<=hooks\.slack\.com/services/)[\w/]+"
 )
+_USER = re.compile(r"""((?:^|\s)(?:-u|--user)[\s=][^\s:'"]+:)(?!\d+(?:\s|$))[^\s'"]+""")
+"""As curl takes it, user:password; not the numbers of a user and a group."""
 
 
 def is_secret(name: str) -> bool:
@@ -65,6 +82,7 @@ def redacted(text: str, environ: Mapping[str, str] = os.environ) -> str:
 def redacted_form(text: str) -> str:
     """The text without what looks like a secret: `--api-key X`, `HF_TOKEN=X`, `https://user:X@host`, hf_X."""
     text = _KNOWN_FORMS.sub(REDACTED, _IN_URL.sub(f"{REDACTED}@", text))
+    text = _USER.sub(rf"\1{REDACTED}", text)
     parts, end = [], 0
     for found in _NAME.finditer(text):
         if found.start() < end:
@@ -86,7 +104,8 @@ def _value_of(text: str, found: re.Match[str]) -> tuple[int, int] | None:
         return None
     quote, sign = between[1], between[2].strip()
     is_prose = name.lower() in ("key", "keys") and not quote
-    if (not sign and not name.startswith("-")) or (sign == ":" and is_prose):
+    is_option = (before[2] + found[0]).startswith("-")
+    if (not sign and not is_option) or (sign == ":" and is_prose):
         return None
     in_quotes = before[1] and sign == "=" and not quote  # the word is quoted, not the value alone
     value = (_TO_QUOTE if in_quotes else _VALUE).match(text, between.end())
@@ -104,7 +123,8 @@ def _harmless(name: str, value: str) -> bool:
 
 def redacted_command(words: Sequence[str]) -> str:
     """A command as it is typed in a shell, with secrets redacted."""
-    return redacted_form(shlex.join(words))
+    documents = (redacted_form(word) if word.startswith(("{", "[")) else word for word in words)
+    return redacted_form(shlex.join(documents))
 
 
 def redacted_document(value: Any, name: str = "") -> Any:

@@ -120,20 +120,20 @@ def write_all(
     cells, experiments = read_cells(folder), read_devices(folder)
     table = with_devices(build_table(study_name(folder), cells), experiments)
     _write_summary(folder, table, cells)
-    by_id = {cell.cell_id: cell for cell in cells}
-    links, remarks = _write_links(folder, to_rows(table), by_id)
-    transfers, predicted = read_transfers(folder), read_predictions(folder, to_rows(table))
+    by_id, rows = {cell.cell_id: cell for cell in cells}, to_rows(table)
+    links, remarks = _write_links(folder, rows, by_id)
+    transfers, predicted = read_transfers(folder), read_predictions(folder, rows)
     _write_tables(folder, transfers, predicted)
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = environment_of(folder)
-    question = question_of(folder.study(), to_rows(table))
-    known = Known.of(to_rows(table), cells, num_cores(environment))
+    question = question_of(folder.study(), rows)
+    known = Known.of(rows, cells, num_cores(environment))
     answers = asked(verdicts(table, cells, known=known), question)
     best = {answer.cells[0] for answer in answers}
     drawn, left_out = drawn_rows(known.rows, everything=formats.everything)
     data = FigureInput(drawn, by_id, links, transfers, predicted, experiments, best, question)
     figures, failures = draw_figures(folder, data, formats)
-    groups = group_rows(to_rows(table))
+    groups = group_rows(rows)
     noise = seed_noise(groups, by_id)
     rates, found = [*transfer_findings(transfers)], [seed_noise_finding(recipe) for recipe in noise]
     seeds = found if [one.kind for one in found] == ["seed_noise"] else []

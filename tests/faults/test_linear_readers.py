@@ -3,13 +3,19 @@
 import gzip
 import os
 import zlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from scaling.analysis.candidates import TIME, workloads
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.reading import read_study
 from scaling.files import documents
 from scaling.files.documents import DocumentError, from_json, gunzipped
 from scaling.report import write
+from scaling.store import ResultsFolder
 from tests.faults.mutants import run
 from tests.made_studies import StudyFolder, epoch, iteration, split
 
@@ -110,6 +116,33 @@ def many_runs(path, num_models, num_buckets):
             study.add(runs, world_size=size, **names)
         study.add([[[epoch(0, 1.0, 0.5, 0.9)]] * 2], kind="convergence", world_size=2, seed=number, **names)
     return study.folder.path
+
+
+class Row(dict):
+    """A cell of a table that counts how often it is looked at."""
+
+    looked_at = 0
+
+    def __getitem__(self, name):
+        Row.looked_at += 1
+        return dict.__getitem__(self, name)
+
+
+@pytest.mark.parametrize("names", [["model"], ["local_batch", "global_batch"]], ids=["models", "batches"])
+def test_each_cell_is_looked_at_as_often_in_a_study_of_many_workloads(tmp_path, names):
+    study = read_study(ResultsFolder(many_runs(tmp_path, 1, 1)))
+    original, counts = to_rows(study.table), []
+    for times in (4, 40):
+        rows, cells = [], []
+        for number in range(1, times + 1):
+            other = dict.fromkeys(names, f"m{number}" if names == ["model"] else number)
+            rows += [Row({**row, **other, "cell_id": f"{number}{row['cell_id']}"}) for row in original]
+            cells += [replace(cell, cell_id=f"{number}{cell.cell_id}") for cell in study.cells]
+        Row.looked_at = 0
+        assert len(workloads(TIME, rows, cells)) == times
+        assert len(group_rows(rows)) >= times
+        counts.append(Row.looked_at)
+    assert counts[1] <= 11 * counts[0], counts
 
 
 @pytest.mark.quality

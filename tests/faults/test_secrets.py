@@ -61,6 +61,27 @@ def test_texts_show_no_secret_and_keep_what_stands_around_it(text):
     assert redacted(shown, {}) == shown
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--pw", "{}"], ["--passcode", "{}"], ["--bearer", "{}"], ["--api.key", "{}"],
+        ["--logger.api.key={}"],
+        ["-u", "me:{}"], ["--user", "me:{}"], ["--user=me:{}"], ["--slack-webhook", "{}"],
+        ["--to", "https://hooks.slack.com/services/{}"], ["--config", "{{'api_key': '{}'}}"],
+        ["--config", '{{"api_key": "{}", "lr": 1}}'],
+    ],
+)  # fmt: skip
+def test_command_shows_no_secret_of_other_forms(words):
+    typed = [["train.py", *(word.format(text) for word in words), "--lr", "1"] for text in ("x1s", REDACTED)]
+    assert shlex.split(redacted_command(typed[0])) == typed[1]
+
+
+def test_signed_token_goes_wherever_it_stands_and_numbers_of_a_user_stay():
+    signed = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.s-1_g"
+    assert redacted_command(["train.py", "--neptune", signed]) == f"train.py --neptune {REDACTED}"
+    assert redacted_command(["docker", "run", "-u", "10:20", "x"]) == "docker run -u 10:20 x"
+
+
 def test_user_and_password_of_an_address_go():
     assert redacted("fetch http://u:p@ss@host:80/x?a@b", {}) == f"fetch http://{REDACTED}@host:80/x?a@b"
 

@@ -8,8 +8,7 @@ import tempfile
 
 import pytest
 
-from launchers.keeper import descendants
-from launchers.processes import start_any
+from launchers.processes import descendants, start_any
 from tests.conftest import still_there
 from tests.launchers.test_processes import ended, is_running, pids_in
 from tests.waiting import wait_until

@@ -25,6 +25,9 @@ TREE = (
     "while True:\n"
     "    time.sleep(0.1)\n"
 )
+DEAF_TREE = TREE.replace("import time; time", "import signal, time; signal.signal(15, 1); time").replace(
+    "])\n", "], start_new_session=True)\n", 1
+)
 
 
 def is_running(pid):
@@ -56,8 +59,9 @@ def test_exit_code_and_output_of_both_streams_come_back():
     assert text.split() == ["out", "err"]
 
 
-def test_launch_past_its_limit_is_ended_with_its_children(tmp_path):
-    code, _ = run(TREE, str(tmp_path / "pids"), limit_s=3.0)
+@pytest.mark.parametrize("program", [TREE, DEAF_TREE], ids=["its group", "deaf, in a session of its own"])
+def test_launch_past_its_limit_is_ended_with_its_children(tmp_path, program):
+    code, _ = run(program, str(tmp_path / "pids"), limit_s=3.0)
     assert code is None
     pids = tmp_path / "pids"  # on a busy machine the limit may come before the children
     assert ended(pids_in(pids) if pids.exists() else [])

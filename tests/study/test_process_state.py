@@ -9,6 +9,7 @@ import warnings
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -42,8 +43,13 @@ CHANGES = {
     "warnings filters": lambda: warnings.simplefilter("error"),
     "the garbage collector": gc.disable,
     "standard output": lambda: setattr(sys, "stdout", None),
+    "the recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 7),
+    "the umask": lambda: os.umask(0o035),
+    "numpy's handling of errors": lambda: np.seterr(all="raise"),
     CLOCK: lambda: setattr(time, "perf_counter", lambda: 0.0),
 }
+if hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1:
+    CHANGES["the cores it may use"] = lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def _own_variables():

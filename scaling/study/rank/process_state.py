@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.modules import module
 
@@ -79,6 +80,22 @@ def _put_hooks(before: dict[str, dict[Any, Any]]) -> None:
         getattr(module, name).update(hooks)
 
 
+def _umask() -> int:
+    """It can be read only by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _cores() -> set[int]:
+    return os.sched_getaffinity(0)
+
+
+def _use_cores(before: set[int]) -> None:
+    with suppress(OSError):  # the system has taken some since
+        os.sched_setaffinity(0, before)
+
+
 def _put_filters(before: list[Any]) -> None:
     warnings.filters[:] = before  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
@@ -115,8 +132,12 @@ _PARTS = {
         lambda filters: [one for one in filters if one[0] == "error"],
     ),
     "the garbage collector": _Part(gc.isenabled, lambda is_on: gc.enable() if is_on else gc.disable()),
+    "the recursion limit": _Part(sys.getrecursionlimit, sys.setrecursionlimit),
+    "the umask": _Part(_umask, os.umask),
+    "numpy's handling of errors": _Part(np.geterr, lambda before: np.seterr(**before)),
     "standard output": _attribute(sys, "stdout"),
     "standard error": _attribute(sys, "stderr"),
+    **({"the cores it may use": _Part(_cores, _use_cores)} if hasattr(os, "sched_setaffinity") else {}),
     CLOCK: _Part(
         lambda: [getattr(time, name) for name in CLOCKS],
         lambda before: vars(time).update(zip(CLOCKS, before, strict=True)),
