@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from scaling.analysis.columns import Row
+from scaling.analysis.gradient_noise import Squares, noise_scale
 from scaling.analysis.grouping import by_key
 from scaling.analysis.samples import CellResult, Floats, TrainingSamples
 from scaling.axes import Role, Shared, agree, axis, columns_without
@@ -47,6 +48,9 @@ EPOCH_COLUMNS = {
     "train_accuracy": "float64",
     "test_loss": "float64",
     "test_accuracy": "float64",
+    "noise_scale": "float64",
+    "noise_scale_low": "float64",
+    "noise_scale_high": "float64",
     "state": "string",
 }
 """Of convergence.csv: one row an epoch; of a run whose state is not `done`, its epochs so far."""
@@ -87,7 +91,21 @@ def convergence_values(cell: CellResult) -> Row:
         "target_state": _target_state(cell.cell, trainings, reached) if is_aimed else None,
         "train_s": _median(training.train_s[-1] for training in trainings),
         "joules_per_sample": _median(energy_per_sample),
+        **noise_values(
+            [
+                training.noise[: None if index is None else index + 1]
+                for training, index in zip(trainings, reached, strict=True)
+            ]
+        ),
     }
+
+
+def noise_values(windows: Sequence[Sequence[Squares]]) -> Row:
+    """The columns of the noise scale over epochs of several trainings; none where nobody looked."""
+    found = noise_scale(windows)
+    if found is None:
+        return {}
+    return {"noise_scale": found.value, "noise_scale_low": found.low, "noise_scale_high": found.high}
 
 
 def index_of_target(training: TrainingSamples, cell: Mapping[str, Any]) -> int | None:
@@ -219,7 +237,7 @@ def _same_step(timed: CellResult, trained: CellResult) -> bool:
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
     """One row for all seeds of a combination: means of accuracies, medians of the rest, and the 95%
-    interval of the seconds to the target; one seed's row is unchanged.
+    interval of the seconds to the target, the widest of the noise scale; one seed's row is unchanged.
 
     A value that one seed lacks is missing; the state is that of the seed that is furthest from done, and
     repeats and those done are summed.
@@ -231,6 +249,7 @@ def over_seeds(rows: Sequence[Row]) -> list[Row]:
 def _merged(rows: Sequence[Row]) -> Row:
     medians = (
         *("train_loss", "train_accuracy", "test_loss", "bits_per_byte", "train_s", "joules_per_sample"),
+        "noise_scale",
         *(f"{what}_to_target" for what in ("seconds", "epochs", "samples", "joules")),
     )
     states = [row["state"] for row in rows]
@@ -251,6 +270,9 @@ def _merged(rows: Sequence[Row]) -> Row:
     seconds = [row["seconds_to_target"] for row in rows]
     low, high = (None, None) if None in seconds else interval_of_launches(seconds)
     merged.update(seconds_to_target_low=low, seconds_to_target_high=high)
+    for name, widest in (("noise_scale_low", min), ("noise_scale_high", max)):
+        ends = [row[name] for row in rows if row["repeats"]]
+        merged[name] = widest(ends) if ends and None not in ends else None
     if missed:
         merged["target_state"] = f"not reached by {missed} of {len(rows)} seeds"
     return merged
@@ -277,6 +299,7 @@ def _epoch_rows(cell: CellResult, training: TrainingSamples) -> Iterable[Row]:
         arrays: dict[str, Floats] = {name: getattr(training, name) for name in _EPOCH_VALUES}
         values = {name: _known(array[index]) for name, array in arrays.items()}
         values["samples"] = _known(samples[index])
+        values |= noise_values([training.noise[index : index + 1]])
         yield {"cell_id": cell.cell_id, **fixed, "epoch": int(epoch), **values}
 
 

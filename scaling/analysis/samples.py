@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.columns import has_no_model, shares_gpus
+from scaling.analysis.gradient_noise import Squares, squares_of
 from scaling.analysis.grouping import by_key
 from scaling.analysis.launch_effects import FEWEST_LAUNCHES, slow_launches
 from scaling.analysis.rates import Rate, blocks_by_rule, blocks_of_lengths, rate_of
@@ -137,6 +138,7 @@ class TrainingSamples:
         steps: updates in the epoch; NaN likewise, as for all that follow.
         learning_rate: of the epoch's last step.
         train_accuracy, test_loss: after the epoch.
+        noise: squared norms of its gradients, an item an epoch; empty where they were not recorded.
     """
 
     repeat: int
@@ -149,6 +151,7 @@ class TrainingSamples:
     learning_rate: Floats
     train_accuracy: Floats
     test_loss: Floats
+    noise: tuple[Squares, ...] = ()
 
     def samples(self, global_batch: int) -> Floats:
         """The number of samples trained on by the end of each epoch."""
@@ -353,6 +356,9 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
 
     joules = [[_joules(line) for line in lines] for lines in ordered]
     counted = math.nan if shares_gpus(record.cell) else 1.0
+    learning_rate, train_accuracy, test_loss = (
+        of_rank_0(name, required=False) for name in ("learning_rate", "train_accuracy", "test_loss")
+    )
     return TrainingSamples(
         record.repeat,
         numbers,
@@ -361,7 +367,10 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
         of_rank_0("test_accuracy"),
         counted * np.sum(np.array(joules, dtype=np.float64), axis=0),
         _floats(len(line["step_losses"]) if "step_losses" in line else math.nan for line in ordered[0]),
-        *(of_rank_0(name, required=False) for name in ("learning_rate", "train_accuracy", "test_loss")),
+        learning_rate,
+        train_accuracy,
+        test_loss,
+        squares_of([line.get("noise") for line in ordered[0]]),
     )
 
 

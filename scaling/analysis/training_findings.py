@@ -43,6 +43,9 @@ def _found(group: CellGroup) -> Iterator[tuple[str, dict[str, Any]]]:
                 "num_lacking": len(without_augmentation(predicted)),
             },
         )
+    if noisy := [row for row in done if row["noise_scale"] is not None or row["noise_scale_low"] is not None]:
+        names = ("global_batch", "noise_scale", "noise_scale_low", "noise_scale_high")
+        yield "noise_scale", {"settings": [{**setting(row), **_values(row, names)} for row in noisy]}
     if shared := [row for row in done if shares_gpus(row)]:
         columns = ("world_size", "workers_per_gpu")
         yield "gpus_shared", {"settings": [{name: row[name] for name in columns} for row in shared]}
@@ -89,6 +92,10 @@ def setting(row: Row) -> dict[str, Any]:
 def settings(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """The settings of several rows."""
     return [setting(row) for row in rows]
+
+
+def _values(row: Row, names: Iterable[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names}
 
 
 def _scored(row: Row) -> dict[str, Any]:

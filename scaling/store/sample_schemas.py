@@ -57,6 +57,16 @@ class IterationLine(_Line):
     wait_s: NotRequired[Seconds]
 
 
+class NoiseSquares(_Line):
+    """Squared norms of gradients of two batch sizes in some steps (`scaling.training.noise_probe`)."""
+
+    small_batch: Size
+    big_batch: Size
+    steps: list[Count]
+    small: list[Finite]
+    big: list[Finite]
+
+
 class ConvergenceLine(_Line):
     """An epoch of a training; what is the same on all ranks is in the lines of rank 0 alone."""
 
@@ -71,6 +81,7 @@ class ConvergenceLine(_Line):
     test_loss: NotRequired[Loss]
     train_accuracy: NotRequired[Share]
     test_accuracy: NotRequired[Share]
+    noise: NotRequired[NoiseSquares]
 
 
 class TransferSampleModel(BaseModel):

@@ -20,6 +20,7 @@ from scaling.process_group import Group
 from scaling.training.compute import FLOAT32, Compute
 from scaling.training.learning_rate import LearningRate
 from scaling.training.local_updates import end_block
+from scaling.training.noise_probe import NoiseProbe
 from scaling.training.replica import Replica
 from scaling.training.step import TrainingStep
 from scaling.workloads.augmentation import crop_and_flip, epoch_variations
@@ -77,6 +78,7 @@ def train(
     after: TrainingProgress = TrainingProgress(),
     energy_meter: EnergyMeter | None = None,
     after_each: Callable[[], None] = lambda: None,
+    noise: NoiseProbe | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Trains, yielding one row after each epoch.
 
@@ -86,19 +88,21 @@ def train(
         group: the ranks that train together; sums losses and hits between epochs, outside the training time.
         seconds_of_slowest: the largest of the ranks' values. Collective.
         after: what was trained before; the step has been brought there already.
+        noise: looks at some steps' gradients, in their time.
 
     Yields:
         `epoch` (from 1), `samples` (of all ranks, so far), `train_s` (seconds of training so far, slowest
         rank), `train_j` (see `TrainingProgress`), `learning_rate` (of the epoch's last step; None where the
         plan has none), `step_losses` (mean over the global batch, before each update), `train_loss` (their
         mean), `train_accuracy` (after the epoch, on as many training samples as there are test samples, not
-        augmented), `test_loss`, `test_accuracy`, `bytes_sent` (by this rank, in the epoch's steps).
+        augmented), `test_loss`, `test_accuracy`, `bytes_sent` (by this rank, in the epoch's steps),
+        `noise` (`NoiseProbe.finish_epoch`; missing without one).
     """
     train_s, train_j = after.train_s, after.train_j
     probed = _evenly_chosen(train_split, len(test_split))
     for epoch in range(after.epoch + 1, plan.epochs + 1):
         feed = _Feed(train_split, plan, group, epoch, step.replica.trainable[0].device)
-        timed = _timed_epoch(step, feed, plan, group, clock, energy_meter, after_each)
+        timed = _timed_epoch(step, feed, plan, group, clock, energy_meter, after_each, noise)
         train_j = None if train_j is None or timed.joules is None else train_j + timed.joules
         train_s += seconds_of_slowest(timed.seconds)
         step.check()
@@ -109,6 +113,7 @@ def train(
             "train_j": train_j,
             **_learned(timed, group),
             **_evaluated(step.replica, probed, test_split, group, after_each),
+            **({"noise": noise.finish_epoch()} if noise is not None and noise.is_on else {}),
         }
 
 
@@ -151,13 +156,14 @@ def _timed_epoch(
     clock: Clock,
     energy_meter: EnergyMeter | None,
     after_each: Callable[[], None],
+    noise: NoiseProbe | None,
 ) -> _Timed:
     losses = torch.empty(feed.num_steps, dtype=torch.float32, device=feed.device)
     group.meter.reset()
     joules = energy_meter() if energy_meter else None
     start = clock.mark()
     feed.prepare()
-    rate = _take_steps(step, feed, plan, losses, after_each)
+    rate = _take_steps(step, feed, plan, losses, after_each, noise)
     stop = clock.mark()
     bytes_sent = group.meter.bytes_sent
     clock.settle()
@@ -166,18 +172,24 @@ def _timed_epoch(
 
 
 def _take_steps(
-    step: TrainingStep, feed: _Feed, plan: TrainingPlan, losses: Tensor, after_each: Callable[[], None]
+    step: TrainingStep,
+    feed: _Feed,
+    plan: TrainingPlan,
+    losses: Tensor,
+    after_each: Callable[[], None],
+    noise: NoiseProbe | None,
 ) -> float | None:
     """One epoch; fills `losses` with this rank's, and gives the last step's learning rate."""
     set_before: float | None = None
     for index in range(feed.num_steps):
+        number = (feed.epoch - 1) * feed.num_steps + index
         if plan.learning_rate is not None:
-            number = (feed.epoch - 1) * feed.num_steps + index
             rate = plan.learning_rate.at(number, feed.num_steps, plan.epochs)
             if rate != set_before:
                 step.set_learning_rate(rate)
                 set_before = rate
-        losses[index] = step(*feed.batch(index))
+        batch = feed.batch(index)
+        losses[index] = step(*batch) if noise is None else noise.take(number, index, *batch)
         after_each()
     end_block(step)
     return set_before

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
+from scaling.aggregators.registry import create as create_aggregator
 from scaling.measure import power
 from scaling.measure.clock import clock_for
 from scaling.process_group import TorchGroup
 from scaling.study.cell import Cell
 from scaling.study.rank.context import RunContext
-from scaling.study.rank.prepared_step import PreparedStep, build_step
+from scaling.study.rank.prepared_step import PreparedStep, build_step, gradients_of
 from scaling.study.rank.summary import RankSummary
 from scaling.study.rank.training_checkpoints import TrainingCheckpoints, saved_of
 from scaling.training.batch_norm import has_batch_norm
@@ -29,6 +30,8 @@ from scaling.training.checkpoint import Checkpoint
 from scaling.training.convergence import TrainingPlan, TrainingProgress, train
 from scaling.training.learning_rate import DEFAULT_GAMMA, LearningRate, scaled_rate
 from scaling.training.local_updates import end_block
+from scaling.training.noise_probe import NoiseProbe
+from scaling.training.step import TrainingStep
 from scaling.workloads.base import Split
 from topologies.detect_host import this_start
 
@@ -103,9 +106,9 @@ def _train(
     parts = (step, splits.train, splits.test, plan_of(cell), group, clock_for(device), group.largest)
     # A GPU that workers share counts the energy of all of them.
     energy_meter = _energy_meter(device) if cell.workers_per_gpu is None else None
-    heartbeat = context.heartbeat
+    heartbeat, noise = context.heartbeat, _noise_probe(cell, step, group)
     heartbeat.phase("training")
-    for row in train(*parts, after=after, energy_meter=energy_meter, after_each=heartbeat.step):
+    for row in train(*parts, after=after, energy_meter=energy_meter, after_each=heartbeat.step, noise=noise):
         heartbeat.phase("records of an epoch")
         rows.append(row if group.rank == 0 else {key: row[key] for key in OF_EVERY_RANK})
         context.write(rows[-1:])
@@ -116,6 +119,11 @@ def _train(
         heartbeat.phase("training")
     prepared.check_later_steps()
     return rows, before
+
+
+def _noise_probe(cell: Cell, step: TrainingStep, group: TorchGroup) -> NoiseProbe:
+    aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
+    return NoiseProbe(step, aggregator, gradients_of(cell), group, cell.local_batch)
 
 
 def _went_on(epoch: int, before: list[str]) -> str:

@@ -1,0 +1,195 @@
+"""Squared norms of gradients in some steps of a training, of which its noise scale is estimated.
+
+For a batch of b samples the gradient's squared norm is |G|^2 + tr(Sigma) / b in the mean: that of the true
+gradient, and the noise of single samples. So squared norms at two batch sizes give both without bias
+(McCandlish et al., appendix A.1; `scaling.analysis.gradient_noise` estimates):
+
+- several ranks: each rank's own gradient, as it goes into the exchange before any encoding, and their mean.
+  Where every rank is delivered the exact mean it is taken as it is; else the gradients are summed once more.
+- one rank: those of equal parts of its batch, computed once more part by part; `accumulate` parts, or two.
+- local updates: each rank's own at the start of a block, where models are equal, computed once more.
+
+Every STRIDE-th step is looked at, rarely where that takes a pass or an exchange of its own: the norms cost
+less than 1% of a training (benchmarks/noise_scale_cost.py). A captured step is taken without its graph then.
+Nothing that a step makes is changed, and what is sent for it is not metered.
+
+Reference: S. McCandlish, J. Kaplan, D. Amodei, OpenAI Dota Team, "An empirical model of large-batch
+training", arXiv 1812.06162, appendix A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator
+from scaling.process_group import Group
+from scaling.training.captured import CapturedStep
+from scaling.training.exchanges import BucketExchange, Record
+from scaling.training.gradients import GradientSettings
+from scaling.training.local_updates import LocalStep
+from scaling.training.overlapped import OverlappedStep
+from scaling.training.step import TrainingStep
+
+Source = Literal["delivered", "exchanged", "recomputed"]
+
+STRIDE: dict[Source, int] = {"delivered": 32, "exchanged": 256, "recomputed": 256}
+"""Steps from one that is looked at to the next: the mean is delivered; it takes an exchange; or a pass."""
+
+HIDDEN_PASSES = 3
+"""That a step takes where a library hides what it exchanges (`scaling.training.exchanges`)."""
+
+
+class NoiseProbe:
+    """Looks at the gradients of one rank's steps. Collective to make and to use.
+
+    Args:
+        step: of the training.
+        aggregator: its.
+        gradients: how they are treated.
+        group: the ranks that train together.
+        local_batch: samples of a rank in a step.
+
+    Attributes:
+        source: how squared norms come about.
+        small_batch, big_batch: samples of the two gradients.
+        is_on: whether anything is looked at: not where parts of a batch differ in size, or fp16 has no scale.
+    """
+
+    def __init__(
+        self,
+        step: TrainingStep,
+        aggregator: Aggregator[Any],
+        gradients: GradientSettings,
+        group: Group,
+        local_batch: int,
+    ) -> None:
+        self._step, self._group = step, group
+        self._inner: TrainingStep = step.uncaptured if isinstance(step, CapturedStep) else step
+        self._parts, world_size = 1, group.world_size
+        clips_own = gradients.clip_norm is not None and gradients.clip_gradient == "local"
+        sites = {aggregator.site(layout) for layout in step.replica.layouts.values()}
+        self.source: Source = "exchanged"
+        if world_size == 1 or isinstance(step, LocalStep) or clips_own or aggregator.own_momentum():
+            self.source = "recomputed"
+        elif sites == {"replica"} and not aggregator.lossy and gradients.wire is None:
+            self.source = "delivered"
+        if world_size == 1:
+            self._parts = max(2, step.replica.compute.accumulate)
+        self._stride = STRIDE[self.source]
+        is_hidden = isinstance(step, OverlappedStep) and aggregator.ddp_path() in ("own", "optimizer")
+        if self.source == "delivered" and is_hidden:
+            self._stride = HIDDEN_PASSES * STRIDE["recomputed"]
+        self.small_batch, self.big_batch = local_batch // self._parts, local_batch * world_size
+        is_scaled = self.source == "recomputed" and step.replica.compute.scales_loss
+        self.is_on = local_batch % self._parts == 0 and not is_scaled
+        self._every = step.sync_every if isinstance(step, LocalStep) else 1
+        self._steps: list[int] = []
+        self._squares: list[Tensor] = []
+
+    def take(self, number: int, index: int, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The training's step, looked at where it is its turn; gives its loss.
+
+        Args:
+            number: of the step, from 0 over the whole training.
+            index: likewise in its epoch, which begins a block of local updates.
+            inputs, targets: of this rank.
+        """
+        if not self.is_on or index % self._every or -number % self._stride >= self._every:
+            return self._step(inputs, targets)
+        if self.source == "recomputed":
+            self._add(number, self._recomputed(inputs, targets))
+            return self._step(inputs, targets)
+        record: Record = []
+        factor = self._inner.treatment.expected_factor()
+        self._inner.record = record
+        try:
+            loss = self._inner(inputs, targets)
+        finally:
+            self._inner.record = None
+        if record:
+            self._add(number, self._recorded(record) * factor**2)
+        return loss
+
+    def _add(self, number: int, squares: Tensor) -> None:
+        self._steps.append(number)
+        self._squares.append(squares)
+
+    @torch.no_grad()
+    def _recorded(self, record: Record) -> Tensor:
+        """[2]: the squared norms of this rank's gradient and of the mean, of all buckets."""
+        small = sum(square(exchange.contribution) for exchange in record)
+        big = sum(square(self._mean(exchange)) for exchange in record)
+        return torch.stack([torch.as_tensor(small), torch.as_tensor(big)])
+
+    def _mean(self, exchange: BucketExchange) -> Tensor:
+        if self.source == "delivered" and exchange.mean is not None:
+            return exchange.mean
+        return self._summed(exchange.contribution.float())
+
+    def _summed(self, gradient: Tensor) -> Tensor:
+        """The mean over the ranks, in place."""
+        with self._group.meter.standing_still():
+            self._group.all_reduce(gradient)
+        return gradient.div_(self._group.world_size)
+
+    def _recomputed(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The same, by passes of their own; of several parts the mean of their squared norms."""
+        replica, count = self._step.replica, self._parts
+        small = torch.zeros((), dtype=torch.float64, device=inputs.device)
+        total: Tensor | None = None
+        with self._as_it_was():
+            for part in range(count):
+                chosen = slice(part * len(inputs) // count, (part + 1) * len(inputs) // count)
+                loss = replica.forward(inputs[chosen], targets[chosen])
+                gradients = torch.autograd.grad(loss, replica.trainable, allow_unused=True)
+                flat = torch.cat([g.reshape(-1).float() for g in gradients if g is not None])
+                small += square(flat) / count
+                total = flat if total is None else total.add_(flat)
+        assert total is not None
+        return torch.stack([small, square(self._summed(total.div_(count)))])
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Puts buffers, such as statistics of batch normalisation, and the random state back."""
+        module = self._step.replica.module
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        devices = {p.device for p in self._step.replica.trainable if p.is_cuda}
+        with torch.random.fork_rng(list(devices)):
+            yield
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+    def finish_epoch(self) -> dict[str, Any]:
+        """What was seen since the last call, the same on every rank. Collective.
+
+        Returns:
+            `small_batch` and `big_batch`, in samples; `steps`, their numbers; `small` and `big`, the squared
+            norms of the gradients of so many samples, the small ones' a mean over ranks or parts. Steps whose
+            norms were not finite are left out.
+        """
+        seen, steps = {"small_batch": self.small_batch, "big_batch": self.big_batch}, self._steps
+        rows: list[tuple[int, float, float]] = []
+        if steps:
+            small, big = torch.stack(self._squares).double().T.contiguous()
+            with self._group.meter.standing_still():
+                self._group.all_reduce(small)
+            small /= self._group.world_size
+            finite = (small.isfinite() & big.isfinite()).tolist()
+            numbered = zip(steps, small.tolist(), big.tolist(), finite, strict=True)
+            rows = [(number, one, other) for number, one, other, is_finite in numbered if is_finite]
+        self._steps, self._squares = [], []
+        names = ("steps", "small", "big")
+        return {**seen, **{name: [row[place] for row in rows] for place, name in enumerate(names)}}
+
+
+def square(flat: Tensor) -> Tensor:
+    """The squared norm, float64; waits for nothing."""
+    return (
+        torch.linalg.vector_norm(flat, dtype=torch.promote_types(flat.dtype, torch.float32)).double().square()
+    )

@@ -1,0 +1,164 @@
+"""The noise scale of a quadratic problem, whose gradient and its covariance are known; seeds are fixed."""
+
+import numpy as np
+import pytest
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.gradient_noise import FEWEST_GROUPS, Squares, noise_scale, squares_of
+from scaling.analysis.learning import epoch_table, over_seeds
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
+from tests.made_studies import findings
+
+DIMENSION, LOCAL, RANKS = 30, 8, 4
+VARIANCES = np.linspace(0.5, 4.0, DIMENSION)
+"""Of a sample's gradient, by element: Sigma is diagonal."""
+MEAN = np.full(DIMENSION, 0.2)
+TRACE, SQUARE = VARIANCES.sum(), (MEAN**2).sum()
+TRUE = TRACE / SQUARE
+
+
+def quadratic(rng, steps, mean=MEAN, ranks=RANKS):
+    """Squared norms of the gradients of w -> |w - x|^2 / 2 at a fixed w, in batches of samples x: the mean
+    over ranks, and that of all of them together."""
+    noise = rng.normal(size=(steps, ranks, DIMENSION)) * np.sqrt(VARIANCES / LOCAL)
+    gradients = mean + noise
+    return Squares(
+        LOCAL,
+        LOCAL * ranks,
+        (gradients**2).sum(axis=2).mean(axis=1),
+        (gradients.mean(axis=1) ** 2).sum(axis=1),
+    )
+
+
+def test_numerator_and_denominator_are_unbiased():
+    drawn = quadratic(np.random.default_rng(0), 20_000)
+    for values, true in ((drawn.trace, TRACE), (drawn.square, SQUARE)):
+        error = values.std() / np.sqrt(len(values))
+        assert abs(values.mean() - true) < 3 * error
+        assert error < 0.02 * true
+
+
+@pytest.mark.parametrize("steps", [16, 60, 400])
+def test_intervals_hold_the_truth_in_95_of_100_trainings(steps):
+    rng, trainings = np.random.default_rng(steps), 600
+    found = [noise_scale([[quadratic(rng, steps)]]) for _ in range(trainings)]
+    holds = [one.low <= TRUE and (one.high is None or one.high >= TRUE) for one in found]
+    assert 0.92 < np.mean(holds) < 0.98
+    if steps == 400:
+        assert all(one.high is not None and one.high < 2 * TRUE for one in found)
+
+
+def test_epochs_and_trainings_are_one_window():
+    rng = np.random.default_rng(3)
+    first, second, third = (quadratic(rng, 40) for _ in range(3))
+    parts, whole = noise_scale([[first, second], [third]]), noise_scale([[first, second, third]])
+    assert parts.value == whole.value == pytest.approx(TRUE, rel=0.3)
+    assert parts.num_steps == 120
+
+
+def test_the_ratio_is_one_of_means_and_no_mean_of_ratios():
+    squares = Squares(1, 2, np.array([3.0, 5.0, 4.0]), np.array([2.5, 3.0, 3.5]))
+    assert noise_scale([[squares]]).value == pytest.approx(squares.trace.mean() / squares.square.mean())
+    assert noise_scale([[squares]]).value != pytest.approx((squares.trace / squares.square).mean())
+
+
+def test_without_a_gradient_there_is_no_upper_end():
+    rng = np.random.default_rng(5)
+    found = [noise_scale([[quadratic(rng, 60, mean=np.zeros(DIMENSION))]]) for _ in range(100)]
+    assert np.mean([one.high is None for one in found]) > 0.93
+    assert all(one.low is not None for one in found)
+
+
+def test_neighbouring_steps_that_are_alike_are_no_independent_ones():
+    """A drift of the gradient widens the interval beyond that of the same steps in disorder."""
+    rng = np.random.default_rng(7)
+    scales = np.linspace(0.3, 2.0, 400)
+    drawn = [quadratic(rng, 1, mean=scale * MEAN) for scale in scales]
+    small, big = (np.concatenate([getattr(one, name) for one in drawn]) for name in ("small", "big"))
+    order = rng.permutation(400)
+    ordered = noise_scale([[Squares(LOCAL, LOCAL * RANKS, small, big)]])
+    shuffled = noise_scale([[Squares(LOCAL, LOCAL * RANKS, small[order], big[order])]])
+    assert ordered.value == pytest.approx(shuffled.value)
+    assert ordered.high - ordered.low > 1.3 * (shuffled.high - shuffled.low)
+
+
+def test_too_few_steps_have_no_interval_and_none_at_all_no_value():
+    few = noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS - 1)]])
+    assert (few.low, few.high) == (None, None)
+    assert noise_scale([[]]) is None
+    assert noise_scale([[quadratic(np.random.default_rng(0), 0)]]) is None
+
+
+def test_records_of_before_have_none():
+    assert squares_of([None, None]) == ()
+    assert squares_of([]) == ()
+
+
+def recorded(steps, seed):
+    drawn = quadratic(np.random.default_rng(seed), steps)
+    return {
+        "small_batch": LOCAL,
+        "big_batch": LOCAL * RANKS,
+        "steps": list(range(steps)),
+        "small": drawn.small.tolist(),
+        "big": drawn.big.tolist(),
+    }
+
+
+@pytest.fixture
+def trained(study, epochs):
+    """Four epochs, of which the second one reaches the target."""
+    lines = epochs([0.5, 0.95, 0.96, 0.97])
+    for number, line in enumerate(lines):
+        line["noise"] = recorded(50, number)
+    study.add([[lines]], kind="convergence", target_accuracy=0.9, epochs=4)
+    return study
+
+
+def test_summary_has_that_up_to_the_target(trained):
+    cells = read_cells(trained.folder)
+    (row,) = to_rows(build_table("by-hand", cells))
+    expected = noise_scale([squares_of([recorded(50, 0), recorded(50, 1)])])
+    assert row["noise_scale"] == expected.value
+    assert (row["noise_scale_low"], row["noise_scale_high"]) == (expected.low, expected.high)
+
+
+def test_each_epoch_has_its_own(trained):
+    table = epoch_table(read_cells(trained.folder))
+    expected = [noise_scale([squares_of([recorded(50, number)])]).value for number in range(4)]
+    assert table["noise_scale"].tolist() == expected
+    assert (table["noise_scale_low"] < table["noise_scale"]).all()
+
+
+def test_the_report_says_it_in_a_line(trained):
+    (said,) = [text for text in findings(trained.folder) if "noise scale" in text]
+    assert "none on 1 worker at batch 64" in said
+    assert "a batch far below it learns as much from a sample" in said
+
+
+def test_of_several_seeds_it_is_the_median_in_the_widest_interval(study, epochs):
+    for seed in range(3):
+        lines = epochs([0.95])
+        lines[0]["noise"] = recorded(200, seed)
+        study.add([[lines]], kind="convergence", target_accuracy=0.9, epochs=1, seed=seed)
+    rows = to_rows(build_table("by-hand", read_cells(study.folder)))
+    (merged,) = over_seeds(rows)
+    assert merged["noise_scale"] == sorted(row["noise_scale"] for row in rows)[1]
+    assert merged["noise_scale_low"] == min(row["noise_scale_low"] for row in rows)
+    assert merged["noise_scale_high"] == max(row["noise_scale_high"] for row in rows)
+
+
+def test_a_short_training_has_a_value_without_interval(study, epochs):
+    lines = epochs([0.95])
+    lines[0]["noise"] = recorded(3, 0)
+    study.add([[lines]], kind="convergence", target_accuracy=0.9, epochs=1)
+    (said,) = [text for text in findings(study.folder) if "noise scale" in text]
+    assert "(no interval, too few steps)" in said
+
+
+def test_trainings_of_before_say_nothing(study, epochs):
+    study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9, epochs=2)
+    (row,) = to_rows(build_table("by-hand", read_cells(study.folder)))
+    assert row["noise_scale"] is None
+    assert not any("noise scale" in text for text in findings(study.folder))

@@ -1,0 +1,204 @@
+"""What a training records of its gradients' squared norms, and that it learns the same all the while."""
+
+import pytest
+import torch
+from torch import nn
+
+from scaling.aggregators.registry import create
+from scaling.measure.clock import MonotonicClock
+from scaling.process_group import run_in_process
+from scaling.training import noise_probe
+from scaling.training.by_tensor import ByTensorStep
+from scaling.training.compute import FLOAT32, Compute
+from scaling.training.convergence import TrainingPlan, train
+from scaling.training.gradients import AS_THEY_ARE, GradientSettings
+from scaling.training.layered import LayeredStep
+from scaling.training.local_updates import LocalStep
+from scaling.training.noise_probe import NoiseProbe
+from scaling.training.optimizers import SgdSettings
+from scaling.training.outer_updates import outer_update
+from scaling.training.replica import FlatReplica
+from scaling.training.step import EagerStep
+from scaling.workloads.base import Split, cross_entropy
+
+SETTINGS = SgdSettings(0.05, momentum=0.9)
+LOCAL = 10
+
+
+@pytest.fixture(autouse=True)
+def each_second(monkeypatch):
+    """Every second step is looked at, whatever it costs."""
+    monkeypatch.setattr(noise_probe, "STRIDE", dict.fromkeys(noise_probe.STRIDE, 2))
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(12, 20), nn.BatchNorm1d(20), nn.Dropout(dropout), nn.ReLU(), nn.Linear(20, 6)]
+    return nn.Sequential(*layers)
+
+
+def batches(rank: int, count: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    return [
+        (torch.randn((LOCAL, 12), generator=generator), torch.randint(6, (LOCAL,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def gradient(module: nn.Module, inputs, targets) -> torch.Tensor:
+    loss = cross_entropy(module(inputs), targets)
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+
+
+def eager(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
+    return EagerStep(FlatReplica(network(), compute=compute), aggregator, SETTINGS, group, gradients)
+
+
+def layered(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
+    replica = FlatReplica(network(), compute=compute)
+    return LayeredStep(replica, aggregator, SETTINGS, group, gradients, bucket_mb=1e-3)
+
+
+def by_tensor(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
+    replica = FlatReplica(network(), compute=compute, by_tensor=True)
+    return ByTensorStep(replica, aggregator, SETTINGS, group, gradients)
+
+
+def blocks(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
+    replica, outer = FlatReplica(network(), compute=compute), outer_update("average", group.world_size)
+    return LocalStep(replica, aggregator, SETTINGS, group, gradients, sync_every=3, outer=outer)
+
+
+def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32):
+    """Of each rank what was recorded, and the gradients at the same places."""
+
+    def work(group):
+        aggregator = create(name)
+        step = make(group, aggregator, gradients, compute)
+        probe = NoiseProbe(step, aggregator, gradients, group, LOCAL)
+        own = []
+        for number, batch in enumerate(batches(group.rank)):
+            module = network()
+            module.load_state_dict(step.replica.module.state_dict())
+            own.append(gradient(module, *batch))
+            probe.take(number, number, *batch)
+        return probe.finish_epoch(), own, probe.source
+
+    return run_in_process(world_size, work)
+
+
+def expected(ranks, number):
+    gradients = torch.stack([own[number] for _, own, _ in ranks])
+    return gradients.square().sum(dim=1).mean().item(), gradients.mean(dim=0).square().sum().item()
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "source"),
+    [
+        ("all_reduce", eager, "delivered"),
+        ("ring", eager, "delivered"),
+        ("ring", layered, "delivered"),
+        ("host_parallel", eager, "delivered"),
+        ("torch_cpu", eager, "exchanged"),
+        ("zero1", eager, "exchanged"),
+        ("mxnet_device", by_tensor, "exchanged"),
+        ("one_bit", eager, "exchanged"),
+        ("top_k", layered, "exchanged"),
+        ("one_bit_momentum", eager, "recomputed"),
+    ],
+)
+def test_norms_are_those_of_each_ranks_gradient_and_of_the_exact_mean(name, make, source):
+    ranks = probed(3, name, make)
+    for recorded, _, took in ranks:
+        assert took == source
+        assert recorded == ranks[0][0]
+        assert (recorded["small_batch"], recorded["big_batch"]) == (LOCAL, 3 * LOCAL)
+        assert recorded["steps"] == [0, 2, 4]
+        for number, small, big in zip(*(recorded[key] for key in ("steps", "small", "big")), strict=True):
+            assert (small, big) == pytest.approx(expected(ranks, number), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "gradients", [GradientSettings(torch.bfloat16), GradientSettings(None, 0.1, "local")]
+)
+def test_wire_and_clipped_gradients_are_looked_at_as_they_were_before(gradients):
+    ranks = probed(2, "all_reduce", gradients=gradients)
+    for number, small, big in zip(*(ranks[0][0][key] for key in ("steps", "small", "big")), strict=True):
+        assert (small, big) == pytest.approx(expected(ranks, number), rel=1e-2)
+
+
+def test_local_updates_are_looked_at_where_models_are_equal():
+    ranks = probed(2, "ring", blocks)
+    assert ranks[0][0]["steps"] == [0, 3]
+    for number, small, big in zip(*(ranks[0][0][key] for key in ("steps", "small", "big")), strict=True):
+        assert (small, big) == pytest.approx(expected(ranks, number), rel=1e-4)
+
+
+@pytest.mark.parametrize(("accumulate", "parts"), [(1, 2), (5, 5)])
+def test_one_worker_compares_parts_of_its_batch(accumulate, parts):
+    ((recorded, _, source),) = probed(1, "none", compute=Compute(accumulate=accumulate))
+    assert source == "recomputed"
+    assert (recorded["small_batch"], recorded["big_batch"]) == (LOCAL // parts, LOCAL)
+    inputs, targets = batches(0)[0]
+    chunks = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
+    own = torch.stack([gradient(network(), *chunk) for chunk in chunks])
+    assert recorded["small"][0] == pytest.approx(own.square().sum(dim=1).mean().item(), rel=1e-4)
+    assert recorded["big"][0] == pytest.approx(own.mean(dim=0).square().sum().item(), rel=1e-4)
+
+
+def test_parts_of_different_sizes_are_not_compared():
+    def work(group):
+        step = eager(group, create("none"))
+        return NoiseProbe(step, create("none"), AS_THEY_ARE, group, 5).is_on
+
+    assert run_in_process(1, work) == [False]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "world_size"),
+    [
+        ("all_reduce", eager, 1),
+        ("ring", eager, 2),
+        ("one_bit", eager, 2),
+        ("ring", layered, 2),
+        ("ring", blocks, 2),
+    ],
+)
+def test_a_training_is_the_same_bit_for_bit_and_sends_the_same(name, make, world_size):
+    generator = torch.Generator().manual_seed(0)
+    split = Split(torch.randn((80, 12), generator=generator), torch.randint(6, (80,), generator=generator))
+
+    def trained(is_probed):
+        def work(group):
+            torch.manual_seed(1)
+            aggregator = create(name)
+            step = make(group, aggregator)
+            probe = NoiseProbe(step, aggregator, AS_THEY_ARE, group, LOCAL) if is_probed else None
+            plan = TrainingPlan(LOCAL * world_size, epochs=2, seed=0)
+            chosen = (step, split, split, plan, group, MonotonicClock(), lambda seconds: seconds)
+            rows = list(train(*chosen, noise=probe))
+            return rows, step.replica.parameters.clone(), dict(step.replica.module.named_buffers())
+
+        return run_in_process(world_size, work)
+
+    for (rows, model, buffers), (plain, same, others) in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(model, same)
+        assert all(torch.equal(buffer, others[key]) for key, buffer in buffers.items())
+        for row, without in zip(rows, plain, strict=True):
+            assert row.pop("noise")["small"]
+            row.pop("train_s")
+            without.pop("train_s")
+            assert row == without
+
+
+def test_a_step_that_was_not_finite_is_left_out():
+    def work(group):
+        step = eager(group, create("ring"))
+        probe = NoiseProbe(step, create("ring"), AS_THEY_ARE, group, LOCAL)
+        for number, (inputs, targets) in enumerate(batches(group.rank, 3)):
+            if number == 2:
+                step.replica.parameters.fill_(float("nan"))
+            probe.take(number, number, inputs, targets)
+        return probe.finish_epoch()["steps"], probe.finish_epoch()["steps"]
+
+    assert run_in_process(2, work) == [([0], []), ([0], [])]
