@@ -184,7 +184,7 @@ def seen_by(workers: Workers) -> dict[str, Any]:
     trust([BASE.model])
     vars(run_convergence)["PreparedStep"] = KeptStep
     run_convergence.LARGEST_WRITING_SHARE = float("inf")  # after every epoch
-    prepared_step.FIRST_STEPS = prepared_step.LATER_STEPS = 1  # are checked, of each of so many trainings
+    vars(prepared_step).update(FIRST_STEPS=1, LATER_STEPS=1)  # are checked, of each of so many trainings
     seen: dict[str, Any] = {}
     for name, cell in CELLS.items():
         group = workers.group(CPU)
