@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from scaling.store import ResultsFolder
 
 
-TENSORBOARD = "tensorboard"
-
 _Cell = Annotated[
     str | None, typer.Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4).")
 ]
@@ -55,14 +53,13 @@ def export(
     from scaling.analysis.reading import read_study
     from scaling.errors import ScalingError
     from scaling.report.explain_text import choose
-    from scaling.report.exports import FORMATS
-    from scaling.report.exports.tensorboard import event_files
+    from scaling.report.exports import FILES, FORMATS
     from scaling.store import ResultsFolder
     from scaling.store.files import inside, write_whole
 
-    if format_ not in (allowed := [*FORMATS, TENSORBOARD]):
+    if format_ not in (allowed := [*FORMATS, *FILES]):
         raise ScalingError(f"no format {format_!r}; allowed: {', '.join(allowed)}")
-    if (out is not None) != (format_ == TENSORBOARD):
+    if (out is not None) != (format_ in FILES):
         raise ScalingError("--format tensorboard and --out DIR belong together; other formats go to stdout")
     folder = ResultsFolder(directory)
     if archive or unarchive:
@@ -76,7 +73,7 @@ def export(
         wanted = {row["cell_id"] for row in choose(to_rows(study.table), cell)}
         cells = [cell for cell in cells if cell.cell_id in wanted]
     if out is not None:
-        files = dict(event_files(cells))
+        files = dict(FILES[format_](cells))
         if not files:
             raise ScalingError(f"{directory} has no steps or epochs to export")
         for path, content in files.items():

@@ -21,7 +21,7 @@ from scaling.report.formats import (
     ratio,
     spread,
 )
-from scaling.report.tables import Column, Table, table_of
+from scaling.report.tables import Column, Table, table_of, without_empty_columns
 from scaling.report.text import text_of
 from scaling.report.titles import short_names, title_parts
 from scaling.report.verdict_text import names_of, verdict_lines
@@ -45,8 +45,6 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What a study answers."""
-
     sentence: str = ""
     table: Table | None = None
     details: list[str] = field(default_factory=list)
@@ -66,8 +64,9 @@ def answer_of(
     cautions: Sequence[str] = (),
     answers: Sequence[Finding] = (),
 ) -> Answer:
-    """The answer of what was timed or trained."""
     sentence, *details = verdict_lines(verdicts, command)
+    if answers:  # it names the aggregator that was asked for
+        details = [line.replace("Aggregator:", "Fastest without loss:", 1) for line in details]
     trained = [one for one in verdicts[1:] if one.values["objective"] != verdicts[0].values["objective"]]
     details[:0] = [text_of(one, "training") for one in trained[:1]]
     if command:
@@ -137,7 +136,7 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
     "answer_aggregator": (
         "The fastest against DDP",
         _AGAINST_DDP,
-        [*_BASIS, *_choice("exact"), *_choice("lossy")[::2]],
+        [*_BASIS, *_choice("exact")[::2], *_choice("lossy")[::2]],
     ),
     "answer_compression": ("Compression against DDP", _AGAINST_DDP, [*_BASIS, *_choice("lossy"), _LOST]),
     "answer_memory": (
@@ -197,7 +196,7 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
         ),
         Column("time", lambda one: text_of(one[1], "time").partition(" a step")[0]),
         Column("±", lambda one: _spread(one[1])),
-        Column("speedup", lambda one: ratio(one[1].values["speedup"]) + of_speedup(one[1].values)),
+        Column("speedup", _speedup),
         Column("aggregator", lambda one: _aggregator(one[1])),
         Column("limit", lambda one: limit_word(one[1])),
     ]
@@ -210,6 +209,13 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
         cells=[list(verdict.cells) for verdict in verdicts],
     )
     return without_empty_columns(table)
+
+
+def _speedup(one: tuple[str, Finding]) -> str:
+    """A dash where only one worker was measured."""
+    values = one[1].values
+    is_alone = [*values["world_sizes"]] == [1]
+    return MISSING if is_alone else ratio(values["speedup"]) + of_speedup(values)
 
 
 def _short(name: str) -> str:
@@ -244,11 +250,3 @@ def limit_word(verdict: Finding) -> str:
     if values["limit"] is None:
         return MISSING
     return LIMITS.get(values["limit"].kind, values["limit"].kind.replace("_", " "))
-
-
-def without_empty_columns(table: Table) -> Table:
-    """The table without the columns in which no row has a value."""
-    columns = [*zip(table.headings, *table.rows, strict=True)]
-    kept = [columns[0], *(column for column in columns[1:] if {*column[1:]} - {MISSING, ""})]
-    headings, *rows = map(list, zip(*kept, strict=True))
-    return replace(table, headings=headings, rows=rows)

@@ -15,7 +15,7 @@ from scaling.measure.statistics import ONE_LAUNCH
 from scaling.report.formats import milliseconds, of_speedup, percent, ratio
 from scaling.report.page_tables import answer_columns, answer_legend, best_of_rows, quality_of
 from scaling.report.sections import SavedFigure, Section, arrange
-from scaling.report.tables import Column, Table, table_of
+from scaling.report.tables import Column, Table, table_of, without_empty_columns
 from scaling.report.titles import short_names, title_parts
 
 ANSWER = "answer"
@@ -38,8 +38,6 @@ class Variant:
 
 @dataclass(frozen=True)
 class Block:
-    """A workload of the page."""
-
     name: str
     variants: list[Variant]
 
@@ -49,8 +47,15 @@ def blocks_of(
     figures: Sequence[SavedFigure],
     tables: Sequence[Table],
     verdicts: Sequence[Finding],
+    *,
+    has_answer_table: bool = False,
 ) -> list[Block]:
-    """All workloads, those of the first answers first."""
+    """All workloads, those of the first answers first.
+
+    Args:
+        groups, figures, tables, verdicts: of the report.
+        has_answer_table: the answer's own table has the trainings already.
+    """
     named = {cell for verdict in verdicts for cell in verdict.cells}
     ordered = in_order_of([verdict.cells[0] for verdict in verdicts], groups)
     titles = short_names([title_parts(group.given) for group in ordered])
@@ -60,6 +65,8 @@ def blocks_of(
     blocks = []
     for name, same_workload in members.items():
         variants = [_variant(group, title, figures, tables, named) for group, title in same_workload]
+        if has_answer_table:
+            variants = [replace(one, tables=[]) if one.name.startswith(TRAINING) else one for one in variants]
         trained = [variant for variant in variants if variant.name.startswith(TRAINING) and variant.figures]
         if trained and trained[0] is not variants[0]:  # time to accuracy is a part of the answer
             variants[0] = replace(variants[0], figures=[*variants[0].figures, *trained[0].figures])
@@ -90,7 +97,6 @@ def _variant(
 
 
 def _summary(group: CellGroup) -> str:
-    """The best setting of a group in a line."""
     if group.kind == "convergence":
         reached = [row for row in over_seeds(group.rows) if row["seconds_to_target"] is not None]
         if not reached:
@@ -122,7 +128,7 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     rows = [row for row in timed if row["world_size"] == size]
     rows.sort(key=lambda row: float(row["iteration_s"]))
     what = "Aggregators" if rows[0]["arm"] is None else "Variants of the script"
-    return _marked(
+    table = without_empty_columns(
         table_of(
             f"{what} on {workers(size, group.unit)}, fastest first",
             f"Step time ± half of its 95% interval{_of_one_launch(rows)}."
@@ -133,19 +139,17 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
             )
             + " Exchange: exposed communication, waits, copies, encoding and sums, from profiled steps."
             + (
-                f" Speedup is left blank: no step without exchange was timed on one {group.unit}."
+                f" No speedup: no step without exchange was timed on one {group.unit}."
                 if size > 1 and all(row["speedup"] is None for row in rows) and rows[0]["arm"] is None
                 else ""
             )
-            + (" Green: the answer's aggregators." if _named(rows, named) else "")
-            + f" {answer_legend(rows)}".rstrip(),
-            answer_columns(group),
+            + (" Green: the answer's aggregators." if _named(rows, named) else ""),
+            answer_columns(group, rows),
             rows,
-        ),
-        rows,
-        group,
-        named,
+            remarks=[*filter(None, [answer_legend(rows)])],
+        )
     )
+    return _marked(table, rows, group, named)
 
 
 def _of_one_launch(rows: Sequence[Row]) -> str:
@@ -156,17 +160,17 @@ def _training_table(group: CellGroup, named: Collection[str]) -> Table | None:
     rows = [row for row in group.rows if row["repeats"]]
     if not rows:
         return None
-    quality = quality_of(group)
+    quality, has_target = quality_of(group), any(row["target_state"] for row in rows)
     rows.sort(key=lambda row: (row["seconds_to_target"] or math.inf, _worse(row)))
     return _marked(
         table_of(
-            "All trainings, the fastest to the target first",
+            f"All trainings, the {'fastest to the target' if has_target else 'best'} first",
             f"{str(quality.header).capitalize()} after the last epoch; seconds leave evaluation out.",
             [
                 Column("aggregator", group.name),
                 Column(f"{group.unit}s", lambda row: str(row["world_size"])),
                 quality,
-                Column("s to target", _to_target),
+                *([Column("s to target", _to_target)] if has_target else []),
                 Column("training, s", lambda row: f"{row['train_s']:.4g}" if row["train_s"] else ""),
                 Column("seed", lambda row: str(row["seed"])),
             ],
@@ -185,7 +189,6 @@ def _worse(row: Row) -> float:
 
 
 def _marked(table: Table, rows: Sequence[Row], group: CellGroup, named: Collection[str]) -> Table:
-    """The table with its cells, and with the rows that are bounds or choices."""
     return replace(
         table,
         section=ANSWER,
@@ -197,7 +200,6 @@ def _marked(table: Table, rows: Sequence[Row], group: CellGroup, named: Collecti
 
 
 def _named(rows: Sequence[Row], named: Collection[str]) -> list[int]:
-    """The places of the rows that answers name; no control arm is a choice."""
     return [place for place, row in enumerate(rows) if row["cell_id"] in named and not is_control_arm(row)]
 
 

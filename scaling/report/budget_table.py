@@ -72,7 +72,6 @@ def budget_table(group: CellGroup, rows: Sequence[Row] | None = None) -> Table |
 
 
 def budget_rows(group: CellGroup) -> list[Row]:
-    """The rows of a group that have a budget."""
     return [row for row in group.rows if row["profiled_iteration_s"] is not None]
 
 

@@ -228,7 +228,6 @@ def _named(row: Row) -> str:
 
 
 def comparison_as_dict(comparison: Comparison) -> dict[str, Any]:
-    """A comparison for JSON, with the warnings in words."""
     values = comparison.as_dict()
     for cell, cell_values in zip(comparison.cells, values["cells"], strict=True):
         cell_values["group"] = title_of(cell.given)

@@ -37,6 +37,9 @@ CAUTIONS = ("nothing_done", "more_threads_than_cores", "several_hosts", "launch_
 """Kinds of findings that stand at the top of the page, whatever the answer is."""
 
 
+IN_ANSWERS = ("final_accuracy", "seed_noise", "seed_noise_unknown", "transfer_rates")
+"""Kinds of findings that say at length what an answer and its table say."""
+
 ASKED = {
     "speedup": "how many workers",
     "aggregator": "which aggregator",
@@ -101,7 +104,6 @@ class Content:
 
     @property
     def title(self) -> str:
-        """The study's name, and what it studies."""
         return self.name if self.script_answer else f"{self.name}: {ASKED[self.question]}"
 
 
@@ -113,7 +115,7 @@ class Extras:
         tables, findings: of cells without a model, and of predictions; they stand behind the summary's.
         remarks: (section, what is said there: what is left out, and why).
         verdicts: the answers (`scaling.analysis.verdict`).
-        command: of the first one's next experiment; "" where there is none.
+        command: of the first one's next experiment, or of trainings with seeds; "" where there is none.
         scatter: of the cells over launches.
         headline: the answer of a study without verdicts, in a sentence.
         lossy: ids of the cells with a lossy exchange.
@@ -160,7 +162,6 @@ def content_of(
     tables = [table for group in groups for table in page_tables(group, groups)]
     cautions = [text_of(finding) for finding in findings if finding.kind in CAUTIONS]
     sentences = [*sentences_of(findings), *extras.findings]
-    texts = [*filter(None, [extras.headline]), *(sentence.text for sentence in sentences)]
     return Content(
         name=str(study.get("name", "study")),
         folder=shlex.quote(str(folder)),
@@ -168,12 +169,14 @@ def content_of(
         verdicts=extras.verdicts,
         answer=answer_of(extras.verdicts, extras.command, cautions, extras.answers)
         if extras.verdicts
-        else replace(question_answer(extras.answers), details=texts)
-        if extras.answers
-        else Answer(
-            "".join(texts[:1]), extras.table, [text for text in texts[1:] if not _repeats(text, texts[0])]
+        else _found(extras, sentences),
+        blocks=blocks_of(
+            groups,
+            figures,
+            [*tables, *extras.tables],
+            extras.verdicts,
+            has_answer_table=not extras.verdicts and bool(extras.answers or extras.table),
         ),
-        blocks=blocks_of(groups, figures, [*tables, *extras.tables], extras.verdicts),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
         wall_time=text_of(times.finding) if times else None,
         script_answer=script_answer,
@@ -204,6 +207,18 @@ def study_answer(folder: ResultsFolder, study: MeasuredStudy, known: Known) -> A
     cautions = [text_of(finding) for finding in findings if finding.kind in CAUTIONS]
     answers = question_answers(question, study.table, study.cells)
     return answer_of(found, command_of(found[0], folder), cautions, answers)
+
+
+def _found(extras: Extras, sentences: Sequence[Sentence]) -> Answer:
+    """The answer of a study without verdicts: trainings, device studies, transfers."""
+    asked = question_answer(extras.answers) if extras.answers else Answer(extras.headline, extras.table)
+    if not asked.sentence:
+        return Answer("".join(one.text for one in sentences[:1]), None, [one.text for one in sentences[1:]])
+    said = [one.text for one in sentences if one.kind not in IN_ANSWERS]
+    details = [text for text in said if not _repeats(text, asked.sentence)]
+    if extras.command:
+        details.append("Next: train with three seeds, to see how much is chance:")
+    return replace(asked, details=details, command=extras.command)
 
 
 def _repeats(text: str, headline: str) -> bool:

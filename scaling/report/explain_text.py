@@ -114,7 +114,6 @@ def _foremost(findings: Sequence[Finding]) -> Sequence[Finding]:
 
 
 def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> Iterator[str]:
-    """All that was found in some cells."""
     groups = _groups(rows)
     for row in chosen:
         group = next(candidate for candidate in groups if row in candidate.rows)
@@ -137,7 +136,6 @@ def _detail(finding: Finding) -> Iterator[str]:
 
 
 def as_dict(finding: Finding) -> dict[str, Any]:
-    """A finding for JSON, with its sentences and the columns of summary.csv that it rests on."""
     (columns,) = [rule.columns for rule in RULES if rule.name == finding.kind]
     return {
         "rule": finding.kind,

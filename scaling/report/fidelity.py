@@ -36,7 +36,6 @@ SHEET_STATISTIC = (
 
 
 def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """The fidelity sheets of a folder as one table; none where it has none."""
     if not sheets:
         return []
     some = next(iter(sheets.values()))
@@ -141,7 +140,6 @@ COLUMNS: dict[str, tuple[Column[_Pair], ...]] = {
 
 
 def fidelity_tables(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> list[Table]:
-    """One table a group of cells that has a lossy aggregator on several workers."""
     tables = []
     for group in groups:
         if group.kind not in COLUMNS:

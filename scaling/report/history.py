@@ -22,7 +22,6 @@ MOST_NAMED = 6
 
 
 def sentences(watch: Watch, folder: HistoryFolder) -> list[str]:
-    """The answer, then what belongs to it."""
     num = len(watch.campaigns)
     if watch.is_learning:
         lines = [f"{num} campaign{'s' * (num > 1)} so far: an alarm needs {LEARNED + 1}."]
@@ -110,7 +109,6 @@ def markdown(watch: Watch, lines: Sequence[str]) -> str:
 
 
 def page(watch: Watch, lines: Sequence[str]) -> str:
-    """One HTML page with the history drawn."""
     svg = _drawn(watch)
     templates = environment(TEMPLATES, autoescape=True)
     return templates.get_template("history.html.j2").render(

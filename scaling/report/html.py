@@ -126,9 +126,8 @@ MOST_NAMED = 4
 
 
 def render_page(content: Content) -> str:
-    """The page's text; the SVG files of its figures are read."""
     templates = environment(TEMPLATES, autoescape=True)
-    templates.filters |= {"name": name_in}
+    templates.filters |= {"name": name_in, "first_sentence": first_sentence}
     figures = [figure for section in content.sections for figure in section.figures]
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}
     return templates.get_template(TEMPLATE).render(
@@ -139,6 +138,12 @@ def render_page(content: Content) -> str:
         figure_styles=page_styles(texts.values()),
         paths=PATHS,
     )
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """A text's first sentence, and the others."""
+    first, stop, others = text.partition(". ")
+    return first + stop.rstrip(), others
 
 
 def _subtitle(content: Content) -> str:
@@ -160,7 +165,6 @@ def _subtitle(content: Content) -> str:
 
 
 def _of_no_group(section: Section) -> Section | None:
-    """A section without what belongs to a workload; None where nothing is left."""
     figures = [figure for figure in section.figures if not figure.group]
     tables = [table for table in section.tables if not table.group]
     if not (figures or tables):

@@ -30,7 +30,6 @@ def _in_file(caption: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text whose markup is none; a line."""
     for mark, written in (("&", "&amp;"), ("<", "&lt;"), ("*", r"\*"), ("[", r"\["), ("]", r"\]")):
         text = text.replace(mark, written)
     return " ".join(text.split())

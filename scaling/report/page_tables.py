@@ -89,7 +89,8 @@ def columns_of(group: CellGroup, groups: Sequence[CellGroup] = ()) -> list[Colum
     if any(row["mfu_data_sheet"] is not None for row in group.rows):
         rates.append(Column("MFU (data sheet)", lambda row: percent(row["mfu_data_sheet"])))
     is_trained = group.kind == "convergence"
-    speedups = [*SPEEDUP_COLUMNS[:2], *_gain_over_itself(group, groups), *SPEEDUP_COLUMNS[2:]]
+    gain = _gain_over_itself(group, groups)
+    speedups = [*SPEEDUP_COLUMNS[:2], *gain, exchange_column(group.rows), *SPEEDUP_COLUMNS[2:]]
     return [
         Column("aggregator", group.name),
         Column(None, lambda row: _with_state(group, row), "aggregator", AGGREGATOR_WIDTH),
@@ -154,8 +155,8 @@ def best_of_rows(rows: Sequence[Row]) -> Row | None:
     return max(choices, key=lambda row: float(row["samples_per_s"]), default=None)
 
 
-def answer_columns(group: CellGroup) -> list[Column[Row]]:
-    """The columns of timed settings that answer, with the marks of `answer_legend`."""
+def answer_columns(group: CellGroup, rows: Sequence[Row]) -> list[Column[Row]]:
+    """The columns of timed settings that answer, with the marks of `answer_legend` of these rows."""
     throughput, unit = group.throughput
     return [
         Column(
@@ -166,7 +167,7 @@ def answer_columns(group: CellGroup) -> list[Column[Row]]:
         Column(unit, lambda row: rate(row[throughput])),
         Column("speedup", lambda row: ratio(row["speedup"]) + of_speedup(row)),
         Column("efficiency", lambda row: percent(row["parallel_efficiency"], 0) + of_speedup(row)),
-        Column("exchange, ms", _exchange_with_mark),
+        exchange_column(rows),
     ]
 
 
@@ -181,7 +182,7 @@ def answer_legend(rows: Sequence[Row]) -> str:
 
 
 def _legend_of_exchange(rows: Sequence[Row]) -> Iterator[str]:
-    """What DIFFERS means, if a row has it."""
+    """Where an exchange is not what the difference to the step without shows."""
     marked = [row for row in rows if _exchange_differs(row)]
     if not marked:
         return
@@ -195,8 +196,9 @@ def _legend_of_exchange(rows: Sequence[Row]) -> Iterator[str]:
     why = f" ({'; '.join(whys)})" if whys else ""
     is_sure = all(row["exposed_check"].kind == "exposed_times_differ" for row in marked)
     unsure = "" if is_sure else ", or not resolved"
+    which = f"{DIFFERS}:" if _tells_apart(rows) else "In most rows"
     yield (
-        f"{DIFFERS}: the difference to the step without exchange is "
+        f"{which} the difference to the step without exchange is "
         f'{"larger" if more else "not the same"}{unsure}{why}; see "Where a step\'s time goes".'
     )
 
@@ -212,8 +214,21 @@ def _is_wide(row: Row) -> bool:
     return low is not None and high is not None and (high - low) / 2 > WIDEST_INTERVAL * row["iteration_s"]
 
 
-def _exchange_with_mark(row: Row) -> str:
-    return milliseconds(row["exchange_overhead_s"]) + (f" {DIFFERS}" if _exchange_differs(row) else "")
+def exchange_column(rows: Sequence[Row]) -> Column[Row]:
+    """What the exchange adds, with a mark where that tells rows apart."""
+    marked = [row["cell_id"] for row in rows if _exchange_differs(row)] if _tells_apart(rows) else []
+    return Column(
+        "exchange, ms",
+        lambda row: (
+            milliseconds(row["exchange_overhead_s"]) + (f" {DIFFERS}" if row["cell_id"] in marked else "")
+        ),
+    )
+
+
+def _tells_apart(rows: Sequence[Row]) -> bool:
+    """Whether at most half of the rows with an exchange have DIFFERS: else a sentence says it."""
+    with_one = [row for row in rows if row["exchange_overhead_s"] is not None and not is_control_arm(row)]
+    return 2 * sum(map(_exchange_differs, with_one)) <= len(with_one)
 
 
 def _exchange_differs(row: Row) -> bool:
@@ -303,7 +318,6 @@ def _iteration_statistic(group: CellGroup) -> str:
 
 
 def _form(group: CellGroup) -> str:
-    """How a step's time was made, and what is not in it."""
     forms = {row["iteration_form"] for row in group.rows}
     if MEAN_OF_STEPS in forms:
         return "Mean of steps, each of its slowest rank, without warm-up: gaps between steps are not in it."
@@ -394,7 +408,6 @@ TIME_COLUMNS: tuple[Column[Row], ...] = (
 SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
     Column("speedup", lambda row: ratio(row["speedup"]) + of_speedup(row), "speedup"),
     Column("efficiency", lambda row: percent(row["parallel_efficiency"], 0) + of_speedup(row), "efficiency"),
-    Column("exchange, ms", _exchange_with_mark),
     Column("MB moved a rank", lambda row: megabytes(row["wire_bytes_per_rank"])),
     Column("repeats", lambda row: str(row["repeats"])),
     Column("steps", lambda row: number(row["iterations"], digits=1)),

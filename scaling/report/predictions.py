@@ -81,7 +81,6 @@ class PredictedCell:
         return {"part": part, "off_s": off_s, "notes": notes, "transport": self.predicted.get("transport")}
 
     def failed_assumption(self) -> str:
-        """The same in words."""
         return text_of(Finding("failed_assumption", (self.cell_id,), self.largest_error()))
 
 
@@ -111,7 +110,6 @@ def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[Predict
 
 
 def predicted_csv(predicted: Sequence[PredictedCell]) -> str:
-    """The text of predicted.csv: a row a cell, measured or not."""
     table = pd.DataFrame([_csv_row(cell) for cell in predicted], columns=list(CSV_COLUMNS))
     return table_csv(table, digits=DIGITS)
 
@@ -140,7 +138,6 @@ def _csv_row(cell: PredictedCell) -> Row:
 
 
 def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:
-    """Predicted and measured, a row a cell; nothing where nothing was predicted."""
     if not predicted:
         return []
     topologies = ", ".join(dict.fromkeys(str(cell.predicted["topology"]) for cell in predicted))

@@ -34,7 +34,6 @@ def progress_lines(progress: Progress) -> list[str]:
 
 
 def progress_as_dict(progress: Progress) -> dict[str, Any]:
-    """For JSON."""
     last = progress.last_error
     return {
         "counts": progress.counts,

@@ -39,7 +39,6 @@ def lines_of(recommendation: Recommendation) -> Iterator[str]:
 
 
 def as_dict(recommendation: Recommendation) -> dict[str, Any]:
-    """A recommendation for JSON."""
     return {
         "objective": recommendation.objective,
         "workload": title_of(recommendation.workload),

@@ -15,7 +15,10 @@ GAP = 2
 LONGEST_WORD, NARROWEST = 16, 7
 """Of a column: longer words are cut where that makes room, and more where it must."""
 
-FEWEST_ROWS = 3
+LAST_DETAILS = 2
+"""How sure it is, and what next."""
+
+FEWEST_ROWS = 6
 """So many rows of a table stand before details do."""
 
 
@@ -27,7 +30,7 @@ def screen(answer: Answer, *, command: str, page: str) -> list[str]:
     rows = table_lines(answer.table) if answer.table else []
     room = MOST_LINES - height([*first, *last]) - bool(details) - bool(rows)
     needed = sum(map(height, rows[: 1 + FEWEST_ROWS])) + (len(rows) > 1 + FEWEST_ROWS)
-    least = sum(map(height, details[-1:])) + (len(details) > 1)
+    least = sum(map(height, details[-LAST_DETAILS:])) + (len(details) > LAST_DETAILS)
     table = _fitting(rows, max(room - sum(map(height, details)), min(needed, room - least)), "rows")
     shown = _fitting(details, room - sum(map(height, table)), "details")
     parts = [first, [line for row in table for line in row], [line for text in shown for line in text]]
@@ -36,7 +39,6 @@ def screen(answer: Answer, *, command: str, page: str) -> list[str]:
 
 
 def folded_answer(answer: Answer) -> list[str]:
-    """All sentences of the answer, in lines of a terminal."""
     return [line for text in answer.lines for line in _folded(text, answer.command)]
 
 
@@ -52,10 +54,12 @@ def _folded(text: str, command: str) -> list[str]:
 
 
 def _fitting(blocks: Sequence[list[str]], room: int, what: str) -> list[list[str]]:
-    """The blocks that have room, and how many have none; the last of the details, what next, always has."""
+    """The blocks that have room, and how many have none; the last details always have."""
     if sum(map(height, blocks)) <= room:
         return list(blocks)
-    ends = [blocks[-1]] if what == "details" and height(blocks[-1]) < room else []
+    ends = list(blocks[-LAST_DETAILS:]) if what == "details" and blocks[-1][0].startswith("Next") else []
+    while ends and sum(map(height, ends)) >= room:
+        ends.pop(0)
     left, shown = room - 1 - sum(map(height, ends)), []
     for block in blocks[: len(blocks) - len(ends)]:
         if height(block) > left:
@@ -76,10 +80,7 @@ def table_lines(table: Table) -> list[list[str]]:
     for least in ([min(word, LONGEST_WORD) for word in words], [NARROWEST] * len(widths)):
         while sum(widths) > room and (spare := max(map(int.__sub__, widths, least))) > 0:
             widths[[width - word for width, word in zip(widths, least, strict=True)].index(spare)] -= 1
-    aligned = [
-        str.ljust if place == 0 or any(text[:1].isalpha() for text in column[1:]) else str.rjust
-        for place, column in enumerate(columns)
-    ]
+    aligned = [str.ljust if place in table.words else str.rjust for place in range(len(columns))]
     lines = []
     for row in texts:
         cells = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)]

@@ -11,8 +11,6 @@ from scaling.report.tables import Table
 
 @dataclass(frozen=True)
 class SavedFigure:
-    """A figure on the disk."""
-
     name: str
     title: str
     caption: str
@@ -25,8 +23,6 @@ class SavedFigure:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page."""
-
     name: str
     title: str
     figures: list[SavedFigure] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scaling.analysis.seed_noise import BITS, Compared, SeedNoise
 from scaling.report.formats import MISSING, percent, points
@@ -17,6 +18,9 @@ STATISTIC = (
     "from the same weights and see the same batches."
 )
 
+
+LEFT_OUT = ("step", "exchange", "same seed")
+"""Columns that the answer's table does not have."""
 
 _FIRST: tuple[Column[Compared], ...] = (
     Column("aggregator", lambda other: other.row["aggregator"]),
@@ -50,8 +54,17 @@ def _shown(score: str, value: float) -> str:
 
 
 def seed_noise_tables(noises: Sequence[SeedNoise]) -> list[Table]:
-    """One a recipe in which something was decided."""
     return [_table(noise) for noise in noises if noise.combinations]
+
+
+def noise_table(noises: Sequence[SeedNoise]) -> Table | None:
+    """What the answer begins with, of the only recipe: each combination's difference and verdict."""
+    if len(noises) != 1 or not noises[0].combinations:
+        return None
+    table = _table(noises[0])
+    places = [place for place, name in enumerate(table.headings) if name.partition(",")[0] not in LEFT_OUT]
+    headings, *rows = ([row[place] for place in places] for row in (table.headings, *table.rows))
+    return replace(table, headings=headings, rows=rows, section="")
 
 
 def _table(noise: SeedNoise) -> Table:

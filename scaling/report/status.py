@@ -174,7 +174,6 @@ def _start(row: dict[str, Any]) -> str:
 
 
 def _states(row: dict[str, Any]) -> str:
-    """One a repeat, or how many of each."""
     every = ", ".join(row["states"])
     if len(every) <= MOST_OF_STATES:
         return every

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import rich.table
 from rich.text import Text
+
+from scaling.report.formats import MISSING
 
 Item = TypeVar("Item")
 """What a row is made of."""
@@ -32,7 +34,7 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True)
 class Table:
-    """A table as page and Markdown show it; its first column has words, the others numbers.
+    """A table as page and Markdown show it.
 
     Attributes:
         title, statistic: what is in it, and what its values are.
@@ -59,6 +61,12 @@ class Table:
     bounds: Collection[int] = ()
     best: Collection[int] = ()
 
+    @property
+    def words(self) -> list[int]:
+        """The places of the columns that are aligned to the left: the first, and those with words."""
+        columns = enumerate(zip(*self.rows, strict=True))
+        return [place for place, texts in columns if not place or any(text[:1].isalpha() for text in texts)]
+
 
 def table_of(
     title: str, statistic: str, columns: Sequence[Column[Item]], items: Iterable[Item], **more: Any
@@ -74,6 +82,14 @@ def table_of(
     shown = [column for column in columns if column.header is not None]
     rows = [[column.text(item) for column in shown] for item in items]
     return Table(title, statistic, [str(column.header) for column in shown], rows, **more)
+
+
+def without_empty_columns(table: Table) -> Table:
+    """The table without the columns in which no row has a value."""
+    columns = [*zip(table.headings, *table.rows, strict=True)]
+    kept = [columns[0], *(column for column in columns[1:] if {*column[1:]} - {MISSING, ""})]
+    headings, *rows = map(list, zip(*kept, strict=True))
+    return replace(table, headings=headings, rows=rows)
 
 
 def in_terminal(

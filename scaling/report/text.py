@@ -30,19 +30,18 @@ MACRO = re.compile(r"{%-?\s*macro\s+([a-z]\w*)\s*\(")
 
 @dataclass(frozen=True)
 class Sentence:
-    """What is said, and the ids of the cells that it is about."""
+    """What is said, the ids of the cells that it is about, and the finding's kind."""
 
     text: str
     cells: tuple[str, ...] = ()
+    kind: str = ""
 
 
 def sentences_of(findings: Iterable[Finding]) -> list[Sentence]:
-    """Findings in words."""
-    return [Sentence(text_of(finding), finding.cells) for finding in findings]
+    return [Sentence(text_of(finding), finding.cells, finding.kind) for finding in findings]
 
 
 def text_of(finding: Finding, part: str = "") -> str:
-    """A finding in plain text."""
     macro = _macro(f"{finding.kind}_{part}" if part else finding.kind)
     return " ".join(macro(finding.values).split())
 
@@ -143,7 +142,6 @@ def _setting(setting: Mapping[str, Any]) -> str:
 
 
 def _setting_name(setting: Mapping[str, Any]) -> str:
-    """`ring (captured step)`: an aggregator with what else was chosen."""
     further = ", ".join(setting["further"])
     return f"{setting['name']} ({further})" if further else str(setting["name"])
 

@@ -38,7 +38,6 @@ def title_parts(given: Mapping[str, Any]) -> list[str]:
 
 
 def title_of(given: Mapping[str, Any]) -> str:
-    """All parts in one line."""
     return ", ".join(title_parts(given))
 
 

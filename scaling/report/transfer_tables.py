@@ -92,7 +92,6 @@ COLUMNS: tuple[Column[TransferLine], ...] = (
 
 
 def render_transfers(results: Sequence[TransferResult]) -> list[rich.table.Table]:
-    """One table for each world size: the largest size of every operation."""
     return [
         in_terminal(
             Text(f"{title_of(group)}; ms, GB/s (more sizes: transfers.csv)"),
@@ -123,7 +122,6 @@ def answer_table(results: Sequence[TransferResult]) -> Table | None:
 
 
 def page_tables(results: Sequence[TransferResult]) -> list[Table]:
-    """One table for each world size: every operation and size."""
     return [
         table_of(
             title_of(group),

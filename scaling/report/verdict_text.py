@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scaling.analysis.columns import to_rows
+from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.decisions import FEWEST
 from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
+from scaling.analysis.groups import group_rows
 from scaling.analysis.questions import question_of
 from scaling.analysis.reading import read_study
+from scaling.analysis.samples import CellResult
+from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
 from scaling.analysis.verdict import verdicts
 from scaling.axes import ATTACHED
 from scaling.errors import StudyError
@@ -51,7 +54,6 @@ def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
 
 
 def names_of(verdicts: Sequence[Finding]) -> list[str]:
-    """The workloads, each by what distinguishes it from the others."""
     names = short_names([title_parts(verdict.values["workload"]) for verdict in verdicts])
     return [", ".join(parts) for parts in names]
 
@@ -73,7 +75,6 @@ class NextRun:
 
     @property
     def command(self) -> str:
-        """As it is typed."""
         by = ["--launcher", self.launcher] if self.launcher else []
         return shlex.join(["scaling", "run", self.study, "--out", self.out, *by, *self.overrides])
 
@@ -91,8 +92,26 @@ def next_run(verdict: Finding, folder: ResultsFolder) -> NextRun | None:
 
 def command_of(verdict: Finding, folder: ResultsFolder) -> str:
     """The command of the first answer's next experiment, to be pasted; "" where there is none."""
-    is_there = next_run(verdict, folder) is not None
-    return shlex.join(["scaling", "run", str(path_in_commands(folder)), "--next", "1"]) if is_there else ""
+    return _command(folder) if next_run(verdict, folder) is not None else ""
+
+
+def _command(folder: ResultsFolder) -> str:
+    return shlex.join(["scaling", "run", str(path_in_commands(folder)), "--next", "1"])
+
+
+def seeds_command(found: Sequence[Finding], folder: ResultsFolder) -> str:
+    """The command that trains with three seeds, where no spread over seeds was found; "" elsewhere."""
+    return _command(folder) if [one.kind for one in found] == ["seed_noise_unknown"] else ""
+
+
+def _seeds_run(folder: ResultsFolder, rows: Sequence[Row], cells: Sequence[CellResult]) -> NextRun | None:
+    by_id = {cell.cell_id: cell for cell in cells}
+    found = [seed_noise_finding(noise) for noise in seed_noise(group_rows(rows), by_id)]
+    if not seeds_command(found, folder):
+        return None
+    path, kinds = path_in_commands(folder), {row["kind"] for row in rows}
+    words = [*(["kind=convergence"] if len(kinds) > 1 else []), "seed=[0,1,2]"]
+    return NextRun(f"{path}/study.yaml", f"{path}-seeds", None, words)
 
 
 def next_of(path: Path, number: int) -> NextRun:
@@ -107,11 +126,12 @@ def next_of(path: Path, number: int) -> NextRun:
     rows = to_rows(read.table)
     known = Known.of(rows, read.cells, read.num_cores)
     answers = asked(verdicts(read.table, read.cells, known=known), question_of(folder.study(), rows))
-    if number > len(answers):
+    seeds = None if answers or number > 1 else _seeds_run(folder, rows, read.cells)
+    if seeds is None and number > len(answers):
         raise StudyError(
             f"--next {number}: {path} has {len(answers)} answers; `scaling report {path}` shows them"
         )
-    found = next_run(answers[number - 1], folder)
+    found = seeds or next_run(answers[number - 1], folder)
     if found is None:
         raise StudyError(
             f"--next {number}: that answer of {path} names no experiment that one command runs; "

@@ -31,7 +31,6 @@ def with_texts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def warnings_of(group: CellGroup, most: int | None = None) -> list[str]:
-    """The warnings of a group's cells: one text a kind, with the cells that it is about."""
     kinds: dict[str, dict[str, list[str]]] = {}
     older: dict[str, dict[str, list[int]]] = {}
     for row in group.rows:

@@ -36,6 +36,7 @@ from scaling.analysis.wall_time import WallTime, wall_time
 from scaling.report.content import Content, Extras, content_of
 from scaling.report.device import (
     Results,
+    device_answer_table,
     device_headline,
     device_sentences,
     device_tables,
@@ -55,12 +56,12 @@ from scaling.report.predictions import (
     prediction_tables,
     read_predictions,
 )
-from scaling.report.seed_noise_table import seed_noise_tables
+from scaling.report.seed_noise_table import noise_table, seed_noise_tables
 from scaling.report.status import lost_text, without_record
 from scaling.report.text import Sentence, sentences_of, text_of
 from scaling.report.titles import title_of
 from scaling.report.transfer_tables import answer_table, page_tables
-from scaling.report.verdict_text import asked, command_of, path_in_commands
+from scaling.report.verdict_text import asked, command_of, path_in_commands, seeds_command
 from scaling.report.warnings_text import with_texts
 from scaling.store import ResultsFolder, Snapshot
 from topologies.errors import TopologyError
@@ -77,8 +78,6 @@ MANY_CELLS, MOST_DRAWN = 300, 60
 
 @dataclass(frozen=True)
 class Report:
-    """What was made of a results folder."""
-
     page: Path
     table: pd.DataFrame
     transfers: list[TransferResult]
@@ -97,11 +96,9 @@ class Report:
         return [verdict.cells[0] for verdict in self.content.verdicts]
 
     def markdown(self) -> str:
-        """The same for a pull request."""
         return render_markdown(self.content)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         times = self.times.as_dict() if self.times else None
         return {
             "report": str(self.page),
@@ -115,7 +112,6 @@ class Report:
 def write_all(
     folder: ResultsFolder, formats: Formats, before_page: Callable[[], None] = lambda: None
 ) -> Report:
-    """See `scaling.report.write_report`."""
     folder = Snapshot.of(folder.require())
     cells, experiments = read_cells(folder), read_devices(folder)
     table = with_devices(build_table(study_name(folder), cells), experiments)
@@ -156,11 +152,11 @@ def write_all(
         ],
         remarks=[*remarks, *(("more", text) for text in (*failures, *left_out))],
         verdicts=answers,
-        command=command_of(answers[0], folder) if answers else "",
+        command=command_of(answers[0], folder) if answers else seeds_command(found, folder),
         scatter=known.scatter,
         lossy=lossy_ids(cells),
         answers=question_answers(question, table, cells),
-        table=answer_table(transfers),
+        table=answer_table(transfers) or noise_table(noise) or device_answer_table(experiments),
         headline=device_headline(experiments)
         or " ".join(text_of(one, "headline") for one in (rates or seeds)),
     )
@@ -191,7 +187,6 @@ def drawn_rows(rows: Sequence[Row], *, everything: bool) -> tuple[list[Row], lis
 
 
 def _write_summary(folder: ResultsFolder, table: pd.DataFrame, cells: Sequence[CellResult]) -> None:
-    """Writes summary.csv, budget.csv, and convergence.csv where something was trained."""
     folder.write_text("summary.csv", table_csv(with_texts(table)))
     folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
     if any(cell.trainings or cell.begun for cell in cells):
@@ -201,7 +196,6 @@ def _write_summary(folder: ResultsFolder, table: pd.DataFrame, cells: Sequence[C
 def _write_tables(
     folder: ResultsFolder, transfers: Sequence[TransferResult], predicted: Sequence[PredictedCell]
 ) -> None:
-    """Writes transfers.csv, probed.yaml and predicted.csv, as far as there are such cells."""
     if transfers:
         folder.write_text("transfers.csv", transfers_csv(study_name(folder), transfers))
     if transfers and (machine := machine_text(transfers)) is not None:

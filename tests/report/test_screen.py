@@ -6,11 +6,17 @@ from pathlib import Path
 import pytest
 
 import scaling.report.write as writing
+from scaling.analysis.findings import Finding
+from scaling.errors import StudyError
 from scaling.report.answer import Answer, limit_word
+from scaling.report.device import device_answer_table, device_headline, read_devices
 from scaling.report.figures.draw import Formats
 from scaling.report.formats import spread
+from scaling.report.html import first_sentence
+from scaling.report.page_tables import DIFFERS, exchange_column
 from scaling.report.screen import MOST_LINES, WIDTH, height, screen, table_lines
 from scaling.report.tables import Table
+from scaling.report.verdict_text import next_of
 from scaling.store import ResultsFolder
 from tests.analysis.test_verdict import add, answers
 
@@ -43,10 +49,52 @@ def test_what_has_no_room_is_counted_and_what_is_next_is_shown():
     details = [*(f"detail {number}" for number in range(20)), "Next: more."]
     lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), details), **ENDS)
     assert (lines[0], height(lines)) == ("Yes.", MOST_LINES)
-    assert "(47 more rows)" in lines
+    assert "(44 more rows)" in lines
     shown = [line for line in lines if line.startswith("detail ")]
     assert f"({20 - len(shown)} more details)" in lines
     assert "Next: more." in lines
+
+
+def test_how_sure_and_what_next_have_room_before_other_details():
+    details = [*(f"detail {number}" for number in range(40)), "Not sure: 1 launch.", "Next: more."]
+    lines = screen(Answer("Yes.", None, details), **ENDS)
+    assert [line for line in lines if line in details[-2:]] == details[-2:]
+    assert height(lines) == MOST_LINES
+
+
+def test_trainings_of_one_seed_are_followed_by_three():
+    found = next_of(REFERENCE / "compression-2xh200", 1)
+    assert (found.overrides, found.out) == (["seed=[0,1,2]"], f"{Path(found.study).parent}-seeds")
+    with pytest.raises(StudyError, match="--next 2"):
+        next_of(REFERENCE / "compression-2xh200", 2)
+
+
+def test_lstm_begins_with_speed_and_accuracy_of_each_implementation():
+    experiments = read_devices(ResultsFolder(REFERENCE / "device-lstm-fused-h200"))
+    table = device_answer_table(experiments)
+    assert [row[:2] for row in table.rows] == [
+        [where, name] for where in ("CPU", "GPU") for name in ("elementary", "cell", "fused")
+    ]
+    assert {row[table.headings.index("x fused")] for row in table.rows if row[1] == "fused"} == {"1"}
+    assert "11 times as long on the GPU" in device_headline(experiments)
+
+
+def exchange(cell_id, kind):
+    times = {"exchange_overhead_s": 0.1, "exposed_by_difference_s": 0.3}
+    return {"cell_id": cell_id, "aggregator": "ring", **times, "exposed_check": Finding(kind, (), {})}
+
+
+def test_mark_of_an_exchange_stands_where_it_tells_rows_apart():
+    for num_marked, shown in ((1, 1), (2, 2), (3, 0)):
+        kinds = ["exposed_times_differ"] * num_marked + ["exposed_times_agree"] * (4 - num_marked)
+        rows = [exchange(str(place), kind) for place, kind in enumerate(kinds)]
+        column = exchange_column(rows)
+        assert sum(DIFFERS in column.text(row) for row in rows) == shown
+
+
+def test_texts_of_a_page_begin_with_a_sentence():
+    assert first_sentence("Time of 1.5 ms. More. Else.") == ("Time of 1.5 ms.", "More. Else.")
+    assert first_sentence("One alone.") == ("One alone.", "")
 
 
 def test_short_details_leave_their_room_to_the_rows():

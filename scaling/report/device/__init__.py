@@ -31,6 +31,7 @@ from scaling.store.files import fitting
 
 __all__ = [
     "Results",
+    "device_answer_table",
     "device_headline",
     "device_sentences",
     "device_tables",
@@ -89,6 +90,11 @@ def _tables(results: Results) -> Iterator[Table]:
 
 def device_tables(experiments: Sequence[Results]) -> list[Table]:
     return [replace(table, section=SECTION) for table in _of_all(experiments, _tables)]
+
+
+def device_answer_table(experiments: Sequence[Results]) -> Table | None:
+    """What the answer begins with: the own table of the only experiment; None where it has none."""
+    return (_own(experiments[0], "answer_table") or None) if len(experiments) == 1 else None
 
 
 def short_answer(results: Results) -> str:

@@ -6,7 +6,7 @@ No other study trains; pairs of seeds, their spread and its bound are neither ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,18 @@ from scaling.report.device.tables import Cells, cells_table, scientific
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import add_tip
 from scaling.report.figures.style import DEVICE_COLOURS, GREY
-from scaling.report.formats import MISSING, listed, percent
-from scaling.report.tables import Column, Table
+from scaling.report.formats import MISSING, listed, milliseconds, percent
+from scaling.report.tables import Column, Table, table_of
 
 Floats = npt.NDArray[np.float64]
 
 REFERENCE = "fused, float32"
+
+BAND = "#dddddd"
+"""Of the grid: the page has another for dark screens."""
+
+MARKER_ROOM = 0.02
+"""Of the axis, beyond 100%."""
 
 NARROWEST = 1.0
 """Of an axis of accuracies, in percentage points: where all seeds agree."""
@@ -135,11 +141,6 @@ def tables(results: Results) -> Iterator[Table]:
     compared = comparisons(results)
     of = {cell.cell_id: (one, name) for one in compared for name, cell in one.cells.items()}
 
-    def difference(cells: Cells) -> str:
-        one, name = of[cells[0].cell_id]
-        value = one.difference(name)
-        return MISSING if value is None else f"{100 * value:+.2f}"
-
     def score(cells: Cells) -> str:
         one, name = of[cells[0].cell_id]
         return one.score_text(name)
@@ -149,7 +150,7 @@ def tables(results: Results) -> Iterator[Table]:
         Column("precision", lambda cells: str(cells[0].point["precision"])),
         Column("implementation", lambda cells: str(cells[0].point["implementation"])),
         Column("accuracy", score),
-        Column("difference, points", difference),
+        Column("difference, points", lambda cells: difference_text(*of[cells[0].cell_id])),
         Column("logits", lambda cells: scientific(cells[0].fact("logit_difference"))),
     ]
     below = [
@@ -161,6 +162,54 @@ def tables(results: Results) -> Iterator[Table]:
     title = f"accuracy on held-out samples after {results.parameters['steps']} steps"
     if rows:
         yield cells_table(results, title, columns, rows, below, STATISTIC)
+
+
+def _timed(results: Results) -> list[DeviceResult]:
+    """The implementations in float32 at the middle batch, device by device."""
+    every = [cell for cell in results.all(precision="float32") if cell.estimate() is not None]
+    batches = sorted({cell.point["batch"] for cell in every if not cell.facts("accuracy_by_seed")})
+    timed = results.where({"batch": batches[len(batches) // 2 : len(batches) // 2 + 1]}, every)
+    return sorted(timed, key=lambda cell: cell.device)
+
+
+def _over_fused(timed: Sequence[DeviceResult], cell: DeviceResult) -> float | None:
+    fused = [other for other in timed if other.device == cell.device and name_of(other) == REFERENCE]
+    return cell.median() / fused[0].median() if fused else None
+
+
+def answer_table(results: Results) -> Table | None:
+    """Time of a step and accuracy of each implementation in float32; None without any."""
+    compared, timed = {one.where: one for one in comparisons(results)}, _timed(results)
+
+    def accuracy(cell: DeviceResult, text: Callable[[AccuracyComparison, str], str]) -> str:
+        one = compared.get(f"{cell.point['task']} on the {ON[cell.device]}")
+        return text(one, name_of(cell)) if one and name_of(cell) in one.cells else MISSING
+
+    columns: list[Column[DeviceResult]] = [
+        Column("on", lambda cell: ON[cell.device]),
+        Column("implementation", lambda cell: str(cell.point["implementation"])),
+        Column("ms a step", lambda cell: milliseconds(cell.median())),
+        Column("x fused", lambda cell: _times(_over_fused(timed, cell))),
+        Column("accuracy", lambda cell: accuracy(cell, AccuracyComparison.score_text)),
+        Column("points", lambda cell: accuracy(cell, difference_text)),
+    ]
+    if not timed:
+        return None
+    first, steps = timed[0].point, results.parameters["steps"]
+    what = f"{first['task']}, batch {first['batch']:,}, width {first['width']}"
+    trained = f"after {steps} steps of width {results.parameters['accuracy_width']}"
+    title = "Speed and accuracy in float32"
+    return table_of(title, f"A step of {what}; accuracy: {trained}.", columns, timed)
+
+
+def _times(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2g}"
+
+
+def difference_text(one: AccuracyComparison, name: str) -> str:
+    """In points, above the fused implementation in float32."""
+    value = one.difference(name)
+    return MISSING if value is None else f"{100 * value:+.2f}"
 
 
 def figures(results: Results) -> Iterator[Drawn]:
@@ -180,7 +229,7 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
     means, noise = compared.means, compared.noise
     if REFERENCE in means and noise is not None:
         middle = means[REFERENCE]
-        axes.axvspan(100 * (middle - noise), 100 * (middle + noise), color="#e6e6e6", linewidth=0)
+        axes.axvspan(100 * (middle - noise), min(100.0, 100 * (middle + noise)), color=BAND, linewidth=0)
         axes.axvline(100 * middle, color=GREY, linewidth=0.8)
     implementations = [*dict.fromkeys(cell.point["implementation"] for cell in compared.cells.values())]
     for place, (name, cell) in enumerate(compared.cells.items()):
@@ -194,8 +243,10 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
     axes.set_ylim(len(compared.cells) - 0.5, -0.5)
     low, high = axes.get_xlim()
     missing = max(0.0, NARROWEST - (high - low)) / 2
-    axes.set_xlim(low - missing, high + missing)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    # A marker at 100% is whole; the band ends there, since no accuracy is higher.
+    low, high = low - missing, high + missing
+    axes.set_xlim(low, min(high, 100 + MARKER_ROOM * (high - low)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value <= 100 else ""))
 
 
 def answer(results: Results) -> Iterator[str]:
@@ -208,7 +259,15 @@ def short(results: Results) -> str:
     is_known = [one.noise is not None and len(one.cells) > 1 and REFERENCE in one.cells for one in compared]
     if not compared or not all(is_known):
         return ""
-    return "Yes, in part." if any(one.beyond for one in compared) else "Not beyond chance."
+    answer = "Yes, in part." if any(one.beyond for one in compared) else "Not beyond chance."
+    timed = _timed(results)
+    slow = {
+        ON[cell.device]: times
+        for cell in timed
+        if cell.point["implementation"] == "elementary" and (times := _over_fused(timed, cell))
+    }
+    each = [f"{_times(times)} times as long on the {where}" for where, times in slow.items()]
+    return f"{answer} Elementary operations take {listed(each)} as the fused ones." if each else answer
 
 
 def _answer(compared: AccuracyComparison) -> str:

@@ -1,4 +1,4 @@
-"""Results in the formats of other tools: lines of text, made of raw samples, one format a module."""
+"""Results in the formats of other tools: lines of text or files, made of raw samples, one format a module."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from scaling.analysis.samples import CellResult
 from scaling.report.exports.chrome import chrome_trace
 from scaling.report.exports.extra_p import extra_p
 from scaling.report.exports.mllog import mllog
+from scaling.report.exports.tensorboard import event_files
 from scaling.report.exports.tidy_csv import tidy_csv
 from scaling.store import ResultsFolder
 
-__all__ = ["FORMATS", "chrome_trace", "extra_p", "mllog", "tidy_csv"]
+__all__ = ["FILES", "FORMATS", "chrome_trace", "extra_p", "mllog", "tidy_csv"]
 
 FORMATS: dict[str, Callable[[ResultsFolder, Sequence[CellResult]], Iterator[str]]] = {
     "chrome": chrome_trace,
@@ -20,3 +21,6 @@ FORMATS: dict[str, Callable[[ResultsFolder, Sequence[CellResult]], Iterator[str]
     "extra-p": extra_p,
 }
 """Name -> a function from a folder and some of its cells to the lines of the file."""
+
+FILES: dict[str, Callable[[Sequence[CellResult]], Iterator[tuple[str, bytes]]]] = {"tensorboard": event_files}
+"""Name -> a function from some cells to paths below a folder, each with its content."""

@@ -96,7 +96,6 @@ def _complete(
 
 
 def _names(events: Sequence[Event]) -> Iterator[Event]:
-    """What a viewer calls the processes and threads."""
     for rank in sorted({event["pid"] for event in events}):
         yield {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
         for lane, tid in {**STREAMS, "other": OTHER_STREAM}.items():

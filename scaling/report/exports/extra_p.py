@@ -56,7 +56,6 @@ def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]
 
 
 def _regions(cells: Sequence[CellResult]) -> dict[str, Region]:
-    """Name -> world size -> cell; names are unique."""
     regions: dict[tuple[Any, ...], Region] = {}
     for cell in cells:
         regions.setdefault((*_variables(cell), _access(cell)), {})[cell.cell["world_size"]] = cell
@@ -125,7 +124,6 @@ def _common_sizes(regions: Mapping[str, Region]) -> list[int]:
 
 
 def _metrics(region: Region, sizes: Sequence[int]) -> dict[str, list[list[float]]]:
-    """Metric -> [point][launch]; parts that a point does not have are left out."""
     metrics = {
         "iteration_s": [[launch.iteration_s for launch in region[size].launches] for size in sizes],
     }

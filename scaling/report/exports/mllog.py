@@ -25,7 +25,6 @@ START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
 def mllog(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
-    """The lines of every done run."""
     for cell in cells:
         runs = {record.repeat: record for record in cell.done}
         for training in () if shares_gpus(cell.cell) else cell.trainings:

@@ -20,7 +20,6 @@ POLYNOMIAL = 0x82F63B78
 
 
 def event_files(cells: Sequence[CellResult]) -> Iterator[tuple[str, bytes]]:
-    """The path below the log folder and the content of each file: of done runs with steps or epochs."""
     for cell in cells:
         if not (cell.all_launches or cell.trainings):
             continue
@@ -50,7 +49,6 @@ def _file(name: str, run: RunRecord, values: Sequence[tuple[str, int, float]]) -
 
 
 def scalar_event(time_s: float, tag: str, step: int, value: float) -> bytes:
-    """An `Event` with a value."""
     scalar = _text(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
     return _event(time_s, step, _text(5, _text(1, scalar)))
 
@@ -60,7 +58,6 @@ def _event(time_s: float, step: int, what: bytes) -> bytes:
 
 
 def _text(field: int, data: bytes) -> bytes:
-    """A field of protobuf that has a length."""
     return bytes([field << 3 | 2]) + _varint(len(data)) + data
 
 
@@ -70,7 +67,6 @@ def _varint(number: int) -> bytes:
 
 
 def record(data: bytes) -> bytes:
-    """With its length and checksums."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked_crc(length)) + data + struct.pack("<I", masked_crc(data))
 

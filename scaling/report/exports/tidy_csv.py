@@ -54,7 +54,6 @@ OF_EPOCHS = {
 
 
 def tidy_csv(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
-    """Its lines, the header first."""
     yield _line(COLUMNS)
     name = study_name(folder)
     for cell in cells:
@@ -123,7 +122,6 @@ def _of_the_cell(cell: CellResult, name: str) -> Any:
 
 
 def _line(values: Sequence[Any]) -> str:
-    """Without the line's end."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow([safe_cell(value) for value in values])
     return text.getvalue()

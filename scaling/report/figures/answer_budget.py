@@ -23,7 +23,7 @@ from scaling.report.formats import milliseconds, percent
 from scaling.report.titles import title_of
 
 CAPTION = (
-    "Parts: mean over profiled steps of the slowest rank, scaled to the typical (median) unprofiled step. "
+    "Mean of the slowest rank's profiled steps, scaled to the typical (median) unprofiled step. "
     "The bar ends at the wall clock of a step. {}ommunication hidden during the computation is not drawn."
 )
 
@@ -55,7 +55,6 @@ def answer_budget(data: FigureInput) -> Iterator[Drawn]:
 
 
 def _caption(bars: Sequence[AnswerBar], unit: str) -> str:
-    """What is not drawn: one worker has no exchange, and none of what is hidden."""
     of_one = any(bar.world_size == 1 for bar in bars)
     return CAPTION.format(f"{workers(1, unit)} exchanges nothing; c" if of_one else "C")
 
@@ -103,7 +102,6 @@ def _bar(row: Row) -> AnswerBar:
 
 
 def _draw_answer_budget(title: str, bars: Sequence[AnswerBar], worker: str = "worker") -> Figure:
-    """Stacked bars, the fewest workers on top, each with its time at its end; `worker`: its name."""
     height = max(answer_height(len(bars)), 1.4 + 0.55 * len(bars))
     figure = Figure(figsize=(ANSWER_WIDTH, height), layout="constrained")
     axes = figure.add_subplot()

@@ -39,7 +39,6 @@ MOST_STEPS = 100
 
 @figure(section="budget")
 def late_ranks(data: FigureInput) -> Iterator[Drawn]:
-    """One for each group with known arrivals on the most workers."""
     for group in data.groups_of("iteration"):
         if panels := arrivals(group, data.cells):
             title = data.titled(f"Late arrivals, {workers(max(group.world_sizes), group.unit)}", group)
@@ -80,7 +79,6 @@ def _arrivals(name: str, launch: IterationLaunch) -> Arrivals | None:
 
 
 def _draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
-    """One panel an aggregator: profiled steps over ranks, the colour says how late a rank was."""
     height = min(TALLEST_PANEL, 0.5 + 0.16 * max(len(panel.late_ms) for panel in panels))
     figure = Figure(figsize=(WIDTH, 1.0 + height * len(panels)), layout="constrained")
     axes_list = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]

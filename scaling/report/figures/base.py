@@ -101,8 +101,6 @@ Draw = Callable[[FigureInput], Iterable[Drawn]]
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A function that draws figures, and the section of the page in which they stand."""
-
     section: str
     draw: Draw
 

@@ -18,14 +18,13 @@ from scaling.report.figures.style import BEST, OTHER
 from scaling.report.figures.svg import with_tip
 
 CAPTION = (
-    "Time of a step on the most workers (columns bucket_mb, iteration_s), with its 95% interval, cut off "
-    "at the plot's edge. Green: each aggregator's fastest bucket size; a control arm has none."
+    "Time of a step on the most workers, with its 95% interval. Columns bucket_mb, iteration_s; an interval "
+    "is cut off at the plot's edge. Green: each aggregator's fastest bucket size; a control arm has none."
 )
 
 
 @figure(section="choices")
 def buckets(data: FigureInput) -> Iterator[Drawn]:
-    """One for each group with several bucket sizes, on the most workers."""
     for group in data.groups_of("iteration"):
         if lines := bucket_responses(group):
             title = data.titled(f"Bucket size, {workers(max(group.world_sizes), group.unit)}", group)
@@ -90,7 +89,6 @@ def _draw_buckets(title: str, lines: Sequence[Response]) -> Figure:
 
 
 def _draw_bar(axes: Axes, place: float, line: Response, index: int) -> None:
-    """With its interval, cut off at the axis, and its time."""
     time_ms, low, high = line.iteration_ms[index], line.low_ms[index], line.high_ms[index]
     end_ms = axes.get_xlim()[1]
     is_best = time_ms == min(line.iteration_ms) and not is_control_arm({"aggregator": line.aggregator})

@@ -44,7 +44,6 @@ HIDES = ("input", "h2d", "forward", "backward")
 
 @figure(section="budget")
 def budget(data: FigureInput) -> Iterator[Drawn]:
-    """One a group that has cells with profiled steps."""
     for group in data.groups_of("iteration"):
         if bars := budget_bars(group):
             drawing = draw_budget(data.titled("Parts of a step", group), bars, group.unit)

@@ -51,6 +51,10 @@ BUILT_IN = {
 FIGURES = Registry("figure", GROUP, BUILT_IN)
 
 
+OF_QUESTIONS = {"memory": "memory", "buckets": "buckets", "compression": "trade"}
+"""Question of a study -> the figure that answers it: it stands open, with those of all studies."""
+
+
 MANY_ROWS = 40
 """Cells of a study whose figures are drawn by several processes: fewer take about a second."""
 
@@ -121,26 +125,26 @@ def draw_figures(
 
 @dataclass(frozen=True)
 class _Job:
-    """What figures are drawn of, and where to."""
-
     folder: ResultsFolder
     data: FigureInput
     formats: Formats
 
     def draw(self, registry: Registry, name: str, saved: Mapping[str, Placed]) -> dict[str, Placed]:
-        """The figures of that name, by the names of their files; within `SETTINGS`."""
         places = {(group.kind, group.slug): place for place, group in enumerate(self.data.groups)}
         made: dict[str, Placed] = {}
         with matplotlib.rc_context(SETTINGS):
+            is_asked = OF_QUESTIONS.get(self.data.question) == name
             for section, drawn in _drawn(registry, name, self.data):
                 if drawn.name in saved or drawn.name in made:
                     raise StudyError(f"there is a figure {drawn.name!r} already; give it another name")
                 place = len(places) if drawn.group is None else places[drawn.group.kind, drawn.group.slug]
-                made[drawn.name] = place, save(self.folder, drawn, section, name, self.formats)
+                made[drawn.name] = (
+                    place,
+                    save(self.folder, drawn, "answer" if is_asked else section, name, self.formats),
+                )
         return made
 
     def draw_built_in(self, name: str) -> dict[str, Placed]:
-        """Those of a figure of ours."""
         return self.draw(Registry("figure", "", BUILT_IN), name, {})
 
 
@@ -176,7 +180,6 @@ def _usable() -> tuple[Registry, list[str]]:
 
 
 def _drawn(registry: Registry, name: str, data: FigureInput) -> Iterator[tuple[str, Drawn]]:
-    """What one figure draws, each with the section in which it stands."""
     kind = registry.load(name)
     if not isinstance(kind, FigureKind):
         raise StudyError(f"{registry.targets()[name]} is no figure; decorate its function with @figure")

@@ -49,7 +49,6 @@ SHORTEST_LINE = 18
 
 @figure(section="links")
 def link_map(data: FigureInput) -> Iterator[Drawn]:
-    """One a group that has a cell with a known plan on a known machine."""
     for group in data.groups_of("iteration"):
         if cells := data.links.get(group.slug):
             title = data.titled(
@@ -82,7 +81,6 @@ def link_remarks(
 
 
 def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
-    """Links over aggregators; colour and number say the utilisation, on a scale from 0 to 100%."""
     links, uses = busiest_links(cells), [{use.link: use for use in cell.uses} for cell in cells]
     labels = column_labels(cells)
     height = 0.8 + ROW_HEIGHT * len(links) + _labels_height(labels)

@@ -76,7 +76,6 @@ def set_title(figure: Figure, title: str) -> None:
 
 
 def aggregator_handle(label: str, looks: Looks) -> Line2D:
-    """An aggregator's entry in a legend."""
     return Line2D([], [], color=looks[label].colour, marker=looks[label].marker, label=broken(label))
 
 
@@ -89,7 +88,6 @@ def broken(label: str) -> str:
 def legend_below(
     figure: Figure | SubFigure, handles: Sequence[Artist], title: str | None = None, **how: Any
 ) -> None:
-    """In as many columns as fit under the plot."""
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
     room = LEGEND_CHARACTERS_PER_INCH * figure.bbox.width / figure.dpi
     columns = max(1, min(len(handles), int(room / (longest + HANDLE_CHARACTERS))))
@@ -194,5 +192,4 @@ def percent_tick(value: float) -> str:
 
 
 def in_ms(seconds: float | None) -> float | None:
-    """Seconds in milliseconds; None stays None."""
     return None if seconds is None else 1000 * seconds

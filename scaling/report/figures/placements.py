@@ -30,7 +30,6 @@ _EDGE: Any = {"edgecolor": "#202020", "linewidth": 0.4}
 
 @figure(section="choices")
 def placements(data: FigureInput) -> Iterator[Drawn]:
-    """One a group with several input placements, on the most workers."""
     for group in data.groups_of("iteration"):
         if bars := placed(group):
             title = data.titled(f"Input, {workers(max(group.world_sizes), group.unit)}", group)
@@ -72,7 +71,6 @@ def _placed(row: Row, *, several_workers: bool) -> Placed:
 
 
 def _draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
-    """A bar for every input placement, aggregator by aggregator."""
     names = list(dict.fromkeys(bar.placement for bar in bars))
     colours = {name: _PLACEMENT_COLOURS[index % len(_PLACEMENT_COLOURS)] for index, name in enumerate(names)}
     places, ticks = _places(bars)
@@ -100,7 +98,6 @@ def _draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
 
 
 def _places(bars: Sequence[Placed]) -> tuple[list[float], dict[str, float]]:
-    """Of the bars, with a gap between aggregators, and of the aggregators' labels, at their middles."""
     places: list[float] = []
     for index, bar in enumerate(bars):
         step = 1.0 if index and bar.aggregator == bars[index - 1].aggregator else 1.6

@@ -51,7 +51,6 @@ TICK_STEPS: tuple[tuple[float, ...], ...] = (
 
 @figure(section="prediction")
 def predicted(data: FigureInput) -> Iterator[Drawn]:
-    """One of all cells that were predicted before they were measured."""
     if points := predicted_points(data.predicted):
         labels = [row["aggregator"] for row in data.rows if not has_no_model(row)]
         looks = aggregator_looks([*labels, *(point.aggregator for point in points)])
@@ -61,8 +60,6 @@ def predicted(data: FigureInput) -> Iterator[Drawn]:
 
 @dataclass(frozen=True)
 class PredictedPoint:
-    """One cell, in milliseconds."""
-
     network: str
     aggregator: str
     measured_ms: float
@@ -101,7 +98,6 @@ def _point(cell: PredictedCell, measured: Row) -> PredictedPoint:
 
 
 def draw_predictions(title: str, points: Sequence[PredictedPoint], looks: Looks) -> Figure:
-    """A panel a network, with the diagonal and the band; colour and marker: the aggregator."""
     networks = list(dict.fromkeys(point.network for point in points))
     columns = min(len(networks), MOST_COLUMNS)
     rows = -(-len(networks) // columns)

@@ -50,6 +50,9 @@ MARGIN = 0.04
 AROUND = 0.8
 """What the title and the names of the axis take of the height, in inches."""
 
+LONGEST_NAME = 24
+"""Of a line at its end, in characters: a longer one takes the plot's room and is in its tips."""
+
 _STANDS_OUT = (LIBRARY, "none")
 
 
@@ -70,7 +73,6 @@ class ScalingLine:
 
     @property
     def is_bound(self) -> bool:
-        """Whether it exchanges nothing."""
         return aggregator_name(self.aggregator) == "none"
 
 
@@ -159,8 +161,8 @@ def draw_scaling(
         _draw_line(axes, line, how, limits, start)
         ends_here = line.world_sizes[-1] == sizes[-1] or line.aggregator == winner
         if how["series"] != OTHERS and ends_here:
-            name = "no exchange" if line.is_bound else line.name
-            text = f"{name} {_short(line.values[-1])}"
+            own = line.name if len(line.name) <= LONGEST_NAME else line.aggregator
+            text = f"{'no exchange' if line.is_bound else own} {_short(line.values[-1])}"
             labels.append(EndLabel(line.values[-1], text, how["color"], how["series"]))
     label_ends(axes, labels, LABEL_GAP * (ANSWER_HEIGHT - AROUND) / (figure.get_figheight() - AROUND))
     plain_ticks(axes, sizes, _short)
@@ -227,7 +229,6 @@ def _limits(lines: Sequence[ScalingLine], ideals: Sequence[float], winner: str |
 
 
 def _how(line: ScalingLine, winner: str | None) -> dict[str, Any]:
-    """Colour, width and series of a line."""
     if line.aggregator == winner:
         return {"color": BEST, "linewidth": 2.4, "series": line.name}
     if line.is_bound:

@@ -16,7 +16,6 @@ WHAT = "Throughput relative to one {} without exchange"
 
 @figure(section="answer")
 def speedup(data: FigureInput) -> Iterator[Drawn]:
-    """One for each group of several world sizes."""
     for group in data.groups_of("iteration"):
         lines = speedup_lines(group)
         if len({size for line in lines for size in line.world_sizes}) > 1:

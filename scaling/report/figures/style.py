@@ -120,8 +120,6 @@ SETTINGS: Any = {  # Any: versions of matplotlib differ in how they type the key
 
 @dataclass(frozen=True)
 class Look:
-    """An aggregator's colour and marker, the same in every figure of a report."""
-
     colour: str
     marker: str
 
@@ -148,6 +146,5 @@ def line_styles(world_sizes: Iterable[int]) -> dict[int, LineStyle]:
 
 
 def part_look(name: str) -> dict[str, Any]:
-    """The bar's face and hatching for a part of a step."""
     colour, hatch = _PART_LOOKS[name]
     return {"facecolor": colour, "hatch": hatch, "edgecolor": "#202020", "linewidth": 0.4}

@@ -37,7 +37,6 @@ _PREDICTED: Any = {"color": PREDICTED, "marker": "D", "markersize": 4.5, "linest
 
 @figure(section="answer")
 def target(data: FigureInput) -> Iterator[Drawn]:
-    """One a group of trainings that has a combination that reached its target."""
     for group in data.groups_of("convergence"):
         if bars := target_bars(group):
             goal = ", ".join(dict.fromkeys(percent(bar.target) for bar in bars))
@@ -49,8 +48,6 @@ def target(data: FigureInput) -> Iterator[Drawn]:
 
 @dataclass(frozen=True)
 class TargetBar:
-    """One combination of aggregator and world size."""
-
     name: str
     target: float
     seconds: float | None
@@ -90,7 +87,6 @@ def _seeds(row: Row) -> str:
 
 
 def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
-    """One bar a combination, a diamond with an interval where it was estimated, words where it was missed."""
     figure = Figure(figsize=(ANSWER_WIDTH, 1.5 + 0.22 * len(bars)), layout="constrained")
     axes = figure.add_subplot()
     known_s = [bar.seconds or 0.0 for bar in bars] + [bar.predicted_s or 0.0 for bar in bars]

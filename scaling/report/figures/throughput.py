@@ -18,7 +18,6 @@ WHAT = (
 
 @figure(section="speedup")
 def throughput(data: FigureInput) -> Iterator[Drawn]:
-    """One a group of several world sizes."""
     for group in data.groups_of("iteration"):
         lines = throughput_lines(group)
         if len({size for line in lines for size in line.world_sizes}) > 1:
@@ -33,7 +32,6 @@ def throughput(data: FigureInput) -> Iterator[Drawn]:
 
 
 def throughput_lines(group: CellGroup) -> list[ScalingLine]:
-    """One line an aggregator, in the group's unit."""
     column, unit = group.throughput
     return lines_over_workers(group, column, lambda row, ends: f"{rate(row[column])} {unit}{ends}")
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from scaling.analysis.candidates import Candidate, workloads
+from scaling.analysis.candidates import MEMORY, Candidate, workloads
 from scaling.analysis.columns import Row, unit_of_workers
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.fronts import AGAINST_TIME, front, seconds_a_sample, trade_off
@@ -41,7 +41,8 @@ NARROW = 5.0
 
 CAPTION = (
     "Test accuracy after the last epoch, on the most workers, against what the training took. Green: none is "
-    "better in both. Bars: from the smallest to the largest seed, whose noise may exceed a step of the front."
+    "better in both. Bars: from the smallest to the largest seed, whose noise may exceed a step of the "
+    "front; a hollow point is one seed."
 )
 OF_TIME = "A point a setting; none is better in both than a green one. Left and below is better."
 NAMES = {"memory": "Memory", "gpu-hours": "GPU hours", "energy": "Energy"}
@@ -77,16 +78,14 @@ def _of_time(data: FigureInput, objectives: Sequence[str]) -> Iterator[Drawn]:
                 yield Drawn(name, title_of(workload.given), OF_TIME, drawing, "summary.csv", group)
 
 
-@figure(section="answer")
+@figure(section="choices")
 def memory(data: FigureInput) -> Iterator[Drawn]:
-    """Memory against time, of a study that asks for it."""
-    yield from _of_time(data, ["memory"] if data.question == "memory" else [])
+    yield from _of_time(data, [MEMORY])
 
 
 @figure(section="choices")
 def others(data: FigureInput) -> Iterator[Drawn]:
-    """GPU hours and energy against time; memory too where the study asks for something else."""
-    yield from _of_time(data, [one for one in AGAINST_TIME if (one, data.question) != ("memory", "memory")])
+    yield from _of_time(data, [objective for objective in AGAINST_TIME if objective != MEMORY])
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,6 @@ def _accuracy(group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellRes
 
 
 def _draw_accuracies(title: str, points: Sequence[Point], label: str) -> Figure:
-    """Accuracy over the cost, or near 100% the error on a log scale."""
     ends = [end for point in points for end in (point.y, point.low, point.high) if math.isfinite(end)]
     figure, axes = _plot(title, points, label)
     if NEARLY_ALL <= max(ends) < 1:
@@ -145,12 +143,11 @@ def _draw_accuracies(title: str, points: Sequence[Point], label: str) -> Figure:
         axes.set_ylim(min(ends) - room, max(ends) + room)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: percent_tick(value)))
         axes.set_ylabel("test accuracy")
-    _draw_points(axes, points, front(points, lambda one: one.x, lambda one: one.loss))
+    _draw_points(axes, points, front(points, lambda one: one.x, lambda one: one.loss), of_seeds=True)
     return figure
 
 
 def _draw_times(title: str, candidates: Sequence[Candidate]) -> Figure:
-    """The time of a step, or where batches differ of a sample, over what is weighed against it."""
     by_step = len({one.row["global_batch"] for one in candidates}) == 1
     points = []
     for one in candidates:
@@ -174,7 +171,6 @@ def _draw_times(title: str, candidates: Sequence[Candidate]) -> Figure:
 
 
 def _plot(title: str, points: Sequence[Point], label: str) -> tuple[Figure, Axes]:
-    """An empty plot over the cost, on a log scale."""
     figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
     axes, costs = figure.add_subplot(), [point.x for point in points]
     axes.set_xscale("log")
@@ -189,7 +185,9 @@ def _plot(title: str, points: Sequence[Point], label: str) -> tuple[Figure, Axes
     return figure, axes
 
 
-def _draw_points(axes: Axes, points: Sequence[Point], best: Sequence[Point]) -> None:
+def _draw_points(
+    axes: Axes, points: Sequence[Point], best: Sequence[Point], *, of_seeds: bool = False
+) -> None:
     """Points with their names where there is room, else in their tips; the front is a stair."""
     axes.step([one.x for one in best], [one.y for one in best], where="post", color=BEST, linewidth=1.2)
     to_axes = axes.transData + axes.transAxes.inverted()
@@ -203,7 +201,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], best: Sequence[Point]) -> 
         is_single = math.isnan(point.low)
         if not is_single:
             axes.plot([point.x] * 2, [point.low, point.high], color=colour, marker="_", linewidth=1.0)
-        face = "white" if is_single else colour
+        face = "white" if is_single and of_seeds else colour
         axes.plot([point.x], [point.y], color=colour, marker="o", markerfacecolor=face, linestyle="")
         add_tip(axes, point.x, point.y, point.tip)
         if point.name and label_at is not None:

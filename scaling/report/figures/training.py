@@ -238,7 +238,6 @@ def _draw_line(
 
 
 def _name(line: TrainingLine, chosen: Sequence[TrainingLine]) -> str:
-    """The aggregator, with its workers where the lines have several numbers of them."""
     is_same = len({other.world_size for other in chosen}) == 1
     return line.aggregator if is_same else f"{line.aggregator}, {workers(line.world_size, line.worker)}"
 

@@ -50,7 +50,6 @@ DASHED: LineStyle = (0, (5, 2))
 
 @figure(section="transfers")
 def bandwidths(data: FigureInput) -> Iterator[Drawn]:
-    """One a kind of operation that was measured with several sizes, of each device and world size."""
     for group in transfer_groups(data.transfers):
         panels = _panels_of(group)
         for name, title, lines in panels:
@@ -80,7 +79,6 @@ class BandwidthLine:
 
 
 def bandwidth_lines(group: TransferGroup, operations: Sequence[str]) -> list[BandwidthLine]:
-    """One line for each of these operations that has several sizes."""
     series: dict[tuple[What, bool, str], list[TransferLine]] = {}
     for line in lines_of(group):
         if line.what.operation in operations:
@@ -149,7 +147,6 @@ def _caption(lines: Sequence[BandwidthLine], standing: Sequence[BandwidthLine]) 
 
 
 def draw_bandwidths(title: str, lines: Sequence[BandwidthLine], standing: Sequence[BandwidthLine]) -> Figure:
-    """Bus bandwidths over sizes: a colour for each operation that stands out, the other lines in grey."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     set_title(figure, title)
