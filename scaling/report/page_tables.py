@@ -226,9 +226,9 @@ def exchange_column(rows: Sequence[Row]) -> Column[Row]:
 
 
 def _tells_apart(rows: Sequence[Row]) -> bool:
-    """Whether at most half of the rows with an exchange have DIFFERS: else a sentence says it."""
+    """Whether at most half of several rows with an exchange have DIFFERS: else a sentence says it."""
     with_one = [row for row in rows if row["exchange_overhead_s"] is not None and not is_control_arm(row)]
-    return 2 * sum(map(_exchange_differs, with_one)) <= len(with_one)
+    return len(with_one) < 3 or 2 * sum(map(_exchange_differs, with_one)) <= len(with_one)
 
 
 def _exchange_differs(row: Row) -> bool:
