@@ -317,7 +317,9 @@ def test_a_script_without_ddp_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_past_its_deadline_is_ended_and_says_so(tmp_path: Path) -> None:
-    run = _run(tmp_path, "baseline", "plain.py", deadline_s=0.5)
+    script = tmp_path / "stands.py"  # by its first line: a quick machine makes 13 steps within any deadline
+    script.write_text(f"import time\ntime.sleep({LIMIT_S})\n{PLAIN}")
+    run = _run(tmp_path, "baseline", script, deadline_s=0.5)
     assert (run.reason or "").startswith("fewer than 13 steps of it were seen in 0.5 s; its last line is: ")
 
 
