@@ -133,7 +133,7 @@ def test_each_epoch_has_its_own(trained):
 
 def test_the_report_says_it_in_a_line(trained):
     (said,) = [text for text in findings(trained.folder) if "noise scale" in text]
-    assert "none on 1 worker at batch 64" in said
+    assert "none on 1 worker at batch 64: " in said
     assert "a batch far below it learns as much from a sample" in said
 
 
