@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from scaling.analysis.columns import is_of_older_code
+from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.explain_view import Values, View
 from scaling.measure.budget import EXCHANGE, HOOK
 
@@ -90,7 +92,8 @@ def not_hidden(view: View) -> Values | None:
 
 
 def compression(view: View) -> Values | None:
-    """The bandwidth at which a lossy codec that was measured with this cell breaks even.
+    """The bandwidth at which a lossy codec that was measured with this cell breaks even, and how long its step
+    was.
 
     Not in the overlapped step, which has columns for what of the codec's time is exposed alone.
     """
@@ -101,6 +104,7 @@ def compression(view: View) -> Values | None:
         other
         for other in view.others({"aggregator", "bucket_mb"})
         if other["cell_id"] in view.study.lossy
+        and not is_of_older_code(other)
         and (other["encode_s"] or 0) + (other["decode_s"] or 0) > 0
         and (other["wire_bytes_per_rank"] or row["wire_bytes_per_rank"]) < row["wire_bytes_per_rank"]
     ]
@@ -108,14 +112,20 @@ def compression(view: View) -> Values | None:
         return None
     other = min(coded, key=lambda other: float(other["iteration_s"]))
     codec_s = (other["encode_s"] or 0.0) + (other["decode_s"] or 0.0)
-    even = (row["wire_bytes_per_rank"] - other["wire_bytes_per_rank"]) / codec_s
+    times, interval = view.times_of(other)
+    is_faster = times * (1 + TIE_RATIO) < 1
+    pays = is_faster and (interval is None or interval[1] < 1)
     return {
-        "share": view.share("exposed_comm_s") if rate < even else 0.0,
+        "share": 1 - times if pays else 0.0,
         "aggregator": other["aggregator"],
-        "break_even_bytes_per_s": even,
+        "break_even_bytes_per_s": (row["wire_bytes_per_rank"] - other["wire_bytes_per_rank"]) / codec_s,
         "bytes_per_s": rate,
         "codec_s": codec_s,
-        "pays": rate < even,
+        "iteration_s": other["iteration_s"],
+        "times": times,
+        "interval": interval,
+        "pays": pays,
+        "is_unsure": is_faster and not pays,
         "is_trained": any(
             one["kind"] == "convergence"
             and all(one[name] == other[name] for name in ("aggregator", "model", "dataset", "state"))

@@ -239,6 +239,14 @@ class View:
         values = {"better_aggregator": other["aggregator"], "better_iteration_s": other["iteration_s"]}
         return {**values, "better_bucket_mb": other["bucket_mb"], "is_shown": is_shown}
 
+    def times_of(self, other: Row) -> tuple[float, tuple[float, float] | None]:
+        """How many times as long another cell's step is, with the 95% interval; None where one launch shows
+        none."""
+        ids = self.row["cell_id"], other["cell_id"]
+        known = all(map(self.study.scatter.num_launches, ids))
+        interval = self.study.scatter.difference(*ids).interval if known else None
+        return float(other["iteration_s"] / self.row["iteration_s"]), interval
+
     @property
     def bytes_per_s(self) -> float | None:
         """The bytes that a rank moves, over the time of its exchange, hidden or not.

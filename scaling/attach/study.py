@@ -23,6 +23,7 @@ from scaling.attach.records import AttachedFolder
 from scaling.attach.trace import Traced, read_traces
 from scaling.errors import AttachError
 from scaling.report.text import text_of
+from scaling.store.files import inside
 
 FINISHED = "finished"
 """In the folder of launches, once there are no more."""
@@ -282,7 +283,10 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
             wanted = json.loads(order_file.read_text())
             if not row_of(wanted["arm"]).is_alone and not list(order_file.parent.glob("rank*.json")):
                 say(f"joins {order_file.parent.name}")
-                log = order_file.parent / f"output-{platform.node()}-{os.getpid()}.log"
+                # The folder may be mounted elsewhere on the node that began it.
+                out = inside(path, str(order_file.relative_to(path))).parent
+                wanted |= {"out": str(out.resolve())}
+                log = out / f"output-{platform.node()}-{os.getpid()}.log"
                 ended = start_and_wait(command, wanted, log, Path.cwd(), {})
                 if isinstance(ended, str):
                     raise AttachError(ended)

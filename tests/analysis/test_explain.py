@@ -181,8 +181,20 @@ def test_control_arms_and_codecs_are_never_the_next_experiment(make_study):
     )
 
 
-@pytest.mark.parametrize(("codec_ms", "pays"), [(10, False), (2, True)])
-def test_one_bit_breaks_even_at_the_bytes_it_saves_over_its_codecs_time(make_study, codec_ms, pays):
+@pytest.mark.parametrize(
+    ("codec_ms", "step_ms", "words"),
+    [
+        (10, 15, "19 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long:"
+         " it does not pay off"),
+        (2, 15, "95 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long:"
+         " it does not pay off"),
+        (2, 5, "95 GB/s (measured: 24.5 GB/s), takes 5.00 ms a step, 0.50 ±<0.1% times as long:"
+         " it pays off"),
+        (2, 9.9, "95 GB/s (measured: 24.5 GB/s), takes 9.90 ms a step, 0.99 ±<0.1% times as long:"
+         " it does not pay off"),
+    ],
+)  # fmt: skip
+def test_a_codec_pays_off_where_its_step_was_shorter(make_study, codec_ms, step_ms, words):
     study = make_study()
     pair = {"device": "cuda", "world_size": 2}
     cell = study.add(
@@ -190,7 +202,7 @@ def test_one_bit_breaks_even_at_the_bytes_it_saves_over_its_codecs_time(make_stu
         summary={"wire_bytes_per_rank": [196_000_000] * 2}, **pair,
     )  # fmt: skip
     study.add(
-        steps(15), spans=spans(("forward", 2), ("encode", codec_ms), ("communicate", 1)),
+        steps(step_ms), spans=spans(("forward", 2), ("encode", codec_ms), ("communicate", 1)),
         split_s=0.015, aggregator="one_bit", lossy=True,
         summary={"wire_bytes_per_rank": [6_000_000] * 2}, **pair,
     )  # fmt: skip
@@ -198,7 +210,8 @@ def test_one_bit_breaks_even_at_the_bytes_it_saves_over_its_codecs_time(make_stu
     even = 190e6 / (codec_ms * MS)
     assert found.values["break_even_bytes_per_s"] == pytest.approx(even)
     assert found.values["bytes_per_s"] == pytest.approx(24.5e9)
-    assert ("it may pay" in text_of(found)) == pays
+    assert text_of(found) == f"one_bit, whose codec pays off below {words}"
+    assert found.values["pays"] == (step_ms == 5)
 
 
 def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(make_study):

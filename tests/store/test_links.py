@@ -1,6 +1,8 @@
 """What a verb writes, renames or removes stays in the folder that it was given, whatever links that has."""
 
+import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,34 @@ VERBS = {
     "recommend": (("recommend",), ("runs",)),
     "explain": (("explain",), ("runs",)),
 }
+TIMES = {"world_size": 1, "repeat": 0, "start_up_s": 1.0, "total_s": 2.0, "cells": []}
+
+
+def record_of(folder):
+    """Of a first attempt that was cut off, whose samples are moved aside."""
+    return min(folder.runs(), key=lambda run: run.cell_id)
+
+
+WRITES = {
+    "start_run": lambda folder: folder.start_run(record_of(folder), {"launcher": "local"}),
+    "fail_run": lambda folder: folder.fail_run(record_of(folder), "out of memory"),
+    "reset_run": lambda folder: folder.reset_run(record_of(folder)),
+    "plan_run": lambda folder: folder.plan_run(record_of(folder).cell_id, 7, {}),
+    "sample_writer": lambda folder: folder.sample_writer(record_of(folder).cell_id, 0, 0)([{"a": 1}]),
+    "remove_checkpoints": lambda folder: folder.remove_checkpoints(record_of(folder).cell_id, 0),
+    "require_room": lambda folder: folder.require_room(),
+    "write_study": lambda folder: folder.write_study({"name": "s"}),
+    "write_environment": lambda folder: folder.write_environment({"torch": "1"}),
+    "write_topology": lambda folder: folder.write_topology({"name": "t"}),
+    "write_text": lambda folder: folder.write_text("summary.csv", "x"),
+    "write_figure": lambda folder: folder.write_figure("a.svg", b"x"),
+    "next_log_path": lambda folder: folder.next_log_path().write_text("x"),
+    "write_launch_times": lambda folder: folder.write_launch_times(TIMES),
+    "write_predictions": lambda folder: folder.write_predictions([]),
+    "lock": lambda folder: folder.lock().__enter__(),
+}
+"""What `run`, `submit`'s jobs, `import-table` and `predict` write by; `verify --save-to` and `attach` have tests
+of their own."""
 
 
 def contents(folder):
@@ -54,6 +84,8 @@ def prepared(tmp_path_factory):
         ResultsFolder(folder).unarchive()
     for name in ("figures", "launches", "sheets"):
         (folder / name).mkdir(exist_ok=True)
+    (record := next(iter(sorted(folder.glob("runs/*/0"))))).joinpath("checkpoint-rank0.pt").touch()
+    assert (record / "rank0.jsonl").exists()
     for name in FILES:
         if "*" not in name and not name.startswith(("runs.", "samples.")):
             (folder / name).touch()
@@ -95,6 +127,41 @@ def test_no_verb_changes_a_folder_that_a_link_leads_to(verb, place, mine, call, 
     before = contents(mine)
     (name, *options), _ = VERBS[verb]
     call(name, received, *options)
+    assert contents(mine) == before
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda each: each if isinstance(each, str) else "files")
+def test_no_write_of_a_run_goes_through_a_link(place, mine, tmp_path):
+    received = with_link(mine, place, tmp_path / "received")
+    before = contents(mine)
+    for name, write in WRITES.items():
+        with suppress(StoreError):
+            write(ResultsFolder(received))
+        assert contents(mine) == before, name
+
+
+def test_a_sheet_is_saved_through_no_link(mine, call, tmp_path):
+    received = with_link(mine, "sheets", tmp_path / "received")
+    before = contents(mine)
+    code, _, err = call(
+        "verify", "top_k", "--world-sizes", "2", "--examples", "1", "--save-to", received
+    )
+    assert code == 2
+    assert "outside of the results folder" in err
+    assert contents(mine) == before
+
+
+def test_an_attached_run_is_joined_through_no_link(mine, call, tmp_path, monkeypatch):
+    monkeypatch.setattr("scaling.attach.study.signal.signal", lambda *_: None)
+    monkeypatch.setattr("scaling.attach.study.QUIET_S", 0.5)
+    order = {"out": str(mine / "launches" / "1"), "arm": "baseline", "deadline_s": 5.0}
+    (mine / "launches" / "1").mkdir()
+    (mine / "launches" / "1" / "order.json").write_text(json.dumps(order))
+    before = contents(mine)
+    received = with_link(mine, "launches/1", tmp_path / "received")
+    code, _, err = call("attach", "--join", received, "--", "true")
+    assert code == 2
+    assert "outside of the results folder" in err
     assert contents(mine) == before
 
 
