@@ -30,7 +30,10 @@ from scaling.study.parts import Alternatives, AnyPart, Part, Recipe, Strict, Tra
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 GENERATED = "<!-- Made by `make reference`; do not edit. -->\n\n"
 UNITS = {"_s": "s", "_bytes": "bytes", "_per_rank": "bytes", "_per_sample": "J", "joules_to_target": "J"}
-NO_UNIT = ("samples_per_s", "tokens_per_s", "flops_per_s_per_worker", "matrix_flops_per_s")
+NO_UNIT = (
+    *("samples_per_s", "tokens_per_s"),
+    *("flops_per_s_per_worker", "matrix_flops_per_s", "data_sheet_flops_per_s"),
+)
 """Columns that end like a unit and have another one, which their meaning gives."""
 LIMITS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 
@@ -155,7 +158,7 @@ def unit_of(column: str) -> str:
     """The unit that a column's name says; empty without one."""
     if column in NO_UNIT:
         return "1/s"
-    if column in ("predicted_s_to_target", "seconds_to_target") or column.endswith(("_s_low", "_s_high")):
+    if column.startswith(("predicted_s_to_", "seconds_to_")) or column.endswith(("_s_low", "_s_high")):
         return "s"
     return next((unit for end, unit in UNITS.items() if column.endswith(end)), "")
 

@@ -92,8 +92,7 @@ def not_hidden(view: View) -> Values | None:
 
 
 def compression(view: View) -> Values | None:
-    """The bandwidth at which a lossy codec that was measured with this cell breaks even, and how long its step
-    was.
+    """Where a lossy codec that was measured with this cell breaks even, and what its step took.
 
     Not in the overlapped step, which has columns for what of the codec's time is exposed alone.
     """

@@ -149,7 +149,7 @@ def _memory(table: pd.DataFrame, cells: Sequence[CellResult]) -> Iterator[Findin
 
 
 def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Finding]:
-    names = ("bucket_mb", "iteration_s")
+    names, scatter = ("bucket_mb", "iteration_s"), scatter_of(cells)
     for workload in workloads(TIME, rows, cells):
         several = [row for row in _settings(workload) if row["world_size"] > 1]
         timed = [row for row in several if row["bucket_mb"] and row["aggregator"] == "all_reduce"]
@@ -158,7 +158,17 @@ def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Findi
             if len({row["bucket_mb"] for row in same}) > 1:
                 best, worst = ({name: row[name] for name in names} for row in (by_time[0], by_time[-1]))
                 values = _Measured(workload.given, by_time[0], by_time[1:]).values
-                values |= {"best": best, "worst": worst}
+                differences = [
+                    scatter.difference(by_time[0]["cell_id"], row["cell_id"]) for row in by_time[1:]
+                ]
+                unsure = [
+                    row["bucket_mb"]
+                    for row, one in zip(by_time[1:], differences, strict=True)
+                    if one.error is not None and not one.is_larger
+                ]
+                values |= {"best": best, "worst": worst, "not_shown_slower": sorted(unsure)}
+                values |= {"times": worst["iteration_s"] / best["iteration_s"]}
+                values |= {"interval": differences[-1].interval}
                 values["num_launches"] = min(int(row["repeats"] or 1) for row in same)
                 yield Finding("answer_buckets", tuple(row["cell_id"] for row in same), values)
 

@@ -162,6 +162,7 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
             Column("ms", lambda item: milliseconds(item[1]["best"]["iteration_s"])),
             Column("slowest, MiB", lambda item: f"{item[1]['worst']['bucket_mb']:g}"),
             Column("ms", lambda item: milliseconds(item[1]["worst"]["iteration_s"])),
+            Column("x as long", lambda item: ratio(item[1]["times"]) + of_times(item[1])),
         ],
     ),
     "answer_trained": (

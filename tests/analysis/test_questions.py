@@ -71,8 +71,21 @@ def test_many_sizes_of_buckets_ask_which(study):
     assert asked(study) == "buckets"
     answer = answered(study, "buckets")
     assert answer.sentence == (
-        "Buckets of 1 MiB are fastest in the only launch: 501 ms a step; the slowest, 100 MiB: 600 ms."
+        "Buckets of 1 MiB are fastest in the only launch: 501 ms a step; the slowest, 100 MiB: 600 ms, "
+        "1.20 times as long."
     )
+
+
+def test_sizes_of_buckets_have_an_interval_and_name_those_that_are_as_fast(study):
+    for bucket_mb, seconds in ((1.0, 0.5), (4.0, 0.5), (25.0, 0.55), (100.0, 0.6)):
+        add(study, "all_reduce", 2, seconds, bucket_mb=bucket_mb, **GPU)
+    answer = answered(study, "buckets")
+    assert re.fullmatch(
+        r"Buckets of 1 MiB are fastest: 500 ms a step \(not shown to be slower: 4 MiB\); the slowest, "
+        r"100 MiB: 600 ms, 1\.20 ±<?0\.\d% times as long\.",
+        answer.sentence,
+    )
+    assert column(answer, "x as long")[0].startswith("1.20 ±")
 
 
 def test_trainings_ask_for_a_target_where_they_have_one(study, epoch_line):

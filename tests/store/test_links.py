@@ -62,8 +62,8 @@ WRITES = {
     "write_predictions": lambda folder: folder.write_predictions([]),
     "lock": lambda folder: folder.lock().__enter__(),
 }
-"""What `run`, `submit`'s jobs, `import-table` and `predict` write by; `verify --save-to` and `attach` have tests
-of their own."""
+"""By what `run`, its jobs and `import-table` write; `verify --save-to` and `attach` have tests of their
+own."""
 
 
 def contents(folder):
@@ -143,9 +143,7 @@ def test_no_write_of_a_run_goes_through_a_link(place, mine, tmp_path):
 def test_a_sheet_is_saved_through_no_link(mine, call, tmp_path):
     received = with_link(mine, "sheets", tmp_path / "received")
     before = contents(mine)
-    code, _, err = call(
-        "verify", "top_k", "--world-sizes", "2", "--examples", "1", "--save-to", received
-    )
+    code, _, err = call("verify", "top_k", "--world-sizes", "2", "--examples", "1", "--save-to", received)
     assert code == 2
     assert "outside of the results folder" in err
     assert contents(mine) == before

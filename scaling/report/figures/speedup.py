@@ -26,7 +26,7 @@ def speedup(data: FigureInput) -> Iterator[Drawn]:
 
 
 def speedup_lines(group: CellGroup) -> list[ScalingLine]:
-    """One line an aggregator that has a speedup, with the step time's intervals at a fixed baseline."""
+    """One line an aggregator that has a speedup, with its interval, which holds the baseline's scatter."""
     return lines_over_workers(group, "speedup", _tip)
 
 
