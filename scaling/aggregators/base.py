@@ -93,6 +93,13 @@ class Aggregator(ABC, Generic[S]):
     library: ClassVar[str | None] = None
     dtypes: ClassVar[tuple[torch.dtype, ...]] = DTYPES
 
+    def require_size(self, world_size: int) -> None:
+        """Checks that it runs on so many ranks, `min_world_size` or more.
+
+        Raises:
+            StudyError: it does not.
+        """
+
     def needs_one_host(self) -> bool:
         """Whether it runs on no several hosts, by its nature or by its `transport`."""
         return self.one_host or getattr(self, "transport", "") in ("peer_memory", "one_kernel", "host_memory")

@@ -8,7 +8,9 @@ that has least. Bytes sent per rank that owns o: an all-reduce's 2(n-1)/n S, and
 1. An all-gather brings a block's parameters together before its forward pass, and again before its backward
    pass if they were released in between.
 2. A reduce-scatter leaves each rank the mean of its shard's gradient, which it steps.
-Bytes sent per rank: 3(n-1)/n S, or 2(n-1)/n S where parameters stay.
+Bytes sent per rank: 3(n-1)/n S, or 2(n-1)/n S where parameters stay. With `reshard_after_forward: g`
+(hierarchical FSDP) each group of g neighbouring ranks keeps a block's parameters between the passes, and the
+second all-gather is within the group: (g-1)/g S in place of (n-1)/n S.
 
 `hsdp`: the same within groups of neighbouring ranks, as the GPUs of a host, each of which has all parameters
 (hybrid sharding). Behind the reduce-scatter comes an all-reduce between the groups. With s ranks a group and
@@ -75,21 +77,46 @@ class ZeroRedundancy(_BySteps):
 @final
 @dataclass(frozen=True)
 class Fsdp2(_BySteps):
-    """torch's fully_shard, a block of layers at a time."""
+    """torch's fully_shard, a block of layers at a time.
+
+    Attributes:
+        reshard_after_forward: who keeps a block's parameters between the passes. True: all ranks together;
+            False: each; a number: each group of so many neighbouring ranks, as the GPUs of a host.
+    """
 
     name = "fsdp2"
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool | int = True
+
+    def __post_init__(self) -> None:
+        if self.reshard_after_forward < 2 and not isinstance(self.reshard_after_forward, bool):
+            raise StudyError(
+                f"aggregator fsdp2: reshard_after_forward is {self.reshard_after_forward}; as a number of "
+                "ranks it is at least 2; false keeps all parameters on each rank"
+            )
+
+    def require_size(self, world_size: int) -> None:
+        """Groups are of equal size; fewer ranks than a group has are one."""
+        ranks = self.reshard_after_forward
+        if not isinstance(ranks, bool) and world_size > ranks and world_size % ranks:
+            raise StudyError(
+                f"aggregator fsdp2: reshard_after_forward is {ranks}, and {world_size} ranks are no groups "
+                f"of {ranks}; use a divisor of {world_size}, or true"
+            )
 
     def ddp_path(self) -> DdpPath:
         return "fully_sharded"
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """As if all layers were in blocks: gathered before each pass, and the halves of a ring."""
-        n = layout.num_elements
+        n, kept_by = layout.num_elements, self.reshard_after_forward
         if world_size == 1:
             return [Update("replica", n)]
+        self.require_size(world_size)
         reduction, update, gathering = native_halves(n, world_size)
-        return [reduction, update, gathering, *([gathering] if self.reshard_after_forward else [])]
+        if isinstance(kept_by, bool) or kept_by >= world_size:
+            return [reduction, update, gathering, *([gathering] if kept_by else [])]
+        groups = [range(first, first + kept_by) for first in range(0, world_size, kept_by)]
+        return [reduction, update, gathering, halves_in_groups(n, groups)[1]]
 
 
 @final

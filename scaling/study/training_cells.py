@@ -229,6 +229,11 @@ def _check_worlds(aggregator: Aggregator[Any], sizes: Sequence[int], where: str)
             f"{where}aggregator {aggregator.label()!r} needs a world size of {aggregator.min_world_size} at "
             f"least, world_sizes has {min(sizes)}"
         )
+    for size in sizes:
+        try:
+            aggregator.require_size(size)
+        except StudyError as error:
+            raise StudyError(f"{where}{error}") from error
 
 
 def _check_momentum(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> None:

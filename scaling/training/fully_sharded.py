@@ -13,15 +13,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from scaling.errors import CheckpointError, LaunchError, StudyError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
@@ -39,6 +42,7 @@ class ShardedReplica(Replica):
     """A model of which each rank keeps shards. Collective to make.
 
     Args:
+        reshard_after_forward: see `Fsdp2`; a number only without `shard_ranks`.
         shard_ranks: neighbouring ranks that share a replica, as far as they divide the ranks; None: all.
 
     Raises:
@@ -55,7 +59,7 @@ class ShardedReplica(Replica):
         module: nn.Module,
         group: TorchGroup,
         *,
-        reshard_after_forward: bool = True,
+        reshard_after_forward: bool | int = True,
         shard_ranks: int | None = None,
         loss: Loss = cross_entropy,
         compute: Compute = FLOAT32,
@@ -72,22 +76,27 @@ class ShardedReplica(Replica):
         mesh = self.mesh = _mesh(group, self.trainable[0].device.type, shard_ranks)
         n = mesh.size(mesh.ndim - 1)
         replicas = group.world_size // n
+        kept_by = reshard_after_forward
+        is_grouped = not isinstance(kept_by, bool) and kept_by < n
+        in_group = kept_by if is_grouped else n
         blocks = [block for block in checkpointed_layers(module) if any(True for _ in block.parameters())]
         in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
-        gathers = {
-            name: 2 if reshard_after_forward and id(parameter) in in_blocks else 1
+        gathered_again = {
+            name
             for name, parameter in module.named_parameters()
-            if name in shapes
+            if kept_by and name in shapes and id(parameter) in in_blocks
         }
+        again = n - n // in_group  # shards that the second gather sends
         self.bytes_sent = sum(
-            ((1 + gathers[name]) * (n - 1) * replicas + 2 * (replicas - 1))
+            ((2 * (n - 1) + again * (name in gathered_again)) * replicas + 2 * (replicas - 1))
             * _shard_elements(shapes[name], n)
             * parameter.itemsize
             // replicas
             for name, parameter in zip(self.layout.names, self.trainable, strict=True)
         )
-        for block in blocks:
-            fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
+        with _kept_in_groups(_mesh(group, mesh.device_type, in_group)) if is_grouped else nullcontext():
+            for block in blocks:
+                fully_shard(block, mesh=mesh, reshard_after_forward=bool(kept_by))
         fully_shard(module, mesh=mesh)
         self.shards = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.trainable: list[Any] = [_local(shard.detach()) for shard in self.shards]
@@ -268,6 +277,18 @@ def _mesh(group: TorchGroup, device: str, shard_ranks: int | None) -> DeviceMesh
         groups += [made[index] for index, line in enumerate(lines.tolist()) if group.rank in line]
     names = (f"replicas of {group.data.group_name}", name)
     return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
+
+
+@contextmanager
+def _kept_in_groups(mesh: DeviceMesh) -> Iterator[None]:
+    """Modules that are sharded here are kept by the shards of that mesh between the passes.
+
+    Given a number of ranks, torch makes such a mesh for each module, of groups with the backend of the
+    default group, which is Gloo here.
+    """
+    info = HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+    with patch.object(_fully_shard, "_get_post_forward_mesh_info", return_value=info):
+        yield
 
 
 def _shard_elements(shape: Sequence[int], world_size: int) -> int:

@@ -1,4 +1,6 @@
-"""hsdp keeps its gathers within a host: what crosses the network is an all-reduce of a shard."""
+"""hsdp keeps its gathers within a host, fsdp2 its second one if it is told to."""
+
+from contextlib import nullcontext
 
 import pytest
 
@@ -54,6 +56,40 @@ def test_gathers_stay_on_the_host():
     n = LAYOUT.num_elements
     assert between_hosts(create("hsdp"), 16) == [0, 2 * n, 0, 0]
     assert all(between_hosts(create("fsdp2"), 16))
+
+
+def test_hierarchical_fsdp_gathers_again_within_a_host():
+    crossing = between_hosts(create("fsdp2", {"reshard_after_forward": 8}), 16)
+    assert crossing == [*between_hosts(create("fsdp2"), 16)[:2], 0]
+
+
+@pytest.mark.parametrize("network", ["infiniband", "100gbe"])
+def test_hierarchical_fsdp_costs_what_its_second_gather_costs(network):
+    kept, within, freed = (
+        seconds(create("fsdp2", {"reshard_after_forward": kept_by}), 16, network)
+        for kept_by in (False, 8, True)
+    )
+    on_a_host = [
+        seconds(create("fsdp2", {"reshard_after_forward": kept_by}), 8, network) for kept_by in (False, 8)
+    ]
+    assert within - kept == pytest.approx(on_a_host[1] - on_a_host[0], rel=0.01)
+    assert within < freed
+
+
+@pytest.mark.parametrize(
+    ("world_size", "said"), [(1, ""), (2, ""), (3, ""), (6, ""), (4, "4 ranks are no groups of 3")]
+)
+def test_groups_that_do_not_fit_are_refused(world_size, said):
+    aggregator = create("fsdp2", {"reshard_after_forward": 3})
+    with pytest.raises(StudyError, match=said) if said else nullcontext():
+        aggregator.require_size(world_size)
+    with pytest.raises(StudyError, match=said) if said else nullcontext():
+        aggregator.stages(LAYOUT, world_size)
+
+
+def test_a_group_of_one_is_refused():
+    with pytest.raises(StudyError, match="reshard_after_forward is 1; as a number"):
+        create("fsdp2", {"reshard_after_forward": 1})
 
 
 @pytest.mark.parametrize(("world_size", "shards"), [(2, 2), (4, 4), (6, 2), (12, 4), (16, 8)])

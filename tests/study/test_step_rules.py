@@ -103,6 +103,14 @@ REFUSED = [
     ({"clip_norm": 1, "clip_gradient": "local", "step": "overlapped"}, "begins under the backward pass"),
     ({"clip_gradient": "local"}, "set clip_norm, or leave it out"),
     ({"accumulate": 3}, "accumulate: 3 does not divide the local batch of 4"),
+    (
+        {
+            "step": "overlapped",
+            "aggregators": [{"name": "fsdp2", "reshard_after_forward": 3}],
+            "world_sizes": [2, 4],
+        },
+        "reshard_after_forward is 3, and 4 ranks are no groups of 3",
+    ),
     ({"static_graph": True}, "static_graph is an argument of torch's DDP"),
     ({"compile": True, "step": "captured"}, "compile: true goes with step: eager and overlapped"),
     (

@@ -26,7 +26,7 @@ SETTINGS = {
     "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True),
 }
 TREATMENTS = {"": GradientSettings(), "clipped": GradientSettings(clip_norm=0.05)}
-ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept", "hsdp", "hsdp kept")
+ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept", "fsdp2 kept by two", "hsdp", "hsdp kept")
 NUM_STEPS, GLOBAL_BATCH = 3, 24
 OF_FOUR = [("sgd", ""), ("adamw", "clipped")]
 """What four ranks train with, and what is resumed; two train with all."""
@@ -72,9 +72,9 @@ def made(arm: str, optimizer: str, treatment: str, group: TorchGroup, accumulate
         chosen = (replica, create(arm), SETTINGS[optimizer], group, gradients)
         return OverlappedStep(*chosen, bucket_mb=0.001, inputs=inputs, targets=targets)
     shard_ranks = 2 if arm.startswith("hsdp") else None
-    kept = arm.endswith("kept")
+    kept_by = 2 if arm.endswith("by two") else not arm.endswith("kept")
     sharded = ShardedReplica(
-        Net(), group, reshard_after_forward=not kept, shard_ranks=shard_ranks, compute=compute
+        Net(), group, reshard_after_forward=kept_by, shard_ranks=shard_ranks, compute=compute
     )
     return FullyShardedStep(sharded, SETTINGS[optimizer], group, gradients)
 
@@ -128,6 +128,18 @@ def checked(arm: str, optimizer: str, group: TorchGroup) -> dict[str, Any]:
     return {**trained(step, group), "findings": check.findings.as_dict()}
 
 
+def keepers(arm: str, group: TorchGroup) -> int:
+    """How many ranks keep a block's parameters together between the passes."""
+    step = made(arm, "sgd", "", group)
+    inputs, targets = batches(group)[0]
+    loss = step.replica.forward(inputs, targets)
+    module: Any = step.replica.module
+    parameter = next(module.blocks.parameters())
+    number = parameter.device_mesh.size(-1) if hasattr(parameter, "device_mesh") else 1
+    loss.backward()
+    return int(number)
+
+
 def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(CPU)
     seen: dict[str, Any] = {}
@@ -143,10 +155,11 @@ def seen_by(workers: Workers) -> dict[str, Any]:
         seen[f"{arm} micro-batches"] = trained(made(arm, "sgd", "", group, accumulate=2), group)
         seen |= {f"{arm} {' '.join(one)} resumed": resumed(arm, *one, group) for one in OF_FOUR}
         seen[f"{arm} checked"] = checked(arm, "sgd", group)
+    seen["keepers"] = {arm: keepers(arm, group) for arm in ARMS if "sdp" in arm}
     workers.leave_group()
     workers.outcome("left", None, None)
     again = workers.group(CPU)
-    for arm in ("fsdp2", "hsdp"):
+    for arm in ("fsdp2", "fsdp2 kept by two", "hsdp"):
         seen[f"{arm} in another group"] = trained(made(arm, "sgd", "", again), again)
     return seen
 

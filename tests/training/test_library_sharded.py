@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept", "hsdp", "hsdp kept")
+ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept", "fsdp2 kept by two", "hsdp", "hsdp kept")
 
 pytestmark = pytest.mark.processes
 
@@ -74,12 +74,23 @@ def test_what_is_sent_is_metered(ranks):
     for rank in ranks:
         assert rank["fsdp2 kept sgd "]["sent"] == 4 * (n - 1) * 2 * whole
         assert rank["fsdp2 sgd "]["sent"] == 4 * (n - 1) * (2 * whole + 2 * shards(block))
+        assert rank["fsdp2 kept by two sgd "]["sent"] == 4 * (
+            (n - 1) * 2 * whole + n // 2 * 2 * shards(block)
+        )
     between = 2 - 4 / n  # of two groups of two: what an all-reduce sends
     for rank in ranks:
         assert rank["hsdp kept sgd "]["sent"] == 4 * (2 + between) * halves
         assert rank["hsdp sgd "]["sent"] == 4 * ((2 + between) * halves + of_blocks)
 
 
+def test_parameters_are_kept_by_as_many_ranks_between_the_passes(ranks):
+    n = len(ranks)
+    for rank in ranks:
+        kept_by = {"fsdp2": n, "fsdp2 kept": 1, "fsdp2 kept by two": 2, "hsdp": 2, "hsdp kept": 1}
+        assert rank["keepers"] == kept_by
+
+
 def test_a_group_that_was_made_anew_has_shards_of_its_own(ranks):
     assert_same(ranks, "fsdp2 in another group", "exact sgd ")
+    assert_same(ranks, "fsdp2 kept by two in another group", "exact sgd ")
     assert_same(ranks, "hsdp in another group", "exact sgd ")
