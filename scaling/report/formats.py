@@ -159,4 +159,5 @@ def _decimals(value: float, digits: int) -> int:
     """Decimals that show so many significant digits."""
     if not value or not math.isfinite(value):
         return 0
-    return max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value: 9.999 shows as 10.0
+    return max(0, digits - 1 - exponent)
