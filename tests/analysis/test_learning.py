@@ -16,8 +16,9 @@ from scaling.analysis.summary import summary_table, table_csv
 from scaling.analysis.training_findings import unfinished_trainings
 from scaling.report import write_report
 from scaling.report.exports import FORMATS
+from scaling.report.figures.base import FigureInput
 from scaling.report.figures.style import aggregator_looks
-from scaling.report.figures.target import target_bars
+from scaling.report.figures.target import target, target_bars
 from scaling.report.figures.training import draw_training, training_lines
 from scaling.report.page_tables import page_tables
 from scaling.report.text import recipe_text
@@ -145,6 +146,10 @@ class TestSeeds:
         ratio = math.exp(4.302653 * math.log(2) / math.sqrt(3))
         assert shown["none"] == f"2.00 ({2 / ratio:.3g} to {2 * ratio:.3g})"
         assert (shown["ring"], shown["tree"]) == ("1.00, one training", "1.00, one seed")
+        ends_s = {bar.name.split(",")[0]: bar.ends_s for bar in target_bars(group)}
+        assert ends_s == {"none": pytest.approx((2 / ratio, 2 * ratio)), "ring": None, "tree": None}
+        (drawn,) = target.draw(FigureInput(rows_of(study), {}))
+        assert "black line: 95% interval over seeds" in drawn.caption
 
     def test_seeds_of_which_one_missed_have_no_median_of_seconds(self, study, epochs):
         for seed, ends in enumerate(([0.95, 0.96], [0.5, 0.96], [0.5, 0.6])):

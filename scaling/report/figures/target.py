@@ -22,7 +22,7 @@ from scaling.report.titles import title_of
 
 CAPTION = (
     "Seconds to the end of the first epoch that reaches the target, without evaluation (column "
-    "seconds_to_target; median over repeats and seeds)."
+    "seconds_to_target; median over repeats and seeds{line})."
 )
 
 PREDICTION = (
@@ -41,16 +41,20 @@ def target(data: FigureInput) -> Iterator[Drawn]:
         if bars := target_bars(group):
             goal = ", ".join(dict.fromkeys(percent(bar.target) for bar in bars))
             title = data.titled(f"Seconds to {goal}", group)
-            caption = f"{CAPTION}{_prediction(bars)}"
+            line = "; black line: 95% interval over seeds" if any(bar.ends_s for bar in bars) else ""
+            caption = f"{CAPTION.format(line=line)}{_prediction(bars)}"
             drawing = _draw_target(title, bars)
             yield Drawn(f"target-{group.slug}", title_of(group.given), caption, drawing, group=group)
 
 
 @dataclass(frozen=True)
 class TargetBar:
+    """`ends_s`: of the 95% interval of the seconds over seeds, `low_s` and `high_s` of those estimated."""
+
     name: str
     target: float
     seconds: float | None
+    ends_s: tuple[float, float] | None
     state: str
     predicted_s: float | None
     low_s: float | None
@@ -64,6 +68,7 @@ def target_bars(group: CellGroup) -> list[TargetBar]:
             f"{group.name(row)}, {workers_of(row)}{_seeds(row)}",
             row["target_accuracy"],
             row["seconds_to_target"],
+            _ends_s(row),
             str(row["target_state"] or ""),
             row["predicted_s_to_target"],
             row["predicted_s_to_target_low"],
@@ -73,6 +78,11 @@ def target_bars(group: CellGroup) -> list[TargetBar]:
         if row["target_accuracy"] is not None and row["repeats"] and not shares_gpus(row)
     ]
     return bars if any(bar.seconds is not None for bar in bars) else []
+
+
+def _ends_s(row: Row) -> tuple[float, float] | None:
+    low, high = row.get("seconds_to_target_low"), row.get("seconds_to_target_high")
+    return None if low is None or high is None else (low, high)
 
 
 def _prediction(bars: Sequence[TargetBar]) -> str:
@@ -90,11 +100,16 @@ def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
     figure = Figure(figsize=(ANSWER_WIDTH, 1.5 + 0.22 * len(bars)), layout="constrained")
     axes = figure.add_subplot()
     known_s = [bar.seconds or 0.0 for bar in bars] + [bar.predicted_s or 0.0 for bar in bars]
-    longest_s = min(1.5 * max(known_s), 1.08 * max([*known_s, *(bar.high_s or 0.0 for bar in bars)]))
+    ends_s = [bar.high_s or 0.0 for bar in bars] + [bar.ends_s[1] for bar in bars if bar.ends_s]
+    longest_s = min(1.5 * max(known_s), 1.08 * max([*known_s, *ends_s]))
     for place, bar in enumerate(bars):
         if bar.seconds is not None:
             (drawn,) = axes.barh(place, bar.seconds, height=0.7, **_BAR)
-            with_tip(drawn, f"{bar.name}: {bar.seconds:.4g} s to {percent(bar.target)}")
+            seeds = "" if bar.ends_s is None else " ({:.4g} to {:.4g} over seeds)".format(*bar.ends_s)
+            with_tip(drawn, f"{bar.name}: {bar.seconds:.4g} s{seeds} to {percent(bar.target)}")
+            if bar.ends_s is not None:
+                low_s, high_s = max(0.0, bar.ends_s[0]), min(bar.ends_s[1], longest_s)
+                axes.plot([low_s, high_s], [place - 0.2] * 2, color="#202020", linewidth=1.2)
         else:
             axes.text(0, place, f"  {bar.state}", va="center", fontsize=8)
         if bar.predicted_s is not None:
