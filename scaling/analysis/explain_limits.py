@@ -156,7 +156,8 @@ def feeding(view: View) -> Values | None:
         return None
     names = ("input_placement", "loader_workers", "augmentation", "device")
     times = {name: view.seconds(name) for name in ("input_s", "h2d_s")}
-    return {"share": share, **times, **{name: view.row[name] for name in names}}
+    faster = view.faster_with({"input_placement", "loader_workers"})
+    return {"share": share, **times, **{name: view.row[name] for name in names}, **faster}
 
 
 def update(view: View) -> Values | None:

@@ -28,7 +28,10 @@ ADVISED = (
 """Settings of which a value may be advised."""
 
 _BATCH = ("local_batch", "global_batch", "scaling")
-_WITH = {"local_batch": _BATCH, "global_batch": _BATCH, "world_size": (*_BATCH, "num_nodes")}
+_WITH = {
+    **{"local_batch": _BATCH, "global_batch": _BATCH, "world_size": (*_BATCH, "num_nodes")},
+    "input_placement": ("loader_workers",),
+}
 """What differs where such a setting does, besides the size of buckets."""
 
 Values = dict[str, Any]
@@ -237,7 +240,8 @@ class View:
         if is_shown and not difference.is_larger:
             return {}
         values = {"better_aggregator": other["aggregator"], "better_iteration_s": other["iteration_s"]}
-        return {**values, "better_bucket_mb": other["bucket_mb"], "is_shown": is_shown}
+        changed = {f"better_{name}": other[name] for name in ("bucket_mb", "input_placement")}
+        return {**values, **changed, "is_shown": is_shown}
 
     def times_of(self, other: Row) -> tuple[float, tuple[float, float] | None]:
         """How many times as long another cell's step is, with the 95% interval; None where one launch shows
