@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -167,25 +168,28 @@ def descendants(pid: int) -> list[int]:
 
 
 def end(process: Running) -> None:
-    """Ends a launch and everything it started, in sessions of its own too, first by asking."""
+    """Ends a launch and everything it started, in sessions of its own too.
+
+    The launch and its group are asked first; what outlives the launch, which has to wait for it, is killed.
+    """
     below = []
-    for pid in descendants(process.pid):
+    for pid in [] if process.poll() is not None else descendants(process.pid):
         with suppress(OSError):  # it has ended
             below.append(os.pidfd_open(pid))
     for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    for one in below:  # what ignores that it is asked outlives its parent
-        with suppress(ProcessLookupError):
+    for one in below:
+        with suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's
             signal.pidfd_send_signal(one, signal.SIGKILL)
-        select.select([one], [], [], GRACE_S)  # until it has ended
+    until_s = time.monotonic() + GRACE_S
+    for one in below:
+        ending = select.poll()
+        ending.register(one, select.POLLIN)
+        ending.poll(max(0.0, 1000 * (until_s - time.monotonic())))
         os.close(one)
-    process.poll()
 
 
 def say_line(text: str) -> None:

@@ -19,7 +19,7 @@ LARGEST_DISAGREEMENT = 0.01
 
 
 def plan_of_cell(cell: CellResult) -> ExchangePlan:
-    """What the ranks of a cell send in one training step.
+    """What the ranks of a cell send in one training step; the mean of a block's, with local updates.
 
     Raises:
         ScheduleError: it is not known, or it is not what was metered.
@@ -28,7 +28,7 @@ def plan_of_cell(cell: CellResult) -> ExchangePlan:
     parameters, metered = summary.get("num_parameters"), summary.get("wire_bytes_per_rank")
     if not parameters or not metered:
         raise ScheduleError("its parameters or the bytes that its ranks sent were not recorded")
-    plan = _plan(cell, summary, int(parameters))
+    plan = _plan(cell, summary, int(parameters)).over_steps(cell.steps_each)
     for rank, count in enumerate(metered):
         expected = plan.sent_bytes(rank)
         if abs(expected - count) > LARGEST_DISAGREEMENT * max(expected, count):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scaling.collectives.by_processes import process_places
@@ -76,6 +76,16 @@ class ExchangePlan:
                 if source == rank:
                     sent[self._node(target)] = sent.get(self._node(target), 0.0) + count
         return sent
+
+    def over_steps(self, num_steps: int) -> ExchangePlan:
+        """The mean of a step where one in `num_steps` exchanges."""
+        if num_steps == 1:
+            return self
+        means = (
+            replace(each, num_bytes={pair: count / num_steps for pair, count in each.num_bytes.items()})
+            for each in self.exchanges
+        )
+        return ExchangePlan(self.world_size, tuple(means))
 
     def bytes_per_resource(self, topology: Topology, *, peer_access: bool = True) -> dict[str, float]:
         """The bytes that pass each link (and memory) of the topology, by its name there.

@@ -3,6 +3,7 @@
 import pytest
 
 from scaling.analysis.columns import to_rows
+from scaling.analysis.exchange_plans import plan_of_cell
 from scaling.analysis.groups import group_rows
 from scaling.analysis.recommend import recommend
 from scaling.analysis.sample_lines import per_step
@@ -88,3 +89,17 @@ def test_a_training_with_such_blocks_alone_speaks_for_them(local, epochs):
     local.add([[epochs([0.95])] * 2], **{**trained, **BLOCK})
     (found,) = recommend(*read(local))
     assert not found.excluded
+
+
+def test_plan_of_a_block_is_read_as_its_mean_step(study, line, split_line):
+    exchange = {"schedule": "ring", "native": False, "library": "sends", "num_steps": 2}
+    plan = [{**exchange, "bytes": {"8000": "0>1 1>0"}}]
+    summary = {
+        "block_iterations": [3],
+        "num_parameters": 2000,
+        "wire_bytes_per_rank": [2000, 2000],
+        "plan": plan,
+    }
+    study.add([blocks(line, split_line)], summary=summary, **BLOCK)
+    (cell,) = read_cells(study.folder)
+    assert plan_of_cell(cell).sent_to(0) == {"1": 2000}
