@@ -107,13 +107,20 @@ def compression(view: View) -> Values | None:
         and (other["encode_s"] or 0) + (other["decode_s"] or 0) > 0
         and (other["wire_bytes_per_rank"] or row["wire_bytes_per_rank"]) < row["wire_bytes_per_rank"]
     ]
-    if not coded:
+    is_beaten = any(
+        (other["wire_bytes_per_rank"] or 0) > 0
+        and (1 + TIE_RATIO) * other["iteration_s"] < row["iteration_s"]
+        and not is_of_older_code(other)
+        for other in view.others({"aggregator", "bucket_mb"})
+        if other["cell_id"] not in view.study.lossy
+    )
+    if not coded or is_beaten:  # by another exact exchange: that is the advice
         return None
     other = min(coded, key=lambda other: float(other["iteration_s"]))
     codec_s = (other["encode_s"] or 0.0) + (other["decode_s"] or 0.0)
     times, interval = view.times_of(other)
     is_faster = times * (1 + TIE_RATIO) < 1
-    pays = is_faster and (interval is None or interval[1] < 1)
+    pays = is_faster and interval is not None and interval[1] < 1
     return {
         "share": 1 - times if pays else 0.0,
         "aggregator": other["aggregator"],
@@ -127,7 +134,9 @@ def compression(view: View) -> Values | None:
         "is_unsure": is_faster and not pays,
         "is_trained": any(
             one["kind"] == "convergence"
-            and all(one[name] == other[name] for name in ("aggregator", "model", "dataset", "state"))
+            and all(
+                one[name] == other[name] for name in ("aggregator", "model", "dataset", "state", "world_size")
+            )
             for one in view.study.rows
         ),
     }

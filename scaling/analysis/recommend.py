@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -170,7 +171,7 @@ class Recommendation:
             "iteration_s": self.choice.row["iteration_s"],
             "further": list(shared[1:]),
             "rivals": rivals,
-            "ruled_out": [candidate.parts[0] for candidate in self.ruled_out],
+            "ruled_out": _names(self.ruled_out, shared[0]),
             "more_repeats": self.more_repeats,
             "is_noisy": self.is_noisy,
             "doubts": self.doubts,
@@ -233,6 +234,12 @@ def recommend(
         else one
         for one in found
     ]
+
+
+def _names(candidates: Sequence[Candidate], taken: str) -> list[str]:
+    """Of each as little as tells it from the others and from the choice, whose short name is `taken`."""
+    used = Counter([taken, *(candidate.parts[0] for candidate in candidates)])
+    return [one.name if used[one.parts[0]] > 1 else one.parts[0] for one in candidates]
 
 
 def _recommend(

@@ -184,13 +184,13 @@ def test_control_arms_and_codecs_are_never_the_next_experiment(make_study):
 @pytest.mark.parametrize(
     ("codec_ms", "step_ms", "words"),
     [
-        (10, 15, "19 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long:"
+        (10, 15, "19.0 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long:"
          " it does not pay off"),
-        (2, 15, "95 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long:"
+        (2, 15, "95.0 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long:"
          " it does not pay off"),
-        (2, 5, "95 GB/s (measured: 24.5 GB/s), takes 5.00 ms a step, 0.50 ±<0.1% times as long:"
+        (2, 5, "95.0 GB/s (measured: 24.5 GB/s), takes 5.00 ms a step, 0.50 ±<0.1% times as long:"
          " it pays off"),
-        (2, 9.9, "95 GB/s (measured: 24.5 GB/s), takes 9.90 ms a step, 0.99 ±<0.1% times as long:"
+        (2, 9.9, "95.0 GB/s (measured: 24.5 GB/s), takes 9.90 ms a step, 0.99 ±<0.1% times as long:"
          " it does not pay off"),
     ],
 )  # fmt: skip
@@ -212,6 +212,36 @@ def test_a_codec_pays_off_where_its_step_was_shorter(make_study, codec_ms, step_
     assert found.values["bytes_per_s"] == pytest.approx(24.5e9)
     assert text_of(found) == f"one_bit, whose codec pays off below {words}"
     assert found.values["pays"] == (step_ms == 5)
+
+
+CODED = {"split_s": 0.015, "aggregator": "one_bit", "lossy": True}
+
+
+def codec_beside(study, launches=3, exact_ms=None):
+    """What is found of the codec whose step takes half as long, beside an exact exchange of `exact_ms`."""
+    pair = {"device": "cuda", "world_size": 2}
+    sent = {"summary": {"wire_bytes_per_rank": [196_000_000] * 2}, **pair}
+    cell = study.add(
+        steps(10)[:launches], spans=spans(("forward", 2), ("communicate", 8)), aggregator="tree", **sent
+    )
+    study.add(
+        steps(5)[:launches], spans=spans(("forward", 2), ("encode", 2), ("communicate", 1)),
+        summary={"wire_bytes_per_rank": [6_000_000] * 2}, **CODED, **pair,
+    )  # fmt: skip
+    if exact_ms is not None:
+        study.add(steps(exact_ms)[:launches], spans=spans(("forward", 2)), aggregator="all_reduce", **sent)
+    return findings(study, cell).get("compression")
+
+
+def test_one_launch_does_not_show_that_a_codec_pays_off(make_study):
+    found = codec_beside(make_study(), launches=1)
+    assert "seen in one launch: it is not shown to pay off" in text_of(found)
+    assert "pays off" in text_of(codec_beside(make_study()))
+
+
+def test_a_codec_is_not_compared_with_an_exact_exchange_that_another_beats(make_study):
+    assert codec_beside(make_study(), exact_ms=6) is None
+    assert codec_beside(make_study(), exact_ms=12) is not None
 
 
 def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(make_study):

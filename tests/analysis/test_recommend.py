@@ -2,6 +2,7 @@
 
 from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.fronts import front
 from scaling.analysis.objectives import parse_objective
 from scaling.analysis.reading import read_study
-from scaling.analysis.recommend import recommend
+from scaling.analysis.recommend import _names, recommend
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.errors import ScalingError
@@ -437,3 +438,11 @@ def test_memory_is_decided_by_time_among_equals_and_the_trade_off_is_said():
         "fsdp2 on 2 GPUs, peer access on (14.5; 165), zero2 on 2 GPUs, peer access on (15.0; 112)"
         in text_of(medium.trade_off)
     )
+
+
+def test_what_is_ruled_out_is_told_from_the_choice_and_from_one_another():
+    def named(*parts):
+        return SimpleNamespace(parts=parts, name=", ".join(parts))
+
+    ruled_out = [named("ddp on 2 GPUs", "host-only"), named("zero1 on 2 GPUs"), named("one worker", "eager")]
+    assert _names(ruled_out, "ddp on 2 GPUs") == ["ddp on 2 GPUs, host-only", "zero1 on 2 GPUs", "one worker"]

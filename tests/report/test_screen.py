@@ -75,7 +75,7 @@ def test_lstm_begins_with_speed_and_accuracy_of_each_implementation():
     assert [row[:2] for row in table.rows] == [
         [where, name] for where in ("CPU", "GPU") for name in ("elementary", "cell", "fused")
     ]
-    assert {row[table.headings.index("x fused")] for row in table.rows if row[1] == "fused"} == {"1"}
+    assert {row[table.headings.index("x fused")] for row in table.rows if row[1] == "fused"} == {"1.0"}
     assert "11 times as long on the GPU" in device_headline(experiments)
 
 

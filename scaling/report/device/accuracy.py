@@ -26,7 +26,7 @@ from scaling.report.device.tables import Cells, cells_table, scientific
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import add_tip
 from scaling.report.figures.style import DEVICE_COLOURS, GREY
-from scaling.report.formats import MISSING, listed, milliseconds, percent
+from scaling.report.formats import MISSING, listed, milliseconds, number, percent
 from scaling.report.tables import Column, Table, table_of
 
 Floats = npt.NDArray[np.float64]
@@ -203,7 +203,7 @@ def answer_table(results: Results) -> Table | None:
 
 
 def _times(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.2g}"
+    return number(value, 2)
 
 
 def difference_text(one: AccuracyComparison, name: str) -> str:
@@ -267,7 +267,8 @@ def short(results: Results) -> str:
         if cell.point["implementation"] == "elementary" and (times := _over_fused(timed, cell))
     }
     each = [f"{_times(times)} times as long on the {where}" for where, times in slow.items()]
-    return f"{answer} Elementary operations take {listed(each)} as the fused ones." if each else answer
+    once = ", seen in one launch" if results.num_launches == 1 else ""
+    return f"{answer} Elementary operations take {listed(each)} as the fused ones{once}." if each else answer
 
 
 def _answer(compared: AccuracyComparison) -> str:
