@@ -54,6 +54,7 @@ class TrainingStep(Protocol):
         """One optimizer update on this rank's share of a global batch. Collective.
 
         Args:
+            inputs: [local_batch, ...] on the replica's device.
             targets: [local_batch] int64 (or [local_batch, ...], one class a logit), there too.
             marks: takes the phases, after `prepare_profiled`.
 

@@ -54,6 +54,8 @@ class Extent:
     """How long to measure.
 
     Attributes:
+        warmup: iterations to discard, at least.
+        iterations: unprofiled ones, at most.
         precision_goal: half of the interval's width over the median that ends the measurement; None: exactly
             `iterations`.
         min_seconds: the unprofiled part lasts so long at least, where `iterations` allow.

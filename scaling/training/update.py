@@ -212,7 +212,7 @@ class _Owned:
 
 
 class SpansUpdate(OwnedStep):
-    """The step of some spans of the flat parameters, on every replica."""
+    """The step of some spans of the parameters, which are [num_elements], flat, on every replica."""
 
     def __init__(
         self,
