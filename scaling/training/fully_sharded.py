@@ -122,7 +122,7 @@ class ShardedReplica(Replica):
     def local_gradients(
         self, inputs: Tensor, targets: Tensor, parameters: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """This rank's gradients of a batch, a multiple of the micro-batches, by whole `parameters`: no FSDP."""
+        """This rank's gradients of a batch, a multiple of the micro-batches, by whole parameters."""
         leaves = [parameter.clone().requires_grad_() for parameter in parameters]
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         tensors = {**dict(zip(self.layout.names, leaves, strict=True)), **buffers}
