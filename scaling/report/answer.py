@@ -173,7 +173,6 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
             Column("accuracy", lambda item: percent(item[1]["final_test_accuracy"], 2)),
             Column("points", lambda item: points(item[1]["lost"])),
             Column("training, s", lambda item: number(item[1]["train_s"])),
-            Column("exact, s", lambda item: number(item[1]["exact"]["train_s"])),
         ],
     ),
 }
