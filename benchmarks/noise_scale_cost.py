@@ -51,11 +51,12 @@ def seconds_of(
     stride = noise_probe.STRIDE[probe.source]
     times: dict[bool, list[float]] = {False: [], True: []}
     for index in range(WARMUP + steps):
-        number = 0 if index % 2 else 1  # 0 is looked at, 1 never
+        is_looked = bool(index % 2)
+        number = stride // 2 if is_looked else 0
         group.barrier()
         start = time.process_time()
         probe.take(number, 0, inputs, targets)
-        times[not number].append(group.largest(time.process_time() - start))
+        times[is_looked].append(group.largest(time.process_time() - start))
     probe.finish_epoch()
     return *(statistics.median(times[is_looked][WARMUP // 2 :]) for is_looked in (False, True)), stride
 

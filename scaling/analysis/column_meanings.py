@@ -90,7 +90,7 @@ MEANINGS = {
     "target_accuracy": "target of the study",
     "target_state": "reached, or why not",
     "noise_scale": "gradient noise scale in samples: tr(Sigma) / |G|^2 over epochs to the target, or all",
-    "noise_scale_low": "lower end of its 95% interval",
+    "noise_scale_low": "lower end of its 95% interval; empty: too few looks at gradients, or none",
     "noise_scale_high": "upper end of its 95% interval; empty with a lower end: no upper one",
     "train_s": "time of all training steps, without evaluation",
     "hosts": "host and boot of each run",

@@ -29,6 +29,7 @@ from scaling.measure.statistics import CONFIDENCE
 Floats = NDArray[np.float64]
 
 MOST_GROUPS, FEWEST_GROUPS = 20, 4
+"""With fewer steps nothing is said: one or two may be all of a model that has learned nothing yet."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,12 @@ class NoiseScale:
 
     Attributes:
         value: None where the estimate of |G|^2 is not positive.
-        low, high: its 95% interval; both None with too few steps; `high` alone: there is no upper end.
-        num_steps: that were looked at.
+        low, high: its 95% interval; `high` is None where there is no upper end.
     """
 
     value: float | None
-    low: float | None
+    low: float
     high: float | None
-    num_steps: int
 
 
 def squares_of(epochs: Sequence[Mapping[str, Any] | None]) -> tuple[Squares, ...]:
@@ -90,7 +89,7 @@ def squares_of(epochs: Sequence[Mapping[str, Any] | None]) -> tuple[Squares, ...
 
 
 def noise_scale(windows: Sequence[Sequence[Squares]]) -> NoiseScale | None:
-    """The noise scale over the steps of several trainings; None where no step was looked at.
+    """The noise scale over the steps of several trainings; None of fewer than FEWEST_GROUPS looks.
 
     Args:
         windows: of each training its epochs in their order.
@@ -102,12 +101,11 @@ def noise_scale(windows: Sequence[Sequence[Squares]]) -> NoiseScale | None:
         for epochs in windows
         if any(len(one.small) for one in epochs)
     ]
-    if not series:
+    if sum(one.shape[1] for one in series) < FEWEST_GROUPS:
         return None
     traces, squares = np.concatenate(series, axis=1)
     value = float(traces.mean() / squares.mean()) if squares.mean() > 0 else None
-    low, high = _fieller(_group_means(series))
-    return NoiseScale(value, low, high, len(traces))
+    return NoiseScale(value, *_fieller(_group_means(series)))
 
 
 def _group_means(series: Sequence[Floats]) -> Floats:
@@ -121,20 +119,17 @@ def _group_means(series: Sequence[Floats]) -> Floats:
     return np.stack(means, axis=1)
 
 
-def _fieller(means: Floats) -> tuple[float | None, float | None]:
+def _fieller(means: Floats) -> tuple[float, float | None]:
     """The 95% interval of the ratio of the two means; ends below zero are zero, and there may be no upper."""
-    count = means.shape[1]
-    if count < FEWEST_GROUPS:
-        return None, None
     from scipy import special  # as in scaling.measure.statistics
 
+    count = means.shape[1]
     top, bottom = means.mean(axis=1)
     variances = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2)) ** 2 * np.cov(means) / count
     a, b, c = bottom**2 - variances[1, 1], top * bottom - variances[0, 1], top**2 - variances[0, 0]
-    root = b * b - a * c  # the ratios r with a r^2 - 2 b r + c <= 0 are not excluded
+    root = math.sqrt(max(0.0, b * b - a * c))  # the ratios r with a r^2 - 2 b r + c <= 0 are not excluded
     if a > 0 and bottom > 0:
-        width = math.sqrt(max(0.0, root))
-        return max(0.0, float((b - width) / a)), max(0.0, float((b + width) / a))
-    if a >= 0 or root <= 0:
+        return max(0.0, float((b - root) / a)), max(0.0, float((b + root) / a))
+    if a >= 0 or c <= 0:
         return 0.0, None
-    return max(0.0, float((b - math.sqrt(root)) / a)), None
+    return float((b - root) / a), None

@@ -43,7 +43,7 @@ def _found(group: CellGroup) -> Iterator[tuple[str, dict[str, Any]]]:
                 "num_lacking": len(without_augmentation(predicted)),
             },
         )
-    if noisy := [row for row in done if row["noise_scale"] is not None or row["noise_scale_low"] is not None]:
+    if noisy := [row for row in done if row["noise_scale_low"] is not None]:
         names = ("global_batch", "noise_scale", "noise_scale_low", "noise_scale_high")
         yield "noise_scale", {"settings": [{**setting(row), **_values(row, names)} for row in noisy]}
     if shared := [row for row in done if shares_gpus(row)]:

@@ -9,9 +9,11 @@ gradient, and the noise of single samples. So squared norms at two batch sizes g
 - one rank: those of equal parts of its batch, computed once more part by part; `accumulate` parts, or two.
 - local updates: each rank's own at the start of a block, where models are equal, computed once more.
 
-Every STRIDE-th step is looked at, rarely where that takes a pass or an exchange of its own: the norms cost
-less than 1% of a training (benchmarks/noise_scale_cost.py). A captured step is taken without its graph then.
-Nothing that a step makes is changed, and what is sent for it is not metered.
+Every STRIDE-th step is looked at, the first one after half a stride, rarely where that takes a pass or an
+exchange of its own: the norms cost less than 1% of a training of many strides, and at most twice that of a
+shorter one (benchmarks/noise_scale_cost.py). A captured step is taken without its graph then, a compiled
+model without its compiled code: parts of a batch are shapes that it would be compiled for again. Nothing
+that a step makes is changed, and what is sent for it is not metered.
 
 Reference: S. McCandlish, J. Kaplan, D. Amodei, OpenAI Dota Team, "An empirical model of large-batch
 training", arXiv 1812.06162, appendix A.
@@ -19,8 +21,9 @@ training", arXiv 1812.06162, appendix A.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -57,7 +60,8 @@ class NoiseProbe:
     Attributes:
         source: how squared norms come about.
         small_batch, big_batch: samples of the two gradients.
-        is_on: whether anything is looked at: not where parts of a batch differ in size, or fp16 has no scale.
+        is_on: whether anything is looked at: not where parts of a batch differ in size, fp16 has no scale, or
+            ranks have shards of the model (fsdp2).
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class NoiseProbe:
     ) -> None:
         self._step, self._group = step, group
         self._inner: TrainingStep = step.uncaptured if isinstance(step, CapturedStep) else step
-        self._parts, world_size = 1, group.world_size
+        self._passes, world_size = step.replica.compute.accumulate, group.world_size
         clips_own = gradients.clip_norm is not None and gradients.clip_gradient == "local"
         sites = {aggregator.site(layout) for layout in step.replica.layouts.values()}
         self.source: Source = "exchanged"
@@ -79,14 +83,16 @@ class NoiseProbe:
         elif sites == {"replica"} and not aggregator.lossy and gradients.wire is None:
             self.source = "delivered"
         if world_size == 1:
-            self._parts = max(2, step.replica.compute.accumulate)
+            self._passes = max(2, self._passes)
         self._stride = STRIDE[self.source]
         is_hidden = isinstance(step, OverlappedStep) and aggregator.ddp_path() in ("own", "optimizer")
         if self.source == "delivered" and is_hidden:
             self._stride = HIDDEN_PASSES * STRIDE["recomputed"]
-        self.small_batch, self.big_batch = local_batch // self._parts, local_batch * world_size
+        self.small_batch = local_batch // (self._passes if world_size == 1 else 1)
+        self.big_batch = local_batch * world_size
         is_scaled = self.source == "recomputed" and step.replica.compute.scales_loss
-        self.is_on = local_batch % self._parts == 0 and not is_scaled
+        is_sharded = aggregator.ddp_path() == "fully_sharded"
+        self.is_on = local_batch % self._passes == 0 and not is_scaled and not is_sharded
         self._every = step.sync_every if isinstance(step, LocalStep) else 1
         self._steps: list[int] = []
         self._squares: list[Tensor] = []
@@ -99,7 +105,8 @@ class NoiseProbe:
             index: likewise in its epoch, which begins a block of local updates.
             inputs, targets: of this rank.
         """
-        if not self.is_on or index % self._every or -number % self._stride >= self._every:
+        since = number - self._stride // 2
+        if not self.is_on or index % self._every or since < 0 or since % self._stride >= self._every:
             return self._step(inputs, targets)
         if self.source == "recomputed":
             self._add(number, self._recomputed(inputs, targets))
@@ -138,9 +145,9 @@ class NoiseProbe:
         return gradient.div_(self._group.world_size)
 
     def _recomputed(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The same, by passes of their own; of several parts the mean of their squared norms."""
-        replica, count = self._step.replica, self._parts
-        small = torch.zeros((), dtype=torch.float64, device=inputs.device)
+        """The same, by passes of their own; on one rank the small ones are those of each pass."""
+        replica, count, world_size = self._step.replica, self._passes, self._group.world_size
+        parts = torch.zeros((), dtype=torch.float64, device=inputs.device)
         total: Tensor | None = None
         with self._as_it_was():
             for part in range(count):
@@ -148,18 +155,22 @@ class NoiseProbe:
                 loss = replica.forward(inputs[chosen], targets[chosen])
                 gradients = torch.autograd.grad(loss, replica.trainable, allow_unused=True)
                 flat = torch.cat([g.reshape(-1).float() for g in gradients if g is not None])
-                small += square(flat) / count
+                parts += square(flat) / count
                 total = flat if total is None else total.add_(flat)
         assert total is not None
-        return torch.stack([small, square(self._summed(total.div_(count)))])
+        own = total.div_(count)
+        small = parts if world_size == 1 else square(own)
+        return torch.stack([small, square(self._summed(own))])
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """Puts buffers, such as statistics of batch normalisation, and the random state back."""
+        """Puts buffers (statistics of batch normalisation) and the random state back; compiles nothing."""
         module = self._step.replica.module
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         devices = {p.device for p in self._step.replica.trainable if p.is_cuda}
-        with torch.random.fork_rng(list(devices)):
+        has_compiled = "torch._dynamo" in sys.modules  # importing it takes seconds
+        eager = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
+        with torch.random.fork_rng(list(devices)), eager:
             yield
         with torch.no_grad():
             for buffer, before in buffers:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.gradient_noise import FEWEST_GROUPS, Squares, noise_scale, squares_of
@@ -54,11 +55,10 @@ def test_epochs_and_trainings_are_one_window():
     first, second, third = (quadratic(rng, 40) for _ in range(3))
     parts, whole = noise_scale([[first, second], [third]]), noise_scale([[first, second, third]])
     assert parts.value == whole.value == pytest.approx(TRUE, rel=0.3)
-    assert parts.num_steps == 120
 
 
 def test_the_ratio_is_one_of_means_and_no_mean_of_ratios():
-    squares = Squares(1, 2, np.array([3.0, 5.0, 4.0]), np.array([2.5, 3.0, 3.5]))
+    squares = Squares(1, 2, np.array([3.0, 5.0, 4.0, 6.0]), np.array([2.5, 3.0, 3.5, 3.5]))
     assert noise_scale([[squares]]).value == pytest.approx(squares.trace.mean() / squares.square.mean())
     assert noise_scale([[squares]]).value != pytest.approx((squares.trace / squares.square).mean())
 
@@ -83,9 +83,24 @@ def test_neighbouring_steps_that_are_alike_are_no_independent_ones():
     assert ordered.high - ordered.low > 1.3 * (shuffled.high - shuffled.low)
 
 
-def test_too_few_steps_have_no_interval_and_none_at_all_no_value():
-    few = noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS - 1)]])
-    assert (few.low, few.high) == (None, None)
+@pytest.mark.parametrize("seed", range(40))
+def test_the_interval_is_the_ratios_that_a_t_test_does_not_exclude(seed):
+    """Of every ratio from 0 on; of means that are far from zero, and not."""
+    rng, count = np.random.default_rng(seed), 8
+    traces, squares = rng.normal(size=(2, count)) + rng.uniform(0, 1.2, size=(2, 1))
+    found = noise_scale([[Squares(1, 2, squares + traces, squares + traces / 2)]])
+    ratios = np.append(np.linspace(0, 20, 4001), 1e6)
+    apart = traces[:, None] - squares[:, None] * ratios
+    error = apart.std(axis=0, ddof=1) / np.sqrt(count)
+    held = ratios[abs(apart.mean(axis=0)) <= stats.t.ppf(0.975, count - 1) * error]
+    if squares.mean() > 0 and len(held):
+        assert found.low == pytest.approx(held[0], abs=0.006)
+        assert found.high is None if held[-1] == 1e6 else found.high == pytest.approx(held[-1], abs=0.006)
+
+
+def test_too_few_looks_have_no_value():
+    assert noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS - 1)]]) is None
+    assert noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS)]]).low is not None
     assert noise_scale([[]]) is None
     assert noise_scale([[quadratic(np.random.default_rng(0), 0)]]) is None
 
@@ -149,16 +164,12 @@ def test_of_several_seeds_it_is_the_median_in_the_widest_interval(study, epochs)
     assert merged["noise_scale_high"] == max(row["noise_scale_high"] for row in rows)
 
 
-def test_a_short_training_has_a_value_without_interval(study, epochs):
+@pytest.mark.parametrize("looks", [None, FEWEST_GROUPS - 1])
+def test_short_trainings_and_those_of_before_say_nothing(study, epochs, looks):
     lines = epochs([0.95])
-    lines[0]["noise"] = recorded(3, 0)
+    if looks is not None:
+        lines[0]["noise"] = recorded(looks, 0)
     study.add([[lines]], kind="convergence", target_accuracy=0.9, epochs=1)
-    (said,) = [text for text in findings(study.folder) if "noise scale" in text]
-    assert "(no interval, too few steps)" in said
-
-
-def test_trainings_of_before_say_nothing(study, epochs):
-    study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9, epochs=2)
     (row,) = to_rows(build_table("by-hand", read_cells(study.folder)))
     assert row["noise_scale"] is None
     assert not any("noise scale" in text for text in findings(study.folder))

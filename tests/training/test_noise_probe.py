@@ -27,7 +27,7 @@ LOCAL = 10
 
 @pytest.fixture(autouse=True)
 def each_second(monkeypatch):
-    """Every second step is looked at, whatever it costs."""
+    """Every second step is looked at from the second one on, whatever it costs."""
     monkeypatch.setattr(noise_probe, "STRIDE", dict.fromkeys(noise_probe.STRIDE, 2))
 
 
@@ -69,8 +69,8 @@ def blocks(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
     return LocalStep(replica, aggregator, SETTINGS, group, gradients, sync_every=3, outer=outer)
 
 
-def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32):
-    """Of each rank what was recorded, and the gradients at the same places."""
+def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32, parts=1):
+    """Of each rank what was recorded, and the gradients at the same places, of parts of its batch."""
 
     def work(group):
         aggregator = create(name)
@@ -80,7 +80,8 @@ def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32)
         for number, batch in enumerate(batches(group.rank)):
             module = network()
             module.load_state_dict(step.replica.module.state_dict())
-            own.append(gradient(module, *batch))
+            chunks = zip(*(values.chunk(parts) for values in batch), strict=True)
+            own.append(torch.stack([gradient(module, *chunk) for chunk in chunks]))
             probe.take(number, number, *batch)
         return probe.finish_epoch(), own, probe.source
 
@@ -88,7 +89,7 @@ def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32)
 
 
 def expected(ranks, number):
-    gradients = torch.stack([own[number] for _, own, _ in ranks])
+    gradients = torch.cat([own[number] for _, own, _ in ranks])
     return gradients.square().sum(dim=1).mean().item(), gradients.mean(dim=0).square().sum().item()
 
 
@@ -113,7 +114,7 @@ def test_norms_are_those_of_each_ranks_gradient_and_of_the_exact_mean(name, make
         assert took == source
         assert recorded == ranks[0][0]
         assert (recorded["small_batch"], recorded["big_batch"]) == (LOCAL, 3 * LOCAL)
-        assert recorded["steps"] == [0, 2, 4]
+        assert recorded["steps"] == [1, 3, 5]
         for number, small, big in zip(*(recorded[key] for key in ("steps", "small", "big")), strict=True):
             assert (small, big) == pytest.approx(expected(ranks, number), rel=1e-4)
 
@@ -129,21 +130,73 @@ def test_wire_and_clipped_gradients_are_looked_at_as_they_were_before(gradients)
 
 def test_local_updates_are_looked_at_where_models_are_equal():
     ranks = probed(2, "ring", blocks)
-    assert ranks[0][0]["steps"] == [0, 3]
+    assert ranks[0][0]["steps"] == [3]
     for number, small, big in zip(*(ranks[0][0][key] for key in ("steps", "small", "big")), strict=True):
         assert (small, big) == pytest.approx(expected(ranks, number), rel=1e-4)
 
 
 @pytest.mark.parametrize(("accumulate", "parts"), [(1, 2), (5, 5)])
 def test_one_worker_compares_parts_of_its_batch(accumulate, parts):
-    ((recorded, _, source),) = probed(1, "none", compute=Compute(accumulate=accumulate))
+    ranks = probed(1, "none", compute=Compute(accumulate=accumulate), parts=parts)
+    ((recorded, _, source),) = ranks
     assert source == "recomputed"
     assert (recorded["small_batch"], recorded["big_batch"]) == (LOCAL // parts, LOCAL)
-    inputs, targets = batches(0)[0]
-    chunks = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
-    own = torch.stack([gradient(network(), *chunk) for chunk in chunks])
-    assert recorded["small"][0] == pytest.approx(own.square().sum(dim=1).mean().item(), rel=1e-4)
-    assert recorded["big"][0] == pytest.approx(own.mean(dim=0).square().sum().item(), rel=1e-4)
+    assert (recorded["small"][0], recorded["big"][0]) == pytest.approx(expected(ranks, 1), rel=1e-4)
+
+
+def test_several_workers_take_their_batch_in_micro_batches():
+    """Batch normalisation has the statistics of each, and what is whole does not have to fit."""
+    ranks = probed(2, "one_bit_momentum", compute=Compute(accumulate=5), parts=5)
+    recorded = ranks[0][0]
+    assert (recorded["small_batch"], recorded["big_batch"]) == (LOCAL, 2 * LOCAL)
+    means = [(None, [own.mean(dim=0, keepdim=True) for own in of_rank[1]], None) for of_rank in ranks]
+    for number, small, big in zip(*(recorded[key] for key in ("steps", "small", "big")), strict=True):
+        assert (small, big) == pytest.approx(expected(means, number), rel=1e-4)
+
+
+class Compilable(nn.Module):
+    """Torch compiles no container of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs)
+
+
+def test_a_compiled_model_is_not_compiled_again_for_parts():
+    compiled = []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    def work(group):
+        step = EagerStep(FlatReplica(Compilable()), create("none"), SETTINGS, group)
+        step.replica.module.compile(backend=backend)
+        probe = NoiseProbe(step, create("none"), AS_THEY_ARE, group, LOCAL)
+        for number, batch in enumerate(batches(0)):
+            probe.take(number, number, *batch)
+        return len(probe.finish_epoch()["steps"])
+
+    assert run_in_process(1, work) == [3]
+    assert len(compiled) == 1
+
+
+def test_before_half_a_stride_nothing_is_looked_at(monkeypatch):
+    """What initial weights have is no training's."""
+    monkeypatch.setattr(noise_probe, "STRIDE", dict.fromkeys(noise_probe.STRIDE, 8))
+    ((recorded, _, _),) = probed(1, "none")
+    assert recorded["steps"] == [4]
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "hsdp"])
+def test_shards_are_not_looked_at(name):
+    def work(group):
+        return NoiseProbe(eager(group, create("ring")), create(name), AS_THEY_ARE, group, LOCAL).is_on
+
+    assert run_in_process(2, work) == [False, False]
 
 
 def test_parts_of_different_sizes_are_not_compared():
@@ -195,10 +248,10 @@ def test_a_step_that_was_not_finite_is_left_out():
     def work(group):
         step = eager(group, create("ring"))
         probe = NoiseProbe(step, create("ring"), AS_THEY_ARE, group, LOCAL)
-        for number, (inputs, targets) in enumerate(batches(group.rank, 3)):
+        for number, (inputs, targets) in enumerate(batches(group.rank, 4)):
             if number == 2:
                 step.replica.parameters.fill_(float("nan"))
             probe.take(number, number, inputs, targets)
         return probe.finish_epoch()["steps"], probe.finish_epoch()["steps"]
 
-    assert run_in_process(2, work) == [([0], []), ([0], [])]
+    assert run_in_process(2, work) == [([1], []), ([1], [])]
