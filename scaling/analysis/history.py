@@ -21,6 +21,7 @@ exchangeable: it will give an alarm, and has changed.
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,8 +44,8 @@ Floats = NDArray[np.float64]
 LEARNED = 5
 EPSILON = 0.2
 COMMON = "all times"
-OF_SIZE = " of "
-"""Before the size of a message: of each kind only the largest that all campaigns have is a stream."""
+_OF_SIZE = re.compile(r" of \d[\d.e+]* (?:B|KiB|MiB|GiB)$", re.ASCII)
+"""The size of a message: of each kind only the largest that all campaigns have is a stream."""
 COMMON_WEIGHT = 0.5
 RUNS_PER_FALSE_ALARM = 100
 SLOWDOWNS, SEEN_SHARE = (0.03, 0.05, 0.1), 0.9
@@ -155,7 +156,7 @@ def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> 
     for result in read_transfers(folder):
         for one in sorted(result.transfers, key=lambda one: one.num_bytes):
             what = f"{label(one.example)} [{result.cell_id[:6]}]"
-            seconds[what + OF_SIZE + size_text(one.num_bytes)] = one.estimate.median
+            seconds[f"{what} of {size_text(one.num_bytes)}"] = one.estimate.median
     runs = [record for record in folder.runs() if record.state == "done"]
     if not seconds or not runs:
         raise ScalingError(f"{folder.path} has no times of iterations or transfers to watch")
@@ -181,7 +182,7 @@ def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_
         raise ScalingError(f"{runs_per_false_alarm:g} campaigns a false alarm; allowed: more than 1")
     every = dict.fromkeys(name for campaign in campaigns for name in campaign.seconds)
     shared = [name for name in every if all(name in campaign.seconds for campaign in campaigns)]
-    largest = {name.partition(OF_SIZE)[0]: name for name in shared}  # a short sweep leaves out large ones
+    largest = {_OF_SIZE.sub("", name): name for name in shared}  # a short sweep leaves out large ones
     streams = [*largest.values()]
     if campaigns and not streams:
         raise ScalingError("the campaigns have no cell in common; a history is of one study")
@@ -204,7 +205,7 @@ def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_
         seen={}
         if alarm is not None or len(campaigns) <= LEARNED
         else {slowdown: _seen(logs, slowdown, runs_per_false_alarm) for slowdown in SLOWDOWNS},
-        left_out=[name for name in every if name.partition(OF_SIZE)[0] not in largest],
+        left_out=[name for name in every if _OF_SIZE.sub("", name) not in largest],
     )
 
 

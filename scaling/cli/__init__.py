@@ -10,6 +10,7 @@ import errno
 import gc
 import io
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -156,8 +157,11 @@ def main() -> None:
         _require_text(sys.argv[1:])
         app(_with_new_names(sys.argv[1:]))
     except SystemExit as ended:
-        if not isinstance(ended.__context__, BrokenPipeError):  # which typer and rich end with code 1
+        broken = ended.__context__
+        if not isinstance(broken, BrokenPipeError):  # which typer and rich end with code 1
             raise
+        if not _is_unread(1):  # another pipe, as of a worker
+            raise broken from None
         with suppress(OSError):  # stderr may be the same pipe
             note("stdout is read no more (as by `| head`): the rest was not printed")
         sys.exit(128 + signal.SIGPIPE)
@@ -182,6 +186,13 @@ def _require_text(words: list[str]) -> None:
                 f"{word.encode(errors='backslashreplace').decode()!r} is no text here: its bytes are no "
                 f"{sys.getfilesystemencoding()}; use another name, or a locale with UTF-8 (LC_ALL=C.UTF-8)"
             )
+
+
+def _is_unread(descriptor: int) -> bool:
+    """Whether it is a pipe or a terminal at whose other end nobody is left."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # what is wrong is told without being asked for
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _is_somewhere() -> bool:

@@ -48,7 +48,7 @@ def history(
     from scaling.store.locks import locked
 
     folder = HistoryFolder(directory)
-    measures = not (no_run or accept or bisect)
+    measures = not (no_run or bisect or accept is not None)
     if measures:
         directory.mkdir(parents=True, exist_ok=True)
     elif not directory.is_dir():

@@ -6,12 +6,13 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 REDACTED = "REDACTED"
 
-_INSIDE = ("secret", "passw", "passphrase", "passcode", "credential", "webhook")
-_AT_END = re.compile(r"(?:token|apikey|accesskey|privatekey|pwd|sshpass)$")
+_INSIDE = ("secret", "passw", "passphrase", "passcode", "credential")
+_AT_END = re.compile(r"(?:token|apikey|accesskey|privatekey|pwd|sshpass|webhooks?(?:ur[li]s?)?)$")
 _WHOLE = frozenset(
     (
         "key",
@@ -56,8 +57,14 @@ _KNOWN_FORMS = re.compile(
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?"
     r"|(?<=hooks\.slack\.com/services/)[\w/]+"
 )
-_USER = re.compile(r"""((?:^|\s)(?:-u|--user)[\s=][^\s:'"]+:)(?!\d+(?:\s|$))[^\s'"]+""")
-"""As curl takes it, user:password; not the numbers of a user and a group."""
+_WEB_PROGRAMS = ("curl", "wget", "http", "https", "xh", "xhs")
+_WEB_PROGRAM = re.compile(rf"(?<![\w.:=-])(?:{'|'.join(_WEB_PROGRAMS)})(?=\s)")
+_OF_CURL = re.compile(r"(-[sSfkLvinIGOgjN]*[uU]|--user|--proxy-user)(=?)(.*)", re.DOTALL)
+_OF_OTHERS = re.compile(r"(-[ua]|--user|--auth)(=?)(.*)", re.DOTALL)
+"""Options with a value user:password. In other programs it is a user and a group, or a host and a path."""
+_SHELL_WORD = re.compile(
+    r"""(?P<end>[;&|()]|(?<!\\)\n)|(?:'[^']*'|"(?:[^"\\]|\\.)*"|\\[^\n]|[^\s'"\\;&|()])+""", re.DOTALL
+)
 
 
 def is_secret(name: str) -> bool:
@@ -82,7 +89,7 @@ def redacted(text: str, environ: Mapping[str, str] = os.environ) -> str:
 def redacted_form(text: str) -> str:
     """The text without what looks like a secret: `--api-key X`, `HF_TOKEN=X`, `https://user:X@host`, hf_X."""
     text = _KNOWN_FORMS.sub(REDACTED, _IN_URL.sub(f"{REDACTED}@", text))
-    text = _USER.sub(rf"\1{REDACTED}", text)
+    text = _users_redacted(text)
     parts, end = [], 0
     for found in _NAME.finditer(text):
         if found.start() < end:
@@ -92,6 +99,50 @@ def redacted_form(text: str) -> str:
             parts += [text[end : span[0]], REDACTED]
             end = span[1]
     return "".join([*parts, text[end:]])
+
+
+def _users_redacted(text: str) -> str:
+    """The text without passwords of users, where a program of the web is called in it."""
+    parts, end = [], 0
+    for found in _WEB_PROGRAM.finditer(text):
+        if found.start() < end:
+            continue
+        before = text[max(0, found.start() - 64) : found.start()].split()[-1:]
+        matches = _SHELL_WORD.finditer(text, found.start())
+        raw = list(takewhile(lambda match: match["end"] is None, matches))
+        words = ["".join(shlex.split(match[0])) for match in raw]
+        shown = _words_without_passwords([*before, *words])[len(before) :]
+        for match, word, safe in zip(raw, words, shown, strict=True):
+            if word != safe:
+                parts += [text[end : match.start()], shlex.quote(safe)]
+                end = match.end()
+        parts.append(text[end : raw[-1].end()])
+        end = raw[-1].end()
+    return "".join([*parts, text[end:]])
+
+
+def _words_without_passwords(words: Sequence[str]) -> list[str]:
+    """The words of a command, without passwords of users behind the name of a program of the web."""
+    shown: list[str] = []
+    options, is_user = None, False
+    for before, word in zip(["", *words], words, strict=False):
+        name, safe = word.rpartition("/")[2], word
+        found = options.fullmatch(word) if options else None
+        if is_user:
+            safe, is_user = _without_password(word), False
+        elif found:
+            safe, is_user = f"{found[1]}{found[2]}{_without_password(found[3])}", not found[2] + found[3]
+        elif name in _WEB_PROGRAMS and not (name[0] in "hx" and before.startswith("-")):  # --network http
+            options = _OF_CURL if name == "curl" else _OF_OTHERS
+        shown.append(safe)
+    return shown
+
+
+def _without_password(user: str) -> str:
+    name, colon, password = user.partition(":")
+    if not colon or password.startswith(REDACTED):
+        return user
+    return f"{name}:{REDACTED}" if password else f"{REDACTED}:"  # a key alone: `sk_test_x:`
 
 
 def _value_of(text: str, found: re.Match[str]) -> tuple[int, int] | None:
@@ -123,8 +174,11 @@ def _harmless(name: str, value: str) -> bool:
 
 def redacted_command(words: Sequence[str]) -> str:
     """A command as it is typed in a shell, with secrets redacted."""
-    documents = (redacted_form(word) if word.startswith(("{", "[")) else word for word in words)
-    return redacted_form(shlex.join(documents))
+    parts = (
+        redacted_form(word) if word.startswith(("{", "[")) else _users_redacted(word)
+        for word in _words_without_passwords(words)
+    )
+    return redacted_form(shlex.join(parts))
 
 
 def redacted_document(value: Any, name: str = "") -> Any:

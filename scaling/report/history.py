@@ -11,7 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from scaling.analysis.history import COMMON, LEARNED, Change, HostEffect, Watch, slow_ranks
+from scaling.analysis.history import COMMON, LEARNED, SEEN_SHARE, Change, HostEffect, Watch, slow_ranks
 from scaling.analysis.machine_changes import machine_changes
 from scaling.report.figures.style import BEST, BOUND, OTHER, SETTINGS
 from scaling.report.figures.svg import compact, for_page, page_styles
@@ -39,17 +39,28 @@ def sentences(watch: Watch, folder: HistoryFolder) -> list[str]:
 
 
 def _power(watch: Watch) -> str:
-    found = [f"{slowdown:.0%} in the last {runs}" for slowdown, runs in watch.seen.items() if runs]
+    found: dict[int, list[str]] = {}
+    for slowdown, runs in watch.seen.items():
+        if runs:
+            found.setdefault(runs, []).append(f"{slowdown:.0%}")
     not_yet = [f"{slowdown:.0%}" for slowdown, runs in watch.seen.items() if not runs]
     if not found:
         return f"Too few for certainty: a slowdown by {not_yet[-1]} may not have been seen yet."
-    return f"It would have been seen by now if it were slower by {', by '.join(found)} of them" + (
-        f"; by {' or '.join(not_yet)}: not yet." if not_yet else "."
+    (runs, (least, *alike)), *others = found.items()
+    last = f"the last {runs} campaigns" if runs > 1 else "the last campaign"
+    more = [" and ".join(alike)] if alike else []
+    more += [
+        f"{' and '.join(larger)} in the last {fewer if fewer > 1 else 'one'}" for fewer, larger in others
+    ]
+    return (
+        f"A slowdown of {least} in {last} would have been seen ({10 * SEEN_SHARE:g} times in 10)"
+        + (f"; so would {', and '.join(more)}" if more else "")
+        + (f"; {' and '.join(not_yet)} not yet." if not_yet else ".")
     )
 
 
 def _rate(watch: Watch) -> str:
-    return f"False alarms: at most one in {watch.runs_per_false_alarm:g} campaigns."
+    return f"False alarms: on average at most one in {watch.runs_per_false_alarm:g} campaigns."
 
 
 def _alarm(watch: Watch, folder: HistoryFolder) -> list[str]:

@@ -134,8 +134,8 @@ def inside(folder: Path, name: str) -> Path:
     another results folder.
 
     Raises:
-        StoreError: another link in the folder, or a name in the results, leads out of it; or the folder is
-            in the runs, say, of another one.
+        StoreError: another link in the folder, or a name in the results, leads out of it; or a new results
+            folder would be in the runs, say, of another one.
     """
     path = folder / name
     roots = [Path(os.path.realpath(folder))]
@@ -157,12 +157,19 @@ OWN_FOLDERS = ("runs", "launches", "figures", "sheets")
 
 
 def _require_apart(folder: Path) -> None:
+    if _is_results(folder):  # it was made there: what is made from it, as a report, is written
+        return
     for path in (folder, *folder.parents):
-        if path.name in OWN_FOLDERS and (path.parent / "study.yaml").exists():
+        if path.name in OWN_FOLDERS and _is_results(path.parent):
             raise StoreError(
                 f"{folder} is in {path.name} of the results folder {path.parent}, which keeps its own files "
                 "there; use another folder, as --out"
             )
+
+
+def _is_results(folder: Path) -> bool:
+    """Whether it is a results folder; a `study.yaml` alone may be anybody's."""
+    return all((folder / name).exists() for name in ("study.yaml", "environment.json"))
 
 
 def _is_anothers(runs: Path) -> bool:

@@ -138,11 +138,12 @@ class HistoryFolder:
             StoreError: what was accepted is none of them.
         """
         path, names = self.path / ACCEPTED, [campaign.name for campaign in campaigns]
-        begins = newly or (text_of(path, MEND).strip() if path.exists() else names[0])
+        is_new, kept = newly is not None, path.exists()
+        begins = newly if is_new else text_of(path, MEND).strip() if kept else names[0]
         if begins not in names:
-            where = "--accept" if newly else f"{path}, which can be deleted,"
+            where = "--accept" if is_new else f"{path}, which can be deleted,"
             raise StoreError(f"{where} names {begins!r}; allowed: {names[0]} to {names[-1]}")
-        if newly:
+        if is_new:
             write_whole(path, f"{newly}\n".encode())
         return campaigns[names.index(begins) :]
 

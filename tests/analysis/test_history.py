@@ -16,6 +16,7 @@ from scaling.analysis.history import (
     watch,
 )
 from scaling.errors import ScalingError
+from scaling.measure.probe.series import size_text
 from scaling.store.history import Campaign
 
 
@@ -111,6 +112,16 @@ class TestWatch:
         assert said.streams == ["send [x] of 4 KiB"]
         assert said.left_out == []
         assert watch(every[:3]).streams == ["send [x] of 1 MiB"]
+
+    def test_messages_of_earlier_versions_are_streams_of_their_own(self):
+        names = [f"send of 268 MB, ranks 0-{rank} [abcdef]" for rank in (1, 2)]
+        names += ["all_reduce of 268 MB, ranks 0-1-2 [abcdef]", "mlp, mine of 3 B-tree@2 [012345]"]
+        assert watch(campaigns(noise(8), names=names)).streams == names
+
+    @pytest.mark.parametrize("size", [1, 1000, 4096, 5000, 3 << 20, 1234567, 256 << 20, 5 << 30])
+    def test_every_size_is_of_one_stream(self, size):
+        names = ["send [x] of 1 B", f"send [x] of {size_text(size)}"]
+        assert watch(campaigns(noise(8, streams=2), names=names)).streams == names[-1:]
 
     def test_campaigns_without_a_common_stream_are_refused(self):
         first, second = campaigns(noise(2))

@@ -7,6 +7,7 @@ import pytest
 
 from scaling.analysis import launch_effects
 from scaling.analysis.compare import Side, compare_sides
+from scaling.analysis.findings import Finding
 from scaling.analysis.launch_effects import Serial, inflation, serial_correlation, slow_launches
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.recommend import recommend
@@ -94,6 +95,17 @@ def test_it_counts_for_nothing_and_a_line_says_so(study):
 def test_nothing_is_said_without_one(study):
     kinds = [remark.kind for remark in scatter_of(add_study(study, 0.0)).remarks]
     assert kinds == ["offsets_not_measured"]
+
+
+@pytest.mark.parametrize(("num_left", "said"), [(1, "one launch is"), (2, "two launches are"), (3, None)])
+def test_the_launches_that_are_left_are_counted(num_left, said, study):
+    (found,) = (one for one in scatter_of(add_study(study, SLOWER)).remarks if one.kind == "launch_set_aside")
+    text = text_of(Finding(found.kind, (), {**found.values, "num_left": num_left}))
+    assert text.partition("decisions.")[2] == (
+        f" Where {said} left a comparison finds large differences alone; more repeats find smaller ones."
+        if said
+        else ""
+    )
 
 
 def test_where_a_rival_is_undecided_the_others_are_named_as_ruled_out(study):

@@ -1,5 +1,6 @@
 """The command line: bad input is one message and exit code 2; reading verbs answer without torch."""
 
+import errno
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from scaling.cli import app
+from scaling.cli import app, main
 
 ROOT = Path(__file__).parents[2]
 STUDY = """
@@ -217,3 +218,13 @@ def test_reader_of_stdout_that_has_gone_is_said():
         done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert done.returncode == 141
     assert "the rest was not printed" in done.stderr
+
+
+def test_pipe_of_another_one_that_broke_is_not_taken_for_stdout(monkeypatch):
+    def broken(self):
+        raise BrokenPipeError(errno.EPIPE, "of a worker")
+
+    monkeypatch.setattr("scaling.store.ResultsFolder.require", broken)
+    monkeypatch.setattr(sys, "argv", ["scaling", "report", str(ROOT)])
+    with pytest.raises(BrokenPipeError, match="of a worker"):
+        main()

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from scaling.analysis.history import campaign_of
+from scaling.analysis.history import SLOWDOWNS, Watch, campaign_of
 from scaling.cli import app
+from scaling.report.history import sentences
 from scaling.store.history import Campaign, HistoryFolder
 from tests.made_studies import StudyFolder
 from tests.ranks import RANKS_PATH, kept_zygote
@@ -96,8 +97,42 @@ def test_without_a_change_the_code_is_0_and_what_would_be_found_is_said(tmp_path
     code, said = said_by(histories(tmp_path / "h", slow=False), "--no-run")
     assert code == 0
     assert said.startswith("No change in 16 campaigns of 2 times.")
-    assert "by 5% in the last 3" in said
-    assert said.endswith("False alarms: at most one in 100 campaigns.")
+    assert "3% in the last 5 campaigns would have been seen (9 times in 10); so would 5% and 10% in" in said
+    assert said.endswith("False alarms: on average at most one in 100 campaigns.")
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ((3, 3, 3), "A slowdown of 3% in the last 3 campaigns would have been seen (9 times in 10); so would "
+         "5% and 10%."),
+        ((5, 3, 3), "A slowdown of 3% in the last 5 campaigns would have been seen (9 times in 10); so would "
+         "5% and 10% in the last 3."),
+        ((4, 4, 1), "A slowdown of 3% in the last 4 campaigns would have been seen (9 times in 10); so would "
+         "5%, and 10% in the last one."),
+        ((None, 3, 2), "A slowdown of 5% in the last 3 campaigns would have been seen (9 times in 10); so "
+         "would 10% in the last 2; 3% not yet."),
+        ((None, None, 1), "A slowdown of 10% in the last campaign would have been seen (9 times in 10); "
+         "3% and 5% not yet."),
+        ((None, None, None), "Too few for certainty: a slowdown by 10% may not have been seen yet."),
+    ],
+)  # fmt: skip
+def test_what_would_have_been_seen_is_one_sentence(seen, expected):
+    campaigns = [Campaign(f"{number:04d}", "2026", {"a": 1.0}, (), None) for number in range(1, 13)]
+    of_slowdown = dict(zip(SLOWDOWNS, seen, strict=True))
+    said = Watch(campaigns, ["a"], np.zeros((1, 12)), 100, None, None, [], [], of_slowdown, [])
+    assert sentences(said, HistoryFolder(Path())) == [
+        f"No change in 12 campaigns of 1 times. {expected} "
+        "False alarms: on average at most one in 100 campaigns."
+    ]
+
+
+def test_accepting_an_empty_name_is_refused_and_measures_nothing(tmp_path):
+    path = histories(tmp_path / "h", slow=False)
+    before = sorted(path.iterdir())
+    ended = CliRunner().invoke(app, ["history", str(path), "--accept", ""])
+    assert "--accept names ''; allowed: 0001 to 0016" in str(ended.exception)
+    assert [one for one in sorted(path.iterdir()) if one.name != ".lock"] == before
 
 
 def test_an_empty_folder_is_refused(tmp_path):

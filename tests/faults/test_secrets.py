@@ -66,7 +66,7 @@ def test_texts_show_no_secret_and_keep_what_stands_around_it(text):
     [
         ["--pw", "{}"], ["--passcode", "{}"], ["--bearer", "{}"], ["--api.key", "{}"],
         ["--logger.api.key={}"],
-        ["-u", "me:{}"], ["--user", "me:{}"], ["--user=me:{}"], ["--slack-webhook", "{}"],
+        ["--webhook", "{}"], ["--slack-webhook", "{}"], ["--webhook-url", "{}"],
         ["--to", "https://hooks.slack.com/services/{}"], ["--config", "{{'api_key': '{}'}}"],
         ["--config", '{{"api_key": "{}", "lr": 1}}'],
     ],
@@ -76,10 +76,54 @@ def test_command_shows_no_secret_of_other_forms(words):
     assert shlex.split(redacted_command(typed[0])) == typed[1]
 
 
-def test_signed_token_goes_wherever_it_stands_and_numbers_of_a_user_stay():
+@pytest.mark.parametrize("password", ["pa$$w0rd!", "p@ss#1", "12345", 'it\'s "a b"; x', "a:b"])
+@pytest.mark.parametrize("options", ["-u {}", "--user {}", "--user={}", "-u{}", "-fsSu {}", "-U {}"])
+@pytest.mark.parametrize("program", ["curl", "sudo -n /usr/bin/curl"])
+def test_password_of_a_user_is_not_shown_in_commands_of_the_web(password, options, program):
+    typed, expected = (
+        [*program.split(), *(word.format(f"me:{text}") for word in options.split()), "http://x"]
+        for text in (password, REDACTED)
+    )
+    assert redacted_command(typed) == shlex.join(expected)
+    of_shell = [
+        ["sh", "-c", f"cd /x && {shlex.join(words)}; docker run -u 1:2 i"] for words in (typed, expected)
+    ]
+    assert redacted_command(of_shell[0]) == shlex.join(of_shell[1])
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("wget --user=me:x1s h", "wget --user=me:{} h"), ("http -a me:x1s h", "http -a me:{} h"),
+        ("xh -u me:x1s h", "xh -u me:{} h"), ("curl -u x1s: h", "curl -u {}: h"),
+        ("x=$(curl \\\n -u me:x1s h)", "x=$(curl \\\n -u me:{} h)"),
+        ('{"command": "curl -u me:x1s h"}', '{"command": "curl -u me:{} h"}'),
+    ],
+)  # fmt: skip
+def test_password_of_a_user_is_not_shown_in_texts_either(typed, expected):
+    shown = expected.replace("{}", REDACTED)
+    assert redacted(typed, {}) == shown
+    assert redacted(shown, {}) == shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "docker run --user root:root x", "docker run -u 1000:1000 curlimages/curl h", "rsync -u n1:/data/x y",
+        "docker run --network http -u root:root x", "python -u module:Class", "train.py --webhook-port 80",
+        "train.py --webhook-timeout 3", "curl -u me h", "curl h; docker run -u 10:20 x",
+    ],
+)  # fmt: skip
+def test_users_groups_and_hosts_of_other_programs_stay(command):
+    assert redacted(command, {}) == command
+    assert redacted_command(["sh", "-c", command]) == shlex.join(["sh", "-c", command])
+    if ";" not in command:
+        assert redacted_command(command.split()) == command
+
+
+def test_signed_token_goes_wherever_it_stands():
     signed = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.s-1_g"
     assert redacted_command(["train.py", "--neptune", signed]) == f"train.py --neptune {REDACTED}"
-    assert redacted_command(["docker", "run", "-u", "10:20", "x"]) == "docker run -u 10:20 x"
 
 
 def test_user_and_password_of_an_address_go():

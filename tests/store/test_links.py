@@ -247,6 +247,26 @@ def test_a_results_folder_is_not_made_in_what_another_one_keeps(part, mine, call
     assert contents(mine) == before
 
 
+@pytest.mark.parametrize("part", ["runs", "launches", "figures", "sheets"])
+def test_a_project_with_a_study_of_its_own_is_no_results_folder(part, mine, call, tmp_path):
+    project = tmp_path / "project"
+    (project / part).mkdir(parents=True)
+    (project / "study.yaml").write_text(STUDY)
+    (project / "rates.csv").write_text("workers,samples_per_s\n1,100\n2,180\n")
+    out = project / part / "first"
+    code, _, err = call("import-table", project / "rates.csv", "--batch", "64", "--out", out)
+    assert code == 0, err
+    assert call("report", out)[0] == 0
+    assert call("export", mine, "--format", "tensorboard", "--out", project / part)[0] == 0
+
+
+def test_a_results_folder_that_was_made_in_the_runs_of_another_one_is_read(mine, call, tmp_path):
+    inner = shutil.copytree(mine, tmp_path / "inner").rename(mine / "runs" / "inner")
+    code, _, err = call("report", inner)
+    assert code == 0, err
+    assert (inner / "report.html").exists()
+
+
 def test_files_of_tensorboard_go_through_no_link(mine, call, tmp_path):
     call("export", mine, "--format", "tensorboard", "--out", tmp_path / "board")
     run = next(path for path in (tmp_path / "board").iterdir() if path.is_dir())
