@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cache
 
 from topologies.errors import TopologyError
 
@@ -27,6 +29,11 @@ class GpuModel:
     def vendor(self) -> str:
         """Its maker."""
         return "NVIDIA" if self.architecture.startswith("sm_") else "AMD"
+
+    @property
+    def product(self) -> str:
+        """Its name without form and memory, in lower-case words."""
+        return re.sub(r"-(sxm|pcie|nvl).*", "", self.name.lower()).replace("-", " ")
 
 
 MODELS = (
@@ -95,6 +102,23 @@ half of a link's peak.
 MOST_LINKS = {"sm_60": 4, "sm_70": 6, "sm_80": 12, "sm_86": 4, "sm_90": 18, "sm_100": 18, "sm_103": 18}
 """Architecture -> NVLinks of a GPU (data sheets)."""
 
+OTHER_PRODUCTS = {
+    "sm_35": r"k20[cmsx]?|k40[cmst]?|titan black",
+    "sm_52": r"m4|m6|m10|m40|m60|gtx titan x|gtx 9[5-8]0( ti)?",
+    "sm_61": r"p4|p6|titan x|titan xp|gtx 10[5-8]0( ti)?|quadro p\d000",
+    "sm_70": r"v100s|titan v|gv100",
+    "sm_120": r"rtx pro \d000|rtx 50\d0( ti)?",
+    "sm_89": r"l2|l20|l40g|rtx 40\d0( ti)?|rtx \d{4}( sff)? ada",
+    "sm_80": r"a100x?|a30x|a800",
+    "sm_86": r"a2|a16|a10m|a[2456]\d00|rtx 30\d0( ti)?",
+    "sm_75": r"t4g|t\d00|t1000|titan rtx|rtx 20\d0( super)?( ti)?|gtx 16\d0( super| ti)?|rtx [34568]000",
+    "sm_90": r"h800|gh100",
+    "sm_100": r"b100",
+    "sm_103": r"g?b300",
+}
+"""Architecture -> words in the names of products that are not in `MODELS`, the first that fits
+(developer.nvidia.com/cuda-gpus, and its list of older GPUs)."""
+
 OLD_NAMES = {"gfx910": "gfx90a", "gfx940": "gfx942"}
 """What dumps of early RCCL call them."""
 
@@ -110,6 +134,18 @@ def model_named(name: str) -> GpuModel:
         if model.name.lower() == wanted:
             return model
     raise TopologyError(f"GPU {name!r} is not known; known: {', '.join(model.name for model in MODELS)}")
+
+
+@cache
+def compute_capability(name: str) -> float | None:
+    """Of the product that a machine file or a driver names, as "NVIDIA GeForce RTX 2080 Ti" has 7.5.
+
+    None where the name tells nothing, and of other makers' products.
+    """
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower())
+    patterns = [(model.architecture, model.product) for model in MODELS] + list(OTHER_PRODUCTS.items())
+    found = next((to for to, pattern in patterns if re.search(rf"\b({pattern})\b", words)), "")
+    return int(found.removeprefix("sm_")) / 10 if found.startswith("sm_") else None
 
 
 def model_of(pci_id: str, architecture: str) -> GpuModel | None:

@@ -216,7 +216,7 @@ def predicted(
     Raises:
         StudyError: steps are to be predicted, and all of them are another device's than the machine's.
     """
-    from scaling.prediction.predict import of_other_device
+    from scaling.prediction.refusals import of_other_device
     from scaling.prediction.rows import reason_row, row_of
     from scaling.study.predicting import predict_cells, strategy_of
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from scaling.collectives.nccl_rings import best_rings
 from scaling.collectives.placement import Place
 from scaling.collectives.price import Price
+from topologies.gpus import compute_capability
 from topologies.model import Topology
 
 PROTOCOLS: dict[str, float] = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
@@ -61,9 +62,6 @@ LL_BYTES_PER_S = {
     **{"Intel": (39e9, 20.4e9), "AMD": (22.5e9, 19e9)},
 }
 """The most that LL moves: on one node by its GPUs, else by its processors, on two nodes and on more."""
-
-GPUS = {"Volta": ("K80", "P100", "V100", "T4"), "Ampere": ("A100", "A40", "A10", "A30", "A6000", "3090")}
-"""Words in the names of GPUs; all others are taken for Hopper or later."""
 
 PLATEAU, PLATEAU_BYTES = {"Volta": 1.9}, 2048
 """What an all-reduce's ring between nodes by Simple waits, from so many bytes a rank on (64 for each of 32
@@ -168,13 +166,30 @@ def _of_protocol(rate: float, protocol: str, shares: dict[str, float], rates: _R
     return min(shares[protocol] * rate, most if protocol == "LL" else math.inf)
 
 
+def _era(gpu: str) -> str:
+    """As NCCL's tuner divides compute capabilities; what is not known is taken for Hopper."""
+    capability = compute_capability(gpu)
+    if capability is None or capability >= 9:
+        return "Hopper"
+    return "Ampere" if capability >= 8 else "Volta"
+
+
+def unknown_gpu(topology: Topology) -> str | None:
+    """What is assumed of GPUs whose names do not tell how old they are; None where they do."""
+    names = sorted({gpu.name for gpu in topology.machine.of_kind("gpu")})
+    unknown = [name for name in names if compute_capability(name) is None]
+    if not unknown:
+        return None
+    return f"compute capability of {', '.join(map(repr, unknown))} not known: NCCL's figures are Hopper's"
+
+
 def _rates(
     topology: Topology, gpus: Sequence[str], everyone: Sequence[str], nodes: int, *, peer_access: bool
 ) -> _Rates:
     """Of one group's GPUs on a node, of all groups' there."""
     device, processors = topology.machine.by_id[gpus[0]], topology.machine.of_kind("cpu")
     rates = _Rates(
-        gpus=next((era for era, names in GPUS.items() if any(n in device.name for n in names)), "Hopper"),
+        gpus=_era(device.name),
         processors="AMD" if any("AMD" in one.name for one in processors) else "Intel",
     )
     if len(gpus) > 1:

@@ -40,6 +40,7 @@ from scaling.prediction.curves import Point, around, line, phase, rising
 from scaling.prediction.estimate import PredictedValue, beyond, sd_that_reaches
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.stragglers import MACHINE_SD, slowest_of
+from scaling.prediction.strategy import steps_of_exchange
 
 EXTRAPOLATION_SD = 0.05
 """Relative deviation that each factor of two beyond the measured local batches adds. Measured: 12 ends
@@ -94,7 +95,8 @@ class Computed:
         without_input: data was on the device; its copies there are not in it.
         waits_s: of the step, waiting for a loader, which meanwhile goes on during an exchange.
         step_sd: relative, of one rank's steps; None: not known, or the slowest of the ranks is in the step.
-        by_processor: the processor bounds the step, which launches its kernels.
+        by_processor: the processor bounds the step, which launches its kernels; None: not known, since the
+            captured step was not measured.
     """
 
     step_s: PredictedValue
@@ -105,7 +107,7 @@ class Computed:
     without_input: bool = False
     waits_s: float = 0.0
     step_sd: float | None = None
-    by_processor: bool = False
+    by_processor: bool | None = None
 
 
 class ComputeModel:
@@ -169,11 +171,13 @@ class ComputeModel:
         name = f"compute of {cell['model_label']}, {cell['step']}"
         near, step_sd = around(curve, local_batch), None
         step = PredictedValue.of(value.value, name, value.relative_sd)
-        floor_s = HOST_BOUND * _along(captured, local_batch)[0].value if captured is not None else math.inf
-        if by_processor := step.value > floor_s:
+        by_processor = False if cell["step"] == "captured" else None
+        if captured is not None:
+            by_processor = step.value > HOST_BOUND * _along(captured, local_batch)[0].value
+        if by_processor:
             alone = max(point.num_sources for point in curve) == 1
             apart = HOST_SD * (math.sqrt(1 + MACHINES_SHARE) if alone else 1.0)
-            step = step.times(slowest_of(int(cell["world_size"])))
+            step = step.times(slowest_of(int(cell["world_size"]), steps_of_exchange(cell)))
         else:
             apart = MACHINE_SD
             step_sd = max((point.step_sd for point in near if point.step_sd is not None), default=None)

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scaling.errors import PredictionError, ScheduleError
-from scaling.prediction.calibration import Calibration
+from scaling.prediction.calibration import ALONE_SD, Calibration
 from scaling.prediction.compute import Computed, ComputeModel
 from scaling.prediction.estimate import NOTHING, PredictedValue, beyond, total
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.overlap_fit import HOOK_S, OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
+from scaling.prediction.refusals import of_other_device, require_it_runs
 from scaling.prediction.stragglers import WAIT_SD, waiting_ratio
 from scaling.prediction.strategy import Machinery, Strategy, Term, by_host, steps_of_exchange, strategy_key
 from scaling.prediction.terms import (
-    all_reach,
+    block_terms,
     ddp_terms,
     divide_term,
     input_copy,
@@ -29,7 +30,6 @@ from scaling.prediction.terms import (
 )
 from scaling.prediction.unseen import Unseen, links_of
 from topologies.errors import TopologyError
-from topologies.model import Topology
 
 BETWEEN_GPUS = (
     *("native", "native_host", "peer_memory", "peer_memory_captured"),
@@ -71,6 +71,7 @@ class Prediction:
         busiest: the resource that bounds the longest exchange.
         notes: what was assumed or not known.
         compute_notes: those of them on the computation.
+        remarks: those of them that assume nothing.
         hidden_s: messages under the backward pass.
         waiting: for the slowest of the ranks, beyond those that were measured.
     """
@@ -86,6 +87,7 @@ class Prediction:
     busiest: str | None = None
     notes: tuple[str, ...] = ()
     compute_notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     hidden_s: float = 0.0
     waiting: PredictedValue = NOTHING
     simulated: bool = field(default=True, init=False)
@@ -181,14 +183,16 @@ class Predictor:
             shown_s = max(0.0, exposed_part.value - computed.waits_s)
             exposed_part = replace(exposed_part, value=shown_s)
             notes.append("the step waits for its loader, which goes on during the exchange")
+        after = [*after, *block_terms(strategy, self._machinery, world_size)]
         afterwards = self._sum(strategy, after, world_size, notes)
         copied = input_copy(strategy, self._machinery) if computed and computed.without_input else NOTHING
         terms = [term for bucket in (*buckets, after) for term in bucket]
         notes += [term.note for term in terms if term.note]
         notes += [words for term in terms if (words := self._calibration.rests_on(term))]
+        remarks = _remarks(cell)
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
         waiting = self._waiting(cell, computed)
-        each = 1 / steps_of_exchange(cell, notes)
+        each = 1 / steps_of_exchange(cell)
         exposed_part, afterwards = exposed_part.times(each), afterwards.times(each)
         added = exposed_part + afterwards + copied + waiting
         iteration = self._iteration(strategy, computed, added, notes) if computed else None
@@ -202,8 +206,9 @@ class Predictor:
             tuple(self._merged(terms, each)),
             "none" if alone or not terms else transport_of(strategy, self._machinery, world_size),
             longest.busiest if longest else None,
-            tuple(dict.fromkeys(notes)),
+            tuple(dict.fromkeys([*notes, *remarks])),
             compute_notes,
+            remarks,
             hidden_s,
             waiting,
         )
@@ -214,23 +219,26 @@ class Predictor:
         if computed is None or measured_ranks is None or world_size <= measured_ranks:
             return NOTHING
         now, then = (self._machinery.topology.on_nodes(size) for size in (world_size, measured_ranks))
-        ratio = waiting_ratio(computed.step_sd, now, then)
+        ratio = waiting_ratio(computed.step_sd, now, then, steps_of_exchange(cell))
         return PredictedValue.of(ratio * computed.step_s.value, "the slowest of the ranks", WAIT_SD)
 
     def _iteration(
         self, strategy: Strategy, computed: Computed, added: PredictedValue, notes: list[str]
     ) -> PredictedValue:
         cell, step = strategy.cell, without_saved_update(computed, strategy) + added
-        key, exchanges = strategy_key(strategy), int(cell["world_size"]) > 1 and cell.get("exchanges", True)
-        if exchanges and not self._calibration.is_known(key) and not self._overlap.is_known(key):
-            hooks = cell["step"] == "overlapped" and cell["aggregator"] != "all_reduce"
+        exchanges = int(cell["world_size"]) > 1 and cell.get("exchanges", True)
+        hooks = cell["step"] == "overlapped" and cell["aggregator"] != "all_reduce"
+        if exchanges and not self._is_known(strategy, hooks=hooks):
             least_sd = self._unseen.of_strategy(
                 started=computed.by_processor,
                 by_host=by_host(strategy) or strategy.codes_by_tensor,
                 hooks=hooks,
                 shards=hooks and bool(strategy.updates),
             )
-            step = step.also("a strategy that was not measured", beyond(least_sd, added.sd / step.value))
+            further_sd = beyond(least_sd, added.sd / step.value)
+            if further_sd:
+                step = step.also("a strategy that was not measured", further_sd)
+                notes.append(self._unseen.of_strategy_note(cell["aggregator_label"], cell["step"], least_sd))
         iteration, why = self._unseen.widened(
             step,
             int(cell["world_size"]),
@@ -239,6 +247,11 @@ class Predictor:
         )
         notes += [why] if why else []
         return iteration
+
+    def _is_known(self, strategy: Strategy, *, hooks: bool) -> bool:
+        """Whether a step like it was measured on several ranks: an eager one tells nothing of hooks."""
+        key, by_overlap = strategy_key(strategy), strategy.cell["step"] == "overlapped"
+        return (by_overlap and self._overlap.is_known(key)) or (not hooks and self._calibration.is_known(key))
 
     def _exposed(
         self, strategy: Strategy, buckets: Sequence[Sequence[Term]], computed: Computed, notes: list[str]
@@ -314,6 +327,14 @@ class Predictor:
         )
         if not known and self._calibration.num_observations:
             notes.append("this strategy was not measured at a smaller world size")
+        elif (
+            self._unseen.other_host
+            and world_size > 1
+            and not self._calibration.is_known(strategy_key(strategy))
+        ):
+            notes.append(
+                f"measured on one rank of another host: {ALONE_SD:.0%} of the exchange in the interval"
+            )
         if not any(term.kind in BETWEEN_GPUS for term in terms):
             return with_left_over
         host_only = strategy.cell.get("peer_access") is False
@@ -335,23 +356,17 @@ class Predictor:
         return merged.values()
 
 
+def _remarks(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    every = steps_of_exchange(cell)
+    if every == 1:
+        return ()
+    return (f"models are exchanged every {every} steps: of its time a step has 1/{every}",)
+
+
 def _held_up_s(buckets: Sequence[Sequence[Term]], backward_s: float) -> float:
     """What the host may take in hooks of our own kernels beyond the backward pass."""
     own = sum(any(term.kind not in BY_LIBRARY for term in terms) for terms in buckets)
     return max(0.0, own * HOOK_S - backward_s)
-
-
-def of_other_device(cell: Mapping[str, Any], topology: Topology) -> str | None:
-    """Why the cell's computation is none of that machine's ranks; None where it is."""
-    has_gpus, by_processor = bool(topology.machine.of_kind("gpu")), cell.get("device") == "cpu"
-    if by_processor != has_gpus:
-        return None
-    if by_processor:
-        return (
-            f"a step computed by the processor tells nothing of the GPUs of {topology.name}: say "
-            "device=cuda, and name results of GPUs by --from"
-        )
-    return f"{topology.name} has no GPUs: say device=cpu, and name results of processors by --from"
 
 
 def without_saved_update(computed: Computed, strategy: Strategy) -> PredictedValue:
@@ -360,23 +375,3 @@ def without_saved_update(computed: Computed, strategy: Strategy) -> PredictedVal
         return computed.step_s  # of local updates every rank takes its own
     saved = computed.update_s * (1 - min(1.0, strategy.gpu_update_share))
     return PredictedValue(max(0.0, computed.step_s.value - saved), computed.step_s.changes)
-
-
-def require_it_runs(strategy: Strategy, topology: Topology) -> None:
-    """Raises ScheduleError where `run` would refuse the cell: the machine's hosts or its access forbid it."""
-    cell, ranks = strategy.cell, topology.ranks(int(strategy.cell["world_size"]))
-    on_hosts = topology.on_nodes(len(ranks))
-    label = cell.get("aggregator_label", cell.get("aggregator"))
-    if strategy.one_host and len(on_hosts) > 1:
-        raise ScheduleError(
-            f"{label} goes through memory that the ranks of one host share, and {len(ranks)} ranks are on "
-            f"{len(on_hosts)} hosts of {topology.name}: it does not run there; ask for up to "
-            f"{on_hosts[0]} ranks"
-        )
-    transport = dict(cell.get("aggregator_parameters") or {}).get("transport")
-    may_access = cell.get("peer_access") is not False and all_reach(topology, len(ranks))
-    if transport in ("peer_memory", "one_kernel") and topology.num_gpus and len(ranks) > 1 and not may_access:
-        raise ScheduleError(
-            f"{label} reads the other GPUs' memory, which not all of {topology.name} reach: it does not run "
-            "there; use transport: sends or auto"
-        )

@@ -45,6 +45,7 @@ def row_of(
         "largest_terms": [{"name": name, "seconds": seconds} for name, seconds in largest_terms(prediction)],
         "notes": list(prediction.notes),
         "compute_notes": list(prediction.compute_notes),
+        "remarks": list(prediction.remarks),
     }
 
 

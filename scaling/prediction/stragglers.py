@@ -22,18 +22,24 @@ def largest_of(number: int) -> float:
     return NormalDist().inv_cdf((number - 0.375) / (number + 0.25))
 
 
-def slowest_of(num_ranks: int) -> float:
-    """What a step bound by the processor takes on the slowest of so many ranks, over one rank's median."""
-    return 1 + HOST_STEP_SD * largest_of(num_ranks)
+def slowest_of(num_ranks: int, steps: int = 1) -> float:
+    """What a step bound by the processor takes on the slowest of so many ranks, over one rank's median.
+
+    Ranks that meet after so many `steps` wait for the slowest sum of these, which scatters less.
+    """
+    return 1 + HOST_STEP_SD * largest_of(num_ranks) / math.sqrt(steps)
 
 
-def waiting_ratio(step_sd: float | None, now: Sequence[int], measured: Sequence[int]) -> float:
+def waiting_ratio(
+    step_sd: float | None, now: Sequence[int], measured: Sequence[int], steps: int = 1
+) -> float:
     """Of a step, what it waits for the slowest rank and node, beyond what was measured with fewer.
 
     Args:
         step_sd: relative, of one rank's steps; None: not known.
         now, measured: ranks of each node, and where the step was measured.
+        steps: after which the ranks meet; their scatter evens out, what nodes differ by stays.
     """
-    of_steps = (step_sd or 0.0) * (largest_of(sum(now)) - largest_of(sum(measured)))
+    of_steps = (step_sd or 0.0) / math.sqrt(steps) * (largest_of(sum(now)) - largest_of(sum(measured)))
     of_nodes = MACHINE_SD * (largest_of(len(now)) - largest_of(len(measured)))
     return math.hypot(max(0.0, of_steps), max(0.0, of_nodes))

@@ -99,12 +99,9 @@ class Strategy:
         return share
 
 
-def steps_of_exchange(cell: Mapping[str, Any], notes: list[str]) -> int:
-    """How many steps of a cell have one exchange together; a note where there are several."""
-    every = int(cell.get("sync_every") or 1)
-    if every > 1:
-        notes.append(f"models are exchanged every {every} steps: of its time a step has 1/{every}")
-    return every
+def steps_of_exchange(cell: Mapping[str, Any]) -> int:
+    """How many steps of a cell have one exchange together."""
+    return int(cell.get("sync_every") or 1)
 
 
 @dataclass

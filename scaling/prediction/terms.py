@@ -53,6 +53,13 @@ DDP_BYTES_MOVED = 4.0
 """DDP copies a gradient into its bucket and the mean back, each read and written (torch's reducer.cpp).
 Measured: 0.51 to 0.54 ms for 489 MB on an H200, where this is 0.47."""
 
+BLOCK_BYTES_MOVED = 5.0
+"""For each byte of the model, by every rank at the end of a block of local updates: what it was moved by (two
+read, one written), and the copy of the new model."""
+
+OUTER_BYTES_MOVED = {"plain": 3.0, "momentum": 8.0, "nesterov": 11.0}
+"""The same of the outer update, torch's SGD, by its operations one after another (torch/optim/sgd.py)."""
+
 
 def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> str:
     """How ranks exchange: by the study's `peer_access`, the machine, and what the aggregator asks for."""
@@ -132,6 +139,22 @@ def divide_term(num_elements: int, strategy: Strategy, machinery: Machinery, wor
     if strategy.cast:
         terms.append(Term("gpu_work", "cast", 0.0, gradient_s * CAST_BYTES_MOVED))
     return terms
+
+
+def block_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
+    """What the end of a block of local updates goes through on each rank, besides its exchange."""
+    name = strategy.cell.get("outer_update")
+    gpus = machinery.topology.machine.of_kind("gpu")
+    if name is None or (gpus and gpus[0].bandwidth_bytes_per_s is None):
+        return []
+    by_update = OUTER_BYTES_MOVED["nesterov" if name == "nesterov" else "momentum"]
+    if not strategy.cell.get("outer_momentum"):
+        by_update = OUTER_BYTES_MOVED["plain"]
+    share = strategy.gpu_update_share if strategy.updates else 1.0
+    work = Update("replica", strategy.num_elements, bytes_moved=BLOCK_BYTES_MOVED + share * by_update)
+    priced = simulate_plan([work], machinery.topology, world_size).seconds
+    terms = [Term("gpu_work" if gpus else "host_work", "end of a block", 0.0, priced)]
+    return _among(terms, machinery, world_size)
 
 
 def ddp_terms(strategy: Strategy, machinery: Machinery) -> list[Term]:

@@ -69,18 +69,24 @@ class Unseen:
             return priced
         return priced.also("a link that was not measured", beyond(LINK_SD, priced.relative_sd))
 
-    def of_strategy(self, *, started: bool, by_host: bool, hooks: bool, shards: bool) -> float:
+    def of_strategy(self, *, started: bool | None, by_host: bool, hooks: bool, shards: bool) -> float:
         """The least deviation of a step whose strategy was not measured on several ranks, relative.
 
         Args:
-            started: the processor bounds the step.
+            started: the processor bounds the step; None: not known, and taken so.
             by_host: the processor sums, copies or codes for it.
             hooks: an overlapped step, not by DDP's all-reduce.
             shards: of these, one of which each rank updates a share.
         """
         started_sd = STARTED_BY_HOST_SD if by_host else STARTED_SD
         hooked_sd = HOOKED_SD if shards or (hooks and self.other_host) else 0.0
-        return max(started_sd if started and self.other_host else 0.0, hooked_sd)
+        return max(started_sd if started is not False and self.other_host else 0.0, hooked_sd)
+
+    def of_strategy_note(self, label: str, step: str, least_sd: float) -> str:
+        """What to say of a step that is widened so."""
+        host = ", and neither was this host" * self.other_host
+        what = f"{label}'s {step} step was not measured on several ranks{host}"
+        return f"{what}: at least {least_sd:.0%} in the interval"
 
     def widened(
         self, step: PredictedValue, world_size: int, *, captured: bool, through_host: bool

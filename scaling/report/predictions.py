@@ -76,7 +76,8 @@ class PredictedCell:
             ("computation", off_compute_s), ("exchange", off_exchange_s), key=lambda part: abs(part[1])
         )
         compute_notes = self.predicted["compute_notes"]
-        others = [note for note in self.predicted.get("notes") or [] if note not in compute_notes]
+        apart = [*compute_notes, *(self.predicted.get("remarks") or [])]
+        others = [note for note in self.predicted.get("notes") or [] if note not in apart]
         notes = compute_notes if part == "computation" else others
         return {"part": part, "off_s": off_s, "notes": notes, "transport": self.predicted.get("transport")}
 

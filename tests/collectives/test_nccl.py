@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from scaling.collectives.nccl import nccl_price
@@ -47,6 +49,34 @@ def test_ring_between_nodes_crosses_the_network_once_a_node_each_way():
     for nodes, (inside, across) in hops.items():
         expected = 1.4 * (8.4e-6 + inside * 3.4e-6 + across * 14e-6)
         assert by_nodes[nodes].latency_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("Tesla P40", 1.9), ("NVIDIA GeForce RTX 2080 Ti", 1.9), ("NVIDIA L40S", 1.4), ("NVIDIA H200", 1.4)],
+)
+def test_rings_between_nodes_of_gpus_older_than_ampere_wait_longer(name, factor):
+    expected = factor * (8.4e-6 + 2 * (16 - 4) * 3.4e-6 + 2 * 3 * 14e-6)
+    assert time(of_gpus(name, 4), 16, 2**33).latency_s == pytest.approx(expected)
+
+
+def of_gpus(name, nodes=1):
+    known = machine(nodes=nodes)
+    devices = tuple(
+        replace(device, name=name) if device.kind == "gpu" else device for device in known.machine.devices
+    )
+    return replace(known, machine=replace(known.machine, devices=devices))
+
+
+def test_low_latency_moves_as_much_between_l4_as_between_those_of_ampere():
+    prices = [time(of_gpus(name), 4, 2**16) for name in ("NVIDIA L4", "NVIDIA A100", "NVIDIA H200")]
+    assert prices[0] == prices[1] != prices[2]
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("NVIDIA L4", False), ("A GPU", True)])
+def test_gpus_of_unknown_age_are_said(name, is_said):
+    found = Predictor(Machinery(of_gpus(name))).predict(strategy(cell(4, "all_reduce")))
+    assert any("compute capability of 'A GPU' not known" in note for note in found.notes) == is_said
 
 
 def test_two_nodes_take_a_tree_that_passes_each_byte_once_each_way():

@@ -248,3 +248,19 @@ def test_a_noisy_point_makes_its_own_batch_uncertain_alone():
     model = ComputeModel([noisy, alone(1024, 2.0e-3), alone(2048, 4.0e-3)])
     assert model.step(cell(2), 256).step_s.relative_sd > 0.25
     assert model.step(cell(2), 1024).step_s.relative_sd < 0.05
+
+
+def test_what_bounds_a_step_is_known_where_the_captured_one_was_measured():
+    eager, captured = alone(64, 3e-3), alone(64, 1e-3, step="captured")
+    assert ComputeModel([eager]).step(cell(2), 64).by_processor is None
+    both = ComputeModel([eager, captured])
+    assert both.step(cell(2), 64).by_processor is True
+    assert both.step(cell(2, step="captured"), 64).by_processor is False
+    slower = ComputeModel([eager, replace(captured, iteration_s=2.9e-3)])
+    assert slower.step(cell(2), 64).by_processor is False
+
+
+def test_ranks_that_meet_after_a_block_wait_less_for_the_slowest():
+    model = ComputeModel([alone(64, 3e-3), alone(64, 1e-3, step="captured")])
+    every_step, block = (model.step(cell(4, sync_every=n), 64).step_s.value / 3e-3 - 1 for n in (1, 16))
+    assert block == pytest.approx(every_step / 4)

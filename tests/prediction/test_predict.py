@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from scaling.bucket import BucketLayout
+from scaling.prediction.calibration import Calibration
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.measured import measured_cells
@@ -10,9 +11,10 @@ from scaling.prediction.overlapped import ddp_buckets, exposed
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import reason_row, row_of, text_table
 from scaling.prediction.sources import Sources
-from scaling.prediction.strategy import Machinery, Strategy
+from scaling.prediction.strategy import Machinery, Strategy, strategy_key
+from scaling.prediction.unseen import HOOKED_SD, Unseen
 from scaling.prediction.what_if import what_if
-from tests.prediction.conftest import cell, machine, measured, strategy
+from tests.prediction.conftest import NUM_ELEMENTS, cell, machine, measured, strategy
 
 
 def model():
@@ -198,12 +200,55 @@ def test_a_machine_with_another_number_of_gpus_is_less_certain_and_says_so():
 
 def test_local_updates_have_their_part_of_the_exchange_and_say_so():
     plain, block = predicted(cell(4)), predicted(cell(4, sync_every=8, outer_update="average"))
-    assert block.exchange.value == pytest.approx(plain.exchange.value / 8)
-    assert block.exposed_exchange.value == pytest.approx(plain.exposed_exchange.value / 8)
-    assert [term.seconds for term in block.terms] == [pytest.approx(term.seconds / 8) for term in plain.terms]
-    assert block.iteration.value - plain.compute.value == pytest.approx(plain.exchange.value / 8)
+    end = block.terms[-1]
+    assert end.name == "end of a block"
+    # 8 times each byte of the model is read or written: its movement, the outer update, the copy.
+    assert 8 * end.seconds == pytest.approx(8 * 4 * NUM_ELEMENTS / 1500e9)
+    assert block.exchange.value == pytest.approx(plain.exchange.value / 8 + end.seconds)
+    assert block.exposed_exchange.value == pytest.approx(plain.exposed_exchange.value / 8 + end.seconds)
+    shared = [term.seconds / 8 for term in plain.terms]
+    assert [term.seconds for term in block.terms[:-1]] == pytest.approx(shared)
+    assert block.iteration.value - plain.compute.value == pytest.approx(block.exchange.value)
     assert any("exchanged every 8 steps" in note for note in block.notes)
+    assert block.remarks == tuple(note for note in block.notes if "exchanged every" in note)
     assert not any("exchanged every" in note for note in plain.notes)
+
+
+def test_an_outer_momentum_is_read_and_written_at_the_end_of_a_block():
+    ends = [
+        predicted(cell(4, sync_every=2, outer_update=name, outer_momentum=momentum)).terms[-1].seconds
+        for name, momentum in (("average", None), ("block_momentum", 0.75), ("nesterov", 0.9))
+    ]
+    assert [end / ends[0] for end in ends] == pytest.approx([1, 13 / 8, 16 / 8])
+
+
+def on_another_host(values, *, captured=False):
+    steps = [("eager", 9e-3), ("overlapped", 9e-3), ("captured", 8.9e-3)]
+    cells = [measured(cell(1, "none", local_batch=1024, step=name), s) for name, s in steps]
+    there, known = machine(), cells if captured else cells[:2]
+    host = [replace(device, cores=64) if device.kind == "cpu" else device for device in there.machine.devices]
+    here = replace(there, machine=replace(there.machine, devices=tuple(host)))
+    sources = Sources(known, (), there, measured_on=[there])
+    return sources.predictor(here, lambda own, _: strategy(own))[0].predict(strategy(values))
+
+
+def test_on_another_host_what_may_be_bound_by_the_processor_is_less_certain_and_says_so():
+    unknown, gpu_bound = (on_another_host(cell(2, local_batch=1024), captured=own) for own in (False, True))
+    assert unknown.iteration.relative_sd >= 0.15 > gpu_bound.iteration.relative_sd
+    said = "ring's eager step was not measured on several ranks, and neither was this host: at least 15%"
+    assert any(said in note for note in unknown.notes)
+    assert not any("neither was this host" in note for note in gpu_bound.notes)
+
+
+def test_what_an_eager_step_took_tells_nothing_of_hooks():
+    values = cell(2, step="overlapped", local_batch=1024)
+    eager = strategy({**values, "step": "eager"})
+    known = Calibration(left_over={strategy_key(eager): (0.0, 0.05, 2, {})})
+    cells = [measured(cell(1, "none", local_batch=1024, step=s), 9e-3) for s in ("overlapped", "captured")]
+    predictor = Predictor(Machinery(machine()), ComputeModel(cells), known, unseen=Unseen(other_host=True))
+    hooks, launched = (predictor.predict(own) for own in (strategy(values), eager))
+    assert hooks.iteration.relative_sd >= HOOKED_SD > launched.iteration.relative_sd
+    assert any("ring's overlapped step was not measured" in note for note in hooks.notes)
 
 
 def test_measured_local_updates_calibrate_nothing():

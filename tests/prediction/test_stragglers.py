@@ -6,7 +6,7 @@ import pytest
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import row_of
-from scaling.prediction.stragglers import MACHINE_SD, largest_of, waiting_ratio
+from scaling.prediction.stragglers import MACHINE_SD, largest_of, slowest_of, waiting_ratio
 from scaling.prediction.strategy import Machinery
 from scaling.prediction.unseen import Unseen
 from tests.prediction.conftest import cell, machine, measured, strategy
@@ -28,6 +28,12 @@ def test_wait_grows_with_ranks_by_the_spread_of_one_and_with_nodes_by_that_of_ma
     assert of_steps == sorted(of_steps)
     assert of_steps[1] == pytest.approx(0.05 * largest_of(8))
     assert waiting_ratio(None, [8] * 512, [1]) == pytest.approx(MACHINE_SD * largest_of(512))
+
+
+def test_over_a_block_of_steps_their_scatter_evens_out_and_what_nodes_differ_by_does_not():
+    assert waiting_ratio(0.05, [8], [1], 16) == pytest.approx(waiting_ratio(0.05, [8], [1]) / 4)
+    assert waiting_ratio(None, [8] * 4, [1], 16) == waiting_ratio(None, [8] * 4, [1])
+    assert slowest_of(8, 16) - 1 == pytest.approx((slowest_of(8) - 1) / 4)
 
 
 def predicted(step_sd):

@@ -60,3 +60,10 @@ def test_pcie_is_another_link_than_nvlink_and_processes_have_none():
     assert links_of(load("pcie-8"), 2, host_only=False) == {"pcie"}
     assert not links_of(load("pcie-8"), 1, host_only=False)
     assert not links_of(load("cpu-2"), 2, host_only=False)
+
+
+@pytest.mark.parametrize(("started", "sd"), [(True, 0.35), (None, 0.35), (False, 0.0)])
+def test_a_step_of_which_nothing_tells_what_bounds_it_is_taken_as_bound_by_the_processor(started, sd):
+    arguments = {"started": started, "by_host": True, "hooks": False, "shards": False}
+    assert Unseen(other_host=True).of_strategy(**arguments) == sd
+    assert Unseen().of_strategy(**arguments) == 0

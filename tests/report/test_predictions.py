@@ -111,6 +111,20 @@ def test_steps_whose_phases_tell_of_another_time_leave_open_what_failed(study):
     assert "the wrong part is not known" in one.failed_assumption()
 
 
+def test_what_is_no_assumption_did_not_fail(study):
+    spans = {"forward_s": 0.004, "backward_s": 0.005, "communicate_s": 0.001}
+    lines = [
+        [{"iteration": n, "warmup": False, "step_s": 0.010, **spans} for n in range(3)] for _ in range(2)
+    ]
+    cell = study.add([lines], aggregator="ring", world_size=2)
+    notes = ["rates as in the machine file", "models are exchanged every 8 steps"]
+    changes = {"compute_s": 0.009, "exposed_comm_s": 0.011, "notes": notes, "remarks": notes[1:]}
+    study.folder.write_predictions([predicted(cell, 0.020, **changes)])
+    (one,) = read_predictions(study.folder, to_rows(summary_table(study.folder)))
+    assert "rates as in the machine file" in one.failed_assumption()
+    assert "every 8 steps" not in one.failed_assumption()
+
+
 @pytest.fixture
 def variants(study):
     """Cells that differ in memory format, precision, the peers' access and augmentation alone."""
