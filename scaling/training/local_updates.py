@@ -80,7 +80,6 @@ class LocalStep:
 
     @property
     def notes(self) -> list[str]:
-        """See `Step`."""
         return [*self._own.notes, *dict.fromkeys(note for part in self._blocks for note in part.state.notes)]
 
     @property
@@ -93,16 +92,14 @@ class LocalStep:
         self._own.set_learning_rate(rate)
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        """Every phase can be marked as it is."""
         return True
 
     def check(self) -> None:
-        """See `Step`."""
         for part in self._blocks:
             part.state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """A step of this rank's own; the last one of a block ends it. See `Step`."""
+        """A step of this rank's own; the last one of a block ends it."""
         loss = self._own(inputs, targets, marks)
         self._count += 1
         if self._count == self.sync_every:
@@ -168,65 +165,28 @@ def end_block(step: TrainingStep) -> None:
         step.end_block()
 
 
-class OneBlock:
+class OneBlock(LocalStep):
     """A whole block as one step, for the checks of exchanges and updates: a few local steps, then its end.
 
     Args:
-        step: between two blocks.
+        step: between two blocks; it and this one are the same but for how they are called.
     """
 
-    settle_profiled = False
-
     def __init__(self, step: LocalStep) -> None:
-        self._step = step
-        self.treatment = GradientTreatment(AS_THEY_ARE, FLOAT32, step.replica.trainable[0].device)
+        self.__dict__ = step.__dict__
 
     @property
-    def record(self) -> Record | None:
-        """That of the block's exchange."""
-        return self._step.record
-
-    @record.setter
-    def record(self, record: Record | None) -> None:
-        self._step.record = record
-
-    @property
-    def replica(self) -> FlatReplica:
-        """This rank's model."""
-        return self._step.replica
-
-    @property
-    def notes(self) -> list[str]:
-        """See `Step`."""
-        return self._step.notes
-
-    @property
-    def optimizer_state_bytes(self) -> int:
-        """See `Step`."""
-        return self._step.optimizer_state_bytes
+    def treatment(self) -> GradientTreatment:
+        return GradientTreatment(AS_THEY_ARE, FLOAT32, self.replica.trainable[0].device)
 
     def set_learning_rate(self, rate: float) -> None:
         """That of the outer update is fixed."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Step`."""
-        return self._step.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Step`."""
-        self._step.load_state_dict(state)
-
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        """No phases are asked of it."""
         return False
 
-    def check(self) -> None:
-        """See `Step`."""
-        self._step.check()
-
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """The block; gives its last loss."""
-        for _ in range(min(self._step.sync_every, CHECKED_STEPS)):
-            loss = self._step(inputs, targets, marks)
-        self._step.end_block(marks.phase)
+        for _ in range(min(self.sync_every, CHECKED_STEPS)):
+            loss = super().__call__(inputs, targets, marks)
+        self.end_block(marks.phase)
         return loss
