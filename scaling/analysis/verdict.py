@@ -106,6 +106,7 @@ def verdict_of(
         "lacks_one_worker": sizes[0] > 1 and measured["speedup"] is None and row["arm"] is None,
         "open_world_sizes": open_sizes,
         "untrained": _untrained(candidates, excluded),
+        "lossy_sizes": sorted(_untrained_sizes(excluded) - {*sizes}),
         **measured,
         "setting": _choice_setting(choice, ties),
         "shared": _shared(choice, ties),
@@ -176,6 +177,11 @@ def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) ->
     ]
     best = max(rows, key=lambda row: float(row["samples_per_s"]), default=None)
     return best and {name: best[name] for name in ("aggregator", "world_size", "speedup", "wire")}
+
+
+def _untrained_sizes(excluded: Sequence[Excluded]) -> set[int]:
+    rows = [other.row for other in excluded if other.row and other.reason.kind == "lossy_not_trained"]
+    return {row["world_size"] for row in rows if row["iteration_s"] is not None}
 
 
 def _lossy(choice: Candidate, excluded: Sequence[Excluded]) -> dict[str, list[str]]:

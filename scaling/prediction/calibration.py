@@ -74,7 +74,7 @@ LEFT_OVER_SD = 0.06
 H200 GPUs to four (23 strategies, without the noise; 3 to 6% with any one folder left out)."""
 
 ALONE_SD = 0.45
-"""The same of what one rank took on one host and several take on another: they share its processor and meet.
+"""Deviation of a host's exchange, measured on one rank of one host, for ranks of another that share it.
 Measured: 58% of the exchange over 7 strategies of the host (paper-2xh200), 31% over 12 on the same hosts."""
 
 NAMES = {

@@ -58,7 +58,7 @@ BLOCK_BYTES_MOVED = 5.0
 read, one written), and the copy of the new model."""
 
 OUTER_BYTES_MOVED = {"plain": 3.0, "momentum": 8.0, "nesterov": 11.0}
-"""The same of the outer update, torch's SGD, by its operations one after another (torch/optim/sgd.py)."""
+"""Bytes moved for each byte of the model by the outer update, torch's SGD (torch/optim/sgd.py)."""
 
 
 def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> str:

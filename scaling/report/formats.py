@@ -64,7 +64,7 @@ def of_speedup(values: Mapping[str, Any]) -> str:
 
 
 def of_times(values: Mapping[str, Any]) -> str:
-    """The same of `times`, a ratio with an `interval`, which is None where one launch shows none."""
+    """` ±1.2%`: behind a ratio `times` with its `interval`; nothing where one launch shows none."""
     return f" ±{half_width_percent(values['times'], *values['interval'])}" if values["interval"] else ""
 
 

@@ -14,7 +14,14 @@ from scaling.study.parts import SIZE_WORDS, TrainingPart
 from scaling.study.places import default_threads, device_of, world_sizes_on
 from scaling.study.sharing import check_sharing, notes_on_sharing, workers_a_gpu
 from scaling.study.step_rules import check_accumulation, check_step_keys, check_workload
-from scaling.study.variants import check_optimizer_keys, optimizer_fields, optimizers_of, precisions, variants
+from scaling.study.variants import (
+    check_optimizer_keys,
+    is_todays_step,
+    optimizer_fields,
+    optimizers_of,
+    precisions,
+    variants,
+)
 from scaling.study.workloads import ChosenWorkload, choose
 from scaling.training.outer_updates import outer_fields
 from scaling.training.replica import require_dtypes
@@ -120,8 +127,7 @@ def _combinations(
                 "aggregator_parameters": aggregator.parameters(),
                 "aggregator_label": aggregator.label(),
                 "exchanges": aggregator.exchanges,
-                "lossy": aggregator.lossy
-                or any(variant[key] is not None for key in ("wire", "outer_update")),
+                "lossy": aggregator.lossy or variant["wire"] is not None or not is_todays_step(variant, size),
                 "step": step,
                 "world_size": size,
                 "local_batch": local,

@@ -161,6 +161,14 @@ def local_updates(part: TrainingPart, step: str, aggregator: Aggregator[Any]) ->
     return found
 
 
+def is_todays_step(variant: Mapping[str, Any], world_size: int) -> bool:
+    """Whether local updates, if any, train as without them: the mean is of one model, or of models that took
+    one step of SGD, which is linear in the gradient unless that is clipped."""
+    is_linear = variant["sync_every"] == 1 and variant["optimizer"] == "sgd" and variant["clip_norm"] is None
+    is_mean = variant["outer_update"] in WITHOUT_MOMENTUM
+    return variant["outer_update"] is None or (is_mean and (world_size == 1 or is_linear))
+
+
 def can_be_local(step: str, aggregator: Aggregator[Any]) -> bool:
     """Whether models can be brought together so: the mean of what ranks moved by, exact or in 16 bits."""
     return step == "eager" and aggregator.exchanges and (not aggregator.lossy or aggregator.name in WIRES)

@@ -222,7 +222,7 @@ class FullyShardedStep:
             _local(values).zero_() if saved is None else _local(values).copy_(saved)
 
     def check(self) -> None:
-        """See `Step`."""
+        """Torch raises what goes wrong by itself."""
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """Forward, backward and update can be marked, the exchange cannot."""

@@ -145,7 +145,7 @@ class NoiseProbe:
         return gradient.div_(self._group.world_size)
 
     def _recomputed(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The same, by passes of their own; on one rank the small ones are those of each pass."""
+        """[2]: these by passes of their own; on one rank the first is the mean over the passes."""
         replica, count, world_size = self._step.replica, self._passes, self._group.world_size
         parts = torch.zeros((), dtype=torch.float64, device=inputs.device)
         total: Tensor | None = None

@@ -41,6 +41,13 @@ def test_slow_lossy_aggregator_is_not_called_as_fast(study):
     assert "lossy" not in told(study)
 
 
+def test_workers_that_were_measured_with_lossy_aggregators_alone_are_not_called_unmeasured(study):
+    add(study, "none", 1, 1.0)
+    assert "Only 1 worker was measured: speedup unknown." in told(study)
+    add(study, "one_bit", 2, 1.2, lossy=True)
+    assert "was measured without loss, 2 with lossy settings of unknown accuracy: speedup" in told(study)
+
+
 def test_lossy_aggregator_in_another_setting_is_not_called_as_fast(study):
     add(study, "none", 1, 1.0, device="cuda", peer_access=True)
     add(study, "all_reduce", 2, 0.55, device="cuda", peer_access=True)

@@ -32,6 +32,15 @@ class TestCells:
         assert [of(plain), of(block)] == [(1, None, None, None), (4, "average", None, None)]
         assert (plain.lossy, block.lossy) == (False, True)
 
+    def test_a_mean_of_one_model_or_of_single_steps_of_sgd_loses_nothing(self):
+        every = {"sync_every": [1, 4], "outer_update": ["average", "nesterov"], "world_sizes": [1, 2]}
+        exact = {(c.world_size, c.sync_every, c.outer_update) for c in cells(**every) if not c.lossy}
+        alone = {(1, 1, "average"), (1, 4, "average")}
+        assert exact == alone | {(2, 1, "average")}
+        for changed in ({"optimizer": "adamw"}, {"clip_norm": 1.0}):
+            found = cells(**every, **changed)
+            assert {(c.world_size, c.sync_every, c.outer_update) for c in found if not c.lossy} == alone
+
     def test_numbers_have_the_defaults_of_their_papers_and_of_cntk(self):
         names = ["average", "block_momentum", "nesterov", "cntk_model_averaging", "cntk_block_momentum"]
         found = cells(sync_every=2, outer_update=names, world_sizes=[4])
