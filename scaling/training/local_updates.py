@@ -8,8 +8,8 @@
    block's start; every replica becomes that copy, bit for bit.
 
 A step sends an H-th of what an exchange sends; the copy and the outer gradient take as much memory as the
-model twice. With H = 1, `average` and SGD without momentum a block is today's step, within rounding: the mean
-of start - rate g is start - rate times the mean of g. Statistics of batch normalisation stay each rank's own.
+model twice. With H = 1, `average` and SGD a block is today's step, within rounding: what the ranks move by,
+with momentum too, is linear in their gradients. Statistics of batch normalisation stay each rank's own.
 """
 
 from __future__ import annotations

@@ -86,11 +86,14 @@ def moved(start: torch.Tensor, rank: int, block: int, settings=PLAIN) -> torch.T
 class TestLaws:
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("world_size", [1, 2, 4])
+    @pytest.mark.parametrize("settings", [PLAIN, MOMENTUM], ids=["plain", "momentum"])
     @pytest.mark.parametrize("aggregator", AGGREGATORS)
-    def test_blocks_of_one_step_of_plain_sgd_are_todays_steps_within_rounding(self, aggregator, world_size):
+    def test_blocks_of_one_step_of_sgd_are_todays_steps_within_rounding(
+        self, aggregator, settings, world_size
+    ):
         def work(group):
-            block = local(group, every=1, aggregator=aggregator)
-            step = EagerStep(FlatReplica(network()), create(aggregator), PLAIN, group)
+            block = local(group, settings, every=1, aggregator=aggregator)
+            step = EagerStep(FlatReplica(network()), create(aggregator), settings, group)
             for batch in batches(group.rank):
                 block(*batch)
                 step(*batch)
