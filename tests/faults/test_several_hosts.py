@@ -8,11 +8,14 @@ import subprocess
 import pytest
 import yaml
 
-from tests.faults.commands import WORKLOAD, command_in, in_general, line_with, study_of, worker
+from tests.faults.commands import FEW, WORKLOAD, command_in, in_general, line_with, study_of, worker
 from tests.ranks import free_port
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.processes
+
+# Ten exchanges are checked before the warm-up, so that these are in timed steps.
+TIMED_CALLS = range(FEW["warmup"] + 20, 60)
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def on_two_hosts(tmp_path, draw, need):
 
     def run(fault, **more):
         rank = draw.randrange(4)
-        plant = {"name": "planted:Plant", "fault": fault, "rank": rank, "call": draw.randrange(20, 60)}
+        plant = {"name": "planted:Plant", "fault": fault, "rank": rank, "call": draw.choice(TIMED_CALLS)}
         plant = {**plant, "once": str(tmp_path / "once"), **more}
         command = command_in(tmp_path)
         command.environment["GLOO_SOCKET_IFNAME"] = "lo"
