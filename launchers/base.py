@@ -28,11 +28,7 @@ JOIN_TIMEOUT_S = 300.0
 
 
 def join_timeout_s(environ: Mapping[str, str]) -> float:
-    """SCALING_JOIN_TIMEOUT_S, or the default.
-
-    Raises:
-        ValueError: it is no positive number.
-    """
+    """SCALING_JOIN_TIMEOUT_S, or the default. Raises ValueError: it is no positive number."""
     text = environ.get(JOIN_TIMEOUT_VARIABLE, "") or str(JOIN_TIMEOUT_S)
     try:
         value = float(text)
@@ -70,12 +66,9 @@ def _has_loopback() -> bool:
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What workers of this host are started with.
-
-    Attributes:
-        folder: in which they start, and from which Python imports first; None: the command's.
-        variables: set in addition to the command's; None: removed from them.
-    """
+    """What workers of this host are started with. `folder`: in which they start, and from which Python
+    imports first (None: the command's); `variables`: set in addition to the command's (None: removed from
+    them)."""
 
     python: str = sys.executable
     folder: Path | None = None
@@ -127,14 +120,8 @@ class Launcher(ABC):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], workers_per_node: int | None = None) -> Launcher:
-        """The launcher as it is here.
-
-        Args:
-            workers_per_node: at most, where there are several nodes; None: as many as a node has GPUs.
-
-        Raises:
-            ValueError: it cannot be used here; what to do.
-        """
+        """The launcher as it is here. `workers_per_node`: at most, where there are several nodes (None: as
+        many as a node has GPUs). Raises ValueError: it cannot be used here; what to do."""
         refuse_workers_per_node(cls.name, workers_per_node)
         return cls()
 
@@ -144,11 +131,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
-        """The command line that starts the workers; it ends when they have ended.
-
-        Raises:
-            ValueError: the nodes do not hold them.
-        """
+        """The command line that starts the workers; it ends when they have ended. Raises ValueError: the
+        nodes do not hold them."""
 
     def environment(self, spec: LaunchSpec) -> dict[str, str]:
         """The variables that the launch adds to the environment, which is passed through whole."""
@@ -167,11 +151,8 @@ class Launcher(ABC):
         return {RANK_VARIABLES: ",".join(self.rank_variables[name] for name in FIELDS)}
 
     def before_start(self) -> None:  # noqa: B027  # most need nothing
-        """To be called before each launch; most have nothing to wait for.
-
-        Raises:
-            ValueError: none can be started now.
-        """
+        """To be called before each launch; most have nothing to wait for. Raises ValueError: none can be
+        started now."""
 
     def why_not_started(self, log: str) -> str | None:
         """Why no worker began, from what a launch printed; None: the launch is tried once more."""

@@ -26,10 +26,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 class Running(Protocol):
     """A launch under way: a launcher's process (`subprocess.Popen`), or `launchers.zygote.ForkedLaunch`.
-
-    Attributes:
-        pid: its process, and the process group of what it started.
-    """
+    `pid`: its process, and the process group of what it started."""
 
     pid: int
 
@@ -65,13 +62,7 @@ def start_any(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], folder: Path
 ) -> subprocess.Popen[bytes]:
     """Starts a command that is no launcher's: all that it starts ends with it (`launchers.keeper`).
-
-    Args:
-        command, environment, output, folder: as of `start`.
-
-    Raises:
-        OSError: it does not start.
-    """
+    `command`, `environment`, `output`, `folder`: as of `start`. Raises OSError: it does not start."""
     reader, writer = os.pipe()
     keeper = str(Path(__file__).with_name("keeper.py"))
     try:
@@ -89,11 +80,8 @@ def start_any(
 def run_to_end(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], limit_s: float
 ) -> int | None:
-    """Starts a command, waits for it and returns its exit code; None if it ran past the limit.
-
-    Args:
-        limit_s: seconds after which it is ended with all that it started, as on Ctrl-C.
-    """
+    """Starts a command, waits for it and returns its exit code; None if it ran past the limit. `limit_s`:
+    seconds after which it is ended with all that it started, as on Ctrl-C."""
     process = start(command, environment, output)
     try:
         return process.wait(limit_s)
@@ -168,10 +156,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def end(process: Running) -> None:
-    """Ends a launch and everything it started, in sessions of its own too.
-
-    The launch and its group are asked first; what outlives the launch, which has to wait for it, is killed.
-    """
+    """Ends a launch and everything it started, in sessions of its own too. The launch and its group are asked
+    first; what outlives the launch, which has to wait for it, is killed."""
     below = []
     for pid in [] if process.poll() is not None else descendants(process.pid):
         with suppress(OSError):  # it has ended

@@ -89,13 +89,9 @@ class RankError(ValueError):
 
 @dataclass(frozen=True)
 class RankInfo:
-    """This process's place among the workers.
-
-    Attributes:
-        job_id: the launcher's own number for the job, if it has one.
-        table: which of TABLES that is, or the launcher's name where it says RANK_VARIABLES.
-        passed_over: tables of which only some variables are set, in words; "" if none.
-    """
+    """This process's place among the workers. `job_id`: the launcher's own number for the job, if it has one;
+    `table`: which of TABLES that is, or the launcher's name where it says RANK_VARIABLES; `passed_over`:
+    tables of which only some variables are set, in words; "" if none."""
 
     rank: int
     local_rank: int
@@ -109,12 +105,8 @@ class RankInfo:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> RankInfo:
-        """Reads the first table all of whose variables are set.
-
-        Raises:
-            RankError: there is none, or a value is no number or out of range. Never a world of one by
-                default.
-        """
+        """Reads the first table all of whose variables are set. Raises RankError: there is none, or a value
+        is no number or out of range. Never a world of one by default."""
         own = _table_of_launcher(environ)
         tables = own | {name: table for name, table in TABLES.items() if name not in own}
         half_set: list[str] = []
@@ -149,13 +141,9 @@ class RankInfo:
         )
 
     def meeting_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables by which torch.distributed's ranks meet, where the launcher sets none.
-
-        srun sets none of them; a launcher with a table of its own sets where they meet.
-
-        Raises:
-            RankError: they cannot be distinguished from Slurm's.
-        """
+        """The variables by which torch.distributed's ranks meet, where the launcher sets none. srun sets none
+        of them; a launcher with a table of its own sets where they meet. Raises RankError: they cannot be
+        distinguished from Slurm's."""
         place = {"RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
         if self.table in SET_NO_MEETING and not environ.get("MASTER_ADDR"):
             raise RankError(

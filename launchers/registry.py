@@ -30,11 +30,8 @@ def targets() -> dict[str, str]:
 
 
 def launcher_class(name: str) -> type[Launcher]:
-    """The launcher of that name, or the class that `module:Class` names.
-
-    Raises:
-        ValueError: there is none; the message lists those that there are.
-    """
+    """The launcher of that name, or the class that `module:Class` names. Raises ValueError: there is none;
+    the message lists those that there are."""
     known = targets()
     target = known.get(name, name)
     module, colon, attribute = target.partition(":")

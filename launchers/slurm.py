@@ -44,8 +44,7 @@ class JobOptions:
         directives: further options of sbatch, each as it stands after `#SBATCH`.
         join_timeout_s: seconds which workers wait for each other at the start of a launch.
 
-    Raises:
-        ValueError: an option is of the wrong form, or the nodes do not hold the largest world size.
+    Raises ValueError: an option is of the wrong form, or the nodes do not hold the largest world size.
     """
 
     study: str
@@ -98,11 +97,8 @@ class JobOptions:
 
 
 def seconds_of(time: str) -> int:
-    """Seconds of a time in one of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
-
-    Raises:
-        ValueError: it is of another form.
-    """
+    """Seconds of a time in one of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises ValueError: it is
+    of another form."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII)
     if match is None:
         raise ValueError(f"time {time!r} is not of Slurm's form; write HH:MM:SS, or D-HH:MM:SS")
@@ -277,11 +273,8 @@ class SubmitError(ValueError):
 
 
 def submit(script: str) -> str:
-    """Submits a job to be run in the current folder; returns its id.
-
-    Raises:
-        SubmitError: with what sbatch says.
-    """
+    """Submits a job to be run in the current folder; returns its id. Raises SubmitError: with what sbatch
+    says."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"],

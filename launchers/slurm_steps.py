@@ -39,15 +39,9 @@ class SlurmLauncher(Launcher):
     def from_environment(
         cls, environ: Mapping[str, str], workers_per_node: int | None = None
     ) -> SlurmLauncher:
-        """What the variables of the job say.
-
-        Args:
-            environ: of a process on the job's first node, as its batch script is.
-            workers_per_node: at most; None: as many as the job has GPUs there.
-
-        Raises:
-            ValueError: this is no Slurm job, or a variable is missing or wrong.
-        """
+        """What the variables of the job say. `environ`: of a process on the job's first node, as its batch
+        script is; `workers_per_node`: at most (None: as many as the job has GPUs there). Raises ValueError:
+        this is no Slurm job, or a variable is missing or wrong."""
         nodes, gpus = environ.get("SLURM_JOB_NUM_NODES", ""), environ.get("SLURM_GPUS_ON_NODE", "")
         if not nodes.isdecimal():
             raise ValueError(
@@ -74,11 +68,8 @@ class SlurmLauncher(Launcher):
         """The command line of srun that starts the workers."""
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
-        """The command line that starts the workers.
-
-        Raises:
-            ValueError: the job's nodes do not hold that many workers, or not equally many each.
-        """
+        """The command line that starts the workers. Raises ValueError: the job's nodes do not hold that many
+        workers, or not equally many each."""
         nodes = nodes_for(spec.world_size, self.workers_per_node)
         if nodes > self.nodes:
             raise ValueError(
@@ -96,11 +87,8 @@ class SlurmLauncher(Launcher):
         }
 
     def before_start(self) -> None:
-        """To be called before each launch: waits until the one before has given the port back.
-
-        Raises:
-            ValueError: something else holds it.
-        """
+        """To be called before each launch: waits until the one before has given the port back. Raises
+        ValueError: something else holds it."""
         deadline = time.monotonic() + PORT_WAIT_S
         while not port_is_free(self.port):
             if time.monotonic() > deadline:
@@ -125,11 +113,8 @@ class SlurmLauncher(Launcher):
 
 
 def nodes_for(world_size: int, workers_per_node: int) -> int:
-    """The number of nodes that a launch takes: as few as hold it.
-
-    Raises:
-        ValueError: the workers cannot be spread evenly over them.
-    """
+    """The number of nodes that a launch takes: as few as hold it. Raises ValueError: the workers cannot be
+    spread evenly over them."""
     nodes = -(-world_size // workers_per_node)
     if world_size % nodes:
         raise ValueError(

@@ -17,13 +17,9 @@ themselves (from 32768 on Linux), and another one for each of the jobs that may 
 
 
 def first_host(node_list: str) -> str:
-    """The first name of a list in Slurm's syntax: `gpu-a01` of `gpu-a[01-03,7],login`.
-
-    The same as `scontrol show hostnames LIST | head -n 1`, which is not installed on every compute node.
-
-    Raises:
-        ValueError: it holds no name.
-    """
+    """The first name of a list in Slurm's syntax: `gpu-a01` of `gpu-a[01-03,7],login`. The same as `scontrol
+    show hostnames LIST | head -n 1`, which is not installed on every compute node. Raises ValueError: it
+    holds no name."""
     first = re.match(r"(?:[^,\[\]\s]|\[[^\[\]]+\])+", node_list)
     if first is None or node_list.strip() == NO_VALUE:
         raise ValueError(f"no host name in the node list {node_list!r}")
@@ -31,11 +27,8 @@ def first_host(node_list: str) -> str:
 
 
 def task_counts(text: str) -> list[int]:
-    """Tasks on each node, in order: [2, 2, 1] of Slurm's `2(x2),1`.
-
-    Raises:
-        ValueError: it is of another form.
-    """
+    """Tasks on each node, in order: [2, 2, 1] of Slurm's `2(x2),1`. Raises ValueError: it is of another
+    form."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -46,11 +39,7 @@ def task_counts(text: str) -> list[int]:
 
 
 def rendezvous_port(job_id: str) -> int:
-    """The port at which the workers of that job meet.
-
-    Raises:
-        ValueError: the id is no number.
-    """
+    """The port at which the workers of that job meet. Raises ValueError: the id is no number."""
     return FIRST_PORT + int(job_id) % NUM_PORTS
 
 
@@ -63,12 +52,8 @@ def require_rank_0_there(
     environ: Mapping[str, str], rank: int, local_rank: int, local_world_size: int
 ) -> None:
     """Refuses where rank 0 is not on the host where the ranks would meet, as SLURM_HOSTFILE may have it.
-
-    Slurm sorts its node lists; with a host file (`--distribution=arbitrary`) ranks go by its order.
-
-    Raises:
-        ValueError: naming both hosts, as far as they are known here.
-    """
+    Slurm sorts its node lists; with a host file (`--distribution=arbitrary`) ranks go by its order. Raises
+    ValueError: naming both hosts, as far as they are known here."""
     meeting = first_host(_nodes(environ))
     set_host = environ.get("MASTER_ADDR") or meeting
     if _short(set_host) != _short(meeting):  # an address or another network's name: only rank 0 can tell
@@ -103,10 +88,7 @@ def _host_of_rank_0(environ: Mapping[str, str], rank: int) -> str | None:
 
 def rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
     """Host and port at which workers meet: MASTER_ADDR and MASTER_PORT where they are set, else derived.
-
-    Raises:
-        ValueError: a variable is missing or is nothing of its kind; named in the message.
-    """
+    Raises ValueError: a variable is missing or is nothing of its kind; named in the message."""
     host = environ.get("MASTER_ADDR") or first_host(_nodes(environ))
     port = environ.get("MASTER_PORT", "")
     if port and not (port.isdecimal() and 0 < int(port) < 65_536):

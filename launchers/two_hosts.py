@@ -49,12 +49,8 @@ NO_SUCH_QUEUE = "Specified qdisc kind is unknown"
 
 @dataclass(frozen=True)
 class HostLink:
-    """Between the two hosts, the same in both directions.
-
-    Attributes:
-        rate: as tc writes it, in bits a second: "100mbit"; None: what the machine gives.
-        delay: as tc writes it, one way: "5ms".
-    """
+    """Between the two hosts, the same in both directions. `rate`: as tc writes it, in bits a second:
+    "100mbit" (None: what the machine gives); `delay`: as tc writes it, one way: "5ms"."""
 
     rate: str | None = None
     delay: str | None = None
@@ -116,11 +112,8 @@ def set_up_commands(names: Sequence[str], link: HostLink) -> list[list[str]]:
 
 @contextlib.contextmanager
 def two_hosts(link: HostLink) -> Iterator[tuple[str, str]]:
-    """Two hosts for as long as the context lasts; yields the names of their namespaces.
-
-    Raises:
-        RuntimeError: they cannot be made; what the system said of it.
-    """
+    """Two hosts for as long as the context lasts; yields the names of their namespaces. Raises RuntimeError:
+    they cannot be made; what the system said of it."""
     names = (f"scaling-{os.getpid()}-1", f"scaling-{os.getpid()}-2")
     try:
         _make(names, link)
@@ -161,13 +154,9 @@ def on_host(index: int, name: str, command: Sequence[str]) -> list[str]:
 
 
 def run(link: HostLink, command: Sequence[str]) -> int:
-    """Runs a command on both hosts at the same time; returns the first status that is not 0.
-
-    What they print goes to standard error. However this ends, both have ended.
-
-    Raises:
-        RuntimeError: the hosts cannot be made.
-    """
+    """Runs a command on both hosts at the same time; returns the first status that is not 0. What they print
+    goes to standard error. However this ends, both have ended. Raises RuntimeError: the hosts cannot be
+    made."""
     environment = {**os.environ, **link.variables}
     with two_hosts(link) as names, contextlib.ExitStack() as stack:
         started = []

@@ -88,11 +88,7 @@ class ForkedLaunch:
         return self._hear(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not come within `timeout` seconds.
-        """
+        """Waits for the end. Raises subprocess.TimeoutExpired: it has not come within `timeout` seconds."""
         until = float("inf") if timeout is None else time.monotonic() + timeout
         while (code := self._hear(min(1.0, max(0.0, until - time.monotonic())))) is None:
             if time.monotonic() >= until:
@@ -114,11 +110,8 @@ class ForkedLaunch:
 
 
 class Zygote:
-    """The command's side of a zygote. Starting it returns at once; it imports in the background.
-
-    Args:
-        modules: what workers run (`LaunchSpec.module`) and what else is to be imported.
-    """
+    """The command's side of a zygote. Starting it returns at once; it imports in the background. `modules`:
+    what workers run (`LaunchSpec.module`) and what else is to be imported."""
 
     def __init__(self, modules: Sequence[str], environment: WorkerEnvironment = THIS_ENVIRONMENT) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
@@ -158,14 +151,9 @@ class Zygote:
         return not self._is_over and self._process.poll() is None
 
     def launch(self, spec: LaunchSpec, environment: Mapping[str, str], log: Path) -> ForkedLaunch:
-        """Has the workers of a launch forked; those of the one before have ended.
-
-        Args:
-            environment: all of the workers'; what libraries read when they are loaded is the zygote's.
-
-        Raises:
-            ZygoteError: it is gone or refuses; nothing was started.
-        """
+        """Has the workers of a launch forked; those of the one before have ended. `environment`: all of the
+        workers'; what libraries read when they are loaded is the zygote's. Raises ZygoteError: it is gone or
+        refuses; nothing was started."""
         request = {
             "world_size": spec.world_size,
             "threads": spec.threads,
@@ -249,10 +237,8 @@ class Zygotes:
         self._prepared: list[Zygote] = []
 
     def begin(self, num_repeats: int = 1) -> None:
-        """Starts those of the next repeats, which import at once while the command does other things.
-
-        One that has forked already, a trial's, counts: its repeat is the first.
-        """
+        """Starts those of the next repeats, which import at once while the command does other things. One
+        that has forked already, a trial's, counts: its repeat is the first."""
         num_started = len(self._prepared) + (self._zygote is not None)
         for _ in range(num_started, min(num_repeats, STARTED_AT_ONCE)):
             self._start()

@@ -25,12 +25,8 @@ ITEMSIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 @dataclass(frozen=True)
 class BucketLayout:
     """Names, shapes and offsets of the tensors that are stored one behind the other in a flat buffer.
-
-    Attributes:
-        names: one unique name a tensor.
-        shapes: the tensors' shapes, in the same order.
-        offsets: index of each tensor's first element in the flat buffer.
-    """
+    `names`: one unique name a tensor; `shapes`: the tensors' shapes, in the same order; `offsets`: index of
+    each tensor's first element in the flat buffer."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -70,11 +66,8 @@ class BucketLayout:
 
     @classmethod
     def of_shapes_text(cls, text: str) -> BucketLayout:
-        """The layout of what `shapes_text` wrote; the tensors are named by their numbers.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """The layout of what `shapes_text` wrote; the tensors are named by their numbers. Raises ValueError:
+        it is something else."""
         shapes = []
         for word in text.split():
             if not re.fullmatch(rf"{SCALAR}|[0-9]{{1,18}}(x[0-9]{{1,18}})*", word):
@@ -84,11 +77,8 @@ class BucketLayout:
 
 
 def shapes_by_dtype_text(layouts: Mapping[str, BucketLayout]) -> str:
-    """The shapes of each dtype as results keep them: `784x2048 2048; bfloat16: 2048x10 10`.
-
-    Args:
-        layouts: dtype -> tensors; float32 is not named.
-    """
+    """The shapes of each dtype as results keep them: `784x2048 2048; bfloat16: 2048x10 10`. `layouts`: dtype
+    -> tensors; float32 is not named."""
     return "; ".join(
         f"{'' if dtype == 'float32' else f'{dtype}: '}{layout.shapes_text()}"
         for dtype, layout in layouts.items()
@@ -96,11 +86,7 @@ def shapes_by_dtype_text(layouts: Mapping[str, BucketLayout]) -> str:
 
 
 def layouts_of_text(text: str) -> dict[str, BucketLayout]:
-    """The layouts of what `shapes_by_dtype_text` wrote, by dtype.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """The layouts of what `shapes_by_dtype_text` wrote, by dtype. Raises ValueError: it is something else."""
     layouts = {}
     for part in text.split(";"):
         dtype, _, shapes = part.rpartition(": ")

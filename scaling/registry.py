@@ -33,13 +33,8 @@ def trust(names: Iterable[str]) -> None:
 
 
 class Registry:
-    """The components of one kind.
-
-    Args:
-        kind: what they are called in messages ("aggregator").
-        group: the entry-point group in which other packages offer more.
-        built_in: name -> "module:attribute".
-    """
+    """The components of one kind. `kind`: what they are called in messages ("aggregator"); `group`: the
+    entry-point group in which other packages offer more; `built_in`: name -> "module:attribute"."""
 
     def __init__(self, kind: str, group: str, built_in: Mapping[str, str]) -> None:
         self.kind = kind
@@ -47,11 +42,8 @@ class Registry:
         self._built_in = dict(built_in)
 
     def targets(self) -> dict[str, str]:
-        """Every known name with its "module:attribute", built-ins first.
-
-        Raises:
-            StudyError: another package offers a name that is taken.
-        """
+        """Every known name with its "module:attribute", built-ins first. Raises StudyError: another package
+        offers a name that is taken."""
         targets = dict(self._built_in)
         for name, target in offered(self._group, tuple(sys.path)):
             if targets.setdefault(name, target) != target:
@@ -62,12 +54,9 @@ class Registry:
         return targets
 
     def load(self, name: str) -> Any:
-        """The component called `name`.
-
-        Raises:
-            StudyError: there is none, and the message lists what there is; a `module:attribute` that nobody
-                has trusted; or importing it fails, with whatever the package raises.
-        """
+        """The component called `name`. Raises StudyError: there is none, and the message lists what there is;
+        a `module:attribute` that nobody has trusted; or importing it fails, with whatever the package
+        raises."""
         if ":" in name and name not in _OWN_CODE:
             raise StudyError(
                 f"{self.kind} {name!r} is code, and no study file of yours names it: results are data, and "
@@ -96,20 +85,15 @@ class Registry:
             ) from error
 
     def description(self, name: str) -> str:
-        """The first line of the docstring of the component called `name`; "" where it is not found.
-
-        It is read from the source file. Nothing is imported, so a name may come from results.
-        """
+        """The first line of the docstring of the component called `name`; "" where it is not found. It is
+        read from the source file. Nothing is imported, so a name may come from results."""
         target = self._built_in.get(name) or dict(offered(self._group, tuple(sys.path))).get(name, "")
         return _first_line_of_doc(target)
 
     def create(self, name: str, base: type, parameters: Mapping[str, Any] | None) -> Any:
-        """An instance of the dataclass called `name`, which must be a subclass of `base`.
-
-        Raises:
-            StudyError: the name is unknown or stands for something else, or a parameter is unknown or of the
-                wrong type or value.
-        """
+        """An instance of the dataclass called `name`, which must be a subclass of `base`. Raises StudyError:
+        the name is unknown or stands for something else, or a parameter is unknown or of the wrong type or
+        value."""
         cls = self.load(name)
         if not (isinstance(cls, type) and issubclass(cls, base)):
             raise StudyError(
@@ -144,16 +128,9 @@ def offered(group: str, path: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Checks that a study sets only parameters that there are.
-
-    Args:
-        what: whose parameters, for the message ("aggregator 'ring'").
-        names: of the parameters that the study sets.
-        allowed: of the parameters that there are.
-
-    Raises:
-        StudyError: one is unknown; the message names the allowed ones.
-    """
+    """Checks that a study sets only parameters that there are. `what`: whose parameters, for the message
+    ("aggregator 'ring'"); `names`: of the parameters that the study sets; `allowed`: of the parameters that
+    there are. Raises StudyError: one is unknown; the message names the allowed ones."""
     allowed = list(allowed)
     for name in names:
         if name not in allowed:
@@ -169,14 +146,9 @@ def _of_class(cls: type) -> TypeAdapter[Any]:
 def checked(what: str, annotation: Any, value: object, parameter: str = "") -> Any:
     """`value` as an instance of the type `annotation`, converted where nothing is lost (list to tuple).
 
-    Args:
-        what: whose parameter, for the message ("model 'mlp'").
-        annotation: a type as pydantic understands it.
-        value: from the study file.
-        parameter: its name; "" if `value` maps several names to values.
-
-    Raises:
-        StudyError: wrong type or value; the message names the parameter, what is allowed and what was given.
+    `what`: whose parameter, for the message ("model 'mlp'"); `annotation`: a type as pydantic understands it;
+    `parameter`: its name; "" if `value` maps several names to values. Raises StudyError: wrong type or value;
+    the message names the parameter, what is allowed and what was given.
     """
     try:
         adapter = _of_class(annotation) if isinstance(annotation, type) else TypeAdapter(annotation)
@@ -189,16 +161,9 @@ def checked(what: str, annotation: Any, value: object, parameter: str = "") -> A
 
 
 def from_parameters(what: str, cls: type[Component], parameters: Mapping[str, Any]) -> Component:
-    """An instance of the dataclass `cls`: a study's parameters, checked against its fields' types.
-
-    Args:
-        what: for the message ("data set 'mnist'").
-        cls: a dataclass.
-        parameters: field name -> value; fields that are not named keep their defaults.
-
-    Raises:
-        StudyError: a parameter is unknown or of the wrong type or value.
-    """
+    """An instance of the dataclass `cls`: a study's parameters, checked against its fields' types. `what`:
+    for the message ("data set 'mnist'"); `parameters`: field name -> value; fields that are not named keep
+    their defaults. Raises StudyError: a parameter is unknown or of the wrong type or value."""
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]  # any dataclass
     check_names(what, parameters, [field.name for field in fields])
     instance: Component = checked(what, cls, dict(parameters))

@@ -35,13 +35,8 @@ UNLIMITED = 0
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank is.
-
-    Attributes:
-        patience: how many times `stall_timeout_s` the phase may take before its first step; 0: any time.
-        stall_timeout_s: 0: it may stand still.
-        phase, cell: in words; no cell is empty.
-    """
+    """Where a rank is. `patience`: how many times `stall_timeout_s` the phase may take before its first step
+    (0: any time); `stall_timeout_s`: 0: it may stand still; `phase`, `cell`: in words; no cell is empty."""
 
     serial: int
     steps: int
@@ -62,11 +57,8 @@ class Heartbeat:
     """Says how far a rank is. This one says it to nobody."""
 
     def phase(self, name: str, patience: int = FIRST_STEP_PATIENCE) -> None:
-        """A phase begins, outside of what is timed.
-
-        Args:
-            patience: how many times `stall_timeout` its first step may take: 1 after others of the kind.
-        """
+        """A phase begins, outside of what is timed. `patience`: how many times `stall_timeout` its first step
+        may take: 1 after others of the kind."""
 
     def step(self) -> None:
         """A step is done."""
@@ -129,11 +121,8 @@ class SharedHeartbeat(Heartbeat):
 
 
 class Reader:
-    """Reads the page of a rank of this host.
-
-    Args:
-        descriptor: of the page, opened for reading alone: it has a place of its own in the file.
-    """
+    """Reads the page of a rank of this host. `descriptor`: of the page, opened for reading alone: it has a
+    place of its own in the file."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (as long as this)

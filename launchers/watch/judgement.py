@@ -55,11 +55,8 @@ class Pace:
         self._moved_s = now_s
 
     def limit_s(self, *, stopped: bool) -> float:
-        """How long the rank may go without moving.
-
-        Args:
-            stopped: it is, by a signal: no phase takes time then.
-        """
+        """How long the rank may go without moving. `stopped`: it is, by a signal: no phase takes time
+        then."""
         timeout_s = self._last.stall_timeout_s
         if timeout_s == 0:
             return float("inf")
@@ -73,11 +70,8 @@ class Pace:
 
 @dataclass(frozen=True)
 class Seen:
-    """A rank, when a launch stands still.
-
-    Attributes:
-        frames: its main thread's, newest call first, as faulthandler writes them.
-    """
+    """A rank, when a launch stands still. `frames`: its main thread's, newest call first, as faulthandler
+    writes them."""
 
     position: Position
     stopped: bool
@@ -102,8 +96,7 @@ def main_thread(stacks: str) -> list[str]:
 
 def behind(seen: Mapping[int, Seen]) -> list[int]:
     """The ranks that the others wait for, where that can be told: a rank that is stopped; one that waits for
-    nobody while others wait; the one with the fewest steps. None where all are the same.
-    """
+    nobody while others wait; the one with the fewest steps. None where all are the same."""
     stopped = [rank for rank, state in seen.items() if state.stopped]
     if stopped or len(seen) == 1:
         return stopped or list(seen)
@@ -155,11 +148,8 @@ def gone_report(host: str, ranks: Sequence[int]) -> str:
 
 
 def left_report(rank: int, status: int | None, position: Position, host: str) -> str:
-    """What a watcher says of a rank that has left without a word.
-
-    Args:
-        status: as waitpid gives it; None: it is not known.
-    """
+    """What a watcher says of a rank that has left without a word. `status`: as waitpid gives it (None: it is
+    not known)."""
     return f"rank {rank} left first on {host}, {_ending(status)}, in {position.describe()}"
 
 
@@ -177,10 +167,7 @@ def _ending(status: int | None) -> str:
 
 def verdict(log: str, codes: Mapping[int, int] | None = None) -> list[str]:
     """The lines of watchers in what a launch printed, without their prefix; the most telling one first.
-
-    Args:
-        codes: rank -> exit code, of those of which the launcher knows it; negative: the signal.
-    """
+    `codes`: rank -> exit code, of those of which the launcher knows it; negative: the signal."""
     lines = re.findall(rf"{PREFIX}(.*)$", log, re.MULTILINE)
     heads = [at for at, line in enumerate(lines) if not line.startswith(" ")]
     if not heads:

@@ -79,11 +79,8 @@ class _Rank:
 
 
 class Watcher:
-    """Watches the ranks of this host to their end.
-
-    Args:
-        ranks: of each: rank, pid, and the descriptors of its process and of its page.
-    """
+    """Watches the ranks of this host to their end. `ranks`: of each: rank, pid, and the descriptors of its
+    process and of its page."""
 
     def __init__(self, ranks: Sequence[Sequence[int]], num_ranks: int, host: str, peers: Peers) -> None:
         self._num_ranks, self._host, self._peers = num_ranks, host, peers
@@ -166,11 +163,8 @@ class Watcher:
         return left_report(first.number, statuses[first.number], first.reader.position(), self._host)
 
     def _end(self, lines: Sequence[str], leave_s: float = 0.0) -> None:
-        """Says the verdict, here and to the others, and ends the ranks unless their launcher does.
-
-        Args:
-            lines: what this watcher has found, or heard of the one that decides.
-        """
+        """Says the verdict, here and to the others, and ends the ranks unless their launcher does. `lines`:
+        what this watcher has found, or heard of the one that decides."""
         if not self._peers.decides:
             self._peers.say(left=list(lines))
             answer = self._next_message(time.monotonic() + ANSWER_S, "verdict")
@@ -231,11 +225,8 @@ class Watcher:
         self._kill()
 
     def _seen(self) -> dict[int, Seen]:
-        """How the ranks of this host are.
-
-        A stopped rank goes on to write its stack. Where it was is read before, and the others are stopped:
-        none finishes the step, or its cell.
-        """
+        """How the ranks of this host are. A stopped rank goes on to write its stack. Where it was is read
+        before, and the others are stopped: none finishes the step, or its cell."""
         members = sorted(self._ranks.values(), key=lambda member: member.number)
         where = {member.number: (member.reader.position(), member.is_stopped()) for member in members}
         stopped = [member for member in members if where[member.number][1] and member.can_write_stack()]

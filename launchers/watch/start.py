@@ -34,13 +34,9 @@ def start_watcher(
     meeting: Meeting | None = None,
     listener: socket.socket | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts it, with what it reads of its ranks open: one that ends right now can still be named.
-
-    Args:
-        ranks: rank -> pid, and the descriptor of its page there (`SharedHeartbeat`); of this host.
-        meeting: where the watchers of several hosts meet; None: there is one.
-        listener: of the meeting, for rank 0's watcher.
-    """
+    """Starts it, with what it reads of its ranks open: one that ends right now can still be named. `ranks`:
+    rank -> pid, and the descriptor of its page there (`SharedHeartbeat`); of this host; `meeting`: where the
+    watchers of several hosts meet (None: there is one); `listener`: of the meeting, for rank 0's watcher."""
     root = Path(__file__).parents[2]
     with ExitStack() as opened:
         watched, descriptors = [], []
@@ -134,8 +130,7 @@ class Present:
 
     def _is_at_once(self) -> bool:
         """Whether a launcher starts all ranks of this host as its children: not by hand, where they come
-        within SCALING_JOIN_TIMEOUT_S, and with no program between it and each rank.
-        """
+        within SCALING_JOIN_TIMEOUT_S, and with no program between it and each rank."""
         has_launcher = LAUNCHED_AT_ONCE.get(self.info.table, "") in os.environ
         return has_launcher and self._rank_of(os.getppid()) is None
 

@@ -39,12 +39,8 @@ _ZEROS = re.compile(rb"\0*")  # padding behind a member
 
 
 class DocumentError(ValueError):
-    """What is wrong with a document; the caller says which file it is, and what to do.
-
-    Args:
-        problem: with what is allowed.
-        line: from 1, where it is known.
-    """
+    """What is wrong with a document; the caller says which file it is, and what to do. `problem`: with what
+    is allowed; `line`: from 1, where it is known."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         super().__init__(problem if line is None else f"{problem} (line {line})")
@@ -60,12 +56,8 @@ class UnreadableError(DocumentError):
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        UnreadableError: it is something else, too large, or cannot be read.
-    """
+    """The content of a regular file. Raises FileNotFoundError: there is none; UnreadableError: it is
+    something else, too large, or cannot be read."""
     try:
         # A pipe that nobody writes to would keep us waiting.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,11 +81,7 @@ def read_text(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> str:
 
 
 def decoded(content: bytes) -> str:
-    """The text of UTF-8 bytes.
-
-    Raises:
-        DocumentError: they are none.
-    """
+    """The text of UTF-8 bytes. Raises DocumentError: they are none."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -102,11 +90,8 @@ def decoded(content: bytes) -> str:
 
 
 def gunzipped(content: bytes, max_bytes: int = MAX_BYTES) -> bytes:
-    """What gzip has packed.
-
-    Raises:
-        DocumentError: it is damaged, ends early, or is larger than that when unpacked.
-    """
+    """What gzip has packed. Raises DocumentError: it is damaged, ends early, or is larger than that when
+    unpacked."""
     if not content:
         raise DocumentError("it is empty")
     parts, at, total = [], 0, 0
@@ -134,11 +119,7 @@ def gunzipped(content: bytes, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def from_json(text: str) -> Any:
-    """The value of a JSON document.
-
-    Raises:
-        DocumentError: it is damaged, or has what no document may have.
-    """
+    """The value of a JSON document. Raises DocumentError: it is damaged, or has what no document may have."""
     value = _loaded(text)
     if not _is_plain(value, has_clean_texts=not _may_be_escaped(text)):
         require_plain(value)
@@ -151,11 +132,8 @@ def _may_be_escaped(text: str) -> bool:
 
 
 def json_samples(text: str) -> Any:
-    """The same of very many samples, whose reader checks the numbers that it takes.
-
-    Raises:
-        DocumentError: see `from_json`.
-    """
+    """The same of very many samples, whose reader checks the numbers that it takes. Raises DocumentError: see
+    `from_json`."""
     return from_json(text) if _may_be_escaped(text) else _loaded(text)
 
 
@@ -212,11 +190,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]  # of two classes the one that
 
 
 def from_yaml(text: str) -> Any:
-    """The value of a YAML document.
-
-    Raises:
-        DocumentError: it is damaged, or has what no document may have.
-    """
+    """The value of a YAML document. Raises DocumentError: it is damaged, or has what no document may have."""
     if len(text) > MAX_YAML_BYTES:
         raise DocumentError(f"has {len(text)} characters; at most {MAX_YAML_BYTES} are read")
     try:
@@ -272,11 +246,8 @@ def _require_small(events: Iterable[yaml.Event]) -> None:
 
 
 def require_plain(value: Any) -> None:
-    """Raises where a value is none that a document may have.
-
-    Raises:
-        DocumentError: with the keys that lead there.
-    """
+    """Raises where a value is none that a document may have. Raises DocumentError: with the keys that lead
+    there."""
     if _is_plain(value):
         return
     left: list[tuple[tuple[Key, ...], Any]] = [((), value)]
@@ -344,11 +315,7 @@ def shown_path(path: Sequence[object]) -> str:
 
 def line_of(text: str, path: Sequence[object]) -> int | None:
     """The line, from 1, on which a value stands in a YAML or JSON text; None where that cannot be told.
-
-    Args:
-        text: of the document.
-        path: keys and indices; those that lead nowhere, as a missing key, are left out at the end.
-    """
+    `path`: keys and indices; those that lead nowhere, as a missing key, are left out at the end."""
     try:
         node = yaml.compose(text, _SafeLoader) if len(text) <= MAX_YAML_BYTES else None
     except (yaml.YAMLError, RecursionError, ValueError):

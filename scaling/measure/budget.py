@@ -83,13 +83,9 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class RankStep:
-    """What one rank recorded of a step.
-
-    Attributes:
-        start_s: its start on a clock that the ranks share, in seconds; None where that is not known.
-        behind_s: how far the device was behind the host at the end of forward and backward
-            (`scaling.measure.phases.StepSample`); None where that was not recorded.
-    """
+    """What one rank recorded of a step. `start_s`: its start on a clock that the ranks share, in seconds;
+    None where that is not known; `behind_s`: how far the device was behind the host at the end of forward and
+    backward (`scaling.measure.phases.StepSample`); None where that was not recorded."""
 
     step_s: float
     spans: Sequence[Span]
@@ -101,10 +97,9 @@ class RankStep:
 class StepBudget:
     """Where the time of one step went on one rank, in seconds; computed when it is asked for.
 
-    Attributes:
-        complete_s: when all ranks have arrived at each exchange, from the step's start; None: not known.
-        arrived_after_first_s: how much later than the first rank this one arrived at the first exchange; None
-            where that cannot be said.
+    `complete_s`: when all ranks have arrived at each exchange, from the step's start (None: not known);
+    `arrived_after_first_s`: how much later than the first rank this one arrived at the first exchange; None
+    where that cannot be said.
     """
 
     step: RankStep

@@ -21,12 +21,8 @@ ANCHOR_TRIES = 5
 
 
 class Anchor(NamedTuple):
-    """A mark with a known time on the host's monotonic clock.
-
-    Attributes:
-        host_s: when it was, in seconds of `time.perf_counter`.
-        uncertainty_s: `host_s` is off by no more.
-    """
+    """A mark with a known time on the host's monotonic clock. `host_s`: when it was, in seconds of
+    `time.perf_counter`; `uncertainty_s`: `host_s` is off by no more."""
 
     mark: Any
     host_s: float
@@ -34,12 +30,8 @@ class Anchor(NamedTuple):
 
 
 class Clock(Protocol):
-    """Takes marks now and tells the time between two of them later.
-
-    Attributes:
-        chain_s: a mark costs so much that two phases which follow each other within this time on the host
-            share one.
-    """
+    """Takes marks now and tells the time between two of them later. `chain_s`: a mark costs so much that two
+    phases which follow each other within this time on the host share one."""
 
     chain_s: float
     is_asynchronous: bool

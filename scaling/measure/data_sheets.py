@@ -35,11 +35,7 @@ PEAKS = {
 
 
 def peak_flops(gpu: str, precision: str) -> float | None:
-    """Operations per second; None where they are not known.
-
-    Args:
-        precision: float32, tf32, bf16 or fp16.
-    """
+    """Operations per second; None where they are not known. `precision`: float32, tf32, bf16 or fp16."""
     name = re.sub(r"^(NVIDIA |Tesla )+", "", gpu)
     of_gpu = next((peaks for pattern, peaks in PEAKS.items() if re.fullmatch(pattern, name)), {})
     return of_gpu.get(precision)

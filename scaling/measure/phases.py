@@ -39,10 +39,7 @@ class Marks(Protocol):
 
     def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
         """What runs inside is no part of the phase that is open on `main`, but `communicate` on `hook`.
-
-        Args:
-            until_beside_ends: what follows of the phase begins when the lane `comm` is done.
-        """
+        `until_beside_ends`: what follows of the phase begins when the lane `comm` is done."""
 
 
 class _Unmarked:
@@ -81,12 +78,10 @@ class _Span:
 class StepSample:
     """One step, as recorded.
 
-    Attributes:
-        start_s: on the host's monotonic clock, in seconds.
-        spans: (phase, lane, start, stop), in seconds from the step's start; None where nothing was marked.
-        behind_s: phase of `COMPUTED` -> how long after the host had queued the last of it the device was done
-            with it, in seconds: next to nothing where the device waits for the host. None where nothing was
-            marked, and on a CPU, where the host computes.
+    `start_s`: on the host's monotonic clock, in seconds; `spans`: (phase, lane, start, stop), in seconds from
+    the step's start; None where nothing was marked; `behind_s`: phase of `COMPUTED` -> how long after the
+    host had queued the last of it the device was done with it, in seconds: next to nothing where the device
+    waits for the host. None where nothing was marked, and on a CPU, where the host computes.
     """
 
     start_s: float
@@ -97,10 +92,7 @@ class StepSample:
 
 class PhaseRecorder:
     """Marks steps and their phases on a clock; phases of a lane do not nest, and one may come several times.
-
-    Attributes:
-        uncertainty_s: how far `start_s` of the samples taken so far may be off the host's clock.
-    """
+    `uncertainty_s`: how far `start_s` of the samples taken so far may be off the host's clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -125,11 +117,8 @@ class PhaseRecorder:
             self._spans, self._open = None, {}
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """A phase of the step under way, on the lane `main`.
-
-        Raises:
-            ValueError: the name is not in PHASES, another phase of the lane is open, or no step is.
-        """
+        """A phase of the step under way, on the lane `main`. Raises ValueError: the name is not in PHASES,
+        another phase of the lane is open, or no step is."""
         return _Span(self, name, "main")
 
     def on_lane(self, lane: Lane) -> PhaseMarker:

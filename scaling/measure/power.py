@@ -94,11 +94,8 @@ class Reading:
 
 
 class GpuReader:
-    """Reads one GPU. Made by `open_device`.
-
-    Args:
-        nvml: NVML's module, initialized; it stays so until the process ends.
-    """
+    """Reads one GPU. Made by `open_device`. `nvml`: NVML's module, initialized; it stays so until the process
+    ends."""
 
     def __init__(self, nvml: Any, handle: Any, own_pids: Collection[int]) -> None:
         self._ask = Asker(nvml)
@@ -167,11 +164,9 @@ def open_device(device: torch.device, own_pids: Collection[int] | None = None) -
     """This rank's GPU, to be read; None on the CPU, or without the package nvidia-ml-py or a driver.
 
     torch counts the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; NVML all of the machine. The GPU is
-    therefore looked up by its UUID, or by its PCI address where torch does not tell the UUID.
-
-    Args:
-        own_pids: of the study's processes on this machine (a rank may hold memory on another's GPU); only
-            this process if None.
+    therefore looked up by its UUID, or by its PCI address where torch does not tell the UUID. `own_pids`: of
+    the study's processes on this machine (a rank may hold memory on another's GPU); only this process if
+    None.
     """
     if device.type != "cuda":
         return None

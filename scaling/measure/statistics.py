@@ -36,12 +36,8 @@ ONE_LAUNCH = "within this launch only"
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median with its interval, in the samples' unit.
-
-    Attributes:
-        low: lower end of the 95% interval; None where there are too few samples for one.
-        method: how the interval was made, for people.
-    """
+    """A median with its interval, in the samples' unit. `low`: lower end of the 95% interval; None where
+    there are too few samples for one; `method`: how the interval was made, for people."""
 
     median: float
     low: float | None
@@ -58,11 +54,8 @@ def median_of(values: Sequence[float]) -> float:
 
 
 def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
-    """The median of all samples, with the interval that the number of launches allows.
-
-    Raises:
-        ValueError: there is no sample at all.
-    """
+    """The median of all samples, with the interval that the number of launches allows. Raises ValueError:
+    there is no sample at all."""
     groups = [np.asarray(launch, dtype=float) for launch in launches if len(launch)]
     if not groups:
         raise ValueError("no samples: a median needs one at least")
@@ -80,8 +73,7 @@ def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
 
 def interval_of_launches(values: Sequence[float]) -> tuple[float | None, float | None]:
     """The 95% t interval of two or more launches' values, on the log scale; (None, None) where one is not
-    positive: then it is no time.
-    """
+    positive: then it is no time."""
     if min(values) <= 0:
         return None, None
     logs = np.log(values)

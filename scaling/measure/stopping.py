@@ -58,13 +58,8 @@ def enough(times: Sequence[float], goal: float = 0.01, min_samples: int = MIN_SA
     """Whether the median of these times is known to within `goal` of itself.
 
     A look takes tens of microseconds, the first one also scipy's import; sorting makes it grow with `times`.
-
-    Args:
-        times: of one launch after its warm-up, positive, in any unit.
-        goal: half the interval's width, as a part of the median; 0.01 is 1%.
-
-    Raises:
-        ValueError: the goal is not positive.
+    `times`: of one launch after its warm-up, positive, in any unit; `goal`: half the interval's width, as a
+    part of the median; 0.01 is 1%. Raises ValueError: the goal is not positive.
     """
     if not goal > 0:
         raise ValueError(f"goal {goal} is not positive; 0.01 asks for an interval of 1% to either side")
@@ -79,14 +74,9 @@ SMALLEST_WINDOW = 6
 
 
 def is_warm(times: Sequence[float], window: int = 10) -> bool:
-    """Whether the last `window` times are no longer getting faster; False with fewer times.
-
-    Args:
-        window: of the last iterations that are looked at; 6 at least.
-
-    Raises:
-        ValueError: the window is too small for any order of times to be significant.
-    """
+    """Whether the last `window` times are no longer getting faster; False with fewer times. `window`: of the
+    last iterations that are looked at; 6 at least. Raises ValueError: the window is too small for any order
+    of times to be significant."""
     if window < SMALLEST_WINDOW:
         raise ValueError(
             f"window {window} is too small for a test at {LEVEL:.0%}; {SMALLEST_WINDOW} at least"

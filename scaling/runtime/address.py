@@ -30,10 +30,8 @@ def own_address(info: RankInfo, environ: Mapping[str, str]) -> str:
 
 
 def reachable_address(environ: Mapping[str, str]) -> str:
-    """An address of this host that those can reach who reach MASTER_ADDR.
-
-    Its own address on the way there; where that is this host, by the name that all use.
-    """
+    """An address of this host that those can reach who reach MASTER_ADDR. Its own address on the way there;
+    where that is this host, by the name that all use."""
     name = environ.get("MASTER_ADDR") or socket.gethostname()
     try:
         family, kind, _, _, there = socket.getaddrinfo(name, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]

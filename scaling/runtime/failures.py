@@ -9,12 +9,7 @@ from scaling.store.failures import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF
 
 
 def failure_kind(error: Exception, device: torch.device) -> str:
-    """As it is recorded of the run (`scaling.store.failures`).
-
-    Args:
-        error: that a rank raised.
-        device: of the rank.
-    """
+    """As it is recorded of the run (`scaling.store.failures`)."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OUT_OF_MEMORY
     if isinstance(error, DiskFullError):

@@ -31,12 +31,7 @@ HEAD_START_S = 1.0
 
 def close_runs(folder: ResultsFolder, rank: int, world_size: int) -> None:
     """What is to be done before a rank leaves its launch: puts running runs of that size back to planned.
-
-    Args:
-        folder: where the launch records.
-        rank: of this process; those above 0 write nothing, and wait.
-        world_size: of the launch.
-    """
+    `folder`: where the launch records; `rank`: of this process; those above 0 write nothing, and wait."""
     if rank:
         time.sleep(HEAD_START_S)
         return
@@ -50,10 +45,7 @@ def close_runs(folder: ResultsFolder, rank: int, world_size: int) -> None:
 @contextmanager
 def closing_on_signals(close: Callable[[], None]) -> Iterator[None]:
     """Within it, either signal ends this process with EXIT_STOPPED after `close`. For the main thread alone.
-
-    Args:
-        close: called in a thread of its own, while the main thread goes on.
-    """
+    `close`: called in a thread of its own, while the main thread goes on."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

@@ -33,13 +33,9 @@ class Place(NamedTuple):
 
 
 class HorovodWorld:
-    """Horovod for this launch; started when a cell first needs it, and anew after a failure.
-
-    Args:
-        workers: all ranks.
-        by_mpi: they were started by MPI, which this process has started.
-        environ: takes the variables that Horovod reads when it starts.
-    """
+    """Horovod for this launch; started when a cell first needs it, and anew after a failure. `by_mpi`: they
+    were started by MPI, which this process has started; `environ`: takes the variables that Horovod reads
+    when it starts."""
 
     def __init__(
         self, workers: Workers, *, by_mpi: bool, environ: MutableMapping[str, str] = os.environ
@@ -50,11 +46,8 @@ class HorovodWorld:
         self._end_rendezvous: Callable[[], None] = _nothing
 
     def group(self, outer: Group) -> Group:
-        """The ranks of `outer`, which are all, with Horovod carrying their all-reduces. Collective.
-
-        Raises:
-            LaunchError: it is not there, cannot start, or its world is not the launch's.
-        """
+        """The ranks of `outer`, which are all, with Horovod carrying their all-reduces. Collective. Raises
+        LaunchError: it is not there, cannot start, or its world is not the launch's."""
         self.start()
         return HorovodGroup(outer, self._hvd, self.description or "")
 
@@ -76,11 +69,8 @@ class HorovodWorld:
             self._end_rendezvous = _nothing
 
     def start(self) -> None:
-        """Starts it where it is not yet. Collective.
-
-        Raises:
-            LaunchError: it is not there, cannot start, or its world is not the launch's.
-        """
+        """Starts it where it is not yet. Collective. Raises LaunchError: it is not there, cannot start, or
+        its world is not the launch's."""
         if self._hvd is not None:
             return
         hvd, info = _library(), self._workers.info
@@ -162,10 +152,7 @@ class Slot(NamedTuple):
 
 def slots_of(places: Sequence[Place]) -> list[Slot]:
     """Each rank's slot. Nodes are distinguished even where one machine plays several: by equal local ranks.
-
-    Args:
-        places: one a rank, in rank order.
-    """
+    `places`: one a rank, in rank order."""
     nodes: list[tuple[str, set[int]]] = []  # each with its host and the local ranks on it
     node_of = []
     for host, local_rank, _ in places:

@@ -17,14 +17,8 @@ from scaling.runtime.workers import Workers, join_limit_s
 
 class LaunchLibraries:
     """What this process has in addition to torch.distributed. Under mpirun MPI is started first of all.
-
-    Args:
-        info: what the launcher says of this process.
-        environ: the environment, which libraries read when they start.
-
-    Raises:
-        LaunchError: the launcher is MPI's, and MPI cannot be used.
-    """
+    `info`: what the launcher says of this process; `environ`: the environment, which libraries read when they
+    start. Raises LaunchError: the launcher is MPI's, and MPI cannot be used."""
 
     def __init__(self, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> None:
         self._info, self._environ = info, environ
@@ -50,10 +44,7 @@ class LaunchLibraries:
 
     def bring(self, libraries: Iterable[str]) -> None:
         """Starts what cells will need: what is wrong with it fails the launch, and no cell. Collective.
-
-        Raises:
-            LaunchError: one of them cannot be used, or its world is not the launch's.
-        """
+        Raises LaunchError: one of them cannot be used, or its world is not the launch's."""
         if "mpi" in libraries:
             self._started_mpi()
         if "horovod" in libraries and self._horovod is not None:

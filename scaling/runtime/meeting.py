@@ -66,11 +66,7 @@ def here() -> str:
 
 class Signed:
     """What ranks tell each other at a store that others of the host can reach too: signed with the launch's
-    token, and under a name that the token gives.
-
-    Args:
-        store: at which they meet.
-    """
+    token, and under a name that the token gives. `store`: at which they meet."""
 
     def __init__(self, store: Any) -> None:
         self._store = PrefixStore(f"{PREFIX}-{_signature(PREFIX)}", store)
@@ -84,11 +80,7 @@ class Signed:
         self._store.set(name, _signature(f"{name} {text}") + text)
 
     def get(self, name: str) -> str:
-        """What is there.
-
-        Raises:
-            LaunchError: it is of somebody else.
-        """
+        """What is there. Raises LaunchError: it is of somebody else."""
         said: str = self._store.get(name).decode(errors="replace")
         signature, text = said[:SIGNATURE_LENGTH], said[SIGNATURE_LENGTH:]
         if not hmac.compare_digest(signature.encode(), _signature(f"{name} {text}").encode()):
@@ -105,12 +97,7 @@ def _signature(text: str) -> str:
 
 
 class Waiting:
-    """This rank, as it waits for the others.
-
-    Args:
-        info: its place.
-        limit_s: how long it waits.
-    """
+    """This rank, as it waits for the others. `limit_s`: how long it waits."""
 
     def __init__(self, info: RankInfo, limit_s: float) -> None:
         self._info = info
@@ -120,12 +107,8 @@ class Waiting:
         self._looked_s = time.monotonic()
 
     def connect(self, host: str, port: int) -> Any:
-        """A connection to the store, which somebody else has, or is about to make.
-
-        Raises:
-            LaunchError: the rank that makes it has gone.
-            RuntimeError: it is not there in time.
-        """
+        """A connection to the store, which somebody else has, or is about to make. Raises LaunchError: the
+        rank that makes it has gone; RuntimeError: it is not there in time."""
         while not (is_there := _answers(host, port)) and time.monotonic() < self._until_s:
             self._look(None)
             time.sleep(RETRY_S)
@@ -138,11 +121,8 @@ class Waiting:
         return TCPStore(host, port, self._info.world_size, False, timeout=limit, wait_for_workers=False)
 
     def meet(self, store: Any, place: RankPlace) -> list[RankPlace]:
-        """The places of all ranks, in rank order, once they have come. Collective.
-
-        Raises:
-            LaunchError: one has left, is stopped, or has not come in time.
-        """
+        """The places of all ranks, in rank order, once they have come. Collective. Raises LaunchError: one
+        has left, is stopped, or has not come in time."""
         shared = Signed(store)
         shared.set(str(self._info.rank), json.dumps(asdict(place)))
         names = [str(rank) for rank in range(self._info.world_size)]
@@ -209,10 +189,8 @@ def _answers(host: str, port: int) -> bool:
 
 
 def require_here(host: str, port: int) -> None:
-    """Raises a LaunchError where a store of this host does not answer at the address that all ranks use.
-
-    A name that is not known yet, or a network that drops what comes, tells nothing.
-    """
+    """Raises a LaunchError where a store of this host does not answer at the address that all ranks use. A
+    name that is not known yet, or a network that drops what comes, tells nothing."""
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except ConnectionRefusedError:

@@ -26,16 +26,8 @@ FORWARDED_S = 1.0
 
 
 class MpiWorld:
-    """MPI's world of this launch, in which the ranks are those of the launcher.
-
-    Args:
-        info: what the launcher says of this process.
-        world: mpi4py's COMM_WORLD.
-        library: its name and version, for the record.
-
-    Attributes:
-        library: the same.
-    """
+    """MPI's world of this launch, in which the ranks are those of the launcher. `info`: what the launcher
+    says of this process; `world`: mpi4py's COMM_WORLD; `library`: its name and version, for the record."""
 
     def __init__(self, info: RankInfo, world: Any, library: str) -> None:
         self._world = world
@@ -48,11 +40,8 @@ class MpiWorld:
 
     @classmethod
     def start(cls, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> MpiWorld:
-        """Starts MPI in this process; from now on an error in one rank ends all of them.
-
-        Raises:
-            LaunchError: mpi4py or a library is missing, or its world is not the launch's.
-        """
+        """Starts MPI in this process; from now on an error in one rank ends all of them. Raises LaunchError:
+        mpi4py or a library is missing, or its world is not the launch's."""
         if info.table in launcher.TABLES:
             _meet_launcher(info, environ)
         try:
@@ -74,10 +63,8 @@ class MpiWorld:
         return MpiGroup(outer, self._world.Dup())
 
     def end_all(self, code: int) -> None:
-        """Has every rank end when this one does, with that exit code.
-
-        Leaving alone would not do it: MPI's own end waits for the others.
-        """
+        """Has every rank end when this one does, with that exit code. Leaving alone would not do it: MPI's
+        own end waits for the others."""
         from mpi4py.run import set_abort_status
 
         set_abort_status(code)

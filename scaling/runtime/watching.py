@@ -18,13 +18,8 @@ from scaling.runtime.meeting import RankPlace, here
 
 
 class Watched:
-    """This rank's heartbeat, and the watcher that it starts where it is its host's first rank.
-
-    Ranks are watched on Linux alone: elsewhere the heartbeat is heard by nobody.
-
-    Attributes:
-        heartbeat: one a process.
-    """
+    """This rank's heartbeat, and the watcher that it starts where it is its host's first rank. Ranks are
+    watched on Linux alone: elsewhere the heartbeat is heard by nobody. `heartbeat`: one a process."""
 
     def __init__(self) -> None:
         self.heartbeat: Heartbeat = SharedHeartbeat() if sys.platform == "linux" else SILENT
@@ -41,12 +36,7 @@ class Watched:
         return RankPlace(here(), os.getpid(), page, meeting)
 
     def begin(self, places: Sequence[RankPlace], rank: int) -> None:
-        """Starts the watcher, if that is this rank's part.
-
-        Args:
-            places: of all ranks, in rank order.
-            rank: this one.
-        """
+        """Starts the watcher, if that is this rank's part. `places`: of all ranks, in rank order."""
         local = {n: (place.pid, place.page) for n, place in enumerate(places) if place.processes == here()}
         if rank == min(local) and self.heartbeat is not SILENT:
             offered = places[0].meeting

@@ -50,14 +50,9 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """How a cell ended on all ranks.
-
-    Attributes:
-        reason: why it failed, from the rank that failed first; None if every rank finished.
-        can_go_on: every rank has left the cell, and none has lost its device.
-        summaries: what each finished rank has to say, by rank.
-        failure_kind: of the same failure (`scaling.store.failures`).
-    """
+    """How a cell ended on all ranks. `reason`: why it failed, from the rank that failed first; None if every
+    rank finished; `can_go_on`: every rank has left the cell, and none has lost its device; `summaries`: what
+    each finished rank has to say, by rank; `failure_kind`: of the same failure (`scaling.store.failures`)."""
 
     reason: str | None
     can_go_on: bool
@@ -138,12 +133,8 @@ class Workers:
         self, device: torch.device, *, peer_access: bool = True, through_host: bool = False
     ) -> TorchGroup:
         """The group that cells on such devices work in. Collective at first use and after a failure.
-
-        Args:
-            device: of this rank.
-            peer_access: whether the launch allows GPUs to access each other's memory.
-            through_host: ranks share such devices, so that host memory carries their tensors.
-        """
+        `peer_access`: whether the launch allows GPUs to access each other's memory; `through_host`: ranks
+        share such devices, so that host memory carries their tensors."""
         if self._group is None:
             host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
             data = host
@@ -196,10 +187,8 @@ class Workers:
         return int(self._store.add("failures", 0))
 
     def leave_group(self) -> None:
-        """Gives up the group after a failure, which ends what the other ranks wait for over Gloo.
-
-        A NCCL group is left as it is: ending it could wait for operations that never end.
-        """
+        """Gives up the group after a failure, which ends what the other ranks wait for over Gloo. A NCCL
+        group is left as it is: ending it could wait for operations that never end."""
         self._group = None
         self.on_leave()
         for process_group in self._gloo_groups:
@@ -258,11 +247,8 @@ class Workers:
 
 
 def join_limit_s() -> float:
-    """How long this rank waits for the others.
-
-    Raises:
-        LaunchError: SCALING_JOIN_TIMEOUT_S is no such number.
-    """
+    """How long this rank waits for the others. Raises LaunchError: SCALING_JOIN_TIMEOUT_S is no such
+    number."""
     try:
         return join_timeout_s(os.environ)
     except ValueError as error:
@@ -273,8 +259,7 @@ def _meet(
     info: RankInfo, share: Callable[[str], str] | None, address: str, waiting: Waiting, limit_s: float
 ) -> Any:
     """The store at which the ranks meet. Rank 0 has it on a free port, unless MASTER_PORT names one or the
-    launcher has it.
-    """
+    launcher has it."""
     if share is None:
         host, port = os.environ["MASTER_ADDR"], _master_port(os.environ)
         if info.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -291,11 +276,7 @@ def _meet(
 
 
 def _master_port(environ: Mapping[str, str]) -> int:
-    """MASTER_PORT; 0, a free one, where it is not set.
-
-    Raises:
-        LaunchError: it is no port.
-    """
+    """MASTER_PORT; 0, a free one, where it is not set. Raises LaunchError: it is no port."""
     text = environ.get("MASTER_PORT") or "0"
     if not (text.isdecimal() and int(text) <= MAX_PORT):
         raise LaunchError(f"MASTER_PORT is {text!r}; it must be the number of a port, 1 to {MAX_PORT}")
@@ -303,10 +284,8 @@ def _master_port(environ: Mapping[str, str]) -> int:
 
 
 def _store(info: RankInfo, port: int, limit_s: float, address: str) -> Any:
-    """Rank 0's; does not wait for the other ranks, who do not know the port yet.
-
-    Where the ranks meet at a loopback address it listens there alone, else on all interfaces.
-    """
+    """Rank 0's; does not wait for the other ranks, who do not know the port yet. Where the ranks meet at a
+    loopback address it listens there alone, else on all interfaces."""
     require_loopback()  # of the store's own connection
     listener, host = None, LOOPBACK
     if address == "localhost" or _is_loopback(address):

@@ -39,14 +39,7 @@ NUM_IDS = 4
 
 @dataclass(frozen=True, order=True)
 class RankFile:
-    """One rank's samples.
-
-    Attributes:
-        cell_id: of the run.
-        repeat: of the run.
-        attempt: number of an attempt that was cut off; 0 for the run itself.
-        rank: of the worker.
-    """
+    """One rank's samples. `attempt`: number of an attempt that was cut off; 0 for the run itself."""
 
     cell_id: str
     repeat: int
@@ -83,13 +76,8 @@ def opened(folder: Path, before: Archive | None) -> Archive | None:
 
 
 class Archive:
-    """The archived runs of a folder, read when they are asked for.
-
-    Args:
-        samples: path of the table.
-        runs: path of the records.
-        state: what tells this one from one that is written later.
-    """
+    """The archived runs of a folder, read when they are asked for. `samples`: path of the table; `runs`: path
+    of the records; `state`: what tells this one from one that is written later."""
 
     def __init__(self, samples: Path, runs: Path, state: tuple[int, int] = (0, 0)) -> None:
         self.path = samples
@@ -98,11 +86,7 @@ class Archive:
 
     @cached_property
     def records(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """Cell id and repeat -> what run.json held, in this order.
-
-        Raises:
-            StoreError: the file is damaged.
-        """
+        """Cell id and repeat -> what run.json held, in this order. Raises StoreError: the file is damaged."""
         records: dict[tuple[str, int], dict[str, Any]] = {}
         lines = text_of(self._runs, MEND_ARCHIVE).rstrip("\n").split("\n")
         for number, line in enumerate(lines if lines != [""] else [], 1):
@@ -133,19 +117,12 @@ class Archive:
         return self._table[2]
 
     def lines(self, file: RankFile) -> list[str]:
-        """The lines of a rank's file, as they were.
-
-        Raises:
-            StoreError: the table is damaged.
-        """
+        """The lines of a rank's file, as they were. Raises StoreError: the table is damaged."""
         return self._lines(file)[0]
 
     def samples(self, file: RankFile, *, unfinished: bool = False) -> list[dict[str, Any]]:
-        """The samples of a rank: [line]; `unfinished` as in `ResultsFolder.samples`.
-
-        Raises:
-            StoreError: the table, or a line that was archived, is damaged.
-        """
+        """The samples of a rank: [line]; `unfinished` as in `ResultsFolder.samples`. Raises StoreError: the
+        table, or a line that was archived, is damaged."""
         lines, are_samples = self._lines(file)
         where = f"{self.path}, {file.name}"
         if not are_samples:

@@ -34,11 +34,8 @@ def plain_files(folder: Path) -> Iterator[Path]:
 
 
 def content_of(path: Path) -> bytes:
-    """A record's or a rank's content; of samples that are compressed, what they are.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
+    """A record's or a rank's content; of samples that are compressed, what they are. Raises StoreError: it
+    cannot be read."""
     try:
         content = read_bytes(path)
         if path.name == "run.json":
@@ -70,11 +67,7 @@ def _archived_files(archive: Archive) -> Iterator[tuple[str, bytes]]:
 
 
 def file_content(archive: Archive, file: RankFile) -> bytes:
-    """What a rank's file held.
-
-    Raises:
-        StoreError: the table is damaged.
-    """
+    """What a rank's file held. Raises StoreError: the table is damaged."""
     try:
         return "".join(archive.lines(file)).encode(errors="surrogateescape")
     except UnicodeEncodeError as error:
@@ -85,11 +78,7 @@ def file_content(archive: Archive, file: RankFile) -> bytes:
 
 
 def require_finished(folder: Path, states: Iterable[str]) -> None:
-    """For an archive of a study that is over.
-
-    Raises:
-        StoreError: a run is planned or running.
-    """
+    """For an archive of a study that is over. Raises StoreError: a run is planned or running."""
     unfinished = Counter(state for state in states if state in ("planned", "running"))
     if unfinished:
         counts = ", ".join(f"{number} {state}" for state, number in unfinished.items())
@@ -100,11 +89,7 @@ def require_finished(folder: Path, states: Iterable[str]) -> None:
 
 
 def require_plain(folder: Path) -> None:
-    """Of a folder in which a run is to be written.
-
-    Raises:
-        StoreError: it is archived.
-    """
+    """Of a folder in which a run is to be written. Raises StoreError: it is archived."""
     if is_archived(folder):
         raise StoreError(
             f"{folder} is archived: no run can be added or changed; `scaling export {folder} --unarchive` "
@@ -113,11 +98,7 @@ def require_plain(folder: Path) -> None:
 
 
 def require_one_form(folder: Path) -> None:
-    """Of a folder that is archived: no run has files of its own.
-
-    Raises:
-        StoreError: one has.
-    """
+    """Of a folder that is archived: no run has files of its own. Raises StoreError: one has."""
     if next(plain_files(folder), None) is not None:
         raise StoreError(
             f"{folder} has files of runs and an archive of them; `scaling export {folder} --archive` removes "
@@ -127,12 +108,8 @@ def require_one_form(folder: Path) -> None:
 
 def write_archive(folder: Path) -> None:
     """Writes both files and reads them back; only when they hold everything are the runs' own files removed.
-
-    Where a folder is archived already, its own files that are still there are compared and removed.
-
-    Raises:
-        StoreError: a file cannot be read or written, or the archive does not hold what it holds.
-    """
+    Where a folder is archived already, its own files that are still there are compared and removed. Raises
+    StoreError: a file cannot be read or written, or the archive does not hold what it holds."""
     files = list(plain_files(folder))
     for path in files:  # before anything is written
         inside(folder, path.relative_to(folder).as_posix())
@@ -160,12 +137,9 @@ def _write_checked(folder: Path, files: Sequence[Path]) -> None:
 
 
 def write_plain(folder: Path) -> None:
-    """Writes the runs' own files; only when they hold everything is the archive removed.
-
-    Raises:
-        StoreError: the folder is not archived, a file cannot be read or written, or one is there already with
-            other content.
-    """
+    """Writes the runs' own files; only when they hold everything is the archive removed. Raises StoreError:
+    the folder is not archived, a file cannot be read or written, or one is there already with other
+    content."""
     if not is_archived(folder):
         raise StoreError(f"{folder} is not archived: it has no {RUNS}")
     archive = Archive(folder / SAMPLES, folder / RUNS)
@@ -183,11 +157,8 @@ def write_plain(folder: Path) -> None:
 
 
 def require_held(folder: Path, files: Iterable[Path], archive: Archive) -> None:
-    """Compares the runs' own files with an archive, in the exact texts of their values.
-
-    Raises:
-        StoreError: the archive does not hold one of them, or holds another content of it.
-    """
+    """Compares the runs' own files with an archive, in the exact texts of their values. Raises StoreError:
+    the archive does not hold one of them, or holds another content of it."""
     contents = dict(_archived_files(archive))
     for path in files:
         if contents.pop(path.relative_to(folder).as_posix().removesuffix(".gz"), None) != content_of(path):

@@ -13,14 +13,8 @@ from scaling.store.files import write_whole, writing
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """The checkpoints of one rank in one run: the last one, and the one before.
-
-    A rank may be cut off when it has written and another has not: the one before is what both have.
-
-    Attributes:
-        folder: of the run.
-        stem: of the files' names.
-    """
+    """The checkpoints of one rank in one run: the last one, and the one before. A rank may be cut off when it
+    has written and another has not: the one before is what both have. `stem`: of the files' names."""
 
     folder: Path
     stem: str

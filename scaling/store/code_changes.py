@@ -16,15 +16,9 @@ from scaling.store.records import RunRecord
 
 @dataclass(frozen=True)
 class CodeChange:
-    """One of them.
-
-    Attributes:
-        made_at: UTC, ISO 8601 to the second.
-        what: today's code has, as a clause: "one-bit gradients have kernels of their own".
-        aggregators: names of those whose cells it concerns.
-        devices: on which.
-        steps: in which kinds of steps; (): in all.
-    """
+    """One of them. `made_at`: UTC, ISO 8601 to the second; `what`: today's code has, as a clause: "one-bit
+    gradients have kernels of their own"; `aggregators`: names of those whose cells it concerns; `devices`: on
+    which; `steps`: in which kinds of steps; (): in all."""
 
     made_at: str
     what: str

@@ -22,32 +22,20 @@ MEND_TOPOLOGY = "restore it, or delete it: reports do without it"
 
 
 def read_study(folder: Path) -> dict[str, Any]:
-    """study.yaml.
-
-    Raises:
-        StoreError: it is missing or damaged.
-    """
+    """study.yaml. Raises StoreError: it is missing or damaged."""
     mend = f"`scaling run STUDY --out {folder}` with the study that was measured writes it again"
     study = read_document(folder / "study.yaml", from_yaml, StudyModel, mend)
     return {**study, "parts": [with_new_keys(part) for part in study["parts"]]} if "parts" in study else study
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """environment.json.
-
-    Raises:
-        StoreError: it is missing or damaged.
-    """
+    """environment.json. Raises StoreError: it is missing or damaged."""
     mend = "restore it, or delete it: reports do without it, but nothing more can be measured in the folder"
     return read_document(folder / "environment.json", from_json, EnvironmentModel, mend)
 
 
 def read_predictions(folder: Path) -> list[dict[str, Any]]:
-    """predictions.json; nothing where there is none.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """predictions.json; nothing where there is none. Raises StoreError: it is damaged."""
     path = folder / "predictions.json"
     if not path.exists():
         return []
@@ -57,11 +45,7 @@ def read_predictions(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_sheets(folder: Path) -> dict[str, dict[str, Any]]:
-    """Aggregator -> sheets/<aggregator>.json.
-
-    Raises:
-        StoreError: one is damaged.
-    """
+    """Aggregator -> sheets/<aggregator>.json. Raises StoreError: one is damaged."""
     sheets = {}
     for path in sorted(folder.glob("sheets/*.json")):
         if not is_clean(path.stem):
@@ -72,11 +56,7 @@ def read_sheets(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_launch_times(folder: Path, prefix: str = "") -> list[dict[str, Any]]:
-    """launches/<prefix><number>.json of every launch, by number.
-
-    Raises:
-        StoreError: one is damaged.
-    """
+    """launches/<prefix><number>.json of every launch, by number. Raises StoreError: one is damaged."""
     numbered = {path.stem.removeprefix(prefix): path for path in folder.glob(f"launches/{prefix}*.json")}
     files = [numbered[number] for number in sorted(filter(str.isdecimal, numbered), key=int)]
     mend = "delete it: it says where wall time went, and no more"

@@ -19,12 +19,7 @@ MARK = "cannot be written: "
 
 def disk_full(path: Path, error: OSError, num_bytes: int | None = None) -> DiskFullError | None:
     """What is wrong and what to do, where that is the reason why a path cannot be written; else None.
-
-    Args:
-        path: of the file.
-        error: what the system says.
-        num_bytes: that were to be written; None: not known.
-    """
+    `num_bytes`: that were to be written (None: not known)."""
     reason = REASONS.get(error.errno or 0)
     if reason is None:
         return None

@@ -34,12 +34,8 @@ GONE = "its folder is gone, removed or unmounted while in use; nothing is made a
 
 @contextmanager
 def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """Turns what the system says of a path into an error that says what to do.
-
-    Args:
-        path: of the file.
-        num_bytes: that are to be written; None: not known.
-    """
+    """Turns what the system says of a path into an error that says what to do. `num_bytes`: that are to be
+    written (None: not known)."""
     try:
         yield
     except OSError as error:
@@ -76,11 +72,7 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 def overwrite(path: Path, content: bytes) -> bool:
     """Writes a file again in place, without more space; False, and nothing is done, where it is too small.
-
-    Args:
-        path: of the file.
-        content: a text; spaces fill what is left of the file.
-    """
+    `content`: a text; spaces fill what is left of the file."""
     with writing(path), os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file:
         length = os.fstat(file.fileno()).st_size
         if len(content) > length:
@@ -131,11 +123,8 @@ def inside(folder: Path, name: str) -> Path:
     """The path of what is written, renamed or removed in a results folder, which may be another's.
 
     The folder, and `runs` in it, may be links to another disk. What `runs` leads to may not be a part of
-    another results folder.
-
-    Raises:
-        StoreError: another link in the folder, or a name in the results, leads out of it; or a new results
-            folder would be in the runs, say, of another one.
+    another results folder. Raises StoreError: another link in the folder, or a name in the results, leads out
+    of it; or a new results folder would be in the runs, say, of another one.
     """
     path = folder / name
     roots = [Path(os.path.realpath(folder))]
@@ -193,17 +182,9 @@ def part_of(folder: Path, name: str) -> Path:
 def read_document(
     path: Path, parse: Callable[[str], Any], model: type[BaseModel], mend: str
 ) -> dict[str, Any]:
-    """The mapping that a file holds, checked.
-
-    Args:
-        path: of the file.
-        parse: `scaling.files.documents.from_json` or `from_yaml`.
-        model: what may be in it.
-        mend: what to do about one that is wrong.
-
-    Raises:
-        StoreError: it cannot be read, or holds something else.
-    """
+    """The mapping that a file holds, checked. `parse`: `scaling.files.documents.from_json` or `from_yaml`;
+    `model`: what may be in it; `mend`: what to do about one that is wrong. Raises StoreError: it cannot be
+    read, or holds something else."""
     text = text_of(path, mend)
     try:
         value = parse(text)
@@ -214,11 +195,7 @@ def read_document(
 
 
 def text_of(path: Path, mend: str) -> str:
-    """The text of a file.
-
-    Raises:
-        StoreError: there is none, or it cannot be read.
-    """
+    """The text of a file. Raises StoreError: there is none, or it cannot be read."""
     try:
         return read_text(path)
     except FileNotFoundError:
@@ -237,14 +214,7 @@ def damaged(where: object, error: DocumentError, mend: str) -> StoreError:
 @contextmanager
 def fitting(where: object, mend: str) -> Iterator[None]:
     """Turns what values lead to that are each allowed, but do not fit together, into an error of their file.
-
-    Args:
-        where: the file or folder that they are from.
-        mend: what to do.
-
-    Raises:
-        StoreError: naming it.
-    """
+    `where`: the file or folder that they are from; `mend`: what to do. Raises StoreError: naming it."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -255,11 +225,8 @@ def fitting(where: object, mend: str) -> Iterator[None]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Those of runs that have files of their own, `runs/<cell>/<repeat>`, by cell and repeat.
-
-    Raises:
-        StoreError: what should hold them is no folder.
-    """
+    """Those of runs that have files of their own, `runs/<cell>/<repeat>`, by cell and repeat. Raises
+    StoreError: what should hold them is no folder."""
     if os.path.lexists(folder / "runs") and not os.path.isdir(folder / "runs"):
         raise StoreError(f"{folder / 'runs'} is no folder; put it back, or remove what stands in its place")
     folders = [path for cell in listed(folder / "runs") for path in listed(cell)]
@@ -298,11 +265,8 @@ def as_json(value: Mapping[str, Any]) -> bytes:
 
 
 def write_checked(path: Path, model: type[BaseModel], value: Mapping[str, Any]) -> Path:
-    """Writes a file of facts that can be read again.
-
-    Raises:
-        StoreError: the model, with which it is read, does not allow a value: nothing is written.
-    """
+    """Writes a file of facts that can be read again. Raises StoreError: the model, with which it is read,
+    does not allow a value: nothing is written."""
     content = as_json(value)
     validate(model, json.loads(content), f"what was to be written to {path}", "please report this")
     return write_whole(path, content)
@@ -325,11 +289,8 @@ def rank_of(samples: Path) -> int:
 
 
 def listed(folder: Path) -> list[Path]:
-    """What a folder holds, by name; nothing where there is no such folder.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
+    """What a folder holds, by name; nothing where there is no such folder. Raises StoreError: it cannot be
+    read."""
     try:
         return [folder / name for name in sorted(os.listdir(folder))]
     except (FileNotFoundError, NotADirectoryError):
@@ -342,15 +303,8 @@ MEND_SAMPLES = "delete its run's folder, and `scaling run` measures it again"
 
 
 def json_lines(path: Path, *, unfinished: bool = False) -> list[dict[str, Any]]:
-    """The lines of a file, compressed or not.
-
-    Args:
-        path: of the file.
-        unfinished: somebody writes to it, or was stopped while at it: a damaged last line is left out.
-
-    Raises:
-        StoreError: it cannot be read, or a line is damaged.
-    """
+    """The lines of a file, compressed or not. `unfinished`: somebody writes to it, or was stopped while at
+    it: a damaged last line is left out. Raises StoreError: it cannot be read, or a line is damaged."""
     try:
         content = read_bytes(path)
         if path.suffix == ".gz":
@@ -367,11 +321,7 @@ def json_lines(path: Path, *, unfinished: bool = False) -> list[dict[str, Any]]:
 def parsed_lines(
     lines: Sequence[str], where: str, *, unfinished: bool, mend: str = MEND_SAMPLES
 ) -> list[dict[str, Any]]:
-    """What the lines of the file `where` say; see `json_lines`.
-
-    Raises:
-        StoreError: a line is damaged.
-    """
+    """What the lines of the file `where` say; see `json_lines`. Raises StoreError: a line is damaged."""
     samples = []
     for number, line in enumerate(lines, 1):
         try:

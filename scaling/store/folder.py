@@ -67,11 +67,7 @@ ROOM_BYTES = 65_536
 
 
 class ResultsFolder:
-    """One study's results.
-
-    Args:
-        path: the folder; it is not made before something is written.
-    """
+    """One study's results. `path`: the folder; it is not made before something is written."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -91,11 +87,8 @@ class ResultsFolder:
         )
 
     def require(self) -> ResultsFolder:
-        """Itself, for callers that read.
-
-        Raises:
-            StoreError: there is no such folder, it holds no study, or it cannot be read.
-        """
+        """Itself, for callers that read. Raises StoreError: there is no such folder, it holds no study, or it
+        cannot be read."""
         if not self.path.is_dir():
             raise StoreError(f"no results folder {self.path}; `scaling run STUDY` makes results/<name>")
         if not os.access(self.path, os.R_OK | os.X_OK):
@@ -138,11 +131,8 @@ class ResultsFolder:
             self.write_run(RunRecord(cell_id, repeat, dict(cell)))
 
     def write_run(self, record: RunRecord) -> None:
-        """Replaces a run's record.
-
-        Raises:
-            StoreError: it could not be read; for want of space a running one is planned again, in its place.
-        """
+        """Replaces a run's record. Raises StoreError: it could not be read; for want of space a running one
+        is planned again, in its place."""
         path = self._run_file_to_write(record.cell_id, record.repeat)
         try:
             write_checked(path, RunModel, asdict(record))
@@ -151,11 +141,7 @@ class ResultsFolder:
                 raise
 
     def run(self, cell_id: str, repeat: int) -> RunRecord:
-        """One run's record.
-
-        Raises:
-            StoreError: it does not exist or is damaged.
-        """
+        """One run's record. Raises StoreError: it does not exist or is damaged."""
         archive = self._archive()
         if archive is None:
             return read_run(self._run_file(cell_id, repeat))
@@ -164,11 +150,8 @@ class ResultsFolder:
         return record_from(archive.records[cell_id, repeat])
 
     def runs(self) -> list[RunRecord]:
-        """All runs, by cell and repeat.
-
-        Raises:
-            StoreError: a record is damaged, or the folder has both an archive and files of runs.
-        """
+        """All runs, by cell and repeat. Raises StoreError: a record is damaged, or the folder has both an
+        archive and files of runs."""
         archive = self._archive()
         if archive is not None:
             require_one_form(self.path)
@@ -177,11 +160,8 @@ class ResultsFolder:
         return [read_run(path) for path in files if os.path.lexists(path)]
 
     def without_record(self) -> list[tuple[str, int]]:
-        """Cell id and repeat of the runs that have samples, but no record: run.json is gone.
-
-        Raises:
-            StoreError: the folder cannot be read.
-        """
+        """Cell id and repeat of the runs that have samples, but no record: run.json is gone. Raises
+        StoreError: the folder cannot be read."""
         lost = (path for path in run_folders(self.path) if not os.path.lexists(path / "run.json"))
         return [(path.parts[-2], int(path.name)) for path in lost if sample_files(path)]
 
@@ -226,16 +206,9 @@ class ResultsFolder:
         return appender(path, LINES.get(kind or ""))
 
     def samples(self, cell_id: str, repeat: int, *, unfinished: bool = False) -> list[list[dict[str, Any]]]:
-        """The samples of a run: [rank][line].
-
-        Args:
-            cell_id: the run's cell.
-            repeat: which of the cell's runs.
-            unfinished: it is not over: a last line that is written in part is left out.
-
-        Raises:
-            StoreError: a file is missing or damaged.
-        """
+        """The samples of a run: [rank][line]. `repeat`: which of the cell's runs; `unfinished`: it is not
+        over: a last line that is written in part is left out. Raises StoreError: a file is missing or
+        damaged."""
         folder = self._run_file(cell_id, repeat).parent
         ranks = read_samples(folder, self._archive(), cell_id, repeat, unfinished=unfinished)
         return [upgraded_lines(lines) for lines in ranks]
@@ -243,13 +216,8 @@ class ResultsFolder:
     # -- the archived form -----------------------------------------------------------------------------------
     def archive(self, *, unfinished: bool = False) -> None:
         """Puts all runs into the archived form; nothing is removed before the archive was read and compared.
-
-        Args:
-            unfinished: also where runs are planned or were cut off.
-
-        Raises:
-            StoreError: somebody works in the folder, it is not finished, or a file cannot be read or written.
-        """
+        `unfinished`: also where runs are planned or were cut off. Raises StoreError: somebody works in the
+        folder, it is not finished, or a file cannot be read or written."""
         with self.require().lock():
             if not (unfinished or is_archived(self.path)):
                 require_finished(self.path, (run.state for run in self.runs()))
@@ -257,10 +225,8 @@ class ResultsFolder:
 
     def unarchive(self) -> None:
         """Gives every run its own files again, as they were before `archive`; then the archive is removed.
-
-        Raises:
-            StoreError: somebody works in the folder, it is not archived, or a file cannot be read or written.
-        """
+        Raises StoreError: somebody works in the folder, it is not archived, or a file cannot be read or
+        written."""
         with self.require().lock():
             write_plain(self.path)
 
@@ -318,10 +284,9 @@ class ResultsFolder:
     def write_launch_times(self, times: Mapping[str, Any], number: int | None = None) -> Path:
         """Writes where a launch's wall time went, in seconds; returns the path.
 
-        Args:
-            times: world_size, repeat, settings, start_up_s, total_s, and cells: a list of cell_id, setup_s,
-                warmup_s, unprofiled_s, profiled_s, training_s, other_s.
-            number: that of the launch's log; None: the next one that is free.
+        `times`: world_size, repeat, settings, start_up_s, total_s, and cells: a list of cell_id, setup_s,
+        warmup_s, unprofiled_s, profiled_s, training_s, other_s; `number`: that of the launch's log (None: the
+        next one that is free).
         """
         if number is None:
             number = take_number(self.launches(), ".json")
@@ -342,32 +307,20 @@ class ResultsFolder:
         return write_checked(self._inside(f"sheets/{name}.json"), SheetModel, sheet)
 
     def sheets(self) -> dict[str, dict[str, Any]]:
-        """What `write_sheet` wrote, by the aggregator's name.
-
-        Raises:
-            StoreError: a file is damaged.
-        """
+        """What `write_sheet` wrote, by the aggregator's name. Raises StoreError: a file is damaged."""
         return read_sheets(self.path)
 
     def launch_times(self, prefix: str = "") -> list[dict[str, Any]]:
         """What `write_launch_times` wrote of every launch, by number; with "command-" what commands wrote.
-
-        Raises:
-            StoreError: a file is damaged.
-        """
+        Raises StoreError: a file is damaged."""
         return read_launch_times(self.path, prefix)
 
     def lock(
         self, part: str = "", *, shared: bool = False, wait: bool = False
     ) -> AbstractContextManager[None]:
-        """Keeps others away from the folder.
-
-        `scaling run` holds it alone; launches started by hand share it, and each holds its world size's part.
-
-        Args:
-            part: what of the folder, as a suffix; "" is the whole.
-            shared, wait: see `locked`, which raises a StoreError where somebody else holds it.
-        """
+        """Keeps others away from the folder. `scaling run` holds it alone; launches started by hand share it,
+        and each holds its world size's part. `part`: what of the folder, as a suffix; "" is the whole;
+        `shared`, `wait`: see `locked`, which raises a StoreError where somebody else holds it."""
         refusal = f"another `scaling run` or launch works in {self.path}; wait for it, or use another --out"
         return locked(self._inside(f".lock{part}"), refusal, shared=shared, wait=wait)
 

@@ -56,11 +56,8 @@ def now() -> str:
 
 
 def read_run(path: Path) -> RunRecord:
-    """A record from its file, `<cell_id>/<repeat>/run.json`.
-
-    Raises:
-        StoreError: it cannot be read, is damaged, of another version, or of another run.
-    """
+    """A record from its file, `<cell_id>/<repeat>/run.json`. Raises StoreError: it cannot be read, is
+    damaged, of another version, or of another run."""
     text = text_of(path, MEND)
     record = record_from(checked(text, path, numbered=True))
     if (record.cell_id, str(record.repeat)) != path.parts[-3:-1]:
@@ -72,17 +69,9 @@ MEND = "delete its run's folder, and `scaling run` measures it again"
 
 
 def checked(text: str, where: object, mend: str = MEND, *, numbered: bool = False) -> dict[str, Any]:
-    """What was written of a run; its id and repeat name files, so they are checked too.
-
-    Args:
-        text: JSON.
-        where: the file, for messages.
-        mend: what to do about a damaged one.
-        numbered: the text has several lines, which messages name.
-
-    Raises:
-        StoreError: it is damaged, of another version, a key is missing or unknown, or a value is not allowed.
-    """
+    """What was written of a run; its id and repeat name files, so they are checked too. `mend`: what to do
+    about a damaged one; `numbered`: the text has several lines, which messages name. Raises StoreError: it is
+    damaged, of another version, a key is missing or unknown, or a value is not allowed."""
     try:
         values = from_json(text)
     except DocumentError as error:

@@ -67,11 +67,8 @@ def move_aside(folder: Path) -> None:
 def read_samples(
     folder: Path, archive: Archive | None, cell_id: str, repeat: int, *, unfinished: bool
 ) -> list[list[dict[str, Any]]]:
-    """[rank][line], of files in the run's folder or of the archive that has taken them.
-
-    Raises:
-        StoreError: a file is missing or damaged.
-    """
+    """[rank][line], of files in the run's folder or of the archive that has taken them. Raises StoreError: a
+    file is missing or damaged."""
     files = sample_files(folder)
     archived = archive.ranks(cell_id, repeat) if archive else []
     ranks = [file.rank for file in archived] if archive else [rank_of(path) for path in files]

@@ -166,11 +166,8 @@ def _lines_of(model: Any) -> TypeAdapter[Any]:
 
 
 def validate_lines(model: Any, lines: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Checks the lines of a rank's samples.
-
-    Raises:
-        StoreError: naming the first line that is wrong, its key, and what is allowed.
-    """
+    """Checks the lines of a rank's samples. Raises StoreError: naming the first line that is wrong, its key,
+    and what is allowed."""
     try:
         _lines_of(model).validate_python(lines)
     except ValidationError as error:

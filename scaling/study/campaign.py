@@ -28,13 +28,8 @@ THIS = "this environment"
 
 @dataclass(frozen=True)
 class Campaign:
-    """The folders of both environments.
-
-    Attributes:
-        a, b: of the command's environment and of the other one.
-        id: equal in the records of all pairs.
-        other: name of the environment of b.
-    """
+    """The folders of both environments. `a`, `b`: of the command's environment and of the other one; `id`:
+    equal in the records of all pairs; `other`: name of the environment of b."""
 
     a: ResultsFolder
     b: ResultsFolder
@@ -43,11 +38,8 @@ class Campaign:
 
     @classmethod
     def of(cls, a: ResultsFolder, b: ResultsFolder, other: str) -> Campaign:
-        """That which the folders hold, or a new one.
-
-        Raises:
-            StoreError: they hold one with another environment.
-        """
+        """That which the folders hold, or a new one. Raises StoreError: they hold one with another
+        environment."""
         marks = {
             (record.launch["campaign"], record.launch.get("environment"))
             for record in b.runs()
@@ -62,9 +54,7 @@ class Campaign:
 
     def measure_halves_again(self) -> int:
         """Plans runs again that are done in one environment and left to do in the other; returns how many.
-
-        Where one has failed the other one stays; it goes when the failed one is tried again.
-        """
+        Where one has failed the other one stays; it goes when the failed one is tried again."""
         folders = (self.a, self.b)
         records = [
             {(record.cell_id, record.repeat): record for record in folder.runs()} for folder in folders
@@ -93,11 +83,8 @@ class Campaign:
 
 
 def run_campaign(a: StudyRun, b: StudyRun, campaign: Campaign) -> None:
-    """Runs what is left in both environments, launch by launch.
-
-    Raises:
-        KeyboardInterrupt, LaunchError: see `StudyRun.run`.
-    """
+    """Runs what is left in both environments, launch by launch. Raises KeyboardInterrupt, LaunchError: see
+    `StudyRun.run`."""
     for run in (a, b):
         run.begin()
     while launches := sorted([*a.launches(), *b.launches()], key=lambda launch: launch.repeat):
@@ -123,13 +110,7 @@ def other_goes_first(study: str, launch: Launch) -> bool:
 
 @dataclass(frozen=True)
 class SideProgress:
-    """What one environment tells of how far both are.
-
-    Attributes:
-        shown: to people.
-        name: of this environment.
-        other: folder of the other one.
-    """
+    """What one environment tells of how far both are. `other`: folder of the other one."""
 
     shown: ProgressListener
     name: str

@@ -26,13 +26,8 @@ NO_PART_OF_THE_IDENTITY = frozenset(
 
 @dataclass(frozen=True)
 class AvailableMachine:
-    """What a study is resolved against.
-
-    Attributes:
-        num_gpus: GPUs that torch can use here; on several nodes, of one node.
-        num_cores: CPU cores that this process may use.
-        num_nodes: nodes of the launch.
-    """
+    """What a study is resolved against. `num_gpus`: GPUs that torch can use here; on several nodes, of one
+    node; `num_cores`: CPU cores that this process may use; `num_nodes`: nodes of the launch."""
 
     num_gpus: int
     num_cores: int
@@ -45,7 +40,6 @@ class AnyCell(Protocol):
     Attributes:
         kind: a name of `scaling.study.kinds.KINDS`.
         world_size, threads: of its launch.
-        device: "cpu" or "cuda".
         peer_access: whether GPUs may access each other's memory; None where there are none.
         tf32: whether products may be rounded so; None where there are none.
         workers_per_gpu: that share a GPU; None where none do.
@@ -221,14 +215,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class ResolvedStudy:
-    """A study's cells on one machine.
-
-    Attributes:
-        name: the study's.
-        repeats: cell -> how often it is run, each time in another launch.
-        notes: what was decided for the user: the device, sizes dropped, the data set taken.
-        part_of: cell id -> number of the study's part that it is of, from 0; of several the last.
-    """
+    """A study's cells on one machine. `repeats`: cell -> how often it is run, each time in another launch;
+    `notes`: what was decided for the user: the device, sizes dropped, the data set taken; `part_of`: cell id
+    -> number of the study's part that it is of, from 0; of several the last."""
 
     name: str
     repeats: dict[str, int]

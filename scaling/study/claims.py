@@ -104,14 +104,8 @@ class ClaimsFile(Strict):
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim with what was found.
-
-    Attributes:
-        claim: as the file has it.
-        verdict: of its checks.
-        assumption: under which it holds; "" of the other verdicts.
-        found: assumption -> each check's text with its value and whether it holds.
-    """
+    """A claim with what was found. `assumption`: under which it holds; "" of the other verdicts; `found`:
+    assumption -> each check's text with its value and whether it holds."""
 
     claim: Claim
     verdict: Verdict
@@ -120,10 +114,7 @@ class Checked:
 
 
 def read_claims(path: Path) -> ClaimsFile:
-    """
-    Raises:
-        StudyError: the file is none of claims; names the key.
-    """
+    """Raises StudyError: the file is none of claims; names the key."""
     try:
         return ClaimsFile.model_validate(from_yaml(read_text(path)))
     except ValidationError as error:
@@ -135,11 +126,8 @@ def read_claims(path: Path) -> ClaimsFile:
 
 
 def checked(claim: Claim, folder: Path) -> Checked:
-    """A claim's verdict; results folders are relative to `folder`.
-
-    Raises:
-        StudyError: a check names no cell, several without `take`, or one without its column as a number.
-    """
+    """A claim's verdict; results folders are relative to `folder`. Raises StudyError: a check names no cell,
+    several without `take`, or one without its column as a number."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for check in claim.checks:
         value = _value(check, folder)

@@ -11,14 +11,8 @@ from scaling.study.schema import Study
 
 @dataclass(frozen=True)
 class JobShape:
-    """A job's nodes.
-
-    Attributes:
-        world_sizes: what it will run, ascending.
-        nodes: how many.
-        workers_per_node: at most, on each.
-        gpus_per_node: 0 for a study on CPUs.
-    """
+    """A job's nodes. `world_sizes`: what it will run, ascending; `workers_per_node`: at most, on each;
+    `gpus_per_node`: 0 for a study on CPUs."""
 
     world_sizes: list[int]
     nodes: int
@@ -29,13 +23,9 @@ class JobShape:
 def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None = None) -> JobShape:
     """The shape that holds a study's largest world size, or all that it may without those it may drop.
 
-    Args:
-        study: what is to be run.
-        nodes: what the user asks for; None: as few as do.
-        gpus_per_node: the same; None: the largest world size's share of a node, 0 for `device: cpu`.
-
-    Raises:
-        StudyError: a part needs GPUs and none are asked for, or no size is left.
+    `nodes`: what the user asks for (None: as few as do); `gpus_per_node`: the same; None: the largest world
+    size's share of a node, 0 for `device: cpu`. Raises StudyError: a part needs GPUs and none are asked for,
+    or no size is left.
     """
     num_gpus = (nodes or 1) * (gpus_per_node or 0)
     wanted = [(part, sizes_of(part, num_gpus)) for part in study.parts]

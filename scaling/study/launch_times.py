@@ -55,12 +55,7 @@ class LaunchTimes:
         }
 
     def add(self, cell_id: str, seconds: Mapping[str, float]) -> None:
-        """A cell has ended.
-
-        Args:
-            cell_id: of the cell.
-            seconds: of its parts (`PARTS`), as far as it came.
-        """
+        """A cell has ended. `seconds`: of its parts (`PARTS`), as far as it came."""
         now = time.monotonic()
         parts = {f"{part}_s": seconds.get(part, 0.0) for part in PARTS}
         other_s = max(now - self._last - sum(parts.values()), 0.0)
@@ -72,11 +67,8 @@ class LaunchTimes:
 
 class CommandTimes:
     """Where the wall time of one `scaling run` went outside of its launches, from the start of its process.
-
-    Args:
-        folder: of the study, which is prepared; of a campaign, the one that holds those of its environments.
-        sides: of a campaign, the folders of its environments, where the launches are.
-    """
+    `folder`: of the study, which is prepared; of a campaign, the one that holds those of its environments;
+    `sides`: of a campaign, the folders of its environments, where the launches are."""
 
     def __init__(self, folder: ResultsFolder, sides: Sequence[ResultsFolder] = ()) -> None:
         self._folder = folder

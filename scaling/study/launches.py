@@ -29,11 +29,8 @@ MOST_CHARACTERS = 100_000
 @dataclass(frozen=True)
 class Settings:
     """What must be the same for all cells of a launch, since it is fixed when its processes start.
-
-    Attributes:
-        variables: names and values of environment variables (`Aggregator.start_up`).
-        workers_per_gpu: that share a GPU; None where none do.
-    """
+    `variables`: names and values of environment variables (`Aggregator.start_up`); `workers_per_gpu`: that
+    share a GPU; None where none do."""
 
     world_size: int
     device: str
@@ -65,13 +62,8 @@ def _start_up(name: str, parameters: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of worker processes, and the cells they work through, once each.
-
-    Attributes:
-        settings: of its processes.
-        repeat: which of the study's repeats its runs are.
-        cells: in the order in which they run.
-    """
+    """One start of worker processes, and the cells they work through, once each. `repeat`: which of the
+    study's repeats its runs are."""
 
     settings: Settings
     repeat: int
@@ -79,10 +71,8 @@ class Launch:
 
 
 def remaining_launches(folder: ResultsFolder, study: ResolvedStudy) -> list[Launch]:
-    """The launches that are left, first repeats first; done and failed runs are not among them.
-
-    The cells of a launch stand in random order (the same for the same study, repeat and settings).
-    """
+    """The launches that are left, first repeats first; done and failed runs are not among them. The cells of
+    a launch stand in random order (the same for the same study, repeat and settings)."""
     over = {(record.cell_id, record.repeat) for record in folder.runs() if record.state in ("done", "failed")}
     grouped: dict[tuple[int, Settings], list[AnyCell]] = {}
     for repeat in range(max(study.repeats.values(), default=0)):
@@ -103,11 +93,8 @@ def hand_over(launch: Launch, stall_timeout_s: float) -> dict[str, str]:
 
 
 def handed_over(environ: Mapping[str, str]) -> tuple[Launch, float] | None:
-    """The launch and its stall_timeout, as `hand_over` wrote them; None where nothing was.
-
-    Raises:
-        LaunchError: the variable holds something else.
-    """
+    """The launch and its stall_timeout, as `hand_over` wrote them; None where nothing was. Raises
+    LaunchError: the variable holds something else."""
     if (text := environ.get(HANDED_OVER)) is None:
         return None
     # From the command that started this process: whoever sets its variables chooses its program too.
@@ -119,13 +106,8 @@ def handed_over(environ: Mapping[str, str]) -> tuple[Launch, float] | None:
 
 
 def estimate_seconds(launch: Launch, sizes: Mapping[str, ModelSize], num_cores: int) -> float:
-    """A rough time for a launch: its start-up, and its cells.
-
-    Args:
-        launch: what is to run.
-        sizes: cell id -> size of its model, where it has one.
-        num_cores: cores of the machine, which the workers share.
-    """
+    """A rough time for a launch: its start-up, and its cells. `sizes`: cell id -> size of its model, where it
+    has one; `num_cores`: cores of the machine, which the workers share."""
     device, kinds = launch.settings.device, {cell.kind for cell in launch.cells}
     start_up_s = KINDS[kinds.pop()].start_up_s(device) if len(kinds) == 1 else START_UP_S[device]
     return start_up_s + sum(

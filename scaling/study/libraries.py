@@ -26,12 +26,8 @@ def _library(cell: AnyCell) -> str | None:
 
 @dataclass(frozen=True)
 class RunnableStudy:
-    """A study as one launch can run it.
-
-    Attributes:
-        study: without the cells whose library the launch lacks.
-        lacking: the library of each of those that are this launch's concern, by the cell's identity.
-    """
+    """A study as one launch can run it. `study`: without the cells whose library the launch lacks; `lacking`:
+    the library of each of those that are this launch's concern, by the cell's identity."""
 
     study: ResolvedStudy
     lacking: dict[str, str]
@@ -59,16 +55,9 @@ def _line(library: str, aggregators: list[str]) -> str:
 
 
 def runnable(study: ResolvedStudy, *, by_mpi: bool, world_size: int | None = None) -> RunnableStudy:
-    """Leaves out what would fail cell by cell.
-
-    Args:
-        study: all its cells.
-        by_mpi: the workers are started by MPI.
-        world_size: the only one that this launch is concerned with; None: all.
-
-    Raises:
-        LaunchError: nothing would be left to run; it names an aggregator and what to do.
-    """
+    """Leaves out what would fail cell by cell. `by_mpi`: the workers are started by MPI; `world_size`: the
+    only one that this launch is concerned with (None: all). Raises LaunchError: nothing would be left to run;
+    it names an aggregator and what to do."""
     missing = set() if by_mpi else {"mpi"}
     if importlib.util.find_spec("horovod") is None:
         missing.add("horovod")

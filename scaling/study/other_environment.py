@@ -29,27 +29,16 @@ MOST_CELLS_NAMED = 3
 
 @dataclass(frozen=True)
 class OtherEnvironment:
-    """One that a campaign compares with the command's own.
-
-    Attributes:
-        name: as it is recorded of runs: what was asked for, with whole paths and commits.
-        workers: what its workers are started with.
-    """
+    """One that a campaign compares with the command's own. `name`: as it is recorded of runs: what was asked
+    for, with whole paths and commits; `workers`: what its workers are started with."""
 
     name: str
     workers: WorkerEnvironment
 
 
 def other_environment(text: str, out: Path) -> OtherEnvironment:
-    """What `--against` names.
-
-    Args:
-        text: `KIND:WHAT` (`ALLOWED`).
-        out: folder of the campaign, where a commit is checked out.
-
-    Raises:
-        LaunchError: it is none of what is allowed, or there is no such thing.
-    """
+    """What `--against` names. `text`: `KIND:WHAT` (`ALLOWED`); `out`: folder of the campaign, where a commit
+    is checked out. Raises LaunchError: it is none of what is allowed, or there is no such thing."""
     kind, separator, what = text.partition(":")
     if not separator or kind not in KINDS or not what.strip():
         raise LaunchError(f"--against {text!r} names no environment; allowed: {ALLOWED}")
@@ -141,16 +130,9 @@ KINDS: Mapping[str, Callable[[str, Path], OtherEnvironment]] = {
 def require_same_cells(
     other: OtherEnvironment, study: str, overrides: Sequence[str], out: Path, resolved: ResolvedStudy
 ) -> None:
-    """Has the other environment resolve the study: it must be able to, and must find the same cells.
-
-    Args:
-        study: its file.
-        out: results folder of the other environment.
-        resolved: what this environment makes of it.
-
-    Raises:
-        LaunchError: why it cannot, or which cells differ.
-    """
+    """Has the other environment resolve the study: it must be able to, and must find the same cells. `out`:
+    results folder of the other environment; `resolved`: what this environment makes of it. Raises
+    LaunchError: why it cannot, or which cells differ."""
     workers = other.workers
     words = ["plan", study, *overrides, "--out", str(out.absolute()), "--json"]
     done = subprocess.run(

@@ -24,13 +24,9 @@ def shipped_studies() -> dict[str, str]:
 
 
 def load_study(name: str, overrides: Sequence[str] = ()) -> Study:
-    """The study of that name or file, with overrides, validated; the code that it names may be imported.
-
-    Only for what a person names as a study: the study.yaml of a results folder is data to readers of results.
-
-    Raises:
-        StudyError: there is no such study, it is no YAML, or something in it is wrong.
-    """
+    """The study of that name or file, with overrides, validated; the code that it names may be imported. Only
+    for what a person names as a study: the study.yaml of a results folder is data to readers of results.
+    Raises StudyError: there is no such study, it is no YAML, or something in it is wrong."""
     raw = _parse(study_text(name), name)
     for override in overrides:
         _apply(raw, override)
@@ -49,11 +45,7 @@ def texts(raw: Any) -> Iterator[str]:
 
 
 def study_text(name: str) -> str:
-    """The text of the study of that name or file.
-
-    Raises:
-        StudyError: there is none.
-    """
+    """The text of the study of that name or file. Raises StudyError: there is none."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or os.path.isfile(path):  # which takes any text, however long
         try:
@@ -71,11 +63,7 @@ def study_text(name: str) -> str:
 
 
 def study_file(name: str) -> Path:
-    """The file of the study of that name, with its whole path.
-
-    Raises:
-        StudyError: there is none.
-    """
+    """The file of the study of that name, with its whole path. Raises StudyError: there is none."""
     study_text(name)
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
@@ -91,10 +79,8 @@ def _parse(text: str, name: str) -> Any:
 
 
 def _apply(raw: Any, override: str) -> None:
-    """Sets one `dotted.key=value`; a top-level key also replaces those of parts and workloads.
-
-    `kind` of a study with parts chooses those of that kind.
-    """
+    """Sets one `dotted.key=value`; a top-level key also replaces those of parts and workloads. `kind` of a
+    study with parts chooses those of that kind."""
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise StudyError(f"override {override!r} is not of the form key=value")

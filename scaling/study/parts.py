@@ -100,10 +100,8 @@ else:
 
 
 class Strict(BaseModel):
-    """A mapping that takes no other keys than its fields.
-
-    Keys that have no value are not written, unless that is what the study says against a default.
-    """
+    """A mapping that takes no other keys than its fields. Keys that have no value are not written, unless
+    that is what the study says against a default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -180,10 +178,8 @@ class Recipe(Strict):
 
 
 class Workload(Training, Recipe):
-    """What is trained: a model on a data set, at a batch size; may set its own training parameters.
-
-    With `device` it is one of several alternatives, for that device alone.
-    """
+    """What is trained: a model on a data set, at a batch size; may set its own training parameters. With
+    `device` it is one of several alternatives, for that device alone."""
 
     model: Component
     """A name of `scaling list models` or `module:attribute`, alone or with parameters."""
@@ -216,10 +212,8 @@ AnyWorkload = Annotated[
 
 
 class AnyPart(Strict):
-    """A part of any kind: its keys are fields, but for those of these that the kind fixes.
-
-    The text below a field of this class or a subclass is what docs/reference/study-keys.md says of the key.
-    """
+    """A part of any kind: its keys are fields, but for those of these that the kind fixes. The text below a
+    field of this class or a subclass is what docs/reference/study-keys.md says of the key."""
 
     stall_timeout: Number = Field(DEFAULT_STALL_TIMEOUT_S, ge=0, le=10**6)
     """Seconds without progress after which a launch is ended; 0: no limit. No part of a cell."""

@@ -14,11 +14,7 @@ def default_threads(device: str, machine: AvailableMachine, workers_per_gpu: int
     The rest is left to the driver, the library's own threads and the loader: sums in host memory that take
     every core wait for the one that something else runs on. The same at every world size of a part, so that
     they are compared, and, unless its workers share GPUs, whatever other sizes the study has.
-
-    Args:
-        device: "cpu" or "cuda".
-        machine: where they run.
-        workers_per_gpu: the most that share a GPU in the part.
+    `workers_per_gpu`: the most that share a GPU in the part.
     """
     if device != "cuda" or not machine.num_gpus:
         return 1
@@ -41,13 +37,9 @@ CPU_WORKERS = 4
 
 
 def sizes_of(part: AnyPart, num_gpus: int, num_cores: int = CPU_WORKERS) -> list[int]:
-    """The part's world sizes, with `auto` (1, 2, 4, ... and all GPUs) and `all` as numbers.
-
-    Args:
-        part: of the study.
-        num_gpus: of all nodes; 0 on CPUs, where it is CPU_WORKERS processes.
-        num_cores: of all nodes. `all` has no more processes than that on CPUs.
-    """
+    """The part's world sizes, with `auto` (1, 2, 4, ... and all GPUs) and `all` as numbers. `num_gpus`: of
+    all nodes; 0 on CPUs, where it is CPU_WORKERS processes; `num_cores`: of all nodes. `all` has no more
+    processes than that on CPUs."""
     if isinstance(part.world_sizes, list):
         return part.world_sizes
     most = num_gpus or CPU_WORKERS
@@ -59,11 +51,8 @@ def sizes_of(part: AnyPart, num_gpus: int, num_cores: int = CPU_WORKERS) -> list
 def world_sizes_on(
     part: Part, device: str, machine: AvailableMachine, where: str, notes: list[str]
 ) -> list[int]:
-    """The part's world sizes for which there are GPUs; all of them on the CPU.
-
-    Raises:
-        StudyError: there are too few, and the part does not drop what is missing.
-    """
+    """The part's world sizes for which there are GPUs; all of them on the CPU. Raises StudyError: there are
+    too few, and the part does not drop what is missing."""
     available = machine.num_gpus * machine.num_nodes
     wanted = sizes_of(part, 0 if device == "cpu" else available, machine.num_cores * machine.num_nodes)
     if len(set(wanted)) != len(wanted):

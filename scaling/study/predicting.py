@@ -45,16 +45,9 @@ class NotPredicted:
 
 
 def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
-    """What a cell's aggregation consists of.
-
-    Args:
-        cell: its independent variables.
-        tensor_shapes: of its model, as its run recorded them; "": the model is built, without memory.
-
-    Raises:
-        StudyError: its aggregator cannot be predicted, or what it names is code that no study file of the
-            user's own names.
-    """
+    """What a cell's aggregation consists of. `cell`: its independent variables; `tensor_shapes`: of its
+    model, as its run recorded them ("": the model is built, without memory). Raises StudyError: its
+    aggregator cannot be predicted, or what it names is code that no study file of the user's own names."""
     world_size = int(cell["world_size"])
     if not tensor_shapes and "model_parameters" not in cell:
         raise StudyError(
@@ -210,13 +203,8 @@ def _draws(function: Any) -> bool:
 def cells_on(
     study: Study, topology: Topology, world_sizes: Sequence[int] | None
 ) -> tuple[list[Cell], list[NotPredicted]]:
-    """The study's cells as they would be on that machine, and the combinations that cannot be.
-
-    Args:
-        study: transfers and A/A pairs are left out.
-        topology: the machine.
-        world_sizes: in place of the study's.
-    """
+    """The study's cells as they would be on that machine, and the combinations that cannot be. `study`:
+    transfers and A/A pairs are left out; `world_sizes`: in place of the study's."""
     gpus = topology.machine.of_kind("gpu")
     cores = sum(device.cores or 0 for device in topology.machine.of_kind("cpu")) or 1
     machine = AvailableMachine(len(gpus), cores, topology.num_nodes)
@@ -275,13 +263,8 @@ def _name(workload: Any) -> str:
 def predict_cells(
     cells: Iterable[Cell | Mapping[str, Any]], predictor: Predictor, tensor_shapes: str = ""
 ) -> tuple[list[Prediction], list[NotPredicted]]:
-    """Every cell that can be predicted; the others with the reason.
-
-    Args:
-        cells: of a study.
-        predictor: of the machine.
-        tensor_shapes: of the cells' model, where it is a script's own and cannot be built.
-    """
+    """Every cell that can be predicted; the others with the reason. `tensor_shapes`: of the cells' model,
+    where it is a script's own and cannot be built."""
     predicted, left_out = [], []
     for cell in cells:
         values = cell.to_dict() if isinstance(cell, Cell) else cell

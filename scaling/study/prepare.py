@@ -27,12 +27,8 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
 
     A study may come back with more cells or repeats than before, or with fewer; never with others. Data sets
     are fetched here, once, so that no worker downloads. Jobs of one study that start together wait for each
-    other here.
-
-    Raises:
-        StudyError: the environment's variables contradict the study.
-        StoreError: the folder holds something else, or was measured in another environment.
-        DataError: a data set is missing or damaged.
+    other here. Raises StudyError: the environment's variables contradict the study; StoreError: the folder
+    holds something else, or was measured in another environment; DataError: a data set is missing or damaged.
     """
     check_settings(resolved, os.environ)
     # In this order: another job may write the study between the two looks.
@@ -78,11 +74,8 @@ def _runs_left(folder: ResultsFolder, resolved: ResolvedStudy) -> bool:
 
 
 def check_settings(resolved: ResolvedStudy, environ: Mapping[str, str]) -> None:
-    """Refuses environment variables that would make cells something else than they say.
-
-    Raises:
-        StudyError: naming the variable.
-    """
+    """Refuses environment variables that would make cells something else than they say. Raises StudyError:
+    naming the variable."""
 
     def is_set(name: str) -> bool:
         return environ.get(name, "0") not in ("", "0")

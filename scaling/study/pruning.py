@@ -37,14 +37,8 @@ SET_UP_S = 0.5
 
 @dataclass(frozen=True)
 class CellChoice:
-    """Whether a cell is to be measured.
-
-    Attributes:
-        cell: it.
-        keep: measure it.
-        reason: why, or why not.
-        seconds: what measuring it is predicted to take, without the start of its launch.
-    """
+    """Whether a cell is to be measured. `seconds`: what measuring it is predicted to take, without the start
+    of its launch."""
 
     cell: Cell
     keep: bool
@@ -64,11 +58,7 @@ class CellChoice:
 
 
 def parse_budget(text: str) -> float:
-    """`10m`, `90s` or `1.5h` in seconds.
-
-    Raises:
-        StudyError: it is something else.
-    """
+    """`10m`, `90s` or `1.5h` in seconds. Raises StudyError: it is something else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if not match:
         raise StudyError(f"--budget {text!r}: give a number and a unit, as in 10m, 90s or 1.5h")
@@ -83,15 +73,9 @@ def judge(
     *,
     skip_dominated: bool = True,
 ) -> list[CellChoice]:
-    """A verdict on each cell, in the order of `cells`.
-
-    Args:
-        cells: of the study.
-        rows: their predictions (`scaling.prediction.rows`), by `cell_id`.
-        repeats: of each cell.
-        budget_s: for measuring; None: no limit.
-        skip_dominated: False judges by the time alone.
-    """
+    """A verdict on each cell, in the order of `cells`. `rows`: their predictions (`scaling.prediction.rows`),
+    by `cell_id`; `budget_s`: for measuring (None: no limit); `skip_dominated`: False judges by the time
+    alone."""
     predicted = {row["cell_id"]: row for row in rows if row.get("iteration_s")}
     verdicts = [_domination(cell, cells, predicted, repeats) for cell in cells]
     if not skip_dominated:
@@ -196,13 +180,9 @@ def _line(verdict: CellChoice) -> str:
 
 
 def study_of(study: Study, verdicts: Sequence[CellChoice], resolved: ResolvedStudy) -> str:
-    """A study file with the kept cells alone: a part for each that share all but their aggregator.
-
-    Their ids are those of the whole study's cells, so that a folder which holds some of them goes on.
-
-    Args:
-        resolved: the study's cells, with their parts and repeats.
-    """
+    """A study file with the kept cells alone: a part for each that share all but their aggregator. Their ids
+    are those of the whole study's cells, so that a folder which holds some of them goes on. `resolved`: the
+    study's cells, with their parts and repeats."""
     kept = [verdict.cell for verdict in verdicts if verdict.keep]
     parts: list[Any] = []
     for number, part in enumerate(study.parts):
@@ -216,11 +196,8 @@ def study_of(study: Study, verdicts: Sequence[CellChoice], resolved: ResolvedStu
 
 
 def study_of_cell(study: Study, cell: Cell, repeats: int) -> str:
-    """A study file of one cell, with the settings of the study's first part that is timed.
-
-    Raises:
-        StudyError: no part is.
-    """
+    """A study file of one cell, with the settings of the study's first part that is timed. Raises StudyError:
+    no part is."""
     part = next((part for part in study.parts if isinstance(part, IterationPart)), None)
     if part is None:
         raise StudyError("no part of the study times steps: there is nothing to measure next")

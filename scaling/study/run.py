@@ -58,12 +58,9 @@ class ProgressListener(Protocol):
 
 @dataclass(frozen=True)
 class RunCommand:
-    """What a worker is started with: the same words as `scaling run`.
-
-    Attributes:
-        stall_timeout_s: of the study, where workers are told the launch (`scaling.study.launches.hand_over`);
-            None: they resolve the study themselves.
-    """
+    """What a worker is started with: the same words as `scaling run`. `stall_timeout_s`: of the study, where
+    workers are told the launch (`scaling.study.launches.hand_over`) (None: they resolve the study
+    themselves)."""
 
     study: str
     overrides: Sequence[str]
@@ -77,15 +74,8 @@ class RunCommand:
 
 @dataclass
 class StudyRun:
-    """A results folder that is prepared, and what its launches are started with.
-
-    Attributes:
-        study: as resolved here.
-        before_launch: called before each launch.
-        zygotes: fork the workers, if the launcher forks.
-        environment: of the workers.
-        began: the time at which it was made.
-    """
+    """A results folder that is prepared, and what its launches are started with. `began`: the time at which
+    it was made."""
 
     folder: ResultsFolder
     study: ResolvedStudy
@@ -109,12 +99,9 @@ class StudyRun:
         return self.scope.launches(self.folder, self.study)
 
     def run(self, launch: Launch) -> None:
-        """Runs a launch to its end, and judges what it left.
-
-        Raises:
-            KeyboardInterrupt: the user stopped it; what is finished is kept, the rest is planned again.
-            LaunchError: workers cannot be started, and trying again would not help; the rest is planned.
-        """
+        """Runs a launch to its end, and judges what it left. Raises KeyboardInterrupt: the user stopped it;
+        what is finished is kept, the rest is planned again; LaunchError: workers cannot be started, and
+        trying again would not help; the rest is planned."""
         folder, scope = self.folder, self.scope
         before = _num_over(folder, scope)
         self.before_launch(launch)
@@ -164,13 +151,8 @@ def run_study(
     zygotes: Zygotes | None = None,
 ) -> None:
     """Runs what is left of a study in its prepared folder; calls `before_launch` before each launch.
-
-    Args:
-        zygotes: fork the workers, if the launcher forks; None: those of this call.
-
-    Raises:
-        KeyboardInterrupt, LaunchError: see `StudyRun.run`.
-    """
+    `zygotes`: fork the workers, if the launcher forks (None: those of this call). Raises KeyboardInterrupt,
+    LaunchError: see `StudyRun.run`."""
     with closing(zygotes or Zygotes(IMPORTED_BEFORE_FORKS)) as started:
         run = StudyRun(folder, study, command, progress, started, scope, before_launch)
         run.begin()
@@ -192,11 +174,8 @@ def alone_on_this_host(folder: ResultsFolder, scope: Scope, progress: ProgressLi
 
 
 def _require_room(folder: ResultsFolder, scope: Scope, log: Path, code: int) -> None:
-    """Ends the study where a launch has found the disk full: that is no death of its run.
-
-    Raises:
-        DiskFullError: what to do.
-    """
+    """Ends the study where a launch has found the disk full: that is no death of its run. Raises
+    DiskFullError: what to do."""
     if code == 0:
         return
     try:

@@ -25,12 +25,8 @@ Facts = Mapping[str, str | None]
 
 
 def start_facts(study: str, arguments: Sequence[str]) -> Facts:
-    """What must be the same on all ranks.
-
-    Args:
-        study: its name or file.
-        arguments: of the worker, all of them.
-    """
+    """What must be the same on all ranks. `study`: its name or file; `arguments`: of the worker, all of
+    them."""
     try:
         text: str | None = study_text(study)
     except StudyError:
@@ -48,14 +44,8 @@ def start_facts(study: str, arguments: Sequence[str]) -> Facts:
 
 
 def require_same_start(facts: Sequence[Facts]) -> None:
-    """Compares what the ranks were started with.
-
-    Args:
-        facts: of each rank, in rank order.
-
-    Raises:
-        LaunchError: naming the ranks that differ from rank 0, and in what.
-    """
+    """Compares what the ranks were started with. `facts`: of each rank, in rank order. Raises LaunchError:
+    naming the ranks that differ from rank 0, and in what."""
     differing = []
     for name in dict.fromkeys(name for rank_facts in facts for name in rank_facts):
         values = [rank_facts.get(name) for rank_facts in facts]

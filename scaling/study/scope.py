@@ -17,12 +17,8 @@ from scaling.study.launches import Launch, remaining_launches
 
 @dataclass(frozen=True)
 class Scope:
-    """Which launches are run, and how.
-
-    Attributes:
-        launcher: starts the workers.
-        world_size: the only one whose launches are run, while others run the rest; None: all of them.
-    """
+    """Which launches are run, and how. `world_size`: the only one whose launches are run, while others run
+    the rest (None: all of them)."""
 
     launcher: Launcher = field(default_factory=LocalLauncher)
     world_size: int | None = None
@@ -42,10 +38,7 @@ class Scope:
 
     def too_large(self, study: ResolvedStudy) -> dict[int, str]:
         """The study's world sizes that the launcher cannot start here, with why, where that is no failure.
-
-        Raises:
-            LaunchError: it can start none of them.
-        """
+        Raises LaunchError: it can start none of them."""
         if not self.launcher.leaves_the_rest:
             return {}
         sizes = {cell.world_size for cell in study.cells.values() if self.includes(cell.world_size)}
@@ -73,11 +66,7 @@ class Scope:
         return self.world_size in (None, world_size)
 
     def require_cells(self, study: ResolvedStudy) -> None:
-        """Refuses a world size that the study does not have.
-
-        Raises:
-            LaunchError: naming those it has.
-        """
+        """Refuses a world size that the study does not have. Raises LaunchError: naming those it has."""
         sizes = sorted({cell.world_size for cell in study.cells.values()})
         if self.world_size is not None and self.world_size not in sizes:
             raise LaunchError(
@@ -86,11 +75,8 @@ class Scope:
 
     @contextmanager
     def lock(self, folder: ResultsFolder) -> Iterator[None]:
-        """Keeps others away from the folder, or from the one world size in it.
-
-        Raises:
-            StoreError: somebody else works there.
-        """
+        """Keeps others away from the folder, or from the one world size in it. Raises StoreError: somebody
+        else works there."""
         with ExitStack() as locks:
             locks.enter_context(folder.lock(shared=self.world_size is not None))
             if self.world_size is not None:
@@ -104,17 +90,9 @@ EVERYTHING_HERE = Scope()
 def scope_for(
     launcher: str, workers_per_node: int | None, world_size: int | None, environ: Mapping[str, str]
 ) -> Scope:
-    """The scope of a command line.
-
-    Args:
-        launcher: a name that `launchers.registry` knows, or module:Class.
-        workers_per_node: at most, of a Slurm launcher; None: the job's GPUs.
-        world_size: the only one to be run, or None.
-        environ: the environment.
-
-    Raises:
-        LaunchError: there is no such launcher, or this is not the place for it.
-    """
+    """The scope of a command line. `launcher`: a name that `launchers.registry` knows, or module:Class;
+    `workers_per_node`: at most, of a Slurm launcher (None: the job's GPUs); `world_size`: the only one to be
+    run, or None. Raises LaunchError: there is no such launcher, or this is not the place for it."""
     try:
         join_timeout_s(environ)
         rank_info = launcher_class(launcher).from_environment(environ, workers_per_node)

@@ -90,15 +90,9 @@ ReportT = TypeVar("ReportT")
 
 @dataclass(frozen=True)
 class RunResult(Generic[ReportT]):
-    """What a run has come to.
-
-    Attributes:
-        folder: of the results.
-        report: of the whole study; None where one world size alone was run.
-        failed: records of the runs that failed.
-        left_out: a line for each reason why some runs stay planned.
-        leaves_the_rest: what is left out is no failure: other jobs may wait for the success of this one.
-    """
+    """What a run has come to. `report`: of the whole study; None where one world size alone was run;
+    `left_out`: a line for each reason why some runs stay planned; `leaves_the_rest`: what is left out is no
+    failure: other jobs may wait for the success of this one."""
 
     folder: ResultsFolder
     report: ReportT | None
@@ -124,15 +118,8 @@ class RunResult(Generic[ReportT]):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be run.
-
-    Attributes:
-        folder: of the results.
-        study: with the batches of trials, if it has any.
-        overrides: with those too.
-        resolved: its cells.
-        can_run: those of which the libraries are installed.
-    """
+    """What is to be run. `study`: with the batches of trials, if it has any; `overrides`: with those too;
+    `can_run`: those of which the libraries are installed."""
 
     folder: ResultsFolder
     study: Study
@@ -153,17 +140,9 @@ def run_session(
     report: Callable[[ResultsFolder, Callable[[], None]], ReportT],
     retry_failed: bool = False,
 ) -> RunResult[ReportT]:
-    """Runs or resumes a study.
-
-    Args:
-        study, overrides, out: as on the command line.
-        scope: which launches are run, and how.
-        zygotes: fork the workers, if the launcher forks.
-        note: takes what a person should read.
-        interrupted: around the launches, told the folder and whether all world sizes are run.
-        report: of the folder; calls the second argument before it writes the page.
-        retry_failed: failed runs are run again.
-    """
+    """Runs or resumes a study. `study`, `overrides`, `out`: as on the command line; `interrupted`: around the
+    launches, told the folder and whether all world sizes are run; `report`: of the folder; calls the second
+    argument before it writes the page."""
     asked = _asked(study, overrides, out, scope, zygotes, note)
     folder, can_run, is_whole = asked.folder, asked.can_run, scope.world_size is None
     with scope.lock(folder):

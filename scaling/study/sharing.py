@@ -58,13 +58,7 @@ def sharing_note(cell: Mapping[str, Any]) -> str:
 
 
 def notes_on_sharing(part: AnyPart, shares: Mapping[int, int | None], device: str) -> Iterator[str]:
-    """What was decided for the user.
-
-    Args:
-        part: of the study.
-        shares: world size -> workers that share a GPU.
-        device: "cpu" or "cuda".
-    """
+    """What was decided for the user. `shares`: world size -> workers that share a GPU."""
     if device == "cpu" and most_workers_a_gpu(part, 1) > 1:
         yield "workers_per_gpu changes nothing on the CPU: each worker is a process of its own"
     for size, share in shares.items():
@@ -90,11 +84,8 @@ def check_sharing(
     num_gpus: int,
     where: str,
 ) -> None:
-    """Refuses what workers that share a GPU cannot do.
-
-    Raises:
-        StudyError: naming the combination, the rule and a way out.
-    """
+    """Refuses what workers that share a GPU cannot do. Raises StudyError: naming the combination, the rule
+    and a way out."""
     if not sizes:
         return
     which = f"world size {min(sizes)} on {_gpus(num_gpus)}"

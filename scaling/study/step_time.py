@@ -45,13 +45,8 @@ COMPILE_S = 17.0
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a network's steps are made of.
-
-    Attributes:
-        num_parameters: trainable ones.
-        num_tensors: that they are in.
-        flops_per_sample: of a forward and a backward pass; None: that of dense layers.
-    """
+    """What a network's steps are made of. `num_parameters`: trainable ones; `num_tensors`: that they are in;
+    `flops_per_sample`: of a forward and a backward pass (None: that of dense layers)."""
 
     num_parameters: int
     num_tensors: int = 10
@@ -64,13 +59,7 @@ class ModelSize:
 
 
 def step_seconds(cell: Cell, size: ModelSize, num_cores: int) -> float:
-    """The time of one step.
-
-    Args:
-        cell: with a model.
-        size: of the model.
-        num_cores: of the machine, which the workers share.
-    """
+    """The time of one step. `num_cores`: of the machine, which the workers share."""
     seconds = STEP_S[cell.step] + TENSOR_S[cell.step] * size.num_tensors
     if cell.device == "cpu":
         rate = OPERATIONS_PER_S["cpu"] * min(num_cores, cell.world_size * cell.threads)

@@ -36,14 +36,9 @@ MAX_BYTES, MOST_LINES, MOST_GPUS = 1 << 20, 10_000, 4096
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a table does not say itself.
-
-    Attributes:
-        name: of the model or script.
-        batch: of a GPU if `scaling` is weak, of all if strong; 0: not known.
-        scaling: "weak" or "strong".
-        num_parameters: of the model, for predictions; 0: not known.
-    """
+    """What a table does not say itself. `name`: of the model or script; `batch`: of a GPU if `scaling` is
+    weak, of all if strong (0: not known); `scaling`: "weak" or "strong"; `num_parameters`: of the model, for
+    predictions (0: not known)."""
 
     name: str
     batch: int = 0
@@ -52,11 +47,8 @@ class TableFacts:
 
 
 def read_table(path: Path) -> dict[int, list[float]]:
-    """Number of GPUs -> samples a second, a value a repeat.
-
-    Raises:
-        StudyError: naming the line, what is allowed, and what to do.
-    """
+    """Number of GPUs -> samples a second, a value a repeat. Raises StudyError: naming the line, what is
+    allowed, and what to do."""
     try:
         text = read_text(path, MAX_BYTES)
     except (OSError, DocumentError) as error:
@@ -106,11 +98,8 @@ def _numbers(gpus: str, rate: str, where: str) -> tuple[int, float]:
 
 
 def import_table(path: Path, facts: TableFacts, out: Path) -> list[str]:
-    """Writes the results folder `out`; returns what a reader should know of it.
-
-    Raises:
-        StudyError: the table is none, or the folder is not empty.
-    """
+    """Writes the results folder `out`; returns what a reader should know of it. Raises StudyError: the table
+    is none, or the folder is not empty."""
     table = read_table(path)
     if out.exists() and any(out.iterdir()):
         raise StudyError(f"{out} is not empty; use another --out")

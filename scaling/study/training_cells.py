@@ -45,18 +45,8 @@ class TrainsCells(Protocol):
 def training_cells(
     kind: TrainsCells, part: TrainingPart, machine: AvailableMachine, where: str, notes: list[str]
 ) -> Iterator[Cell]:
-    """All combinations of a part on that machine.
-
-    Args:
-        kind: of the part.
-        part: of the study.
-        machine: where it is to run.
-        where: the part, for messages.
-        notes: takes what was decided for the user.
-
-    Raises:
-        StudyError: a name or parameter is unknown, a combination cannot be, or GPUs are missing.
-    """
+    """All combinations of a part on that machine. `notes`: takes what was decided for the user. Raises
+    StudyError: a name or parameter is unknown, a combination cannot be, or GPUs are missing."""
     device = device_of(part, machine, notes)
     sizes = world_sizes_on(part, device, machine, where, notes)
     if part.world_sizes in SIZE_WORDS:
@@ -154,13 +144,9 @@ def _batch_sizes(part: TrainingPart, batch: int, world_size: int, where: str) ->
 
 
 def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
-    """Builds a model of the user's own without its values, and checks its parameters' dtypes.
-
-    A model that cannot be built so is left to the workers, which check it before their first step.
-
-    Raises:
-        StudyError: naming the model, the parameter and what is allowed.
-    """
+    """Builds a model of the user's own without its values, and checks its parameters' dtypes. A model that
+    cannot be built so is left to the workers, which check it before their first step. Raises StudyError:
+    naming the model, the parameter and what is allowed."""
     name = workload.keys.model.name
     if name in BUILT_IN_MODELS:
         return  # float32 throughout
@@ -176,11 +162,8 @@ def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]
 
 
 def memory_formats(workload: ChosenWorkload, part: TrainingPart, where: str) -> list[str | None]:
-    """The axis, as the workload's cells have it: None is contiguous, so that ids stay those of before.
-
-    Raises:
-        StudyError: channels are to come last in a network that convolves no images.
-    """
+    """The axis, as the workload's cells have it: None is contiguous, so that ids stay those of before. Raises
+    StudyError: channels are to come last in a network that convolves no images."""
     if "channels_last" in part.memory_format:
         _check_convolutions(workload, where)
     return [None if name == "contiguous" else name for name in part.memory_format]
@@ -204,18 +187,8 @@ def _check_convolutions(workload: ChosenWorkload, where: str) -> None:
 def check_part(
     part: TrainingPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str, where: str
 ) -> None:
-    """Checks what the parts of a combination demand of each other.
-
-    Args:
-        part: of the study.
-        aggregators: its aggregators.
-        sizes: its world sizes on this machine.
-        device: "cpu" or "cuda".
-        where: the part, for messages.
-
-    Raises:
-        StudyError: naming the combination, the rule and a way out.
-    """
+    """Checks what the parts of a combination demand of each other. `sizes`: its world sizes on this machine.
+    Raises StudyError: naming the combination, the rule and a way out."""
     if part.bucket_mb is not None and not {"overlapped", "captured"} & set(part.step):
         raise StudyError(
             f"{where}bucket_mb is the size of the buckets that are exchanged under the backward pass, which "

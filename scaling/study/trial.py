@@ -43,20 +43,9 @@ def trial_overrides(
     note: Callable[[str], None],
     zygotes: Zygotes,
 ) -> list[str]:
-    """Overrides that set each `global_batch: auto` of a study; none where it has no such batch.
-
-    A folder that is there already keeps its batches.
-
-    Args:
-        study: what is to be run.
-        machine: this one.
-        folder: of the results.
-        note: takes a line a workload, which says what the trial gave.
-        zygotes: fork the process that tries a batch on a GPU.
-
-    Raises:
-        LaunchError: that process failed.
-    """
+    """Overrides that set each `global_batch: auto` of a study; none where it has no such batch. A folder that
+    is there already keeps its batches. `note`: takes a line a workload, which says what the trial gave;
+    `zygotes`: fork the process that tries a batch on a GPU. Raises LaunchError: that process failed."""
     sized, known = [], folder.study() if folder.exists() else None
     batches: dict[str, int] = {}
     for index, part in enumerate(study.parts):
@@ -105,11 +94,7 @@ def _trial(
 
 def in_forked_process(workload: Workload, device: str, threads: int, zygotes: Zygotes) -> tuple[int, float]:
     """The batch and its time, found in a process that ends: here its context and memory would stay on the GPU
-    while the study is timed.
-
-    Raises:
-        LaunchError: it failed; why.
-    """
+    while the study is timed. Raises LaunchError: it failed; why."""
     with tempfile.TemporaryDirectory(prefix="scaling-trial-") as folder:
         request, log = Path(folder, "trial.json"), Path(folder, "log")
         request_values = {"workload": workload.model_dump(mode="json"), "device": device, "threads": threads}

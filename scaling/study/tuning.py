@@ -35,11 +35,8 @@ CONTROL = "none"
 
 
 def cells_to_tune(study: Study, resolved: ResolvedStudy) -> list[Cell]:
-    """One cell for each setting with gradients that DDP exchanges in buckets, whatever their size.
-
-    Raises:
-        StudyError: it has none.
-    """
+    """One cell for each setting with gradients that DDP exchanges in buckets, whatever their size. Raises
+    StudyError: it has none."""
     cells: dict[Any, Cell] = {}
     of_buckets = ("bucket_mb", "first_bucket_mb", "bucket_sizes_mb")
     axes = [axis for axis in AXES if axis.key and axis.name not in of_buckets]
@@ -72,12 +69,7 @@ def measured_study(
     sizes_mb: Sequence[Sequence[Sequence[float]]],
 ) -> Study:
     """The study that screens: a part for each cell, with DDP's own buckets, others, and no exchange.
-
-    Args:
-        study, resolved: what is tuned.
-        cells: of it.
-        sizes_mb: of each cell the candidates, each as the sizes of its buckets.
-    """
+    `sizes_mb`: of each cell the candidates, each as the sizes of its buckets."""
     parts = []
     for cell, candidates in zip(cells, sizes_mb, strict=True):
         part = _of_sizes(study, resolved, cell, SCREENING_LAUNCHES, candidates)
@@ -93,13 +85,9 @@ def deciding_study(
     cells: Sequence[Cell],
     fastest: Sequence[Sequence[float] | None],
 ) -> Study:
-    """The screening study with more launches of DDP's own buckets and of the fastest others.
-
-    Args:
-        screening: as `measured_study` made it.
-        study, resolved, cells: as there.
-        fastest: of each cell the sizes of the buckets to decide on; None: there are none.
-    """
+    """The screening study with more launches of DDP's own buckets and of the fastest others. `screening`: as
+    `measured_study` made it; `fastest`: of each cell the sizes of the buckets to decide on (None: there are
+    none)."""
     parts = [
         _of_sizes(study, resolved, cell, max(DECIDING_LAUNCHES, resolved.repeats[cell.id]), [sizes])
         for cell, sizes in zip(cells, fastest, strict=True)

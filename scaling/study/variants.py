@@ -42,11 +42,8 @@ CLIPPING = ("clip_norm", "clip_gradient")
 
 
 def precisions(part: TrainingPart, device: str) -> list[dict[str, Any]]:
-    """The fields `tf32` and `precision` of the part's cells; those of a CPU know no TF32.
-
-    Raises:
-        StudyError: both keys are there.
-    """
+    """The fields `tf32` and `precision` of the part's cells; those of a CPU know no TF32. Raises StudyError:
+    both keys are there."""
     if part.tf32 is not None and part.precision is not None:
         raise StudyError("tf32: true is precision: tf32; give precision alone")
     names = part.precision or ["tf32" if tf32 else "float32" for tf32 in part.tf32 or [False]]
@@ -63,11 +60,8 @@ def precisions(part: TrainingPart, device: str) -> list[dict[str, Any]]:
 def variants(
     part: TrainingPart, optimizers: Sequence[Mapping[str, Any]], step: str, aggregator: Aggregator[Any]
 ) -> Iterator[dict[str, Any]]:
-    """The fields of `Cell` for each combination of the keys that this step and aggregator have.
-
-    Args:
-        optimizers: of `optimizers_of`.
-    """
+    """The fields of `Cell` for each combination of the keys that this step and aggregator have. `optimizers`:
+    of `optimizers_of`."""
     ddp = {key: _of_ddp(key, part, step, aggregator) for key in OF_DDP}
     axes: dict[str, Sequence[Any]] = {
         "bucket_mb": _bucket_sizes(part, step, aggregator),
@@ -83,11 +77,8 @@ def variants(
 
 
 def optimizers_of(workload: Workload, part: TrainingPart) -> list[dict[str, Any]]:
-    """The fields of `Cell` that set each optimizer of the part, and what it clips.
-
-    Raises:
-        StudyError: numbers of the optimizer contradict each other.
-    """
+    """The fields of `Cell` that set each optimizer of the part, and what it clips. Raises StudyError: numbers
+    of the optimizer contradict each other."""
     clip_norm = chosen("clip_norm", workload, part)
     clipping = {"clip_norm": clip_norm, "clip_gradient": clip_norm and clipped_gradient(workload, part)}
     return [{**optimizer_fields(name, workload, part), **clipping} for name in part.optimizer]
@@ -95,10 +86,7 @@ def optimizers_of(workload: Workload, part: TrainingPart) -> list[dict[str, Any]
 
 def optimizer_fields(name: str, workload: Workload, part: TrainingPart) -> dict[str, Any]:
     """The fields of `Cell` that say how the optimizer is set: by the workload's keys, or else the part's.
-
-    Raises:
-        StudyError: the numbers contradict each other.
-    """
+    Raises StudyError: the numbers contradict each other."""
     values = {key: chosen(key, workload, part, default) for key, default in DEFAULTS[name].items()}
     if values.get("nesterov") and not values["momentum"]:
         raise StudyError("nesterov: true needs a momentum above 0")
@@ -106,11 +94,8 @@ def optimizer_fields(name: str, workload: Workload, part: TrainingPart) -> dict[
 
 
 def check_optimizer_keys(workload: Workload, part: TrainingPart, where: str) -> None:
-    """Refuses numbers of optimizers that the part does not have.
-
-    Raises:
-        StudyError: naming the key and its optimizers.
-    """
+    """Refuses numbers of optimizers that the part does not have. Raises StudyError: naming the key and its
+    optimizers."""
     for key in Training.model_fields:
         owners = [name for name, defaults in DEFAULTS.items() if key in defaults]
         if key in CLIPPING or set(owners) & set(part.optimizer):

@@ -18,13 +18,8 @@ from scaling.workloads.registry import build_module, create_dataset, create_mode
 
 @dataclass(frozen=True)
 class ChosenWorkload:
-    """A workload that is there.
-
-    Attributes:
-        keys: of the study.
-        model, dataset: what the names stand for.
-        shape: on which both agree.
-    """
+    """A workload that is there. `model`, `dataset`: what the names stand for; `shape`: on which both
+    agree."""
 
     keys: Workload
     model: Model
@@ -33,11 +28,8 @@ class ChosenWorkload:
 
     @classmethod
     def of(cls, keys: Workload, dataset: Dataset | None = None) -> ChosenWorkload:
-        """The workload with those keys.
-
-        Raises:
-            StudyError: a name or parameter is unknown, or model and data set do not fit.
-        """
+        """The workload with those keys. Raises StudyError: a name or parameter is unknown, or model and data
+        set do not fit."""
         model = create_model(keys.model.name, keys.model.parameters)
         dataset = dataset or create_dataset(keys.dataset.name, keys.dataset.parameters)
         return cls(keys, model, dataset, resolve_shape(model, dataset))
@@ -78,10 +70,7 @@ class ChosenWorkload:
 
 def choose(choice: Workload | Alternatives, device: str, note: Callable[[str], None]) -> ChosenWorkload:
     """The workload, or the first of several for this device whose data is here (the last, where none is).
-
-    Raises:
-        StudyError: none is for this device, or a name or parameter is unknown.
-    """
+    Raises StudyError: none is for this device, or a name or parameter is unknown."""
     if isinstance(choice, Workload):
         return ChosenWorkload.of(choice)
     fitting = [keys for keys in choice.first_available if keys.device in (None, device)]

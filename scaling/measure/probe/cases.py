@@ -108,11 +108,8 @@ class ProbeCase:
 
 @dataclass(frozen=True)
 class ProbeSample:
-    """The time of one operation: of several in a row, on the slowest rank, divided by their number.
-
-    Attributes:
-        launch: "default", or "host_only" without access between GPUs.
-    """
+    """The time of one operation: of several in a row, on the slowest rank, divided by their number. `launch`:
+    "default", or "host_only" without access between GPUs."""
 
     launch: str
     operation: str
@@ -155,13 +152,9 @@ def cases(
     with_mpi: bool = False,
     with_products: bool = False,
 ) -> list[ProbeCase]:
-    """Everything that a launch measures, in this order.
-
-    Args:
-        world_size: ranks, each with a GPU of its own or as a process on the CPU.
-        only_messages: leave out copies, sums and MPI, which another launch measures.
-        with_products: also products of matrices, on each GPU alone or on all cores at once.
-    """
+    """Everything that a launch measures, in this order. `world_size`: ranks, each with a GPU of its own or as
+    a process on the CPU; `only_messages`: leave out copies, sums and MPI, which another launch measures;
+    `with_products`: also products of matrices, on each GPU alone or on all cores at once."""
     cases: list[ProbeCase] = []
     if not only_messages:
         cases += _memory_cases(world_size, on_gpus=on_gpus)
@@ -256,10 +249,7 @@ def num_samples_for(left_s: float, sizes_left: int, sample_s: float) -> int:
 
 def goes_on(position: int, sizes_bytes: Sequence[int], left_s: float, once_s: float) -> bool:
     """Whether a case measures its size at `position`: the first two always, others if there is time.
-
-    Args:
-        once_s: what one operation of the size before has taken.
-    """
+    `once_s`: what one operation of the size before has taken."""
     if position < 2:
         return True
     growth = sizes_bytes[position] / sizes_bytes[position - 1]
@@ -272,8 +262,7 @@ def bus_factor(operation: str, world_size: int) -> float:
 
 def as_csv(samples: Iterable[ProbeSample]) -> str:
     """All samples as a table; `algbw` and `busbw` in bytes a second, empty for products of matrices, whose
-    `num_bytes` are those of one matrix.
-    """
+    `num_bytes` are those of one matrix."""
     text = io.StringIO()
     names = [field.name for field in fields(ProbeSample)]
     writer = csv.writer(text, lineterminator="\n")
@@ -301,11 +290,8 @@ class _Row(BaseModel):
 
 
 def from_csv(text: str) -> list[ProbeSample]:
-    """The inverse of `as_csv`, to as many digits as it keeps.
-
-    Raises:
-        ValueError: a column is missing, or a value is none; naming the line.
-    """
+    """The inverse of `as_csv`, to as many digits as it keeps. Raises ValueError: a column is missing, or a
+    value is none; naming the line."""
     samples = []
     for number, row in enumerate(csv.DictReader(io.StringIO(text), strict=True), 2):
         values = {

@@ -35,11 +35,7 @@ DIGITS = 4
 def set_figures(
     file: dict[str, Any], section: str, figures: Mapping[str, Mapping[str, Observed]], stamp: str
 ) -> None:
-    """Replaces figures of devices or links, and their sources.
-
-    Args:
-        section: "devices" or "links".
-    """
+    """Replaces figures of devices or links, and their sources. `section`: "devices" or "links"."""
     types = file["device_types" if section == "devices" else "link_types"]
     entries = {entry.get("id") or "-".join(entry["between"]): entry for entry in file[section]}
     by_type: dict[str, list[str]] = {}
@@ -105,15 +101,9 @@ NOT_FIGURES = frozenset({"kind", "name", "source", "gpudirect", "duplex"})
 def with_measured(
     text: str, machine: str, samples: Sequence[ProbeSample], source: str
 ) -> tuple[str, dict[str, Any]]:
-    """The file with measured figures, as text and as content.
-
-    Args:
-        source: the tool and its file, for the figures' sources: `nvbandwidth v0.8 (box.json)`.
-
-    Raises:
-        TopologyError: the machine has fewer GPUs than were measured, is made from another, or nothing was
-            measured that it has a link for.
-    """
+    """The file with measured figures, as text and as content. `source`: the tool and its file, for the
+    figures' sources: `nvbandwidth v0.8 (box.json)`. Raises TopologyError: the machine has fewer GPUs than
+    were measured, is made from another, or nothing was measured that it has a link for."""
     file: dict[str, Any] = _content(text, machine)
     topology = validated(text, machine)
     gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")]

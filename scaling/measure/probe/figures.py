@@ -29,11 +29,8 @@ THERE, BACK = "bandwidth_bytes_per_s", "back_bytes_per_s"
 
 @dataclass(frozen=True)
 class ProbeReader:
-    """Reads the samples with a machine in hand.
-
-    Attributes:
-        gpu_ids: the device of each rank; empty where ranks are processes on the CPU.
-    """
+    """Reads the samples with a machine in hand. `gpu_ids`: the device of each rank; empty where ranks are
+    processes on the CPU."""
 
     topology: Topology
     gpu_ids: Sequence[str]

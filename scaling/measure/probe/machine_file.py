@@ -33,13 +33,9 @@ DIFFERS_RATIO = 0.25
 
 @dataclass(frozen=True)
 class ProbedTopology:
-    """What is put into the file.
-
-    Attributes:
-        gpu_ids: the device of each rank; empty where ranks are processes on the CPU.
-        peers: pairs of ranks whose GPUs can access each other's memory.
-        stamp: what every source starts with: `measured by scaling topology probe on ...`.
-    """
+    """What is put into the file. `gpu_ids`: the device of each rank; empty where ranks are processes on the
+    CPU; `peers`: pairs of ranks whose GPUs can access each other's memory; `stamp`: what every source starts
+    with: `measured by scaling topology probe on ...`."""
 
     detected: Mapping[str, Any]
     gpu_ids: Sequence[str]
@@ -179,14 +175,8 @@ def gpu_ids(gpus: Sequence[Gpu], uuids: Sequence[str]) -> list[str]:
 def result_of(
     facts: Mapping[str, Any], samples: Sequence[ProbeSample], notes: Sequence[str], command: str
 ) -> ProbeResult:
-    """The machine file of what was found and measured.
-
-    Args:
-        command: that measured, for the sources: `scaling topology probe`.
-
-    Raises:
-        TopologyError: the file would not be valid.
-    """
+    """The machine file of what was found and measured. `command`: that measured, for the sources: `scaling
+    topology probe`. Raises TopologyError: the file would not be valid."""
     measurement = _measurement(facts, samples, command)
     file, misfits = measured_file(measurement)
     lines = table(Series(samples))

@@ -111,14 +111,9 @@ Rate = tuple[str, tuple[int, ...], float]
 
 
 def samples_of(text: str, source: str, world_size: int | None = None) -> tuple[list[ProbeSample], list[str]]:
-    """Whatever of them it is; and what is left out or has to be known of it, a line each.
-
-    Args:
-        world_size: ranks, where the text does not say (OSU).
-
-    Raises:
-        TopologyError: it is none, its results are wrong, or it measured nothing that a probe does.
-    """
+    """Whatever of them it is; and what is left out or has to be known of it, a line each. `world_size`:
+    ranks, where the text does not say (OSU). Raises TopologyError: it is none, its results are wrong, or it
+    measured nothing that a probe does."""
     if is_osu(text):
         figures, notes = osu_samples(text, source, world_size)
     else:

@@ -44,11 +44,7 @@ class Operations:
 
     def prepare(self, case: ProbeCase, num_bytes: int) -> Run | None:
         """One operation of that size, not captured; None if this rank only waits. Called by every rank.
-
-        Raises:
-            LaunchError: peer memory, or MPI, cannot be had.
-            RuntimeError: memory is short.
-        """
+        Raises LaunchError: peer memory, or MPI, cannot be had; RuntimeError: memory is short."""
         if case.operation in ("peer_copy", "peer_shift"):
             return self._peer(case, num_bytes)
         if self._group.rank not in case.ranks:
@@ -125,10 +121,7 @@ class Operations:
     @staticmethod
     def captured(run: Run) -> Run:
         """The operation as a CUDA graph. Called by the ranks that take part, once all of them are prepared.
-
-        Raises:
-            RuntimeError: it cannot be captured.
-        """
+        Raises RuntimeError: it cannot be captured."""
         run()  # libraries set themselves up on first use, which cannot be captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -187,11 +180,7 @@ def _own_facts(device: torch.device, world_size: int) -> dict[str, Any]:
 
 
 class Prober:
-    """Goes through the cases on this rank.
-
-    Args:
-        num_threads: its CPU threads where a case does not say.
-    """
+    """Goes through the cases on this rank. `num_threads`: its CPU threads where a case does not say."""
 
     def __init__(
         self,

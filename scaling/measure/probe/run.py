@@ -35,11 +35,7 @@ LOG_LINES_SHOWN = 15
 
 @dataclass
 class ProbeMeasurement:
-    """What the launches left.
-
-    Attributes:
-        facts: what the first one's workers say of themselves and their versions.
-    """
+    """What the launches left. `facts`: what the first one's workers say of themselves and their versions."""
 
     environment: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -74,12 +70,8 @@ class ProbeLaunch:
 
 @dataclass(frozen=True)
 class ProbeSpec:
-    """What is to be measured.
-
-    Attributes:
-        seconds: for measuring, of all launches together; starting them comes on top.
-        launcher: "local" (torchrun) or "mpirun", which has MPI's all-reduce measured too.
-    """
+    """What is to be measured. `seconds`: for measuring, of all launches together; starting them comes on top;
+    `launcher`: "local" (torchrun) or "mpirun", which has MPI's all-reduce measured too."""
 
     world_size: int
     device: str
@@ -109,11 +101,8 @@ def spec_for(
     host_only: bool,
     launcher: str = "local",
 ) -> ProbeSpec:
-    """One worker a GPU; without GPUs, up to four processes.
-
-    Raises:
-        LaunchError: there are fewer GPUs than workers, or a number makes no sense.
-    """
+    """One worker a GPU; without GPUs, up to four processes. Raises LaunchError: there are fewer GPUs than
+    workers, or a number makes no sense."""
     if seconds <= 0:
         raise LaunchError(f"--seconds is {seconds:g}; it has to be positive")
     if launcher not in LAUNCHERS:
@@ -135,14 +124,9 @@ def spec_for(
 def measure(
     spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, str] = os.environ
 ) -> ProbeMeasurement:
-    """Runs the launches one after the other.
-
-    A launch that fails is recorded in `failures`; what it measured before is kept.
-
-    Raises:
-        LaunchError: the environment contradicts what is asked for, there is no such launcher here, or nothing
-            at all was measured.
-    """
+    """Runs the launches one after the other. A launch that fails is recorded in `failures`; what it measured
+    before is kept. Raises LaunchError: the environment contradicts what is asked for, there is no such
+    launcher here, or nothing at all was measured."""
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
         raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --no-peer-access")
     starter = _starter(spec.launcher, environ)
@@ -211,10 +195,6 @@ def read_lines(path: Path, measured: ProbeMeasurement) -> bool:
 
 
 def machine_of(measured: ProbeMeasurement, detected: Facts, today: date | None = None) -> ProbeResult:
-    """The machine file of what was found and measured.
-
-    Raises:
-        TopologyError: the file would not be valid.
-    """
+    """The machine file of what was found and measured. Raises TopologyError: the file would not be valid."""
     facts = with_detected(measured.facts, detected, (today or datetime.now().astimezone().date()).isoformat())
     return result_of(facts, measured.samples, measured.notes, "scaling topology probe")

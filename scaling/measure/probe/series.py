@@ -22,14 +22,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class LinkFit:
-    """What was fitted.
-
-    Attributes:
-        latency_s: 0 where the times are proportional to the bytes.
-        bandwidth_bytes_per_s: infinite where they do not depend on the bytes.
-        worst_error_ratio: the largest relative error of the line at a size's median.
-        samples: size in bytes -> times, by size.
-    """
+    """What was fitted. `latency_s`: 0 where the times are proportional to the bytes; `bandwidth_bytes_per_s`:
+    infinite where they do not depend on the bytes; `worst_error_ratio`: the largest relative error of the
+    line at a size's median; `samples`: size in bytes -> times, by size."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
@@ -62,14 +57,9 @@ class LinkFit:
 
 
 def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
-    """Fits latency and bandwidth.
-
-    Args:
-        seconds: size in bytes -> times of single messages; positive, two sizes at least.
-
-    Raises:
-        ValueError: there are fewer sizes, a size without samples, or a time that is not positive.
-    """
+    """Fits latency and bandwidth. `seconds`: size in bytes -> times of single messages; positive, two sizes
+    at least. Raises ValueError: there are fewer sizes, a size without samples, or a time that is not
+    positive."""
     if len(seconds) < 2:
         raise ValueError(f"{len(seconds)} sizes: latency and bandwidth need two at least")
     samples = {size: np.asarray(seconds[size], dtype=np.float64) for size in sorted(seconds)}
@@ -84,11 +74,7 @@ def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
 
 
 def _line(num_bytes: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Latency, and time a byte.
-
-    Args:
-        seconds: [..., sizes]; a line for each entry of the leading axes.
-    """
+    """Latency, and time a byte. `seconds`: [..., sizes]; a line for each entry of the leading axes."""
     share = num_bytes / num_bytes[-1]
     longest = seconds[..., -1]
     # With t = latency (1 - share) + longest share, errors are linear in the latency, and 0 at the largest.
@@ -115,12 +101,8 @@ MOSTLY_LATENCY_RATIO = 0.5
 
 @dataclass(frozen=True)
 class Observed:
-    """A figure with its spread, in its own unit.
-
-    Attributes:
-        low, high: of a 95% interval, or of the quartiles where there is one size.
-        num_bytes: the size that it holds for; None where it is of all sizes.
-    """
+    """A figure with its spread, in its own unit. `low`, `high`: of a 95% interval, or of the quartiles where
+    there is one size; `num_bytes`: the size that it holds for; None where it is of all sizes."""
 
     value: float
     low: float
@@ -235,10 +217,8 @@ class Series:
 
 
 def together(series: Sequence[OneSeries], of: Callable[[OneSeries], Observed | None]) -> Observed | None:
-    """The median of a figure of several series; None where none has it.
-
-    A series that broke off before the largest size that another one reached does not count.
-    """
+    """The median of a figure of several series; None where none has it. A series that broke off before the
+    largest size that another one reached does not count."""
     reached = max((single.largest_bytes for single in series), default=0)
     values = [
         value for single in series if single.largest_bytes == reached and (value := of(single)) is not None
@@ -251,9 +231,7 @@ HEADINGS = ("", "latency", "bandwidth", "line off by", "largest", "time", "algbw
 
 def table(series: Series) -> list[str]:
     """A line for each operation: latency and bandwidth as fitted, and the largest size with its bandwidths.
-
-    The fitted line is off by so much at the size where it is worst.
-    """
+    The fitted line is off by so much at the size where it is worst."""
     rows = [HEADINGS, *(_row(single) for single in series.all())]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEADINGS))]
     return [

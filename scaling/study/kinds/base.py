@@ -26,13 +26,9 @@ CellT = TypeVar("CellT", bound=AnyCell)
 
 
 class Kind(ABC, Generic[PartT, CellT]):
-    """A kind of study.
-
-    Attributes:
-        part: the keys that a part may have; a pydantic model whose `kind` is a literal.
-        why_other_keys_are_wrong: said where a part has a key of other kinds.
-        estimated_from: where `seconds` comes from, for people.
-    """
+    """A kind of study. `part`: the keys that a part may have; a pydantic model whose `kind` is a literal;
+    `why_other_keys_are_wrong`: said where a part has a key of other kinds; `estimated_from`: where `seconds`
+    comes from, for people."""
 
     part: type[PartT]
     why_other_keys_are_wrong: ClassVar[str] = ""
@@ -40,36 +36,18 @@ class Kind(ABC, Generic[PartT, CellT]):
 
     @abstractmethod
     def cells(self, part: PartT, machine: AvailableMachine, where: str, notes: list[str]) -> Iterable[CellT]:
-        """The cells of a part on that machine.
-
-        Args:
-            part: of the study.
-            machine: where it is to run.
-            where: the part, for messages.
-            notes: takes what was decided for the user.
-
-        Raises:
-            StudyError: a combination cannot be, or devices are missing.
-        """
+        """The cells of a part on that machine. `notes`: takes what was decided for the user. Raises
+        StudyError: a combination cannot be, or devices are missing."""
 
     @abstractmethod
     def run(self, cell: CellT, context: RunContext) -> RankSummary:
-        """Measures or trains the cell on this rank. Collective.
-
-        Args:
-            cell: on this rank's kind of device, and of the group's world size.
-            context: the rank's group, device, and what takes its samples.
-        """
+        """Measures or trains the cell on this rank. Collective. `cell`: on this rank's kind of device, and of
+        the group's world size; `context`: the rank's group, device, and what takes its samples."""
 
     @abstractmethod
     def seconds(self, cell: CellT, num_cores: int, size: ModelSize | None) -> float:
-        """About how long the cell takes.
-
-        Args:
-            cell: of this kind.
-            num_cores: of the machine, which the workers share.
-            size: of its model; None where it has none.
-        """
+        """About how long the cell takes. `num_cores`: of the machine, which the workers share; `size`: of its
+        model; None where it has none."""
 
     def start_up_s(self, device: str) -> float:
         """What a launch of such cells alone is assumed to take before the first of them."""

@@ -73,10 +73,8 @@ class DeviceCell(CellWithoutModel):
     """One point of an experiment on one device.
 
     Attributes:
-        experiment: its name.
         parameters: of the experiment, all of them.
         point: its independent variables, but for device and threads.
-        device, threads: as in other cells.
         seconds: for measuring; warm-up comes on top.
         limit_s: a point whose fewest samples would take longer is left out.
         launch_threads: what the process is started with; no part of the identity.
@@ -182,11 +180,8 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
 def _devices(
     part: DevicePart, points: Sequence[Point], num_gpus: int, where: str, notes: list[str]
 ) -> list[str]:
-    """Those that the part wants, that the points are for and that are here.
-
-    Raises:
-        StudyError: there are none.
-    """
+    """Those that the part wants, that the points are for and that are here. Raises StudyError: there are
+    none."""
     wanted = [
         device
         for device in part.devices
@@ -222,14 +217,9 @@ WARM_UP_RATIO = 1.1
 
 @dataclass(frozen=True)
 class CellTime:
-    """What a cell takes on the average.
-
-    Attributes:
-        num_timed: things that it times, each for its `seconds`.
-        own_s: seconds on top, whatever the study says.
-        core_s: seconds on top of one core, which the machine's cores share.
-        limit_ratio: of the study's limit, on top.
-    """
+    """What a cell takes on the average. `num_timed`: things that it times, each for its `seconds`; `own_s`:
+    seconds on top, whatever the study says; `core_s`: seconds on top of one core, which the machine's cores
+    share; `limit_ratio`: of the study's limit, on top."""
 
     num_timed: float = 1.0
     own_s: float = 0.0
@@ -256,15 +246,8 @@ CELL_TIMES = {
 
 
 def cell_seconds(experiment: str, device: str, seconds: float, limit_s: float, num_cores: int) -> float:
-    """Of one cell.
-
-    Args:
-        experiment: its name.
-        device: "cpu" or "cuda".
-        seconds: for each measurement, as the study says.
-        limit_s: above which the study leaves a point out.
-        num_cores: of the machine.
-    """
+    """Of one cell. `seconds`: for each measurement, as the study says; `limit_s`: above which the study
+    leaves a point out."""
     time = CELL_TIMES.get((experiment, device), OF_OTHERS[device])
     slow_s = min(time.core_s / num_cores, limit_s) + time.limit_ratio * limit_s
     return time.num_timed * WARM_UP_RATIO * seconds + time.own_s + slow_s

@@ -208,11 +208,8 @@ def _further_pairs(cells: Sequence[Cell], pairs: Sequence[Cell]) -> list[Cell]:
 
 
 def timed_augmentation(workload: ChosenWorkload, part: IterationPart) -> str | None:
-    """What a timed step does to its batch: None is nothing, so that ids stay those of before.
-
-    Raises:
-        StudyError: the data cannot be augmented.
-    """
+    """What a timed step does to its batch: None is nothing, so that ids stay those of before. Raises
+    StudyError: the data cannot be augmented."""
     if chosen("augmentation", workload.keys, part) != "standard":
         return None
     check_images(workload, named(workload.keys))

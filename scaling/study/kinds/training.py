@@ -41,18 +41,8 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
         device: str,
         where: str,
     ) -> None:
-        """Refuses combinations that cannot be in this kind.
-
-        Args:
-            part: of the study.
-            aggregators: its aggregators.
-            sizes: its world sizes on this machine.
-            device: "cpu" or "cuda".
-            where: the part, for messages.
-
-        Raises:
-            StudyError: naming the combination, the rule and a way out.
-        """
+        """Refuses combinations that cannot be in this kind. `sizes`: its world sizes on this machine. Raises
+        StudyError: naming the combination, the rule and a way out."""
 
     def input_placements(self, part: TrainingPartT) -> Sequence[str]:
         """Where batches come from."""
@@ -62,14 +52,8 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
     def extent(
         self, workload: ChosenWorkload, part: TrainingPartT, device: str, placement: str
     ) -> dict[str, Any]:
-        """The fields of `Cell` that this kind alone has: how long it runs, and on which data.
-
-        Args:
-            workload: of the part.
-            part: of the study.
-            device: "cpu" or "cuda".
-            placement: where batches come from.
-        """
+        """The fields of `Cell` that this kind alone has: how long it runs, and on which data. `placement`:
+        where batches come from."""
 
     @abstractmethod
     def steps_s(self, cell: Cell, step_s: float) -> float:

@@ -36,12 +36,8 @@ class TransferPart(Part):
 
 @dataclass(frozen=True)
 class TransferCell(CellWithoutModel):
-    """One combination of a transfer part.
-
-    Attributes:
-        world_size, device, threads, peer_access: as in other cells.
-        seconds: for measuring; the first operation of each size comes on top.
-    """
+    """One combination of a transfer part. `seconds`: for measuring; the first operation of each size comes on
+    top."""
 
     kind: ClassVar[str] = "transfer"
 

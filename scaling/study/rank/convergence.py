@@ -43,12 +43,8 @@ OF_EVERY_RANK = ("epoch", "train_s", "train_j", "bytes_sent")
 
 
 def converge(cell: Cell, context: RunContext) -> RankSummary:
-    """Trains `cell` and hands out its samples. Collective.
-
-    Args:
-        cell: of kind convergence.
-        context: of the rank; where it has a place for checkpoints, some are made.
-    """
+    """Trains `cell` and hands out its samples. Collective. `context`: of the rank; where it has a place for
+    checkpoints, some are made."""
     context.heartbeat.phase("set-up")
     prepared = PreparedStep(cell, context)
     _throw_away_step(cell, prepared.splits.train, context)
@@ -73,10 +69,8 @@ def converge(cell: Cell, context: RunContext) -> RankSummary:
 
 
 def _throw_away_step(cell: Cell, split: Split, context: RunContext) -> None:
-    """One step on a replica of its own.
-
-    Libraries and connections are set up on first use, and which cell of a launch comes first is chance.
-    """
+    """One step on a replica of its own. Libraries and connections are set up on first use, and which cell of
+    a launch comes first is chance."""
     inputs, targets = (values[: cell.local_batch] for values in (split.inputs, split.targets))
     step = build_step(cell, context)
     step(inputs.to(context.device), targets.to(context.device))

@@ -43,15 +43,8 @@ from topologies.errors import TopologyError
 
 
 class CellRunner:
-    """Runs cells on one rank; keeps what it has loaded.
-
-    Args:
-        device: this rank's.
-        heartbeat: is told what is under way.
-
-    Attributes:
-        seconds: part of the last cell -> wall time, as far as it came.
-    """
+    """Runs cells on one rank; keeps what it has loaded. `heartbeat`: is told what is under way; `seconds`:
+    part of the last cell -> wall time, as far as it came."""
 
     def __init__(self, device: torch.device, heartbeat: Heartbeat = SILENT) -> None:
         self._device, self.heartbeat = device, heartbeat
@@ -67,15 +60,9 @@ class CellRunner:
         *,
         is_checked: bool = False,
     ) -> RankSummary:
-        """Measures or trains `cell`. Collective.
-
-        Args:
-            cell: on this rank's kind of device and of the group's world size.
-            group: the ranks of the cell.
-            write: takes this rank's samples, in order.
-            saved: where a training's checkpoints are; None: it has none.
-            is_checked: see `RunContext`.
-        """
+        """Measures or trains `cell`. Collective. `cell`: on this rank's kind of device and of the group's
+        world size; `write`: takes this rank's samples, in order; `saved`: where a training's checkpoints are
+        (None: it has none); `is_checked`: see `RunContext`."""
         configure_torch(cell, self._device)
         self.seconds = {}
         self._loaded.begin_cell()
@@ -308,11 +295,7 @@ def _record(
 
 def plan_record(cell: Cell, tensor_shapes: str) -> dict[str, Any]:
     """`plan`, as the aggregator's own stages have it, or `plan_unknown` with the reason; of a run's summary.
-
-    Args:
-        cell: that was run.
-        tensor_shapes: of its model, as the run records them.
-    """
+    `tensor_shapes`: of its model, as the run records them."""
     try:
         with own_errors(f"the plan of aggregator {cell.aggregator!r}"):
             stages = [

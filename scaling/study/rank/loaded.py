@@ -82,9 +82,7 @@ class Loaded:
 
     def module(self, cell: Cell) -> nn.Module:
         """The model with its initial weights, the same on every rank, on the device; a copy for the caller.
-
-        Drawing the weights of a large model takes seconds, so those of the last models are kept.
-        """
+        Drawing the weights of a large model takes seconds, so those of the last models are kept."""
         torch.manual_seed(cell.seed)  # of GPUs too, whose numbers no weight is made of
         module, random_state = self._initial_of(cell)
         torch.set_rng_state(random_state)
@@ -102,8 +100,7 @@ class Loaded:
 
     def matrix_rate(self, cell: Cell, group: Group) -> MatrixRate | None:
         """This rank's, in the cell's precision and with its threads: measured once a launch, on all ranks at
-        the same time. Collective.
-        """
+        the same time. Collective."""
         precision = cell.precision or ("tf32" if cell.tf32 else "float32")
         key = precision, cell.threads
         if key not in self._rates:

@@ -36,13 +36,8 @@ UNUSED_BUCKET_MB = 25.0  # of a step without DDP
 
 
 class PreparedStep:
-    """The step of one cell, with the checks of its exchanges. Collective.
-
-    Attributes:
-        step: to be taken.
-        splits: its data.
-        check: has seen the first steps, which were checked.
-    """
+    """The step of one cell, with the checks of its exchanges. Collective. `check`: has seen the first steps,
+    which were checked."""
 
     def __init__(self, cell: Cell, context: RunContext) -> None:
         self._cell, self._context = cell, context
@@ -210,11 +205,8 @@ class Ranks(Protocol):
 
 
 def require_same_model(module: nn.Module, ranks: Ranks) -> None:
-    """Compares names, shapes, types and first values of the model's tensors. Collective.
-
-    Raises:
-        ExchangeError: on every rank: which rank has another model than rank 0, and the first tensor of it.
-    """
+    """Compares names, shapes, types and first values of the model's tensors. Collective. Raises
+    ExchangeError: on every rank: which rank has another model than rank 0, and the first tensor of it."""
     description = _described(module)
     digest = hashlib.blake2b(repr(description).encode(), digest_size=DIGEST_BYTES).digest()
     by_rank = [0.0] * ranks.world_size

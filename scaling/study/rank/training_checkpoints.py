@@ -29,15 +29,8 @@ from scaling.training.step import TrainingStep
 
 
 class TrainingCheckpoints:
-    """This rank's checkpoints of one training. Collective.
-
-    Args:
-        files: where they are stored.
-        target: what they are for.
-        parameters: names of those that are equal on all ranks after each step.
-        group: the ranks that train together.
-        same_update: the optimizer's state is equal on all ranks too.
-    """
+    """This rank's checkpoints of one training. Collective. `parameters`: names of those that are equal on all
+    ranks after each step; `same_update`: the optimizer's state is equal on all ranks too."""
 
     def __init__(
         self,
@@ -58,8 +51,7 @@ class TrainingCheckpoints:
 
     def last_common(self) -> tuple[Checkpoint | None, list[str]]:
         """This rank's checkpoint of the epoch that all go on from, and what was not used, and why; the same
-        notes on every rank.
-        """
+        notes on every rank."""
         by_epoch, notes = self._good()
         limit = max(by_epoch, default=0)
         while True:
@@ -81,12 +73,8 @@ class TrainingCheckpoints:
         return None, [*notes, "no checkpoint is good on all ranks: the training began anew"] if notes else []
 
     def restore(self, checkpoint: Checkpoint, step: TrainingStep, device: torch.device) -> None:
-        """Puts the step where it was.
-
-        Raises:
-            CheckpointError: it does not fit, or a rank has restored something else; the checkpoints are gone,
-                so that the next try begins anew.
-        """
+        """Puts the step where it was. Raises CheckpointError: it does not fit, or a rank has restored
+        something else; the checkpoints are gone, so that the next try begins anew."""
         try:
             checkpoint.restore(step, device)
         except WRONG_CONTENT as error:
