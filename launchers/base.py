@@ -92,8 +92,6 @@ THIS_ENVIRONMENT = WorkerEnvironment()
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What is to be started."""
-
     world_size: int
     threads: int
     module: str

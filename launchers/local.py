@@ -26,7 +26,6 @@ class TorchrunLauncher(Launcher):
     name = "torchrun"
 
     def before_start(self) -> None:
-        """Raises a ValueError where workers of this host would wait for each other in vain."""
         require_loopback()
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:

@@ -319,7 +319,6 @@ def kind_of_table(cell: Mapping[str, Any]) -> str:
 
 
 def axis(name: str) -> Axis:
-    """The axis of that name."""
     return next(row for row in AXES if row.name == name)
 
 
@@ -334,7 +333,6 @@ def columns(shared: Shared = Shared.NONE, role: Role = Role.NONE) -> list[str]:
 
 
 def with_columns(shared: Shared = Shared.NONE, role: Role = Role.NONE) -> Iterator[Axis]:
-    """Those axes."""
     wanted, roles = int(shared), int(role)  # as numbers: asked of every cell
     yield from (row for row in AXES if row.key and (int(row.shared) & wanted or int(row.role) & roles))
 

@@ -45,7 +45,6 @@ class BucketLayout:
 
     @cached_property
     def num_elements(self) -> int:
-        """Elements of the whole bucket."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     def digest(self) -> bytes:

@@ -29,8 +29,6 @@ GONE = "gone"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the watchers meet."""
-
     host: str
     port: int
     token: str

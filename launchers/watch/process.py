@@ -25,15 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.watch.heartbeat import STACK_SIGNAL, Position, Reader
-from launchers.watch.judgement import (
-    PREFIX,
-    Pace,
-    Seen,
-    gone_report,
-    left_report,
-    main_thread,
-    stall_report,
-)
+from launchers.watch.judgement import PREFIX, Pace, Seen, gone_report, left_report, main_thread, stall_report
 from launchers.watch.peers import GONE, Message, Peers
 
 STDIN = 0  # its other end is with the rank that started this process

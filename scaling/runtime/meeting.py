@@ -76,7 +76,6 @@ class Signed:
         return bool(self._store.check(names))
 
     def set(self, name: str, text: str) -> None:
-        """Puts it there."""
         self._store.set(name, _signature(f"{name} {text}") + text)
 
     def get(self, name: str) -> str:

@@ -61,7 +61,6 @@ def main() -> NoReturn:
 
 
 def _serve(request: Mapping[str, Any], reports: int) -> None:
-    """One launch, from its fork to its end."""
     if why := why_not_fork():
         _report(reports, refused=why)
         return

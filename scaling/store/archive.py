@@ -48,7 +48,6 @@ class RankFile:
 
     @property
     def name(self) -> str:
-        """Where it is while the folder is not archived, relative to the folder."""
         attempt = f"attempt-{self.attempt}/" if self.attempt else ""
         return f"runs/{self.cell_id}/{self.repeat}/{attempt}rank{self.rank}.jsonl"
 
@@ -59,7 +58,6 @@ class RankFile:
 
 
 def is_archived(folder: Path) -> bool:
-    """Whether its runs are in the archived form."""
     return os.path.lexists(folder / RUNS)
 
 

@@ -48,7 +48,6 @@ def content_of(path: Path) -> bytes:
 
 
 def record_text(record: Any) -> str:
-    """The content of a run.json."""
     return json.dumps(record, indent=1) + "\n"
 
 

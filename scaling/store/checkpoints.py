@@ -50,7 +50,6 @@ class CheckpointFiles:
         write_whole(self._last, content)
 
     def clear(self) -> None:
-        """Removes them."""
         for path in (self._last, self._before):
             with writing(path):
                 _make_room(path)

@@ -65,8 +65,6 @@ class EnvironmentModel(OpenModel):
 
 
 class TermModel(OpenModel):
-    """A part of a predicted time."""
-
     name: str
     kind: str | None = None
     seconds: Seconds

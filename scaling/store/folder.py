@@ -76,7 +76,6 @@ class ResultsFolder:
 
     # -- the study, the environment, the topology ------------------------------------------------------------
     def exists(self) -> bool:
-        """Whether a study was written here."""
         return (self.path / "study.yaml").is_file()
 
     def holds_foreign_files(self) -> bool:
@@ -100,23 +99,18 @@ class ResultsFolder:
         return self
 
     def write_study(self, study: Mapping[str, Any]) -> None:
-        """Writes the resolved study."""
         self._write("study.yaml", yaml.safe_dump(redacted_document(study), sort_keys=False))
 
     def study(self) -> dict[str, Any]:
-        """The resolved study, as written."""
         return read_study(self.path)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Writes where and with what the study is run."""
         self._write("environment.json", json.dumps(redacted_document(storable(environment)), indent=2) + "\n")
 
     def environment(self) -> dict[str, Any]:
-        """What `write_environment` wrote."""
         return read_environment(self.path)
 
     def write_topology(self, topology: Mapping[str, Any]) -> None:
-        """Writes the machine's devices."""
         self._write("topology.yaml", yaml.safe_dump(dict(topology), sort_keys=False))
 
     def topology_text(self) -> str | None:
@@ -268,7 +262,6 @@ class ResultsFolder:
         return write_whole(self._inside(name), text.encode())
 
     def write_figure(self, name: str, content: bytes) -> Path:
-        """Writes a picture; returns the path."""
         return write_whole(self._inside(f"figures/{name}"), content)
 
     def next_log_path(self) -> Path:

@@ -89,7 +89,6 @@ def checked(text: str, where: object, mend: str = MEND, *, numbered: bool = Fals
 
 
 def record_from(values: dict[str, Any]) -> RunRecord:
-    """A record of what `checked` gave."""
     return RunRecord(**upgraded(values, values["schema_version"]))
 
 

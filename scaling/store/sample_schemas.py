@@ -130,8 +130,6 @@ class TransferFactsModel(OpenModel):
 
 
 class TransferLineModel(OpenModel):
-    """A line of a transfer cell's samples."""
-
     sample: TransferSampleModel | None = None
     facts: TransferFactsModel | None = None
 

@@ -149,8 +149,6 @@ class CellModel(_Variables):  # type: ignore[misc]
 
 
 class LaunchModel(OpenModel):
-    """By what, where and when a run was started."""
-
     launcher: str | None = None
     host: str | None = None
     boot: str | None = None
@@ -211,8 +209,6 @@ class MatrixRateModel(OpenModel):
 
 
 class SummaryModel(OpenModel):
-    """Facts of a run that are no samples."""
-
     num_parameters: Count | None = None
     wire_bytes_per_rank: list[Count] | None = None
     messages_per_rank: list[Count | None] | None = None
@@ -240,8 +236,6 @@ class SummaryModel(OpenModel):
 
 
 class RunModel(BaseModel):
-    """A run's record."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     cell_id: CellId

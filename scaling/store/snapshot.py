@@ -26,9 +26,7 @@ class Snapshot(ResultsFolder):
         return super().environment()
 
     def runs(self) -> list[RunRecord]:
-        """All runs, by cell and repeat."""
         return list(self._runs)
 
     def environment(self) -> dict[str, Any]:
-        """What `write_environment` wrote."""
         return self._environment

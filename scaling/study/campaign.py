@@ -117,10 +117,8 @@ class SideProgress:
     other: ResultsFolder
 
     def update(self, num_over: int, num_runs: int, current: str) -> None:
-        """See `scaling.study.run.Progress`."""
         num_over += sum(record.state in ("done", "failed") for record in self.other.runs())
         self.shown.update(num_over, 2 * num_runs, f"{self.name}, {current}")
 
     def say(self, message: str) -> None:
-        """See `scaling.study.run.Progress`."""
         self.shown.say(f"{self.name}: {message}")

@@ -92,7 +92,6 @@ class CellWithoutModel:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
         return {"kind": self.kind, **asdict(self)}
 
 
@@ -183,7 +182,6 @@ class Cell:
 
     @cached_property
     def id(self) -> str:
-        """Twelve hexadecimal digits of the identity's SHA-256."""
         axes = {axis.name: axis for axis in AXES}
         names = {axis.name: axis.was for axis in AXES if axis.was}
         names["profiled_iterations"] = "split_iterations"  # what it was called when identities began
@@ -195,11 +193,9 @@ class Cell:
         return digest(identity)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
         return asdict(self)
 
     def describe(self) -> str:
-        """One line for people."""
         values = {axis: getattr(self, axis.name) for axis in AXES if axis.role & Role.DESCRIBED}
         described = "".join(
             f", {axis.text(axis.show(value))}"

@@ -214,7 +214,6 @@ def _is(field: str | None, value: Any) -> bool:
 
 
 def simulated_s(at: Simulated) -> float:
-    """Its seconds."""
     topology = load(at.machine)
     layout = BucketLayout.of([("all", (at.elements,))])
     if at.model:
@@ -228,7 +227,6 @@ def simulated_s(at: Simulated) -> float:
 
 
 def check_all(files: Mapping[Path, ClaimsFile]) -> dict[Path, list[Checked]]:
-    """Each file's claims with their verdicts."""
     return {path: [checked(claim, path.parent) for claim in file.claims] for path, file in files.items()}
 
 
@@ -244,7 +242,6 @@ def markdown(files: Mapping[Path, ClaimsFile], found: Mapping[Path, Sequence[Che
 
 
 def count_text(found: Sequence[Checked]) -> str:
-    """How many claims have which verdict."""
     counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in get_args(Verdict)}
     return f"{len(found)} claims: {', '.join(f'{counts[name]} {name}' for name in counts)}."
 

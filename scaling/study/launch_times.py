@@ -24,7 +24,6 @@ PARTS = ("setup", "warmup", "unprofiled", "profiled", "training")
 
 
 def launch_started() -> dict[str, str]:
-    """The variable for a launch that starts now."""
     return {STARTED_VARIABLE: f"{boot_id()} {time.monotonic()!r}"}
 
 

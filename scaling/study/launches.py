@@ -41,7 +41,6 @@ class Settings:
 
     @classmethod
     def of(cls, cell: AnyCell) -> Settings:
-        """The settings that `cell` needs."""
         # Experiments vary the threads within a launch, so that they are compared under the same conditions.
         threads = int(getattr(cell, "launch_threads", cell.threads))
         workers = cell.workers_per_gpu

@@ -22,7 +22,6 @@ class LineProgress:
         self._num_over_at_start: int | None = None
 
     def update(self, num_over: int, num_runs: int, current: str) -> None:
-        """Prints if it is time to."""
         now = self._clock()
         if self._num_over_at_start is None:
             self._num_over_at_start = num_over
@@ -33,7 +32,6 @@ class LineProgress:
         self.say(f"{num_over}/{num_runs} runs, {current}, {_minutes(remaining)} left")
 
     def say(self, message: str) -> None:
-        """Prints a line."""
         print(redacted(message), file=self._stream, flush=True)
 
 
@@ -47,8 +45,6 @@ def _minutes(seconds: float | None) -> str:
 
 
 class _BarProgress:
-    """Rich's bar."""
-
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -92,7 +88,6 @@ class _BarProgress:
 
 @contextmanager
 def progress_for(stream: TextIO) -> Iterator[LineProgress | _BarProgress]:
-    """The progress display that fits the stream."""
     if stream.isatty():
         with _BarProgress(stream) as bar:
             yield bar

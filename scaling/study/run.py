@@ -68,7 +68,6 @@ class RunCommand:
     stall_timeout_s: float | None = None
 
     def arguments(self) -> list[str]:
-        """The worker's command line."""
         return [self.study, *self.overrides, "--out", os.path.join(".", self.out)]  # it may begin with a dash
 
 
@@ -95,7 +94,6 @@ class StudyRun:
             self.zygotes.begin(len({launch.repeat for launch in self.launches()}))
 
     def launches(self) -> list[Launch]:
-        """Those that are left."""
         return self.scope.launches(self.folder, self.study)
 
     def run(self, launch: Launch) -> None:

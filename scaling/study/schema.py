@@ -21,8 +21,6 @@ RECORDED_KEYS = ("schema_version", "notes")
 
 
 class Study(Strict):
-    """A validated study."""
-
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     parts: tuple[SerializeAsAny[AnyPart], ...]
     question: Question | None = None

@@ -28,7 +28,6 @@ class Scope:
         return [record for record in folder.runs() if self.includes(int(record.cell["world_size"]))]
 
     def launches(self, folder: ResultsFolder, study: ResolvedStudy) -> list[Launch]:
-        """What is left of them."""
         too_large = self.too_large(study)
         return [
             launch
@@ -62,7 +61,6 @@ class Scope:
         ]
 
     def includes(self, world_size: int) -> bool:
-        """Whether launches of that size are run."""
         return self.world_size in (None, world_size)
 
     def require_cells(self, study: ResolvedStudy) -> None:

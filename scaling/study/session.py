@@ -48,7 +48,6 @@ class PreLaunchPrediction:
         self._measured = MeasuredFolder(folder)
 
     def __call__(self, launch: Launch) -> None:
-        """Predicts the cells of that launch."""
         try:
             self.predict(launch)
         except Exception as error:  # noqa: BLE001 (whatever it is, the study is worth more)

@@ -50,7 +50,6 @@ def described(cell: Mapping[str, Any]) -> str:
 
 
 def sharing_note(cell: Mapping[str, Any]) -> str:
-    """For the record of such a cell's run."""
     return (
         f"{described(cell)}: messages went through host memory over Gloo; the accuracy is that of "
         f"{cell['world_size']} workers, seconds and joules are not those of {cell['world_size']} GPUs"

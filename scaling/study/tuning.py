@@ -114,5 +114,4 @@ def _part(
 
 
 def text_of(study: Study) -> str:
-    """The study as a file."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False)

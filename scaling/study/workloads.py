@@ -47,7 +47,6 @@ class ChosenWorkload:
             return build_module(self.model, self.shape)
 
     def fields(self) -> dict[str, Any]:
-        """The fields of `Cell` that name it."""
         model, dataset = self.keys.model, self.keys.dataset
         return {
             "model": model.name,

@@ -123,8 +123,6 @@ def misfits(topology: Topology, measurement: ProbedTopology, series: Series) -> 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe gives."""
-
     machine: str
     table: list[str]
     notes: list[str]

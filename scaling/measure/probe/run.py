@@ -57,8 +57,6 @@ class ProbeMeasurement:
 
 @dataclass(frozen=True)
 class ProbeLaunch:
-    """One start of the workers."""
-
     host_only: bool
     only_messages: bool
     seconds: float

@@ -39,8 +39,6 @@ class ConvergencePart(TrainingPart, Recipe):
 
 
 class ConvergenceKind(TrainingKind[ConvergencePart]):
-    """Trainings."""
-
     part = ConvergencePart
 
     def check(
@@ -67,17 +65,14 @@ class ConvergenceKind(TrainingKind[ConvergencePart]):
     def extent(
         self, workload: ChosenWorkload, part: ConvergencePart, device: str, placement: str
     ) -> dict[str, Any]:
-        """How long it is trained, with which rates and augmentation."""
         return {**recipe_of(workload, part), "keep_checkpoints": part.keep_checkpoints}
 
     def run(self, cell: Cell, context: RunContext) -> RankSummary:
-        """Trains it."""
         from scaling.study.rank.convergence import converge
 
         return converge(cell, context)
 
     def steps_s(self, cell: Cell, step_s: float) -> float:
-        """Of all epochs."""
         from scaling.workloads.registry import create_dataset, create_model, resolve_shape
 
         assert cell.epochs is not None

@@ -54,7 +54,6 @@ class DevicePart(AnyPart):
 
     @property
     def world_sizes(self) -> list[int]:
-        """One process."""
         return [1]
 
     @property
@@ -96,11 +95,9 @@ class DeviceCell(CellWithoutModel):
     launch_threads: int = field(compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
         return {**super().to_dict(), "world_size": self.world_size, "peer_access": self.peer_access}
 
     def describe(self) -> str:
-        """One line for people."""
         threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.device == "cpu" else ""
         return f"{self.kind} {self.experiment} on {self.device}{threads}: {point_text(self.point)}"
 
@@ -111,8 +108,6 @@ def point_text(point: Point) -> str:
 
 
 class DeviceKind(Kind[DevicePart, DeviceCell]):
-    """A cell for each point and device."""
-
     part = DevicePart
     why_other_keys_are_wrong = "kind: device runs an experiment, whose parameters stand with its name"
     estimated_from = "from such cells elsewhere"
@@ -154,7 +149,6 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
             notes.append(f"threads: {sizes} dropped: {num_cores} cores can be used here{twice}")
 
     def run(self, cell: DeviceCell, context: RunContext) -> RankSummary:
-        """Measures the point on this process's device."""
         from scaling.device_studies.base import Budget
         from scaling.study.rank.device import measure_point
         from scaling.study.rank.summary import RankSummary
@@ -165,11 +159,9 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
         return RankSummary(memory_peak_bytes=context.memory_peak_bytes(), seconds=context.seconds)
 
     def seconds(self, cell: DeviceCell, num_cores: int, size: ModelSize | None) -> float:
-        """As such cells took elsewhere."""
         return cell_seconds(cell.experiment, cell.device, cell.seconds, cell.limit_s, num_cores)
 
     def start_up_s(self, device: str) -> float:
-        """With what the first cell of a launch takes longer."""
         return START_UP_S + FIRST_CELL_S
 
     def label(self, cell: Mapping[str, Any]) -> str:

@@ -78,8 +78,6 @@ class IterationPart(TrainingPart):
 
 
 class IterationKind(TrainingKind[IterationPart]):
-    """Timed iterations."""
-
     part = IterationPart
 
     def cells(
@@ -120,13 +118,11 @@ class IterationKind(TrainingKind[IterationPart]):
             raise StudyError(f"{where}loader_workers belongs to input_placement: loader; leave it out")
 
     def input_placements(self, part: IterationPart) -> Sequence[str]:
-        """Those of the study."""
         return part.input_placement
 
     def extent(
         self, workload: ChosenWorkload, part: IterationPart, device: str, placement: str
     ) -> dict[str, Any]:
-        """How many iterations are measured, and what loads their batches."""
         names = ("warmup", "iterations", "precision_goal", "max_seconds", "profiled_iterations")
         min_seconds = part.min_seconds
         if min_seconds is None:
@@ -140,7 +136,6 @@ class IterationKind(TrainingKind[IterationPart]):
         }
 
     def run(self, cell: Cell, context: RunContext) -> RankSummary:
-        """Measures it."""
         from scaling.study.rank.iteration import time_cell
 
         return time_cell(cell, context)

@@ -28,7 +28,6 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
     def cells(
         self, part: TrainingPartT, machine: AvailableMachine, where: str, notes: list[str]
     ) -> Iterable[Cell]:
-        """All combinations, in the order of the study file."""
         from scaling.study.training_cells import training_cells
 
         return training_cells(self, part, machine, where, notes)
@@ -45,7 +44,6 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
         StudyError: naming the combination, the rule and a way out."""
 
     def input_placements(self, part: TrainingPartT) -> Sequence[str]:
-        """Where batches come from."""
         return ["device"]
 
     @abstractmethod
@@ -60,13 +58,11 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
         """What all steps of the cell take, if each takes `step_s`."""
 
     def seconds(self, cell: Cell, num_cores: int, size: ModelSize | None) -> float:
-        """Of its steps, at assumed rates, and its set-up."""
         assert size is not None
         steps_s = self.steps_s(cell, step_seconds(cell, size, num_cores))
         return set_up_seconds(cell, size) + check_seconds(cell, size) + steps_s
 
     def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:
-        """What `run.json` says of the network, the exchange and the data."""
         return {
             "num_parameters": ranks[0].num_parameters,
             "tensor_shapes": ranks[0].tensor_shapes,
@@ -89,7 +85,6 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
 
 
 def named(workload: Workload) -> str:
-    """For messages."""
     return f"workload {workload.model.name} on {workload.dataset.name}"
 
 

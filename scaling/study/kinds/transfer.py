@@ -48,7 +48,6 @@ class TransferCell(CellWithoutModel):
     seconds: float
 
     def describe(self) -> str:
-        """One line for people."""
         host_only = ", without access between GPUs" if self.peer_access is False else ""
         return f"{self.kind}, {self.world_size} on {self.device}{host_only}, {self.seconds:g} s"
 
@@ -106,5 +105,4 @@ class TransferKind(Kind[TransferPart, TransferCell]):
         return {"seconds": ranks[0].seconds}
 
     def seconds(self, cell: TransferCell, num_cores: int, size: ModelSize | None) -> float:
-        """The seconds that the study gives it, and a little."""
         return cell.seconds * SLACK_RATIO

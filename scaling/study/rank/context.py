@@ -60,7 +60,6 @@ class RunContext:
     _peak_bytes: int = 0
 
     def elapsed_s(self) -> float:
-        """Wall time since the cell began."""
         return time.perf_counter() - self._started
 
     def memory_peak_bytes(self) -> int | None:

@@ -76,7 +76,6 @@ class PreparedStep:
             )
 
     def summary(self, bytes_sent: int, messages_sent: int | None) -> RankSummary:
-        """What this rank says of the network, the exchange and the data."""
         return RankSummary(
             num_parameters=self.step.replica.layout.num_elements,
             bytes_sent=bytes_sent,
@@ -157,7 +156,6 @@ def build_step(cell: Cell, context: RunContext) -> TrainingStep:
 
 
 def settings_of(cell: Cell) -> OptimizerSettings:
-    """The optimizer's."""
     if cell.optimizer == "sgd":
         return SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)
     assert cell.beta1 is not None
@@ -174,7 +172,6 @@ def settings_of(cell: Cell) -> OptimizerSettings:
 
 
 def gradients_of(cell: Cell) -> GradientSettings:
-    """How the gradients are treated."""
     which = cast(ClippedGradient, cell.clip_gradient or "mean")
     return GradientSettings(WIRES.get(cell.wire or ""), cell.clip_norm, which)
 

@@ -45,7 +45,6 @@ class TrainingCheckpoints:
         self._parameters, self._same_update = list(parameters), same_update
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """A new one."""
         together = self._group.share(secrets.token_hex(8))
         self._files.write(replace(checkpoint, saved_together=together).to_bytes(self._target))
 
@@ -128,7 +127,6 @@ class TrainingCheckpoints:
         return by_epoch, notes
 
     def _of_all_ranks(self, notes: list[str]) -> list[str]:
-        """By rank."""
         shared = [self._group.share(notes, rank) for rank in range(self._group.world_size)]
         return [note for notes in shared for note in notes]
 
