@@ -13,9 +13,17 @@ from scaling.aggregators.native import AllReduce
 from scaling.training import hooked_buckets
 from scaling.workloads.base import DataShape, Model
 
-LATE_S = 0.2
-EXCHANGE_S = 0.15
-BACKWARD_S = 0.45
+
+@dataclass
+class Planted:
+    """How long what is planted takes, in seconds."""
+
+    late_s: float = 0.0
+    exchange_s: float = 0.0
+    backward_s: float = 0.0
+
+
+planted = Planted()
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class LateOnRank1(AllReduce):
 
     def aggregate(self, state, gradient, phase=unmarked):
         if state.group.rank == 1:
-            time.sleep(LATE_S)
+            time.sleep(planted.late_s)
         return super().aggregate(state, gradient, phase)
 
 
@@ -38,7 +46,7 @@ class SlowExchange(AllReduce):
 
     def aggregate(self, state, gradient, phase=unmarked):
         with phase("communicate"):
-            time.sleep(EXCHANGE_S)
+            time.sleep(planted.exchange_s)
             state.group.all_reduce(gradient)
         return gradient.div_(state.group.world_size)
 
@@ -50,7 +58,7 @@ class _SlowBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        time.sleep(BACKWARD_S)
+        time.sleep(planted.backward_s)
         return gradient
 
 

@@ -1,6 +1,7 @@
 """Faults that are planted are found by the budget, each in its own part, in two real processes.
 
-What is planted lasts tenths of a second. Half of it has to be seen, in the median of some steps.
+What is planted lasts ten times as long as a step without it, or longer, on whatever machine this is. Half
+of it has to be seen, in the median of some steps.
 """
 
 from statistics import median
