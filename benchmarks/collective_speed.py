@@ -28,8 +28,8 @@ from launchers.rank_info import RankInfo
 from scaling.aggregators.host import HostParallel, HostSerial
 from scaling.bucket import BucketLayout
 from scaling.collectives.exchange import RankExchange, Transport
+from scaling.collectives.owners import stripes
 from scaling.collectives.ring import ring
-from scaling.collectives.stripes import stripes
 from scaling.measure.environment import collect
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers

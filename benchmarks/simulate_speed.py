@@ -5,13 +5,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from scaling.collectives.double_binary_tree import double_binary_tree
 from scaling.collectives.halving_doubling import halving_doubling
 from scaling.collectives.hierarchical import hierarchical
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import simulate
-from scaling.collectives.tree import tree
+from scaling.collectives.tree import double_binary_tree, tree
 from topologies.schema import cluster, load
 
 NODE = "hgx-h200-x2-infiniband"

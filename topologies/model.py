@@ -155,7 +155,7 @@ class Topology:
 
     @cached_property
     def rings(self) -> dict[Any, Any]:
-        """Of a library between its GPUs, once they are searched (`scaling.collectives.nccl_rings`)."""
+        """Of a library between its GPUs, once they are searched (`scaling.collectives.nccl`)."""
         return {}
 
     @cached_property

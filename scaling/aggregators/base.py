@@ -214,8 +214,7 @@ class Aggregator(ABC, Generic[S]):
 
     def contribution(self, state: S, gradient: Tensor) -> Tensor:
         """What this rank brings to the exchange, before any residual: the gradient, unless the aggregator
-        applies a momentum of its own. Changes nothing.
-        """
+        applies a momentum of its own. Changes nothing."""
         return gradient
 
     def error_bound(self, gradient: Tensor, world_size: int) -> Tensor | None:
@@ -231,8 +230,7 @@ class Aggregator(ABC, Generic[S]):
     def start_up(self) -> dict[str, str]:
         """Environment variables that its library reads when it starts, so that cells which differ in them are
         run by launches of their own. `{launches}`, `{world_size}` and `{repeat}` stand for the folder of the
-        results that a launch may write to, its size and its number.
-        """
+        results that a launch may write to, its size and its number."""
         return {}
 
     def parameters(self) -> dict[str, Any]:

@@ -39,8 +39,8 @@ from scaling.aggregators.prediction import (
     stepped_by_owners,
 )
 from scaling.bucket import BucketLayout
+from scaling.collectives.owners import sharded_owners
 from scaling.collectives.plan import Stage, Update
-from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import StudyError
 
 

@@ -48,8 +48,8 @@ from scaling.codecs.kernels import Kernels, stripe_codec
 from scaling.codecs.one_bit import Threshold, View, as_matrix
 from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec
 from scaling.codecs.stripes import StripeLayout, stripes_of
+from scaling.collectives.execute import side_stream
 from scaling.collectives.plan import Stage, Update
-from scaling.collectives.side_stream import side_stream
 from scaling.process_group import Group, Message
 
 __all__ = ["OneBit", "OneBitState", "StripedOneBit", "stripes_of"]

@@ -8,11 +8,10 @@ from itertools import chain
 
 import numpy as np
 
-from scaling.collectives.composition import placed
+from scaling.collectives.composition import placed, split_at_reduction
 from scaling.collectives.plan import CodecWork, Exchange, Library, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Columns, LazySteps, Schedule, ScheduleStep, Transfer
-from scaling.collectives.split_at_reduction import split_at_reduction
 
 
 def native_all_reduce(

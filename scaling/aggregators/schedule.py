@@ -4,7 +4,7 @@
 Steps, messages and bytes are the schedule's (`scaling.collectives`). The sums of a step are part of its phase
 `communicate`: they cannot start before the message is there, and the next message cannot leave before they
 end. Where the optimizer step is taken by the root or by owners, the schedule is cut where the sums are
-complete (`scaling.collectives.split_at_reduction`), and its second half carries parameters.
+complete (`scaling.collectives.composition`), and its second half carries parameters.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from scaling.aggregators.prediction import sent_elements, stepped_by_owners
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives import plan
+from scaling.collectives.composition import split_at_reduction
 from scaling.collectives.exchange import RankExchange, Transport
 from scaling.collectives.listing import schedule
+from scaling.collectives.owners import sharded_owners
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.schedule_file import is_file, read_schedule
-from scaling.collectives.sharded_owners import sharded_owners
-from scaling.collectives.split_at_reduction import split_at_reduction
 from scaling.errors import ScheduleError
 from scaling.process_group import Group
 

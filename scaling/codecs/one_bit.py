@@ -5,8 +5,7 @@ elements they stand for; what is lost goes into a residual, which the caller add
 
 Per column of v = gradient + residual, with R rows:
 1. threshold "zero": m0 = mean of the negative elements, m1 = mean of the others (0 where a class is empty);
-   bit = v >= 0.
-   threshold "mean": mu = mean(v), d = mean |v - mu|; m0 = mu - d, m1 = mu + d; bit = v >= mu.
+   bit = v >= 0. threshold "mean": mu = mean(v), d = mean |v - mu|; m0 = mu - d, m1 = mu + d; bit = v >= mu.
 2. On the wire go the limits lower = (m0 + m1)/2 - (m1 - m0) and upper = (m0 + m1)/2 + (m1 - m0), two floats,
    and the bits in W = ceil(R / 32) words; word w holds the rows w, w + W, w + 2W, ...
 3. Decoding gives lower + (bit + 1/2)(upper - lower)/2, that is m0 or m1; both are `lower` if the limits

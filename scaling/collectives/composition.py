@@ -1,11 +1,15 @@
-"""Builds steps out of steps: a broadcast out of a reduction, a pipeline, several collectives at once."""
+"""Builds schedules out of steps and of schedules: pipelines, several collectives at once, parts of a buffer,
+and the two halves of a schedule that is cut where its sums are complete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, zip_longest
+from dataclasses import replace
+from itertools import accumulate, chain, pairwise, zip_longest
+from typing import NamedTuple
 
-from scaling.collectives.schedule import ScheduleStep, Transfer
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
+from scaling.errors import ScheduleError
 
 
 def mirrored(reduction: Sequence[ScheduleStep]) -> list[ScheduleStep]:
@@ -62,3 +66,100 @@ def placed(
         )
         for step in steps
     ]
+
+
+class BufferPart(NamedTuple):
+    """A part of the buffer: its elements, and its collective; None leaves it as it is."""
+
+    num_elements: int
+    schedule: Schedule | None
+
+
+def of_parts(name: str, world_size: int, parts: Sequence[BufferPart]) -> Schedule:
+    """The collective of a buffer that consists of `parts`, one behind the other, all at the same time.
+
+    Each part (a tensor, a slice of one, neighbouring tensors) goes its own way. Step t of every part is step
+    t of the whole, so what two ranks have for each other in a step is one message. Steps: those of the part
+    that has most; bytes sent: the sum over the parts.
+
+    Args:
+        parts: at least one, in the order in which they are stored in the buffer; none has hosts. A part
+            without elements keeps its transfers, which are sent by no executor: its sums too have a place.
+    """
+    assert all(p.schedule is None or p.schedule.num_nodes == world_size for p in parts), (
+        "same ranks, no hosts"
+    )
+    bounds = [
+        part.schedule.bounds(part.num_elements) if part.schedule else [0, part.num_elements] for part in parts
+    ]
+    firsts = list(accumulate((len(b) - 1 for b in bounds), initial=0))
+    collectives = [
+        placed(part.schedule.steps, range(world_size), first)
+        for part, first in zip(parts, firsts, strict=False)
+        if part.schedule
+    ]
+    sizes = tuple(stop - start for of_part in bounds for start, stop in pairwise(of_part))
+    return Schedule(name, world_size, len(sizes), tuple(side_by_side(collectives)), chunk_elements=sizes)
+
+
+class SplitSchedule(NamedTuple):
+    """A schedule's two halves.
+
+    Attributes:
+        reduction: up to the last add.
+        distribution: the copies after it.
+        owners: the node that holds each chunk's sum between the two.
+    """
+
+    reduction: Schedule
+    distribution: Schedule
+    owners: tuple[int, ...]
+
+
+def split_at_reduction(schedule: Schedule) -> SplitSchedule:
+    """Cuts after the last step that adds: between the halves an optimizer may be run by each chunk's owner.
+
+    A reduction ends with each chunk's sum in one place; the distribution copies it from there. Between them
+    Caffe's root, Torch's first GPU and MXNet's owner update the parameters, which then travel in place of the
+    sums.
+
+    Raises:
+        ScheduleError: a chunk's sum is then complete nowhere or in several places, so that no owner is clear.
+    """
+    steps = list(schedule.steps)
+    adds = [index for index, step in enumerate(steps) if any(t.operation == "add" for t in step)]
+    cut = max(adds, default=-1) + 1
+    places = _Places(schedule)
+    for step in steps[:cut]:
+        places.run(step)
+    owners = tuple(_owner(schedule, places, chunk) for chunk in range(schedule.num_chunks))
+    return SplitSchedule(
+        replace(schedule, steps=tuple(steps[:cut])), replace(schedule, steps=tuple(steps[cut:])), owners
+    )
+
+
+class _Places:
+    """Which contributions each place holds, as bit masks: [node][chunk]."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        masks = [1 << rank for rank in range(schedule.world_size)] + [0] * schedule.num_hosts
+        self.held = [[mask] * schedule.num_chunks for mask in masks]
+
+    def run(self, step: ScheduleStep) -> None:
+        before = {(t.source, c): self.held[t.source][c] for t in step for c in range(t.start, t.stop)}
+        for source, target, start, stop, operation in step:
+            for chunk in range(start, stop):
+                held = self.held[target][chunk] if operation == "add" else 0
+                self.held[target][chunk] = held | before[source, chunk]
+
+
+def _owner(schedule: Schedule, places: _Places, chunk: int) -> int:
+    everything = (1 << schedule.world_size) - 1
+    owners = [node for node, held in enumerate(places.held) if held[chunk] == everything]
+    if len(owners) != 1:
+        where = f"at {', '.join(map(schedule.node_name, owners))}" if owners else "nowhere"
+        raise ScheduleError(
+            f"{schedule.name}: after the last add the sum of chunk {chunk} is complete {where}; to update "
+            "parameters at an owner it must be in one place"
+        )
+    return owners[0]

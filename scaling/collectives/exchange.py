@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from scaling.collectives.execute import Execution
-from scaling.collectives.execute_fused import FusedExecution
+from scaling.collectives.execute_kernels import FusedExecution, PinnedExecution
 from scaling.collectives.execute_peer import PeerExecution
-from scaling.collectives.execute_pinned import PinnedExecution
 from scaling.collectives.schedule import Schedule
 from scaling.errors import ScheduleError
 from scaling.process_group import Group

@@ -16,6 +16,12 @@ from scaling.collectives.schedule import Operation, Schedule, ScheduleStep, Tran
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, Message
 
+
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A new stream of a GPU; None on a CPU, where everything runs in order."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
 Span = tuple[int, int]
 
 

@@ -26,8 +26,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from scaling.collectives.execute import side_stream
 from scaling.collectives.schedule import Schedule, ScheduleStep
-from scaling.collectives.side_stream import side_stream
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, HostCounters
 

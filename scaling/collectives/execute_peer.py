@@ -24,9 +24,8 @@ from itertools import pairwise
 
 import torch
 
-from scaling.collectives.execute import Span, overlap
+from scaling.collectives.execute import Span, overlap, side_stream
 from scaling.collectives.schedule import Operation, Schedule, ScheduleStep, Transfer
-from scaling.collectives.side_stream import side_stream
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, PeerMemory
 
@@ -70,10 +69,12 @@ class PeerExecution:
             [self._compile(step, _lane_spans(bounds, lane, num_lanes)) for step in steps]
             for lane in range(num_lanes)
         ]
-        self._sent = [list(sent_in_step(step, bounds, group.rank)) for step in steps]
+        self._sent = sent_sizes(schedule, bounds, group.rank)
         local = memory.local
         self._staging = torch.empty(self._used, dtype=local.dtype, device=local.device)
-        self._peers = {peer: memory.of(peer) for peer in _peers_of(steps, group.rank)}
+        pairs = [(t.source, t.target) for step in steps for t in step]
+        peers = {peer for pair in pairs if group.rank in pair for peer in pair} - {group.rank}
+        self._peers = {peer: memory.of(peer) for peer in peers}
         self._streams = [side_stream(local.device) for _ in range(num_lanes - 1)]
 
     def _compile(self, step: ScheduleStep, lane: list[Span]) -> _LaneStep:
@@ -109,14 +110,8 @@ class PeerExecution:
 
     def run(self) -> None:
         """All steps on the group's buffers, in place."""
-        if not self._sent:
+        if not self._lanes[0]:
             return
-        self._run_lanes()
-        for sent in self._sent:
-            for num_elements in sent:
-                self._group.meter.count(num_elements * self._memory.local.itemsize)
-
-    def _run_lanes(self) -> None:
         for lane, stream in enumerate(self._streams, 1):
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream())
@@ -126,6 +121,7 @@ class PeerExecution:
         for stream in self._streams:
             if stream is not None:
                 torch.cuda.current_stream().wait_stream(stream)
+        count_sent(self._group, self._sent, self._memory.local.itemsize)
 
     def _run_lane(self, lane: int) -> None:
         local, staging = self._memory.local, self._staging
@@ -173,16 +169,19 @@ def _spans(transfer: Transfer, lane: list[Span]) -> Iterator[Span]:
         yield begin, end
 
 
-def sent_in_step(step: ScheduleStep, bounds: list[int], rank: int) -> Iterator[int]:
-    """Elements of each message that the rank would send in this step."""
-    sent = Counter[int]()
-    for t in step:
-        if t.source == rank:
-            sent[t.target] += bounds[t.stop] - bounds[t.start]
-    return (count for count in sent.values() if count)
+def sent_sizes(schedule: Schedule, bounds: list[int], rank: int) -> list[int]:
+    """Elements of each message that the rank would send, step by step."""
+    sizes: list[int] = []
+    for step in schedule.steps:
+        sent = Counter[int]()
+        for t in step:
+            if t.source == rank:
+                sent[t.target] += bounds[t.stop] - bounds[t.start]
+        sizes += filter(None, sent.values())
+    return sizes
 
 
-def _peers_of(steps: list[ScheduleStep], rank: int) -> set[int]:
-    """Ranks whose buffers the rank reads or writes."""
-    pairs = {(t.source, t.target) for step in steps for t in step if rank in (t.source, t.target)}
-    return {peer for pair in pairs for peer in pair} - {rank}
+def count_sent(group: Group, sizes: list[int], itemsize: int) -> None:
+    """Meters these as if they had been sent."""
+    for num_elements in sizes:
+        group.meter.count(num_elements * itemsize)

@@ -1,29 +1,12 @@
-"""Recursive halving and doubling: a reduce-scatter that halves what it sends, then an all-gather that doubles
-it.
+"""Recursive doubling, and recursive halving and doubling: ranks swap with partners at distances 1, 2, 4, ...
 
-The bytes of the ring in the steps of a tree: optimal in both where the number of ranks is a power of two.
+Error of both: each chunk is summed in one order, or by the same two addends in either order, which is exact,
+so the ranks agree bit for bit.
 
-Let m be the largest power of two that is not above n; the buffer is cut into m chunks.
-
-1. Reduce-scatter, steps d = 1, 2, 4, ... < m: ranks r and r xor d hold the same range of chunks; the lower
-   one keeps its first half, the upper one its second half, and each adds the other half into its partner's.
-2. All-gather: the same steps backwards, as copies.
-
-World sizes that are no power of two, treatment="fold": the n - m extra ranks add their buffer into the first
-ones before and get a copy afterwards. treatment="binary_blocks": the ranks form blocks, one for each bit of
-n, the largest first. Every block does its own reduce-scatter; as soon as a block of b ranks has, the next
-smaller one adds its sums into it, each of its ranks split over b / (its own size) ranks; the all-gather is
-the mirror image.
-
-Steps: 2 log2 m, and 2 more where n is no power of two. Bytes sent per rank: 2(m-1)/m S in 2 log2 m messages;
-folded, S by the extra ranks and S more by those that they fold into; with blocks, 2(b-1)/b S in a block of b
-ranks, S/b more if there is a larger block and S/b more if there is a smaller one. Error: each chunk is summed
-at one place in one order, then copied, so the ranks agree bit for bit.
-
-Reference: R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004 (halving and
-doubling, binary blocks); R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
-operations in MPICH" (2005) (folding). As in recursive_doubling.py we fold the last ranks into the first, not
-neighbours.
+References: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in
+MPICH", Int. J. High Perform. Comput. Appl. 19 (2005); R. Rabenseifner, "Optimization of collective reduction
+operations", ICCS 2004 (halving and doubling, binary blocks). MPICH folds the first ranks in pairs of
+neighbours; we fold the last into the first.
 """
 
 from __future__ import annotations
@@ -31,19 +14,66 @@ from __future__ import annotations
 from typing import Literal
 
 from scaling.collectives.composition import mirrored, placed, side_by_side
-from scaling.collectives.recursive_doubling import folding, power_of_two_below
 from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.errors import ScheduleError
+
+
+def recursive_doubling(world_size: int) -> Schedule:
+    """In step i every rank swaps its whole buffer with the rank 2^i away, and both add: the fewest steps of
+    all.
+
+    Let m be the largest power of two that is not above n, and e = n - m the extra ranks.
+
+    1. Where e > 0: extra rank m + i adds its buffer into rank i.
+    2. Steps d = 1, 2, 4, ... < m: ranks r and r xor d, both below m, each add their buffer into the other's.
+    3. Where e > 0: rank i copies its buffer to extra rank m + i.
+
+    Steps: log2 m, and 2 more where e > 0. Bytes sent: S in each of the log2 m steps by the ranks below m, S
+    more by the e ranks that have an extra one; S by the extra ranks.
+    """
+    m = power_of_two_below(world_size)
+    swaps = [
+        tuple(Transfer(r, r ^ 2**level, 0, 1, "add") for r in range(m)) for level in range(m.bit_length() - 1)
+    ]
+    fold = folding(world_size, num_chunks=1)
+    return Schedule("recursive_doubling", world_size, 1, tuple(fold + swaps + mirrored(fold)))
+
+
+def power_of_two_below(world_size: int) -> int:
+    """The largest power of two that is not above `world_size`."""
+    return int(2 ** (world_size.bit_length() - 1))
+
+
+def folding(world_size: int, num_chunks: int) -> list[ScheduleStep]:
+    """One step in which the ranks from m on add their whole buffer into rank 0, 1, ...; none if n is m."""
+    m = power_of_two_below(world_size)
+    step = tuple(Transfer(r, r - m, 0, num_chunks, "add") for r in range(m, world_size))
+    return [step] if step else []
+
 
 Treatment = Literal["fold", "binary_blocks"]
 
 
 def halving_doubling(world_size: int, treatment: Treatment = "fold") -> Schedule:
-    """Rabenseifner's all-reduce of `world_size` ranks.
+    """Rabenseifner's all-reduce: a reduce-scatter that halves what it sends, then an all-gather that doubles
+    it.
 
-    Args:
-        world_size: ranks.
-        treatment: what happens where `world_size` is no power of two.
+    The bytes of the ring in the steps of a tree: optimal in both where n is a power of two. Let m be the
+    largest power of two that is not above n; the buffer is cut into m chunks.
+
+    1. Reduce-scatter, steps d = 1, 2, 4, ... < m: ranks r and r xor d hold the same range of chunks; the
+       lower one keeps its first half, the upper one its second half, and each adds the other half into its
+       partner's.
+    2. All-gather: the same steps backwards, as copies.
+
+    Other world sizes: "fold": the n - m extra ranks add their buffer into the first ones before and get a
+    copy afterwards. "binary_blocks": the ranks form blocks, one for each bit of n, the largest first. Every
+    block does its own reduce-scatter; as soon as a block of b ranks has, the next smaller one adds its sums
+    into it, each of its ranks split over b / (its own size) ranks; the all-gather is the mirror image.
+
+    Steps: 2 log2 m, and 2 more where n is no power of two. Bytes sent per rank: 2(m-1)/m S in 2 log2 m
+    messages; folded, S by the extra ranks and S more by those that they fold into; with blocks, 2(b-1)/b S in
+    a block of b ranks, S/b more if there is a larger block and S/b more if there is a smaller one.
 
     Raises:
         ScheduleError: another treatment.

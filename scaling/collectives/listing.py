@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scaling.collectives.double_binary_tree import double_binary_tree
-from scaling.collectives.halving_doubling import halving_doubling
-from scaling.collectives.hierarchical import hierarchical
+from scaling.collectives.halving_doubling import halving_doubling, recursive_doubling
+from scaling.collectives.hierarchical import hierarchical, tf_hierarchical_copy
 from scaling.collectives.host_staging import host_parallel, host_serial
 from scaling.collectives.mxnet_tree import mxnet_tree
-from scaling.collectives.recursive_doubling import recursive_doubling
+from scaling.collectives.owners import sharded_owners, shuffle, star, stripes
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.schedule_file import for_ranks, is_file
-from scaling.collectives.sharded_owners import sharded_owners
-from scaling.collectives.shuffle import shuffle
-from scaling.collectives.star import star
-from scaling.collectives.stripes import stripes
-from scaling.collectives.tf_hierarchical_copy import tf_hierarchical_copy
-from scaling.collectives.tree import caffe_pairs, tree
+from scaling.collectives.tree import caffe_pairs, double_binary_tree, tree
 from scaling.errors import ScheduleError
 
 # Weights and biases of the fully connected network 784-2048-4096-1024-10 of arXiv 1608.07249, in elements.

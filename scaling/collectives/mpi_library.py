@@ -31,8 +31,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scaling.collectives.composition import mirrored, placed, side_by_side
-from scaling.collectives.halving_doubling import halving_doubling
-from scaling.collectives.recursive_doubling import recursive_doubling
+from scaling.collectives.halving_doubling import halving_doubling, recursive_doubling
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.collectives.tree import tree

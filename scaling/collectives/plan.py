@@ -19,8 +19,7 @@ from scaling.collectives.fair_sharing import Activities, Uses, run
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.mpi_price import mpi_price
 from scaling.collectives.nccl import nccl_price
-from scaling.collectives.placement import BYTES_MOVED_PER_BYTE_ADDED, Place, Resources
-from scaling.collectives.price import Price
+from scaling.collectives.placement import BYTES_MOVED_PER_BYTE_ADDED, Place, Price, Resources
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import Simulation, simulate
 from scaling.errors import ScheduleError

@@ -1,15 +1,23 @@
 """Prices a schedule on a topology: what each step takes, which resource is busiest, who sent what when.
 
-1. A rank is a GPU of the topology, or a core and its memory where it has no GPU; host h is node h's memory.
-2. Each step's messages and sums are activities (step_pricing.py) that share links, host memory and cores
-   max-min fair, shared anew whenever one ends (fair_sharing.py). The step ends with the slowest.
-3. The next step begins then; the time of the collective is the sum.
+A rank is a GPU of the topology, or a core and its memory where it has no GPU; host h is node h's memory. A
+step's messages and sums are activities that share links, host memory and cores max-min fair, shared anew
+whenever one ends (`scaling.collectives.fair_sharing`). The step ends with the slowest, and the next begins
+then.
 
-Steps that are the same are priced once. Which are: those of one kind where the schedule says so (`LazySteps`)
-and its chunks are equal, so that such steps are not even made; besides these, steps that turn out to have the
-same messages and sums in the same order. Of the 1,036 steps of the hierarchical all-reduce of 4,096 GPUs on
-512 machines four are priced. Inside one step all machines are the same, too: routes are found once for a pair
-of devices (placement.py), and messages that get the same share end in the same event.
+1. All transfers between the same two nodes are one message: its latency, then its bytes flow. Chunks without
+   elements are not sent.
+2. An add is summed at its target when its message has arrived; a transfer is one thread's work, however many
+   chunks it has. At a rank, on a GPU or on one core, sums follow one another in the listed order. In host
+   memory those into the same chunk do; others run at the same time, one core each.
+3. The first add into empty host memory is a copy (`verify`): it costs nothing after its arrival, and those
+   after it wait for it.
+
+Steps that are the same are priced once: those of one kind where the schedule says so (`LazySteps`) and its
+chunks are equal, so that such steps are not even made; and steps that turn out to have the same messages and
+sums in the same order. Of the 1,036 steps of the hierarchical all-reduce of 4,096 GPUs on 512 machines four
+are priced. Inside one step routes are found once for a pair of devices (`scaling.collectives.placement`), and
+messages that get the same share end in the same event.
 
 Left out: the cost of starting a kernel, what a transfer takes of the memory of a GPU, and steps that run into
 one another. A schedule is not checked here: `verify` does that.
@@ -20,15 +28,225 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from scaling.collectives.fair_sharing import Floats
+from scaling.collectives.fair_sharing import Activities, ActivityTimes, Floats, Ints, Uses, ranges, run
 from scaling.collectives.placement import Place, Placement, Resources
-from scaling.collectives.schedule import Schedule
-from scaling.collectives.step_pricing import Event, StepPrice, StepReader, StepWork, price
+from scaling.collectives.schedule import Columns, Schedule, ScheduleStep
 from scaling.errors import ScheduleError
+from topologies.errors import TopologyError
 from topologies.model import Topology
+
+
+class Event(NamedTuple):
+    """A message, or a sum at `target` of what came from `source`; nodes as the schedule numbers them."""
+
+    step: int
+    kind: Literal["transfer", "reduce"]
+    source: int
+    target: int
+    start_s: float
+    end_s: float
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Messages or sums, one entry each."""
+
+    source: Ints
+    target: Ints
+    num_bytes: Floats
+
+    def events(self, kind: Literal["transfer", "reduce"], times: ActivityTimes) -> Iterator[Event]:
+        """One event for each that has bytes, within a step 0 that begins at 0."""
+        columns = (self.source, self.target, times.start_s, times.end_s, self.num_bytes)
+        for source, target, start_s, end_s, num_bytes in zip(*(c.tolist() for c in columns), strict=True):
+            if num_bytes:
+                yield Event(0, kind, source, target, start_s, end_s, num_bytes)
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """What a step takes.
+
+    Attributes:
+        seconds: from its begin to the end of its slowest activity.
+        arrived_s: when its last message has arrived.
+        used: the resources that it used, by number.
+        bytes_passed: over each of them.
+    """
+
+    seconds: float
+    arrived_s: float
+    used: Ints
+    bytes_passed: Floats
+    messages: Moves
+    message_times: ActivityTimes
+    sums: Moves
+    sum_times: ActivityTimes
+
+    def events(self) -> list[Event]:
+        """Its messages and sums in the order in which they start; times within the step."""
+        messages = self.messages.events("transfer", self.message_times)
+        sums = self.sums.events("reduce", self.sum_times)
+        return sorted([*messages, *sums], key=lambda event: (event.start_s, event.end_s))
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """A step as activities: messages and then sums are numbered from 0.
+
+    Attributes:
+        sum_message: of each sum, the message that brings it.
+        sum_after: pairs (later, earlier) of sums that follow one another.
+    """
+
+    messages: Moves
+    sums: Moves
+    sum_message: Ints
+    sum_after: tuple[Ints, Ints]
+
+    def key(self) -> tuple[bytes, ...]:
+        """Equal for steps that take equally long."""
+        columns = [*vars(self.messages).values(), *vars(self.sums).values(), self.sum_message]
+        return tuple(column.tobytes() for column in [*columns, *self.sum_after])
+
+
+MAX_HOST_SUMS = 400_000
+"""Sums into host memory of one step that are priced: those of a piece wait for one another."""
+MAX_MESSAGES = 400_000
+"""Of one step that are priced: more take ten seconds."""
+
+
+class StepReader:
+    """Reads the steps of a schedule in order, and knows which host memory is still empty."""
+
+    def __init__(self, schedule: Schedule, placement: Placement, num_bytes: float) -> None:
+        self._schedule = schedule
+        self._placement = placement
+        sizes = schedule.chunk_elements or (1,) * schedule.num_chunks
+        self._elements_before = np.cumsum([0, *sizes])
+        self._element_bytes = num_bytes / max(int(self._elements_before[-1]), 1)
+        self._filled = np.zeros(schedule.num_hosts * schedule.num_chunks, dtype=bool)
+
+    def read(self, step: ScheduleStep) -> StepWork:
+        sources, targets, starts, stops, is_add = self._columns(step)
+        in_hosts = int((is_add & (targets >= self._schedule.world_size)).sum())
+        if in_hosts > MAX_HOST_SUMS:
+            raise ScheduleError(
+                f"{self._schedule.name} of {self._schedule.world_size} ranks: {in_hosts} sums into host "
+                f"memory in one step; up to {MAX_HOST_SUMS} are priced, more take minutes: ask for fewer"
+            )
+        elements = self._elements_before[stops] - self._elements_before[starts]
+        pairs, message = np.unique(sources * self._schedule.num_nodes + targets, return_inverse=True)
+        if len(pairs) > MAX_MESSAGES:
+            raise ScheduleError(
+                f"{self._schedule.name} of {self._schedule.world_size} ranks: {len(pairs)} messages in one "
+                f"step; up to {MAX_MESSAGES} are priced: ask for fewer"
+            )
+        messages = Moves(
+            pairs // self._schedule.num_nodes,
+            pairs % self._schedule.num_nodes,
+            self._element_bytes * np.bincount(message, elements).astype(np.float64),
+        )
+        adds = np.flatnonzero(is_add)
+        self._check_hosts(sources[adds], targets[adds])
+        lanes, lane_of = self._lanes(targets[adds], starts[adds], stops[adds])
+        after, is_first = _one_after_the_other(lanes, lane_of)
+        elements[adds] -= self._copied(lanes, lane_of, is_first, len(adds))
+        self._fill(targets, starts, stops)
+        sums = Moves(sources[adds], targets[adds], elements[adds] * self._element_bytes)
+        return StepWork(messages, sums, message[adds], after)
+
+    def _columns(self, step: ScheduleStep) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
+        """The transfers that carry something."""
+        moves = Columns.of(step)
+        sent = self._elements_before[moves.stop] > self._elements_before[moves.start]
+        return moves.source[sent], moves.target[sent], moves.start[sent], moves.stop[sent], moves.is_add[sent]
+
+    def _check_hosts(self, sources: Ints, targets: Ints) -> None:
+        """With several hosts, each rank has to be on the node of the host that it adds to."""
+        node, num_ranks = self._placement.node, self._schedule.world_size
+        wrong = (sources < num_ranks) & (targets >= num_ranks) & (node[sources] != node[targets])
+        if self._schedule.num_hosts > 1 and wrong.any():
+            rank, host = int(sources[wrong][0]), int(targets[wrong][0]) - num_ranks
+            raise TopologyError(
+                f"{self._schedule.name}: rank {rank} adds into host {host}, the memory of node {host}, but "
+                f"is on node {node[rank]}; give each host as many ranks as a node has, or give the places"
+            )
+
+    def _lanes(self, targets: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
+        """What makes adds follow one another: pairs (lane, add), a rank or one chunk in host memory."""
+        num_ranks = self._schedule.world_size
+        in_host = targets >= num_ranks
+        first = num_ranks + (targets - num_ranks) * self._schedule.num_chunks  # that of the host's chunk 0
+        starts, stops = np.where(in_host, [first + starts, first + stops], [targets, targets + 1])
+        return ranges(starts, stops), np.repeat(np.arange(len(targets)), stops - starts)
+
+    def _copied(self, lanes: Ints, lane_of: Ints, is_first: Ints, num_adds: int) -> Ints:
+        """The elements of each add that go into empty host memory."""
+        places = lanes - self._schedule.world_size
+        copies = np.flatnonzero(is_first & (places >= 0))
+        copies = copies[~self._filled[places[copies]]]
+        chunks = places[copies] % self._schedule.num_chunks
+        sizes = np.diff(self._elements_before)[chunks]
+        return np.bincount(lane_of[copies], sizes, minlength=num_adds).astype(np.int64)
+
+    def _fill(self, targets: Ints, starts: Ints, stops: Ints) -> None:
+        in_host = targets >= self._schedule.world_size
+        first = (targets[in_host] - self._schedule.world_size) * self._schedule.num_chunks
+        self._filled[ranges(first + starts[in_host], first + stops[in_host])] = True
+
+
+def _one_after_the_other(lanes: Ints, lane_of: Ints) -> tuple[tuple[Ints, Ints], Ints]:
+    """Pairs (later, earlier) of neighbours in a lane, each once; and which entry is the first of its lane."""
+    order = np.argsort(lanes, kind="stable")
+    same = np.diff(lanes[order]) == 0
+    is_first = np.ones(len(lanes), dtype=bool)
+    is_first[order[1:][same]] = False
+    later, earlier = lane_of[order[1:][same]], lane_of[order[:-1][same]]
+    width = int(lane_of.max(initial=0)) + 1
+    pairs = np.unique(later * width + earlier)
+    return (pairs // width, pairs % width), is_first
+
+
+def price(work: StepWork, placement: Placement, num_messages: int = 1) -> StepPrice:
+    """Runs the step's activities; a message's latency counts `num_messages` times."""
+    num_first = len(work.messages.source)
+    latency_s, of_messages = placement.messages(work.messages.source, work.messages.target)
+    sum_rate, shared, rank_uses = placement.sums(work.sums.target)
+    shared, rank_uses = (
+        Uses(uses.activity + num_first, uses.resource, uses.weight) for uses in (shared, rank_uses)
+    )
+    later, earlier = work.sum_after
+    all_work = np.concatenate([work.messages.num_bytes, work.sums.num_bytes])
+    activities = Activities(
+        delay_s=np.concatenate([latency_s * num_messages, np.zeros(len(sum_rate))]),
+        work=all_work,
+        highest_rate=np.concatenate([np.full(num_first, np.inf), sum_rate]),
+        uses=Uses.joined(of_messages, shared),
+        follows=(
+            np.concatenate([num_first + np.arange(len(sum_rate)), num_first + later]),
+            np.concatenate([work.sum_message, num_first + earlier]),
+        ),
+    )
+    times = run(activities, placement.resources.capacity_bytes_per_s)
+    uses = Uses.joined(activities.uses, rank_uses)
+    used, position = np.unique(uses.resource, return_inverse=True)
+    return StepPrice(
+        seconds=float(times.end_s.max(initial=0.0)),
+        arrived_s=float(times.end_s[:num_first].max(initial=0.0)),
+        used=used,
+        bytes_passed=Uses(uses.activity, position, uses.weight).units(all_work, len(used)),
+        messages=work.messages,
+        message_times=ActivityTimes(times.start_s[:num_first], times.end_s[:num_first]),
+        sums=work.sums,
+        sum_times=ActivityTimes(times.start_s[num_first:], times.end_s[num_first:]),
+    )
 
 
 @dataclass(frozen=True)
@@ -37,10 +255,8 @@ class Simulation:
 
     Attributes:
         name: the schedule's, its ranks and the topology's, for people.
-        num_bytes: of the buffer.
         prices: those of the steps that were priced.
         price_of_step: of each step, its entry in `prices`.
-        resources: the topology's, by number.
     """
 
     name: str
@@ -51,12 +267,10 @@ class Simulation:
 
     @cached_property
     def step_seconds(self) -> list[float]:
-        """What each step takes."""
         return [self.prices[i].seconds for i in self.price_of_step]
 
     @cached_property
     def seconds(self) -> float:
-        """What all take, one after the other."""
         return sum(self.step_seconds)
 
     @property
@@ -107,7 +321,6 @@ class Simulation:
             begin_s += self.prices[i].seconds
 
     def describe(self) -> str:
-        """A few lines for people."""
         steps = f"{len(self.price_of_step)} steps ({self.num_priced_steps} of them different)"
         lines = [
             f"{self.name}: {self.num_bytes / 1e6:.4g} MB in {self.seconds * 1e3:.4g} ms, {steps}",
@@ -132,16 +345,13 @@ def simulate(
     places: Sequence[Place] | None = None,
     num_messages: int = 1,
 ) -> Simulation:
-    """Prices `schedule`.
+    """Prices `schedule`, a correct one, on a topology.
 
     Args:
-        schedule: a correct one.
-        topology: where it runs.
         num_bytes: of the buffer; a chunk is its equal part, or what `chunk_elements` says.
         peer_access: False forbids direct access between GPUs (host-only).
         places: (node, device id) of each rank; None takes `topology.ranks`.
-        num_messages: that each message is really sent as, one after the other (a tensor each, say): its
-            latency counts that often.
+        num_messages: that each message is really sent as, one after the other (a tensor each, say).
 
     Raises:
         TopologyError: the topology has not what the schedule needs.

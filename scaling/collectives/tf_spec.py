@@ -1,4 +1,5 @@
-"""The language in which TensorFlow's benchmarks say which tensors are reduced how: all_reduce_spec.
+"""The language in which TensorFlow's benchmarks say which tensors are reduced how, and the schedules it asks
+for.
 
     spec       = range_spec, { ":", limit, ":", range_spec } ;
     limit      = int, [ "k" | "K" | "M" | "G" | "T" ] ;           powers of 1024
@@ -6,7 +7,9 @@
 
 `pscpu:2k:pscpu#2:64k:xring` has three tiers: tensors of up to 2,048 elements, of up to 65,536, and the rest.
 A tensor is of the first tier whose limit it does not exceed. Limits are elements, as the code compares them;
-the help of the flag says bytes.
+the help of the flag says bytes. A tensor is reduced by itself: cut into its own segments or pieces. All
+tensors between ranks go side by side (`of_parts`); those that are summed in host memory are packed one behind
+the other.
 
 Reference: tensorflow/benchmarks, scripts/tf_cnn_benchmarks/allreduce.py (`parse_general_int`,
 `parse_all_reduce_spec`, `split_grads_by_size`). Differences: `rechd` alone is allowed, there only
@@ -16,11 +19,20 @@ are shards that the algorithm does not know.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
-from scaling.errors import StudyError
+from scaling.bucket import BucketLayout
+from scaling.collectives.composition import BufferPart, of_parts
+from scaling.collectives.halving_doubling import halving_doubling
+from scaling.collectives.owners import shuffle
+from scaling.collectives.ring import ring
+from scaling.collectives.schedule import Schedule, Transfer, chunk_bounds
+from scaling.errors import ScheduleError, StudyError
 
 SUFFIXES = {"": 1, "k": 1024, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 ALGORITHMS = (
@@ -104,3 +116,88 @@ def _algorithm(spec: str, text: str) -> tuple[str, int]:
 
 def _refuse(spec: str, problem: str, rule: str) -> NoReturn:
     raise StudyError(f"all_reduce_spec {spec!r}: {problem}: {rule}")
+
+
+Span = tuple[int, int]
+
+BETWEEN_RANKS = ("xring", "psgpu", "rechd")
+NATIVE = ("nccl", "collective")
+IN_HOST_MEMORY = "pscpu"
+
+
+@dataclass(frozen=True)
+class TierTensors:
+    """A tier, and the elements of its tensors in the bucket's order."""
+
+    tier: Tier
+    spans: tuple[Span, ...]
+
+
+def tensors_of_tiers(tiers: list[Tier], layout: BucketLayout) -> list[TierTensors]:
+    """Every tier with its tensors; tensors without elements belong to no tier."""
+    spans: list[list[Span]] = [[] for _ in tiers]
+    for offset, shape in zip(layout.offsets, layout.shapes, strict=True):
+        if math.prod(shape):
+            spans[tier_of(tiers, math.prod(shape))].append((offset, offset + math.prod(shape)))
+    return [TierTensors(tier, tuple(of_one)) for tier, of_one in zip(tiers, spans, strict=True)]
+
+
+def schedule_between_ranks(tiers: list[TierTensors], num_elements: int, world_size: int) -> Schedule | None:
+    """The tensors of `xring`, `psgpu` and `rechd` in the whole bucket; None if there are none.
+
+    Raises:
+        ScheduleError: more shards than ranks, or `rechd` for ranks that are no power of two.
+    """
+    collectives: dict[Span, Schedule] = {}
+    for of_tier in tiers:
+        if of_tier.tier.inside in BETWEEN_RANKS and of_tier.spans:
+            make = _maker(of_tier.tier, world_size)
+            collectives |= {span: make(turn) for turn, span in enumerate(of_tier.spans)}
+    if not collectives:
+        return None
+    parts, at = [], 0
+    for (start, stop), schedule in sorted(collectives.items(), key=lambda item: item[0]):
+        parts += [BufferPart(start - at, None)] * (start > at) + [BufferPart(stop - start, schedule)]
+        at = stop
+    parts += [BufferPart(num_elements - at, None)] * (num_elements > at)
+    return of_parts("tf_spec", world_size, parts)
+
+
+def _maker(tier: Tier, world_size: int) -> Callable[[int], Schedule]:
+    """The schedule of the tier's i-th tensor."""
+    shards = tier.inside_shards
+    if shards > world_size > 1:
+        raise ScheduleError(
+            f"tf_spec: {tier.inside}#{shards} needs {shards} ranks at least, not {world_size}"
+        )
+    if tier.inside == "rechd" and world_size & (world_size - 1):
+        raise ScheduleError(
+            f"tf_spec: rechd runs on 2, 4, 8, ... ranks, not on {world_size}; use xring, or other world sizes"
+        )
+    shards = min(shards, world_size)
+    if tier.inside == "psgpu":
+        # TensorFlow deals the devices out to the groups in turn: 0 and 2, 1 and 3 for two groups of two.
+        num_groups = -(-world_size // shards)
+        return lambda turn: shuffle(
+            world_size, [(turn % num_groups + i * num_groups) % world_size for i in range(shards)]
+        )
+    schedule = ring(world_size, shards) if tier.inside == "xring" else halving_doubling(world_size)
+    return lambda _: schedule
+
+
+def schedule_in_host_memory(of_tier: TierTensors, world_size: int) -> Schedule:
+    """The tensors of a tier of `pscpu`, packed one behind the other: all up, then all back."""
+    sizes = [
+        stop - start
+        for first, last in of_tier.spans
+        for start, stop in _pieces(last - first, of_tier.tier.inside_shards)
+    ]
+    ranks, host, chunks = range(world_size), world_size, range(len(sizes))
+    up = tuple(Transfer(rank, host, chunk, chunk + 1, "add") for rank in ranks for chunk in chunks)
+    back = tuple(Transfer(host, rank, 0, len(sizes), "copy") for rank in ranks)
+    return Schedule("pscpu", world_size, len(sizes), (up, back), num_hosts=1, chunk_elements=tuple(sizes))
+
+
+def _pieces(num_elements: int, count: int) -> list[Span]:
+    bounds = chunk_bounds(num_elements, count)
+    return list(pairwise(bounds))

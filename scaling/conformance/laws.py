@@ -11,7 +11,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.schedule import Scheduled
 from scaling.bucket import BucketLayout
-from scaling.collectives.split_at_reduction import split_at_reduction
+from scaling.collectives.composition import split_at_reduction
 from scaling.collectives.verify import Verification, verify
 from scaling.conformance.cases import smallest
 from scaling.conformance.run import Outcome

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.collectives.mpi_library import MpiLibrary
-from scaling.collectives.nccl_rings import best_rings
+from scaling.collectives.nccl import best_rings
 from scaling.collectives.plan import Exchange, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.prediction.transports import HostSends, for_host_sends, shared_paths_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scaling.collectives.nccl_rings import NVLINKS
+from scaling.collectives.nccl import NVLINKS
 from scaling.prediction.estimate import PredictedValue, beyond
 from topologies.model import Topology
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import HOST_SITES, Aggregator
-from scaling.collectives.side_stream import side_stream
+from scaling.collectives.execute import side_stream
 from scaling.measure.clock import waits_for_queued
 from scaling.measure.phases import UNMARKED, Marks
 from scaling.process_group import Group

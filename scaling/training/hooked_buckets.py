@@ -12,7 +12,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, PhaseMarker
 from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
 from scaling.bucket import BucketLayout
-from scaling.collectives.side_stream import side_stream
+from scaling.collectives.execute import side_stream
 from scaling.errors import LaunchError
 from scaling.measure.clock import graphs_can_be_marked
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder

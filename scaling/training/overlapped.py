@@ -38,7 +38,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.native import AllReduce
 from scaling.bucket import BucketLayout
-from scaling.collectives.sharded_owners import assign_owners
+from scaling.collectives.owners import assign_owners
 from scaling.errors import LaunchError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup

@@ -8,8 +8,8 @@ import torch
 from scaling.aggregators.presets import mxnet
 from scaling.aggregators.presets.mxnet import MxnetDevice, MxnetLocal, MxnetTree, sum_in_passes
 from scaling.bucket import BucketLayout
-from scaling.collectives.link_trees import link_trees, tree_edges
-from scaling.collectives.sharded_owners import assign_owners
+from scaling.collectives.mxnet_tree import link_trees, tree_edges
+from scaling.collectives.owners import assign_owners
 from scaling.collectives.verify import verify
 from scaling.workloads.networks import build_fcn_r, fcn_r
 from tests.collectives.run_on_tensors import run_on_tensors

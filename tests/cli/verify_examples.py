@@ -7,10 +7,10 @@ import torch
 from scaling.aggregators import Aggregator, AggregatorState, unmarked
 from scaling.aggregators.one_bit import StripedOneBit
 from scaling.aggregators.schedule import Scheduled
-from scaling.collectives.recursive_doubling import recursive_doubling
+from scaling.collectives.halving_doubling import recursive_doubling
+from scaling.collectives.owners import star
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
-from scaling.collectives.star import star
 from scaling.errors import StudyError
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.collectives.recursive_doubling import power_of_two_below
+from scaling.collectives.halving_doubling import power_of_two_below
 
 
 @dataclass(frozen=True)

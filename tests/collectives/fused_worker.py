@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scaling.collectives.exchange import RankExchange
-from scaling.collectives.execute_fused import FusedExecution
+from scaling.collectives.execute_kernels import FusedExecution
 from scaling.collectives.listing import schedule
 from scaling.process_group import PeerMemory, TorchGroup
 from scaling.runtime.workers import Workers

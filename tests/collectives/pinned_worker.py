@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from scaling.collectives import execute_pinned
+from scaling.collectives import execute_kernels
 from scaling.collectives.exchange import RankExchange
-from scaling.collectives.execute_pinned import PinnedExecution
-from scaling.collectives.stripes import stripes
+from scaling.collectives.execute_kernels import PinnedExecution
+from scaling.collectives.owners import stripes
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
 from tests.collectives.run_on_tensors import run_on_tensors
@@ -53,7 +53,10 @@ def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(device)
     seen = {str(size): exchanged(group, size, device, torch.float32) for size in SIZES}
     seen["float64"] = exchanged(group, 5000, device, torch.float64)
-    execute_pinned.MOST_PROGRAMS, execute_pinned.LARGEST_BLOCK = 2, 128  # each program goes round its slots
+    execute_kernels.MOST_PROGRAMS, execute_kernels.LARGEST_HOST_BLOCK = (
+        2,
+        128,
+    )  # each program goes round its slots
     seen["rounds"] = exchanged(group, 5000, device, torch.float32)
     return seen
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from scaling.collectives.by_processes import MESSAGE_S, by_processes, process_places
-from scaling.collectives.halving_doubling import halving_doubling
+from scaling.collectives.halving_doubling import halving_doubling, recursive_doubling
 from scaling.collectives.host_staging import host_serial
-from scaling.collectives.recursive_doubling import recursive_doubling
+from scaling.collectives.mpi_price import MESSAGE_S, by_processes, process_places
 from scaling.collectives.ring import ring
 from scaling.errors import ScheduleError
 from tests.prediction.conftest import machine

@@ -4,17 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.collectives.double_binary_tree import double_binary_tree
-from scaling.collectives.halving_doubling import halving_doubling
+from scaling.collectives.halving_doubling import halving_doubling, recursive_doubling
 from scaling.collectives.hierarchical import hierarchical
 from scaling.collectives.host_staging import host_parallel, host_serial
-from scaling.collectives.recursive_doubling import recursive_doubling
+from scaling.collectives.owners import assign_owners, sharded_owners, star, stripes
 from scaling.collectives.ring import ring
-from scaling.collectives.sharded_owners import assign_owners, sharded_owners
 from scaling.collectives.simulate import simulate
-from scaling.collectives.star import star
-from scaling.collectives.stripes import stripes
-from scaling.collectives.tree import tree
+from scaling.collectives.tree import double_binary_tree, tree
 from tests.collectives.closed_forms import (
     Costs,
     HostCosts,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scaling.collectives.double_binary_tree import binary_tree_parent, double_binary_tree, second_tree_ranks
+from scaling.collectives.tree import binary_tree_parent, double_binary_tree, second_tree_ranks
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from scaling.collectives.composition import split_at_reduction
 from scaling.collectives.exchange import RankExchange
 from scaling.collectives.listing import schedule
+from scaling.collectives.owners import star
 from scaling.collectives.ring import ring
-from scaling.collectives.split_at_reduction import split_at_reduction
-from scaling.collectives.star import star
 from scaling.errors import LaunchError, ScheduleError
 from scaling.process_group import run_in_process
 from tests.collectives.run_on_tensors import run_on_tensors

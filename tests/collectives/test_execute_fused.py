@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scaling.collectives.exchange import RankExchange
-from scaling.collectives.execute_fused import kernel_of
+from scaling.collectives.execute_kernels import kernel_of
 from scaling.collectives.listing import COLLECTIVES, schedule
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.verify import verify

@@ -7,8 +7,8 @@ import torch
 
 from scaling.collectives.execute_peer import PeerExecution
 from scaling.collectives.listing import schedule
+from scaling.collectives.owners import sharded_owners
 from scaling.collectives.schedule import Schedule, Transfer
-from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
 from tests.collectives.run_on_tensors import run_on_tensors

@@ -8,7 +8,7 @@ import torch
 
 from scaling.collectives.exchange import RankExchange
 from scaling.collectives.listing import schedule
-from scaling.collectives.stripes import stripes
+from scaling.collectives.owners import stripes
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
 from tests.ranks import run_ranks

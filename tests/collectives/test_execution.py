@@ -9,9 +9,9 @@ from scaling.collectives.execute import Execution
 from scaling.collectives.execute_host import HostExecution
 from scaling.collectives.execute_peer import PeerExecution
 from scaling.collectives.listing import COLLECTIVES, schedule
+from scaling.collectives.owners import sharded_owners
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Schedule
-from scaling.collectives.sharded_owners import sharded_owners
 from scaling.process_group import run_in_process
 from tests.collectives.run_on_tensors import run_on_tensors
 

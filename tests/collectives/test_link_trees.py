@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scaling.collectives.link_trees import link_trees, tree_edges, usable_weights
+from scaling.collectives.mxnet_tree import link_trees, tree_edges, usable_weights
 from scaling.errors import ScheduleError
 
 # A machine of eight GPUs in two quads: 1 is PCIe, 2 one NVLink, 3 two (AWS p3.16xlarge).

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.collectives.nccl import nccl_price
-from scaling.collectives.nccl_rings import best_rings
+from scaling.collectives.nccl import best_rings, nccl_price
 from scaling.prediction.predict import Predictor
 from scaling.prediction.strategy import Machinery
 from scaling.prediction.what_if import what_if

@@ -3,13 +3,10 @@
 import pytest
 import torch
 
+from scaling.collectives.composition import BufferPart, of_parts, split_at_reduction
 from scaling.collectives.halving_doubling import halving_doubling
-from scaling.collectives.parts import BufferPart, of_parts
+from scaling.collectives.owners import shuffle, star, stripes
 from scaling.collectives.ring import ring
-from scaling.collectives.shuffle import shuffle
-from scaling.collectives.split_at_reduction import split_at_reduction
-from scaling.collectives.star import star
-from scaling.collectives.stripes import stripes
 from scaling.collectives.tree import tree
 from scaling.collectives.verify import verify
 from tests.collectives.run_on_tensors import run_on_tensors

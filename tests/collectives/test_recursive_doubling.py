@@ -1,6 +1,6 @@
 """Recursive doubling and the folding of extra ranks."""
 
-from scaling.collectives.recursive_doubling import folding, power_of_two_below, recursive_doubling
+from scaling.collectives.halving_doubling import folding, power_of_two_below, recursive_doubling
 from scaling.collectives.schedule import Transfer
 
 

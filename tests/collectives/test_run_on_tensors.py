@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from scaling.collectives.listing import COLLECTIVES, schedule
+from scaling.collectives.owners import sharded_owners
 from scaling.collectives.schedule import Schedule, Transfer
-from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import ScheduleError
 from tests.collectives.run_on_tensors import run_on_tensors
 

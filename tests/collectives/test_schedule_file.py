@@ -6,9 +6,9 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.collectives.host_staging import host_serial
 from scaling.collectives.listing import COLLECTIVES, schedule
+from scaling.collectives.owners import sharded_owners
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule_file import read_schedule, to_yaml
-from scaling.collectives.sharded_owners import sharded_owners
 from scaling.conformance import check, fixed_cases
 from scaling.errors import ScheduleError, StudyError
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from scaling.collectives.listing import FCN_R_TENSORS
-from scaling.collectives.sharded_owners import assign_owners, sharded_owners
+from scaling.collectives.owners import assign_owners, sharded_owners
 from scaling.collectives.verify import verify
 
 NUM_ELEMENTS = 14_205_962

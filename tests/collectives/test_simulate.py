@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from scaling.collectives.listing import COLLECTIVES, schedule
+from scaling.collectives.owners import star
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
-from scaling.collectives.star import star
 from scaling.collectives.tree import tree
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError

@@ -9,9 +9,9 @@ import pytest
 from scaling.collectives.composition import mirrored, placed, side_by_side
 from scaling.collectives.hierarchical import hierarchical
 from scaling.collectives.listing import COLLECTIVES, schedule
+from scaling.collectives.owners import sharded_owners
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import LazySteps
-from scaling.collectives.sharded_owners import sharded_owners
 from scaling.collectives.simulate import simulate
 from scaling.collectives.tree import tree
 from topologies import schema

@@ -5,12 +5,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from scaling.collectives.composition import split_at_reduction
 from scaling.collectives.listing import schedule
+from scaling.collectives.owners import assign_owners, sharded_owners, star
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
-from scaling.collectives.sharded_owners import assign_owners, sharded_owners
-from scaling.collectives.split_at_reduction import split_at_reduction
-from scaling.collectives.star import star
 from scaling.errors import ScheduleError
 from tests.collectives.run_on_tensors import run_on_tensors
 

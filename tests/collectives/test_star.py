@@ -1,7 +1,7 @@
 """Torch's star."""
 
+from scaling.collectives.owners import star
 from scaling.collectives.schedule import Transfer
-from scaling.collectives.star import star
 
 
 def test_counts_are_those_of_the_docstring(verified):

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from scaling.collectives.stripes import stripes
+from scaling.collectives.owners import stripes
 
 
 def test_counts_are_those_of_the_docstring(verified):

@@ -12,9 +12,9 @@ from scipy.sparse import csr_array
 from scaling.collectives import link_bound
 from scaling.collectives.halving_doubling import halving_doubling
 from scaling.collectives.link_bound import PairLinks, all_reduce_bound
+from scaling.collectives.owners import stripes
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
-from scaling.collectives.stripes import stripes
 from scaling.collectives.synthesis import NAME, link_seconds, packings, synthesize
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
+from scaling.collectives.hierarchical import GCP_V100_PAIRS, tf_hierarchical_copy
 from scaling.collectives.schedule import Transfer
-from scaling.collectives.tf_hierarchical_copy import GCP_V100_PAIRS, tf_hierarchical_copy
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
 

@@ -3,8 +3,12 @@
 import pytest
 
 from scaling.bucket import BucketLayout
-from scaling.collectives.tf_spec import parse_spec
-from scaling.collectives.tf_tiers import schedule_between_ranks, schedule_in_host_memory, tensors_of_tiers
+from scaling.collectives.tf_spec import (
+    parse_spec,
+    schedule_between_ranks,
+    schedule_in_host_memory,
+    tensors_of_tiers,
+)
 from scaling.collectives.verify import verify
 
 LAYOUT = BucketLayout.of(

@@ -6,9 +6,9 @@ from fractions import Fraction
 import pytest
 
 from scaling.collectives.host_staging import host_serial
+from scaling.collectives.owners import star
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
-from scaling.collectives.star import star
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
 

@@ -14,9 +14,8 @@ from scaling.aggregators.host import HostSerial
 from scaling.aggregators.presets.torch7 import TorchCpu
 from scaling.aggregators.ring import Ring
 from scaling.aggregators.schedule import Scheduled
+from scaling.collectives.owners import sharded_owners, star
 from scaling.collectives.ring import ring
-from scaling.collectives.sharded_owners import sharded_owners
-from scaling.collectives.star import star
 from scaling.collectives.tree import tree
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.optimizers import SgdSettings

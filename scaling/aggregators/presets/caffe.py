@@ -10,9 +10,8 @@ Steps: 2 ceil(log2 n). Bytes sent: by the root S to each of its children; by eve
 each of its own children; 2(n-1) S by all. It delivers the mean.
 
 `caffe_nccl` (since): after a layer's backward pass, ncclAllReduce of that layer's gradients, last layer
-first; divided by n; every GPU takes the step.
-Steps: NCCL's, once a layer. Bytes sent per rank: at least 2(n-1)/n S; metered is that of each layer, rounded
-down to whole bytes. It delivers the mean.
+first; divided by n; every GPU takes the step. Steps: NCCL's, once a layer. Bytes sent per rank: at least
+2(n-1)/n S; metered is that of each layer, rounded down to whole bytes. It delivers the mean.
 
 Error: one order of summation, ours or NCCL's, so the ranks agree bit for bit.
 

@@ -45,8 +45,8 @@ from scaling.aggregators.presets.host_rows import tensor_spans
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.one_bit import View
+from scaling.collectives.execute import side_stream
 from scaling.collectives.plan import CodecWork, Stage, Update
-from scaling.collectives.side_stream import side_stream
 from scaling.process_group import Group
 
 PACK_THRESHOLD_BYTES = 32 * 1024

@@ -7,7 +7,8 @@ Steps: 2. Bytes sent by a rank that owns o bytes: S - o, then (n-1) o. One tenso
 the second weight matrix is 59% of all bytes.
 
 `mxnet_tree` (the same with MXNET_KVSTORE_USETREE=1):
-1. There is a binary tree of depth ceil(log2 n) for each GPU as root, over the heaviest links (link_trees.py).
+1. There is a binary tree of depth ceil(log2 n) for each GPU as root, over the heaviest links
+   (`scaling.collectives.mxnet_tree`).
 2. A tensor of more than 10 million elements with at least 2n rows is cut by rows into n slices, of rows // n
    each and the last of what is left; slice i goes up tree i. Any other goes up tree 0.
 3. The root takes the step; the parameters go down the tree.
@@ -63,12 +64,11 @@ from scaling.aggregators.presets.host_rows import HostRows
 from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
+from scaling.collectives.composition import BufferPart, of_parts
 from scaling.collectives.mxnet_tree import mxnet_tree
-from scaling.collectives.parts import BufferPart, of_parts
+from scaling.collectives.owners import assign_owners, sharded_owners, shuffle
 from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.sharded_owners import assign_owners, sharded_owners
-from scaling.collectives.shuffle import shuffle
 from scaling.process_group import Group
 
 TREE_ARRAY_BOUND = 10_000_000  # MXNET_KVSTORE_TREE_ARRAY_BOUND: larger ones take all trees

@@ -43,10 +43,10 @@ from scaling.aggregators.presets.host_rows import HostRows
 from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
-from scaling.collectives.parts import BufferPart, of_parts
+from scaling.collectives.composition import BufferPart, of_parts
+from scaling.collectives.owners import shuffle
 from scaling.collectives.plan import CodecWork, Stage
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.shuffle import shuffle
 from scaling.process_group import Group
 
 

@@ -3,12 +3,10 @@
 `tf_spec` (all_reduce_spec of tf_cnn_benchmarks):
 1. A tensor is of the first tier of `spec` whose limit, in elements, it does not exceed; the grammar of `spec`
    is in `scaling.collectives.tf_spec`.
-2. It is reduced as its tier says, where k is the number behind `#`:
-   `xring`: round a ring; k sub-rings with rotated starts (ring.py).
-   `psgpu`: tensors take turns in groups of k ranks; each rank of the group sums 1/k of it (shuffle.py).
-   `rechd`: recursive halving and doubling (halving_doubling.py); n a power of two.
-   `pscpu`: in host memory, cut into k pieces.
-   `nccl`, `collective`: the communication library's all-reduce.
+2. It is reduced as its tier says, where k is the number behind `#`: `xring`: round a ring; k sub-rings with
+   rotated starts (ring.py). `psgpu`: tensors take turns in groups of k ranks; each rank of the group sums 1/k
+   of it (shuffle.py). `rechd`: recursive halving and doubling (halving_doubling.py); n a power of two.
+   `pscpu`: in host memory, cut into k pieces. `nccl`, `collective`: the communication library's all-reduce.
    `a/b`: a inside a node and b between nodes; here all ranks count as one node's, and a is run.
 3. Every rank takes the step.
 
@@ -48,11 +46,11 @@ from scaling.bucket import BucketLayout
 from scaling.collectives import plan
 from scaling.collectives.exchange import RankExchange, Transport
 from scaling.collectives.execute_host import HostExecution
-from scaling.collectives.tf_spec import parse_spec
-from scaling.collectives.tf_tiers import (
+from scaling.collectives.tf_spec import (
     IN_HOST_MEMORY,
     NATIVE,
     TierTensors,
+    parse_spec,
     schedule_between_ranks,
     schedule_in_host_memory,
     tensors_of_tiers,

@@ -42,9 +42,9 @@ from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.execute_host import HostExecution
 from scaling.collectives.host_staging import host_parallel
+from scaling.collectives.owners import star
 from scaling.collectives.plan import Exchange, Stage
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.star import star
 from scaling.process_group import Group
 
 

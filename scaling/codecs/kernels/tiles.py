@@ -2,9 +2,8 @@
 
 A matrix of R rows and C columns is stored row by row, and word w of a column holds the rows w, w + W, w + 2
 W, ... (W words a column). So word j = w C + column gathers the elements j, j + W C, j + 2 W C, ... of the
-flat
-matrix: neighbouring words read neighbouring memory, whatever the shape. A tile is a block of lanes, each of
-which stays in one column while the tile moves on by `step` words in each of `iterations`, where `step` is
+flat matrix: neighbouring words read neighbouring memory, whatever the shape. A tile is a block of lanes, each
+of which stays in one column while the tile moves on by `step` words in each of `iterations`, where `step` is
 - C for wide matrices, whose lanes are neighbouring columns;
 - a multiple of C for narrow ones, of which several words are laid side by side, so that a vector is read as
   fast as a matrix.

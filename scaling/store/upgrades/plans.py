@@ -10,10 +10,10 @@ from typing import Any
 
 from scaling.collectives.host_staging import host_parallel, host_serial
 from scaling.collectives.listing import schedule as schedule_by_name
+from scaling.collectives.owners import star
 from scaling.collectives.plan_record import ExchangePlan, PlannedExchange, sent_by_pair
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.star import star
 from scaling.collectives.tree import caffe_pairs, tree
 from scaling.errors import ScheduleError
 

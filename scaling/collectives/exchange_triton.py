@@ -1,8 +1,22 @@
-"""The exchange `stripes` through pinned host memory that all ranks of a host have mapped, in Triton.
+"""Exchanges in one launch, in Triton, with the waiting inside; `execute_kernels` imports this module late.
 
-Every byte crosses a GPU's bus once up and once down, in one launch, and GPUs do the sums. A stripe is cut
-into chunks of a block; program p of every rank has chunks p, p + P, ... of all stripes. It works on three of
-them at a time, so that stores, which go up, and loads, which come down, keep both directions busy:
+All programs of a launch have to run at a time, so there are fewer than a GPU has multiprocessors. Sums have
+the order of the schedule, so they are the same bits as any other execution of it.
+
+**Over peer memory.** A program takes a block of elements, the same one on every rank, and meets the programs
+of that block on the other ranks alone. A rank has a pad of zeros that the others can write: [block, rank]
+int32. To meet, a program turns its word of every other rank's pad from 0 to 1, waits for theirs in its own,
+and turns them back: the pads are zero again after each launch, so that it can be captured and replayed.
+
+1. `one_shot`, the schedule `recursive_doubling` of two ranks: meet; read the block of the other rank and add
+   it; meet, since the other still reads what is written next; write the sum.
+2. `two_shot`, the schedule `stripes`: meet; add the block of all ranks in this rank's stripe, its own first,
+   then theirs in rank order, and write the sum to every rank; meet.
+
+**Through pinned host memory that all ranks of a host have mapped** (`stripes_through_host`). Every byte
+crosses a GPU's bus once up and once down, and GPUs do the sums. A stripe is cut into chunks of a block;
+program p of every rank has chunks p, p + P, ... of all stripes. It works on three of them at a time, so that
+stores, which go up, and loads, which come down, keep both directions busy:
 
 1. post chunk j: store this rank's values of the others' stripes to host memory, and tell;
 2. sum chunk j - 1: wait for the others' posts; add their values to this rank's own, in rank order; store the
@@ -15,8 +29,7 @@ with acquire semantics: a bus need not have atomic operations. How many chunks i
 in the GPU's own memory, where the program itself adds to it: a captured launch can be replayed as it is.
 
 No deadlock: posts wait for nothing, sums of j for posts of j, fetches of j for sums of j, and each program
-takes them in the order of 1 to 3 for rising j, the same on all ranks. All programs of a launch have to run
-at a time, so there are fewer than a GPU has multiprocessors.
+takes them in the order of 1 to 3 for rising j, the same on all ranks.
 
 No overwriting: chunk c (counted through all launches) uses slot c mod 4 of its program.
 
@@ -26,20 +39,85 @@ No overwriting: chunk c (counted through all launches) uses slot c mod 4 of its 
   each of them had fetched the sum of c when it posted that.
 
 A launch ends with all its chunks fetched, so nothing differs where c and c + 4 are of different launches.
+Over the bus go (n-1)/n S + S/n up, and as much, (n-1)/n S twice, down: S each way with two ranks.
 
-Steps, bytes sent per rank: those of the schedule, 2(n-1)/n S; over the bus (n-1)/n S + S/n up, and as much,
-(n-1)/n S twice, down: S each way with two ranks. Sums have the order of the schedule, so they are its bits.
-
-This module imports Triton; `execute_pinned` does so late.
-
-Reference: NCCL, src/transport/shm.cc, whose ranks meet in shared pinned memory too, in a ring; PTX ISA,
-"Memory Consistency Model", for release and acquire at system scope.
+References: torch's symmetric memory (torch/csrc/distributed/c10d/symm_mem), whose one-shot and two-shot
+all-reduce meet in the same way; NCCL, src/transport/shm.cc, whose ranks meet in shared pinned memory too, in
+a ring; PTX ISA, "Memory Consistency Model", for release and acquire at system scope.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def _pad(pads, rank, block, of_rank, NUM_RANKS: tl.constexpr):  # noqa: N803
+    """Address of the word that `of_rank` has in the pad of `rank`."""
+    pad = tl.load(pads + rank).to(tl.pointer_type(tl.int32))
+    return pad + block * NUM_RANKS + of_rank
+
+
+@triton.jit
+def _meet(pads, block, RANK: tl.constexpr, NUM_RANKS: tl.constexpr):  # noqa: N803
+    """Returns when the programs of this block are here on all ranks; what they did before is seen."""
+    tl.debug_barrier()
+    for peer in tl.static_range(NUM_RANKS):
+        if peer != RANK:
+            word = _pad(pads, peer, block, RANK, NUM_RANKS)
+            while tl.atomic_cas(word, 0, 1, sem="release", scope="sys") != 0:
+                pass
+    for peer in tl.static_range(NUM_RANKS):
+        if peer != RANK:
+            word = _pad(pads, RANK, block, peer, NUM_RANKS)
+            while tl.atomic_cas(word, 1, 0, sem="acquire", scope="sys") != 1:
+                pass
+    tl.debug_barrier()
+
+
+@triton.jit
+def _buffer(buffers, rank, like):
+    return tl.load(buffers + rank).to(tl.pointer_type(like.dtype.element_ty))
+
+
+@triton.jit
+def one_shot(
+    buffers, pads, local, num_elements,
+    RANK: tl.constexpr, NUM_RANKS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """One program a block of the whole buffer."""
+    block = tl.program_id(0)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    inside = at < num_elements
+    _meet(pads, block, RANK, NUM_RANKS)
+    total = tl.load(local + at, mask=inside)
+    for peer in tl.static_range(NUM_RANKS):
+        if peer != RANK:
+            total += tl.load(_buffer(buffers, peer, local) + at, mask=inside)
+    _meet(pads, block, RANK, NUM_RANKS)
+    tl.store(local + at, total, mask=inside)
+
+
+@triton.jit
+def two_shot(
+    buffers, pads, local, start, stop,
+    RANK: tl.constexpr, NUM_RANKS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """Every program some blocks of this rank's stripe, which is `start` to `stop`."""
+    block = tl.program_id(0)
+    _meet(pads, block, RANK, NUM_RANKS)
+    for first in range(start + block * BLOCK, stop, tl.num_programs(0) * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        inside = at < stop
+        total = tl.load(local + at, mask=inside)
+        for peer in tl.static_range(NUM_RANKS):
+            if peer != RANK:
+                total += tl.load(_buffer(buffers, peer, local) + at, mask=inside)
+        for peer in tl.static_range(NUM_RANKS):
+            tl.store(_buffer(buffers, peer, local) + at, total, mask=inside)
+    _meet(pads, block, RANK, NUM_RANKS)
+
 
 SLOTS = tl.constexpr(4)
 LINE = tl.constexpr(16)
