@@ -19,10 +19,10 @@ from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.kinds import KINDS
+from scaling.study.kinds.base import check_seconds
 from scaling.study.overrides import load_study
 from scaling.study.planning import model_sizes
 from scaling.study.resolve import resolve
-from scaling.study.step_time import check_seconds
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference"
 

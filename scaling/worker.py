@@ -32,19 +32,18 @@ from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S, Heartbeat
 from scaling.errors import LaunchError, ScalingError, StoreError
 from scaling.registry import trust
 from scaling.runtime import LaunchLibraries
-from scaling.runtime.address import own_address
 from scaling.runtime.graceful_shutdown import close_runs, closing_on_signals
-from scaling.runtime.watching import Watched
+from scaling.runtime.meeting import Watched, own_address
 from scaling.runtime.workers import Workers
 from scaling.store import ResultsFolder
 from scaling.study.launches import Launch, handed_over, remaining_launches
-from scaling.study.libraries import runnable
 from scaling.study.overrides import load_study, texts
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.rank.launch import EXIT_GIVEN_UP, num_nodes, run_launch, say, usage_error
 from scaling.study.resolve import resolve
 from scaling.study.same_start import require_same_start, start_facts
 from scaling.study.schema import Study
+from scaling.study.scope import runnable
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -179,7 +179,7 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.store.files": frozenset({"open", "replace"}),
     "scaling.store.folder": frozenset({"open"}),  # samples are appended to
     "scaling.store.locks": frozenset({"open"}),
-    "scaling.store.checkpoints": frozenset({"replace"}),
+    "scaling.store.run_samples": frozenset({"replace"}),
     "scaling.start_up": frozenset({"open"}),  # /dev/null, for standard streams that are closed
     "scaling.workloads.decoded": frozenset({"open", "replace"}),  # to the user's cache
     "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache

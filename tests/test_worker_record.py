@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from launchers.rank_info import RankInfo
-from scaling.runtime.failures import failure_kind
-from scaling.runtime.workers import CellOutcome
+from scaling.runtime.workers import CellOutcome, failure_kind
 from scaling.store import ResultsFolder, RunRecord
+from scaling.study.rank.context import IN_HOST_MEMORY, RankSummary
 from scaling.study.rank.launch import _record, plan_record
-from scaling.study.rank.summary import IN_HOST_MEMORY, RankSummary
 from tests.made import cell_of
 
 TRAINED = cell_of(kind="convergence", aggregator="all_reduce", device="cuda", epochs=1)

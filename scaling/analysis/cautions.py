@@ -14,7 +14,7 @@ from scaling.analysis.launch_values import memory_peaks
 from scaling.analysis.periodic import long_firsts, periodic_slowness, slow_place
 from scaling.analysis.rank_times import own_phases
 from scaling.analysis.samples import CellResult
-from scaling.measure.stopping import relative_half_width
+from scaling.measure.statistics import relative_half_width
 from scaling.store import CodeChange, RunRecord, changes_since
 from scaling.store.upgrades import has_data_in_host_memory
 

@@ -1,4 +1,4 @@
-"""Lines of raw samples, already checked by `scaling.store.sample_schemas`, -> values."""
+"""Lines of raw samples, already checked by `scaling.store.run_samples`, -> values."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from scaling.errors import StoreError
 from scaling.measure.budget import RankStep, StepBudget, step_budgets
 from scaling.measure.statistics import median_of
 from scaling.store import ResultsFolder, RunRecord, Snapshot
-from scaling.store.sample_schemas import TRAINED_LINES, validate_lines
+from scaling.store.run_samples import TRAINED_LINES, validate_lines
 
 Floats = NDArray[np.float64]
 

@@ -28,7 +28,7 @@ from scaling.measure.statistics import Estimate
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.files import MEND_SAMPLES, fitting
 from scaling.store.records import MEND
-from scaling.store.sample_schemas import TransferLineModel, validate_lines
+from scaling.store.run_samples import TransferLineModel, validate_lines
 
 KIND = "transfer"
 PAIRWISE = ("peer_copy", "send", "swap")

@@ -159,7 +159,7 @@ def list_(
         _show(kinds, as_json=as_json)
         return
     if kind == "schema":
-        from scaling.study.editor_schema import editor_schema
+        from scaling.study.schema import editor_schema
 
         typer.echo(json.dumps(editor_schema(), indent=1))
         return

@@ -18,9 +18,9 @@ from scaling.files.texts import folded
 if TYPE_CHECKING:
     from launchers.zygote import Zygotes
     from scaling.store import ResultsFolder
+    from scaling.study.campaign import OtherEnvironment
     from scaling.study.cell import ResolvedStudy
-    from scaling.study.launch_times import CommandTimes
-    from scaling.study.other_environment import OtherEnvironment
+    from scaling.study.launches import CommandTimes
     from scaling.study.scope import Scope
 
 
@@ -39,11 +39,10 @@ def run_against(
     from scaling.errors import StoreError
     from scaling.store import ResultsFolder
     from scaling.store.files import part_of
-    from scaling.study.campaign import SIDES
-    from scaling.study.launch_times import CommandTimes
-    from scaling.study.libraries import runnable
-    from scaling.study.other_environment import other_environment
+    from scaling.study.campaign import SIDES, other_environment
+    from scaling.study.launches import CommandTimes
     from scaling.study.overrides import load_study, study_file
+    from scaling.study.scope import runnable
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 
     loaded = load_study(study, overrides)
@@ -81,7 +80,7 @@ def _resolved(
     zygotes: Zygotes,
 ) -> tuple[list[str], ResolvedStudy]:
     """The study as both environments resolve it, with the overrides that size its batches."""
-    from scaling.study.other_environment import require_same_cells
+    from scaling.study.campaign import require_same_cells
     from scaling.study.overrides import load_study
     from scaling.study.prepare import check_settings, this_machine
     from scaling.study.resolve import resolve

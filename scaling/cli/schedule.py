@@ -208,7 +208,7 @@ def _machine(text: str, path: Path, gpu: str | None, *, allow_missing_links: boo
 
 
 def _measured_machine(text: str, path: Path, machine: str, *, is_xml: bool) -> tuple[str, object]:
-    from scaling.measure.probe.edit import with_measured
+    from scaling.measure.probe.machine_file import with_measured
     from scaling.measure.probe.other_tools import nvbandwidth_version, samples_of
     from topologies.schema import text_of
 

@@ -18,7 +18,7 @@ from scaling.errors import LaunchError
 
 if TYPE_CHECKING:
     from launchers.slurm import JobOptions
-    from scaling.study.job_shape import JobShape
+    from scaling.study.resolve import JobShape
 
 CPUS_PER_WORKER = 4
 """What a job asks for by default."""
@@ -112,8 +112,8 @@ def submit(
     A job that reaches its time limit requeues itself once.
     """
     from launchers.slurm import JobOptions
-    from scaling.study.job_shape import job_shape
     from scaling.study.overrides import load_study
+    from scaling.study.resolve import job_shape
 
     loaded = load_study(study, overrides or [])
     folder = out or Path("results") / loaded.name

@@ -20,7 +20,7 @@ from scaling.errors import LaunchError
 from scaling.process_group import Group
 from scaling.process_group.base import HOW_TO_BRING
 from scaling.process_group.over_horovod import HorovodGroup
-from scaling.runtime.address import own_address
+from scaling.runtime.meeting import own_address
 from scaling.runtime.workers import Workers
 
 

@@ -1,21 +1,26 @@
 """How the ranks of a launch meet at a store: each says who it is, and waits for the others with open eyes.
 
 Nothing else watches them yet. A rank of this host that has left, or is stopped, is named here (`Present`);
-what one rank finds, the store tells all.
+what one rank finds, the store tells all. Then the first rank of the host starts
+its watcher (`launchers.watch`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import platform
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -26,8 +31,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from launchers.base import MEETING_TOKEN_VARIABLE
 from launchers.rank_info import RankInfo
-from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S
-from launchers.watch.start import Present
+from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S, SILENT, Heartbeat, SharedHeartbeat
+from launchers.watch.peers import Meeting, open_meeting
+from launchers.watch.start import Present, end_watcher, start_watcher
 from scaling.errors import LaunchError
 
 POLL_S = 0.02
@@ -210,3 +216,109 @@ def _place(document: str) -> RankPlace:
     values = json.loads(document)
     meeting = values.pop("meeting")
     return RankPlace(**values, meeting=None if meeting is None else (meeting[0], meeting[1], meeting[2]))
+
+
+Share = Callable[[str], str]
+"""Gives every rank what rank 0 has said; the others' text is ignored. Collective, once."""
+
+FETCH_EVERY_S = 0.05
+REQUEST_LIMIT_S = 5.0
+DISCARD_PORT = 9
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by a proxy: it is our own host
+
+
+def own_address(info: RankInfo, environ: Mapping[str, str]) -> str:
+    """An address of this host that the other ranks can reach: MASTER_ADDR if that is set."""
+    if environ.get("MASTER_ADDR"):
+        return environ["MASTER_ADDR"]
+    return "127.0.0.1" if info.local_world_size == info.world_size else socket.gethostname()
+
+
+def reachable_address(environ: Mapping[str, str]) -> str:
+    """An address of this host that those can reach who reach MASTER_ADDR. Its own address on the way there;
+    where that is this host, by the name that all use."""
+    name = environ.get("MASTER_ADDR") or socket.gethostname()
+    try:
+        family, kind, _, _, there = socket.getaddrinfo(name, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as sent_nothing:
+            sent_nothing.connect(there)
+            address: str = sent_nothing.getsockname()[0]
+    except OSError:
+        return name
+    return name if ipaddress.ip_address(address.partition("%")[0]).is_loopback else address
+
+
+def over_horovodrun(info: RankInfo, environ: Mapping[str, str], limit_s: float) -> Share:
+    """Rank 0 puts its text on the server that horovodrun runs for its workers; the others fetch it."""
+    host, port = (environ[f"HOROVOD_GLOO_RENDEZVOUS_{name}"] for name in ("ADDR", "PORT"))
+    url = f"http://{host}:{port}/scaling/address"
+
+    def share(text: str) -> str:
+        try:
+            if info.rank:
+                return _fetch(url, limit_s)
+            request = urllib.request.Request(url, data=text.encode(), method="PUT")
+            _OPENER.open(request, timeout=REQUEST_LIMIT_S).close()
+            return text
+        except OSError as error:
+            raise LaunchError(f"rank {info.rank} cannot reach horovodrun's server, {url}: {error}") from error
+
+    return share
+
+
+def _fetch(url: str, limit_s: float) -> str:
+    """What is there, once it is there."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            with _OPENER.open(url, timeout=REQUEST_LIMIT_S) as answer:
+                text: str = answer.read().decode()
+                return text
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank 0 has not come within {limit_s:.0f} s") from error
+        time.sleep(FETCH_EVERY_S)
+
+
+class Watched:
+    """This rank's heartbeat, and the watcher that it starts where it is its host's first rank. Ranks are
+    watched on Linux alone: elsewhere the heartbeat is heard by nobody. `heartbeat`: one a process."""
+
+    def __init__(self) -> None:
+        self.heartbeat: Heartbeat = SharedHeartbeat() if sys.platform == "linux" else SILENT
+        self._listener: socket.socket | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+
+    def place(self, info: RankInfo) -> RankPlace:
+        """What the others are told of this rank; rank 0 says where the watchers of several hosts meet."""
+        page = self.heartbeat.descriptor if isinstance(self.heartbeat, SharedHeartbeat) else -1
+        meeting = None
+        if info.rank == 0 and info.world_size > info.local_world_size and page >= 0:
+            self._listener, offered = open_meeting(reachable_address(os.environ))
+            meeting = (offered.host, offered.port, "" if _token() else offered.token)
+        return RankPlace(here(), os.getpid(), page, meeting)
+
+    def begin(self, places: Sequence[RankPlace], rank: int) -> None:
+        """Starts the watcher, if that is this rank's part. `places`: of all ranks, in rank order."""
+        local = {n: (place.pid, place.page) for n, place in enumerate(places) if place.processes == here()}
+        if rank == min(local) and self.heartbeat is not SILENT:
+            offered = places[0].meeting
+            has_others = offered is not None and len(local) < len(places)
+            meeting = Meeting(*offered[:2], _token() or offered[2]) if offered and has_others else None
+            self._watcher = start_watcher(local, len(places), meeting, self._listener if meeting else None)
+        if self._listener is not None:
+            self._listener.close()
+
+    def close(self) -> None:
+        """This rank ends in order; the watcher that it has started is gone."""
+        self.heartbeat.leave()
+        if self._watcher is not None:
+            end_watcher(self._watcher)
+
+
+def _token() -> str:
+    """That of the launch, which is never said where others could read it; "" where the launcher set none."""
+    return os.environ.get(MEETING_TOKEN_VARIABLE, "")

@@ -29,11 +29,10 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from launchers.base import LOOPBACK, join_timeout_s, require_loopback
 from launchers.rank_info import RankInfo
-from scaling.errors import LaunchError
+from scaling.errors import DiskFullError, LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup
-from scaling.runtime.meeting import RankPlace, Waiting, here, require_here
-from scaling.runtime.watching import Watched
-from scaling.store.failures import DEVICE_LOST
+from scaling.runtime.meeting import RankPlace, Waiting, Watched, here, require_here
+from scaling.store.failures import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
 
 T = TypeVar("T")
 
@@ -306,4 +305,22 @@ def _store(info: RankInfo, port: int, limit_s: float, address: str) -> Any:
 def _is_loopback(address: str) -> bool:
     with suppress(ValueError):  # a name
         return ipaddress.ip_address(address).is_loopback
+    return False
+
+
+def failure_kind(error: Exception, device: torch.device) -> str:
+    """As it is recorded of the run (`scaling.store.failures`)."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return OUT_OF_MEMORY
+    if isinstance(error, DiskFullError):
+        return DISK_FULL
+    return DEVICE_LOST if device.type == "cuda" and _is_lost(device) else OTHER_FAILURE
+
+
+def _is_lost(device: torch.device) -> bool:
+    """Whether the driver reports an earlier error to whatever comes next. A query waits for nothing."""
+    try:
+        torch.cuda.default_stream(device).query()
+    except RuntimeError:
+        return True
     return False

@@ -19,11 +19,10 @@ stand for runs/ (archive.py says how), and no run is written before `--unarchive
 compressed where they are (`rank<r>.jsonl.gz`) are read as well.
 """
 
-from scaling.store.checkpoints import CheckpointFiles
 from scaling.store.code_changes import CODE_CHANGES, CodeChange, changes_since
-from scaling.store.folder import ResultsFolder
+from scaling.store.folder import ResultsFolder, Snapshot
 from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, State, now
-from scaling.store.snapshot import Snapshot
+from scaling.store.run_samples import CheckpointFiles
 
 __all__ = [
     "CODE_CHANGES",

@@ -1,21 +1,17 @@
-"""What the files of a folder hold besides runs and their samples: each read, and checked, at one place."""
+"""What the files of a folder besides runs and samples may hold, and how they are read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from pydantic import model_validator
+
 from scaling.errors import StoreError
 from scaling.files.documents import from_json, from_yaml
 from scaling.files.texts import is_clean
-from scaling.store.content_schemas import (
-    EnvironmentModel,
-    LaunchTimesModel,
-    PredictionsModel,
-    SheetModel,
-    StudyModel,
-)
 from scaling.store.files import read_document
+from scaling.store.schemas import Count, Finite, OpenModel, Positive, Seconds, Size
 from scaling.store.upgrades import upgraded_launch_times, upgraded_prediction, with_new_keys
 
 MEND_TOPOLOGY = "restore it, or delete it: reports do without it"
@@ -61,3 +57,150 @@ def read_launch_times(folder: Path, prefix: str = "") -> list[dict[str, Any]]:
     files = [numbered[number] for number in sorted(filter(str.isdecimal, numbered), key=int)]
     mend = "delete it: it says where wall time went, and no more"
     return [upgraded_launch_times(read_document(path, from_json, LaunchTimesModel, mend)) for path in files]
+
+
+class _NamedModel(OpenModel):
+    name: str
+
+
+class PartModel(OpenModel):
+    """A part of a study that was run, as far as reports read it."""
+
+    kind: str = "iteration"
+    experiment: _NamedModel | None = None
+    devices: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> PartModel:
+        if self.kind == "device" and (self.experiment is None or self.devices is None):
+            raise ValueError("lacks experiment or devices, which every part of kind device has")
+        return self
+
+
+class StudyModel(OpenModel):
+    """study.yaml of a results folder. It is data here; a study file that is to be run has its own schema."""
+
+    name: str
+    parts: list[PartModel] = []
+    notes: list[str] | None = None
+
+
+class _CpuModel(OpenModel):
+    model: str | None = None
+    usable_cores: Size | None = None
+    cores: Size | None = None
+
+
+class _GpuNameModel(OpenModel):
+    name: str | None = None
+    memory_bytes: Count | None = None
+
+
+class _GitModel(OpenModel):
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+class EnvironmentModel(OpenModel):
+    """environment.json."""
+
+    hostname: str | None = None
+    cpu: _CpuModel | None = None
+    gpus: list[_GpuNameModel] | None = None
+    memory_bytes: Count | None = None
+    versions: dict[str, Any] | None = None
+    settings: dict[str, str] | None = None
+    variables: dict[str, str] | None = None
+    git: _GitModel | None = None
+
+
+class TermModel(OpenModel):
+    name: str
+    kind: str | None = None
+    seconds: Seconds
+    choice: str | None = None
+
+
+class PredictionModel(OpenModel):
+    """A cell's prediction; one that was not possible has a reason in place of times."""
+
+    cell_id: str | None = None
+    model: str | None = None
+    dataset: str | None = None
+    aggregator: str | None = None
+    step: str | None = None
+    topology: str | None = None
+    way: str | None = None  # its name before `transport`
+    transport: str | None = None
+    busiest_link: str | None = None
+    reason: str | None = None
+    world_size: Size | None = None
+    local_batch: Count | None = None
+    global_batch: Count | None = None
+    bucket_mb: Positive | None = None
+    input_placement: str | None = None
+    peer_access: bool | None = None
+    tf32: bool | None = None
+    memory_format: str | None = None
+    augmentation: str | None = None
+    iteration_s: Positive | None = None
+    iteration_s_low: Seconds | None = None
+    iteration_s_high: Seconds | None = None
+    compute_s: Seconds | None = None
+    exchange_s: Seconds | None = None
+    exposed_comm_s: Seconds | None = None
+    terms: list[TermModel] | None = None
+    notes: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> PredictionModel:
+        known = (self.iteration_s_low, self.iteration_s_high, self.model, self.aggregator, self.step)
+        if self.cell_id and self.iteration_s and None in (*known, self.topology, self.world_size):
+            raise ValueError(
+                "has iteration_s, but lacks its interval, model, aggregator, step, topology or world_size"
+            )
+        return self
+
+
+class PredictionsModel(OpenModel):
+    """predictions.json."""
+
+    predictions: list[PredictionModel]
+
+
+class SheetModel(OpenModel):
+    """sheets/<aggregator>.json (`scaling.conformance.fidelity.Sheet`)."""
+
+    num_steps: Count
+    world_size: Size
+    trained_on: str
+    first_error_ratio: Finite
+    sum_error_ratio: Finite
+    replicas_agree: bool
+    replicas_off_by: Finite
+    metered_bytes: Count
+    exact_bytes: Count
+    encode_bytes_per_s: Finite | None
+    decode_bytes_per_s: Finite | None
+    break_even_bytes_per_s: Finite | None
+    measured_on: str
+    host_us_per_bucket: Finite | None = None
+
+
+class _CellTimesModel(OpenModel):
+    cell_id: str | None = None
+    setup_s: Seconds | None = None
+    warmup_s: Seconds | None = None
+    unprofiled_s: Seconds | None = None
+    profiled_s: Seconds | None = None
+    other_s: Seconds | None = None
+
+
+class LaunchTimesModel(OpenModel):
+    """launches/<number>.json."""
+
+    world_size: Size | None = None
+    repeat: Count | None = None
+    start_up_s: Seconds | None = None
+    total_s: Seconds | None = None
+    cells: list[_CellTimesModel] | None = None

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from scaling.store.archiving import (
     write_archive,
     write_plain,
 )
-from scaling.store.checkpoints import CheckpointFiles
 from scaling.store.code_changes import CODE_CHANGES
-from scaling.store.content_schemas import LaunchTimesModel, PredictionsModel, SheetModel
 from scaling.store.contents import (
     MEND_TOPOLOGY,
+    LaunchTimesModel,
+    PredictionsModel,
+    SheetModel,
     read_environment,
     read_launch_times,
     read_predictions,
@@ -57,8 +59,15 @@ from scaling.store.records import (
     read_run,
     record_from,
 )
-from scaling.store.run_samples import Appender, appender, move_aside, read_samples, shortened
-from scaling.store.sample_schemas import LINES
+from scaling.store.run_samples import (
+    LINES,
+    Appender,
+    CheckpointFiles,
+    appender,
+    move_aside,
+    read_samples,
+    shortened,
+)
 from scaling.store.schemas import RunModel
 from scaling.store.upgrades import upgraded_lines
 
@@ -342,3 +351,26 @@ class ResultsFolder:
 
     def _write(self, name: str, text: str) -> Path:
         return write_whole(self._inside(name), text.encode())
+
+
+class Snapshot(ResultsFolder):
+    """Shows the runs as they were when they were first asked for; nobody may change what it gives."""
+
+    @classmethod
+    def of(cls, folder: ResultsFolder) -> Snapshot:
+        """Of a folder; itself where it is one."""
+        return folder if isinstance(folder, cls) else cls(folder.path)
+
+    @cached_property
+    def _runs(self) -> list[RunRecord]:
+        return super().runs()
+
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        return super().environment()
+
+    def runs(self) -> list[RunRecord]:
+        return list(self._runs)
+
+    def environment(self) -> dict[str, Any]:
+        return self._environment

@@ -12,9 +12,8 @@ from scaling.files.texts import folded
 from scaling.store import ResultsFolder
 from scaling.study.cell import Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
-from scaling.study.kinds.base import Kind
+from scaling.study.kinds.base import Kind, ModelSize
 from scaling.study.launches import Launch, estimate_seconds, remaining_launches
-from scaling.study.step_time import ModelSize
 from scaling.training.compute import model_flops
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores

@@ -33,8 +33,7 @@ from scaling.store.files import redact_file, writing
 from scaling.store.records import now
 from scaling.study.cell import ResolvedStudy
 from scaling.study.kinds import label_of
-from scaling.study.launch_times import COMMAND_VARIABLE, launch_started
-from scaling.study.launches import Launch, hand_over
+from scaling.study.launches import COMMAND_VARIABLE, Launch, hand_over, launch_started
 from scaling.study.scope import EVERYTHING_HERE, Scope
 from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS, WORKER
 

@@ -17,16 +17,14 @@ from scaling.store import ResultsFolder, RunRecord
 from scaling.study import run
 from scaling.study.cell import Cell, ResolvedStudy
 from scaling.study.kinds import label_of
-from scaling.study.launch_times import CommandTimes
-from scaling.study.launches import Launch
-from scaling.study.libraries import RunnableStudy, runnable
+from scaling.study.launches import CommandTimes, Launch
 from scaling.study.overrides import load_study
 from scaling.study.predicting import predict_cells, strategy_of
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.progress import progress_for
 from scaling.study.resolve import resolve
 from scaling.study.schema import Study
-from scaling.study.scope import Scope
+from scaling.study.scope import RunnableStudy, Scope, runnable
 from scaling.study.trial import trial_overrides
 from topologies.schema import load
 

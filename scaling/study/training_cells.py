@@ -11,8 +11,14 @@ from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.parts import SIZE_WORDS, TrainingPart
-from scaling.study.places import default_threads, device_of, world_sizes_on
-from scaling.study.sharing import check_sharing, notes_on_sharing, workers_a_gpu
+from scaling.study.places import (
+    check_sharing,
+    default_threads,
+    device_of,
+    notes_on_sharing,
+    workers_a_gpu,
+    world_sizes_on,
+)
 from scaling.study.step_rules import check_accumulation, check_step_keys, check_workload
 from scaling.study.variants import (
     check_optimizer_keys,

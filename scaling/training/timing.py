@@ -1,7 +1,7 @@
 """Measures the time per iteration of one cell on one rank, in three parts.
 
 1. Warm-up: at least `warmup` iterations, each waited for, until the stated test finds no trend in the last
-   ones (`scaling.measure.stopping`); or until `WARMUP_LIMIT` times as many are done, or a quarter of
+   ones (`scaling.measure.statistics`); or until `WARMUP_LIMIT` times as many are done, or a quarter of
    `max_seconds` is used. Discarded.
 2. Unprofiled iterations, which show how long a step takes: nothing is marked inside, and nothing is exchanged
    but what the strategy needs. They run in blocks; between two blocks the ranks compare notes and go on until
@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from scaling.measure.phases import Marks, PhaseRecorder, StepSample
-from scaling.measure.stopping import LOOK_EVERY, MIN_SAMPLES, enough, is_warm
+from scaling.measure.statistics import LOOK_EVERY, MIN_SAMPLES, enough, is_warm
 
 WARMUP_SHARE = 0.25
 WARMUP_LIMIT = 10

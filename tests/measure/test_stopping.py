@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from scaling.measure.statistics import estimate_median
-from scaling.measure.stopping import LOOK_EVERY, MIN_SAMPLES, enough, relative_half_width
+from scaling.measure.statistics import LOOK_EVERY, MIN_SAMPLES, enough, estimate_median, relative_half_width
 
 
 class TestRelativeHalfWidth:

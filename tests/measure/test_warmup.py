@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from scaling.measure.stopping import critical_value, is_warm
+from scaling.measure.statistics import critical_value, is_warm
 
 
 def orders_at_or_above(statistic, num_earlier, num_later):

@@ -15,7 +15,7 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.errors import LaunchError
 from scaling.runtime import LaunchLibraries
-from scaling.runtime.address import own_address
+from scaling.runtime.meeting import own_address
 from scaling.runtime.workers import Workers
 
 CPU = torch.device("cpu")

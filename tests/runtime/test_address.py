@@ -7,7 +7,7 @@ import pytest
 
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
-from scaling.runtime.address import over_horovodrun, own_address
+from scaling.runtime.meeting import over_horovodrun, own_address
 from tests.waiting import LIMIT_S
 
 

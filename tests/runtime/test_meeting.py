@@ -12,8 +12,7 @@ from launchers.base import MEETING_TOKEN_VARIABLE
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.runtime import meeting
-from scaling.runtime.meeting import RankPlace, Signed, Waiting, here, require_here, say_pids
-from scaling.runtime.watching import Watched
+from scaling.runtime.meeting import RankPlace, Signed, Waiting, Watched, here, require_here, say_pids
 
 
 def test_rank_0_that_is_not_where_the_ranks_meet_says_where_it_is():

@@ -9,9 +9,8 @@ import pytest
 
 from scaling.errors import LaunchError, StoreError
 from scaling.store import ResultsFolder
-from scaling.study.campaign import THIS, Campaign, other_goes_first, run_campaign
+from scaling.study.campaign import THIS, Campaign, other_environment, other_goes_first, run_campaign
 from scaling.study.launches import Launch, Settings, remaining_launches
-from scaling.study.other_environment import other_environment
 from tests.study.test_launches import CELL, end, study_of
 
 OTHER = "env:NCCL_ALGO=Ring"

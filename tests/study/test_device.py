@@ -10,7 +10,6 @@ from scaling.device_studies.base import Budget
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
-from scaling.study.job_shape import job_shape
 from scaling.study.kinds import label_of
 from scaling.study.kinds.device import DeviceCell
 from scaling.study.launches import remaining_launches
@@ -18,7 +17,7 @@ from scaling.study.overrides import load_study
 from scaling.study.planning import describe_plan
 from scaling.study.prepare import prepare
 from scaling.study.rank.device import measure_point
-from scaling.study.resolve import resolve
+from scaling.study.resolve import job_shape, resolve
 from scaling.study.schema import parse_study
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "background" / "device-studies.md"

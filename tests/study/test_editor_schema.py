@@ -6,8 +6,8 @@ import jsonschema
 import pytest
 import yaml
 
-from scaling.study.editor_schema import editor_schema
 from scaling.study.overrides import shipped_studies
+from scaling.study.schema import editor_schema
 from tests.test_reference_results import REFERENCE
 
 CHECK = jsonschema.Draft202012Validator(editor_schema())

@@ -3,7 +3,7 @@
 import pytest
 
 from scaling.errors import StudyError
-from scaling.study.job_shape import JobShape, job_shape
+from scaling.study.resolve import JobShape, job_shape
 from scaling.study.schema import parse_study
 
 

@@ -9,15 +9,16 @@ import pytest
 from scaling.errors import StoreError
 from scaling.store import ResultsFolder
 from scaling.store.records import RunRecord
-from scaling.study import launch_times
-from scaling.study.launch_times import (
+from scaling.study import launches
+from scaling.study.launches import (
     COMMAND_VARIABLE,
     STARTED_VARIABLE,
     CommandTimes,
+    Launch,
     LaunchTimes,
+    Settings,
     checked_by_command,
 )
-from scaling.study.launches import Launch, Settings
 from topologies.detect_host import boot_id
 
 LAUNCH = Launch(Settings(world_size=2, device="cpu", threads=1, peer_access=None), repeat=1, cells=[])
@@ -34,7 +35,7 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch) -> FakeTime:
     fake = FakeTime()
-    monkeypatch.setattr(launch_times, "time", SimpleNamespace(monotonic=lambda: fake.now_s))
+    monkeypatch.setattr(launches, "time", SimpleNamespace(monotonic=lambda: fake.now_s))
     return fake
 
 
@@ -72,14 +73,14 @@ def test_start_up_is_counted_from_the_process_itself_where_nobody_says(clock, fo
 
 
 def test_start_up_is_zero_where_the_system_does_not_say(clock, folder, monkeypatch):
-    monkeypatch.setattr(launch_times, "Path", lambda name: Path("/nowhere") / name.strip("/"))
+    monkeypatch.setattr(launches, "Path", lambda name: Path("/nowhere") / name.strip("/"))
     LaunchTimes(folder, LAUNCH, {}).add("cell", {})
     assert folder.launch_times()[0]["start_up_s"] == 0
 
 
 @pytest.mark.parametrize("started", ["another-host 1000.0", "another-host 9000.0", f"{boot_id()} 9000.0"])
 def test_clock_of_another_host_is_not_read(clock, folder, monkeypatch, started):
-    monkeypatch.setattr(launch_times, "_process_started", lambda: 1007.0)
+    monkeypatch.setattr(launches, "_process_started", lambda: 1007.0)
     LaunchTimes(folder, LAUNCH, {STARTED_VARIABLE: started}).add("cell", {})
     assert folder.launch_times()[0]["start_up_s"] == (0.5 if "another" in started else 0)
 
@@ -127,7 +128,7 @@ def test_every_launch_has_a_file_of_its_own(clock, folder):
 
 
 def test_command_counts_what_is_outside_of_its_launches(clock, folder, monkeypatch):
-    monkeypatch.setattr(launch_times, "_process_started", lambda: 1000.0)
+    monkeypatch.setattr(launches, "_process_started", lambda: 1000.0)
     folder.write_launch_times({"total_s": 500.0})  # of an earlier command
     times = CommandTimes(folder)
 
@@ -147,7 +148,7 @@ def test_command_counts_what_is_outside_of_its_launches(clock, folder, monkeypat
 
 
 def test_command_of_two_environments_counts_the_launches_of_both(clock, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch_times, "_process_started", lambda: 1000.0)
+    monkeypatch.setattr(launches, "_process_started", lambda: 1000.0)
     campaign, *sides = [ResultsFolder(tmp_path / name) for name in ("", "a", "b")]
     times = CommandTimes(campaign, sides)
     clock.now_s += 70

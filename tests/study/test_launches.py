@@ -9,6 +9,7 @@ import pytest
 from scaling.store import ResultsFolder
 from scaling.study.cell import Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
+from scaling.study.kinds.base import ModelSize
 from scaling.study.launches import (
     Launch,
     Settings,
@@ -17,7 +18,6 @@ from scaling.study.launches import (
     handed_over,
     remaining_launches,
 )
-from scaling.study.step_time import ModelSize
 from tests.made import cell_of
 
 CELL = cell_of(threads=4, learning_rate=0.01, warmup=10, iterations=50)

@@ -8,9 +8,9 @@ from scaling.errors import LaunchError
 from scaling.report.status import describe_status, status_table
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
-from scaling.study.libraries import runnable
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
+from scaling.study.scope import runnable
 
 
 def study(*aggregators, world_sizes=(2,)):

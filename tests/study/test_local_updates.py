@@ -5,10 +5,10 @@ import pytest
 from scaling.aggregators.registry import create
 from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine
+from scaling.study.kinds.base import ModelSize, step_seconds
 from scaling.study.rank.iteration import extent_of
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
-from scaling.study.step_time import ModelSize, step_seconds
 from scaling.study.variants import can_be_local
 from tests.made import cell_of
 

@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils.data._utils import signal_handling
 
 from scaling.registry import trust
+from scaling.study.rank.context import RankSummary, notes_of
 from scaling.study.rank.launch import CellRunner
 from scaling.study.rank.process_state import CLOCK, SET_BY_IMPORTS, ProcessState
-from scaling.study.rank.summary import RankSummary, notes_of
 from scaling.workloads.base import DataShape, Model
 from tests.study.test_run_cell import TIMED, group  # noqa: F401 (a fixture)
 

@@ -18,10 +18,10 @@ from scaling.process_group import TorchGroup
 from scaling.registry import trust
 from scaling.study.cell import Cell
 from scaling.study.rank import loaded
+from scaling.study.rank.context import RankSummary
 from scaling.study.rank.iteration import extent_of
 from scaling.study.rank.launch import CellRunner
 from scaling.study.rank.loaded import MAX_LOADED, Loaded
-from scaling.study.rank.summary import RankSummary
 from scaling.training.timing import PROFILED_SETTLING
 from scaling.workloads.base import DataShape, Model
 from tests.made import cell_of

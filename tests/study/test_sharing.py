@@ -8,12 +8,12 @@ import pytest
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError, StudyError
 from scaling.study.cell import AvailableMachine, Cell, ResolvedStudy
+from scaling.study.kinds.base import ModelSize
 from scaling.study.launches import Launch, Settings, estimate_seconds
+from scaling.study.places import described, gpu_of, num_gpus_used, sharing_note
 from scaling.study.rank.launch import _device
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
-from scaling.study.sharing import described, gpu_of, num_gpus_used, sharing_note
-from scaling.study.step_time import ModelSize
 
 BASE = {
     "name": "by-hand",

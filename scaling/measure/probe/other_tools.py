@@ -6,7 +6,7 @@
   `bandwidth_matrix` of texts in GB/s. Copies by copy engines between host and GPU, one GPU at a time or all
   at once, one way or both ways, and between two GPUs one way are read. Of copies both ways nvbandwidth tells
   one direction's bandwidth; the mean of the two tests stands for both. The size is `bufferSize` in MiB, 512
-  by default. `scaling.measure.probe.edit` puts them into a machine file.
+  by default. `scaling.measure.probe.machine_file` puts them into a machine file.
 
 Each value is one sample: neither tool gives the single ones, so that their spread is not known.
 """

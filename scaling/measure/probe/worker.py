@@ -19,7 +19,7 @@ from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError
 from scaling.measure.probe.ranks import Prober, Write
 from scaling.runtime import LaunchLibraries
-from scaling.runtime.address import own_address
+from scaling.runtime.meeting import own_address
 from scaling.runtime.workers import Workers
 from topologies.detect import num_usable_cores
 

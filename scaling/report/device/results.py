@@ -36,7 +36,7 @@ from scaling.errors import StoreError, StudyError
 from scaling.report.device.cells import LEFT_OUT, DeviceResult, size_of
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.records import MEND
-from scaling.store.sample_schemas import DeviceLineModel, validate_lines
+from scaling.store.run_samples import DeviceLineModel, validate_lines
 
 PLAIN = "Milliseconds (column iteration_s)."
 

@@ -17,8 +17,7 @@ from scaling.training.learning_rate import DEFAULT_GAMMA
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator
     from scaling.study.cell import Cell
-    from scaling.study.rank.context import RunContext
-    from scaling.study.rank.summary import RankSummary
+    from scaling.study.rank.context import RankSummary, RunContext
     from scaling.study.workloads import ChosenWorkload
 
 

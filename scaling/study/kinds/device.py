@@ -22,14 +22,12 @@ from pydantic import Field
 
 from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine, CellWithoutModel
-from scaling.study.kinds.base import Kind
+from scaling.study.kinds.base import Kind, ModelSize
 from scaling.study.parts import AnyPart, Axis, Component, Device, Number, NumRepeats
 
 if TYPE_CHECKING:
     from scaling.device_studies.base import Point
-    from scaling.study.rank.context import RunContext
-    from scaling.study.rank.summary import RankSummary
-    from scaling.study.step_time import ModelSize
+    from scaling.study.rank.context import RankSummary, RunContext
 
 
 ALL_THREADS = "all"
@@ -150,8 +148,8 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
 
     def run(self, cell: DeviceCell, context: RunContext) -> RankSummary:
         from scaling.device_studies.base import Budget
+        from scaling.study.rank.context import RankSummary
         from scaling.study.rank.device import measure_point
-        from scaling.study.rank.summary import RankSummary
 
         budget = Budget(cell.seconds, limit_s=cell.limit_s)
         measure_point(cell.experiment, cell.parameters, cell.point, budget, context.device, context.write)

@@ -19,8 +19,7 @@ from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, Trainin
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator
     from scaling.study.cell import Cell
-    from scaling.study.rank.context import RunContext
-    from scaling.study.rank.summary import RankSummary
+    from scaling.study.rank.context import RankSummary, RunContext
     from scaling.study.workloads import ChosenWorkload
 
 USUAL_ITERATIONS = 100

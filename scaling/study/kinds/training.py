@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scaling.errors import StudyError
 from scaling.store.upgrades import DATA_IN_HOST_MEMORY
 from scaling.study.cell import AvailableMachine
-from scaling.study.kinds.base import Kind
+from scaling.study.kinds.base import Kind, ModelSize, check_seconds, set_up_seconds, step_seconds
 from scaling.study.parts import TrainingPart, Workload
-from scaling.study.step_time import ModelSize, check_seconds, set_up_seconds, step_seconds
 
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator
     from scaling.study.cell import Cell
-    from scaling.study.rank.summary import RankSummary
+    from scaling.study.rank.context import RankSummary
     from scaling.study.workloads import ChosenWorkload
 
 TrainingPartT = TypeVar("TrainingPartT", bound=TrainingPart)

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from scaling.study.cell import AvailableMachine, CellWithoutModel
-from scaling.study.kinds.base import Kind
+from scaling.study.kinds.base import Kind, ModelSize
 from scaling.study.parts import Number, Part
 
 if TYPE_CHECKING:
-    from scaling.study.rank.context import RunContext
-    from scaling.study.rank.summary import RankSummary
-    from scaling.study.step_time import ModelSize
+    from scaling.study.rank.context import RankSummary, RunContext
 
 SLACK_RATIO = 1.2
 """Of a cell's time: what its operations set up comes on top."""
@@ -75,7 +73,7 @@ class TransferKind(Kind[TransferPart, TransferCell]):
         """Measures the probe's cases; rank 0 writes the rows, whose times are those of the slowest rank."""
         from scaling.measure.probe.machine_file import with_detected
         from scaling.measure.probe.ranks import Prober
-        from scaling.study.rank.summary import RankSummary
+        from scaling.study.rank.context import RankSummary
         from topologies.detect import read_facts
 
         rows: list[dict[str, Any]] = []

@@ -1,9 +1,9 @@
-"""What one rank runs one cell with."""
+"""What one rank runs one cell with, and what it says of it then, besides its samples."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ class RunContext:
         write: takes this rank's samples, in order.
         saved: where a training's checkpoints are; None: it has none.
         loaded: data sets and initial models, kept from cell to cell.
-        seconds: part of the run (`scaling.study.launch_times.PARTS`) -> wall time, as far as it came.
+        seconds: part of the run (`scaling.study.launches.PARTS`) -> wall time, as far as it came.
         is_checked: the command has checked the first steps of another repeat of the cell.
         heartbeat: is told of phases and steps, so that a rank that stands still is found.
         kept_bytes: of this rank's GPU that earlier cells have left there, besides data sets.
@@ -76,3 +76,89 @@ class RunContext:
         yield
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+
+
+IN_HOST_MEMORY = (
+    "the data set does not fit on the device and is in host memory: a training copies each batch from "
+    "there, in its measured time; timed iterations have theirs where input_placement says"
+)
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """What one rank says of a finished cell, besides its samples.
+
+    Attributes:
+        num_parameters: trainable ones; None where there is no model.
+        bytes_sent, messages_sent: by this rank in a step, as metered; None where it cannot be counted.
+        checksums: of the data.
+        notes: what was decided at the start.
+        data_in_host_memory: the data set does not fit on this rank's device.
+        diverged: a loss was not finite.
+        not_finite: what was NaN or infinite after timed iterations (`scaling.training.replica`).
+        memory_peak_bytes: the most that the cell's tensors took on this rank's GPU, with its data set.
+        seconds: part of the run (`setup`, `warmup`, `unprofiled`, `profiled`) -> wall time, of the slowest
+            rank.
+        warmup_iterations, warmup_end, stop_reason, block_iterations: see `scaling.training.timing`.
+        clock_uncertainty_s: how far `start_s` of the samples may be off.
+        gpu: see `scaling.measure.power`.
+        host: see `scaling.measure.host`.
+        hosts_before: where a training was before it was cut off, without the host of the run.
+        tensor_shapes: of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions.
+        model_flops: of a step on this rank (`scaling.training.compute`); None where they cannot be counted.
+        matrix_rate: of this rank's device in the cell's precision (`scaling.measure.matrix_rate`); None where
+            it was not measured, or parameters are not float32.
+        tokens_per_sample: of the data; None where they are no tokens.
+        optimizer_state_bytes: what the optimizer keeps on this rank, on its device or in host memory.
+        bucket_bytes: of DDP's buckets, in the order of their exchanges; empty where no hook saw any.
+        checks: what the checks of its exchanges found (`scaling.training.step_check`).
+        changed_state: what the cell's code left changed in the process (`process_state`).
+    """
+
+    num_parameters: int | None = None
+    bytes_sent: int | None = None
+    messages_sent: int | None = None
+    checksums: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    data_in_host_memory: bool = False
+    diverged: bool = False
+    not_finite: list[str] = field(default_factory=list)
+    memory_peak_bytes: int | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    warmup_iterations: int | None = None
+    warmup_end: str | None = None
+    stop_reason: str | None = None
+    block_iterations: list[int] = field(default_factory=list)
+    clock_uncertainty_s: float | None = None
+    gpu: dict[str, Any] | None = None
+    host: dict[str, Any] | None = None
+    hosts_before: list[str] = field(default_factory=list)
+    tensor_shapes: str = ""
+    model_flops: int | None = None
+    matrix_rate: dict[str, Any] | None = None
+    tokens_per_sample: int | None = None
+    optimizer_state_bytes: int | None = None
+    bucket_bytes: list[int] = field(default_factory=list)
+    checks: dict[str, Any] = field(default_factory=dict)
+    changed_state: list[str] = field(default_factory=list)
+
+
+def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
+    """What the record of a run says: rank 0's notes, and on how many ranks the data were in host memory. Each
+    rank finds out for itself whether the data fit, since other processes may fill one GPU alone."""
+    notes = list(ranks[0].notes)
+    if count := sum(rank.data_in_host_memory for rank in ranks):
+        notes.append(f"{IN_HOST_MEMORY} (on {count} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''})")
+    if bad := [rank for rank, summary in enumerate(ranks) if summary.not_finite]:
+        what = " and ".join(dict.fromkeys(name for rank in bad for name in ranks[rank].not_finite))
+        notes.append(
+            f"{what} not finite (NaN or infinite) after the timed iterations on rank"
+            f"{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}: what was timed is no training; use a "
+            "smaller learning_rate"
+        )
+    if changed := dict.fromkeys(name for rank in ranks for name in rank.changed_state):
+        notes.append(
+            f"code of this cell changed {', '.join(changed)} of its process while it was measured; it was "
+            "put back before the next cell"
+        )
+    return notes

@@ -14,9 +14,8 @@ from scaling.measure.clock import clock_for
 from scaling.measure.phases import Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.study.cell import Cell
-from scaling.study.rank.context import RunContext
+from scaling.study.rank.context import RankSummary, RunContext
 from scaling.study.rank.prepared_step import PreparedStep
-from scaling.study.rank.summary import RankSummary
 from scaling.training.feeding import AugmentedFeeder, Feeder, InputPlacement, feeder_for
 from scaling.training.replica import add_up, not_finite
 from scaling.training.timing import MIN_ITERATIONS, Extent, Measurement

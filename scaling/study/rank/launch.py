@@ -21,22 +21,19 @@ from scaling.errors import LaunchError, ScalingError, StoreError, StudyError
 from scaling.files.redaction import redacted
 from scaling.process_group import TorchGroup
 from scaling.runtime import LaunchLibraries
-from scaling.runtime.failures import failure_kind
 from scaling.runtime.graceful_shutdown import RECORDING
-from scaling.runtime.workers import CellOutcome, Workers
+from scaling.runtime.workers import CellOutcome, Workers, failure_kind
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.failures import DISK_FULL, OUT_OF_MEMORY
 from scaling.study.cell import AnyCell, Cell
 from scaling.study.kinds import KINDS
-from scaling.study.launch_times import LaunchTimes, checked_by_command
-from scaling.study.launches import Launch
-from scaling.study.libraries import libraries_of
+from scaling.study.launches import Launch, LaunchTimes, checked_by_command
+from scaling.study.places import gpu_of, sharing_note
 from scaling.study.predicting import own_errors, strategy_of
-from scaling.study.rank.context import RunContext, SavedCheckpoints, WriteSamples
+from scaling.study.rank.context import RankSummary, RunContext, SavedCheckpoints, WriteSamples, notes_of
 from scaling.study.rank.loaded import Loaded
 from scaling.study.rank.process_state import CLOCK, ProcessState
-from scaling.study.rank.summary import RankSummary, notes_of
-from scaling.study.sharing import gpu_of, sharing_note
+from scaling.study.scope import libraries_of
 from topologies.detect import num_usable_cores
 from topologies.detect_host import boot_id
 from topologies.errors import TopologyError

@@ -12,8 +12,7 @@ from scaling.aggregators.registry import create as create_aggregator
 from scaling.bucket import shapes_by_dtype_text
 from scaling.errors import ExchangeError
 from scaling.study.cell import TIMING_BATCHES, Cell
-from scaling.study.rank.context import RunContext
-from scaling.study.rank.summary import RankSummary
+from scaling.study.rank.context import RankSummary, RunContext
 from scaling.training.activations import with_channels_last, with_checkpointing
 from scaling.training.batch_norm import synchronized
 from scaling.training.by_tensor import ByTensorStep

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scaling.measure.probe.edit import with_measured
+from scaling.measure.probe.machine_file import with_measured
 from scaling.measure.probe.other_tools import nvbandwidth_version, samples_of
 from topologies.errors import TopologyError
 from topologies.file_text import validated
