@@ -74,9 +74,7 @@ _MeasureNext = Annotated[
 _BestOrder = Annotated[
     bool, typer.Option("--best-order", help="Also search the best GPUs and order of ranks.")
 ]
-
-MAX_UNNAMED_WORKERS = 128
-"""The largest world size that is predicted when `--world-sizes` is not given."""
+MAX_UNNAMED_WORKERS = 128  # the largest world size that is predicted when `--world-sizes` is not given
 
 
 def predict(

@@ -21,9 +21,7 @@ schedule = typer.Typer(
 )
 
 FORMATS = ("msccl-xml", "chakra")
-
-MAX_FOREIGN_BYTES = 16 << 20
-"""Of what other tools wrote: the JSON of a thousand GPUs is smaller."""
+MAX_FOREIGN_BYTES = 16 << 20  # of what other tools wrote: the JSON of a thousand GPUs is smaller
 
 
 @schedule.callback()

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from launchers.slurm import JobOptions
     from scaling.study.resolve import JobShape
 
-CPUS_PER_WORKER = 4
-"""What a job asks for by default."""
-
-
+CPUS_PER_WORKER = 4  # what a job asks for by default
 StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`.")

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from scaling.errors import StudyError
 
-MAX_WORLD_SIZE = 1024
-"""At this size a ring is checked in a second; transfers grow with the square of it."""
+MAX_WORLD_SIZE = 1024  # at this size a ring is checked in a second; transfers grow with the square of it
 
 
 def parse_world_sizes(text: str) -> list[int]:

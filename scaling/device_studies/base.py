@@ -21,19 +21,12 @@ if TYPE_CHECKING:
 
 Value = int | float | str | bool
 Point = dict[str, Value]
-
-WARMUP_CALLS = 3
-"""At least: the first call sets libraries up, the second may still grow caches of memory."""
-
+WARMUP_CALLS = 3  # at least: the first call sets libraries up, the second may still grow caches of memory
 SLOW_CALLS = 3
 """After so many a point is left out for their time: the first, and the faster of two that follow."""
 
-SET_UP_S = 5.0
-"""What libraries may take in a process's first call, beyond the limit."""
-
-DOUBTLESS = 2.0
-"""A second call that would pass the limit by this factor is enough."""
-
+SET_UP_S = 5.0  # what libraries may take in a process's first call, beyond the limit
+DOUBTLESS = 2.0  # a second call that would pass the limit by this factor is enough
 WARMUP_SHARE = 0.1
 """Of a cell's seconds the warm-up lasts so long, where three calls take less: clocks and caches settle."""
 

@@ -28,11 +28,8 @@ from torch import Tensor, nn
 
 from scaling.device_studies.base import Budget, LeftOutError, steps
 
-COMPARED = 16
-"""So many rows and columns of a product are compared with float64."""
-
-TF32_CAPABILITY = (8, 0)
-"""The first compute capability that has it."""
+COMPARED = 16  # so many rows and columns of a product are compared with float64
+TF32_CAPABILITY = (8, 0)  # the first compute capability that has it
 
 
 def dtype_of(precision: str) -> torch.dtype:
@@ -61,8 +58,7 @@ def multiplying(precision: str, device: torch.device) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-COMPARED_IMAGES = 1
-"""Of so many the result is compared with float64."""
+COMPARED_IMAGES = 1  # of so many the result is compared with float64
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,7 @@ REDUCED_BATCHES = {
     "lstm": 16,
 }
 SEVEN_NETWORKS = tuple(REDUCED_BATCHES)
-OTHER_BATCH = 16
-"""Of a network that is not among the seven."""
-
-
+OTHER_BATCH = 16  # of a network that is not among the seven
 REPORT = Report(
     question="How many CPU threads are worth it?",
     named=("model", "batch"),

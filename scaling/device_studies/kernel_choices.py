@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 MATMUL, CONVOLUTION = "matmul", "convolution"
 MATMUL_CHOICES = ("transposed", "transpose-first", "already-transposed")
 CONVOLUTION_CHOICES = ("library", "autotuned", "native", "fft")
-OF_THE_LIBRARY = ("library", "autotuned")
-"""Convolutions of other choices are in float32 alone."""
-
+OF_THE_LIBRARY = ("library", "autotuned")  # convolutions of other choices are in float32 alone
 OLDER_INTERFACE = "older-interface"
 NO_CAP = "none"
 

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 SYNTHETIC = "temporal-order"
-REAL = {"mnist-rows": "mnist", "digits-rows": "digits"}
-"""Task -> data set."""
-
-
+REAL = {"mnist-rows": "mnist", "digits-rows": "digits"}  # task -> data set
 TIMED = {"task": tuple(REAL), "width": Setting("width")}
 FUSED = {**TIMED, "implementation": "fused", "precision": "float32"}
 PHASES = {"step": "training", "evaluate": "evaluation", "predict": "prediction"}

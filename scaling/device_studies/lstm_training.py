@@ -40,13 +40,9 @@ from scaling.device_studies.base import Budget, LeftOutError, steps
 from scaling.workloads.base import cross_entropy
 from scaling.workloads.registry import create_dataset
 
-PILOT_STEPS = 3
-"""Training steps, the first one apart, from which the time of a training is foreseen."""
-
+PILOT_STEPS = 3  # training steps, the first one apart, from which the time of a training is foreseen
 TEST_BATCH = 2048
-COMPARED_SAMPLES = 64
-"""On so many the logits are compared with those of float64."""
-
+COMPARED_SAMPLES = 64  # on so many the logits are compared with those of float64
 IMPLEMENTATIONS = ("elementary", "cell", "fused")
 
 FORGET_BIAS = 1.0
@@ -183,11 +179,8 @@ def num_right(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 NUM_SYMBOLS = 6
-NUM_DISTRACTORS = 4
-"""The first four symbols count nothing; the last two are X and Y."""
-
-DATA_SEED = 0
-"""Of the synthetic task's sequences: the same for every seed of a training."""
+NUM_DISTRACTORS = 4  # the first four symbols count nothing; the last two are X and Y
+DATA_SEED = 0  # of the synthetic task's sequences: the same for every seed of a training
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,7 @@ from scaling.device_studies.base import Budget, LeftOutError
 from scaling.device_studies.training_step import capture
 
 PICTURE_SIDE = 101
-CURVE_POINTS = 100
-"""Of the losses over the epochs so many are kept, evenly in the epochs' logarithm."""
-
+CURVE_POINTS = 100  # of the losses over the epochs so many are kept, evenly in the epochs' logarithm
 LOADER_PILOT = 1000
 
 Source = Callable[[], tuple[Tensor, Tensor]]

@@ -19,12 +19,8 @@ from scaling.workloads.registry import build_module, create_dataset, create_mode
 
 LEARNING_RATE = 1e-3
 MOMENTUM = 0.9
-WARMUP_STEPS = 3
-"""Before a step is captured, on another stream: libraries set themselves up on first use."""
-
-PILOT_FACTOR = 4
-"""Before a large batch is tried on a CPU, batches that are smaller by this factor are."""
-
+WARMUP_STEPS = 3  # before a step is captured, on another stream: libraries set themselves up on first use
+PILOT_FACTOR = 4  # before a large batch is tried on a CPU, batches that are smaller by this factor are
 StepFunction = Callable[[], object]
 
 

@@ -18,11 +18,8 @@ from scaling.report.sections import SavedFigure, Section, arrange
 from scaling.report.tables import Column, Table, table_of, without_empty_columns
 from scaling.report.titles import short_names, title_parts
 
-ANSWER = "answer"
-"""The section of figures and tables that stand open."""
-
-TRAINING = "training: "
-"""What the name of a variant of trainings begins with."""
+ANSWER = "answer"  # the section of figures and tables that stand open
+TRAINING = "training: "  # what the name of a variant of trainings begins with
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,7 @@ from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import text_of
 from scaling.report.titles import title_of
 
-HIDDEN = ("hidden_comm_s", "hidden_h2d_s")
-"""Under the computation, so no part of the sum."""
-
+HIDDEN = ("hidden_comm_s", "hidden_h2d_s")  # under the computation, so no part of the sum
 _AFTER_THE_SUM = {
     "hidden_comm_s": "hidden comm.",
     "hidden_h2d_s": "hidden h2d",
@@ -25,8 +23,7 @@ _AFTER_THE_SUM = {
 }
 SUM = "= profiled step"
 UNPROFILED = "step"
-MARK = "*"
-"""Of a step that differs from its profiled step by more than LARGEST_PROFILING_OVERHEAD."""
+MARK = "*"  # of a step that differs from its profiled step by more than LARGEST_PROFILING_OVERHEAD
 CHECK, DIFFERS = "do both agree?", "no"
 
 MARK_READING = (

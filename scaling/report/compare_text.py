@@ -39,11 +39,8 @@ VERDICTS = (
 HEADINGS = {"iteration": "time of a step", "convergence": "time of a whole training"}
 """Kinds in the order of their tables."""
 
-COUNTED = {"iteration": "timed cells", "convergence": "trainings"}
-"""What their cells are called."""
-
-MOST_UNMATCHED = 4
-"""Cells without a partner that are named; more are counted."""
+COUNTED = {"iteration": "timed cells", "convergence": "trainings"}  # what their cells are called
+MOST_UNMATCHED = 4  # cells without a partner that are named; more are counted
 
 
 def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:

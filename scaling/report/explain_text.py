@@ -18,15 +18,9 @@ from scaling.report.terminal import filled
 from scaling.report.text import line_of, next_experiment, text_of
 from scaling.report.titles import title_of
 
-MOST_SHOWN = 2
-"""Findings a cell in the overview."""
-
-SHORT = 60
-"""Characters of an experiment that may be said again."""
-
-MOST_NAMED = 3
-"""Cells that are named where a sentence is about several."""
-
+MOST_SHOWN = 2  # findings a cell in the overview
+SHORT = 60  # characters of an experiment that may be said again
+MOST_NAMED = 3  # cells that are named where a sentence is about several
 NO_STEPS = (
     "not known: no steps were timed here, and the trainings show nothing by themselves. A part of kind "
     "`iteration` in a study file times steps."

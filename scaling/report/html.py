@@ -120,9 +120,7 @@ PATHS = (
 
 
 TEMPLATE = "report.html.j2"
-
-MOST_NAMED = 4
-"""So many of several workloads are named below the title."""
+MOST_NAMED = 4  # so many of several workloads are named below the title
 
 
 def render_page(content: Content) -> str:

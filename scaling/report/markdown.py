@@ -8,8 +8,7 @@ from scaling.report.content import Content
 from scaling.report.figures.style import DRAWN_OTHERS, SHOW_OTHERS
 from scaling.report.text import TEMPLATES, environment
 
-OPEN_SECTIONS = ("speedup", "training", "devices")
-"""Their tables stand open; others unfold."""
+OPEN_SECTIONS = ("speedup", "training", "devices")  # their tables stand open; others unfold
 
 
 def render_markdown(content: Content) -> str:

@@ -41,9 +41,7 @@ from scaling.report.warnings_text import warnings_of
 AGGREGATOR_WIDTH = 26
 """Longer labels are folded in a terminal: with five columns of numbers, this is what 80 characters leave."""
 
-WIDEST_INTERVAL = 0.1
-"""Half of an interval; a row with a wider one is marked."""
-
+WIDEST_INTERVAL = 0.1  # half of an interval; a row with a wider one is marked
 WIDE, DIFFERS = "~", "†"
 """Marks of an interval, and of an exchange that the difference to the step without does not confirm."""
 

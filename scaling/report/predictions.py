@@ -24,9 +24,7 @@ from scaling.report.text import sentences_of, text_of
 from scaling.store import ResultsFolder
 
 SOURCE = "predictions.json"
-DIGITS = 9
-"""Significant ones in predicted.csv."""
-
+DIGITS = 9  # significant ones in predicted.csv
 CSV_COLUMNS = (
     *("cell_id", "model", "dataset", "aggregator", "step", "world_size", "local_batch", "peer_access"),
     *("precision", "memory_format", "augmentation"),

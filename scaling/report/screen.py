@@ -15,11 +15,8 @@ GAP = 2
 LONGEST_WORD, NARROWEST = 16, 7
 """Of a column: longer words are cut where that makes room, and more where it must."""
 
-LAST_DETAILS = 2
-"""How sure it is, and what next."""
-
-FEWEST_ROWS = 6
-"""So many rows of a table stand before details do."""
+LAST_DETAILS = 2  # how sure it is, and what next
+FEWEST_ROWS = 6  # so many rows of a table stand before details do
 
 
 def screen(answer: Answer, *, command: str, page: str) -> list[str]:

@@ -17,11 +17,7 @@ STATISTIC = (
     "lossy combinations). Same seed: the mean difference from exact trainings of the same seed, which start "
     "from the same weights and see the same batches."
 )
-
-
-LEFT_OUT = ("step", "exchange", "same seed")
-"""Columns that the answer's table does not have."""
-
+LEFT_OUT = ("step", "exchange", "same seed")  # columns that the answer's table does not have
 _FIRST: tuple[Column[Compared], ...] = (
     Column("aggregator", lambda other: other.row["aggregator"]),
     Column("workers", lambda other: str(other.row["world_size"])),

@@ -23,8 +23,7 @@ COLUMNS = (
 )
 """Of a summary's row, what a cell's state is shown with."""
 
-MOST_OF_STATES = 20
-"""Characters of a cell's states side by side; what is longer is counted or folded."""
+MOST_OF_STATES = 20  # characters of a cell's states side by side; what is longer is counted or folded
 
 
 def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
@@ -65,8 +64,7 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     ] + [_lost_row(cell_id, repeats) for cell_id, repeats in lost.items()]
 
 
-NO_RECORD = "no record"
-"""State of a run that has samples, but no run.json."""
+NO_RECORD = "no record"  # state of a run that has samples, but no run.json
 
 
 def without_record(folder: ResultsFolder) -> dict[str, list[int]]:

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from scaling.report.formats import MISSING
 
-Item = TypeVar("Item")
-"""What a row is made of."""
+Item = TypeVar("Item")  # what a row is made of
 
 
 @dataclass(frozen=True)

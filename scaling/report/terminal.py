@@ -29,21 +29,14 @@ from scaling.report.titles import title_of, title_parts
 from scaling.report.warnings_text import warnings_of
 
 WIDTH = 80
-FIXED = 2
-"""Columns of a budget that are no part of the step: the aggregator and the workers."""
-
-BUDGET_COLUMN_WIDTH = 16
-"""Labels above a budget are folded at this width."""
-
+FIXED = 2  # columns of a budget that are no part of the step: the aggregator and the workers
+BUDGET_COLUMN_WIDTH = 16  # labels above a budget are folded at this width
 MOST_BUDGETS = 10
 """A group with more shows those of its largest world size, and then of each aggregator's main variant; the
 page shows all."""
 
-WARNED = "!"
-"""At the end of a cell's line that has warnings; they follow below the table."""
-
-MOST_WARNINGS = 3
-"""Of one kind, with its numbers; more are counted."""
+WARNED = "!"  # at the end of a cell's line that has warnings; they follow below the table
+MOST_WARNINGS = 3  # of one kind, with its numbers; more are counted
 
 
 def render_tables(table: pd.DataFrame, answers: Sequence[str] = ()) -> list[Lines]:

@@ -14,9 +14,7 @@ from scaling.measure.probe.series import size_text
 from scaling.report.formats import milliseconds, number
 from scaling.report.tables import Column, Table, in_terminal, table_of
 
-WHAT_WIDTH = 24
-"""Longer names are folded: what 80 columns leave."""
-
+WHAT_WIDTH = 24  # longer names are folded: what 80 columns leave
 STATISTIC = (
     "Milliseconds of one operation: median of the samples of all repeats, each as long as on its slowest "
     "rank; low and high: the ends of the 95% interval. Ranks that did the same alone, or in pairs, share a "
@@ -103,8 +101,7 @@ def render_transfers(results: Sequence[TransferResult]) -> list[rich.table.Table
     ]
 
 
-IN_ANSWER = ("all_reduce", "peer_copy", "h2d", "d2h")
-"""Operations of the table that the report begins with."""
+IN_ANSWER = ("all_reduce", "peer_copy", "h2d", "d2h")  # operations of the table that the report begins with
 
 
 def answer_table(results: Sequence[TransferResult]) -> Table | None:

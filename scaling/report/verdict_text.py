@@ -25,8 +25,7 @@ from scaling.report.text import text_of, untried
 from scaling.report.titles import short_names, title_parts
 from scaling.store import ResultsFolder, RunRecord, Snapshot
 
-MPI_TABLES = {"openmpi", "mpich"}
-"""Launchers of records, where mpirun started the workers: `mpi` needs that."""
+MPI_TABLES = {"openmpi", "mpich"}  # launchers of records, where mpirun started the workers: `mpi` needs that
 
 
 def facts_of(verdict: Finding) -> Iterator[tuple[str, str]]:

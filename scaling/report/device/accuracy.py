@@ -36,12 +36,8 @@ REFERENCE = "fused, float32"
 BAND = "#dddddd"
 """Of the grid: the page has another for dark screens."""
 
-MARKER_ROOM = 0.02
-"""Of the axis, beyond 100%."""
-
-NARROWEST = 1.0
-"""Of an axis of accuracies, in percentage points: where all seeds agree."""
-
+MARKER_ROOM = 0.02  # of the axis, beyond 100%
+NARROWEST = 1.0  # of an axis of accuracies, in percentage points: where all seeds agree
 CAPTION = (
     "Accuracy on held-out samples after training (columns accuracy, accuracy_sd): a small marker for each "
     "seed, a large one for their mean. The band is that of the fused implementation in float32: what another "

@@ -28,11 +28,8 @@ Floats = npt.NDArray[np.float64]
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 ROW_HEIGHT = 2.3
-MARGIN = 1.9
-"""Room beyond the outermost points of a map, as a factor."""
-
-Panel = tuple[str, Panels, list[DeviceResult]]
-"""Title, axis and cells."""
+MARGIN = 1.9  # room beyond the outermost points of a map, as a factor
+Panel = tuple[str, Panels, list[DeviceResult]]  # title, axis and cells
 
 
 def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:

@@ -78,8 +78,7 @@ def plain_report(cells: Sequence[DeviceResult]) -> Report:
     return Report("", (*values,), (lines,) if x else (), (table,), tuple(findings))
 
 
-NO_GPU = "devices: no GPU"
-"""How a study's note begins that says so (`scaling.study.kinds.device`)."""
+NO_GPU = "devices: no GPU"  # how a study's note begins that says so (`scaling.study.kinds.device`)
 
 
 @dataclass(frozen=True)

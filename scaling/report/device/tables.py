@@ -12,15 +12,9 @@ from scaling.report.device.results import Results
 from scaling.report.formats import MISSING, interval, milliseconds, number, ratio
 from scaling.report.tables import Column, Table, table_of
 
-Cells = Sequence[DeviceResult]
-"""A row: the cells of a point."""
-
-LOAD = "load_average"
-"""The fact with the host's load before a cell (`scaling.study.kinds.device`)."""
-
-BUSY = 1.3
-"""A load of so many processes a core is more than the study's own."""
-
+Cells = Sequence[DeviceResult]  # a row: the cells of a point
+LOAD = "load_average"  # the fact with the host's load before a cell (`scaling.study.kinds.device`)
+BUSY = 1.3  # a load of so many processes a core is more than the study's own
 LEFT_OUT = (
     "Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not fit, or as the "
     "reason says."

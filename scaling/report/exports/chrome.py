@@ -22,12 +22,8 @@ from scaling.analysis.samples import CellResult
 from scaling.errors import ScalingError
 from scaling.store import ResultsFolder
 
-STREAMS = {"step": 0, "main": 1, "comm": 2, "copy": 3, "hook": 4}
-"""Lane -> tid."""
-
-OTHER_STREAM = 9
-"""Of lanes that are none of these."""
-
+STREAMS = {"step": 0, "main": 1, "comm": 2, "copy": 3, "hook": 4}  # lane -> tid
+OTHER_STREAM = 9  # of lanes that are none of these
 Event = dict[str, Any]
 
 

@@ -36,8 +36,7 @@ GROUPED = {
 }
 """Part of the figure -> the parts of a step (`scaling.measure.budget`) that it sums."""
 
-SMALLEST_SHARE = 0.002
-"""Of the longest step: a smaller part cannot be seen, and has no entry in the legend."""
+SMALLEST_SHARE = 0.002  # of the longest step: a smaller part cannot be seen, and has no entry in the legend
 
 
 @figure(section="answer")

@@ -26,15 +26,9 @@ CAPTION = (
     "the median of the latest rank's). A row that is dark throughout is a straggler; a dark column is a step "
     "that was disturbed."
 )
-
-BRIGHTEST_PERCENTILE = 99
-"""The scale ends there: a single hiccup would leave all else pale."""
-
-TALLEST_PANEL = 2.4
-"""In inches, however many ranks there are."""
-
-MOST_STEPS = 100
-"""More of a launch's profiled steps are not drawn."""
+BRIGHTEST_PERCENTILE = 99  # the scale ends there: a single hiccup would leave all else pale
+TALLEST_PANEL = 2.4  # in inches, however many ranks there are
+MOST_STEPS = 100  # more of a launch's profiled steps are not drawn
 
 
 @figure(section="budget")

@@ -30,10 +30,7 @@ CAPTION = (
     "to the step (hidden_comm_s). Diamond: the step without profiling, with its 95% interval; hollow: it "
     "has none. A bar more than ten times the median is broken; its number is its length."
 )
-
-BROKEN_RATIO = 10.0
-"""A step this many times as long as the median is cut off: it would flatten all others."""
-
+BROKEN_RATIO = 10.0  # a step this many times as long as the median is cut off: it would flatten all others
 BAR_HEIGHT = 0.66
 
 HIDDEN_HEIGHT = 0.15

@@ -23,9 +23,7 @@ from scaling.report.sections import SavedFigure
 from scaling.store import ResultsFolder
 from topologies.detect import num_usable_cores
 
-GROUP = "scaling.figures"
-"""The entry-point group in which other packages offer figures."""
-
+GROUP = "scaling.figures"  # the entry-point group in which other packages offer figures
 _HERE = "scaling.report.figures"
 
 BUILT_IN = {
@@ -55,15 +53,9 @@ OF_QUESTIONS = {"memory": "memory", "buckets": "buckets", "compression": "trade"
 """Question of a study -> the figure that answers it: it stands open, with those of all studies."""
 
 
-MANY_ROWS = 40
-"""Cells of a study whose figures are drawn by several processes: fewer take about a second."""
-
-
-PAPER_WIDTH = 3.3
-"""Of a figure in a column of a paper, in inches."""
-
-PAPER_SCALE = 0.8
-"""Of the text in such a figure: 7 points for 9."""
+MANY_ROWS = 40  # cells of a study whose figures are drawn by several processes: fewer take about a second
+PAPER_WIDTH = 3.3  # of a figure in a column of a paper, in inches
+PAPER_SCALE = 0.8  # of the text in such a figure: 7 points for 9
 
 
 @dataclass(frozen=True)
@@ -84,10 +76,7 @@ class Formats:
 
 
 PAGE_ONLY = Formats()
-
-
-Placed = tuple[int, SavedFigure]
-"""A figure, and the place of its group among the groups."""
+Placed = tuple[int, SavedFigure]  # a figure, and the place of its group among the groups
 
 
 def draw_figures(

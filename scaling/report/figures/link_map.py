@@ -25,26 +25,13 @@ CAPTION = (
     "aggregator's schedule on topology.yaml. Star: a library's own exchange, shown as the schedule in the "
     "column kind."
 )
-
-MOST_LINKS = 32
-"""Of more, those that are busiest in any cell."""
-
-DARK = 0.55
-"""From this part of the scale on, numbers are white."""
-
-ROW_HEIGHT = 0.19
-"""Of a link, in inches."""
-
+MOST_LINKS = 32  # of more, those that are busiest in any cell
+DARK = 0.55  # from this part of the scale on, numbers are white
+ROW_HEIGHT = 0.19  # of a link, in inches
 LABEL_ANGLE = 35
-
-LINE_HEIGHT, CHARACTER_WIDTH = 0.15, 0.075
-"""Of labels, in inches."""
-
-COLUMNS_WIDTH = 3.4
-"""Of all columns together, in inches."""
-
-SHORTEST_LINE = 18
-"""Characters: labels are not wrapped at fewer."""
+LINE_HEIGHT, CHARACTER_WIDTH = 0.15, 0.075  # of labels, in inches
+COLUMNS_WIDTH = 3.4  # of all columns together, in inches
+SHORTEST_LINE = 18  # characters: labels are not wrapped at fewer
 
 
 @figure(section="links")

@@ -20,37 +20,16 @@ from scaling.report.figures.style import Look
 from scaling.report.figures.svg import POINTS_PER_INCH, with_tip
 
 Looks = dict[str, Look]
-
-WIDTH = 5.8
-"""Of every figure, in inches: its text can be read on a phone, and next to the text of a paper."""
-
-ANSWER_WIDTH = 4.6
-"""Of the figures that answer: two of them fit side by side, and one on a phone."""
-
-ANSWER_HEIGHT = 3.2
-"""Of those over three numbers of workers or more."""
-
-SHORT_HEIGHT = 2.5
-"""Of those over fewer, which have less to show."""
-
-TITLE_SIZE = 10.0
-"""Of a figure's title, in points."""
-
-TITLE_LEFT = 0.01
-"""Its distance from the figure's edges, as a share of the width."""
-
-LONGEST_LABEL = 18
-"""A longer label is set on two lines, so that it leaves room for the plot."""
-
-LEGEND_CHARACTERS_PER_INCH = 13.0
-"""So many fit side by side below a figure."""
-
-HANDLE_CHARACTERS = 8
-"""What an entry takes besides its label."""
-
-LABEL_GAP = 0.06
-"""Of the labels at the ends of lines, as a share of the plot in a figure of ANSWER_HEIGHT."""
-
+WIDTH = 5.8  # of every figure, in inches: its text can be read on a phone, and next to the text of a paper
+ANSWER_WIDTH = 4.6  # of the figures that answer: two of them fit side by side, and one on a phone
+ANSWER_HEIGHT = 3.2  # of those over three numbers of workers or more
+SHORT_HEIGHT = 2.5  # of those over fewer, which have less to show
+TITLE_SIZE = 10.0  # of a figure's title, in points
+TITLE_LEFT = 0.01  # its distance from the figure's edges, as a share of the width
+LONGEST_LABEL = 18  # a longer label is set on two lines, so that it leaves room for the plot
+LEGEND_CHARACTERS_PER_INCH = 13.0  # so many fit side by side below a figure
+HANDLE_CHARACTERS = 8  # what an entry takes besides its label
+LABEL_GAP = 0.06  # of the labels at the ends of lines, as a share of the plot in a figure of ANSWER_HEIGHT
 TIP_SIZE = 11.0
 """Of the place that shows a point's tip, in points: a finger is less exact than the point's marker."""
 

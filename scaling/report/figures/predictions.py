@@ -24,17 +24,11 @@ CAPTION = (
     "interval); bars are cut off at the frame. On the dashed line the prediction was right, in the grey band "
     "within 10%; above it the prediction was too long."
 )
-
-BAND_RATIO = 0.10
-"""Either side of the diagonal: predictions within it are within 10% of what was measured."""
-
+BAND_RATIO = 0.10  # either side of the diagonal: predictions within it are within 10% of what was measured
 BAND_COLOUR = "#d9d9d9"
 
 DIAGONAL_COLOUR = "#999999"
-
-ROOM = 1.15
-"""Between the outermost points and the frame, as a ratio."""
-
+ROOM = 1.15  # between the outermost points and the frame, as a ratio
 MOST_COLUMNS = 2
 
 MOST_TICKS = 6

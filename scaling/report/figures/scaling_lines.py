@@ -30,9 +30,7 @@ from scaling.report.figures.style import BEST, BOUND, IDEAL, OTHER, OTHERS, REFE
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import rate
 
-LIBRARY = "all_reduce"
-"""The communication library's own all-reduce: what others are compared with."""
-
+LIBRARY = "all_reduce"  # the communication library's own all-reduce: what others are compared with
 HIDDEN_FACTOR = 4.0
 """Lines below the fastest by more than this factor are left to the table: they would flatten the others."""
 
@@ -44,12 +42,8 @@ LEAST_ROOM = 1.25
 FURTHEST_INTERVAL = 4.0
 """The axis goes so far beyond the values for their intervals; longer ones end in an arrow."""
 
-MARGIN = 0.04
-"""Left and right of the lines, as a share of the scale: labels stand beside the last points."""
-
-AROUND = 0.8
-"""What the title and the names of the axis take of the height, in inches."""
-
+MARGIN = 0.04  # left and right of the lines, as a share of the scale: labels stand beside the last points
+AROUND = 0.8  # what the title and the names of the axis take of the height, in inches
 LONGEST_NAME = 24
 """Of a line at its end, in characters: a longer one takes the plot's room and is in its tips."""
 

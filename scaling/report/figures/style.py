@@ -25,18 +25,12 @@ all others."""
 FURTHER = ("#a3195b", "#00838f", "#8a5a00", "#6a3fb5")
 """Of four more aggregators, where a figure tells several from each other."""
 
-MOST_COLOURED = 6
-"""Lines that stand out in one plot; the others are grey."""
-
+MOST_COLOURED = 6  # lines that stand out in one plot; the others are grey
 NEARLY_ALL = 0.9
 """From this accuracy on the error is drawn, on a log scale: accuracies would all look the same."""
 
-OTHERS = "-others"
-"""The series of the grey lines; the minus: hidden on the page until asked for."""
-
-ON_REQUEST = ' (on the page: press "show others" to show them)'
-"""Of grey lines, in a caption."""
-
+OTHERS = "-others"  # the series of the grey lines; the minus: hidden on the page until asked for
+ON_REQUEST = ' (on the page: press "show others" to show them)'  # of grey lines, in a caption
 SHOW_OTHERS, DRAWN_OTHERS = 'Press "show others" to see the remaining ones', "Grey: the remaining ones"
 """The same on the page, where they are hidden at first, and where there is none."""
 
@@ -91,9 +85,7 @@ assert set(_PART_LOOKS) == set(PARTS)
 HIDDEN_LOOK: Any = {"facecolor": "#ffffff", "edgecolor": _COMMUNICATION, "linewidth": 1.0}
 """Communication under the computation: outlined, since it takes no time of the step."""
 
-LATE_COLOURS = "YlOrBr"
-"""From pale to dark, so that it can be read without its hues."""
-
+LATE_COLOURS = "YlOrBr"  # from pale to dark, so that it can be read without its hues
 SETTINGS: Any = {  # Any: versions of matplotlib differ in how they type the keys
     "font.size": 9.0,
     "axes.titlesize": 9.5,

@@ -36,9 +36,7 @@ from scaling.report.titles import title_of, unit_of
 CHARACTER, DOT, RIGHT_END = 0.021, 0.012, 1.02
 """A label's width per character, half of a point's size, and where labels end, as shares of the plot."""
 
-NARROW = 5.0
-"""An axis that spans less than this factor has ticks at even distances."""
-
+NARROW = 5.0  # an axis that spans less than this factor has ticks at even distances
 CAPTION = (
     "Test accuracy after the last epoch, on the most workers, against what the training took. Green: none is "
     "better in both. Bars: from the smallest to the largest seed, whose noise may exceed a step of the "
@@ -226,8 +224,7 @@ def label_places(points: Sequence[tuple[float, float, str]]) -> list[tuple[float
     return places
 
 
-Box = tuple[float, float, float, float]
-"""Left, bottom, right and top, as shares of the plot."""
+Box = tuple[float, float, float, float]  # left, bottom, right and top, as shares of the plot
 
 
 def _is_free(box: Box, taken: Sequence[Box]) -> bool:

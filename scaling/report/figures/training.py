@@ -56,14 +56,9 @@ _PLACES = {
 }
 """What a training is drawn against -> the line's values, and the axis' label."""
 
-BAND = 0.15
-"""How opaque the band from the smallest to the largest of several trainings is."""
-
-LOG_LOSS_RATIO = 10
-"""Losses that span more than this are drawn on a logarithmic axis."""
-
-TIPS_A_LINE = 8
-"""A longer line shows its values at some of its epochs only."""
+BAND = 0.15  # how opaque the band from the smallest to the largest of several trainings is
+LOG_LOSS_RATIO = 10  # losses that span more than this are drawn on a logarithmic axis
+TIPS_A_LINE = 8  # a longer line shows its values at some of its epochs only
 
 
 @figure(section="training")

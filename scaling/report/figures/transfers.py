@@ -32,10 +32,7 @@ TOGETHER = tuple(name for name in MESSAGES if name not in TO_PEER)
 COLOURS = (REFERENCE, *FURTHER)
 
 HOST_ONLY = ", host-only"
-
-LABEL_CHARACTERS = 28
-"""Longer labels at the ends of lines take two lines."""
-
+LABEL_CHARACTERS = 28  # longer labels at the ends of lines take two lines
 MOST_OPERATIONS = 3
 """Of a figure stand out, each in its fastest form; those measured with and without peer access first."""
 
