@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand
 
 from scaling import __version__
@@ -107,7 +108,7 @@ for group, verbs in VERBS.items():
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _top(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit

@@ -6,40 +6,29 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from scaling.cli.options import note
 
 
 def attach(
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND", help="The command that starts the script.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="New results folder.")] = Path("results/attach"),
-    arms: Annotated[str | None, typer.Option("--arms", help="Run only these arms: no_exchange,aa")] = None,
+    command: Annotated[list[str], Argument(metavar="-- COMMAND", help="The command that starts the script.")],
+    out: Annotated[Path, Option(help="New results folder.")] = Path("results/attach"),
+    arms: Annotated[str | None, Option(help="Run only these arms: no_exchange,aa")] = None,
     steps: Annotated[
-        int,
-        typer.Option("--steps", min=5, max=100_000, help="Measured steps of an arm with its own process."),
+        int, Option(min=5, max=100_000, help="Measured steps of an arm with its own process.")
     ] = 30,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, max=1_000_000, help="Of a launch that switches arms.")
-    ] = 10.0,
-    warmup: Annotated[
-        int, typer.Option("--warmup", min=1, max=100_000, help="Warm-up steps before them.")
-    ] = 10,
+    seconds: Annotated[float, Option(min=0.1, max=1_000_000, help="Of a launch that switches arms.")] = 10.0,
+    warmup: Annotated[int, Option(min=1, max=100_000, help="Warm-up steps before them.")] = 10,
     launches: Annotated[
-        int,
-        typer.Option(
-            "--launches", min=1, max=1000, help="Launches that switch arms; one more if they disagree."
-        ),
+        int, Option(min=1, max=1000, help="Launches that switch arms; one more if they disagree.")
     ] = 2,
     until_epoch: Annotated[
-        bool, typer.Option("--until-epoch", help="Go on until an epoch of a loader has ended, or --deadline.")
+        bool, Option("--until-epoch", help="Go on until an epoch of a loader has ended, or --deadline.")
     ] = False,
-    deadline: Annotated[
-        float, typer.Option("--deadline", min=1, max=1_000_000, help="Seconds that a run may take.")
-    ] = 120.0,
+    deadline: Annotated[float, Option(min=1, max=1_000_000, help="Seconds that a run may take.")] = 120.0,
     join_folder: Annotated[
-        Path | None, typer.Option("--join", metavar="DIR", help="On each further node: join the runs in DIR.")
+        Path | None, Option("--join", metavar="DIR", help="On each further node: join the runs in DIR.")
     ] = None,
 ) -> None:
     """Run a training script for some steps, change one thing after another meanwhile, say what limits it."""

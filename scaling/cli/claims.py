@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from scaling.cli.options import AsJson, note
 
 
 def claims(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Claims of a source, in YAML.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Write the page there too (Markdown).")] = None,
+    files: Annotated[list[Path], Argument(metavar="FILE...", help="Claims of a source, in YAML.")],
+    out: Annotated[Path | None, Option(help="Write the page there too (Markdown).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check what papers claim by results or a simulation, and say under which assumption it holds."""

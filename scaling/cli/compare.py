@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from scaling.cli.options import AsJson
@@ -35,23 +36,18 @@ class AgainstCommand(TyperCommand):
 
 _Folders = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="A B", help="Two results folders; ratios are B / A. With --against: folders of A."
-    ),
+    Argument(metavar="A B", help="Two results folders; ratios are B / A. With --against: folders of A."),
 ]
-_Against = Annotated[
-    list[Path] | None, typer.Option(metavar="B...", help="Folders of B, if a side has several.")
-]
+_Against = Annotated[list[Path] | None, Option(metavar="B...", help="Folders of B, if a side has several.")]
 _FailIf = Annotated[
     str | None,
-    typer.Option(
-        "--fail-if",
+    Option(
         metavar="CONDITION",
         help="Exit code 3 if a cell is certainly 'slower > 5%', 'slower' or 'faster > 10%'; one launch "
         "is never enough.",
     ),
 ]
-_Level = Annotated[float, typer.Option(help="Probability of any false alarm over all cells.")]
+_Level = Annotated[float, Option(help="Probability of any false alarm over all cells.")]
 
 
 def compare(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from scaling.cli.options import AsJson, Folder
 
@@ -15,7 +16,7 @@ def explain(
     directory: Folder,
     cell: Annotated[
         str | None,
-        typer.Argument(metavar="[CELL]", help="One cell in full: its id, or aggregator@workers (ring@4)."),
+        Argument(metavar="[CELL]", help="One cell in full: its id, or aggregator@workers (ring@4)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from scaling.cli.options import Folder
 
@@ -16,19 +17,19 @@ if TYPE_CHECKING:
 
 
 _Cell = Annotated[
-    str | None, typer.Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4).")
+    str | None, Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4).")
 ]
 _Format = Annotated[
     str,
-    typer.Option(
+    Option(
         "--format",
         help="chrome (trace of all ranks on one clock), mllog (MLPerf's log lines), csv (all samples, "
         "one value a row), extra-p, or tensorboard (event files; needs --out).",
     ),
 ]
-_Archive = Annotated[bool, typer.Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")]
+_Archive = Annotated[bool, Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")]
 _Unfinished = Annotated[
-    bool, typer.Option("--unfinished", help="With --archive: also if the study is not finished.")
+    bool, Option("--unfinished", help="With --archive: also if the study is not finished.")
 ]
 
 
@@ -37,11 +38,9 @@ def export(
     cell: _Cell = None,
     format_: _Format = "csv",
     archive: _Archive = False,
-    unarchive: Annotated[bool, typer.Option("--unarchive", help="Undo --archive.")] = False,
+    unarchive: Annotated[bool, Option("--unarchive", help="Undo --archive.")] = False,
     unfinished: _Unfinished = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Log folder of --format tensorboard.")
-    ] = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Log folder of --format tensorboard.")] = None,
 ) -> None:
     """Print raw samples in another tool's format, or archive the folder.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from scaling.cli.options import AsJson, Overrides, note
 from scaling.cli.run import measured
@@ -21,22 +22,19 @@ if TYPE_CHECKING:
 
 
 def history(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of campaigns; made if new.")],
-    study: Annotated[str | None, typer.Argument(help="Of the first call: a study (default: watch).")] = None,
+    directory: Annotated[Path, Argument(metavar="DIR", help="A folder of campaigns; made if new.")],
+    study: Annotated[str | None, Argument(help="Of the first call: a study (default: watch).")] = None,
     overrides: Overrides = None,
-    launcher: Annotated[str, typer.Option(help="As of `scaling run`.")] = "local",
-    no_run: Annotated[bool, typer.Option("--no-run", help="Measure nothing; read what is there.")] = False,
+    launcher: Annotated[str, Option(help="As of `scaling run`.")] = "local",
+    no_run: Annotated[bool, Option("--no-run", help="Measure nothing; read what is there.")] = False,
     rate: Annotated[
-        float,
-        typer.Option("--runs-per-false-alarm", min=2, max=10**6, help="Without a change, so many an alarm."),
+        float, Option("--runs-per-false-alarm", min=2, max=10**6, help="Without a change, so many an alarm.")
     ] = 100,
     accept: Annotated[
-        str | None, typer.Option(metavar="CAMPAIGN", help="Count from this one on; measure nothing.")
+        str | None, Option(metavar="CAMPAIGN", help="Count from this one on; measure nothing.")
     ] = None,
-    bisect: Annotated[
-        bool, typer.Option("--bisect", help="Find the slow commit of this repository.")
-    ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a message.")] = False,
+    bisect: Annotated[bool, Option("--bisect", help="Find the slow commit of this repository.")] = False,
+    markdown: Annotated[bool, Option("--markdown", help="Print Markdown, for a message.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Is it slower than it was? Each call measures a campaign; exit code 3 is an alarm."""

@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from scaling.cli.options import note
 
 
 def import_table(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV: GPUs,images_per_sec[,seed].")],
-    out: Annotated[Path | None, typer.Option("--out", help="New results folder (results/<name>).")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Of the model (default: the file's).")] = None,
+    file: Annotated[Path, Argument(metavar="FILE", help="CSV: GPUs,images_per_sec[,seed].")],
+    out: Annotated[Path | None, Option(help="New results folder (results/<name>).")] = None,
+    name: Annotated[str | None, Option(help="Of the model (default: the file's).")] = None,
     batch: Annotated[
-        int,
-        typer.Option("--batch", min=0, max=2**30, help="Batch of a GPU; with strong scaling of all GPUs."),
+        int, Option(min=0, max=2**30, help="Batch of a GPU; with strong scaling of all GPUs.")
     ] = 0,
-    scaling: Annotated[str, typer.Option("--scaling", help="weak or strong.")] = "weak",
+    scaling: Annotated[str, Option(help="weak or strong.")] = "weak",
     parameters: Annotated[
-        int, typer.Option("--parameters", min=0, max=10**13, help="Of the model, to predict from the table.")
+        int, Option(min=0, max=10**13, help="Of the model, to predict from the table.")
     ] = 0,
 ) -> None:
     """Make a results folder of throughputs that something else measured, for report and predict."""

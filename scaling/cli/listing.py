@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
 from scaling.cli.options import AsJson
 from scaling.errors import StudyError
@@ -145,7 +146,7 @@ def _comment(text: str) -> str:
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="KIND",
             help="studies, experiments, aggregators, models, datasets or topologies; or schema: the JSON "
             "schema of a study file, for editors.",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from scaling.files.redaction import redacted
@@ -13,20 +14,18 @@ from scaling.files.redaction import redacted
 if TYPE_CHECKING:
     from scaling.study.cell import ResolvedStudy
 
-StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
+StudyArgument = Annotated[str, Argument(help="A study file, or the name of a shipped study.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         metavar="[KEY=VALUE]...",
         help="Replace keys of the study: repeats=5 parts.0.iterations=20. "
         "kind=iteration runs the parts of that kind.",
     ),
 ]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="Results folder (default: results/<name of the study>).")
-]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Out = Annotated[Path | None, Option("--out", help="Results folder (default: results/<name of the study>).")]
+Folder = Annotated[Path, Argument(metavar="DIR", help="A results folder.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 class Group(TyperGroup):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from scaling.cli.options import AsJson, Out, Overrides, StudyArgument, resolved_study
 
@@ -16,22 +17,19 @@ def plan(
     overrides: Overrides = None,
     out: Out = None,
     skip_dominated: Annotated[
-        bool,
-        typer.Option("--skip-dominated", help="Predict which cells can be the fastest, and skip the rest."),
+        bool, Option("--skip-dominated", help="Predict which cells can be the fastest, and skip the rest.")
     ] = False,
     budget: Annotated[
-        str | None,
-        typer.Option("--budget", metavar="TIME", help="Keep only what fits into this time: 10m, 90s, 2h."),
+        str | None, Option(metavar="TIME", help="Keep only what fits into this time: 10m, 90s, 2h.")
     ] = None,
     results: Annotated[
-        list[Path] | None, typer.Option("--from", metavar="DIR", help="Results folder to predict from.")
+        list[Path] | None, Option("--from", metavar="DIR", help="Results folder to predict from.")
     ] = None,
     topology_name: Annotated[
-        str | None,
-        typer.Option("--topology", metavar="NAME", help="Machine to predict for (default: this one)."),
+        str | None, Option("--topology", metavar="NAME", help="Machine to predict for (default: this one).")
     ] = None,
     write: Annotated[
-        Path | None, typer.Option("--write", metavar="FILE", help="Write a study of the cells to measure.")
+        Path | None, Option(metavar="FILE", help="Write a study of the cells to measure.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

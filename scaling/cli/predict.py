@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from scaling.cli.options import AsJson
 from scaling.errors import StudyError
@@ -22,25 +23,21 @@ if TYPE_CHECKING:
     from topologies.model import Topology
 
 _StudyName = Annotated[
-    str, typer.Argument(help="A study file, the name of a shipped study, or the folder of `attach`.")
+    str, Argument(help="A study file, the name of a shipped study, or the folder of `attach`.")
 ]
 _Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`.")
+    list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`.")
 ]
-_TopologyOption = Annotated[
-    str, typer.Option("--topology", metavar="NAME", help="A shipped machine, or a machine file.")
-]
+_TopologyOption = Annotated[str, Option(metavar="NAME", help="A shipped machine, or a machine file.")]
 _WorldSizes = Annotated[
     str | None,
-    typer.Option(
-        "--world-sizes",
-        metavar="SIZES",
-        help="Numbers of workers, such as 1,2,4,8,64,1024 (default: those of the study).",
+    Option(
+        metavar="SIZES", help="Numbers of workers, such as 1,2,4,8,64,1024 (default: those of the study)."
     ),
 ]
 _ResultsOption = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--from",
         metavar="DIR",
         help="Results folder to predict from: world size 1 gives the computation, larger ones calibrate "
@@ -48,32 +45,23 @@ _ResultsOption = Annotated[
     ),
 ]
 _SamplesOption = Annotated[
-    list[Path] | None,
-    typer.Option("--samples", metavar="FILE", help="Samples of `topology probe`, to calibrate the exchange."),
+    list[Path] | None, Option(metavar="FILE", help="Samples of `topology probe`, to calibrate the exchange.")
 ]
 _SourceTopology = Annotated[
-    str | None,
-    typer.Option(
-        "--source-topology", metavar="NAME", help="Machine of --from and --samples, if it is another one."
-    ),
+    str | None, Option(metavar="NAME", help="Machine of --from and --samples, if it is another one.")
 ]
 _Changes = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--what-if",
         metavar="KEY=VALUE",
         help="Change the machine: nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x.",
     ),
 ]
 _MeasureNext = Annotated[
-    Path | None,
-    typer.Option(
-        "--measure-next", metavar="FILE", help="Write a study of what would narrow the intervals most."
-    ),
+    Path | None, Option(metavar="FILE", help="Write a study of what would narrow the intervals most.")
 ]
-_BestOrder = Annotated[
-    bool, typer.Option("--best-order", help="Also search the best GPUs and order of ranks.")
-]
+_BestOrder = Annotated[bool, Option("--best-order", help="Also search the best GPUs and order of ranks.")]
 MAX_UNNAMED_WORKERS = 128  # the largest world size that is predicted when `--world-sizes` is not given
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from scaling.cli.options import AsJson, Folder
 
@@ -14,16 +15,14 @@ def recommend(
     directory: Folder,
     objective: Annotated[
         str,
-        typer.Option(
+        Option(
             help="time, time-to-accuracy, 'efficiency >= 0.8' (shortest time at that efficiency), gpu-hours, "
             "energy or memory."
         ),
     ] = "time",
     max_memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE", help="Leave out settings that need more on a GPU, such as 40GB or 40GiB."
-        ),
+        Option(metavar="SIZE", help="Leave out settings that need more on a GPU, such as 40GB or 40GiB."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

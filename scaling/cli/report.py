@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from scaling.cli.options import AsJson, Folder
 from scaling.errors import StudyError
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
 def report(
     directory: Folder,
     all_tables: Annotated[
-        bool, typer.Option("--all", help="Print all tables; of a study of very many cells draw all figures.")
+        bool, Option("--all", help="Print all tables; of a study of very many cells draw all figures.")
     ] = False,
     as_json: AsJson = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the report as Markdown, for a pull request.")
+        bool, Option("--markdown", help="Print the report as Markdown, for a pull request.")
     ] = False,
-    png: Annotated[bool, typer.Option("--png", help="Save the figures as PNG too.")] = False,
+    png: Annotated[bool, Option("--png", help="Save the figures as PNG too.")] = False,
     paper: Annotated[
-        bool, typer.Option("--paper", help="Save them for a paper too: figures/paper/*.svg, 3.3 inches wide.")
+        bool, Option("--paper", help="Save them for a paper too: figures/paper/*.svg, 3.3 inches wide.")
     ] = False,
-    titles: Annotated[bool, typer.Option("--titles", help="With --paper: figures with titles.")] = False,
+    titles: Annotated[bool, Option("--titles", help="With --paper: figures with titles.")] = False,
 ) -> None:
     """Make the tables, figures and report.html from the raw samples; print the answer on one screen."""
     if as_json + markdown + all_tables > 1:

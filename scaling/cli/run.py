@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from launchers.local import LocalLauncher
 from launchers.zygote import Zygotes
@@ -29,21 +30,20 @@ if TYPE_CHECKING:
 
 _Launcher = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Starts the workers: local (forked, fast), torchrun, mpirun or horovodrun on this host; "
         "inside a Slurm job slurm-torchrun or slurm-srun; or module:Class of your own."
     ),
 ]
 _WorkersPerNode = Annotated[
-    int | None,
-    typer.Option(min=1, max=1024, help="In a Slurm job: most workers per node (default: its GPUs)."),
+    int | None, Option(min=1, max=1024, help="In a Slurm job: most workers per node (default: its GPUs).")
 ]
 _WorldSize = Annotated[
-    int | None, typer.Option(min=1, max=65536, help="Run only this number of workers; make no report.")
+    int | None, Option(min=1, max=65536, help="Run only this number of workers; make no report.")
 ]
 _Against = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="ENVIRONMENT",
         help="Compare with another environment, launch by launch, in results/<name>-campaign/a and b: "
         "env:NAME=VALUE (or several, in quotes; NAME= removes one), venv:FOLDER, checkout:FOLDER, or "
@@ -52,7 +52,7 @@ _Against = Annotated[
 ]
 _Next = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--next",
         metavar="N",
         min=1,
@@ -67,7 +67,7 @@ def run(
     study: StudyArgument,
     overrides: Overrides = None,
     out: Out = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
+    retry_failed: Annotated[bool, Option("--retry-failed", help="Run failed cells again.")] = False,
     launcher: _Launcher = "local",
     workers_per_node: _WorkersPerNode = None,
     world_size: _WorldSize = None,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from scaling.cli.options import Group
 from scaling.errors import ScheduleError
@@ -34,26 +35,20 @@ def _top() -> None:
 )
 def export(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A collective that `scaling verify` knows, or all_reduce.")
+        str, Argument(metavar="NAME", help="A collective that `scaling verify` knows, or all_reduce.")
     ],
-    world_size: Annotated[int, typer.Option("--world-size", min=1, max=1024, help="Number of ranks.")],
+    world_size: Annotated[int, Option(min=1, max=1024, help="Number of ranks.")],
     out: Annotated[
         Path,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="File to write; for Chakra traces a prefix: FILE.0.et, FILE.1.et, ...",
-        ),
+        Option(metavar="FILE", help="File to write; for Chakra traces a prefix: FILE.0.et, FILE.1.et, ..."),
     ],
-    format_: Annotated[
-        str, typer.Option("--format", help="msccl-xml, or chakra (for ASTRA-sim).")
-    ] = "msccl-xml",
+    format_: Annotated[str, Option("--format", help="msccl-xml, or chakra (for ASTRA-sim).")] = "msccl-xml",
     num_bytes: Annotated[
-        int, typer.Option("--bytes", min=4, max=2**50, help="Size of the float32 buffer in Chakra traces.")
+        int, Option("--bytes", min=4, max=2**50, help="Size of the float32 buffer in Chakra traces.")
     ] = 64 << 20,
     compute_s: Annotated[
         float,
-        typer.Option(
+        Option(
             "--compute-seconds", min=0.0, max=1e9, help="Computation before the collective in Chakra traces."
         ),
     ] = 0.0,
@@ -81,11 +76,9 @@ def export(
 
 @schedule.command(name="import", epilog="Example: scaling schedule import all_pairs.xml --out all_pairs.yaml")
 def import_schedule(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="MSCCL XML of an all-reduce.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.yaml", help="Write the schedule there.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    file: Annotated[Path, Argument(metavar="FILE", help="MSCCL XML of an all-reduce.")],
+    out: Annotated[Path | None, Option(metavar="FILE.yaml", help="Write the schedule there.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prove an all-reduce that others wrote, or name the step that is wrong; make a schedule of it."""
     from scaling.collectives.schedule_file import to_yaml
@@ -129,34 +122,25 @@ def import_schedule(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What the other tool wrote.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="What the other tool wrote.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="File to write: a machine file, or samples as CSV (default: stdout).",
-        ),
+        Option(metavar="FILE", help="File to write: a machine file, or samples as CSV (default: stdout)."),
     ] = None,
     machine: Annotated[
         str | None,
-        typer.Option(
-            "--machine", metavar="NAME", help="With nvbandwidth: machine that gets the measured bandwidths."
-        ),
+        Option(metavar="NAME", help="With nvbandwidth: machine that gets the measured bandwidths."),
     ] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="NAME", help="With a machine: what its GPUs are, as A100-SXM4-80GB."),
+        str | None, Option(metavar="NAME", help="With a machine: what its GPUs are, as A100-SXM4-80GB.")
     ] = None,
     allow_missing_links: Annotated[
-        bool,
-        typer.Option("--allow-missing-links", help="With XML: also take a file that leaves GPUs' links out."),
+        bool, Option("--allow-missing-links", help="With XML: also take a file that leaves GPUs' links out.")
     ] = False,
     world_size: Annotated[
-        int | None,
-        typer.Option("--world-size", min=2, max=4096, help="With OSU's text: ranks of the all-reduce."),
+        int | None, Option(min=2, max=4096, help="With OSU's text: ranks of the all-reduce.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Import a machine (NCCL's XML, `nvidia-smi topo -m`) or samples (nccl-tests, nvbandwidth, OSU)."""
     from scaling.files.documents import DocumentError, read_text

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from scaling.cli.options import AsJson, Folder
 
@@ -21,12 +22,10 @@ if TYPE_CHECKING:
 def status(
     directory: Folder,
     follow: Annotated[
-        bool,
-        typer.Option("--watch", help="Follow a running study until it is over; with --json a line a change."),
+        bool, Option("--watch", help="Follow a running study until it is over; with --json a line a change.")
     ] = False,
     every: Annotated[
-        float,
-        typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="With --watch: between two reads."),
+        float, Option(min=0.1, max=86_400, metavar="SECONDS", help="With --watch: between two reads.")
     ] = 2.0,
     as_json: AsJson = False,
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
+from typer import Argument, Option
 
 from launchers.base import JOIN_TIMEOUT_S
 from launchers.slurm import SIGNAL_S
@@ -21,51 +22,44 @@ if TYPE_CHECKING:
     from scaling.study.resolve import JobShape
 
 CPUS_PER_WORKER = 4  # what a job asks for by default
-StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
+StudyName = Annotated[str, Argument(help="A study file, or the name of a shipped study.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`.")
+    list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`.")
 ]
-Out = Annotated[
-    Path | None, typer.Option(help="Results folder, seen by all nodes (default: results/<name>).")
-]
-Partition = Annotated[str | None, typer.Option(help="Slurm's partition (default: Slurm's).")]
-Account = Annotated[str | None, typer.Option(help="Slurm's account (default: Slurm's).")]
-TimeLimit = Annotated[str, typer.Option(help="Time limit in Slurm's format.")]
+Out = Annotated[Path | None, Option(help="Results folder, seen by all nodes (default: results/<name>).")]
+Partition = Annotated[str | None, Option(help="Slurm's partition (default: Slurm's).")]
+Account = Annotated[str | None, Option(help="Slurm's account (default: Slurm's).")]
+TimeLimit = Annotated[str, Option(help="Time limit in Slurm's format.")]
 Nodes = Annotated[
-    int | None,
-    typer.Option(min=1, max=65536, help="Number of nodes (default: enough for the largest world size)."),
+    int | None, Option(min=1, max=65536, help="Number of nodes (default: enough for the largest world size).")
 ]
 GpusPerNode = Annotated[
     int | None,
-    typer.Option(
-        min=0, max=1024, help="GPUs and workers per node (default: what the largest world size needs)."
-    ),
+    Option(min=0, max=1024, help="GPUs and workers per node (default: what the largest world size needs)."),
 ]
 CpusPerTask = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         max=4096,
         help=f"CPUs per worker (srun) or per node (torchrun); default: {CPUS_PER_WORKER} per worker.",
     ),
 ]
-StyleName = Annotated[str, typer.Option(help="torchrun: one task per node; srun: one task per worker.")]
-AsArray = Annotated[
-    bool, typer.Option("--array", help="One task per world size, and a report job after them.")
-]
-JobName = Annotated[str | None, typer.Option(help="Name of the job (default: scaling-<name>).")]
-PythonProgram = Annotated[str, typer.Option(help="Python program that runs the workers on every node.")]
+StyleName = Annotated[str, Option(help="torchrun: one task per node; srun: one task per worker.")]
+AsArray = Annotated[bool, Option("--array", help="One task per world size, and a report job after them.")]
+JobName = Annotated[str | None, Option(help="Name of the job (default: scaling-<name>).")]
+PythonProgram = Annotated[str, Option(help="Python program that runs the workers on every node.")]
 Setup = Annotated[
     list[str] | None,
-    typer.Option(metavar="LINE", help="Bash line to run first, such as 'module load cuda'. Repeatable."),
+    Option(metavar="LINE", help="Bash line to run first, such as 'module load cuda'. Repeatable."),
 ]
 Sbatch = Annotated[
     list[str] | None,
-    typer.Option(metavar="OPTION", help="Extra option for sbatch: --sbatch=--exclusive. Repeatable."),
+    Option(metavar="OPTION", help="Extra option for sbatch: --sbatch=--exclusive. Repeatable."),
 ]
 SignalSeconds = Annotated[
     int,
-    typer.Option(
+    Option(
         "--signal",
         min=1,
         max=65535,
@@ -74,14 +68,14 @@ SignalSeconds = Annotated[
 ]
 JoinTimeoutSeconds = Annotated[
     int,
-    typer.Option(
+    Option(
         "--join-timeout",
         min=1,
         max=1_000_000,
         help="Seconds that workers wait for each other at the start of a launch.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print the batch script; submit nothing.")]
 
 
 def submit(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from scaling.cli.options import AsJson
 from scaling.cli.schedule import write_file
@@ -17,29 +18,19 @@ if TYPE_CHECKING:
 
 
 def synthesize(
-    topology: Annotated[
-        str, typer.Option("--topology", metavar="NAME", help="A shipped machine, or a machine file.")
-    ],
-    collective: Annotated[str, typer.Option("--collective", help="all_reduce.")] = "all_reduce",
+    topology: Annotated[str, Option(metavar="NAME", help="A shipped machine, or a machine file.")],
+    collective: Annotated[str, Option(help="all_reduce.")] = "all_reduce",
     world_size: Annotated[
-        int | None,
-        typer.Option(
-            "--world-size", min=2, max=128, help="Number of ranks (default: all GPUs, at most 128)."
-        ),
+        int | None, Option(min=2, max=128, help="Number of ranks (default: all GPUs, at most 128).")
     ] = None,
-    num_bytes: Annotated[int, typer.Option("--bytes", min=4, max=2**50, help="Size of the buffer.")] = 64
-    << 20,
+    num_bytes: Annotated[int, Option("--bytes", min=4, max=2**50, help="Size of the buffer.")] = 64 << 20,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE.yaml",
-            help="Schedule to write; runs as {name: schedule, collective: FILE.yaml}.",
+        Option(
+            metavar="FILE.yaml", help="Schedule to write; runs as {name: schedule, collective: FILE.yaml}."
         ),
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw the trees into this file.")
-    ] = None,
+    picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw the trees into this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a schedule for a machine's links: spanning trees, proven, and priced with the built-in ones.

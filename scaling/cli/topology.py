@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from scaling.cli.options import AsJson, Group, note
 from topologies.errors import TopologyError
@@ -20,7 +21,7 @@ topology = typer.Typer(
 )
 
 MachineOut = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE.yaml", help="Machine file to write (default: stdout).")
+    Path | None, Option(metavar="FILE.yaml", help="Machine file to write (default: stdout).")
 ]
 
 
@@ -36,14 +37,12 @@ def _write(what: str, path: Path, text: str) -> None:
 def show(
     name: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="NAME", help="A shipped machine (see `scaling list topologies`), or a machine file."
         ),
     ],
     as_json: AsJson = False,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the machine into this file.")
-    ] = None,
+    svg: Annotated[Path | None, Option(metavar="FILE", help="Also draw the machine into this file.")] = None,
 ) -> None:
     """Check a machine file, and print devices, links, peer access, paths and the source of every figure."""
     from topologies.describe import as_dict, describe
@@ -81,8 +80,7 @@ def detect(out: MachineOut = None, as_json: AsJson = False) -> None:
 
 _Samples = Annotated[
     Path | None,
-    typer.Option(
-        "--samples",
+    Option(
         metavar="FILE",
         help="Write the raw samples there, as CSV or, if it ends in .json, as JSON "
         "(default: in the folder of --out, as <name>.samples.csv).",
@@ -90,28 +88,16 @@ _Samples = Annotated[
 ]
 _WorldSize = Annotated[
     int | None,
-    typer.Option(
-        "--world-size",
-        min=1,
-        max=65536,
-        help="Number of workers (default: one per GPU; without GPUs up to 4).",
-    ),
+    Option(min=1, max=65536, help="Number of workers (default: one per GPU; without GPUs up to 4)."),
 ]
 _NoPeerAccess = Annotated[
     bool,
-    typer.Option(
-        "--no-peer-access", help="Measure only without GPU peer access (default: with it, then without)."
-    ),
+    Option("--no-peer-access", help="Measure only without GPU peer access (default: with it, then without)."),
 ]
 _Seconds = Annotated[
-    float,
-    typer.Option(
-        "--seconds", min=0, max=86_400, help="Time for measuring, without the start of the workers."
-    ),
+    float, Option(min=0, max=86_400, help="Time for measuring, without the start of the workers.")
 ]
-_Launcher = Annotated[
-    str, typer.Option("--launcher", help="local (torchrun), or mpirun, which also measures MPI's all-reduce.")
-]
+_Launcher = Annotated[str, Option(help="local (torchrun), or mpirun, which also measures MPI's all-reduce.")]
 
 
 @topology.command(epilog="Example: scaling topology probe --out my-box.yaml")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from scaling.cli.options import Out, Overrides, StudyArgument, note
 from scaling.cli.run import measured
@@ -29,9 +30,7 @@ def tune(
     study: StudyArgument,
     overrides: Overrides = None,
     out: Out = None,
-    count: Annotated[
-        int, typer.Option("--count", min=1, max=1000, help="Most partitions that are measured for a cell.")
-    ] = 3,
+    count: Annotated[int, Option(min=1, max=1000, help="Most partitions that are measured for a cell.")] = 3,
 ) -> None:
     """Find the best gradient buckets of a study's overlapped cells; keep DDP's own unless others are faster.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from scaling.cli.options import AsJson, note
 from scaling.errors import StudyError
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
 
 _Name = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         metavar="NAME",
         help="A collective, an aggregator, FILE.yaml of a schedule, or module:attribute: a class of "
         "aggregators, or a function from a world size to a schedule. The current folder is searched too.",
     ),
 ]
 _Everything = Annotated[
-    bool, typer.Option("--all", help="Every collective and every registered aggregator, on all cores.")
+    bool, Option("--all", help="Every collective and every registered aggregator, on all cores.")
 ]
 _WorldSizes = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="SIZES",
         help="Numbers of ranks, such as 1-8,16; aggregators run with 1 to 8 (default: 1-64; of an "
         "aggregator alone and with --all 1-4,8-64).",
@@ -41,17 +42,16 @@ _WorldSizes = Annotated[
 ]
 _Examples = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         max=10_000,
         metavar="N",
         help="Random cases per aggregator and number of ranks (default: 2; 25 search longer).",
     ),
 ]
-_Seed = Annotated[int, typer.Option(min=0, metavar="SEED", help="Seed of the random cases.")]
+_Seed = Annotated[int, Option(min=0, metavar="SEED", help="Seed of the random cases.")]
 _SaveTo = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Save the fidelity sheet in this results folder, for its report."),
+    Path | None, Option(metavar="DIR", help="Save the fidelity sheet in this results folder, for its report.")
 ]
 
 

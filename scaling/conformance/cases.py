@@ -14,7 +14,6 @@ from torch import Tensor
 from scaling.bucket import BucketLayout
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
-
 Shape = tuple[int, ...]
 Values = Literal[
     "integers", "normal", "zeros", "the same on all ranks", "wide range", "one large", "denormal"

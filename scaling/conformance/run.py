@@ -16,7 +16,6 @@ from scaling.bucket import BucketLayout
 from scaling.process_group import Group, run_in_process
 
 T = TypeVar("T")
-
 CPU = torch.device("cpu")
 NOT_UPDATED = 77.0  # what parameters hold that a rank does not own, before they are distributed
 OVERWRITTEN = 55.0  # what a caller may leave in its own elements of a mean

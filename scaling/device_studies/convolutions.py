@@ -235,9 +235,7 @@ def _beside(forward: Callable[[], Tensor], device: torch.device) -> int:
 
 CAP_VARIABLE = "CUDNN_CONV_WSCAP_DBG"
 OLDER_INTERFACE = {"TORCH_CUDNN_V8_API_DISABLED": "1"}
-
 TIMEOUT_S = 180
-
 Rows = list[dict[str, Any]]
 
 

@@ -49,7 +49,6 @@ CONVOLUTION_CHOICES = ("library", "autotuned", "native", "fft")
 OF_THE_LIBRARY = ("library", "autotuned")  # convolutions of other choices are in float32 alone
 OLDER_INTERFACE = "older-interface"
 NO_CAP = "none"
-
 Product = tuple[PositiveInt, PositiveInt, PositiveInt]
 
 

@@ -44,7 +44,6 @@ PILOT_STEPS = 3  # training steps, the first one apart, from which the time of a
 TEST_BATCH = 2048
 COMPARED_SAMPLES = 64  # on so many the logits are compared with those of float64
 IMPLEMENTATIONS = ("elementary", "cell", "fused")
-
 FORGET_BIAS = 1.0
 """Added to the forget gate's bias: a new network remembers, and learns sooner.
 
@@ -130,7 +129,6 @@ class SequenceClassifier(nn.Module):
 
 
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16}
-
 LOSS_SCALE = 1024.0
 
 

@@ -26,9 +26,7 @@ from scaling.device_studies.training_step import capture
 PICTURE_SIDE = 101
 CURVE_POINTS = 100  # of the losses over the epochs so many are kept, evenly in the epochs' logarithm
 LOADER_PILOT = 1000
-
 Source = Callable[[], tuple[Tensor, Tensor]]
-
 EXTENT = 3.0
 
 

@@ -23,7 +23,6 @@ from scaling.report.text import text_of
 from scaling.report.titles import title_of
 
 NAME_WIDTH = 19
-
 SAME = f"same within {percent(TIE_RATIO, 0)}"
 
 VERDICTS = (

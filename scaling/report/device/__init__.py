@@ -50,7 +50,6 @@ HOW_LINES = (
 )
 
 OWN: dict[str, Any] = {"accuracy": accuracy, "fit": fit}
-
 T = TypeVar("T")
 
 

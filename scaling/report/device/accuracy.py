@@ -30,9 +30,7 @@ from scaling.report.formats import MISSING, listed, milliseconds, number, percen
 from scaling.report.tables import Column, Table, table_of
 
 Floats = npt.NDArray[np.float64]
-
 REFERENCE = "fused, float32"
-
 BAND = "#dddddd"
 """Of the grid: the page has another for dark screens."""
 

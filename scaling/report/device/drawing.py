@@ -25,7 +25,6 @@ from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
 from scaling.report.figures.style import BLACK, BLUE, DEVICE_COLOURS, GREY, VERMILLION, LineStyle
 
 Floats = npt.NDArray[np.float64]
-
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 ROW_HEIGHT = 2.3
 MARGIN = 1.9  # room beyond the outermost points of a map, as a factor

@@ -27,7 +27,6 @@ from scaling.report.figures.parts import WIDTH, legend_below, set_title
 from scaling.report.formats import listed, milliseconds, number
 
 Grid = NDArray[np.float64]
-
 EXTENT = 3.0
 
 

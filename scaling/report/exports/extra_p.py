@@ -24,7 +24,6 @@ from scaling.store import ResultsFolder
 
 NOT_OF_A_REGION = ("world_size", "local_batch", "global_batch", "peer_access")
 IN_EVERY_NAME = ("model", "dataset", "scaling", "step", "aggregator")
-
 Region = dict[int, CellResult]
 
 

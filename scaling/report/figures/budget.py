@@ -32,9 +32,7 @@ CAPTION = (
 )
 BROKEN_RATIO = 10.0  # a step this many times as long as the median is cut off: it would flatten all others
 BAR_HEIGHT = 0.66
-
 HIDDEN_HEIGHT = 0.15
-
 HIDES = ("input", "h2d", "forward", "backward")
 """The parts whose end a hidden exchange is drawn at: it runs under the backward pass."""
 

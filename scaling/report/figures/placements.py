@@ -24,7 +24,6 @@ CAPTION = (
 )
 
 _PLACEMENT_COLOURS = (MEASURED, *FURTHER)
-
 _EDGE: Any = {"edgecolor": "#202020", "linewidth": 0.4}
 
 

@@ -26,11 +26,9 @@ CAPTION = (
 )
 BAND_RATIO = 0.10  # either side of the diagonal: predictions within it are within 10% of what was measured
 BAND_COLOUR = "#d9d9d9"
-
 DIAGONAL_COLOUR = "#999999"
 ROOM = 1.15  # between the outermost points and the frame, as a ratio
 MOST_COLUMNS = 2
-
 MOST_TICKS = 6
 
 TICK_STEPS: tuple[tuple[float, ...], ...] = (

@@ -38,7 +38,6 @@ GREY_SHARE = 0.25
 """Grey lines make the plot higher by no more than this part of what the others take; but LEAST_ROOM fits."""
 
 LEAST_ROOM = 1.25
-
 FURTHEST_INTERVAL = 4.0
 """The axis goes so far beyond the values for their intervals; longer ones end in an arrow."""
 

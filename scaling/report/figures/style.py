@@ -17,7 +17,6 @@ BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#7f7f7f"
 DEVICE_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, BLACK, PURPLE, SKY_BLUE)
-
 BEST, REFERENCE, BOUND, IDEAL, OTHER = "#0b6e4f", "#2457a6", "#111111", "#6b7280", "#b5b5b5"
 """Of the line that is the answer, the library's all-reduce, the bound without exchange, ideal speedup, and
 all others."""
@@ -50,7 +49,6 @@ GROUPED_PARTS = {
 """The parts of a step, summed, -> their colours, which no line has."""
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
-
 LineStyle = Literal["-"] | tuple[float, Sequence[float]]
 _DASHES: tuple[LineStyle, ...] = (
     "-",

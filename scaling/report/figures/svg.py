@@ -18,7 +18,6 @@ from matplotlib.artist import Artist
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
-
 FONT = "text{font-family:'DejaVu Sans',Verdana,Arial,sans-serif}*{stroke-linejoin:round;stroke-linecap:butt}"
 
 PAGE_COLOURS = {
@@ -50,13 +49,11 @@ PAGE_COLOURS = {
 """Colours that differ between a light and a dark page -> the page's variables."""
 
 POINTS_PER_INCH = 72.0
-
 _TIP, _SERIES = "tip:", "\ue000"
 """What an id begins with that carries a tip, a series or both, and what stands between these."""
 
 _GEOMETRY = ("d", "x", "y", "width", "height")
 _NUMBER = re.compile(r"-?\d+\.\d+")
-
 AnyArtist = TypeVar("AnyArtist", bound=Artist)
 
 

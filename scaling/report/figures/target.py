@@ -31,7 +31,6 @@ PREDICTION = (
 )
 
 _BAR: Any = {"facecolor": MEASURED, "edgecolor": "#202020", "linewidth": 0.4}
-
 _PREDICTED: Any = {"color": PREDICTED, "marker": "D", "markersize": 4.5, "linestyle": ""}
 
 

@@ -44,9 +44,7 @@ EPOCHS = (
 )
 
 SECONDS = "The same against the slowest rank's seconds, without evaluation (train_s of convergence.csv)."
-
 JOULES = "The same against the energy that all GPUs took for training (train_j of convergence.csv)."
-
 TRAININGS: dict[Against, str] = {"epochs": EPOCHS, "seconds": SECONDS, "joules": JOULES}
 
 _PLACES = {

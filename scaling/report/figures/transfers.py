@@ -28,20 +28,15 @@ CAPTION = (
 TO_HOST = ("h2d", "d2h", "h2d_d2h")
 TO_PEER = ("peer_copy", "peer_shift", "send", "swap", "shift")
 TOGETHER = tuple(name for name in MESSAGES if name not in TO_PEER)
-
 COLOURS = (REFERENCE, *FURTHER)
-
 HOST_ONLY = ", host-only"
 LABEL_CHARACTERS = 28  # longer labels at the ends of lines take two lines
 MOST_OPERATIONS = 3
 """Of a figure stand out, each in its fastest form; those measured with and without peer access first."""
 
 HEIGHT = 3.0
-
 AXIS_SIZES = tuple(1024 * 16**step for step in range(6))
-
 PLAIN: LineStyle = "-"
-
 DASHED: LineStyle = (0, (5, 2))
 
 
