@@ -34,27 +34,23 @@ class AgainstCommand(TyperCommand):
         return super().parse_args(ctx, words)
 
 
-_Folders = Annotated[
-    list[Path],
-    Argument(metavar="A B", help="Two results folders; ratios are B / A. With --against: folders of A."),
-]
-_Against = Annotated[list[Path] | None, Option(metavar="B...", help="Folders of B, if a side has several.")]
-_FailIf = Annotated[
-    str | None,
-    Option(
-        metavar="CONDITION",
-        help="Exit code 3 if a cell is certainly 'slower > 5%', 'slower' or 'faster > 10%'; one launch "
-        "is never enough.",
-    ),
-]
-_Level = Annotated[float, Option(help="Probability of any false alarm over all cells.")]
-
-
 def compare(
-    folders: _Folders,
-    against: _Against = None,
-    fail_if: _FailIf = None,
-    level: _Level = 0.02,
+    folders: Annotated[
+        list[Path],
+        Argument(metavar="A B", help="Two results folders; ratios are B / A. With --against: folders of A."),
+    ],
+    against: Annotated[
+        list[Path] | None, Option(metavar="B...", help="Folders of B, if a side has several.")
+    ] = None,
+    fail_if: Annotated[
+        str | None,
+        Option(
+            metavar="CONDITION",
+            help="Exit code 3 if a cell is certainly 'slower > 5%', 'slower' or 'faster > 10%'; one launch "
+            "is never enough.",
+        ),
+    ] = None,
+    level: Annotated[float, Option(help="Probability of any false alarm over all cells.")] = 0.02,
     as_json: AsJson = False,
 ) -> None:
     """Compare two studies: differences of the environments, then faster, slower or the same.

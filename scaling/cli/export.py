@@ -16,30 +16,26 @@ if TYPE_CHECKING:
     from scaling.store import ResultsFolder
 
 
-_Cell = Annotated[
-    str | None, Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4).")
-]
-_Format = Annotated[
-    str,
-    Option(
-        "--format",
-        help="chrome (trace of all ranks on one clock), mllog (MLPerf's log lines), csv (all samples, "
-        "one value a row), extra-p, or tensorboard (event files; needs --out).",
-    ),
-]
-_Archive = Annotated[bool, Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")]
-_Unfinished = Annotated[
-    bool, Option("--unfinished", help="With --archive: also if the study is not finished.")
-]
-
-
 def export(
     directory: Folder,
-    cell: _Cell = None,
-    format_: _Format = "csv",
-    archive: _Archive = False,
+    cell: Annotated[
+        str | None, Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4).")
+    ] = None,
+    format_: Annotated[
+        str,
+        Option(
+            "--format",
+            help="chrome (trace of all ranks on one clock), mllog (MLPerf's log lines), csv (all samples, "
+            "one value a row), extra-p, or tensorboard (event files; needs --out).",
+        ),
+    ] = "csv",
+    archive: Annotated[
+        bool, Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")
+    ] = False,
     unarchive: Annotated[bool, Option("--unarchive", help="Undo --archive.")] = False,
-    unfinished: _Unfinished = False,
+    unfinished: Annotated[
+        bool, Option("--unfinished", help="With --archive: also if the study is not finished.")
+    ] = False,
     out: Annotated[Path | None, Option(metavar="DIR", help="Log folder of --format tensorboard.")] = None,
 ) -> None:
     """Print raw samples in another tool's format, or archive the folder.

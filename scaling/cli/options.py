@@ -23,6 +23,9 @@ Overrides = Annotated[
         "kind=iteration runs the parts of that kind.",
     ),
 ]
+OverridesAsInRun = Annotated[
+    list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`.")
+]
 Out = Annotated[Path | None, Option("--out", help="Results folder (default: results/<name of the study>).")]
 Folder = Annotated[Path, Argument(metavar="DIR", help="A results folder.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from scaling.cli.options import AsJson
+from scaling.cli.options import AsJson, OverridesAsInRun
 from scaling.errors import StudyError
 
 if TYPE_CHECKING:
@@ -22,60 +22,51 @@ if TYPE_CHECKING:
     from scaling.study.schema import Study
     from topologies.model import Topology
 
-_StudyName = Annotated[
-    str, Argument(help="A study file, the name of a shipped study, or the folder of `attach`.")
-]
-_Overrides = Annotated[
-    list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`.")
-]
-_TopologyOption = Annotated[str, Option(metavar="NAME", help="A shipped machine, or a machine file.")]
-_WorldSizes = Annotated[
-    str | None,
-    Option(
-        metavar="SIZES", help="Numbers of workers, such as 1,2,4,8,64,1024 (default: those of the study)."
-    ),
-]
-_ResultsOption = Annotated[
-    list[Path] | None,
-    Option(
-        "--from",
-        metavar="DIR",
-        help="Results folder to predict from: world size 1 gives the computation, larger ones calibrate "
-        "the exchange. Repeatable. Default: communication alone.",
-    ),
-]
-_SamplesOption = Annotated[
-    list[Path] | None, Option(metavar="FILE", help="Samples of `topology probe`, to calibrate the exchange.")
-]
-_SourceTopology = Annotated[
-    str | None, Option(metavar="NAME", help="Machine of --from and --samples, if it is another one.")
-]
-_Changes = Annotated[
-    list[str] | None,
-    Option(
-        "--what-if",
-        metavar="KEY=VALUE",
-        help="Change the machine: nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x.",
-    ),
-]
-_MeasureNext = Annotated[
-    Path | None, Option(metavar="FILE", help="Write a study of what would narrow the intervals most.")
-]
-_BestOrder = Annotated[bool, Option("--best-order", help="Also search the best GPUs and order of ranks.")]
 MAX_UNNAMED_WORKERS = 128  # the largest world size that is predicted when `--world-sizes` is not given
 
 
 def predict(
-    study: _StudyName,
-    overrides: _Overrides = None,
-    topology: _TopologyOption = "",
-    world_sizes: _WorldSizes = None,
-    results: _ResultsOption = None,
-    samples: _SamplesOption = None,
-    source_topology: _SourceTopology = None,
-    changes: _Changes = None,
-    best_order: _BestOrder = False,
-    measure_next: _MeasureNext = None,
+    study: Annotated[
+        str, Argument(help="A study file, the name of a shipped study, or the folder of `attach`.")
+    ],
+    overrides: OverridesAsInRun = None,
+    topology: Annotated[str, Option(metavar="NAME", help="A shipped machine, or a machine file.")] = "",
+    world_sizes: Annotated[
+        str | None,
+        Option(
+            metavar="SIZES", help="Numbers of workers, such as 1,2,4,8,64,1024 (default: those of the study)."
+        ),
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        Option(
+            "--from",
+            metavar="DIR",
+            help="Results folder to predict from: world size 1 gives the computation, larger ones calibrate "
+            "the exchange. Repeatable. Default: communication alone.",
+        ),
+    ] = None,
+    samples: Annotated[
+        list[Path] | None,
+        Option(metavar="FILE", help="Samples of `topology probe`, to calibrate the exchange."),
+    ] = None,
+    source_topology: Annotated[
+        str | None, Option(metavar="NAME", help="Machine of --from and --samples, if it is another one.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        Option(
+            "--what-if",
+            metavar="KEY=VALUE",
+            help="Change the machine: nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x.",
+        ),
+    ] = None,
+    best_order: Annotated[
+        bool, Option("--best-order", help="Also search the best GPUs and order of ranks.")
+    ] = False,
+    measure_next: Annotated[
+        Path | None, Option(metavar="FILE", help="Write a study of what would narrow the intervals most.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict time, speedup and exposed communication of every cell; measures nothing."""

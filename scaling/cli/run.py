@@ -28,51 +28,44 @@ if TYPE_CHECKING:
     from scaling.study.session import RunResult
 
 
-_Launcher = Annotated[
-    str,
-    Option(
-        help="Starts the workers: local (forked, fast), torchrun, mpirun or horovodrun on this host; "
-        "inside a Slurm job slurm-torchrun or slurm-srun; or module:Class of your own."
-    ),
-]
-_WorkersPerNode = Annotated[
-    int | None, Option(min=1, max=1024, help="In a Slurm job: most workers per node (default: its GPUs).")
-]
-_WorldSize = Annotated[
-    int | None, Option(min=1, max=65536, help="Run only this number of workers; make no report.")
-]
-_Against = Annotated[
-    str | None,
-    Option(
-        metavar="ENVIRONMENT",
-        help="Compare with another environment, launch by launch, in results/<name>-campaign/a and b: "
-        "env:NAME=VALUE (or several, in quotes; NAME= removes one), venv:FOLDER, checkout:FOLDER, or "
-        "commit:REVISION of this folder's repository. Ends with the comparison.",
-    ),
-]
-_Next = Annotated[
-    int | None,
-    Option(
-        "--next",
-        metavar="N",
-        min=1,
-        max=1000,
-        help="Run the next experiment of a results folder, named in place of the study: that of the report's "
-        "answer (1), or of its Nth workload.",
-    ),
-]
-
-
 def run(
     study: StudyArgument,
     overrides: Overrides = None,
     out: Out = None,
     retry_failed: Annotated[bool, Option("--retry-failed", help="Run failed cells again.")] = False,
-    launcher: _Launcher = "local",
-    workers_per_node: _WorkersPerNode = None,
-    world_size: _WorldSize = None,
-    against: _Against = None,
-    number: _Next = None,
+    launcher: Annotated[
+        str,
+        Option(
+            help="Starts the workers: local (forked, fast), torchrun, mpirun or horovodrun on this host; "
+            "inside a Slurm job slurm-torchrun or slurm-srun; or module:Class of your own."
+        ),
+    ] = "local",
+    workers_per_node: Annotated[
+        int | None, Option(min=1, max=1024, help="In a Slurm job: most workers per node (default: its GPUs).")
+    ] = None,
+    world_size: Annotated[
+        int | None, Option(min=1, max=65536, help="Run only this number of workers; make no report.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        Option(
+            metavar="ENVIRONMENT",
+            help="Compare with another environment, launch by launch, in results/<name>-campaign/a and b: "
+            "env:NAME=VALUE (or several, in quotes; NAME= removes one), venv:FOLDER, checkout:FOLDER, or "
+            "commit:REVISION of this folder's repository. Ends with the comparison.",
+        ),
+    ] = None,
+    number: Annotated[
+        int | None,
+        Option(
+            "--next",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Run the next experiment of a results folder, named in place of the study: that of the "
+            "report's answer (1), or of its Nth workload.",
+        ),
+    ] = None,
 ) -> None:
     """Run or resume a study; finished cells are skipped. Ends with the report and the verdict."""
     if disturbed_by := load_text():  # before workers take them

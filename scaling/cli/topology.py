@@ -78,36 +78,33 @@ def detect(out: MachineOut = None, as_json: AsJson = False) -> None:
         typer.echo(text, nl=False)
 
 
-_Samples = Annotated[
-    Path | None,
-    Option(
-        metavar="FILE",
-        help="Write the raw samples there, as CSV or, if it ends in .json, as JSON "
-        "(default: in the folder of --out, as <name>.samples.csv).",
-    ),
-]
-_WorldSize = Annotated[
-    int | None,
-    Option(min=1, max=65536, help="Number of workers (default: one per GPU; without GPUs up to 4)."),
-]
-_NoPeerAccess = Annotated[
-    bool,
-    Option("--no-peer-access", help="Measure only without GPU peer access (default: with it, then without)."),
-]
-_Seconds = Annotated[
-    float, Option(min=0, max=86_400, help="Time for measuring, without the start of the workers.")
-]
-_Launcher = Annotated[str, Option(help="local (torchrun), or mpirun, which also measures MPI's all-reduce.")]
-
-
 @topology.command(epilog="Example: scaling topology probe --out my-box.yaml")
 def probe(
     out: MachineOut = None,
-    samples: _Samples = None,
-    world_size: _WorldSize = None,
-    no_peer_access: _NoPeerAccess = False,
-    seconds: _Seconds = 45.0,
-    launcher: _Launcher = "local",
+    samples: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Write the raw samples there, as CSV or, if it ends in .json, as JSON "
+            "(default: in the folder of --out, as <name>.samples.csv).",
+        ),
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        Option(min=1, max=65536, help="Number of workers (default: one per GPU; without GPUs up to 4)."),
+    ] = None,
+    no_peer_access: Annotated[
+        bool,
+        Option(
+            "--no-peer-access", help="Measure only without GPU peer access (default: with it, then without)."
+        ),
+    ] = False,
+    seconds: Annotated[
+        float, Option(min=0, max=86_400, help="Time for measuring, without the start of the workers.")
+    ] = 45.0,
+    launcher: Annotated[
+        str, Option(help="local (torchrun), or mpirun, which also measures MPI's all-reduce.")
+    ] = "local",
 ) -> None:
     """Measure this machine's links, memories, matrix products and collectives, and write a machine file.
 

@@ -21,47 +21,41 @@ if TYPE_CHECKING:
     from scaling.conformance.verify import Subject, SubjectResult
     from scaling.store import ResultsFolder
 
-_Name = Annotated[
-    str | None,
-    Argument(
-        metavar="NAME",
-        help="A collective, an aggregator, FILE.yaml of a schedule, or module:attribute: a class of "
-        "aggregators, or a function from a world size to a schedule. The current folder is searched too.",
-    ),
-]
-_Everything = Annotated[
-    bool, Option("--all", help="Every collective and every registered aggregator, on all cores.")
-]
-_WorldSizes = Annotated[
-    str | None,
-    Option(
-        metavar="SIZES",
-        help="Numbers of ranks, such as 1-8,16; aggregators run with 1 to 8 (default: 1-64; of an "
-        "aggregator alone and with --all 1-4,8-64).",
-    ),
-]
-_Examples = Annotated[
-    int | None,
-    Option(
-        min=1,
-        max=10_000,
-        metavar="N",
-        help="Random cases per aggregator and number of ranks (default: 2; 25 search longer).",
-    ),
-]
-_Seed = Annotated[int, Option(min=0, metavar="SEED", help="Seed of the random cases.")]
-_SaveTo = Annotated[
-    Path | None, Option(metavar="DIR", help="Save the fidelity sheet in this results folder, for its report.")
-]
-
 
 def verify(
-    name: _Name = None,
-    everything: _Everything = False,
-    world_sizes: _WorldSizes = None,
-    examples: _Examples = None,
-    seed: _Seed = 0,
-    save_to: _SaveTo = None,
+    name: Annotated[
+        str | None,
+        Argument(
+            metavar="NAME",
+            help="A collective, an aggregator, FILE.yaml of a schedule, or module:attribute: a class of "
+            "aggregators, or a function from a world size to a schedule. The current folder is searched too.",
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, Option("--all", help="Every collective and every registered aggregator, on all cores.")
+    ] = False,
+    world_sizes: Annotated[
+        str | None,
+        Option(
+            metavar="SIZES",
+            help="Numbers of ranks, such as 1-8,16; aggregators run with 1 to 8 (default: 1-64; of an "
+            "aggregator alone and with --all 1-4,8-64).",
+        ),
+    ] = None,
+    examples: Annotated[
+        int | None,
+        Option(
+            min=1,
+            max=10_000,
+            metavar="N",
+            help="Random cases per aggregator and number of ranks (default: 2; 25 search longer).",
+        ),
+    ] = None,
+    seed: Annotated[int, Option(min=0, metavar="SEED", help="Seed of the random cases.")] = 0,
+    save_to: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="Save the fidelity sheet in this results folder, for its report."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove that schedules deliver the sum; check aggregators against the contract. Starts no ranks.
