@@ -17,7 +17,7 @@ from scaling.errors import StudyError
 from scaling.files.texts import folded
 
 if TYPE_CHECKING:
-    from scaling.conformance.fidelity.sheet import Sheet
+    from scaling.conformance.fidelity import Sheet
     from scaling.conformance.verify import Subject, SubjectResult
     from scaling.store import ResultsFolder
 
@@ -66,9 +66,9 @@ def verify(
     from rich.console import Console
 
     from scaling.conformance import NUM_EXAMPLES_OF_COMMANDS
+    from scaling.conformance.cases import parse_world_sizes
     from scaling.conformance.fidelity import sheet_of
     from scaling.conformance.verify import all_subjects, subjects_of
-    from scaling.conformance.world_sizes import parse_world_sizes
     from scaling.store import ResultsFolder
 
     if (name is None) != everything:

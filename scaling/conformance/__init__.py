@@ -10,7 +10,7 @@ law is broken, and where.
 
 from scaling.aggregators.base import DTYPES
 from scaling.conformance.cases import WORLD_SIZES, Case, fixed_cases, layout_of
-from scaling.conformance.contract import check
+from scaling.conformance.contract import check, check_schedule
 from scaling.conformance.drawn import (
     NUM_EXAMPLES,
     NUM_EXAMPLES_OF_COMMANDS,
@@ -18,7 +18,6 @@ from scaling.conformance.drawn import (
     check_drawn,
     failure_text,
 )
-from scaling.conformance.laws import check_schedule
 
 __all__ = [
     "DTYPES",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Literal
+from functools import cached_property, lru_cache, partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from scaling.bucket import BucketLayout
+from scaling.errors import StudyError
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 Shape = tuple[int, ...]
@@ -19,6 +21,7 @@ Values = Literal[
     "integers", "normal", "zeros", "the same on all ranks", "wide range", "one large", "denormal"
 ]
 
+KINDS: tuple[Values, ...] = get_args(Values)
 LARGEST = 1024.0
 """Of the values: their sum over ranks and steps, which residuals may come to, is finite in float16."""
 
@@ -46,12 +49,10 @@ class Case:
 
     @property
     def num_steps(self) -> int:
-        """How often the bucket is aggregated."""
         return len(self.values)
 
     @cached_property
     def layout(self) -> BucketLayout:
-        """Of the bucket."""
         return layout_of(self.shapes)
 
     def gradients(self, step: int) -> list[Tensor]:
@@ -64,9 +65,10 @@ class Case:
         others = (_made(values, num_elements, self.dtype, generator) for _ in range(1, self.world_size))
         return [first, *others]
 
+    @lru_cache(maxsize=64)  # noqa: B019 (up to 12 MB each; `scaling verify --all` has 50)
     def all_gradients(self) -> tuple[list[Tensor], ...]:
         """[step][rank] gradients, not to be written to: many aggregators are checked on the same ones."""
-        return _all_gradients(self)
+        return tuple(map(self.gradients, range(self.num_steps)))
 
     def until(self, num_steps: int) -> Case:
         """The first steps of it alone."""
@@ -86,62 +88,32 @@ class Case:
         )
 
 
-@lru_cache(maxsize=64)  # up to 12 MB each; `scaling verify --all` has 50
-def _all_gradients(case: Case) -> tuple[list[Tensor], ...]:
-    return tuple(map(case.gradients, range(case.num_steps)))
-
-
 def layout_of(shapes: tuple[Shape, ...]) -> BucketLayout:
     """A bucket of tensors of those shapes, named by their places."""
     return BucketLayout.of([(f"tensor {index}", shape) for index, shape in enumerate(shapes)])
 
 
 def _made(values: Values, num_elements: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    return _MAKERS[values](num_elements, dtype, generator).to(dtype)
-
-
-def _integers(num_elements: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    return torch.randint(-8, 9, (num_elements,), generator=generator)
-
-
-def _normal(num_elements: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    return torch.randn(num_elements, generator=generator, dtype=torch.float64)
-
-
-def _zeros(num_elements: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    return torch.zeros(num_elements)
-
-
-def _wide_range(num_elements: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Powers of two times normal values, from far below one to `LARGEST`."""
-    exponents = torch.randint(-20, 9, (num_elements,), generator=generator)
-    return (_normal(num_elements, dtype, generator) * 2.0**exponents).clamp(-LARGEST, LARGEST)
-
-
-def _one_large(num_elements: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Small values, and one of plus or minus `LARGEST`."""
-    values = 1e-3 * _normal(num_elements, dtype, generator)
-    if num_elements:
-        place, sign = torch.randint(0, num_elements, (2,), generator=generator).tolist()
-        values[place] = LARGEST * (-1) ** sign
-    return values
-
-
-def _denormal(num_elements: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Small multiples of the type's smallest number above zero."""
-    return _integers(num_elements, dtype, generator).double() * smallest(dtype)
-
-
-_MAKERS: dict[Values, Callable[[int, torch.dtype, torch.Generator], Tensor]] = {
-    "integers": _integers,
-    "normal": _normal,
-    "zeros": _zeros,
-    "the same on all ranks": _normal,
-    "wide range": _wide_range,
-    "one large": _one_large,
-    "denormal": _denormal,
-}
-KINDS = tuple(_MAKERS)
+    """[num_elements] of that type. Wide range: powers of two times normal values, from far below one to
+    `LARGEST`. One large: small values, and one of plus or minus `LARGEST`. Denormal: small multiples of the
+    type's smallest number above zero."""
+    normal = partial(torch.randn, num_elements, generator=generator, dtype=torch.float64)
+    integers = partial(torch.randint, -8, 9, (num_elements,), generator=generator)
+    if values == "zeros":
+        made = torch.zeros(num_elements)
+    elif values == "wide range":
+        exponents = torch.randint(-20, 9, (num_elements,), generator=generator)
+        made = (normal() * 2.0**exponents).clamp(-LARGEST, LARGEST)
+    elif values == "one large":
+        made = 1e-3 * normal()
+        if num_elements:
+            place, sign = torch.randint(0, num_elements, (2,), generator=generator).tolist()
+            made[place] = LARGEST * (-1) ** sign
+    elif values == "denormal":
+        made = integers().double() * smallest(dtype)
+    else:
+        made = integers() if values == "integers" else normal()
+    return made.to(dtype)
 
 
 def smallest(dtype: torch.dtype) -> float:
@@ -168,3 +140,37 @@ def fixed_cases(world_size: int) -> list[Case]:
         Case(world_size, torch.float32, _ONE_MATRIX_AND_ONE_MORE, ("normal",)),
         Case(world_size, torch.float32, ((0,),), ("normal", "normal")),
     ]
+
+
+MAX_WORLD_SIZE = 1024  # at this size a ring is checked in a second; transfers grow with the square of it
+
+
+def parse_world_sizes(text: str) -> list[int]:
+    """Numbers and ranges, `1-8,16`, as an ascending list.
+
+    Raises:
+        StudyError: it is something else, or has a number below 1.
+    """
+    sizes: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last <= MAX_WORLD_SIZE:
+            raise StudyError(
+                f"--world-sizes {text!r:.60}: allowed are numbers from 1 to {MAX_WORLD_SIZE} and ranges, as "
+                "in 1-8,16"
+            )
+        sizes.update(range(first, last + 1))
+    return sorted(sizes)
+
+
+def spelled(sizes: Sequence[int]) -> str:
+    """`1-8, 16 ranks`."""
+    runs: list[list[int]] = []
+    for size in sizes:
+        if runs and runs[-1][-1] == size - 1:
+            runs[-1].append(size)
+        else:
+            runs.append([size])
+    texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"{', '.join(texts)} rank{'s' if list(sizes) != [1] else ''}"

@@ -5,18 +5,128 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, Span
+from scaling.aggregators.schedule import Scheduled
 from scaling.bucket import BucketLayout
+from scaling.collectives.composition import split_at_reduction
+from scaling.collectives.verify import Verification, verify
 from scaling.conformance.cases import Case, smallest
-from scaling.conformance.laws import ON_RANK_0, Residuals, check_resumed
 from scaling.conformance.run import Outcome, RunRanks, parameters_of, run_steps
+from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
+
+ON_RANK_0 = ("root", "host_serial")
+RESIDUAL_ULPS = 16
+"""Allowed for the law of residuals, in float32's units in the last place of its terms: each is the result of
+some ten additions."""
+
+
+class Residuals:
+    """The law of error feedback, step by step: n mean + new residuals = contributions + old residuals.
+
+    Contributions are gradients, unless the aggregator applies a momentum of its own. Residuals are float32,
+    whatever the gradients are. What rounding allows goes by the largest terms so far: residuals of several
+    ranks, and of a gradient and a sum, may cancel for some steps.
+
+    Attributes:
+        exist: whether the aggregator has any.
+    """
+
+    def __init__(self, layout: BucketLayout, world_size: int) -> None:
+        self._layout, self._world_size, self.exist = layout, world_size, False
+        self._old = self._old_terms = torch.zeros(layout.num_elements, dtype=torch.float64)
+        self._terms = torch.zeros(layout.num_elements, dtype=torch.float64)
+
+    def check(self, outcomes: Sequence[Outcome], dtype: torch.dtype, *, is_replica: bool) -> None:
+        """One step; an AssertionError names the element."""
+        residuals = [outcome.withheld for outcome in outcomes if outcome.withheld is not None]
+        if not residuals:
+            assert not self.exist, "no rank has a residual, and before there was one"
+            return
+        self.exist = True
+        assert len(residuals) == len(outcomes), "some ranks have a residual, and some have none"
+        n = self._layout.num_elements
+        for rank, residual in enumerate(residuals):
+            assert residual.shape == (n,), f"rank {rank}: the residual has shape {tuple(residual.shape)}"
+        if not n:
+            return
+        new = torch.stack(residuals).double()  # [rank, num_elements]
+        given = torch.stack([outcome.contribution for outcome in outcomes]).double()
+        delivered = torch.zeros(n, dtype=torch.float64)
+        for outcome in outcomes[: 1 if is_replica else None]:
+            for start, stop in outcome.owned:
+                assert outcome.result is not None, "a rank that owns elements has their mean"
+                delivered[start:stop] = self._world_size * outcome.result[start:stop].double()
+        new_sum, new_terms = new.sum(0), new.abs().sum(0)
+        terms = given.abs().sum(0) + new_terms + self._old_terms + delivered.abs()
+        self._terms = torch.maximum(self._terms, terms)
+        allowed = RESIDUAL_ULPS * torch.finfo(torch.float32).eps * self._terms
+        allowed += torch.finfo(dtype).eps * delivered.abs()
+        allowed += RESIDUAL_ULPS * self._world_size * max(smallest(dtype), smallest(torch.float32))
+        left, right = delivered + new_sum, given.sum(0) + self._old
+        wrong = ((left - right).abs() <= allowed).logical_not_()
+        if wrong.any():
+            place = int(wrong.to(torch.uint8).argmax())
+            raise AssertionError(
+                f"element {place}: n mean + new residuals is {left[place]:.9g}, contributions + old "
+                f"residuals are {right[place]:.9g}; rounding allows {allowed[place]:.3g}"
+            )
+        self._old, self._old_terms = new_sum, new_terms
+
+
+def check_resumed(
+    aggregator: Aggregator[Any], through: Sequence[Sequence[Outcome]], resumed: Sequence[Sequence[Outcome]]
+) -> None:
+    """Checks that [step][rank] outcomes of a state that was saved and loaded are those of one that was not.
+
+    An AssertionError names the first step and rank that differ.
+    """
+    # Bit for bit, or to rounding where the aggregator cannot give more.
+    to_rounding = partial(torch.allclose, rtol=1e-5, atol=1e-6)
+    are_equal = to_rounding if aggregator.order_varies else torch.equal
+    for index, (ones, others) in enumerate(zip(through, resumed, strict=True)):
+        for rank, (expected, other) in enumerate(zip(ones, others, strict=True)):
+            pairs = [
+                (expected.result[start:stop], other.result[start:stop])
+                for start, stop in expected.owned
+                if expected.result is not None and other.result is not None
+            ]
+            if expected.withheld is not None and other.withheld is not None:
+                pairs.append((expected.withheld, other.withheld))
+            same = all(are_equal(first, second) for first, second in pairs)
+            assert same, f"step {index + 1}: rank {rank}: a saved and loaded state gives another result"
+
+
+def check_schedule(aggregator: Scheduled, world_size: int, layout: BucketLayout) -> Verification:
+    """Checks that the schedule delivers the sum, and leaves it where the aggregator takes its step.
+
+    Returns:
+        What the schedule sends.
+
+    Raises:
+        ScheduleError: it does not; the message says what is wrong, and where.
+    """
+    schedule = aggregator.schedule(world_size, layout)
+    if schedule.world_size != world_size:
+        raise ScheduleError(f"{schedule.name}: made for {schedule.world_size} ranks, asked for {world_size}")
+    verification = verify(schedule)
+    schedule.bounds(layout.num_elements)
+    site = aggregator.site(layout)
+    if site != "replica":
+        owners = split_at_reduction(schedule).owners
+        if site in ON_RANK_0 and set(owners) != {0}:
+            chunk = next(chunk for chunk, owner in enumerate(owners) if owner)
+            raise ScheduleError(
+                f"{schedule.name}: the sum of chunk {chunk} ends at {schedule.node_name(owners[chunk])}; "
+                f"site {site!r} takes the step at rank 0"
+            )
+    return verification
 
 
 def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_process) -> bool:
@@ -61,7 +171,10 @@ def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_proces
             if only_zeros:
                 _check_zeros(layout, outcomes)
             _check_distribution(layout, outcomes, case.dtype, index)
-            _check_metered(stated, outcomes)
+            for rank, (num_bytes, outcome) in enumerate(zip(stated, outcomes, strict=True)):
+                assert num_bytes in (None, outcome.bytes_sent), (
+                    f"rank {rank}: {outcome.bytes_sent} bytes are metered, wire_bytes states {num_bytes}"
+                )
         except AssertionError as error:
             raise AssertionError(f"step {index + 1}: {error}") from None
     if case.resume_after is not None:
@@ -129,15 +242,11 @@ def _check_results(layout: BucketLayout, outcomes: Sequence[Outcome], dtype: tor
         if rank and first.result is not None and outcome.owned == first.owned:
             are_first[rank] = torch.equal(result, first.result)
         for start, stop in () if are_first[rank] else outcome.owned:
-            if not _is_finite(result[start:stop]):
+            # The least and the largest are NaN where any is: several times as fast as `isfinite`.
+            if not all(math.isfinite(extreme.item()) for extreme in result[start:stop].aminmax()):
                 place = start + _first(~result[start:stop].isfinite())
                 raise AssertionError(f"{_at(layout, rank, place)}: not finite, got {result[place]}")
     return are_first
-
-
-def _is_finite(values: Tensor) -> bool:
-    """By the least and the largest, NaN where any is: several times as fast as `isfinite`."""
-    return all(math.isfinite(extreme.item()) for extreme in values.aminmax())
 
 
 def _check_zeros(layout: BucketLayout, outcomes: Sequence[Outcome]) -> None:
@@ -210,7 +319,6 @@ class _Bound:
             self.allowed.zero_()
 
     def check(self, layout: BucketLayout, rank: int, outcome: Outcome) -> None:
-        """Raises an AssertionError where an element that the rank owns is further off."""
         for start, stop in outcome.owned:
             assert outcome.result is not None
             error = (outcome.result[start:stop].double() - self.mean[start:stop]).abs()
@@ -237,7 +345,7 @@ def _check_distribution(
 ) -> None:
     if all(outcome.parameters is None for outcome in outcomes):
         return
-    new = parameters_of(layout, dtype, index)
+    new = parameters_of(layout.num_elements, dtype, index)
     for rank, outcome in enumerate(outcomes):
         if outcome.parameters is not None and not torch.equal(outcome.parameters, new):
             place = _first(outcome.parameters != new)
@@ -246,10 +354,3 @@ def _check_distribution(
                 f"{_at(layout, rank, place)}: distribute leaves the parameter {got:.9g}, "
                 f"the owner has {right:.9g}"
             )
-
-
-def _check_metered(stated: Sequence[int | None], outcomes: Sequence[Outcome]) -> None:
-    for rank, (num_bytes, outcome) in enumerate(zip(stated, outcomes, strict=True)):
-        assert num_bytes in (None, outcome.bytes_sent), (
-            f"rank {rank}: {outcome.bytes_sent} bytes are metered, wire_bytes states {num_bytes}"
-        )

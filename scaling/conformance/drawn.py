@@ -5,6 +5,7 @@ The cases of `fixed_cases` come first. Every case is run once: shrinking asks fo
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scaling.aggregators.base import DTYPES, Aggregator
-from scaling.conformance.cases import KINDS, Case, Shape, fixed_cases, layout_of
+from scaling.conformance.cases import KINDS, Case, Shape, fixed_cases
 from scaling.conformance.contract import check
 from scaling.conformance.run import RunRanks
 from scaling.errors import ScheduleError
@@ -45,12 +46,7 @@ MULTIPLES = 8
 
 @dataclass(frozen=True)
 class DrawnCases:
-    """What was checked.
-
-    Attributes:
-        num_cases: cases that hold.
-        has_residuals: whether it has error feedback.
-    """
+    """How many cases hold, and whether there is error feedback."""
 
     num_cases: int
     has_residuals: bool
@@ -63,13 +59,10 @@ def check_drawn(
     seed: int = 0,
     run: RunRanks = run_in_process,
 ) -> DrawnCases:
-    """Checks the contract on the fixed cases and on drawn ones.
+    """Checks the contract on the fixed cases and on drawn ones, in all `dtypes` of the aggregator.
 
     Args:
-        aggregator: to be checked, in all its `dtypes`.
-        world_size: ranks.
-        num_examples: cases to draw.
-        seed: of the drawing: the same seed gives the same cases.
+        num_examples: cases to draw; the same `seed` gives the same ones.
         run: what the ranks are.
 
     Raises:
@@ -100,12 +93,7 @@ def failure_text(error: Exception) -> str:
 
 
 class _Search:
-    """Runs each case once, and remembers what it gave.
-
-    Attributes:
-        seen: what does not hold of a case; None where all does.
-        has_residuals: of any case.
-    """
+    """Runs each case once; `seen`: what does not hold of it, None where all does."""
 
     def __init__(self, aggregator: Aggregator[Any], run: RunRanks) -> None:
         self._aggregator, self._run = aggregator, run
@@ -114,7 +102,6 @@ class _Search:
         self.has_residuals = False
 
     def failure_of(self, case: Case) -> str | None:
-        """What does not hold of the case."""
         if case not in self.seen:
             try:
                 self.has_residuals |= check(self._aggregator, case, self._run)
@@ -124,7 +111,6 @@ class _Search:
         return self.seen[case]
 
     def described(self, case: Case) -> str:
-        """The case with what does not hold."""
         return f"{case}: {self.seen[case]}"
 
     def cut(self, case: Case) -> Case:
@@ -133,14 +119,14 @@ class _Search:
         return next((smaller for smaller in fewer if self.failure_of(smaller)), case)
 
     def drawn(self, world_size: int, dtypes: list[torch.dtype], num_examples: int, seed: int) -> Case | None:
-        """The smallest case that fails, of those drawn."""
         drawing = _Drawing(world_size, tuple(dtypes), num_examples, seed)
         if not any(map(self.failure_of, drawing.cases())):
             return None
         failed: list[Case] = []
 
         def examine(case: Case) -> None:
-            if self._is_over_time() and case not in self.seen:
+            over_s = time.monotonic() - (self._shrinking_since_s or math.inf)
+            if over_s > MAX_SHRINKING_S and case not in self.seen:
                 return
             if self.failure_of(case):
                 self._shrinking_since_s = self._shrinking_since_s or time.monotonic()
@@ -153,14 +139,10 @@ class _Search:
             return failed[-1]  # hypothesis ends with the smallest one
         return None
 
-    def _is_over_time(self) -> bool:
-        began_s = self._shrinking_since_s
-        return began_s is not None and time.monotonic() - began_s > MAX_SHRINKING_S
-
 
 @dataclass(frozen=True)
 class _Drawing:
-    """Of cases by hypothesis; the same ones each time, until one fails."""
+    """Draws cases by hypothesis; the same ones each time, until one fails."""
 
     world_size: int
     dtypes: tuple[torch.dtype, ...]
@@ -169,7 +151,6 @@ class _Drawing:
 
     @lru_cache(maxsize=64)  # noqa: B019 (it is a value; drawing takes longer than checking short cases)
     def cases(self) -> tuple[Case, ...]:
-        """Those that hypothesis draws if all hold."""
         drawn: list[Case] = []
         self.run(drawn.append)
         return tuple(drawn)
@@ -212,7 +193,6 @@ def _nothing_stored() -> Iterator[None]:
 
 
 def cases(world_size: int, dtypes: list[torch.dtype]) -> SearchStrategy[Case]:
-    """Cases for that many ranks, of those types."""
     from hypothesis import strategies as st
 
     near_borders = st.builds(
@@ -254,19 +234,15 @@ def shapes(num_elements: int) -> SearchStrategy[tuple[Shape, ...]]:
         )
         made: list[Shape] = []
         for start, stop in pairwise([0, *sorted(cuts), num_elements]):
-            made += _formed(stop - start, draw(st.sampled_from(((), (3,), (64,), (4, 3, 3)))))
+            trailing = draw(st.sampled_from(((), (3,), (64,), (4, 3, 3))))
+            rows, rest = divmod(stop - start, math.prod(trailing))
+            if not trailing or not rows:
+                made.append((stop - start,))
+            else:  # a tensor with those trailing axes, and a vector or a scalar of the elements that are left
+                made += [(rows, *trailing), *([() if rest == 1 else (rest,)] if rest else [])]
         empty = st.tuples(st.integers(0, len(made)), st.sampled_from(((0,), (0, 7), (5, 0, 2))))
         for place, shape in draw(st.lists(empty, max_size=2)):
             made.insert(place, shape)
         return tuple(made)
 
     return drawn()
-
-
-def _formed(num_elements: int, trailing: Shape) -> list[Shape]:
-    """One tensor with those trailing axes, and a vector or a scalar of the elements that are left."""
-    row = layout_of((trailing,)).num_elements
-    rows, rest = divmod(num_elements, row)
-    if not trailing or not rows:
-        return [(num_elements,)]
-    return [(rows, *trailing), *([() if rest == 1 else (rest,)] if rest else [])]

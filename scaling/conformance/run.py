@@ -54,14 +54,9 @@ class Outcome:
     withheld: Tensor | None
 
 
-def parameters_of(layout: BucketLayout, dtype: torch.dtype, step: int) -> Tensor:
-    """The parameters that owners are to bring to all ranks after a step; not to be written to."""
-    return _parameters(layout.num_elements, dtype, step)
-
-
 @lru_cache(maxsize=128)
-def _parameters(num_elements: int, dtype: torch.dtype, step: int) -> Tensor:
-    """Of one step on all ranks, in the runs that are compared too."""
+def parameters_of(num_elements: int, dtype: torch.dtype, step: int) -> Tensor:
+    """[num_elements] parameters that owners are to bring to all ranks after a step; not to be written to."""
     return torch.randn(num_elements, generator=torch.Generator().manual_seed(step)).to(dtype)
 
 
@@ -77,10 +72,7 @@ def run_steps(
     From the second step on, gradients and parameters are in the state's own buffers, if it has any.
 
     Args:
-        aggregator: to be run.
-        layout: of the bucket.
         steps: [step][rank] gradients, all of one type.
-        run: what the ranks are.
         resume_after: save the state after so many steps, and go on with a new one that has loaded it.
     """
 
@@ -119,7 +111,7 @@ def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, i
     if aggregator.site(layout) in ("root", "owner"):
         parameters = torch.full_like(values, NOT_UPDATED)
         for start, stop in owned:
-            parameters[start:stop] = parameters_of(layout, values.dtype, index)[start:stop]
+            parameters[start:stop] = parameters_of(layout.num_elements, values.dtype, index)[start:stop]
         parameters = _placed(parameters, state.parameter_buffer if index else None)
         aggregator.distribute(state, parameters)
         parameters = parameters.clone()
@@ -132,5 +124,4 @@ def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, i
 
 
 def _placed(values: Tensor, buffer: Tensor | None) -> Tensor:
-    """The values in the buffer, or in a new tensor."""
     return values.clone() if buffer is None else buffer.copy_(values)

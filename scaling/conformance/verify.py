@@ -29,7 +29,7 @@ from scaling.collectives.listing import COLLECTIVES
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.schedule_file import is_file, read_schedule
 from scaling.collectives.verify import SentSample, Verification, verify
-from scaling.conformance.world_sizes import spelled
+from scaling.conformance.cases import spelled
 from scaling.errors import ScheduleError, StudyError
 from scaling.files.texts import folded
 from scaling.registry import Registry, trust
@@ -56,7 +56,6 @@ class SubjectResult:
     """How one subject did.
 
     Attributes:
-        name: as it was asked for.
         kind: "collective", "aggregator" or "schedule", the last a user's own.
         checked: what holds.
         failure: what does not hold first; None if all does.
@@ -77,19 +76,14 @@ class SubjectResult:
         return folded(f"{start}ok  ", "; ".join(self.checked))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {**dataclasses.asdict(self), "ok": self.failure is None}
 
 
 @dataclass
 class Examination:
-    """What is asked for, and how far it has come.
+    """What is asked for (as of `examine`), and how far it has come.
 
     Attributes:
-        world_sizes: ascending.
-        say: called with what is being checked.
-        num_examples: cases of the contract to draw for each world size.
-        seed: of the drawing.
         where: the case being checked, for messages.
         again: the command that shows a failure there again; empty where it is the same as was given.
     """
@@ -105,15 +99,12 @@ class Examination:
     sample: SentSample | None = None
 
     def at(self, where: str) -> None:
-        """Tells which case comes next."""
         self.where = where
         self.say(f"{self.name}: {where}")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Something that can be verified."""
-
     name: str
     kind: str
     check: Callable[[Examination], None]
@@ -212,10 +203,13 @@ def examine_all(
     Raises:
         StudyError: as `examine`.
     """
-    job = _Job(subjects, world_sizes, num_examples, seed)
+
+    def examined(index: int) -> SubjectResult:
+        return examine(subjects[index], world_sizes, num_examples=num_examples, seed=seed)
+
     processes = min(num_usable_cores(), len(subjects))
     if processes < 2 or sys.platform != "linux":
-        yield from map(job.examined, range(len(subjects)))
+        yield from map(examined, range(len(subjects)))
         return
     by_name: dict[str, list[int]] = {}  # in one process: a collective and its aggregator share what they keep
     for index, subject in enumerate(subjects):
@@ -226,42 +220,27 @@ def examine_all(
     random.shuffle(own)  # others may do the same at the same time
     for number in range(processes):
         cores.put(own[number % len(own)])
-    with context.Pool(processes, _take, (job, cores)) as pool:
-        examined, results = pool.imap(_examine_taken, by_name.values()), dict[int, SubjectResult]()
+    with context.Pool(processes, _take, (examined, cores)) as pool:
+        parts, results = pool.imap(_examine_taken, by_name.values()), dict[int, SubjectResult]()
         for index in range(len(subjects)):
             while index not in results:
-                results.update(next(examined))
+                results.update(next(parts))
             yield results.pop(index)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What `examine_all` was asked for."""
-
-    subjects: Sequence[Subject]
-    world_sizes: Sequence[int]
-    num_examples: int
-    seed: int
-
-    def examined(self, index: int) -> SubjectResult:
-        """The result of one subject."""
-        subject = self.subjects[index]
-        return examine(subject, self.world_sizes, num_examples=self.num_examples, seed=self.seed)
+_taken: list[Callable[[int], SubjectResult]] = []
 
 
-_taken: list[_Job] = []
-
-
-def _take(job: _Job, cores: SimpleQueue[int]) -> None:
+def _take(examined: Callable[[int], SubjectResult], cores: SimpleQueue[int]) -> None:
     """Keeps to a core: one rank computes at a time, and handing over to a thread on another takes longer."""
-    _taken[:] = [job]
+    _taken[:] = [examined]
     gc.freeze()  # what was imported is no garbage, and need not be looked at again and again
     with suppress(OSError):  # not everywhere allowed
         os.sched_setaffinity(0, {cores.get()})
 
 
 def _examine_taken(indices: list[int]) -> dict[int, SubjectResult]:
-    return {index: _taken[0].examined(index) for index in indices}
+    return {index: _taken[0](index) for index in indices}
 
 
 def _collective(name: str) -> Subject:
@@ -328,7 +307,13 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
 def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Examination) -> None:
     num_examples, seed = examination.num_examples, examination.seed
     has_residuals = False
-    for variant, path in _variants(aggregator):
+    variants: list[tuple[Aggregator[Any], str]] = [(aggregator, "")]
+    if isinstance(aggregator, Scheduled):  # over every way of the bytes that threads have
+        variants = [
+            (dataclasses.replace(aggregator, transport=transport), f" by {transport.replace('_', ' ')}")
+            for transport in ("sends", "peer_memory")
+        ]
+    for variant, path in variants:
         for size in sizes:
             examination.at(f"at {spelled([size])}{path}")
             drawn = f"--world-sizes {size} --examples {num_examples} --seed {seed}"
@@ -343,17 +328,7 @@ def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Ex
     examination.checked += [f"not {', '.join(left_out)}, which it does not take"] if left_out else []
 
 
-def _variants(aggregator: Aggregator[Any]) -> Iterator[tuple[Aggregator[Any], str]]:
-    """The aggregator over every way of the bytes that threads have, with what to say of it."""
-    if not isinstance(aggregator, Scheduled):
-        yield aggregator, ""
-        return
-    yield dataclasses.replace(aggregator, transport="sends"), " by sends"
-    yield dataclasses.replace(aggregator, transport="peer_memory"), " by peer memory"
-
-
 def _own(name: str) -> Subject:
-    """What a user's module offers."""
     try:
         trust([name])  # a person has named it, on the command line
         value = OWN.load(name)

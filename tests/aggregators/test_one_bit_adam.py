@@ -5,7 +5,7 @@ import torch
 
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
-from scaling.conformance.laws import RESIDUAL_ULPS
+from scaling.conformance.contract import RESIDUAL_ULPS
 from scaling.errors import StudyError
 from scaling.process_group import run_in_process
 from scaling.study.kinds.iteration import IterationKind, IterationPart

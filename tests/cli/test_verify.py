@@ -11,8 +11,8 @@ import pytest
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.collectives.listing import COLLECTIVES
 from scaling.conformance import verify as verification
+from scaling.conformance.cases import parse_world_sizes
 from scaling.conformance.fidelity import has_sheet
-from scaling.conformance.world_sizes import parse_world_sizes
 from scaling.errors import StudyError
 from tests.waiting import wait_until
 

@@ -8,8 +8,8 @@ import torch
 from scaling.aggregators.base import unmarked
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.bucket import BucketLayout
-from scaling.conformance.fidelity import Sheet, has_sheet, make_sheet, measure, recorded_gradients, sheet_of
-from scaling.conformance.fidelity.gradients import LARGE
+from scaling.conformance import fidelity
+from scaling.conformance.fidelity import LARGE, Sheet, has_sheet, make_sheet, recorded_gradients, sheet_of
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 
@@ -17,7 +17,7 @@ from scaling.store import ResultsFolder
 @pytest.fixture
 def small(monkeypatch):
     """The rates' gradient is a small one: their values are not looked at."""
-    monkeypatch.setattr(measure, "LARGE", BucketLayout.of([("m", (64, 64)), ("v", (100,))]))
+    monkeypatch.setattr(fidelity, "LARGE", BucketLayout.of([("m", (64, 64)), ("v", (100,))]))
 
 
 def sheet_with(**changed):
