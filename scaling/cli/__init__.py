@@ -150,8 +150,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # of a terminal that has not all characters
     try:
-        if not _is_somewhere():
-            raise LaunchError("the current folder was removed; go to another one, as with `cd`")
+        try:
+            os.getcwd()  # libraries end the process without a current folder
+        except FileNotFoundError:
+            raise LaunchError("the current folder was removed; go to another one, as with `cd`") from None
         working_folder_found()
         if problem := allow_open_files():
             raise LaunchError(problem)
@@ -194,14 +196,6 @@ def _is_unread(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, 0)  # what is wrong is told without being asked for
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
-
-
-def _is_somewhere() -> bool:
-    """Whether there is a current folder: libraries end the process without one."""
-    try:
-        return bool(os.getcwd())
-    except FileNotFoundError:
-        return False
 
 
 def _not_done(error: ImportError | OSError) -> str | None:

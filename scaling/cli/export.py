@@ -5,15 +5,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
-from scaling.cli.options import Folder
-
-if TYPE_CHECKING:
-    from scaling.store import ResultsFolder
+from scaling.cli.options import Folder, note
 
 
 def export(
@@ -60,7 +56,15 @@ def export(
     if archive or unarchive:
         if (archive and unarchive) or cell is not None:
             raise ScalingError("--archive and --unarchive stand alone, for a whole folder")
-        typer.echo(_archive(folder, unfinished=unfinished) if archive else _unarchive(folder), err=True)
+        if archive:
+            folder.archive(unfinished=unfinished)
+            states = Counter(run.state for run in folder.runs())
+            counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+            done = f"is archived: runs {counts}; samples.csv.gz and runs.jsonl hold what was in runs/"
+            note(f"{folder.path} {done}")
+        else:
+            folder.unarchive()
+            note(f"{folder.path}: every run has its own files in runs/ again")
         return
     study = read_study(folder)
     cells = study.cells
@@ -73,21 +77,9 @@ def export(
             raise ScalingError(f"{directory} has no steps or epochs to export")
         for path, content in files.items():
             write_whole(inside(out, str(path)), content)
-        typer.echo(f"{len(files)} runs: `tensorboard --logdir {out}` shows them", err=True)
+        note(f"{len(files)} runs: `tensorboard --logdir {out}` shows them")
         return
     end = "\r\n" if format_ == "csv" else "\n"
     for line in FORMATS[format_](folder, cells):
         sys.stdout.write(line + end)
     sys.stdout.flush()
-
-
-def _archive(folder: ResultsFolder, *, unfinished: bool) -> str:
-    folder.archive(unfinished=unfinished)
-    states = Counter(run.state for run in folder.runs())
-    counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-    return f"{folder.path} is archived: runs {counts}; samples.csv.gz and runs.jsonl hold what was in runs/"
-
-
-def _unarchive(folder: ResultsFolder) -> str:
-    folder.unarchive()
-    return f"{folder.path}: every run has its own files in runs/ again"

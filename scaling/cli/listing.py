@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +19,14 @@ def studies() -> list[dict[str, Any]]:
     """The shipped studies; the description is the comment that each begins with."""
     from scaling.study.overrides import shipped_studies
 
-    return [{"name": name, "description": _comment(text)} for name, text in shipped_studies().items()]
+    comments = {
+        name: takewhile(lambda line: line.startswith("#"), text.splitlines())
+        for name, text in shipped_studies().items()
+    }
+    return [
+        {"name": name, "description": " ".join(line.lstrip("# ") for line in lines)}
+        for name, lines in comments.items()
+    ]
 
 
 def aggregators() -> list[dict[str, Any]]:
@@ -26,22 +35,16 @@ def aggregators() -> list[dict[str, Any]]:
 
     from scaling.aggregators.registry import REGISTRY
 
-    entries = []
-    for name in REGISTRY.targets():
-        cls = REGISTRY.load(name)
-        entries.append(
-            {
-                "name": name,
-                "description": _first_line(cls.__doc__),
-                "lossy": cls.lossy,
-                "exchanges": cls.exchanges,
-                "update_site": cls.update_site,
-                "min_world_size": cls.min_world_size,
-                "library": cls.library,
-                "parameters": {field.name: field.default for field in dataclasses.fields(cls)},
-            }
-        )
-    return entries
+    told = ("lossy", "exchanges", "update_site", "min_world_size", "library")
+    return [
+        {
+            "name": name,
+            "description": _first_line(cls.__doc__),
+            **{field: getattr(cls, field) for field in told},
+            "parameters": {field.name: field.default for field in dataclasses.fields(cls)},
+        }
+        for name, cls in ((name, REGISTRY.load(name)) for name in REGISTRY.targets())
+    ]
 
 
 def models() -> list[dict[str, Any]]:
@@ -101,23 +104,17 @@ def topologies() -> list[dict[str, Any]]:
 
 def experiments() -> list[dict[str, Any]]:
     """All experiments of `kind: device`, with their parameters."""
-    import importlib
-
     from scaling.device_studies.base import create, parameters_of
     from scaling.device_studies.registry import EXPERIMENTS
 
-    entries = []
-    for name in EXPERIMENTS.targets():
-        experiment = create(name)
-        module = importlib.import_module(type(experiment).__module__)
-        entries.append(
-            {
-                "name": name,
-                "description": _first_line(module.__doc__),
-                "parameters": parameters_of(experiment),
-            }
-        )
-    return entries
+    return [
+        {
+            "name": name,
+            "description": _first_line(sys.modules[type(experiment).__module__].__doc__),
+            "parameters": parameters_of(experiment),
+        }
+        for name, experiment in ((name, create(name)) for name in EXPERIMENTS.targets())
+    ]
 
 
 LISTS = {
@@ -132,15 +129,6 @@ LISTS = {
 
 def _first_line(docstring: str | None) -> str:
     return (docstring or "").strip().partition("\n")[0]
-
-
-def _comment(text: str) -> str:
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("# "))
-    return " ".join(lines)
 
 
 def list_(

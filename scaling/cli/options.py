@@ -35,11 +35,9 @@ class Group(TyperGroup):
     """Commands of which the help shows no type of a flag: `--json`, not `--json <bool>`."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Its own options."""
         return _without_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """One of its commands."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _without_types(command.get_params(ctx))

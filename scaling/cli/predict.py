@@ -70,22 +70,30 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict time, speedup and exposed communication of every cell; measures nothing."""
+    from scaling.prediction.best_order import search
     from scaling.prediction.calibration_data import sources_of
+    from scaling.prediction.rows import text_table
     from scaling.prediction.what_if import what_if
+    from scaling.study.predicting import strategy_of
     from topologies.schema import load
 
     if not topology:
         raise StudyError("name a machine: --topology NAME (see `scaling list topologies`), or a machine file")
     machine = what_if(load(topology), changes or [])
-    sizes = parse_sizes(world_sizes) if world_sizes else None
+    sizes = _parsed(world_sizes) if world_sizes else None
     asked = _asked(study, overrides or [], machine, sizes, has_next=measure_next is not None)
     if asked.study is None:
         results = [*(results or []), Path(study)]
     sources, notes = sources_of(results or [], samples or [], load(topology), source_topology)
     for note in notes:
         typer.echo(note, err=True)
-    if sizes is None:
-        asked.require_named_sizes(machine)
+    largest = max((cell.world_size for cell in asked.cells if asked.study), default=0)
+    if sizes is None and largest > MAX_UNNAMED_WORKERS:
+        raise StudyError(
+            f"{largest} workers on {machine.name}: above {MAX_UNNAMED_WORKERS}, prediction can take "
+            "minutes, and is made only of sizes that you name; give --world-sizes, as in "
+            "--world-sizes 1,8,64"
+        )
     predictions, rows = predicted(
         asked.cells, machine, sources, known=bool(results), tensor_shapes=asked.tensor_shapes
     )
@@ -93,14 +101,20 @@ def predict(
         {"simulated": True, **refused.cell, "topology": machine.name, "reason": refused.reason}
         for refused in asked.left_out
     ]
-    orders = _orders(asked.cells, machine) if best_order and asked.study else []
+    strategies = [strategy_of(cell.to_dict()) for cell in asked.cells] if best_order and asked.study else []
+    orders = [order for strategy in strategies if (order := search(strategy, machine)) is not None]
     next_text = (
         _next_measurement(predictions, asked.cells, asked.study, measure_next) if asked.study else None
     )
     if as_json:
         typer.echo(json.dumps([*rows, *orders], indent=1))
     else:
-        _print(rows, orders, next_text, machine)
+        who = f"{machine.name}, {machine.num_gpus or 'no'} GPUs"
+        typer.echo(f"simulated on {who}: nothing here is measured; [95%]\n{text_table(rows)}")
+        for order in orders:
+            typer.echo(order["text"])
+        if next_text:
+            typer.echo(f"narrows most: {next_text}")
     _require_predictions(predictions, asked.left_out, machine, topology)
 
 
@@ -119,16 +133,6 @@ class _Asked:
     left_out: list[NotPredicted]
     study: Study | None
     tensor_shapes: str = ""
-
-    def require_named_sizes(self, machine: Topology) -> None:
-        """Refuses a study with more workers than are predicted unasked."""
-        largest = max((cell.world_size for cell in self.cells if self.study), default=0)
-        if largest > MAX_UNNAMED_WORKERS:
-            raise StudyError(
-                f"{largest} workers on {machine.name}: above {MAX_UNNAMED_WORKERS}, prediction can take "
-                "minutes, and is made only of sizes that you name; give --world-sizes, as in "
-                "--world-sizes 1,8,64"
-            )
 
 
 def _asked(
@@ -157,27 +161,8 @@ def _asked(
     return _Asked(list(of_script), refused, None, shapes)
 
 
-def _print(
-    rows: list[dict[str, Any]], orders: list[dict[str, Any]], next_text: str | None, machine: Topology
-) -> None:
-    from scaling.prediction.rows import text_table
-
-    typer.echo(
-        f"simulated on {machine.name}, {machine.num_gpus or 'no'} GPUs: nothing here is measured; [95%]"
-    )
-    typer.echo(text_table(rows))
-    for order in orders:
-        typer.echo(order["text"])
-    if next_text:
-        typer.echo(f"narrows most: {next_text}")
-
-
-def parse_sizes(text: str) -> list[int]:
-    """`1,2,4` as numbers.
-
-    Raises:
-        StudyError: it is something else.
-    """
+def _parsed(text: str) -> list[int]:
+    """`1,2,4` as numbers."""
     if not re.fullmatch(r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", text):
         raise StudyError(f"--world-sizes {text!r:.60}: give numbers below 100000, as in 1,2,4,8,64")
     return list(dict.fromkeys(int(part) for part in text.split(",")))
@@ -208,17 +193,10 @@ def predicted(
     def identity(cell: Any) -> str | None:
         return ids.get(json.dumps(dict(cell), sort_keys=True))
 
-    rows = [
-        row_of(prediction, compute if known else None, identity(prediction.cell))
-        for prediction in predictions
-    ]
-    return predictions, [
-        *rows,
-        *(
-            reason_row(refused.cell, machine.name, refused.reason, identity(refused.cell))
-            for refused in failed
-        ),
-    ]
+    used_compute = compute if known else None
+    rows = [row_of(one, used_compute, identity(one.cell)) for one in predictions]
+    rows += [reason_row(one.cell, machine.name, one.reason, identity(one.cell)) for one in failed]
+    return predictions, rows
 
 
 def _next_measurement(
@@ -274,9 +252,12 @@ def plan_by_predictions(
     as_json: bool,
 ) -> None:
     """`scaling plan --skip-dominated --budget`: which cells to measure, and which not, and why."""
+    from scaling.cli.schedule import write_file
     from scaling.prediction.calibration_data import sources_of
+    from scaling.study.cell import AvailableMachine
     from scaling.study.overrides import load_study
     from scaling.study.pruning import describe, judge, parse_budget, study_of
+    from scaling.study.resolve import resolve
     from topologies.schema import load
 
     limit = parse_budget(budget) if budget else None
@@ -292,7 +273,9 @@ def plan_by_predictions(
         )
     machine = load(topology)
     loaded = load_study(study, overrides or [])
-    cells = resolve_for(loaded, machine)
+    cores = sum(device.cores or 0 for device in machine.machine.of_kind("cpu")) or 1
+    available = AvailableMachine(len(machine.machine.of_kind("gpu")), cores, machine.num_nodes)
+    cells = resolve(loaded, available)
     trained = [cell for cell in cells.trained if cell.kind == "iteration" and not cell.aa_replicate]
     sources, notes = sources_of(results, [], machine, None)
     for note in notes:
@@ -300,26 +283,8 @@ def plan_by_predictions(
     rows = predicted(trained, machine, sources, known=True)[1]
     verdicts = judge(trained, rows, cells.repeats, limit, skip_dominated=skip_dominated)
     if write is not None:
-        from scaling.cli.schedule import write_file
-
         write_file(write, study_of(loaded, verdicts, cells).encode())
     if as_json:
         typer.echo(json.dumps([verdict.as_dict() for verdict in verdicts], indent=1))
     else:
         typer.echo(describe(verdicts))
-
-
-def resolve_for(study: Any, machine: Topology) -> Any:
-    """The study's cells on a machine that is a file."""
-    from scaling.study.cell import AvailableMachine
-    from scaling.study.resolve import resolve
-
-    cores = sum(device.cores or 0 for device in machine.machine.of_kind("cpu")) or 1
-    return resolve(study, AvailableMachine(len(machine.machine.of_kind("gpu")), cores, machine.num_nodes))
-
-
-def _orders(cells: list[Cell], machine: Topology) -> list[dict[str, Any]]:
-    from scaling.prediction.best_order import search
-    from scaling.study.predicting import strategy_of
-
-    return [order for cell in cells if (order := search(strategy_of(cell.to_dict()), machine)) is not None]

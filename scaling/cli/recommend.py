@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -30,6 +31,8 @@ def recommend(
 
     Never recommends a lossy aggregator without a measured accuracy, or a control arm.
     """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     from scaling.analysis.columns import to_rows
     from scaling.analysis.explain_view import Known
     from scaling.analysis.reading import read_study
@@ -40,7 +43,14 @@ def recommend(
     from scaling.report.screen import folded_answer
     from scaling.store import Snapshot
 
-    most_bytes = None if max_memory is None else _size_in_bytes(max_memory)
+    most_bytes = None
+    if max_memory is not None:
+        with suppress(ValidationError):
+            most_bytes = int(TypeAdapter(ByteSize).validate_python(max_memory))
+        if most_bytes is None or most_bytes <= 0:
+            raise ScalingError(
+                f"--max-memory: {max_memory!r} is no size; write a number and a unit, such as 40GB or 40GiB"
+            )
     folder = Snapshot(directory)
     study = read_study(folder)
     known = Known.of(to_rows(study.table), study.cells, study.num_cores)
@@ -61,20 +71,3 @@ def recommend(
             typer.echo("\n".join(lines_of(recommendation)))
     if any(recommendation.state == "undecided" for recommendation in recommendations):
         raise typer.Exit(3)
-
-
-def _size_in_bytes(text: str) -> int:
-    """The bytes of `40GB`."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    from scaling.errors import ScalingError
-
-    try:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        size = 0
-    if size <= 0:
-        raise ScalingError(
-            f"--max-memory: {text!r} is no size; write a number and a unit, such as 40GB or 40GiB"
-        )
-    return size

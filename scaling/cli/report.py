@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -76,20 +75,9 @@ def _show_all(made: Report) -> None:
         typer.echo(folded("", text, indent=2))
 
 
-def written_report(
-    path: Path,
-    *,
-    png: bool = False,
-    paper: bool = False,
-    titles: bool = False,
-    everything: bool = False,
-    before_page: Callable[[], None] = lambda: None,
-) -> Report:
-    """Makes the report of a results folder anew."""
+def written_report(path: Path, **how: Any) -> Report:
+    """Makes the report of a results folder anew; `how`: as of `scaling.report.write_report`."""
     from scaling.report import write_report
     from scaling.store import ResultsFolder
 
-    folder = ResultsFolder(path).require()
-    return write_report(
-        folder, png=png, paper=paper, titles=titles, everything=everything, before_page=before_page
-    )
+    return write_report(ResultsFolder(path), **how)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,8 @@ def run_against(
     from scaling.study.launches import CommandTimes
     from scaling.study.overrides import load_study, study_file
     from scaling.study.scope import runnable
+    from scaling.study.prepare import prepare
+    from scaling.study.run import retry_failed as reset_failed
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 
     loaded = load_study(study, overrides)
@@ -57,11 +59,16 @@ def run_against(
         file = str(study_file(study))
         overrides, resolved = _resolved(file, list(overrides), folders, other, scope, zygotes)
         can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=None)
-        with _prepared(folders, file, overrides, resolved, scope):
+        with ExitStack() as locks:
+            for folder in folders:
+                locks.enter_context(scope.lock(folder))
+            # The other environment's first workers prepare its folder.
+            prepare(folders[0], load_study(file, overrides), resolved)
             for line in can_run.record_missing_libraries(folders[0]):
                 note(line)
             if retry_failed:
-                _reset_failed(folders, scope)
+                num_reset = sum(reset_failed(folder, scope) for folder in folders)
+                note(f"{num_reset} failed runs are tried again")
             times = CommandTimes(ResultsFolder(out), folders)
             try:
                 _run(folders, can_run.study, [file, *overrides], other, scope, (zygotes, zygotes_of_other))
@@ -97,31 +104,6 @@ def _resolved(
     check_settings(resolved, other.workers.variables_from(os.environ))
     require_same_cells(other, file, overrides, folders[1].path, resolved)
     return overrides, resolved
-
-
-@contextmanager
-def _prepared(
-    folders: Sequence[ResultsFolder],
-    file: str,
-    overrides: Sequence[str],
-    resolved: ResolvedStudy,
-    scope: Scope,
-) -> Iterator[None]:
-    """Both folders locked, and the first one ready; the other environment's first workers prepare theirs."""
-    from scaling.study.overrides import load_study
-    from scaling.study.prepare import prepare
-
-    with ExitStack() as locks:
-        for folder in folders:
-            locks.enter_context(scope.lock(folder))
-        prepare(folders[0], load_study(file, overrides), resolved)
-        yield
-
-
-def _reset_failed(folders: Sequence[ResultsFolder], scope: Scope) -> None:
-    from scaling.study.run import retry_failed
-
-    note(f"{sum(retry_failed(folder, scope) for folder in folders)} failed runs are tried again")
 
 
 def _run(
@@ -167,6 +149,9 @@ def _run(
 
 def _end(folders: Sequence[ResultsFolder], out: Path, times: CommandTimes) -> None:
     """The comparison and how the wall time divided, then what has failed, which sets the exit code."""
+    from scaling.analysis.wall_time import wall_time
+    from scaling.report.text import text_of
+    from scaling.store import ResultsFolder
     from scaling.study.kinds import label_of
 
     a, b = folders
@@ -174,7 +159,10 @@ def _end(folders: Sequence[ResultsFolder], out: Path, times: CommandTimes) -> No
     if done[0] & done[1]:
         show_comparison(a, b)
         times.write()
-        _show_wall_time(folders, out)
+        launches = [launch for folder in folders for launch in folder.launch_times()]
+        divided = wall_time(launches, ResultsFolder(out).launch_times("command-"))
+        if divided is not None:
+            typer.echo(folded("", text_of(divided.finding), indent=2))
         note(f"again: `scaling compare {a.path} {b.path}`; pages: `scaling report {a.path}`, or of {b.path}")
     failed = [(folder, record) for folder in folders for record in folder.runs() if record.state == "failed"]
     for folder, record in failed:
@@ -183,15 +171,3 @@ def _end(folders: Sequence[ResultsFolder], out: Path, times: CommandTimes) -> No
     if failed:
         note(f"`--retry-failed --out {out}` runs them again, with their partners")
         raise typer.Exit(1)
-
-
-def _show_wall_time(folders: Sequence[ResultsFolder], out: Path) -> None:
-    """Of both environments' launches, and of the commands that ran them."""
-    from scaling.analysis.wall_time import wall_time
-    from scaling.report.text import text_of
-    from scaling.store import ResultsFolder
-
-    launches = [launch for folder in folders for launch in folder.launch_times()]
-    times = wall_time(launches, ResultsFolder(out).launch_times("command-"))
-    if times is not None:
-        typer.echo(folded("", text_of(times.finding), indent=2))

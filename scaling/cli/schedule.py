@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from scaling.cli.options import Group
+from scaling.cli.options import AsJson, Group
 from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
 
@@ -23,11 +25,6 @@ schedule = typer.Typer(
 
 FORMATS = ("msccl-xml", "chakra")
 MAX_FOREIGN_BYTES = 16 << 20  # of what other tools wrote: the JSON of a thousand GPUs is smaller
-
-
-@schedule.callback()
-def _top() -> None:
-    """Export collectives in the formats of other engines; prove those of others."""
 
 
 @schedule.command(
@@ -63,8 +60,7 @@ def export(
     if format_ == "msccl-xml":
         text = to_xml(made(name, world_size))
         write_file(out, text.encode())
-        for limit in beyond_limits(text):
-            typer.echo(f"warning: {limit}", err=True)
+        _say(f"warning: {limit}" for limit in beyond_limits(text))
         return
     if name == "all_reduce":
         files = all_reduce_traces(world_size, num_bytes, compute_s)
@@ -78,7 +74,7 @@ def export(
 def import_schedule(
     file: Annotated[Path, Argument(metavar="FILE", help="MSCCL XML of an all-reduce.")],
     out: Annotated[Path | None, Option(metavar="FILE.yaml", help="Write the schedule there.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prove an all-reduce that others wrote, or name the step that is wrong; make a schedule of it."""
     from scaling.collectives.schedule_file import to_yaml
@@ -95,8 +91,7 @@ def import_schedule(
         raise ScheduleError(f"{file}: cannot be read: {error.strerror}") from None
     except (DocumentError, ScheduleError) as error:
         raise ScheduleError(f"{file}: {error}") from None
-    for limit in beyond_limits(text):
-        typer.echo(f"warning: {limit}", err=True)
+    _say(f"warning: {limit}" for limit in beyond_limits(text))
     forms = ["in place" if form else "out of place" for form in algorithm.in_place]
     found = {
         "name": algorithm.name,
@@ -140,7 +135,7 @@ def import_(
     world_size: Annotated[
         int | None, Option(min=2, max=4096, help="With OSU's text: ranks of the all-reduce.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Import a machine (NCCL's XML, `nvidia-smi topo -m`) or samples (nccl-tests, nvbandwidth, OSU)."""
     from scaling.files.documents import DocumentError, read_text
@@ -182,8 +177,7 @@ def _machine(text: str, path: Path, gpu: str | None, *, allow_missing_links: boo
         )
     file = machine_file(facts)
     notes = [f"not in the file: {what}" for what in facts.missing]
-    for line in notes:
-        typer.echo(line, err=True)
+    _say(notes)
     content = as_yaml(file, [f"From {facts.origin}; nothing is measured.", *notes])
     validated(content, f"the machine of {path}")
     return content, file
@@ -201,29 +195,26 @@ def _measured_machine(text: str, path: Path, machine: str, *, is_xml: bool) -> t
             f"{path}: --machine takes nvbandwidth's output, which measures links; NCCL's topology XML is a "
             "machine by itself, and samples of nccl-tests calibrate by `predict --samples`"
         )
-    for line in notes:
-        typer.echo(line, err=True)
+    _say(notes)
     return with_measured(text_of(machine), machine, samples, f"{version} ({path.name})")
 
 
 def _samples(text: str, source: str, world_size: int | None) -> tuple[str, object]:
-    from dataclasses import asdict
-
     from scaling.measure.probe.cases import as_csv
     from scaling.measure.probe.other_tools import samples_of
 
     samples, notes = samples_of(text, source, world_size)
-    for line in notes:
-        typer.echo(line, err=True)
+    _say(notes)
     return as_csv(samples), [asdict(sample) for sample in samples]
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Writes where the user says.
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line, err=True)
 
-    Raises:
-        TopologyError: it cannot be written.
-    """
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes where the user says; a TopologyError says why not."""
     try:
         path.write_bytes(content)
     except OSError as error:

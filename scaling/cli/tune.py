@@ -39,6 +39,7 @@ def tune(
     """
     from launchers.local import LocalLauncher
     from launchers.zygote import Zygotes
+    from scaling.prediction.buckets import to_measure
     from scaling.report.text import text_of
     from scaling.store.files import part_of
     from scaling.study.overrides import load_study
@@ -47,6 +48,7 @@ def tune(
     from scaling.study.scope import scope_for
     from scaling.study.tuning import cells_to_tune, deciding_study, measured_study, probe_study
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
+    from scaling.training.ddp import TAKES_SIZES
 
     scope = scope_for("local", None, None, os.environ)
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
@@ -59,7 +61,14 @@ def tune(
         probe = probe_study(loaded, resolved, cells)
         folder = _measured(probe, part_of(out, "probe"), scope, zygotes)
         models = [_Model.of(probed) for probed in _cells_by_part(probe, folder)]
-        sizes = [model.sizes_to_measure(count) for model in models]
+        best = [
+            to_measure(one.gradients, one.curve, one.default, count, takes_sizes=TAKES_SIZES)
+            for one in models
+        ]
+        sizes = [
+            [partition.sizes_for_ddp(model.gradients) for partition in of_model]
+            for model, of_model in zip(models, best, strict=True)
+        ]
         screening = measured_study(loaded, resolved, cells, sizes)
         folder = _measured(screening, part_of(out, "buckets"), scope, zygotes)
         fastest = [_fastest(screened) for screened in _cells_by_part(screening, folder)]
@@ -139,14 +148,6 @@ class _Model:
             [pair for cell in times for pair in zip(cell.num_bytes, cell.exchange_s, strict=True)]
         )
         return cls(gradients, curve, of_default(DDP_BUCKETS_MB, gradients, curve))
-
-    def sizes_to_measure(self, count: int) -> list[tuple[float, ...]]:
-        """The sizes of the buckets of the best few partitions."""
-        from scaling.prediction.buckets import to_measure
-        from scaling.training.ddp import TAKES_SIZES
-
-        chosen = to_measure(self.gradients, self.curve, self.default, count, takes_sizes=TAKES_SIZES)
-        return [partition.sizes_for_ddp(self.gradients) for partition in chosen]
 
     def finding(self, measured: Sequence[CellResult]) -> Finding:
         """Which buckets to use, with what the model says of them."""

@@ -19,7 +19,6 @@ from scaling.files.texts import folded
 if TYPE_CHECKING:
     from scaling.conformance.fidelity import Sheet
     from scaling.conformance.verify import Subject, SubjectResult
-    from scaling.store import ResultsFolder
 
 
 def verify(
@@ -73,7 +72,8 @@ def verify(
 
     if (name is None) != everything:
         raise StudyError("name a collective or an aggregator, or give --all")
-    _search_here()
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # modules of the current folder are found too, as with `python -m`
     folder = ResultsFolder(save_to).require() if save_to else None
     named = [] if name is None else subjects_of(name)
     is_short = all(subject.kind == "aggregator" for subject in named)
@@ -94,7 +94,10 @@ def verify(
         for line in sheets[-1].lines() if sheets[-1] and not as_json else []:
             typer.echo(folded("  ", line, indent=13))
     if folder is not None:
-        _save(sheets[0], name, folder)
+        if name is None or sheets[0] is None:
+            raise StudyError("--save-to needs the name of a lossy aggregator: others have no sheet")
+        folder.write_sheet(name, sheets[0].as_dict())
+        note(f"the sheet is in {folder.path}; `scaling report {folder.path}` shows it")
     if as_json:
         both = zip(findings, sheets, strict=True)
         values = [{**finding.as_dict(), "sheet": sheet and sheet.as_dict()} for finding, sheet in both]
@@ -116,16 +119,3 @@ def _checked(
         with Console(stderr=True).status(f"{index}/{len(subjects)} {subject.name}") as status:
             result = next(results) if results else examine(subject, sizes, status.update, examples, seed)
         yield result
-
-
-def _save(sheet: Sheet | None, name: str | None, folder: ResultsFolder) -> None:
-    if name is None or sheet is None:
-        raise StudyError("--save-to needs the name of a lossy aggregator: others have no sheet")
-    folder.write_sheet(name, sheet.as_dict())
-    note(f"the sheet is in {folder.path}; `scaling report {folder.path}` shows it")
-
-
-def _search_here() -> None:
-    """Modules of the current folder are found too, as with `python -m`."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
