@@ -42,9 +42,9 @@ def run_against(
     from scaling.study.campaign import SIDES, other_environment
     from scaling.study.launches import CommandTimes
     from scaling.study.overrides import load_study, study_file
-    from scaling.study.scope import runnable
     from scaling.study.prepare import prepare
     from scaling.study.run import retry_failed as reset_failed
+    from scaling.study.scope import runnable
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 
     loaded = load_study(study, overrides)
