@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import rich.table
@@ -60,7 +61,7 @@ class Table:
     bounds: Collection[int] = ()
     best: Collection[int] = ()
 
-    @property
+    @cached_property
     def words(self) -> list[int]:
         """The places of the columns that are aligned to the left: the first, and those with words."""
         columns = enumerate(zip(*self.rows, strict=True))
