@@ -29,8 +29,7 @@ from decision_models import (
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.compare import FAMILY_LEVEL, Side, compare_sides
-from scaling.analysis.comparison import Comparison
-from scaling.analysis.gates import Gate, parse_gate
+from scaling.analysis.comparison import Comparison, Gate, parse_gate
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import CellResult, without_slow_launches

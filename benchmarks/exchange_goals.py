@@ -27,9 +27,9 @@ from typing import Any
 
 import yaml
 
-from scaling.analysis.bucket_times import bucket_times
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult, read_cells
+from scaling.analysis.tuned import bucket_times
 from scaling.store import ResultsFolder
 
 HERE = Path(__file__).parent

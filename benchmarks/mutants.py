@@ -73,8 +73,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "self.level / max(1, self.num_tests)",
         "self.level",
     ),
-    "no-shrinkage": ("scaling/prediction/calibration_fit.py", "(share * log, math.sqrt", "(log, math.sqrt"),
-    "plain-loss": ("scaling/prediction/calibration_fit.py", "_soft(off / sds)", "off / sds"),
+    "no-shrinkage": ("scaling/prediction/fitting.py", "(share * log, math.sqrt", "(log, math.sqrt"),
+    "plain-loss": ("scaling/prediction/fitting.py", "_soft(off / sds)", "off / sds"),
     "no-requeue": ("launchers/slurm.py", '        "--requeue",\n', ""),
     "no-kill": (
         "launchers/processes.py",

@@ -26,9 +26,9 @@ from typing import Any
 
 import yaml
 
-from scaling.analysis.bucket_times import bucket_times
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult, read_cells
+from scaling.analysis.tuned import bucket_times
 from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import ScalingError
 from scaling.prediction.buckets import ExchangeCurve, Gradients, closed_by, end_s

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult, IterationLaunch, ProfiledStep, TrainingSamples, read_cells
+from scaling.analysis.seed_noise import lossy_ids
 from scaling.analysis.summary import build_table, study_name
 from scaling.analysis.summary_findings import summary_findings
 from scaling.measure.budget import RankStep, Span

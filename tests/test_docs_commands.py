@@ -9,8 +9,7 @@ import pytest
 import typer
 
 from scaling.analysis.columns import is_of_older_code, to_rows
-from scaling.analysis.reading import read_study
-from scaling.analysis.summary import summary_table
+from scaling.analysis.summary import read_study, summary_table
 from scaling.cli import app
 from scaling.store import ResultsFolder
 

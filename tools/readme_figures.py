@@ -20,7 +20,7 @@ import textwrap
 from pathlib import Path
 
 from scaling.analysis.columns import Row, is_of_older_code, to_rows
-from scaling.analysis.reading import MeasuredStudy, read_study
+from scaling.analysis.summary import MeasuredStudy, read_study
 from scaling.analysis.verdict import verdicts
 from scaling.report import write_report
 from scaling.report.formats import MISSING, of_speedup, percent, rate, ratio

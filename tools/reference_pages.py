@@ -18,8 +18,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from scaling.analysis.column_meanings import MEANINGS
-from scaling.analysis.columns import columns
+from scaling.analysis.columns import MEANINGS, columns
 from scaling.attach.arms import RULES
 from scaling.attach.inside.arms import ARMS
 from scaling.axes import Question

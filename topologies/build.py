@@ -19,18 +19,14 @@ from topologies.file_format import (
     MessageLatency,
     NetworkEntry,
     PeerAccess,
+    unknown,
 )
 from topologies.machine import MATRIX_FIGURES
 from topologies.model import Device, Link, Machine, Network, Topology
-from topologies.parse import unknown
 
 
 def derived(base: MachineFile, file: DerivedFile, source: str) -> MachineFile:
-    """The machine of `base` with what `file` adds to each node.
-
-    Raises:
-        TopologyError: a type has a name that the machine has already.
-    """
+    """The machine of `base` with what `file` adds to each node; TopologyError if a type's name is taken."""
     for key in ("device_types", "link_types"):
         for name in getattr(file, key):
             if name in getattr(base, key):
@@ -52,16 +48,13 @@ def derived(base: MachineFile, file: DerivedFile, source: str) -> MachineFile:
 def build(
     file: MachineFile, source: str, *, changes: DerivedFile | None = None, node_name: str | None = None
 ) -> Topology:
-    """The topology that a file describes.
+    """The topology that a file describes; TopologyError names the key that is wrong, and what is allowed.
 
     Args:
         file: one node, in full.
         source: file or name, for messages.
         changes: the file that names network and number of nodes; None: it is one node.
         node_name: what a cluster's node is called; one node has the file's name.
-
-    Raises:
-        TopologyError: naming the key that is wrong, what it holds and what is allowed.
     """
     check_ids(file, source, derived=changes)
     network = changes.network if changes is not None else None
@@ -88,15 +81,8 @@ def build(
 
 
 def check(topology: Topology, source: str) -> None:
-    """Raises where a message could not get from any rank to any other or to the host.
-
-    Args:
-        topology: whose ids are known to be right.
-        source: file or name, for messages.
-
-    Raises:
-        TopologyError: there is no host memory, no network, no NIC, or no route.
-    """
+    """Raises TopologyError where a message could not get from any rank to any other or to the host: there is
+    no host memory, no network, no NIC, or no route."""
     machine = topology.machine
     if not machine.of_kind("host_memory"):
         raise TopologyError(f"{source}: devices: no device of kind 'host_memory'; add one, linked to the CPU")
@@ -123,16 +109,8 @@ def _require_route(machine: Machine, a: Device, b: Device, source: str) -> None:
 
 
 def check_ids(file: MachineFile, source: str, derived: DerivedFile | None = None) -> None:
-    """Raises where an id is taken, or a device or type that is named does not exist.
-
-    Args:
-        file: one node, in full.
-        source: file or name, for messages.
-        derived: the file itself where `file` is a machine with what it adds: its entries are counted from 0.
-
-    Raises:
-        TopologyError: naming the key that is wrong.
-    """
+    """Raises TopologyError where an id is taken, or a device or type that is named does not exist. `derived`:
+    the file itself where `file` is a machine with what it adds: its entries are counted from 0."""
     entries = derived or file
     first_device, first_link = len(file.devices) - len(entries.devices), len(file.links) - len(entries.links)
     ids = [device.id for device in file.devices]

@@ -12,8 +12,7 @@ from topologies.machine import MATRIX_FIGURES
 from topologies.model import Device, Link, Path, Topology
 
 INDENT = "  "
-NARROW = 24
-"""Characters that the last column of a table must have, to be folded next to the others."""
+NARROW = 24  # characters that the last column of a table must have, to be folded next to the others
 
 
 def describe(topology: Topology) -> str:

@@ -26,8 +26,7 @@ def num_usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
-BUSY_RATIO = 0.25
-"""Programs that take more of the cores disturb what is measured beside them."""
+BUSY_RATIO = 0.25  # programs that take more of the cores disturb what is measured beside them
 
 
 def load_text(busy: Callable[[Collection[int]], float | None] = busy_ratio) -> str:
@@ -117,16 +116,12 @@ def find_gpus() -> tuple[tuple[Gpu, ...], list[str]]:
 
 
 def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
-    """Those that a CUDA program with these environment variables can use, in its order.
+    """Those, in PCI order, that a CUDA program with these environment variables can use, in its order.
 
     Numbers of CUDA_VISIBLE_DEVICES count the GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID; that order
     is known of equal GPUs alone: None of others. None too of parts of a GPU (MIG).
 
     Reference: NVIDIA, CUDA C++ Programming Guide, "CUDA Environment Variables".
-
-    Args:
-        gpus: of the machine, in the order of their PCI addresses, as NVML and nvidia-smi list them.
-        environ: the program's.
     """
     in_bus_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) <= 1
     wanted = environ.get("CUDA_VISIBLE_DEVICES")

@@ -26,12 +26,8 @@ def read_host(
 ) -> Host:
     """The NUMA nodes that have cores; all is one node where the kernel knows of none.
 
-    Args:
-        cpu_name: of the processors.
-        usable: numbers of the cores that this process may use.
-        num_usable: how many of them at the same time, as its container's quota says.
-        memory_bytes: of the machine, for one without NUMA nodes.
-        sys: where sysfs is.
+    `usable`: numbers of the cores that this process may use, `num_usable`: how many of them at the same time,
+    by its container's quota; `memory_bytes`: for a machine without NUMA nodes.
     """
     cores = node_cpus(sys)
     share = min(1.0, num_usable / max(len(usable), 1))
@@ -60,10 +56,8 @@ def busy_ratio(
     stat: Path = Path("/proc/stat"),
     wait: Callable[[], None] = lambda: time.sleep(0.1),
 ) -> float | None:
-    """The part of these cores that programs take just now; None where the kernel does not tell.
-
-    Reference: proc_stat(5), the times of each core since the start; the fourth and fifth are idle.
-    """
+    """The part of these cores that programs take just now; None where the kernel does not tell. Reference:
+    proc_stat(5), times of each core since the start; the fourth and fifth are idle."""
     before = _core_times(cores, stat)
     wait()
     spent = [now - then for then, now in zip(before, _core_times(cores, stat), strict=False)]

@@ -16,12 +16,8 @@ from typing import Any
 from topologies.detect_host import short_bus_id
 from topologies.facts import Gpu, PcieLink
 
-REMOTE_IS_GPU, REMOTE_IS_CPU = 0, 1
-"""NVML_NVLINK_DEVICE_TYPE_GPU and _IBMNPU, of POWER9."""
-
-P2P_CAPS_INDEX_READ = 0
-"""The package's own constant of that name is a tuple in some versions."""
-
+REMOTE_IS_GPU, REMOTE_IS_CPU = 0, 1  # NVML_NVLINK_DEVICE_TYPE_GPU and _IBMNPU, of POWER9
+P2P_CAPS_INDEX_READ = 0  # the package's own constant of that name is a tuple in some versions
 COMMON_LINK_SPEED = 90  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, up to the A100
 LINK_SPEED = 164  # NVML_FI_DEV_NVLINK_GET_SPEED, of one link, from the H100 on
 
@@ -54,11 +50,7 @@ class Asker:
 
 
 def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
-    """All GPUs.
-
-    Raises:
-        nvml.NVMLError: they cannot even be counted.
-    """
+    """All GPUs; nvml.NVMLError where they cannot even be counted."""
     ask = Asker(nvml)
     handles = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())}
     index_at = {_bus_id(nvml, handle): index for index, handle in handles.items()}

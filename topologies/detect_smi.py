@@ -49,14 +49,12 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def read_gpus(ask: Ask = nvidia_smi) -> tuple[Gpu, ...]:
-    """All GPUs with what the program tells."""
     lines = ask(f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits").splitlines()
     gpus = tuple(parse_gpu(line) for line in lines if line.count(",") >= len(FIELDS) - 1)
     return with_links(gpus, ask) if len(gpus) > 1 else gpus
 
 
 def with_links(gpus: tuple[Gpu, ...], ask: Ask = nvidia_smi) -> tuple[Gpu, ...]:
-    """The GPUs with NVLinks and peer access."""
     words = parse_matrix(ask("topo", "-m"))
     access = parse_matrix(ask("topo", "-p2p", "r"))
     speeds = parse_link_speeds(ask("nvlink", "-s"))
@@ -106,14 +104,8 @@ def _with_links(gpu: Gpu, words: Matrix, access: Matrix, speeds: list[float]) ->
 
 
 def with_switches(gpu: Gpu, words: Matrix, num_links: int = 0, most_links: int = 18) -> Gpu:
-    """The GPU with its NVLinks, which lead to switches where it would need more than it has.
-
-    Args:
-        gpu: without them.
-        words: of `topo -m`.
-        num_links: that are active; 0 where that is not known.
-        most_links: that a GPU of its kind has; 18: any up to the B200.
-    """
+    """The GPU with its NVLinks, which lead to switches where it would need more than it has: `num_links`
+    active ones, if that is not 0, or the `most_links` of its kind."""
     nvlinks = _links(gpu.index, words)
     needed = sum(nvlinks.values())
     if needed > num_links > 0 or needed > most_links:

@@ -16,17 +16,115 @@ from typing import Any
 
 import networkx as nx
 
-from topologies import nominal
+from scaling.files.texts import gigabytes_per_s
 from topologies.facts import Facts, Gpu, PcieLink
-from topologies.nominal import Figure
+
+NCCL = "NCCL, src/graph/{file}, commit 5067397c"
+
+PCIE_LANE_BYTES_PER_S = {
+    1: 2.5e9 / 8 * 8 / 10,
+    2: 5e9 / 8 * 8 / 10,
+    3: 8e9 / 8 * 128 / 130,
+    4: 16e9 / 8 * 128 / 130,
+    5: 32e9 / 8 * 128 / 130,
+    6: 64e9 / 8 * 242 / 256,
+}
+"""One direction of a lane, after the encoding of its generation (PCI-SIG, PCI Express Base Specification)."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value and where it comes from."""
+
+    value: float
+    source: str
+
+
+def pcie_width(link: PcieLink) -> int:
+    return min(link.width, link.current_width or link.width)
+
+
+def pcie_bandwidth(link: PcieLink | None) -> Figure:
+    """One direction of a PCIe link; of a link that nobody tells about, an assumption."""
+    if link is None:
+        assumed = PCIE_LANE_BYTES_PER_S[3] * 16
+        return Figure(assumed, "assumption: PCIe gen 3 x16; the system does not say what the link is")
+    width = pcie_width(link)
+    generation = min(link.generation, max(PCIE_LANE_BYTES_PER_S))
+    raw = PCIE_LANE_BYTES_PER_S[generation] * width
+    lanes = f"x{width}" if width == link.width else f"x{width} (of x{link.width} that both ends can)"
+    return Figure(raw, f"nominal: PCIe gen {link.generation} {lanes}, {gigabytes_per_s(raw)} raw")
+
+
+def nvlink_bandwidth(raw_bytes_per_s: float | None, kind: str = "nvlink") -> Figure:
+    """One direction of one NVLink or xGMI link."""
+    if raw_bytes_per_s is not None:
+        name = "NVLink" if kind == "nvlink" else "xGMI"
+        return Figure(raw_bytes_per_s, f"nominal: {name}, {gigabytes_per_s(raw_bytes_per_s)} raw a link")
+    if kind == "xgmi":
+        return Figure(46e9, "assumption: 46 GB/s a link, as MI50 and MI100, the slowest known")
+    return Figure(25e9, "assumption: 25 GB/s a link, as NVLink 2 to 4; the driver does not say")
+
+
+def gpu_memory(gpu: Gpu) -> Figure | None:
+    """Bytes read and written a second; None where the driver does not tell of the memory's bus."""
+    if gpu.memory_bytes_per_s:
+        return Figure(gpu.memory_bytes_per_s, gpu.memory_source)
+    if not gpu.memory_bits or not gpu.memory_hz:
+        return None
+    transfers_a_clock = 2
+    value = gpu.memory_hz * transfers_a_clock * gpu.memory_bits / 8
+    return Figure(
+        value,
+        f"nominal: a memory bus of {gpu.memory_bits} bits at {gpu.memory_hz / 1e6:.0f} MHz, two a clock",
+    )
+
+
+def gpu_sum(memory: Figure) -> Figure:
+    """Bytes of an addend a second."""
+    return Figure(memory.value / 3, "assumption: a sum is bound by memory, two reads and a write a byte")
+
+
+def between_sockets(cpu_name: str) -> Figure:
+    """One direction of what joins two sockets."""
+    name, value = ("AMD_BW", 16e9) if "AMD" in cpu_name else ("ERP_QPI_BW", 40e9)
+    return Figure(value, f"assumption: {NCCL.format(file='topo.h')}: {name}")
+
+
+CORE_SUM = Figure(
+    4e9, "assumption: one core moves about 12 GB/s to and from memory; two reads and a write a byte"
+)
+HOST_MEMORY = Figure(100e9, "assumption: 100 GB/s, the order of a server's socket")
+MEMORY_LATENCY = Figure(0.1e-6, "assumption: a load from DRAM takes about 0.1 us")
+SOCKET_LATENCY = Figure(0.1e-6, "assumption: about 0.1 us more than memory of the own socket")
+PCIE_LATENCY = Figure(
+    0.25e-6,
+    f"assumption: 1.0 us of a PCIe hop ({NCCL.format(file='tuning.cc')}: hwLatencies, PCI, ring, LL), split "
+    "evenly over four links",
+)
+NVLINK_LATENCY = Figure(0.6e-6, f"{NCCL.format(file='tuning.cc')}: hwLatencies, NVLINK, ring, LL")
+NVLINK_TO_SWITCH_LATENCY = Figure(
+    0.3e-6, f"{NVLINK_LATENCY.source}: 0.6 us a hop, half on each side of the switch"
+)
+MESSAGE_LATENCY = {
+    "peer": Figure(
+        2.8e-6, f"{NCCL.format(file='tuning.cc')}: a hop of the Simple protocol, NVLink, less links"
+    ),
+    "staged": Figure(
+        4.7e-6, f"{NCCL.format(file='tuning.cc')}: a hop of the Simple protocol, PCIe, less links"
+    ),
+    "host": Figure(5.7e-6, "assumption: as measured on one machine, copies of 1 MiB from pinned memory"),
+}
+MESSAGE_LATENCY_OF_PROCESSES = Figure(
+    81e-6, "assumption: as measured on one machine, 4 bytes with Gloo over TCP"
+)
+
 
 SWITCH = "nvswitch0"
 
 
 @dataclass
 class _Parts:
-    """What a machine file is made of."""
-
     device_types: dict[str, Any] = field(default_factory=dict)
     link_types: dict[str, Any] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
@@ -72,12 +170,7 @@ def machine_file(facts: Facts) -> dict[str, Any]:
 
 
 def peer_access(gpus: list[str], pairs: Iterable[tuple[str, str]]) -> str | list[list[str]]:
-    """What a machine file says of peer access: `all`, `none`, or groups.
-
-    Args:
-        gpus: their ids.
-        pairs: of ids that may access each other, in any order.
-    """
+    """What a machine file says of GPUs of which these pairs access each other: `all`, `none`, or groups."""
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(gpus)
     graph.add_edges_from(pairs)
@@ -97,7 +190,7 @@ def _add_host(parts: _Parts, facts: Facts) -> None:
                 "memory",
                 "host_memory",
                 "main memory",
-                bandwidth_bytes_per_s=nominal.HOST_MEMORY,
+                bandwidth_bytes_per_s=HOST_MEMORY,
             )
     for at, node in enumerate(nodes):
         cores = (
@@ -106,15 +199,15 @@ def _add_host(parts: _Parts, facts: Facts) -> None:
             else None
         )
         type_ = "cpu" if is_same else f"cpu-{node.usable_cores}"
-        parts.device(f"cpu{at}", type_, "cpu", name, cores=cores, reduce_bytes_per_s=nominal.CORE_SUM)
+        parts.device(f"cpu{at}", type_, "cpu", name, cores=cores, reduce_bytes_per_s=CORE_SUM)
     for at, node in enumerate(nodes):
         if node.memory_bytes != 0:
             parts.link(
                 "memory-bus",
                 "memory",
                 (f"cpu{at}", f"host{at}"),
-                bandwidth_bytes_per_s=nominal.HOST_MEMORY,
-                latency_s=nominal.MEMORY_LATENCY,
+                bandwidth_bytes_per_s=HOST_MEMORY,
+                latency_s=MEMORY_LATENCY,
             )
     _join_nodes(parts, facts)
 
@@ -128,13 +221,13 @@ def _join_nodes(parts: _Parts, facts: Facts) -> None:
         last[node.socket] = at
     for (a, node), (b, other_node) in combinations(enumerate(facts.host.nodes), 2):
         if node.socket == other_node.socket:
-            bandwidth = nominal.HOST_MEMORY
+            bandwidth = HOST_MEMORY
             parts.link("on-socket", "on-socket", (f"cpu{a}", f"cpu{b}"),
-                       bandwidth_bytes_per_s=bandwidth, latency_s=nominal.MEMORY_LATENCY)  # fmt: skip
+                       bandwidth_bytes_per_s=bandwidth, latency_s=MEMORY_LATENCY)  # fmt: skip
         elif last[node.socket] == a and first[other_node.socket] == b:
-            bandwidth = nominal.between_sockets(facts.host.cpu_name)
+            bandwidth = between_sockets(facts.host.cpu_name)
             parts.link("inter-socket", "inter-socket", (f"cpu{a}", f"cpu{b}"),
-                       bandwidth_bytes_per_s=bandwidth, latency_s=nominal.SOCKET_LATENCY)  # fmt: skip
+                       bandwidth_bytes_per_s=bandwidth, latency_s=SOCKET_LATENCY)  # fmt: skip
 
 
 def _add_gpus(parts: _Parts, facts: Facts) -> None:
@@ -145,7 +238,7 @@ def _add_gpus(parts: _Parts, facts: Facts) -> None:
         _pcie_link(parts, facts.bridges.get(root) or below.pcie, (_cpu_of(facts, below), switch))
     kinds: dict[tuple[object, ...], str] = {}
     for gpu in facts.gpus:
-        memory = nominal.gpu_memory(gpu)
+        memory = gpu_memory(gpu)
         kind = (gpu.name, gpu.memory_bits, gpu.memory_hz, gpu.memory_bytes_per_s)
         type_ = kinds.setdefault(kind, _unique(_slug(gpu.name), kinds.values()))
         parts.device(
@@ -154,21 +247,21 @@ def _add_gpus(parts: _Parts, facts: Facts) -> None:
             "gpu",
             gpu.name,
             bandwidth_bytes_per_s=memory,
-            reduce_bytes_per_s=memory and nominal.gpu_sum(memory),
+            reduce_bytes_per_s=memory and gpu_sum(memory),
         )
         if gpu.cpu_link_bytes_per_s:
-            bandwidth = nominal.Figure(gpu.cpu_link_bytes_per_s, "nominal: link from GPU to CPU")
+            bandwidth = Figure(gpu.cpu_link_bytes_per_s, "nominal: link from GPU to CPU")
             parts.link("gpu-to-cpu", "nvlink-c2c", (_cpu_of(facts, gpu), gpu.id),
-                       bandwidth_bytes_per_s=bandwidth, latency_s=nominal.NVLINK_LATENCY)  # fmt: skip
+                       bandwidth_bytes_per_s=bandwidth, latency_s=NVLINK_LATENCY)  # fmt: skip
         else:
             above = switches.get(_root(facts, gpu) or "") or _cpu_of(facts, gpu)
             _pcie_link(parts, gpu.pcie, (above, gpu.id))
 
 
 def _pcie_link(parts: _Parts, link: PcieLink | None, between: tuple[str, str]) -> None:
-    type_ = "pcie" if link is None else f"pcie{link.generation}-x{nominal.pcie_width(link)}"
-    bandwidth = nominal.pcie_bandwidth(link)
-    parts.link(type_, "pcie", between, bandwidth_bytes_per_s=bandwidth, latency_s=nominal.PCIE_LATENCY)
+    type_ = "pcie" if link is None else f"pcie{link.generation}-x{pcie_width(link)}"
+    bandwidth = pcie_bandwidth(link)
+    parts.link(type_, "pcie", between, bandwidth_bytes_per_s=bandwidth, latency_s=PCIE_LATENCY)
 
 
 def _root(facts: Facts, gpu: Gpu) -> str | None:
@@ -207,8 +300,8 @@ def _nvlink(parts: _Parts, ends: tuple[Gpu, ...], between: tuple[str, str], coun
     kind = "xgmi" if ends[0].name.startswith("AMD") else "nvlink"
     rates = [gpu.nvlink_bytes_per_s for gpu in ends if gpu.nvlink_bytes_per_s]
     figures = {
-        "bandwidth_bytes_per_s": nominal.nvlink_bandwidth(min(rates, default=None), kind),
-        "latency_s": nominal.NVLINK_LATENCY if len(ends) > 1 else nominal.NVLINK_TO_SWITCH_LATENCY,
+        "bandwidth_bytes_per_s": nvlink_bandwidth(min(rates, default=None), kind),
+        "latency_s": NVLINK_LATENCY if len(ends) > 1 else NVLINK_TO_SWITCH_LATENCY,
     }
     stem = kind if len(ends) > 1 else "nvlink-to-switch"
     content = {"kind": kind, **_figures({**figures}, parts.origin)}
@@ -227,8 +320,8 @@ def _peer_pairs(gpus: tuple[Gpu, ...]) -> list[tuple[str, str]]:
 
 
 def _message_latency(facts: Facts) -> dict[str, Any]:
-    of_processes = {"host": nominal.MESSAGE_LATENCY_OF_PROCESSES}
-    return _figures({**(nominal.MESSAGE_LATENCY if facts.gpus else of_processes)}, facts.origin)
+    of_processes = {"host": MESSAGE_LATENCY_OF_PROCESSES}
+    return _figures({**(MESSAGE_LATENCY if facts.gpus else of_processes)}, facts.origin)
 
 
 def _description(facts: Facts) -> str:

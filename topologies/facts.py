@@ -25,32 +25,20 @@ class PcieLink:
 
 @dataclass(frozen=True)
 class PciePlace:
-    """Where a device is on the bus.
+    """Where a device is on the bus."""
 
-    Attributes:
-        numa_node: the nearest; None where the system does not say.
-        bridges: addresses of the bridges above it, the root port first.
-    """
-
-    numa_node: int | None = None
-    bridges: tuple[str, ...] = ()
+    numa_node: int | None = None  # the nearest; None where the system does not say
+    bridges: tuple[str, ...] = ()  # addresses of the bridges above it, the root port first
 
 
 @dataclass(frozen=True)
 class NumaNode:
-    """Some cores and the memory that is nearest to them.
+    """Some cores and the memory that is nearest to them."""
 
-    Attributes:
-        number: the system's.
-        socket: of the cores.
-        usable_cores: those of them that this process may use.
-        memory_bytes: None where the system does not say.
-    """
-
-    number: int
-    socket: int
-    usable_cores: int
-    memory_bytes: int | None = None
+    number: int  # the system's
+    socket: int  # of the cores
+    usable_cores: int  # those of them that this process may use
+    memory_bytes: int | None = None  # None where the system does not say
 
 
 @dataclass(frozen=True)
@@ -97,26 +85,16 @@ class Gpu:
 
     @property
     def id(self) -> str:
-        """What it is called in a machine file."""
         return f"gpu{self.index}"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A machine.
-
-    Attributes:
-        name: of the host.
-        places: bus_id of a GPU -> where it is.
-        bridges: address of a bridge -> its link to what is above it.
-        missing: what could not be found out, and what would help, for people.
-        origin: where all this is from, for people.
-    """
-
-    name: str
+    name: str  # of the host
     host: Host
     gpus: tuple[Gpu, ...] = ()
-    places: Mapping[str, PciePlace] = field(default_factory=dict)
+    places: Mapping[str, PciePlace] = field(default_factory=dict)  # bus_id of a GPU -> where it is
+    # address of a bridge -> its link to what is above it
     bridges: Mapping[str, PcieLink] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    origin: str = DETECTED
+    missing: tuple[str, ...] = ()  # what could not be found out, and what would help, for people
+    origin: str = DETECTED  # where all this is from, for people

@@ -9,9 +9,8 @@ from typing import Any
 import yaml
 
 from topologies.build import build
-from topologies.file_format import MachineFile
+from topologies.file_format import MachineFile, parse
 from topologies.model import Topology
-from topologies.parse import parse
 
 WIDTH = 110
 DIGITS = 4
@@ -49,12 +48,7 @@ _Dumper.add_representer(float, _number)
 
 
 def as_yaml(file: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
-    """The text of a machine file.
-
-    Args:
-        file: its content, as parsed YAML would be.
-        comments: lines for its head.
-    """
+    """The text of a machine file, from its content as parsed YAML would be, with comments in its head."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comments)
     return head + "\n".join(_section(key, value) for key, value in file.items())
 
@@ -73,11 +67,8 @@ def _dump(value: Any, *, flow: bool | None) -> str:
 
 
 def validated(text: str, source: str) -> Topology:
-    """The topology that a text describes, which has to be that of one machine.
-
-    Raises:
-        TopologyError: it is none.
-    """
+    """The topology that a text describes, which has to be that of one machine; TopologyError where it is
+    none."""
     file = parse(text, source)
     assert isinstance(file, MachineFile), "the text of one machine names no other"
     return build(file, source)

@@ -11,23 +11,13 @@ from topologies.errors import TopologyError
 
 @dataclass(frozen=True)
 class GpuModel:
-    """One product.
-
-    Attributes:
-        name: as its driver gives it, without the vendor.
-        architecture: "sm_90" (compute capability 9.0) or AMD's "gfx942".
-        memory_bytes_per_s: its memory, read and written (NVIDIA's and AMD's data sheets).
-        pci_ids: device ids, as the PCI ID repository (pci-ids.ucw.cz) lists them.
-    """
-
-    name: str
-    architecture: str
-    memory_bytes_per_s: float
-    pci_ids: tuple[str, ...] = ()
+    name: str  # as its driver gives it, without the vendor
+    architecture: str  # "sm_90" (compute capability 9.0) or AMD's "gfx942"
+    memory_bytes_per_s: float  # its memory, read and written (NVIDIA's and AMD's data sheets)
+    pci_ids: tuple[str, ...] = ()  # device ids, as the PCI ID repository (pci-ids.ucw.cz) lists them
 
     @property
     def vendor(self) -> str:
-        """Its maker."""
         return "NVIDIA" if self.architecture.startswith("sm_") else "AMD"
 
     @property
@@ -119,16 +109,12 @@ OTHER_PRODUCTS = {
 """Architecture -> words in the names of products that are not in `MODELS`, the first that fits
 (developer.nvidia.com/cuda-gpus, and its list of older GPUs)."""
 
-OLD_NAMES = {"gfx910": "gfx90a", "gfx940": "gfx942"}
-"""What dumps of early RCCL call them."""
+OLD_NAMES = {"gfx910": "gfx90a", "gfx940": "gfx942"}  # what dumps of early RCCL call them
 
 
 def model_named(name: str) -> GpuModel:
-    """The product of that name, whatever the case and the vendor before it.
-
-    Raises:
-        TopologyError: the table has none.
-    """
+    """The product of that name, whatever the case and the vendor before it; TopologyError where the table has
+    none."""
     wanted = name.lower().removeprefix("nvidia ").removeprefix("amd instinct ").replace(" ", "-")
     for model in MODELS:
         if model.name.lower() == wanted:
@@ -138,10 +124,8 @@ def model_named(name: str) -> GpuModel:
 
 @cache
 def compute_capability(name: str) -> float | None:
-    """Of the product that a machine file or a driver names, as "NVIDIA GeForce RTX 2080 Ti" has 7.5.
-
-    None where the name tells nothing, and of other makers' products.
-    """
+    """Of the product that a machine file or a driver names, as "NVIDIA GeForce RTX 2080 Ti" has 7.5; None
+    where the name tells nothing, and of other makers' products."""
     words = re.sub(r"[^a-z0-9]+", " ", name.lower())
     patterns = [(model.architecture, model.product) for model in MODELS] + list(OTHER_PRODUCTS.items())
     found = next((to for to, pattern in patterns if re.search(rf"\b({pattern})\b", words)), "")

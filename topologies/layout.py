@@ -14,16 +14,13 @@ from dataclasses import dataclass, replace
 
 from topologies.model import Device, Machine
 
-COLUMN = 150
-"""Width of a column in pixels; all lengths here are in pixels."""
-GROUP_GAP = 96
-"""Between what hangs on different CPUs: room for the label of the link between them."""
+COLUMN = 150  # width of a column in pixels; all lengths here are in pixels
+GROUP_GAP = 96  # between what hangs on different CPUs: room for the label of the link between them
 PAD = 10
 BOX_HEIGHT = 58
 NIC_WIDTH, NIC_HEIGHT = 66, 34
 ROW_GAP = 56
-TRACK = 24
-"""Height of a track below the GPUs, in which a direct link between two of them runs."""
+TRACK = 24  # height of a track below the GPUs, in which a direct link between two of them runs
 
 
 @dataclass(frozen=True)
@@ -38,30 +35,21 @@ class Box:
 
     @property
     def middle(self) -> float:
-        """Of its width."""
         return self.x + self.width / 2
 
     @property
     def bottom(self) -> float:
-        """Its lower edge."""
         return self.y + self.height
 
 
 @dataclass(frozen=True)
 class Layout:
-    """All boxes by device id, and the size that they take.
+    """All boxes by device id, and the size that they take."""
 
-    Attributes:
-        boxes: by device id.
-        tracks: link id -> the track of a direct link between two GPUs, from 0 down.
-        ends: link id -> the GPUs of such a link.
-        width, height: of everything.
-    """
-
-    boxes: Mapping[str, Box]
-    tracks: Mapping[str, int]
-    ends: Mapping[str, tuple[str, str]]
-    width: float
+    boxes: Mapping[str, Box]  # by device id
+    tracks: Mapping[str, int]  # link id -> the track of a direct link between two GPUs, from 0 down
+    ends: Mapping[str, tuple[str, str]]  # link id -> the GPUs of such a link
+    width: float  # width, height: of everything
     height: float
 
 

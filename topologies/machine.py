@@ -27,96 +27,65 @@ MATRIX_FIGURES = ("float32_flops_per_s", "tf32_flops_per_s", "bf16_flops_per_s",
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a node.
+    """One device of a node."""
 
-    Attributes:
-        id: unique in its machine.
-        kind: what it is.
-        name: the product, for people.
-        board: of a GPU, the board that it shares with others; None if it has one of its own.
-        cores: of a CPU.
-        reduce_bytes_per_s: of a GPU, and of one core of a CPU: bytes of one addend that it adds to another in
-            a second (both read, the sum written). None where it sums nothing.
-        bandwidth_bytes_per_s: of a host memory: bytes read and written together in a second; of a GPU, the
-            same of its own memory.
-        float32_flops_per_s, tf32_flops_per_s, bf16_flops_per_s, fp16_flops_per_s: of a GPU, and of a CPU with
-            all its cores: floating-point operations a second in products of matrices, by precision.
-        gpudirect: of a NIC: GPUs of the node send and receive without a stop in host memory.
-        type: the type in the machine file that its figures come from; "" where it comes from no file.
-    """
-
-    id: str
-    kind: DeviceKind
-    name: str = ""
-    board: str | None = None
-    cores: int | None = None
+    id: str  # unique in its machine
+    kind: DeviceKind  # what it is
+    name: str = ""  # the product, for people
+    board: str | None = None  # of a GPU, the board that it shares with others; None if it has one of its own
+    cores: int | None = None  # of a CPU
+    # of a GPU, and of one core of a CPU: bytes of one addend that it adds to another in a second (both read,
+    # the sum written). None where it sums nothing
     reduce_bytes_per_s: float | None = None
+    # of a host memory: bytes read and written together in a second; of a GPU, the same of its own memory
     bandwidth_bytes_per_s: float | None = None
+    # float32_flops_per_s, tf32_flops_per_s, bf16_flops_per_s, fp16_flops_per_s: of a GPU, and of a CPU with
+    # all its cores: floating-point operations a second in products of matrices, by precision
     float32_flops_per_s: float | None = None
     tf32_flops_per_s: float | None = None
     bf16_flops_per_s: float | None = None
     fp16_flops_per_s: float | None = None
-    gpudirect: bool = False
-    type: str = ""
+    gpudirect: bool = False  # of a NIC: GPUs of the node send and receive without a stop in host memory
+    type: str = ""  # the type in the machine file that its figures come from; "" where it comes from no file
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link between two devices of a node.
+    """A link between two devices of a node."""
 
-    Attributes:
-        id: unique in its machine.
-        first, second: the devices' ids.
-        kind: "pcie", "nvlink", "upi", "memory", ...: for people.
-        bandwidth_bytes_per_s: of one direction, all its `count` cables together; of both directions together
-            where the link is shared.
-        latency_s: from one end to the other.
-        duplex: both directions have their own bandwidth; False: they share one.
-        back_bytes_per_s: of the direction from second to first where it differs; only of a duplex link.
-        count: equal cables bundled in it.
-        type: the type in the machine file that its figures come from; "" where it comes from no file.
-    """
-
-    id: str
-    first: str
+    id: str  # unique in its machine
+    first: str  # first, second: the devices' ids
     second: str
-    kind: str
+    kind: str  # "pcie", "nvlink", "upi", "memory", ...: for people
+    # of one direction, all its `count` cables together; of both directions together where the link is shared
     bandwidth_bytes_per_s: float
-    latency_s: float
-    duplex: bool = True
+    latency_s: float  # from one end to the other
+    duplex: bool = True  # both directions have their own bandwidth; False: they share one
+    # of the direction from second to first where it differs; only of a duplex link
     back_bytes_per_s: float | None = None
-    count: int = 1
-    type: str = ""
+    count: int = 1  # equal cables bundled in it
+    type: str = ""  # the type in the machine file that its figures come from; "" where it comes from no file
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One node: devices, links, and which GPUs may access each other's memory.
+    """One node: devices, links, and which GPUs may access each other's memory."""
 
-    Attributes:
-        name: of the machine.
-        devices, links: unique ids; links name devices.
-        peer_groups: two GPUs have peer access if one of these sets holds both.
-        message_latency_s: software's latency of a message, by the kind of its path; 0 where absent.
-    """
-
-    name: str
-    devices: tuple[Device, ...]
+    name: str  # of the machine
+    devices: tuple[Device, ...]  # devices, links: unique ids; links name devices
     links: tuple[Link, ...]
-    peer_groups: tuple[frozenset[str], ...] = ()
+    peer_groups: tuple[frozenset[str], ...] = ()  # two GPUs have peer access if one of these sets holds both
+    # software's latency of a message, by the kind of its path; 0 where absent
     message_latency_s: Mapping[str, float] = field(default_factory=dict)
 
     def of_kind(self, kind: DeviceKind) -> list[Device]:
-        """The devices of that kind, in their order."""
         return [device for device in self.devices if device.kind == kind]
 
     @cached_property
     def by_id(self) -> dict[str, Device]:
-        """Device by id."""
         return {device.id: device for device in self.devices}
 
     def peer_access(self, a: str, b: str) -> bool:
-        """Whether the GPUs `a` and `b` may access each other's memory."""
         return any(a in group and b in group for group in self.peer_groups)
 
     @cached_property
@@ -138,11 +107,8 @@ class Machine:
     def route(self, source: str, target: str) -> list[tuple[Link, bool]]:
         """The links from `source` to `target`, each with whether it is passed from first to second device.
 
-        Of all routes, the one whose links take least time a byte together. GPUs, NICs and host memories are
-        ends of routes and lie on none.
-
-        Raises:
-            TopologyError: there is none.
+        Of all routes, the one whose links take least time a byte together; TopologyError where there is none.
+        GPUs, NICs and host memories are ends of routes and lie on none.
         """
         key = (source, target)
         if key not in self._routes:
@@ -169,11 +135,8 @@ class Machine:
         return [(link, link.first == a) for link, a in hops]
 
     def nearest(self, source: str, kind: DeviceKind) -> str:
-        """The device of that kind with the fastest route from `source`; the first of several equal ones.
-
-        Raises:
-            TopologyError: there is none.
-        """
+        """The (first) device of that kind with the fastest route from `source`; TopologyError where there is
+        none."""
         devices = self.of_kind(kind)
         if not devices:
             raise TopologyError(f"{self.name}: no device of kind {kind!r}; add one to 'devices'")
@@ -183,13 +146,8 @@ class Machine:
         )
 
     def nic(self, device: str) -> str:
-        """The NIC through which a GPU or host memory sends: its nearest.
-
-        GPUs that have the same several nearest NICs take them in turn, as communication libraries do.
-
-        Raises:
-            TopologyError: there is none.
-        """
+        """The NIC through which a GPU or host memory sends: its nearest; TopologyError where there is none.
+        GPUs with the same several nearest NICs take them in turn, as communication libraries do."""
         if device not in self._nics:
             nearest = self._nearest_nics(device)
             same_nic = [gpu.id for gpu in self.of_kind("gpu") if self._nearest_nics(gpu.id) == nearest]

@@ -55,53 +55,33 @@ class Path:
 
 @dataclass(frozen=True)
 class Network:
-    """What connects the nodes: every NIC to one switch that never blocks.
+    """What connects the nodes: every NIC to one switch that never blocks."""
 
-    Attributes:
-        kind: "InfiniBand NDR", "10 GbE", ...: for people.
-        bandwidth_bytes_per_s: of one NIC's link, a direction.
-        latency_s: from NIC to NIC.
-    """
-
-    kind: str
-    bandwidth_bytes_per_s: float
-    latency_s: float
+    kind: str  # "InfiniBand NDR", "10 GbE", ...: for people
+    bandwidth_bytes_per_s: float  # of one NIC's link, a direction
+    latency_s: float  # from NIC to NIC
 
 
 @dataclass(frozen=True)
 class Topology:
-    """One machine, or `num_nodes` equal ones on a network.
+    """One machine, or `num_nodes` equal ones on a network. GPUs and host memories are named `(node, id)`."""
 
-    GPUs and host memories are named `(node, id)`.
-
-    Attributes:
-        name: of the machine or cluster.
-        machine: one node.
-        num_nodes: how many there are.
-        network: between them; None where there is one node.
-        description: for people.
-        sources: where each figure comes from: `<type>.<figure>` -> a datasheet, a paper, a measurement, or
-            "assumption: ..."; empty where the topology comes from no file.
-    """
-
-    name: str
-    machine: Machine
-    num_nodes: int = 1
-    network: Network | None = None
-    description: str = ""
+    name: str  # of the machine or cluster
+    machine: Machine  # one node
+    num_nodes: int = 1  # how many there are
+    network: Network | None = None  # between them; None where there is one node
+    description: str = ""  # for people
+    # where each figure comes from: `<type>.<figure>` -> a datasheet, a paper, a measurement, or "assumption:
+    # ..."; empty where the topology comes from no file
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all nodes."""
         return len(self.machine.of_kind("gpu")) * self.num_nodes
 
     def ranks(self, world_size: int) -> list[tuple[int, str]]:
-        """Where ranks 0 to world_size - 1 are: GPU by GPU, node by node; CPU processes where no GPU is.
-
-        Raises:
-            TopologyError: there are fewer GPUs.
-        """
+        """Where ranks 0 to world_size - 1 are: GPU by GPU, node by node, or on a CPU's cores; TopologyError
+        if too many."""
         places = self._places
         if world_size > len(places) * self.num_nodes:
             raise TopologyError(
@@ -176,14 +156,10 @@ class Topology:
         return capacities
 
     def path(self, source: tuple[int, str], target: tuple[int, str], *, peer_access: bool = True) -> Path:
-        """How a message gets from one GPU or host memory to another.
+        """How a message gets from one GPU or host memory to another, each a (node, device id).
 
-        Args:
-            source, target: (node, device id).
-            peer_access: False forbids direct access between GPUs (host-only).
-
-        Raises:
-            TopologyError: there is no route, or no network between nodes.
+        Without `peer_access`, GPUs have no direct access. TopologyError where there is no route or no
+        network.
         """
         (source_node, a), (target_node, b) = source, target
         if source_node != target_node:

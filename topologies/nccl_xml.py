@@ -20,8 +20,7 @@ from topologies.errors import TopologyError
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
 from topologies.gpus import LINK_BYTES_PER_S, OLD_NAMES, GpuModel, model_named, model_of, slowest
 
-GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-"""GT/s of a lane -> PCIe generation."""
+GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a lane -> PCIe generation
 
 SWITCH_CLASS, CPU_CLASS = "0x068000", "0x068001"
 """What a link leads to: an NVSwitch, or a CPU with NVLink (POWER9)."""
@@ -30,8 +29,7 @@ GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 USED = {"system", "cpu", "pci", "gpu", "nvlink", "xgmi", "c2c", "nic", "net"}
 LINKS = ("nvlink", "xgmi")
 
-ASSUMED_CORES = 16
-"""Of a NUMA node whose `affinity` says nothing."""
+ASSUMED_CORES = 16  # of a NUMA node whose `affinity` says nothing
 
 DUMP = "give what NCCL_TOPO_DUMP_FILE wrote"
 
@@ -262,11 +260,7 @@ def _architecture(card: _Card, source: str) -> tuple[str, str]:
 
 
 def _whole(element: ElementTree.Element, name: str, default: int, source: str) -> int:
-    """An attribute that is a small whole number; -1 where NCCL did not know it.
-
-    Raises:
-        TopologyError: it is none.
-    """
+    """An attribute that is a small whole number, -1 where NCCL did not know it; else TopologyError."""
     text = element.get(name, str(default))
     if not re.fullmatch(r"-1|\d{1,6}", text, re.ASCII):
         raise TopologyError(

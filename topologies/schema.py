@@ -15,9 +15,8 @@ from pathlib import Path
 from scaling.files.documents import MAX_YAML_BYTES, DocumentError, read_text
 from topologies.build import build, check, check_ids, derived
 from topologies.errors import TopologyError
-from topologies.file_format import DerivedFile, MachineFile
+from topologies.file_format import DerivedFile, MachineFile, parse, unknown
 from topologies.model import Device, Link, Machine, Network, Topology
-from topologies.parse import parse, unknown
 
 
 def shipped() -> dict[str, str]:
@@ -28,10 +27,7 @@ def shipped() -> dict[str, str]:
 
 
 def load(name_or_path: str | os.PathLike[str]) -> Topology:
-    """The topology of a shipped name or of a file.
-
-    Args:
-        name_or_path: `dual-k80`, or a path: whatever ends in .yaml or .yml, or is a file.
+    """The topology of a shipped name (`dual-k80`) or of a file: whatever ends in .yaml or .yml, or is a file.
 
     Raises:
         TopologyError: there is no such machine, it is no YAML, or something in it is wrong.
@@ -44,11 +40,7 @@ def load(name_or_path: str | os.PathLike[str]) -> Topology:
 
 
 def text_of(name_or_path: str | os.PathLike[str]) -> str:
-    """The text of a shipped name or of a file, as it stands.
-
-    Raises:
-        TopologyError: there is no such machine.
-    """
+    """The text of a shipped name or of a file, as it stands; TopologyError where there is no such machine."""
     return _text(os.fspath(name_or_path), Path())[0]
 
 
@@ -65,9 +57,7 @@ def cluster(
     """`num_nodes` of a machine on a network: `cluster(load("hgx-h200-x2-infiniband"), 512)`.
 
     Args:
-        machine: one node of it is taken.
-        num_nodes: how many.
-        network: None keeps the one that `machine` has.
+        machine: one node of it is taken, and its network, unless another one is given.
         devices, links: added to each node: the NICs, where the machine has none.
         message_latency_s: replaces the software's latency of the kinds of path that it names.
         name: None: `<machine>-x<num_nodes>`.

@@ -25,18 +25,11 @@ RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 def is_matrix(text: str) -> bool:
-    """Whether a text is such a table."""
     return bool(re.search(r"^\s*(\x1b\[\S*m)?\s*GPU0\s", text, re.MULTILINE))
 
 
 def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) -> Facts:
-    """The machine of that table.
-
-    Args:
-        text: what the command printed.
-        name: of the machine.
-        source: where the text is from, for messages; by default the name.
-        gpu: name of its GPUs (`topologies.gpus`).
+    """The machine of that table, named `name`, with GPUs called `gpu` (`topologies.gpus`), if that is known.
 
     Raises:
         TopologyError: GPUs of the header have no row, or `gpu` is not known.

@@ -13,7 +13,6 @@ Point = tuple[float, float]
 
 
 def document(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    """A whole SVG file on a light background."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(width)}" height="{_n(height)}" '
         f'viewBox="0 0 {_n(width)} {_n(height)}" font-family={quoteattr(FONT)}>'
@@ -51,7 +50,6 @@ def plate(at: Point, label: str, *, size: float) -> str:
 
 
 def line(points: Sequence[Point], *, color: str, width: float) -> str:
-    """A line through the points."""
     path = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
     return (
         f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{_n(width)}" '

@@ -61,7 +61,6 @@ class CellBudget:
         return sum(exposed) if exposed else None
 
     def values(self) -> Row:
-        """The budget's columns in the summary."""
         return {
             **self.columns_s,
             "profiled_iteration_s": self.profiled_iteration_s,

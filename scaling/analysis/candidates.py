@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from scaling.analysis.accuracy import Trainings
+from scaling.analysis.cautions import energies_per_sample, memory_peaks, seconds_to_target
 from scaling.analysis.columns import (
     Row,
     aggregator_order,
+    by_key,
     is_aa_replicate,
     is_control_arm,
     is_of_older_code,
@@ -27,11 +28,10 @@ from scaling.analysis.columns import (
 )
 from scaling.analysis.decisions import Difference, with_variance
 from scaling.analysis.findings import Finding
-from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import Differing, differing_settings, given_of, settings_to_name
-from scaling.analysis.launch_values import energies_per_sample, memory_peaks, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.samples import CellResult
+from scaling.analysis.seed_noise import Trainings
 from scaling.analysis.study_scatter import MODERATED, CellTimes, StudyScatter, study_scatter
 from scaling.axes import Axis, Role, Shared, columns, fixed_batch, with_columns
 from scaling.measure.statistics import ONE_LAUNCH
@@ -39,11 +39,8 @@ from scaling.measure.statistics import ONE_LAUNCH
 TIME, ACCURACY, EFFICIENCY, HOURS = "time", "time-to-accuracy", "efficiency", "gpu-hours"
 ENERGY, MEMORY = "energy", "memory"
 
-NO_EXCHANGE = "nothing to exchange"
-"""The part of a setting of one worker that stands for its aggregator."""
-
-OF_PEERS = ("peer_access", "num_nodes")
-"""Settings that mean nothing to one worker."""
+NO_EXCHANGE = "nothing to exchange"  # the part of a setting of one worker that stands for its aggregator
+OF_PEERS = ("peer_access", "num_nodes")  # settings that mean nothing to one worker
 
 ENERGY_STEP_S = 0.1
 """The counter of energy moves in such steps, by which a window is uncertain (`scaling.measure.power`)."""
@@ -51,31 +48,21 @@ ENERGY_STEP_S = 0.1
 
 @dataclass(frozen=True)
 class Candidate:
-    """A cell that may be recommended.
+    """A cell that may be recommended."""
 
-    Attributes:
-        row: its row of the summary.
-        parts: aggregator and world size, then the further choices by which the workload's cells differ.
-        value: what the objective makes smallest, a `quantity`.
-        low, high: its 95% interval; None where there is none.
-        quantity: iteration_ms, sample_us, gpu_hours or worker_hours (a billion samples), energy (J a thousand
-            samples), memory_gb (peak of a GPU) or training_s (to the target).
-        method: how the interval was made.
-        times: the value of each launch, or training, for differences to other candidates.
-        factor: of the value to what `times` has.
-        open_ratio: what the instrument leaves open of each value, whatever the number of launches.
-    """
-
-    row: Row
+    row: Row  # its row of the summary
+    # aggregator and world size, then the further choices by which the workload's cells differ
     parts: tuple[str, ...]
-    value: float
-    low: float | None
+    value: float  # what the objective makes smallest, a `quantity`
+    low: float | None  # low, high: its 95% interval; None where there is none
     high: float | None
+    # iteration_ms, sample_us, gpu_hours or worker_hours (a billion samples), energy (J a thousand samples),
+    # memory_gb (peak of a GPU) or training_s (to the target)
     quantity: str
-    method: str
-    times: CellTimes
-    factor: float = 1.0
-    open_ratio: float = 0.0
+    method: str  # how the interval was made
+    times: CellTimes  # the value of each launch, or training, for differences to other candidates
+    factor: float = 1.0  # of the value to what `times` has
+    open_ratio: float = 0.0  # what the instrument leaves open of each value, whatever the number of launches
 
     @property
     def cell_id(self) -> str:
@@ -93,7 +80,6 @@ class Candidate:
         return ", ".join(self.parts)
 
     def values(self) -> dict[str, Any]:
-        """The candidate's values in a finding."""
         return {
             "name": self.name,
             "short": self.parts[0],
@@ -109,45 +95,27 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Excluded:
-    """A cell that may not be recommended.
-
-    Attributes:
-        name: of the whole setting.
-        aggregator: its label; of one worker, where there is nothing to exchange, the same as the name.
-        reason: why.
-        row: its row of the summary, for cells that no objective weighed.
-    """
-
-    name: str
-    aggregator: str
-    reason: Finding
-    row: Row | None = None
+    name: str  # of the whole setting
+    aggregator: str  # its label; of one worker, where there is nothing to exchange, the same as the name
+    reason: Finding  # why
+    row: Row | None = None  # its row of the summary, for cells that no objective weighed
 
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """A fixed workload, and the cells to choose from.
+    """A fixed workload, and the cells to choose from."""
 
-    Attributes:
-        given: model, dataset, device, and `further`, by axis, what is not the default or differs from other
-            workloads; of timed cells also scaling and batch; of trainings target_accuracy.
-        candidates: by value, the smallest first.
-        excluded: cells that may not be chosen.
-    """
-
+    # model, dataset, device, and `further`, by axis, what is not the default or differs from other workloads;
+    # of timed cells also scaling and batch; of trainings target_accuracy
     given: dict[str, Any]
-    candidates: list[Candidate]
-    excluded: list[Excluded]
+    candidates: list[Candidate]  # by value, the smallest first
+    excluded: list[Excluded]  # cells that may not be chosen
 
 
 @dataclass(frozen=True)
 class Scatters:
-    """What is known about how candidates scatter over launches.
-
-    Attributes:
-        of_times: of the study's cells.
-        of_values: of what else is made smallest: joules, seconds to an accuracy; None where it is times.
-    """
+    """How candidates scatter over launches: the study's times, and what else is made smallest (joules,
+    seconds to an accuracy), if it is no time."""
 
     of_times: StudyScatter
     of_values: StudyScatter | None
@@ -185,13 +153,8 @@ def _with_interval(candidate: Candidate, scatter: StudyScatter) -> Candidate:
 
 
 def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[CandidateSet]:
-    """Every workload to which an objective applies, in the table's order.
-
-    Args:
-        objective: TIME, ACCURACY, EFFICIENCY (the same as TIME), HOURS, ENERGY or MEMORY.
-        rows: the study's.
-        cells: the samples they were made of.
-    """
+    """Every workload to which an objective (TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY or MEMORY) applies, in
+    the table's order."""
     trained = objective == ACCURACY
     kind = "convergence" if trained else "iteration"
     by_id = {cell.cell_id: cell for cell in cells}
@@ -212,7 +175,6 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
 
 
 def within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:
-    """The workload without the candidates that take more on a GPU, or of which that is not known."""
     within, excluded = [], list(workload.excluded)
     for candidate in workload.candidates:
         peak = candidate.row["memory_peak_bytes"]
@@ -269,10 +231,8 @@ def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
 
 
 def _one_of_each_single(family: Sequence[Row]) -> set[str]:
-    """One-worker cells, one for all aggregators: with nothing to exchange, aggregators differ in name only.
-
-    Of those that are the same in all other choices, `none` where it is, else the first in the table's order.
-    """
+    """One-worker cells, one for all aggregators, which exchange nothing: `none` where it is, else the table's
+    first."""
     first_of_each: dict[Hashable, Row] = {}
     for row in sorted(family, key=lambda row: aggregator_order(row["aggregator"])):
         if _is_single(row) and row["state"] != "failed":
@@ -324,7 +284,6 @@ def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate 
 
 
 def _by_memory(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate | None:
-    """The peak of the GPU that has most."""
     peaks = [count / 1e9 for count in memory_peaks(cell)]
     if not peaks:
         return None
@@ -384,13 +343,11 @@ def _trained(family: Sequence[Row], differing_of: Differing, cells: Mapping[str,
 
 
 def _recipe(family: Sequence[Row]) -> list[str]:
-    """The parts of a training's recipe that differ within the family."""
     names = ("global_batch", *columns(role=Role.RECIPE))
     return [name for name in names if len({other[name] for other in family}) > 1]
 
 
 def _differing(family: Sequence[Row]) -> list[Axis]:
-    """The choices of which the family has several values."""
     return [
         choice
         for choice in with_columns(role=Role.CHOSEN)

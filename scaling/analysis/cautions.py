@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from scaling.analysis.columns import OLDER_CODE, Row, shares_gpus
 from scaling.analysis.findings import Finding
-from scaling.analysis.launch_values import memory_peaks
+from scaling.analysis.learning import index_of_target
 from scaling.analysis.periodic import long_firsts, periodic_slowness, slow_place
 from scaling.analysis.rank_times import own_phases
 from scaling.analysis.samples import CellResult
@@ -18,11 +19,50 @@ from scaling.measure.statistics import relative_half_width
 from scaling.store import CodeChange, RunRecord, changes_since
 from scaling.store.upgrades import has_data_in_host_memory
 
+
+@dataclass(frozen=True)
+class Energy:
+    """The energy of a launch: joules per sample over all GPUs, and the length of the window in seconds."""
+
+    joules: float
+    window_s: float
+
+
+def energies_per_sample(cell: CellResult) -> list[Energy]:
+    """Of each done repeat, the mean over ranks, since each trains on its share; empty if a rank lacks it in
+    one."""
+    values = []
+    for record in cell.done:
+        gpus = [gpu or {} for gpu in record.summary.get("gpu") or record.summary.get("power") or []]
+        joules = [gpu.get("energy_per_sample_j") for gpu in gpus]
+        windows = [gpu.get("window_s") for gpu in gpus]
+        known = [
+            (energy, window) for energy, window in zip(joules, windows, strict=True) if energy and window
+        ]
+        if not gpus or len(known) < len(gpus):
+            return []
+        mean = sum(energy for energy, _ in known) / len(known)
+        values.append(Energy(mean, min(window for _, window in known)))
+    return values
+
+
+def memory_peaks(cell: CellResult) -> list[int]:
+    """The largest peak in bytes of any rank's GPU, of each done repeat that has it."""
+    by_launch = [record.summary.get("memory_peak_bytes") or [] for record in cell.done]
+    known = [[int(count) for count in counts if count is not None] for counts in by_launch]
+    return [max(counts) for counts in known if counts]
+
+
+def seconds_to_target(cell: CellResult) -> list[float]:
+    """One value per training that reached its target accuracy."""
+    reached = [(training, index_of_target(training, cell.cell)) for training in cell.trainings]
+    return [float(training.train_s[index]) for training, index in reached if index is not None]
+
+
 LONG_STEPS = 0.05
 """Where wall clock over steps exceeds the median step by more than this, long steps are told."""
 
-LARGEST_UNATTRIBUTED = 0.05
-"""A budget that leaves more of the profiled iteration open is not closed."""
+LARGEST_UNATTRIBUTED = 0.05  # a budget that leaves more of the profiled iteration open is not closed
 
 LARGEST_PROFILING_OVERHEAD = 0.05
 """Marks that cost more than this part of the profiled iteration disturb what they show."""
@@ -39,8 +79,7 @@ def cautions(cell: CellResult, row: Row) -> tuple[Finding, ...]:
     )
 
 
-_Cautions = Iterator[tuple[str, dict[str, Any]]]
-"""Kind and values of each."""
+_Cautions = Iterator[tuple[str, dict[str, Any]]]  # kind and values of each
 
 
 def _of_code(cell: CellResult, _: Row) -> _Cautions:
@@ -108,7 +147,6 @@ def _of_gpus(cell: CellResult, _: Row) -> _Cautions:
 
 
 def _gpus(record: RunRecord) -> list[Mapping[str, Any]]:
-    """The readings of each rank's GPU (`scaling.measure.power`); empty if there are none."""
     return [gpu or {} for gpu in record.summary.get("gpu") or record.summary.get("power") or []]
 
 
@@ -144,10 +182,7 @@ def _of_precision(cell: CellResult, _: Row) -> _Cautions:
 
 
 def joules_per_sample(cell: CellResult) -> float | None:
-    """Energy per sample over all GPUs: the median over the repeats, None if one repeat lacks it.
-
-    A rank trains on its share of the samples, so that of all is the mean over the ranks.
-    """
+    """Energy per sample of all GPUs: as above, the median over the repeats; None if one lacks it."""
     means = []
     for record in cell.done:
         energies = [gpu.get("energy_per_sample_j") for gpu in _gpus(record)]

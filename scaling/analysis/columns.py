@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from scaling.axes import TRAINED, column_types, fixed_batch, kind_of_table, workers
+from scaling.files.texts import clean
 from scaling.measure.budget import PARTS
 
-Row = dict[str, Any]
-"""One cell: a value for every column, None where it does not exist."""
+Row = dict[str, Any]  # one cell: a value for every column, None where it does not exist
 
 PART_COLUMNS = {name: f"{name}_s" for name in PARTS}
 """Part of a step (`scaling.measure.budget`) -> its column."""
@@ -23,87 +23,131 @@ BUDGET_COLUMNS = (
 )
 """A step's budget: the parts, which sum to its time, and what is hidden under them."""
 
-# What people look for first, and the copies over the host's links.
-_LISTED_FIRST = ("exposed_comm_s", "h2d_s", "d2h_s")
-_FURTHER = tuple(name for name in BUDGET_COLUMNS if name not in _LISTED_FIRST)
+_OF_KEYS = {
+    "study": "name of the study",
+    "kind": "iteration, convergence, transfer or device",
+    "model": "network, with its parameters",
+    "dataset": "data set, with its parameters",
+    "aggregator": "aggregator, with the parameters that differ from its defaults",
+    "launcher": "what started the workers",
+    "device": "cpu or cuda",
+    "scaling": "strong or weak",
+    "world_size": "number of workers",
+    "local_batch": "samples per worker and step",
+    "global_batch": "samples of all workers per step",
+    "num_nodes": "number of hosts",
+    "aa_replicate": "1: second measurement of an A/A pair",
+    "bucket_mb": "size of gradient buckets in MiB, with `step: overlapped` or a layer-by-layer exchange",
+    "bucket_sizes_mb": "sizes of DDP's buckets one by one in MiB; the last is repeated",
+    "arm": "what was changed in a run of an attached script",
+}
+_OF_RESULTS = {
+    "state": "planned, running, done or failed",
+    "repeats": "launches that measured the cell",
+    "iterations": "unprofiled steps of all launches",
+    "iteration_s": "time of a step: wall clock of the slowest rank over unprofiled steps, launches combined",
+    "iteration_s_low": "lower end of its 95% interval",
+    "iteration_s_high": "upper end of its 95% interval",
+    "interval_method": "how the interval was computed",
+    "iteration_form": "wall clock, or mean of steps where starts of steps were not recorded: without gaps; "
+    "of device studies the median of steps",
+    "pauses_s": "what is left out of iteration_s: pauses in which ranks compare notes, all launches",
+    "typical_iteration_s": "median step of the slowest rank, for comparisons with phases",
+    "samples_per_s": "global batch / iteration_s; of device studies samples over the mean step",
+    "tokens_per_s": "samples_per_s x tokens of a sample, of models of tokens",
+    "speedup": "throughput over that of one worker without exchange",
+    "speedup_low": "lower end of its 95% interval, by the scatter of both cells",
+    "speedup_high": "upper end of its 95% interval",
+    "parallel_efficiency": "speedup / world_size; the ends of its interval likewise",
+    "exposed_comm_s": "communication that no computation hides",
+    "wire_bytes_per_rank": "bytes per step that the busiest rank sends or copies over the host's link",
+    "h2d_s": "waiting for the batch's copy to the GPU",
+    "d2h_s": "copy of gradients to host memory",
+    "input_s": "making the batch",
+    "forward_s": "forward pass",
+    "backward_s": "backward pass",
+    "encode_s": "encoding by the codec",
+    "decode_s": "decoding by the codec",
+    "reduce_s": "sums and divisions outside messages",
+    "h2d_result_s": "copy of results from host memory to the GPU",
+    "hidden_comm_s": "communication during the computation",
+    "clip_s": "clipping of the gradient",
+    "update_s": "optimizer step",
+    "wait_s": "waiting for other ranks",
+    "unattributed_s": "time in no phase",
+    "hidden_h2d_s": "copy of the batch during the computation",
+    "profiled_iteration_s": "time of a profiled step; the phases add up to it",
+    "profiling_overhead_s": "profiled step less unprofiled step",
+    "exchange_overhead_s": "exposed_comm + wait + encode + decode + d2h + reduce + h2d_result",
+    "exposed_by_difference_s": "typical_iteration_s less that of the control arm",
+    "exposed_check": "whether the two agree, or why not",
+    "skew_s": "arrival of the last rank at the exchange after the first",
+    "noise_floor": "relative difference of A/A pairs",
+    "joules_per_sample": "energy of all GPUs per sample",
+    "memory_peak_bytes": "peak of tensor memory on any rank's GPU, with the data set",
+    "optimizer_state_bytes": "largest optimizer state of a rank",
+    "model_flops": "floating-point operations of a step, all workers",
+    "flops_per_s_per_worker": "model_flops / iteration_s / world_size",
+    "mfu": "model FLOPs utilization by what was measured: flops_per_s_per_worker / matrix_flops_per_s",
+    "matrix_flops_per_s": "operations in products of matrices, measured in this precision: mean of the ranks",
+    "matrix_size": "rows and columns of these matrices: the best of several sizes",
+    "mfu_data_sheet": "the same by the data sheet, as in papers: over data_sheet_flops_per_s",
+    "data_sheet_flops_per_s": "dense peak of the GPU in this precision by its data sheet; empty: not known",
+    "epochs": "epochs trained",
+    "train_loss": "loss on training samples after the last epoch",
+    "train_accuracy": "accuracy on training samples after the last epoch",
+    "test_loss": "loss on the test set after the last epoch",
+    "final_test_accuracy": "accuracy on the test set after the last epoch",
+    "bits_per_byte": "test loss of text in bits per byte",
+    "num_seeds": "seeds that were trained",
+    "seed_mean_accuracy": "mean accuracy over seeds",
+    "seed_sd_accuracy": "standard deviation of the accuracy over seeds",
+    "seconds_to_target": "training time to the target",
+    "predicted_s_to_target": "the same, predicted as iteration_s x iterations",
+    "predicted_s_to_target_low": "lower end of its 95% interval; empty with one training",
+    "predicted_s_to_target_high": "upper end of its 95% interval",
+    "prediction_lacks": "what the timed step lacks of the training's",
+    "epochs_to_target": "epochs to the target",
+    "samples_to_target": "samples to the target",
+    "joules_to_target": "energy of all GPUs to the target",
+    "target_accuracy": "target of the study",
+    "target_state": "reached, or why not",
+    "noise_scale": "gradient noise scale in samples: tr(Sigma) / |G|^2 over epochs to the target, or all",
+    "noise_scale_low": "lower end of its 95% interval; empty: too few looks at gradients, or none",
+    "noise_scale_high": "upper end of its 95% interval; empty with a lower end: no upper one",
+    "train_s": "time of all training steps, without evaluation",
+    "hosts": "host and boot of each run",
+    "reason": "why the cell failed",
+    "notes": "what the run recorded",
+    "warnings": "what makes the numbers doubtful",
+    "cell_id": "hash of the cell's settings",
+}
+"""What the columns mean, the results in their order."""
 
+MEANINGS = {**_OF_KEYS, **_OF_RESULTS}
+"""Of columns that are no key of a study; those have the key's meaning (docs/reference/study-keys.md)."""
+
+_NO_NUMBERS = {
+    "string": (
+        *("state", "interval_method", "iteration_form", "matrix_size", "prediction_lacks", "target_state"),
+        *("hosts", "reason", "notes", "cell_id"),
+    ),
+    "Int64": (
+        *("repeats", "iterations", "wire_bytes_per_rank", "memory_peak_bytes", "optimizer_state_bytes"),
+        *("epochs", "num_seeds"),
+    ),
+    "object": ("exposed_check", "warnings"),
+}
 MEASURED = {
-    "state": "string",
-    "repeats": "Int64",
-    "iterations": "Int64",
-    "iteration_s": "float64",
-    "iteration_s_low": "float64",
-    "iteration_s_high": "float64",
-    "interval_method": "string",
-    "iteration_form": "string",
-    "pauses_s": "float64",
-    "typical_iteration_s": "float64",
-    "samples_per_s": "float64",
-    "tokens_per_s": "float64",
-    "speedup": "float64",
-    "speedup_low": "float64",
-    "speedup_high": "float64",
-    "parallel_efficiency": "float64",
-    "exposed_comm_s": "float64",
-    "wire_bytes_per_rank": "Int64",
-    "h2d_s": "float64",
-    "d2h_s": "float64",
-    **dict.fromkeys(_FURTHER, "float64"),
-    "profiled_iteration_s": "float64",
-    "profiling_overhead_s": "float64",
-    "exchange_overhead_s": "float64",
-    "exposed_by_difference_s": "float64",
-    "exposed_check": "object",
-    "skew_s": "float64",
-    "noise_floor": "float64",
-    "joules_per_sample": "float64",
-    "memory_peak_bytes": "Int64",
-    "optimizer_state_bytes": "Int64",
-    "model_flops": "float64",
-    "flops_per_s_per_worker": "float64",
-    "mfu": "float64",
-    "matrix_flops_per_s": "float64",
-    "matrix_size": "string",
-    "mfu_data_sheet": "float64",
-    "data_sheet_flops_per_s": "float64",
-    "epochs": "Int64",
-    "train_loss": "float64",
-    "train_accuracy": "float64",
-    "test_loss": "float64",
-    "final_test_accuracy": "float64",
-    "bits_per_byte": "float64",
-    "num_seeds": "Int64",
-    "seed_mean_accuracy": "float64",
-    "seed_sd_accuracy": "float64",
-    "seconds_to_target": "float64",
-    "predicted_s_to_target": "float64",
-    "predicted_s_to_target_low": "float64",
-    "predicted_s_to_target_high": "float64",
-    "prediction_lacks": "string",
-    "epochs_to_target": "float64",
-    "samples_to_target": "float64",
-    "joules_to_target": "float64",
-    "target_accuracy": "float64",
-    "target_state": "string",
-    "noise_scale": "float64",
-    "noise_scale_low": "float64",
-    "noise_scale_high": "float64",
-    "train_s": "float64",
-    "hosts": "string",
-    "reason": "string",
-    "notes": "string",
-    "warnings": "object",
-    "cell_id": "string",
+    name: next((kind for kind, names in _NO_NUMBERS.items() if name in names), "float64")
+    for name in _OF_RESULTS
 }
 """What came out, with its type; objects are findings, or tuples of them."""
 
 SPEEDUP = ("speedup", "speedup_low", "speedup_high")
 
-TRANSFER = "transfer"
-"""The kind of cells that are copies, messages and collectives alone."""
-
-DEVICE = "device"
-"""The kind of cells that are points of an experiment (`scaling.report.device`)."""
+TRANSFER = "transfer"  # the kind of cells that are copies, messages and collectives alone
+DEVICE = "device"  # the kind of cells that are points of an experiment (`scaling.report.device`)
 
 KINDS = (*TRAINED, TRANSFER, DEVICE)
 PLACEMENTS = ("device", "pinned", "pageable", "loader")
@@ -114,11 +158,8 @@ CONTROL_ARMS = ("none", "no_op")
 """Aggregators that exchange nothing: a bound for the others, never a candidate."""
 
 
-SEPARATOR = " | "
-"""Between several notes or reasons in one field: prose holds commas and semicolons itself."""
-
-OLDER_CODE = "older_code"
-"""The kind of the warning of cells that were measured before the code changed."""
+SEPARATOR = " | "  # between several notes or reasons in one field: prose holds commas and semicolons itself
+OLDER_CODE = "older_code"  # the kind of the warning of cells that were measured before the code changed
 
 
 def columns() -> dict[str, str]:
@@ -140,7 +181,6 @@ def with_local_updates(row: Row) -> str:
 
 
 def is_control_arm(row: Row) -> bool:
-    """Whether the aggregator with this name exchanges nothing."""
     return aggregator_name(row["aggregator"]) in CONTROL_ARMS
 
 
@@ -150,7 +190,6 @@ def is_unchanged(row: Row) -> bool:
 
 
 def has_no_model(row: Mapping[str, Any]) -> bool:
-    """Whether this cell, or row, has no model."""
     return kind_of_table(row) not in TRAINED
 
 
@@ -170,7 +209,6 @@ def workers_of(row: Mapping[str, Any]) -> str:
 
 
 def is_of_older_code(row: Mapping[str, Any]) -> bool:
-    """Whether this cell was measured before a code change that affects its time."""
     return any(warning.kind == OLDER_CODE for warning in row.get("warnings") or ())
 
 
@@ -217,3 +255,38 @@ def to_rows(table: pd.DataFrame) -> list[Row]:
         {str(name): None if pd.isna(value) else value for name, value in record.items()}
         for record in table.to_dict("records")
     ]
+
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Key -> its items; keys are in the order of their first items."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t")
+
+
+def safe_cell(value: Any) -> Any:
+    """A value as a CSV cell; text that begins like a formula, and is no number, gets a leading apostrophe.
+
+    Labels of models, data sets and aggregators are other people's, where a folder was received. Source:
+    OWASP, "CSV Injection".
+    """
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if text.lstrip(" ").startswith(FORMULA_STARTS) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

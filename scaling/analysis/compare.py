@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scaling.analysis.columns import Row, to_rows
+from scaling.analysis.columns import Row, by_key, to_rows
 from scaling.analysis.comparison import CellComparison, Comparison, Shift, Verdict
 from scaling.analysis.decisions import Campaigns, Design, adjusted, campaigns, goes_along
 from scaling.analysis.environments import environment_differences
 from scaling.analysis.findings import Finding
-from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import group_rows
 from scaling.analysis.launch_effects import serial_correlation
 from scaling.analysis.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
@@ -46,25 +45,18 @@ from scaling.analysis.summary import build_table, study_name
 from scaling.errors import ScalingError
 from scaling.store import ResultsFolder, Snapshot
 
-FAMILY_LEVEL = 0.02
-"""The probability that any of the cells is called different where none is."""
+FAMILY_LEVEL = 0.02  # the probability that any of the cells is called different where none is
 
 
 @dataclass(frozen=True)
 class Side:
-    """The folders of one side.
+    """The folders of one side."""
 
-    Attributes:
-        rows: of their summaries.
-        cells: the samples that these were made of.
-    """
-
-    rows: Sequence[Sequence[Row]]
-    cells: Sequence[Sequence[CellResult]]
+    rows: Sequence[Sequence[Row]]  # of their summaries
+    cells: Sequence[Sequence[CellResult]]  # the samples that these were made of
 
     @classmethod
     def of(cls, tables: Sequence[pd.DataFrame], cells: Sequence[Sequence[CellResult]]) -> Side:
-        """The side for summaries that `build_table` made."""
         return cls([to_rows(table) for table in tables], cells)
 
 
@@ -91,11 +83,8 @@ def _side(folders: Sequence[ResultsFolder]) -> Side:
 
 
 def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
-    """Compares two sides of several folders each, without their environments.
-
-    Raises:
-        ScalingError: the level is no probability, or there is no measured cell in common.
-    """
+    """Compares two sides of several folders each, without their environments; ScalingError where the level is
+    no probability, or there is no measured cell in common."""
     if not 0 < level < 1:
         raise ScalingError(f"the level is {level:g}; it is a probability between 0 and 1, such as 0.02")
     rows_a, rows_b = a.rows[0], b.rows[0]
@@ -181,9 +170,8 @@ def _took_turns(a: Side, b: Side) -> bool:
 def _offset(
     a: Side, b: Side, scatters: Sequence[StudyScatter], *, are_campaigns: bool
 ) -> tuple[float, float]:
-    """The variance of a cell's ratio between two campaigns of equal conditions, from the A/A pairs of all
-    folders, with its degrees of freedom. Where the values are campaigns, their scatter includes it.
-    """
+    """Variance of a cell's ratio between two campaigns of equal conditions, by all folders' A/A pairs, with
+    its degrees of freedom. Where the values are campaigns, their scatter includes it."""
     variance, degrees = offset_variance([pair for scatter in scatters for pair in scatter.pairs])
     return (0.0, 0.0) if are_campaigns else (variance * (1 / len(a.rows) + 1 / len(b.rows)), degrees)
 
@@ -223,9 +211,8 @@ def _is_measured(match: Match, a: Container[Hashable], b: Container[Hashable]) -
 
 
 def _names(rows: Sequence[Row]) -> Mapping[str, tuple[dict[str, Any], str]]:
-    """Cell id -> what its group has in common and its name in the group, with the seed where trainings differ
-    in it.
-    """
+    """Cell id -> what its group has in common, and its name there, with the seed where trainings differ in
+    it."""
     return {
         row["cell_id"]: (group.given, f"{group.name(row)}, seed {row['seed']}" if seeds else group.name(row))
         for group in group_rows(rows)

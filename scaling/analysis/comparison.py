@@ -1,8 +1,12 @@
-"""The data of a comparison of two sides: cells, the shift that they share, the detectable difference."""
+"""The data of a comparison of two sides: cells, the shift that they share, the detectable difference.
+
+And conditions on it under which a build fails, gates: `slower > 5%`.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,6 +23,7 @@ from scaling.analysis.decisions import (
 from scaling.analysis.environments import DifferingKey as EnvironmentDifference
 from scaling.analysis.findings import Finding
 from scaling.analysis.matching import Match
+from scaling.errors import ScalingError
 
 Verdict = Literal["faster", "slower", "same", "not resolved"]
 """Of b: `same` is shown to be within TIE_RATIO; `not resolved` is neither the same nor different."""
@@ -30,36 +35,24 @@ launches scatter too much."""
 METHOD = "moderated t of the launches' times (logarithms), relative to all cells' shift, Holm's correction"
 
 
-LARGEST_RATIO = 1000.0
-"""Of two times: more tells nothing."""
+LARGEST_RATIO = 1000.0  # of two times: more tells nothing
 
 
 @dataclass(frozen=True)
 class CellComparison:
-    """A cell that was measured on both sides.
+    """A cell that was measured on both sides."""
 
-    Attributes:
-        given: what it has in common with others.
-        name: what distinguishes it from them: aggregator and the like.
-        match: both rows of the summaries.
-        quantity: the column that is compared: iteration_s, or train_s of a training.
-        difference: of b from a.
-        tested: the same relative to what all cells of the world size have in common; `difference` itself
-            where there are too few for that.
-        p_adjusted: of `tested`, corrected for all pairs; None with one launch on a side.
-        verdict: of b against a.
-        num_launches: of a and b.
-    """
-
-    given: Mapping[str, Any]
-    name: str
-    match: Match
-    quantity: str
-    difference: Difference
+    given: Mapping[str, Any]  # what it has in common with others
+    name: str  # what distinguishes it from them: aggregator and the like
+    match: Match  # both rows of the summaries
+    quantity: str  # the column that is compared: iteration_s, or train_s of a training
+    difference: Difference  # of b from a
+    # the same relative to what all cells of the world size have in common; `difference` itself where there
+    # are too few for that
     tested: Difference
-    p_adjusted: float | None
-    verdict: Verdict
-    num_launches: tuple[int, int]
+    p_adjusted: float | None  # of `tested`, corrected for all pairs; None with one launch on a side
+    verdict: Verdict  # of b against a
+    num_launches: tuple[int, int]  # of a and b
 
     @property
     def kind(self) -> str:
@@ -73,7 +66,6 @@ class CellComparison:
 
     @property
     def reason(self) -> Reason | None:
-        """Why the pair is not resolved; None if it is."""
         if self.verdict != "not resolved":
             return None
         if self.within_one_launch:
@@ -83,13 +75,11 @@ class CellComparison:
 
     @property
     def within_one_launch(self) -> bool:
-        """Whether the scatter between launches is unknown."""
         return self.tested.error is None
 
     def launches_needed(self, level: float) -> int | None:
         """The launches per side needed to find a difference of this size at that level; None if impractically
-        many. With one launch the scatter of a typical machine is assumed.
-        """
+        many. With one launch the scatter of a typical machine is assumed."""
         if self.tested.error is None:
             deviation = ONE_LAUNCH_SCATTER * 2**0.5
         else:
@@ -98,7 +88,6 @@ class CellComparison:
         return None if needed is None else max(FEWEST, needed)
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison of this cell for JSON."""
         a, b, interval = self.match.a, self.match.b, self.difference.interval
         return {
             "kind": self.kind,
@@ -128,26 +117,18 @@ class CellComparison:
 
 @dataclass(frozen=True)
 class Shift:
-    """The change that all cells of a world size share.
+    """The change that all cells of a world size share."""
 
-    Attributes:
-        kind, world_size: of the cells.
-        num_cells: how many they are.
-        difference: of b from a.
-        is_relative: whether cells are called relative to it.
-        is_measured: whether it is known how far two measurements of the same differ in it: launches took
-            turns, or there are several campaigns a side. Else CAMPAIGN_RATIO stands for that.
-    """
-
-    kind: str
+    kind: str  # kind, world_size: of the cells
     world_size: int
-    num_cells: int
-    difference: Difference
-    is_relative: bool
+    num_cells: int  # how many they are
+    difference: Difference  # of b from a
+    is_relative: bool  # whether cells are called relative to it
+    # whether it is known how far two measurements of the same differ in it: launches took turns, or there are
+    # several campaigns a side. Else CAMPAIGN_RATIO stands for that
     is_measured: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """The shift for JSON."""
         low, high = self.difference.interval or (None, None)
         return {
             "kind": self.kind,
@@ -164,35 +145,25 @@ class Shift:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of two sides, each with one or several folders.
+    """A comparison of two sides, each with one or several folders."""
 
-    Attributes:
-        environment: fields that differ.
-        cells: the pairs, in the first folder's order.
-        shifts: of all cells, one a kind and world size.
-        only_in_a, only_in_b: rows without a partner, or whose partner has no samples.
-        level: the family-wise one.
-        num_left_out: cells of kinds that are not compared, and trainings whose workers shared GPUs, in both.
-        is_paired: whether launches of both sides took turns in one campaign.
-        offset_ratio: what stays of a cell's ratio however many launches there are, by the A/A pairs: one
-            standard deviation; 0 where that is not known.
-        warnings: A/A pairs that differ more than their launches scatter.
-    """
-
-    environment: list[EnvironmentDifference]
-    cells: list[CellComparison]
-    shifts: list[Shift]
-    only_in_a: list[Row]
+    environment: list[EnvironmentDifference]  # fields that differ
+    cells: list[CellComparison]  # the pairs, in the first folder's order
+    shifts: list[Shift]  # of all cells, one a kind and world size
+    only_in_a: list[Row]  # only_in_a, only_in_b: rows without a partner, or whose partner has no samples
     only_in_b: list[Row]
-    level: float
+    level: float  # the family-wise one
+    # cells of kinds that are not compared, and trainings whose workers shared GPUs, in both
     num_left_out: int
-    is_paired: bool = False
+    is_paired: bool = False  # whether launches of both sides took turns in one campaign
+    # what stays of a cell's ratio however many launches there are, by the A/A pairs: one standard deviation;
+    # 0 where that is not known
     offset_ratio: float = 0.0
+    # A/A pairs that differ more than their launches scatter
     warnings: list[Finding] = field(default_factory=list)
 
     @property
     def num_tests(self) -> int:
-        """The number of pairs that were tested together."""
         return sum(not cell.within_one_launch for cell in self.cells)
 
     @property
@@ -202,14 +173,12 @@ class Comparison:
 
     def detectable(self, cell: CellComparison) -> float | None:
         """The smallest ratio, relative to the shared shift, that would have been called different in this
-        pair; None with one launch, and where launches scatter so much that it is beyond LARGEST_RATIO.
-        """
+        pair; None with one launch, and where launches scatter so much that it is beyond LARGEST_RATIO."""
         half = cell.tested.half_width(self.level_of_each)
         smallest = None if half is None else max(half, 2 * abs(cell.log_shift))
         return None if smallest is None or smallest > math.log(LARGEST_RATIO) else math.exp(smallest)
 
     def as_dict(self) -> dict[str, Any]:
-        """The whole comparison for JSON."""
         shown = ("kind", "model", "aggregator", "step", "world_size", "state", "reason", "cell_id")
         return {
             "method": METHOD,
@@ -232,3 +201,79 @@ class Comparison:
             "launches_took_turns": self.is_paired,
             "offset_ratio": self.offset_ratio,
         }
+
+
+_GATE = re.compile(r"\s*(slower|faster)\s*(?:>\s*(\d+(?:\.\d+)?)\s*%)?\s*")
+
+
+LEVEL_SHARE = 1 / 5
+"""The part of the comparison's level at which a cell, or the shift of all, fails: a build that fails without
+a reason costs more than a line that says slower. On identical folders a gate at 5% fails in less than 1%."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A condition that fails a build: cells with that verdict, confirmed, whose times differ by more than the
+    ratio; also the shift of all cells."""
+
+    verdict: str  # slower or faster
+    more_than: float  # 0.05 for 5%
+
+    def failing(self, comparison: Comparison) -> list[CellComparison]:
+        """The cells that fail; cells with one launch never do."""
+        return [
+            cell
+            for cell in comparison.cells
+            if cell.verdict == self.verdict
+            and (cell.p_adjusted or 0.0) < LEVEL_SHARE * comparison.level
+            and self._is_beyond(cell)
+        ]
+
+    def failing_shifts(self, comparison: Comparison) -> list[Shift]:
+        """The shifts that fail; of two campaigns, the usual difference on one machine is allowed for."""
+        level = LEVEL_SHARE * comparison.level / max(1, len(comparison.shifts))
+        sign = 1 if self.verdict == "slower" else -1
+        return [
+            shift
+            for shift in comparison.shifts
+            if (half := shift.difference.half_width(level)) is not None
+            and sign * shift.difference.log_ratio > max(half, math.log1p(self.more_than))
+        ]
+
+    def blind(self, comparison: Comparison) -> list[CellComparison]:
+        """The cells that pass although a difference of that size could not have been detected in them."""
+        failing = self.failing(comparison)
+        return [cell for cell in comparison.cells if cell not in failing and self._is_blind(comparison, cell)]
+
+    def _is_beyond(self, cell: CellComparison) -> bool:
+        times = cell.difference.ratio if self.verdict == "slower" else 1 / cell.difference.ratio
+        return times > 1 + self.more_than
+
+    def _is_blind(self, comparison: Comparison, cell: CellComparison) -> bool:
+        half = cell.tested.half_width(LEVEL_SHARE * comparison.level_of_each)
+        if half is None:
+            return True
+        shift = cell.log_shift if self.verdict == "slower" else -cell.log_shift
+        return max(half + shift, -shift) > math.log1p(self.more_than)  # of the ratio itself: see `goes_along`
+
+
+def parse_gate(text: str) -> Gate:
+    """`slower > 5%` -> a gate; ScalingError where it is none."""
+    match = _GATE.fullmatch(text)
+    if match is None:
+        raise ScalingError(
+            f"--fail-if is {text!r}; allowed: 'slower > P%' and 'faster > P%' with a number P, or without it"
+        )
+    return Gate(match[1], float(match[2] or 0) / 100)
+
+
+def changed_times(shift: Shift) -> Finding:
+    values = {"kind": shift.kind, "num_cells": shift.num_cells, "world_size": shift.world_size}
+    return Finding("changed_times", (), {**values, "ratio": shift.difference.ratio})
+
+
+def changed_time(cell: CellComparison) -> Finding:
+    a, b = cell.match.a, cell.match.b
+    values = {"kind": cell.kind, "name": cell.name, "world_size": a["world_size"], "given": cell.given}
+    values |= {"ratio": cell.difference.ratio}
+    return Finding("changed_time", (a["cell_id"], b["cell_id"]), values)

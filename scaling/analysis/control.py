@@ -20,23 +20,17 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.budgets import CellBudget, cell_budget
-from scaling.analysis.columns import CONTROL_ARMS, Row, aggregator_name
+from scaling.analysis.columns import CONTROL_ARMS, Row, aggregator_name, by_key
 from scaling.analysis.decisions import TIE_RATIO, Difference, adjusted
 from scaling.analysis.findings import Finding
-from scaling.analysis.grouping import by_key
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import CellTimes, study_scatter
 from scaling.axes import Shared, agree, fixed_batch, shared_key
 from scaling.measure.statistics import CONFIDENCE
 
-AGREEMENT = 0.10
-"""Two exposed times that differ by no more than this part of the larger one agree."""
-
-COMPUTATION = ("input", "forward", "backward", "update")
-"""Phases that both arms have."""
-
-COLUMNS_COMPARED = (*(f"{phase}_s" for phase in COMPUTATION), "unattributed_s")
-"""Of the budget."""
+AGREEMENT = 0.10  # two exposed times that differ by no more than this part of the larger one agree
+COMPUTATION = ("input", "forward", "backward", "update")  # phases that both arms have
+COLUMNS_COMPARED = (*(f"{phase}_s" for phase in COMPUTATION), "unattributed_s")  # of the budget
 
 SLOWED_BY_EXCHANGE = ("input", "forward", "backward")
 """Those that are the same work in both arms; the update may be at another place."""
@@ -61,10 +55,8 @@ class Peers:
         self._arms = by_key(measured, lambda cell: id(self.control_arm(cell)))
 
     def baseline_of(self, cell: CellResult) -> CellResult | None:
-        """The measured cell to which the cell's speedup refers; None if there is none.
-
-        Of several the one of the same peer access, then the one with the most iterations.
-        """
+        """The measured cell to which the cell's speedup refers, if any: that of the same peer access, then of
+        most iterations."""
         key = _baseline_key(cell.cell)
         return self._baselines.get((key, _access(cell)), self._baselines.get(key))
 
@@ -74,7 +66,6 @@ class Peers:
         return next((control for control in found if control is not None), None)
 
     def arms_of(self, control: CellResult) -> list[CellResult]:
-        """The measured cells of which it is the control arm."""
         return self._arms.get(id(control), [])
 
 
@@ -168,10 +159,7 @@ def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) 
     """Budget columns -> the seconds that the arm takes more, where common launches show a difference.
 
     A column is compared as the time of the control arm's step in which this column alone is another cell's.
-
-    Args:
-        arm, control: the two.
-        peers: of the study; those with the same control arm tell how a column scatters.
+    Cells with the same control arm tell how it scatters.
     """
     family = [control, *peers.arms_of(control)]
     budgets = {cell.cell_id: _budgets(cell) for cell in family}
@@ -201,7 +189,6 @@ def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) 
 
 
 def _budgets(cell: CellResult) -> dict[int, CellBudget]:
-    """Repeat -> the budget of that launch."""
     budgets = {launch.repeat: cell_budget([launch]) for launch in cell.launches if launch.profiled_steps}
     return {repeat: budget for repeat, budget in budgets.items() if budget is not None}
 

@@ -45,24 +45,19 @@ from scaling.analysis.moderated import (
 )
 from scaling.measure.statistics import CONFIDENCE
 
-TIE_RATIO = 0.03
-"""Times that differ by less are the same in practice: "either, within 3%"."""
+TIE_RATIO = 0.03  # times that differ by less are the same in practice: "either, within 3%"
 
 CAMPAIGN_RATIO = 0.02
 """How far all times of one machine are from one campaign to the next, where nothing measured it: one standard
 deviation. Two folders of one machine, days apart, differed by 0.5% to 3%."""
 
-FEWEST = 3
-"""Launches to ask for where there is one: from three on, few cells are enough."""
-
-MOST = 200
-"""More launches than this nobody starts to find a difference."""
+FEWEST = 3  # launches to ask for where there is one: from three on, few cells are enough
+MOST = 200  # more launches than this nobody starts to find a difference
 
 MOST_ASKED = 20
 """More launches than this are not asked for: the machine is too noisy, and a quiet one needs fewer."""
 
-MEDIAN_OF_MANY = math.pi / 2
-"""The variance of a median over that of the mean of as many normal values."""
+MEDIAN_OF_MANY = math.pi / 2  # the variance of a median over that of the mean of as many normal values
 
 ONE_LAUNCH_SCATTER = 0.03
 """What launches of a typical machine scatter by, for what one launch cannot tell: how many launches would."""
@@ -70,21 +65,14 @@ ONE_LAUNCH_SCATTER = 0.03
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two times, as the logarithm of their ratio.
+    """The difference of two times, as the logarithm of their ratio."""
 
-    Attributes:
-        log_ratio: ln(second / first).
-        error: its standard error; None where one of both has one launch.
-        degrees: of freedom; None likewise.
-    """
-
-    log_ratio: float
-    error: float | None
-    degrees: float | None
+    log_ratio: float  # ln(second / first)
+    error: float | None  # its standard error; None where one of both has one launch
+    degrees: float | None  # of freedom; None likewise
 
     @property
     def ratio(self) -> float:
-        """The second time over the first."""
         return math.exp(self.log_ratio)
 
     def half_width(self, level: float = 1 - CONFIDENCE) -> float | None:
@@ -110,13 +98,11 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the 95% interval excludes 1."""
         half = self.half_width()
         return half is not None and abs(self.log_ratio) > half
 
     @property
     def is_larger(self) -> bool:
-        """Whether the second is shown to be larger."""
         half = self.half_width()
         return half is not None and self.log_ratio > half
 
@@ -150,9 +136,8 @@ def difference(
 
     Args:
         logs: the means.
-        variances: of one launch, each.
+        variances: of one launch, each, with degrees of freedom; 0 of these where there is one launch alone.
         counts: of launches.
-        degrees: of the variances; 0 where there is one launch alone.
     """
     if min(degrees) <= 0:
         return Difference(logs[1] - logs[0], None, None)
@@ -175,10 +160,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 def launches_needed(log_ratio: float, deviation: float, level: float = 1 - CONFIDENCE) -> int | None:
     """The smallest number of launches per side that would show that difference; None beyond MOST.
 
-    Args:
-        log_ratio: of the difference.
-        deviation: of one launch, of both times together: the root of the sum of both variances.
-        level: two-sided.
+    `deviation`: of one launch, of both times together: the root of the sum of both variances.
     """
     if log_ratio == 0:
         return None
@@ -213,18 +195,13 @@ def state_of(differences: Sequence[Difference]) -> State:
 
 @dataclass(frozen=True)
 class Campaigns:
-    """The same cells measured in two folders.
+    """The same cells measured in two folders."""
 
-    Attributes:
-        ratios: each cell's, with its absolute standard error.
-        relative: the same relative to what the other cells have in common; None with fewer than
-            FEWEST_FOR_MEDIAN cells, where nothing protects from a campaign's shift.
-        shift: of all cells; None with one launch on a side.
-    """
-
-    ratios: list[Difference]
+    ratios: list[Difference]  # each cell's, with its absolute standard error
+    # the same relative to what the other cells have in common; None with fewer than FEWEST_FOR_MEDIAN cells,
+    # where nothing protects from a campaign's shift
     relative: list[Difference] | None
-    shift: Difference | None
+    shift: Difference | None  # of all cells; None with one launch on a side
 
     @property
     def tested(self) -> list[Difference]:
@@ -233,9 +210,7 @@ class Campaigns:
 
 
 def goes_along(absolute: Difference, relative: Difference) -> bool:
-    """Whether the cell itself changed, rather than all others in the opposite direction: a condition for a
-    verdict.
-    """
+    """Whether the cell itself changed, rather than all others the other way: a condition for a verdict."""
     return (
         absolute.log_ratio * relative.log_ratio > 0 and abs(absolute.log_ratio) > abs(relative.log_ratio) / 2
     )
@@ -307,10 +282,9 @@ def campaigns(
 def _shared(
     a: FloatArray, b: FloatArray, design: Design, variances: Sequence[Variances]
 ) -> list[tuple[float, int]]:
-    """The variance of both means' ratio that comes from what the cells of a launch share, with degrees of
-    freedom. Two launches may by chance agree in it: a further one that scatters as the cells do may make it
-    larger, never smaller.
-    """
+    """Variance of both means' ratio by what the cells of a launch share, with degrees of freedom. Two
+    launches may by chance agree in it: a further one that scatters as the cells do may make it larger, never
+    smaller."""
     components = []
     if design.is_paired and variances:
         variances = [variances_within_launches(b - a)]
@@ -326,11 +300,8 @@ def _shared(
 def _squared_errors(
     variances: Sequence[Variances], counts: Sequence[NDArray[np.int_]], smallest: FloatArray | float
 ) -> Variances:
-    """Moderated squared errors of the ratios of two sides' means; 0 degrees of freedom with one launch.
-
-    Equal launches: both sides' variances are one. Unequal ones: each has its own, added by Satterthwaite's
-    rule.
-    """
+    """Moderated squared errors of the ratios of two sides' means; 0 degrees of freedom with one launch. With
+    equal launches both sides' variances are one; else each has its own, added by Satterthwaite's rule."""
     first, second = variances
     known = (first.degrees > 0) & (second.degrees > 0)
     if (counts[0] == counts[1]).all():
@@ -348,9 +319,7 @@ def _squared_errors(
 
 
 def _squared_error_of_median(within: Variances) -> FloatArray:
-    """Squared error of the median of the other cells' ratios, [cell]: pi / 2 times that of their best
-    weighted mean.
-    """
+    """Of the other cells' ratios, [cell]: pi / 2 times that of their best weighted mean."""
     known = within.degrees > 0
     weights = np.where(known, 1 / np.sqrt(np.where(known, within.values, 1.0)), 0.0)
     others = np.maximum(weights.sum() - weights, 1e-100)
@@ -370,9 +339,7 @@ def _differences(log_ratios: FloatArray, squared_errors: Variances) -> list[Diff
 
 
 def _shift(log_ratios: FloatArray, shared: Sequence[tuple[float, int]], design: Design) -> Difference | None:
-    """The median ratio of all cells, with the scatter that the cells of a launch share, and that of
-    campaigns.
-    """
+    """The median ratio of all cells, with the scatter that a launch's cells share, and that of campaigns."""
     if min(degrees for _, degrees in shared) < 1:
         return None
     total = sum(variance for variance, _ in shared)

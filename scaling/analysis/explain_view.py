@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis import rank_times
-from scaling.analysis.accuracy import lossy_ids
-from scaling.analysis.columns import Row, aggregator_name, is_aa_replicate, is_control_arm
+from scaling.analysis.columns import Row, aggregator_name, by_key, is_aa_replicate, is_control_arm
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
-from scaling.analysis.grouping import by_key
 from scaling.analysis.noise import aa_pairs, scatter_of
 from scaling.analysis.samples import CellResult
+from scaling.analysis.seed_noise import lossy_ids
 from scaling.analysis.study_scatter import StudyScatter
 from scaling.axes import DEFAULTS, Role, columns_without
 
@@ -34,15 +33,13 @@ _WITH = {
 }
 """What differs where such a setting does, besides the size of buckets."""
 
-Values = dict[str, Any]
-"""Of a rule's finding, with the part of the step that it is about as `share`, 0 to 1."""
+Values = dict[str, Any]  # of a rule's finding, with the part of the step that it is about as `share`, 0 to 1
 
 
 Key = Callable[[Row], Hashable]
 
 
 def _values_of(names: Sequence[str]) -> Key:
-    """A key of a row's values of some columns."""
     return itemgetter(*names)
 
 
@@ -56,38 +53,27 @@ def _is_plain(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class Known:
-    """What the rules know of a study.
+    """What the rules know of a study."""
 
-    Attributes:
-        rows: of its summary.
-        cells: the samples, by cell id.
-        num_cores: CPU cores of a node; None where they are unknown.
-        lossy: ids of the cells whose exchange changes the gradient.
-        scatter: of the cells over launches.
-        replicates: cell id -> its A/A replicate.
-        findings: of the cells that were explained so far, by cell id.
-    """
-
-    rows: Sequence[Row]
-    cells: Mapping[str, CellResult]
-    num_cores: int | None
-    lossy: Collection[str]
-    scatter: StudyScatter
-    replicates: Mapping[str, CellResult]
+    rows: Sequence[Row]  # of its summary
+    cells: Mapping[str, CellResult]  # the samples, by cell id
+    num_cores: int | None  # CPU cores of a node; None where they are unknown
+    lossy: Collection[str]  # ids of the cells whose exchange changes the gradient
+    scatter: StudyScatter  # of the cells over launches
+    replicates: Mapping[str, CellResult]  # cell id -> its A/A replicate
+    # of the cells that were explained so far, by cell id
     findings: dict[str, list[Finding]] = field(default_factory=dict)
     _alike: dict[frozenset[str], tuple[Key, Mapping[Hashable, list[Row]]]] = field(default_factory=dict)
     _values: dict[tuple[str, int], frozenset[Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Sequence[Row], cells: Sequence[CellResult], num_cores: int | None = None) -> Known:
-        """All of it, from the rows and the samples that they were made of."""
         replicates = {first.cell_id: second for first, second in aa_pairs(cells)}
         by_id = {cell.cell_id: cell for cell in cells}
         return cls(rows, by_id, num_cores, lossy_ids(cells), scatter_of(cells), replicates)
 
     def like(self, row: Row, free: Collection[str]) -> Sequence[Row]:
-        """The measured cells that agree with one in all variables except these, the fastest first; no A/A
-        replicates."""
+        """Measured cells that agree with one in all variables but these, fastest first; no A/A replicates."""
         if (free := frozenset(free)) not in self._alike:
             names = [name for name in columns_without(Role.RECORDED) if name not in free]
             measured = (
@@ -109,21 +95,15 @@ class Known:
 
 @dataclass(frozen=True)
 class View:
-    """A cell, with the other cells of its study.
+    """A cell, with the other cells of its study."""
 
-    Attributes:
-        row: its row of the summary.
-        study: what is known of all cells.
-        fired: rules that found something in this cell before, with the values.
-    """
-
-    row: Row
-    study: Known
+    row: Row  # its row of the summary
+    study: Known  # what is known of all cells
+    # rules that found something in this cell before, with the values
     fired: dict[str, Values] = field(default_factory=dict)
 
     @property
     def cell(self) -> CellResult | None:
-        """Its samples; None where there are none."""
         return self.study.cells.get(self.row["cell_id"])
 
     @property
@@ -141,7 +121,6 @@ class View:
 
     @property
     def exchanges(self) -> bool:
-        """Whether several workers exchange gradients in this cell."""
         return self.row["world_size"] > 1 and not is_control_arm(self.row)
 
     @property
@@ -151,14 +130,12 @@ class View:
 
     @property
     def own_phases(self) -> tuple[str, ...]:
-        """The phases in which a rank does not wait for others."""
         return rank_times.own_phases(self.row["step"])
 
     @cached_property
     def slow_rank(self) -> rank_times.SlowRankTimes | None:
         """The rank that the others wait for in every launch, and in the A/A replicate's; None if there is
-        none, or if profiling adds as much to a step.
-        """
+        none, or if profiling adds as much to a step."""
         if self.cell is None or not self.exchanges:
             return None
         replicate = self.study.replicates.get(self.cell.cell_id)
@@ -176,8 +153,7 @@ class View:
     @cached_property
     def queued_ratios(self) -> list[float] | None:
         """The part of the measured window in which each rank's main thread waited for a core: the median over
-        repeats; None unless recorded for all.
-        """
+        repeats; None unless recorded for all."""
         ratios = [
             [
                 sample["queued_s"] / sample["window_s"]
@@ -190,7 +166,6 @@ class View:
 
     @property
     def compute_s(self) -> float | None:
-        """Forward and backward; None if they were not marked."""
         if self.row["forward_s"] is None or self.row["backward_s"] is None:
             return None
         return float(self.row["forward_s"] + self.row["backward_s"])
@@ -202,9 +177,7 @@ class View:
     @cached_property
     def measured(self) -> dict[str, list[Any]]:
         """What this cell has of each setting that may be advised, first, and what else the study measured.
-
-        The size of buckets is chosen with a step mode: it may differ where another setting does.
-        """
+        The size of buckets may differ where another setting does."""
         found = {}
         for name in ADVISED:
             own = _value(self.row, name)
@@ -212,9 +185,8 @@ class View:
         return found
 
     def fastest_with(self, free: Collection[str], **wanted: object) -> Row | None:
-        """The fastest of `others` with the wanted values. Control arms are excluded, and so are codecs, which
-        may be lossy, unless it is this cell's aggregator.
-        """
+        """The fastest of `others` with the wanted values, no control arm, and no codec, which may be lossy,
+        unless it is this cell's."""
         fitting = (
             row
             for row in self.study.like(self.row, free)
@@ -226,9 +198,7 @@ class View:
 
     def faster_with(self, free: Collection[str], **wanted: object) -> Values:
         """The time of that cell as `better_iteration_s`, with its aggregator and bucket size, and whether its
-        launches show that it is faster (`is_shown`): one launch does not. Empty where it is slower, or faster
-        by so little or so unsurely that nothing is gained.
-        """
+        launches show that it is faster (`is_shown`). Empty where nothing, or nothing sure, is gained."""
         other = self.fastest_with(free, **wanted)
         if other is None or other["iteration_s"] * (1 + TIE_RATIO) >= self.row["iteration_s"]:
             return {}
@@ -244,8 +214,7 @@ class View:
         return {**values, **changed, "is_shown": is_shown}
 
     def times_of(self, other: Row) -> tuple[float, tuple[float, float] | None]:
-        """How many times as long another cell's step is, with the 95% interval; None where one launch shows
-        none."""
+        """How many times as long another cell's step is, and its 95% interval; None of one launch."""
         ids = self.row["cell_id"], other["cell_id"]
         known = all(map(self.study.scatter.num_launches, ids))
         interval = self.study.scatter.difference(*ids).interval if known else None
@@ -253,10 +222,8 @@ class View:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The bytes that a rank moves, over the time of its exchange, hidden or not.
-
-        None where copies to host memory and back, which are bytes too, have phases of their own.
-        """
+        """The bytes that a rank moves, over the time of its exchange, hidden or not; None where copies to
+        host memory and back, which are bytes too, have phases of their own."""
         sent, seconds = self.row["wire_bytes_per_rank"], self.seconds("exposed_comm_s", "hidden_comm_s")
         if self.row["d2h_s"] is not None or self.row["h2d_result_s"] is not None:
             return None
@@ -264,5 +231,4 @@ class View:
 
     @property
     def aggregator(self) -> str:
-        """The aggregator's name, without parameters."""
         return aggregator_name(self.row["aggregator"])

@@ -9,14 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding.
+    """One finding."""
 
-    Attributes:
-        kind: a short stable name; the template of that name says it in words.
-        cells: ids of the cells that it speaks of; () for one about the whole study.
-        values: what is said, by name: numbers in SI units, strings, and lists and mappings of these.
-    """
-
-    kind: str
-    cells: tuple[str, ...] = ()
+    kind: str  # a short stable name; the template of that name says it in words
+    cells: tuple[str, ...] = ()  # ids of the cells that it speaks of; () for one about the whole study
+    # what is said, by name: numbers in SI units, strings, and lists and mappings of these
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -34,16 +34,11 @@ MOST_GROUPS, FEWEST_GROUPS = 20, 4
 
 @dataclass(frozen=True)
 class Squares:
-    """Squared norms of the gradients of two batch sizes, in steps of an epoch.
+    """Squared norms of the gradients of two batch sizes, in steps of an epoch."""
 
-    Attributes:
-        small_batch, big_batch: samples.
-        small, big: [step].
-    """
-
-    small_batch: int
+    small_batch: int  # small_batch, big_batch: samples
     big_batch: int
-    small: Floats
+    small: Floats  # small, big: [step]
     big: Floats
 
     @property
@@ -60,15 +55,10 @@ class Squares:
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """An estimate, in samples.
+    """An estimate, in samples."""
 
-    Attributes:
-        value: None where the estimate of |G|^2 is not positive.
-        low, high: its 95% interval; `high` is None where there is no upper end.
-    """
-
-    value: float | None
-    low: float
+    value: float | None  # None where the estimate of |G|^2 is not positive
+    low: float  # low, high: its 95% interval; `high` is None where there is no upper end
     high: float | None
 
 
@@ -89,11 +79,7 @@ def squares_of(epochs: Sequence[Mapping[str, Any] | None]) -> tuple[Squares, ...
 
 
 def noise_scale(windows: Sequence[Sequence[Squares]]) -> NoiseScale | None:
-    """The noise scale over the steps of several trainings; None of fewer than FEWEST_GROUPS looks.
-
-    Args:
-        windows: of each training its epochs in their order.
-    """
+    """Over steps of several trainings, each a sequence of epochs; None of fewer than FEWEST_GROUPS."""
     series = [
         np.stack(
             [np.concatenate([one.trace for one in epochs]), np.concatenate([one.square for one in epochs])]

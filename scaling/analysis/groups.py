@@ -4,6 +4,7 @@ input placement. A/A replicates are excluded: they only measure noise.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +13,14 @@ from typing import Any
 
 from scaling.analysis.columns import (
     Row,
+    by_key,
     has_no_model,
     is_aa_replicate,
     is_of_older_code,
+    is_unchanged,
     unit_of_workers,
     with_local_updates,
 )
-from scaling.analysis.grouping import by_key
 from scaling.axes import Axis, Role, Shared, fixed_batch, with_columns
 
 MAX_SLUG_LENGTH = 120
@@ -31,32 +33,23 @@ OLDER = "older code"
 
 @dataclass(frozen=True)
 class CellGroup:
-    """Comparable cells.
+    """Comparable cells."""
 
-    Attributes:
-        kind: iteration or convergence.
-        given: what they have in common: model, dataset, scaling, batch (that does not change with the
-            world size), device, and `further`, the other axes in which groups of this model differ, by name.
-        slug: the same for file names; unique among the groups of a kind.
-        rows: in the table's order, without A/A replicates.
-        replicates: the second cells of its A/A pairs.
-    """
-
-    kind: str
+    kind: str  # iteration or convergence
+    # what they have in common: model, dataset, scaling, batch (that does not change with the world size),
+    # device, and `further`, the other axes in which groups of this model differ, by name
     given: dict[str, Any]
-    slug: str
-    rows: list[Row]
-    replicates: list[Row]
+    slug: str  # the same for file names; unique among the groups of a kind
+    rows: list[Row]  # in the table's order, without A/A replicates
+    replicates: list[Row]  # the second cells of its A/A pairs
     _differing: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def key(self) -> str:
-        """A key that is unique among the groups of a table."""
         return f"{self.kind}-{self.slug}"
 
     @property
     def world_sizes(self) -> list[int]:
-        """The world sizes of the rows, ascending."""
         return sorted({row["world_size"] for row in self.rows})
 
     @property
@@ -69,21 +62,17 @@ class CellGroup:
 
     @property
     def unit(self) -> str:
-        """What its workers are called: `GPU` where each has one of its own."""
         units = {unit_of_workers(row) for row in self.rows}
         return units.pop() if len(units) == 1 else "worker"
 
     def differs(self, axis: str) -> bool:
-        """Whether the rows have several values of a variable."""
         if axis not in self._differing:
             self._differing[axis] = len({row[axis] for row in self.rows if row[axis] is not None}) > 1
         return self._differing[axis]
 
     def name(self, row: Row) -> str:
-        """A row's aggregator, with the settings that distinguish it from others with that label.
-
-        Of an attached script its arm, which says what was changed.
-        """
+        """A row's aggregator, with the settings that tell it from others with that label; of an attached
+        script its arm."""
         if row["arm"] is not None:
             return "clock (mean of all steps)" if row["arm"] == "clock" else str(row["arm"])
         parts = [with_local_updates(row)]
@@ -174,7 +163,6 @@ def _of_model(row: Row) -> tuple[Any, ...]:
 
 
 def _further(row: Row, differing: Container[str]) -> list[tuple[Axis, Any]]:
-    """The further axes in which groups of this kind, model and dataset differ, with the row's values."""
     pairs = []
     for axis in _axes(row):
         value = axis.default_shown if row[axis.key] is None else row[axis.key]
@@ -207,11 +195,7 @@ def settings_to_name(family: Sequence[Row], differing: Differing) -> dict[str, A
     """What a title says of a family besides `given_of`: settings that all its cells share, by axis.
 
     Of a workload those that are not the default, or in which other cells of this kind, model and data set
-    differ; of what may be chosen those of which both hold.
-
-    Args:
-        family: cells of one workload.
-        differing: `differing_settings` of the study.
+    differ (`differing_settings`); of what may be chosen those of which both hold.
     """
     of_model = differing[_of_model(family[0])]
     named: dict[str, Any] = {}
@@ -241,3 +225,39 @@ def _slug(row: Row, further: Sequence[tuple[Axis, Any]]) -> str:
     labels = [axis.text(value) for axis, value in further]
     words = [row["model"], row["dataset"], row["scaling"], str(fixed_batch(row)), row["device"], *labels]
     return re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower()).strip("-.")[:MAX_SLUG_LENGTH]
+
+
+def main_variant(group: CellGroup, label: str) -> list[Row]:
+    """The rows of one aggregator with one bucket size, wire format and input placement, one a world size.
+
+    Of several placements the first that it has (`device` if there), then of several bucket sizes and wire
+    formats the one that is fastest at the largest world size; one worker may have none of these. Of a script
+    of the user's: unchanged, on one worker, and without exchange.
+    """
+    rows = [row for row in group.rows if row["aggregator"] == label]
+    rows = [row for row in rows if is_unchanged(row) or row["arm"] in ("one_worker", "no_exchange")] or rows
+    placements = dict.fromkeys(map(_placement, rows))
+    preferred = min(placements, key=lambda placement: placement[0] != "device")
+    rows = [row for row in rows if _placement(row) == preferred]
+    largest = max(row["world_size"] for row in rows)
+    fastest = min(
+        (row for row in rows if row["world_size"] == largest),
+        key=lambda row: math.inf if row["iteration_s"] is None else row["iteration_s"],
+    )
+    names = ("bucket_mb", "bucket_sizes_mb", "wire")
+    return [
+        row
+        for row in rows
+        if all(row[name] == fastest[name] or (row["world_size"] == 1 and row[name] is None) for name in names)
+    ]
+
+
+def _placement(row: Row) -> tuple[str, int | None]:
+    return row["input_placement"], row["loader_workers"]
+
+
+def measured_at_most_workers(group: CellGroup, label: str) -> Sequence[Row]:
+    """An aggregator's rows with a time, at the group's largest world size."""
+    largest = max(group.world_sizes)
+    rows = [row for row in group.rows if row["aggregator"] == label and row["world_size"] == largest]
+    return [row for row in rows if row["iteration_s"] is not None]

@@ -77,19 +77,13 @@ def first_alarm(logs: Floats, runs_per_false_alarm: float) -> tuple[int | None, 
 
 @dataclass(frozen=True)
 class Change:
-    """A stream that changed.
+    """A stream that changed."""
 
-    Attributes:
-        stream: which; `COMMON` for the mean of all.
-        first: the first campaign of the new level, most likely.
-        earliest, latest: of the smallest set of campaigns that has it with 95%.
-        ratio, interval: the new time over the old one, and 95% of it; None: one campaign has no scatter.
-    """
-
-    stream: str
-    first: int
-    earliest: int
+    stream: str  # which; `COMMON` for the mean of all
+    first: int  # the first campaign of the new level, most likely
+    earliest: int  # earliest, latest: of the smallest set of campaigns that has it with 95%
     latest: int
+    # ratio, interval: the new time over the old one, and 95% of it; None: one campaign has no scatter
     ratio: float
     interval: tuple[float, float] | None
 
@@ -105,45 +99,28 @@ class HostEffect:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a history says.
+    """What a history says."""
 
-    Attributes:
-        campaigns: those that count, in their order.
-        streams: that all of them have.
-        logs: [stream, campaign] of seconds.
-        runs_per_false_alarm: without a change there are as many campaigns before an alarm, on average.
-        alarm: the campaign at which the evidence sufficed; None: it did not.
-        change: of what changed most surely; None without an alarm.
-        others: streams that changed alike, by their own evidence.
-        hosts: that are slower than others.
-        seen: slowdown -> for how many campaigns it has to last for an alarm by now, in `SEEN_SHARE` of cases;
-            None: for more than half of the history. Empty with an alarm, or before `LEARNED` campaigns.
-        left_out: streams that some campaigns lack.
-    """
-
-    campaigns: Sequence[Campaign]
-    streams: Sequence[str]
-    logs: Floats
-    runs_per_false_alarm: float
-    alarm: int | None
-    change: Change | None
-    others: Sequence[str]
-    hosts: Sequence[HostEffect]
+    campaigns: Sequence[Campaign]  # those that count, in their order
+    streams: Sequence[str]  # that all of them have
+    logs: Floats  # [stream, campaign] of seconds
+    runs_per_false_alarm: float  # without a change there are as many campaigns before an alarm, on average
+    alarm: int | None  # the campaign at which the evidence sufficed; None: it did not
+    change: Change | None  # of what changed most surely; None without an alarm
+    others: Sequence[str]  # streams that changed alike, by their own evidence
+    hosts: Sequence[HostEffect]  # that are slower than others
+    # slowdown -> for how many campaigns it has to last for an alarm by now, in `SEEN_SHARE` of cases; None:
+    # for more than half of the history. Empty with an alarm, or before `LEARNED` campaigns
     seen: Mapping[float, int | None]
-    left_out: Sequence[str]
+    left_out: Sequence[str]  # streams that some campaigns lack
 
     @property
     def is_learning(self) -> bool:
-        """Whether there are too few campaigns for any alarm."""
         return len(self.campaigns) <= LEARNED
 
 
 def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> Campaign:
-    """What a finished results folder adds to a history.
-
-    Raises:
-        ScalingError: it has no times.
-    """
+    """What a finished results folder adds to a history; ScalingError where it has no times."""
     seconds = {}
     for cell in read_cells(folder):
         if cell.cell["kind"] != "iteration" or cell.cell.get("aa_replicate"):
@@ -173,11 +150,7 @@ def slow_ranks(folder: ResultsFolder) -> list[int]:
 
 
 def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_FALSE_ALARM) -> Watch:
-    """What the campaigns say, in their order.
-
-    Raises:
-        ScalingError: they have no stream in common, or the rate is none.
-    """
+    """What the campaigns say, in order; ScalingError where they share no stream, or the rate is none."""
     if not runs_per_false_alarm > 1:
         raise ScalingError(f"{runs_per_false_alarm:g} campaigns a false alarm; allowed: more than 1")
     every = dict.fromkeys(name for campaign in campaigns for name in campaign.seconds)
@@ -210,12 +183,7 @@ def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_
 
 
 def _is_common(evidence: Floats, enough: float) -> bool:
-    """Whether most streams point at it, or their mean does where each is too noisy.
-
-    Args:
-        evidence: [common, stream...] at an alarm.
-        enough: for an alarm.
-    """
+    """Whether most of [common, stream...] point at it, or their mean does where each is too noisy."""
     pointing = np.count_nonzero(evidence[1:] >= enough / 10)
     return bool(2 * pointing > len(evidence) - 1 or evidence[0] > 10 * evidence[1:].max())
 

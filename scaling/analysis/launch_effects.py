@@ -22,11 +22,8 @@ import numpy as np
 
 from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, ROUNDING, FloatArray, means
 
-FEWEST_LAUNCHES = 3
-"""Of two nobody knows which one is slow."""
-
-MOST_CELLS = 0.75
-"""The part of the cells that a slow launch slows down, at least."""
+FEWEST_LAUNCHES = 3  # of two nobody knows which one is slow
+MOST_CELLS = 0.75  # the part of the cells that a slow launch slows down, at least
 
 SMALLEST_SHIFT = 0.03
 """A launch that is slower by less, as a logarithm, changes no decision: times within 3% are the same."""
@@ -36,11 +33,8 @@ SLOW_LEVEL = 0.02
 
 
 def slow_launches(logs: FloatArray) -> list[int]:
-    """The columns of launches that are slow in most cells, always fewer than half.
-
-    Args:
-        logs: of the times of a launch's cells, [cell, launch]; cells with NaN are ignored.
-    """
+    """The columns of launches that are slow in most cells, fewer than half, of logarithms of times, [cell,
+    launch]; cells with NaN are ignored."""
     logs = logs[np.isfinite(logs).all(axis=1)]
     num_cells, num_launches = logs.shape
     if num_cells < FEWEST_FOR_MEDIAN or num_launches < FEWEST_LAUNCHES:
@@ -73,24 +67,16 @@ def _p_slow(others: FloatArray, launch: FloatArray) -> float:
     return float(min(p_uneven, p_shift))
 
 
-SERIAL_LEVEL = 0.01
-"""The probability that launches are called correlated where they are not."""
-
-STRONGEST = 0.9
-"""The largest correlation that is allowed for: three launches hardly tell 0.8 from 1."""
+SERIAL_LEVEL = 0.01  # the probability that launches are called correlated where they are not
+STRONGEST = 0.9  # the largest correlation that is allowed for: three launches hardly tell 0.8 from 1
 
 
 @dataclass(frozen=True)
 class Serial:
-    """How launches are correlated with the one before: 0 where that is not shown.
+    """How launches are correlated with the one before: 0 where that is not shown."""
 
-    Attributes:
-        within: of the cells by themselves.
-        shared: of what the cells of a launch share.
-    """
-
-    within: float = 0.0
-    shared: float = 0.0
+    within: float = 0.0  # of the cells by themselves
+    shared: float = 0.0  # of what the cells of a launch share
 
     @property
     def total(self) -> float:
@@ -102,9 +88,7 @@ INDEPENDENT = Serial()
 
 
 def serial_correlation(families: Sequence[FloatArray]) -> Serial:
-    """The correlation of launches, of families [cell, launch] in the order of launches; a cell that lacks one
-    is ignored.
-    """
+    """Of launches in their order, of families [cell, launch]; a cell that lacks one is ignored."""
     complete = [logs[np.isfinite(logs).all(axis=1)] for logs in families]
     many = [logs for logs in complete if len(logs) >= FEWEST_FOR_MEDIAN]
     shared = [np.median(logs - means(logs)[:, None], axis=0) for logs in many]

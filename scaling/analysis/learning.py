@@ -19,16 +19,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scaling.analysis.columns import Row
+from scaling.analysis.columns import Row, by_key
 from scaling.analysis.gradient_noise import Squares, noise_scale
-from scaling.analysis.grouping import by_key
 from scaling.analysis.samples import CellResult, Floats, TrainingSamples
 from scaling.axes import Role, Shared, agree, axis, columns_without
 from scaling.measure.statistics import estimate_median, interval_of_launches
 
 REACHED = "reached"
-BITS_TARGET = "target_bits_per_byte"
-"""The key of a target that a test loss has to fall to."""
+BITS_TARGET = "target_bits_per_byte"  # the key of a target that a test loss has to fall to
 
 EPOCH_COLUMNS = {
     "cell_id": "string",
@@ -68,7 +66,6 @@ _EPOCH_VALUES = (
 
 
 def convergence_values(cell: CellResult) -> Row:
-    """The columns that a convergence cell adds to its row."""
     trainings, target = cell.trainings, cell.cell.get("target_accuracy")
     reached = [index_of_target(training, cell.cell) for training in trainings]
     test_loss = _median(training.test_loss[-1] for training in trainings)
@@ -153,13 +150,8 @@ def _at_best(cell: Mapping[str, Any], missed: Sequence[TrainingSamples]) -> str:
 
 
 def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> None:
-    """Adds the columns that depend on other cells to the rows of trainings.
-
-    Args:
-        cells: all that have a model.
-        rows: by cell id; those of convergence cells get `num_seeds`, `seed_mean_accuracy`,
-            `seed_sd_accuracy`, `predicted_s_to_target`, its bounds and `prediction_lacks`.
-    """
+    """Adds to the rows of trainings, by cell id, the columns that depend on other cells: `num_seeds`,
+    `seed_mean_accuracy`, `seed_sd_accuracy`, `predicted_s_to_target`, its bounds and `prediction_lacks`."""
     for family in seed_families([cell for cell in cells if cell.trainings], rows):
         accuracies = [rows[cell.cell_id]["final_test_accuracy"] for cell in family]
         known = [accuracy for accuracy in accuracies if accuracy is not None]
@@ -173,7 +165,6 @@ def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Ro
 
 
 def seed_families(cells: Iterable[CellResult], rows: Mapping[str, Row]) -> list[list[CellResult]]:
-    """Groups of cells that differ only in the seed, in their order."""
     return [*by_key(cells, lambda cell: family_key(rows[cell.cell_id])).values()]
 
 
@@ -216,8 +207,7 @@ def _augmentation(cell: CellResult) -> Any:
 
 
 def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
-    """Half width on the logarithm of the product; None if the iteration time has no interval, or one training
-    does not show how the iterations vary."""
+    """Half width on the logarithm of the product; None without an interval of the time, or of one run."""
     if len(iterations) < 2 or row["iteration_s_low"] is None or row["iteration_s_high"] is None:
         return None
     of_time = math.log(row["iteration_s_high"] / row["iteration_s_low"]) / 2
@@ -236,8 +226,8 @@ def _same_step(timed: CellResult, trained: CellResult) -> bool:
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for all seeds of a combination: means of accuracies, medians of the rest, and the 95%
-    interval of the seconds to the target, the widest of the noise scale; one seed's row is unchanged.
+    """One row for all seeds of a combination: means of accuracies, medians of the rest, and the 95% interval
+    of the seconds to the target, the widest of the noise scale; one seed's row is unchanged.
 
     A value that one seed lacks is missing; the state is that of the seed that is furthest from done, and
     repeats and those done are summed.

@@ -17,13 +17,52 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.columns import Row, is_control_arm
-from scaling.analysis.exchange_plans import plan_of_cell
-from scaling.analysis.groups import CellGroup
+from scaling.analysis.groups import CellGroup, main_variant
 from scaling.analysis.samples import CellResult
-from scaling.analysis.variants import main_variant
+from scaling.collectives.plan_record import ExchangePlan, read_plan
 from scaling.errors import ScheduleError
+from scaling.store.upgrades.plans import plan_before_records
 from topologies.errors import TopologyError
 from topologies.model import Topology
+
+LARGEST_DISAGREEMENT = 0.01
+"""A plan that sends other bytes than were metered by more than this is not what was run."""
+
+
+def plan_of_cell(cell: CellResult) -> ExchangePlan:
+    """What the ranks of a cell send in one training step, of local updates the mean of a block's;
+    ScheduleError where that is not known, or not what was metered."""
+    summary = cell.done[0].summary if cell.done else {}
+    parameters, metered = summary.get("num_parameters"), summary.get("wire_bytes_per_rank")
+    if not parameters or not metered:
+        raise ScheduleError("its parameters or the bytes that its ranks sent were not recorded")
+    plan = _plan(cell, summary, int(parameters)).over_steps(cell.steps_each)
+    for rank, count in enumerate(metered):
+        expected = plan.sent_bytes(rank)
+        if abs(expected - count) > LARGEST_DISAGREEMENT * max(expected, count):
+            raise ScheduleError(
+                f"rank {rank} sent {count / 1e6:.4g} MB, its schedule would send {expected / 1e6:.4g} MB"
+            )
+    return plan
+
+
+def known_plan(cell: CellResult) -> ExchangePlan | None:
+    """The same; None where it is not known."""
+    try:
+        return plan_of_cell(cell)
+    except ScheduleError:
+        return None
+
+
+def _plan(cell: CellResult, summary: Mapping[str, Any], num_parameters: int) -> ExchangePlan:
+    world_size = int(cell.cell["world_size"])
+    if "plan" in summary:
+        return read_plan(summary["plan"], world_size)
+    if "plan_unknown" in summary:
+        raise ScheduleError(str(summary["plan_unknown"]))
+    parameters = cell.cell.get("aggregator_parameters") or {}
+    return plan_before_records(str(cell.cell["aggregator"]), parameters, world_size, num_parameters)
+
 
 SIMULATED = "simulated"
 
@@ -47,19 +86,12 @@ LINK_COLUMNS = {
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What a step puts on one direction of a link.
+    """What a step puts on one direction of a link."""
 
-    Attributes:
-        link: `gpu0-nvswitch0>`: from the first device to the second.
-        bytes: simulated.
-        bandwidth_bytes_per_s: of the topology.
-        utilisation: busy time at that bandwidth over the measured step.
-    """
-
-    link: str
-    bytes: float
-    bandwidth_bytes_per_s: float
-    utilisation: float
+    link: str  # `gpu0-nvswitch0>`: from the first device to the second
+    bytes: float  # simulated
+    bandwidth_bytes_per_s: float  # of the topology
+    utilisation: float  # busy time at that bandwidth over the measured step
 
 
 @dataclass(frozen=True)
@@ -81,16 +113,7 @@ class CellLinks:
 def links_of(
     group: CellGroup, cells: Mapping[str, CellResult], topology: Topology | None
 ) -> tuple[list[CellLinks], dict[str, str]]:
-    """The links of a group's cells at the largest world size.
-
-    Args:
-        group: iteration cells.
-        cells: the samples, by cell id.
-        topology: of the machine; None where the folder has none.
-
-    Returns:
-        Those that are known, and aggregator -> why it is left out.
-    """
+    """The known links of a group's cells at the largest world size; aggregator -> why it is left out."""
     known, left_out = [], {}
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
         for row in main_variant(group, label):

@@ -14,11 +14,8 @@ from scaling.axes import Role, columns
 LEAST_LOSS = 0.1
 """A step that loses less than this part of its time to several workers is limited by something else."""
 
-LEAST_PART = 0.02
-"""A smaller part of a step is not worth a word."""
-
-LEAST_SHARE = 0.005
-"""Nor is a smaller share in the list of all."""
+LEAST_PART = 0.02  # a smaller part of a step is not worth a word
+LEAST_SHARE = 0.005  # nor is a smaller share in the list of all
 
 SAID_HERE = ("exposed_communication", "not_hidden", "waiting", "update", "computation")
 """Rules of which the losses say the same, with the largest first."""

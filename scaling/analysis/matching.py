@@ -11,8 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.columns import Row, has_no_model, is_aa_replicate, shares_gpus
-from scaling.analysis.grouping import by_key
+from scaling.analysis.columns import Row, by_key, has_no_model, is_aa_replicate, shares_gpus
 from scaling.axes import Role, Shared, column_types, columns, columns_without
 
 COMPARED_KINDS = ("iteration", "convergence")
@@ -28,11 +27,8 @@ class Match:
 
 
 def match_cells(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[Match], list[Row], list[Row]]:
-    """Pairs the cells of two summaries, without the second cells of A/A pairs.
-
-    Returns:
-        The pairs in a's order, the rows of a without a partner, those of b.
-    """
+    """The pairs of two summaries' cells, in a's order, and the rows of a and of b without a partner; second
+    cells of A/A pairs are left out."""
     left, right = ([row for row in rows if _is_compared(row)] for rows in (a, b))
     partner: dict[str, Row] = {}
     partners: set[str] = set()

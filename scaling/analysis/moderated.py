@@ -39,17 +39,13 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-PRIOR_CELLS = 8
-"""Cells of a typical machine that are added to those of a study when the prior is made."""
+PRIOR_CELLS = 8  # cells of a typical machine that are added to those of a study when the prior is made
 
 TYPICAL_EXCESS = 0.65
 """How much ln s2 of these scatters, as a variance, beyond what samples of one true variance do."""
 
-TYPICAL_EXCESS_OF_TWO = 1.6
-"""The same from two launches, which show less."""
-
-MOST_DEGREES_OF_TWO = 5.0
-"""The prior's, from two launches."""
+TYPICAL_EXCESS_OF_TWO = 1.6  # the same from two launches, which show less
+MOST_DEGREES_OF_TWO = 5.0  # the prior's, from two launches
 
 CERTAIN = 1e4
 """The prior's degrees where the cells' variances scatter no more than those of one true variance."""
@@ -72,31 +68,20 @@ mean."""
 SMALLEST_RATIO = 1e-5
 """A variance is at least this part of the median one: cells that by chance hardly differ are no evidence."""
 
-ROUNDING = 1e-18
-"""A variance of logarithms that is no scatter."""
-
-STEADIEST = 0.1
-"""The part of the other cells, the nearest ones, by which a cell is judged to be steady."""
-
-OUTLIER_LEVEL = 0.01
-"""Family-wise, for a variance that is not of the prior."""
+ROUNDING = 1e-18  # a variance of logarithms that is no scatter
+STEADIEST = 0.1  # the part of the other cells, the nearest ones, by which a cell is judged to be steady
+OUTLIER_LEVEL = 0.01  # family-wise, for a variance that is not of the prior
 
 MOST_OUTLIERS = 3
 
 
 @dataclass(frozen=True)
 class Variances:
-    """Variances of the cells of a family: of the logarithm of one launch's median.
+    """Variances of the cells of a family: of the logarithm of one launch's median."""
 
-    Attributes:
-        values: [cell]; NaN for a cell with one launch.
-        degrees: of freedom, [cell]; 0 likewise.
-        num_launches: that most cells have.
-    """
-
-    values: FloatArray
-    degrees: FloatArray
-    num_launches: int
+    values: FloatArray  # [cell]; NaN for a cell with one launch
+    degrees: FloatArray  # of freedom, [cell]; 0 likewise
+    num_launches: int  # that most cells have
 
 
 def t_quantile(degrees: FloatArray | float, probability: FloatArray | float) -> FloatArray:
@@ -107,16 +92,12 @@ def t_quantile(degrees: FloatArray | float, probability: FloatArray | float) -> 
 
 
 def inflated(variances: Variances, factors: FloatArray | float) -> Variances:
-    """Variances times factors, [cell]."""
     return replace(variances, values=variances.values * factors)
 
 
 def own_variances(logs: FloatArray) -> Variances:
-    """Each cell's variance over its launches, without other cells' help.
-
-    Args:
-        logs: [cell, launch], NaN where a cell has no such launch.
-    """
+    """Each cell's variance over its launches, [cell, launch] with NaN where there is none, without other
+    cells' help."""
     known = np.isfinite(logs)
     count = known.sum(axis=1)
     deviations = np.where(known, logs - means(logs)[:, None], 0.0)
@@ -126,11 +107,8 @@ def own_variances(logs: FloatArray) -> Variances:
 
 
 def variances_within_launches(logs: FloatArray) -> Variances:
-    """Variances without what the cells of a launch share: for differences between cells, and between folders.
-
-    Args:
-        logs: [cell, launch] as above. A single cell has nothing to differ from: 0 degrees.
-    """
+    """Of [cell, launch], without what the cells of a launch share: for differences between cells, and between
+    folders. A single cell has nothing to differ from: 0 degrees."""
     deviations, num_cells = logs - means(logs)[:, None], len(logs)
     if num_cells < 2:
         return Variances(np.full(num_cells, np.nan), np.zeros(num_cells), 1)
@@ -191,12 +169,8 @@ def _median_of_ordered(values: FloatArray, weights: FloatArray) -> float:
 
 
 def medians_of_others(values: FloatArray, weights: FloatArray | None = None) -> FloatArray:
-    """For each value, the median of the others in its column, [cell, column]; NaN values are ignored.
-
-    Args:
-        values: [cell, column].
-        weights: of the cells, [cell]; by default equal.
-    """
+    """For each value, the median of the others in its column, [cell, column]; NaN values are ignored. Cells
+    may have weights."""
     result = np.full(values.shape, np.nan)
     weights = np.ones(len(values)) if weights is None else weights
     for column, column_values in enumerate(values.T):
@@ -241,15 +215,10 @@ def moderated(variances: Variances, smallest: FloatArray | float = 0.0) -> Varia
 
 @dataclass(frozen=True)
 class Scatter:
-    """How the cells of a family scatter over launches.
+    """How the cells of a family scatter over launches."""
 
-    Attributes:
-        within: of differences between cells of a launch: without what these share.
-        total: of a cell's time, and of its difference from another launch's.
-    """
-
-    within: Variances
-    total: Variances
+    within: Variances  # of differences between cells of a launch: without what these share
+    total: Variances  # of a cell's time, and of its difference from another launch's
 
 
 def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | None = None) -> list[Scatter]:
@@ -298,13 +267,8 @@ def _part(variances: Variances, rows: slice) -> Variances:
 
 
 def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[float, int]:
-    """The variance over launches of what the cells of a launch share, with its degrees of freedom.
-
-    Args:
-        logs: [cell, launch].
-        within: the cells' own variances, of which the median counts as a further launch; by default nothing
-            does.
-    """
+    """The variance over launches of what the cells of a launch share, [cell, launch], with its degrees of
+    freedom; the median of the cells' own variances `within` counts as a further launch."""
     known = logs[:, np.isfinite(logs).any(axis=0)]
     medians = np.nanmedian(known - means(known)[:, None], axis=0)
     degrees = len(medians) - 1

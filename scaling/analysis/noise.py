@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from scaling.analysis.columns import Row, unit_of_workers
+from scaling.analysis.columns import Row, by_key, unit_of_workers
 from scaling.analysis.findings import Finding
-from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup, group_key
 from scaling.analysis.launch_effects import Serial, inflation
 from scaling.analysis.samples import CellResult
@@ -46,9 +45,7 @@ def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[s
 
 
 def scatter_of(cells: Sequence[CellResult], *, typical: bool = False) -> StudyScatter:
-    """The scatter of a study's timed cells and trainings, including its A/A pairs; `typical`: of median
-    steps.
-    """
+    """Of a study's timed cells (`typical`: their median steps) and trainings, with its A/A pairs."""
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
     scatter = study_scatter(cell_times(cells, typical=typical), pairs, in_order=True)
     return replace(scatter, remarks=(*_slow_launches(cells), *launch_remarks([scatter])))
@@ -112,8 +109,7 @@ def pair_floor(first: CellResult, second: CellResult) -> float | None:
 
 def aa_warnings(cells: Sequence[CellResult], scatter: StudyScatter) -> list[Finding]:
     """The A/A pairs that differ by more than their launches scatter; none if their variance component is in
-    use; `scatter` is that of these cells.
-    """
+    use."""
     if scatter.offset_degrees:
         return []
     warnings = []
@@ -126,9 +122,7 @@ def aa_warnings(cells: Sequence[CellResult], scatter: StudyScatter) -> list[Find
 
 
 def noise_finding(group: CellGroup, groups: Sequence[CellGroup]) -> Finding | None:
-    """The noise floor of a group's table with the A/A pairs behind it, perhaps of another group; None if none
-    was measured.
-    """
+    """The noise floor of a group's table, if any, with the A/A pairs behind it, perhaps of another group."""
     floor = next((row["noise_floor"] for row in group.rows if row["noise_floor"] is not None), None)
     if floor is None:
         return None

@@ -30,14 +30,9 @@ FEWEST_EVENTS = 4
 LEVEL, LOOSEST = 1e-4, 1e-2
 """Probabilities of a false alarm: of a cell, and of one of several launches at most."""
 
-ON_THE_COMB = 0.6
-"""Part of the comb's steps that are slow, and part of the slow steps that are on the comb."""
-
-SMALLEST_EXCESS = 0.25
-"""Of the usual step: slow steps exceed it by so much at least."""
-
-MOST_IN_FIRSTS = 0.5
-"""Of what long steps take: so much of it after pauses says that they are long there."""
+ON_THE_COMB = 0.6  # part of the comb's steps that are slow, and part of the slow steps that are on the comb
+SMALLEST_EXCESS = 0.25  # of the usual step: slow steps exceed it by so much at least
+MOST_IN_FIRSTS = 0.5  # of what long steps take: so much of it after pauses says that they are long there
 
 SMALLEST_PART = 0.25
 """Of what slow profiled steps take longer: the phase that is named has so much of it at least."""
@@ -45,19 +40,12 @@ SMALLEST_PART = 0.25
 
 @dataclass(frozen=True)
 class Comb:
-    """Every `period`-th step is slow.
+    """Every `period`-th step is slow."""
 
-    Attributes:
-        period: in steps.
-        excess_s: how much longer a slow step takes than a usual one, in seconds (median).
-        step_s: the mean step's length.
-        hit_ratio: part of the comb's steps that are slow.
-    """
-
-    period: int
-    excess_s: float
-    step_s: float
-    hit_ratio: float
+    period: int  # in steps
+    excess_s: float  # how much longer a slow step takes than a usual one, in seconds (median)
+    step_s: float  # the mean step's length
+    hit_ratio: float  # part of the comb's steps that are slow
 
     @property
     def lost_s(self) -> float:
@@ -67,18 +55,13 @@ class Comb:
 
 @dataclass(frozen=True)
 class PeriodicSlowness:
-    """The comb of a cell, with the slow rank and phase in its profiled steps.
+    """The comb of a cell, with the slow rank and phase in its profiled steps."""
 
-    Attributes:
-        period, excess_s, lost_s, step_s: see `Comb`; medians over the launches that have it.
-        rank, phase: None where no profiled step was slow.
-    """
-
-    period: int
+    period: int  # period, excess_s, lost_s, step_s: see `Comb`; medians over the launches that have it
     excess_s: float
     lost_s: float
     step_s: float
-    rank: int | None
+    rank: int | None  # rank, phase: None where no profiled step was slow
     phase: str | None
 
 
@@ -117,9 +100,7 @@ def comb(steps_s: Floats, blocks: Sequence[int] = (0,), level: float = LEVEL) ->
 
 
 def _chance(num_hits: int, count: int, places: int, drawn: int) -> float:
-    """The probability that as many of the drawn steps fall on these places of `count` (hypergeometric,
-    exact).
-    """
+    """That as many of the drawn steps fall on these places of `count` (hypergeometric, exact)."""
     # scipy.stats has it, but takes a second to import.
     ways = sum(
         math.comb(places, hits) * math.comb(count - places, drawn - hits)
@@ -129,12 +110,7 @@ def _chance(num_hits: int, count: int, places: int, drawn: int) -> float:
 
 
 def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]) -> PeriodicSlowness | None:
-    """The period that most launches of a cell show; None if there is none.
-
-    Args:
-        launches: of one cell.
-        phases: a rank's own (`scaling.analysis.rank_times.own_phases`).
-    """
+    """The period that most launches of a cell show, if any; `phases`: a rank's own (`own_phases`)."""
     majority = len(launches) // 2 + 1
     level = (LEVEL / math.comb(len(launches), majority)) ** (1 / majority) if launches else LEVEL
     of_launches = [comb(launch.step_s, launch.blocks, min(level, LOOSEST)) for launch in launches]
@@ -153,11 +129,7 @@ def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]
 
 def long_firsts(launches: Sequence[IterationLaunch]) -> int | None:
     """The length of blocks whose first steps after a pause have most of what long steps take above the usual;
-    None where they have not. A period of as many steps looks the same.
-
-    Args:
-        launches: of one cell.
-    """
+    None where they have not. A period of as many steps looks the same."""
     excess_s, in_firsts_s, firsts = 0.0, 0.0, 0
     for launch in launches:
         above_s = launch.rate.cycles_s - np.median(launch.rate.cycles_s)
@@ -175,8 +147,7 @@ def slow_place(
     launches: Sequence[IterationLaunch], phases: Sequence[str], excess_s: float
 ) -> tuple[int, str] | None:
     """The rank and phase with the largest excess over their usual time in the slow profiled steps; None where
-    that is a small part of what these take longer, as where the exchange itself is slow.
-    """
+    that is a small part of what these take longer, as where the exchange itself is slow."""
     longer, excesses_s = [], []
     for launch in launches:
         if not launch.profiled_steps:

@@ -7,6 +7,7 @@ ended) for each run, and the median start-up for each launch that is still to co
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,64 +15,63 @@ from datetime import datetime
 from statistics import mean, median
 from typing import Any
 
-from scaling.analysis.grouping import by_key
-from scaling.analysis.killed import KILLED, seen_state
+from scaling.analysis.columns import by_key
+from scaling.analysis.findings import Finding
 from scaling.store import ResultsFolder, RunRecord
 
-OVER = ("done", "failed")
-PAUSE_S = 600
-"""Between two runs of one go at a study there is less; a longer gap is a night in between."""
+KILLED = "killed"  # what such a run is called; its record stays `running`, and the next launch plans it anew
 
-LONGEST_START_S = 120
-"""What a launch may take until its first run."""
+
+def is_killed(record: RunRecord, folder: ResultsFolder) -> bool:
+    """Whether that run was killed on this host; runs of other hosts cannot be checked."""
+    if record.state != "running" or record.launch.get("host") != platform.node():
+        return False
+    if folder.is_locked() or folder.is_locked(f".{record.cell['world_size']}"):
+        return False
+    # Between the two looks, at the record and at the lock, it may have ended.
+    return folder.run(record.cell_id, record.repeat).state == "running"
+
+
+def seen_state(record: RunRecord, folder: ResultsFolder) -> str:
+    """The record's state, or KILLED."""
+    return KILLED if is_killed(record, folder) else record.state
+
+
+OVER = ("done", "failed")
+PAUSE_S = 600  # between two runs of one go at a study there is less; a longer gap is a night in between
+LONGEST_START_S = 120  # what a launch may take until its first run
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a study.
+    """The progress of a study."""
 
-    Attributes:
-        counts: state -> runs; besides the records' states `killed`, where there are any.
-        running: what runs now, and for how many seconds.
-        killed: what was killed on this host while it ran, and the seconds since it began.
-        without_record: runs that have samples, but no record.
-        runs_per_hour: ended runs over the wall time of this go; None before the first has ended.
-        left_s: estimated seconds to the end; 0 when it is over, None before the first has ended.
-        idle_s: seconds since the last run ended, where something is left and nothing runs; else None.
-        last_error: what failed last; None if nothing did.
-    """
-
-    counts: dict[str, int]
-    running: list[tuple[RunRecord, float]]
-    runs_per_hour: float | None
-    left_s: float | None
+    counts: dict[str, int]  # state -> runs; besides the records' states `killed`, where there are any
+    running: list[tuple[RunRecord, float]]  # what runs now, and for how many seconds
+    runs_per_hour: float | None  # ended runs over the wall time of this go; None before the first has ended
+    left_s: float | None  # estimated seconds to the end; 0 when it is over, None before the first has ended
+    # seconds since the last run ended, where something is left and nothing runs; else None
     idle_s: float | None
-    last_error: RunRecord | None
+    last_error: RunRecord | None  # what failed last; None if nothing did
+    # what was killed on this host while it ran, and the seconds since it began
     killed: list[tuple[RunRecord, float]] = field(default_factory=list)
-    without_record: int = 0
+    without_record: int = 0  # runs that have samples, but no record
 
     @property
     def num_runs(self) -> int:
-        """The number of all runs."""
         return sum(self.counts.values())
 
     @property
     def num_over(self) -> int:
-        """The number of runs that are done or failed."""
         return sum(self.counts.get(state, 0) for state in OVER)
 
     @property
     def is_over(self) -> bool:
-        """Whether no run is left."""
         return self.num_over == self.num_runs
 
 
 def progress(folder: ResultsFolder, now: datetime) -> Progress:
-    """Reads the progress of a study.
-
-    Raises:
-        StoreError: the folder is none, or a record is damaged.
-    """
+    """Reads the progress of a study; StoreError where the folder is none, or a record is damaged."""
     records = folder.require().runs()
     counts = dict.fromkeys(("done", "failed", "running", "planned"), 0)
     states = [seen_state(record, folder) for record in records]
@@ -107,7 +107,6 @@ def _key(record: RunRecord) -> tuple[str, int]:
 
 
 def _times(record: RunRecord) -> tuple[datetime | None, datetime | None]:
-    """When the run started and ended; None if not recorded."""
     return _time(record.launch.get("started_at")), _time(record.launch.get("finished_at"))
 
 
@@ -165,6 +164,89 @@ def _left_s(
 
 
 def _start_up_s(launches: Iterable[Mapping[str, Any]]) -> float:
-    """The median start-up time of the launches that recorded it; 0 if none did."""
     known = [float(launch["start_up_s"]) for launch in launches if launch.get("start_up_s")]
     return median(known) if known else 0.0
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """The wall time of a study's launches, in seconds."""
+
+    num_launches: int  # that wrote theirs down
+    # of the commands that recorded theirs, and of launches from their start to the end of the last cell
+    total_s: float
+    start_up_s: float  # until the first cell: processes, imports, connections
+    setup_s: float  # of cells: data, replicas, captures
+    warmup_s: float  # iterations that are discarded
+    measuring_s: float  # unprofiled and profiled iterations
+    outside_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def other_s(self) -> float:
+        """The remaining time: writing, agreeing, failed cells."""
+        known_s = self.start_up_s + self.setup_s + self.warmup_s + self.measuring_s
+        known_s += sum(self.outside_s.values())
+        return max(0.0, self.total_s - known_s)
+
+    def parts_s(self) -> dict[str, float]:
+        """Part -> seconds, by readable names; they sum to `total_s`."""
+        return {
+            "start-up": self.start_up_s,
+            "set-up": self.setup_s,
+            "warm-up": self.warmup_s,
+            "measuring": self.measuring_s,
+            **self.outside_s,
+            "other": self.other_s,
+        }
+
+    @property
+    def finding(self) -> Finding:
+        values = {"total_s": self.total_s, "num_launches": self.num_launches, "parts_s": self.parts_s()}
+        return Finding("wall_time", (), values)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "num_launches": self.num_launches,
+            "total_s": self.total_s,
+            "start_up_s": self.start_up_s,
+            "setup_s": self.setup_s,
+            "warmup_s": self.warmup_s,
+            "measuring_s": self.measuring_s,
+            **{f"{name.replace(' ', '_')}_s": seconds for name, seconds in self.outside_s.items()},
+            "other_s": self.other_s,
+        }
+
+
+OUTSIDE = {
+    "command": "command_s",
+    "predictions": "predictions_s",
+    "between launches": "gaps_s",
+    "report": "report_s",
+}
+"""What a command does outside of launches, as people read it -> as it is recorded: its own start, with the
+study's reading; predictions before launches; the time between launches; the report."""
+
+
+def wall_time(
+    launches: Sequence[Mapping[str, Any]], commands: Sequence[Mapping[str, Any]] = ()
+) -> WallTime | None:
+    """The sum over launches, and over the commands' time outside of them (`ResultsFolder.launch_times`); None
+    where no launch wrote down its time, as in old folders."""
+    cells = [cell for launch in launches for cell in launch.get("cells") or []]
+    total_s = _sum(launches, "total_s")
+    if total_s <= 0:
+        return None
+    outside_s = {name: _sum(commands, key) for name, key in OUTSIDE.items()} if commands else {}
+    return WallTime(
+        num_launches=len(launches),
+        total_s=total_s + sum(outside_s.values()),
+        start_up_s=_sum(launches, "start_up_s"),
+        setup_s=_sum(cells, "setup_s"),
+        warmup_s=_sum(cells, "warmup_s"),
+        measuring_s=_sum(cells, "unprofiled_s") + _sum(cells, "profiled_s") + _sum(cells, "training_s"),
+        outside_s=outside_s,
+    )
+
+
+def _sum(mappings: Iterable[Mapping[str, Any]], key: str) -> float:
+    return sum(float(mapping.get(key) or 0.0) for mapping in mappings)

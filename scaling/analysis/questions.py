@@ -12,9 +12,8 @@ from typing import Any, get_args
 import pandas as pd
 
 from scaling.analysis.candidates import MEMORY, TIME, CandidateSet, workloads
-from scaling.analysis.columns import DEVICE, TRANSFER, Row, is_control_arm, is_of_older_code, to_rows
+from scaling.analysis.columns import DEVICE, TRANSFER, Row, by_key, is_control_arm, is_of_older_code, to_rows
 from scaling.analysis.findings import Finding
-from scaling.analysis.grouping import by_key
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import CellResult
@@ -22,8 +21,7 @@ from scaling.analysis.seed_noise import is_lossy
 from scaling.analysis.study_scatter import StudyScatter
 from scaling.axes import Question
 
-MANY_BUCKETS = 4
-"""A study with so many sizes of one aggregator's buckets asks which one."""
+MANY_BUCKETS = 4  # a study with so many sizes of one aggregator's buckets asks which one
 
 SHARDED = ("zero", "fsdp")
 
@@ -174,10 +172,8 @@ def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Findi
 
 
 def _trained(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
-    """Trainings with an accuracy after the last epoch, one seed each: against the best exact one.
-
-    Of several seeds their noise says it (`scaling.analysis.seed_noise`).
-    """
+    """Trainings of one seed each with an accuracy after the last epoch, against the best exact one; of
+    several seeds their noise says it (`scaling.analysis.seed_noise`)."""
     shared = ("model", "dataset", "world_size")
     names = (*shared, "aggregator", "final_test_accuracy", "train_s")
     done = [row for row in rows if row["kind"] == "convergence" and row["final_test_accuracy"] is not None]

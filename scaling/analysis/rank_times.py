@@ -28,39 +28,26 @@ from scaling.measure.budget import MAIN, RankStep, arrivals_s
 Floats = NDArray[np.float64]
 
 COMPUTED = ("input", "h2d", "forward", "backward", "unattributed")
-SLOW_SHARE = 0.1
-"""Of the step."""
-
-USUAL_STEPS = 0.6
-"""Part of the profiled steps in which a slow rank's own time is above the reference."""
-
-MAIN_PHASE_SHARE = 0.25
-"""A phase with this part of the excess is named."""
+SLOW_SHARE = 0.1  # of the step
+USUAL_STEPS = 0.6  # part of the profiled steps in which a slow rank's own time is above the reference
+MAIN_PHASE_SHARE = 0.25  # a phase with this part of the excess is named
 
 
 @dataclass(frozen=True)
 class SlowRankTimes:
-    """A rank that makes the step longer by itself; times in seconds per step.
+    """A rank that makes the step longer by itself; times in seconds per step."""
 
-    Attributes:
-        rank: which one.
-        lost_s: how much shorter the step would be without its excess.
-        phases_s: phases with a notable part of the excess -> that part, the largest first.
-        bucket: for an excess in the backward pass, the gradient bucket before which most of it comes, from 0;
-            the number of buckets for what follows the last; None where the pass is not cut into buckets.
-        num_buckets: of the step; 0 where it is not cut.
-        late_s: how much later than the others (their median) it arrives at each exchange; empty where ranks
-            have no common clock or no exchange.
-        steps_ratio: part of the profiled steps in which its own time is above the reference.
-    """
-
-    rank: int
-    lost_s: float
-    phases_s: Mapping[str, float]
+    rank: int  # which one
+    lost_s: float  # how much shorter the step would be without its excess
+    phases_s: Mapping[str, float]  # phases with a notable part of the excess -> that part, the largest first
+    # for an excess in the backward pass, the gradient bucket before which most of it comes, from 0; the
+    # number of buckets for what follows the last; None where the pass is not cut into buckets
     bucket: int | None
-    num_buckets: int
+    num_buckets: int  # of the step; 0 where it is not cut
+    # how much later than the others (their median) it arrives at each exchange; empty where ranks have no
+    # common clock or no exchange
     late_s: tuple[float, ...]
-    steps_ratio: float
+    steps_ratio: float  # part of the profiled steps in which its own time is above the reference
 
 
 def own_phases(step: str) -> tuple[str, ...]:

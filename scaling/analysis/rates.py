@@ -30,31 +30,22 @@ between two steps is not in it."""
 MEDIAN_OF_STEPS = "median of steps"
 """Of device studies, which compare typical steps; their rates are of the mean step."""
 
-_BLOCK_S, _FEWEST, _FEWEST_IN_FIRST = 0.1, 10, 3
-"""Of the blocks until version 6."""
-
-_CLEAR_GAP = 0.02
-"""Of a step: a gap between two steps that is so much longer than usual is clearly a pause."""
+_BLOCK_S, _FEWEST, _FEWEST_IN_FIRST = 0.1, 10, 3  # of the blocks until version 6
+_CLEAR_GAP = 0.02  # of a step: a gap between two steps that is so much longer than usual is clearly a pause
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The time of a step of one launch.
+    """The time of a step of one launch."""
 
-    Attributes:
-        cycles_s: on the slowest rank, from each step's start to that of the next one, of a block's last step
-            to its end: [step], in seconds.
-        form: WALL_CLOCK or MEAN_OF_STEPS.
-        pauses_s: between blocks and for ranks that begin one later, on that rank; they are left out.
-    """
-
+    # on the slowest rank, from each step's start to that of the next one, of a block's last step to its end:
+    # [step], in seconds
     cycles_s: Floats
-    form: str
-    pauses_s: float
+    form: str  # WALL_CLOCK or MEAN_OF_STEPS
+    pauses_s: float  # between blocks and for ranks that begin one later, on that rank; they are left out
 
     @property
     def iteration_s(self) -> float:
-        """Seconds a step."""
         return float(self.cycles_s.mean())
 
 
@@ -80,17 +71,13 @@ def rate_of(steps_s: Floats, starts_s: Floats | None, blocks: Sequence[int]) -> 
 
 
 def blocks_of_lengths(lengths: Sequence[int], num_steps: int) -> tuple[int, ...]:
-    """The indices of the first steps of blocks with these lengths."""
     starts = np.cumsum([0, *lengths[:-1]])
     return tuple(int(start) for start in starts if start < num_steps)
 
 
 def blocks_by_rule(steps_s: Floats, starts_s: Floats | None) -> tuple[int, ...]:
-    """The indices of the first steps of blocks in a record of before version 7 with a precision goal.
-
-    Args:
-        steps_s, starts_s: see `rate_of`.
-    """
+    """The indices of the first steps of blocks in a record of before version 7 with a precision goal; see
+    `rate_of`."""
     slowest_s = steps_s.max(axis=0)
     count = len(slowest_s)
     if starts_s is None or count <= _FEWEST_IN_FIRST:

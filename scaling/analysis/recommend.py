@@ -43,25 +43,19 @@ from scaling.analysis.decisions import (
     launches_needed,
     state_of,
 )
-from scaling.analysis.doubts import doubts_of
-from scaling.analysis.explain import explain_cell, limit_of
+from scaling.analysis.explain import doubts_of, explain_cell, limit_of
 from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
-from scaling.analysis.fronts import AGAINST_TIME, trade_off
-from scaling.analysis.objectives import OBJECTIVES, Objective, parse_objective
+from scaling.analysis.objectives import AGAINST_TIME, OBJECTIVES, Objective, parse_objective, trade_off
 from scaling.analysis.samples import CellResult
 
 __all__ = ["OBJECTIVES", "Choice", "Recommendation", "recommend"]
 
-Choice = Candidate
-"""A candidate that was chosen, or could have been."""
+Choice = Candidate  # a candidate that was chosen, or could have been
 
 
-Limit = Callable[[Row], "Finding | None"]
-"""What takes most of a cell's time."""
-
-Cells = Mapping[str, CellResult]
-"""The study's, by id."""
+Limit = Callable[[Row], "Finding | None"]  # what takes most of a cell's time
+Cells = Mapping[str, CellResult]  # the study's, by id
 
 _STATES: dict[State, str] = {"alone": "decided", "best": "decided"}
 """What a state is called of a whole recommendation; others keep their names."""
@@ -69,87 +63,55 @@ _STATES: dict[State, str] = {"alone": "decided", "best": "decided"}
 
 @dataclass(frozen=True)
 class Rival:
-    """A candidate that is not shown to be slower than the choice, or by TIE_RATIO at most.
+    """A candidate that is not shown to be slower than the choice, or by TIE_RATIO at most."""
 
-    Attributes:
-        candidate: itself.
-        why: tie (the choice is larger by TIE_RATIO at most), undecided, one_launch or efficiency.
-        is_same: whether it is shown to be the same within TIE_RATIO, either way.
-        launches: that would show a difference, in all; None where no number would, or where it would not pay.
-        is_noisy: whether the launches scatter so much that it takes more than MOST_ASKED.
-    """
-
-    candidate: Candidate
-    why: str
-    is_same: bool
+    candidate: Candidate  # itself
+    why: str  # tie (the choice is larger by TIE_RATIO at most), undecided, one_launch or efficiency
+    is_same: bool  # whether it is shown to be the same within TIE_RATIO, either way
+    # that would show a difference, in all; None where no number would, or where it would not pay
     launches: int | None
-    is_noisy: bool = False
+    is_noisy: bool = False  # whether the launches scatter so much that it takes more than MOST_ASKED
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One of the two decisions: how many workers, or which aggregator.
+    """One of the two decisions: how many workers, or which aggregator."""
 
-    Attributes:
-        state: of the choice among the best of each.
-        choice: the world size, or the aggregator's label.
-        rivals: those that are not shown to be worse.
-        others: all other ones that were measured.
-    """
-
-    state: State
-    choice: int | str
-    rivals: list[int | str]
-    others: list[int | str]
+    state: State  # of the choice among the best of each
+    choice: int | str  # the world size, or the aggregator's label
+    rivals: list[int | str]  # those that are not shown to be worse
+    others: list[int | str]  # all other ones that were measured
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommendation for a workload.
+    """The recommendation for a workload."""
 
-    Attributes:
-        objective: as asked.
-        workload: what is given.
-        state: decided, tie, undecided, one_launch, or none (there is no candidate).
-        choice: the smallest value; also while undecided.
-        runner_up: the next one.
-        rivals: those that are not shown to be larger than the choice; none if decided.
-        more_repeats: that would show a difference; None if decided, if none would that is worth having, or if
-            it takes more than MOST_ASKED launches.
-        ratios: cell id -> the 95% interval of its time over the choice's.
-        is_noisy: it takes more than MOST_ASKED: launches scatter too much.
-        doubts: what makes the numbers of the choice and its rivals doubtful.
-        limit: what takes most of the choice's time.
-        cost: what it costs to be wrong; None without a choice.
-        excluded: cells that may not be chosen.
-        workers, aggregator: the two decisions; None without a choice.
-        ruled_out: those that are shown to be larger than the choice.
-        remarks: of the study's launches.
-        trade_off: the settings that no other one beats in the objective and in time; None without several.
-    """
-
-    objective: str
-    workload: Mapping[str, Any]
-    state: str
-    choice: Choice | None
-    runner_up: Choice | None
-    rivals: list[Rival]
+    objective: str  # as asked
+    workload: Mapping[str, Any]  # what is given
+    state: str  # decided, tie, undecided, one_launch, or none (there is no candidate)
+    choice: Choice | None  # the smallest value; also while undecided
+    runner_up: Choice | None  # the next one
+    rivals: list[Rival]  # those that are not shown to be larger than the choice; none if decided
+    # that would show a difference; None if decided, if none would that is worth having, or if it takes more
+    # than MOST_ASKED launches
     more_repeats: int | None
-    limit: Finding | None
-    cost: Finding | None
-    excluded: list[Excluded]
-    workers: Decision | None = None
+    limit: Finding | None  # what takes most of the choice's time
+    cost: Finding | None  # what it costs to be wrong; None without a choice
+    excluded: list[Excluded]  # cells that may not be chosen
+    workers: Decision | None = None  # workers, aggregator: the two decisions; None without a choice
     aggregator: Decision | None = None
-    is_noisy: bool = False
+    is_noisy: bool = False  # it takes more than MOST_ASKED: launches scatter too much
+    # cell id -> the 95% interval of its time over the choice's
     ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    doubts: Sequence[Finding] = ()
-    ruled_out: Sequence[Candidate] = ()
-    remarks: Sequence[Finding] = ()
+    doubts: Sequence[Finding] = ()  # what makes the numbers of the choice and its rivals doubtful
+    ruled_out: Sequence[Candidate] = ()  # those that are shown to be larger than the choice
+    remarks: Sequence[Finding] = ()  # of the study's launches
+    # the settings that no other one beats in the objective and in time; None without several
     trade_off: Finding | None = None
 
     @property
     def finding(self) -> Finding:
-        """The whole recommendation as a finding."""
         values: dict[str, Any] = {"given": self.workload, "state": self.state}
         if self.choice is None:
             return Finding("recommendation", (), {**values, "has_cells": bool(self.excluded)})
@@ -208,15 +170,12 @@ def recommend(
     """One recommendation per workload, in the table's order; none if no cell has the objective's values.
 
     Args:
-        table: what `build_table` made.
-        cells: the samples it was made of.
-        objective: time, time-to-accuracy, `efficiency >= 0.8`, gpu-hours, energy or memory.
+        table, cells: what `build_table` made, and the samples it was made of.
+        objective: time, time-to-accuracy, `efficiency >= 0.8`, gpu-hours, energy or memory; else
+            ScalingError.
         num_cores: CPU cores of a node; None where they are unknown.
         max_memory_bytes: that a candidate may take on a GPU; None: any.
         known: of the same table and cells, where somebody has it already.
-
-    Raises:
-        ScalingError: there is no such objective.
     """
     wanted, study = parse_objective(objective), known or Known.of(to_rows(table), cells, num_cores)
     sets = workloads(wanted.name, study.rows, cells)
@@ -300,10 +259,8 @@ def _recommend(
 def _with_unsure(
     state: str, choice: Candidate, candidates: Sequence[Candidate], unsure: Sequence[Rival]
 ) -> tuple[str, list[Rival], list[Excluded]]:
-    """The state with those of which it is not known whether they are efficient enough.
-
-    Also those of them that would be the choice or faster, and the others, which count as left out.
-    """
+    """The state with those of unknown efficiency; those that would be the choice or faster, and the others,
+    left out."""
     # One launch shows neither that it is below the bound, nor that it is slower.
     faster = [rival for rival in unsure if rival.why == "one_launch" or rival.candidate.value <= choice.value]
     if faster and state != "one_launch":
@@ -321,8 +278,7 @@ def _decision(
     choice: Candidate, others: Sequence[Candidate], scatters: Scatters, key: Callable[[Candidate], Any]
 ) -> Decision:
     """The decision among the best candidates of each value of the key; `others` are in the order of their
-    values.
-    """
+    values."""
     best: dict[Hashable, Candidate] = {}
     for other in others:
         if key(other) != key(choice):
@@ -382,10 +338,8 @@ def _more_repeats(choice: Candidate, rivals: Sequence[Rival]) -> int | None:
 def _efficient(
     candidates: Sequence[Candidate], cells: Cells, scatters: Scatters, smallest: float
 ) -> tuple[list[Candidate], list[Rival], list[Excluded]]:
-    """The candidates that reach the efficiency, those that may, and those that do not.
-
-    One that keeps it, but not surely, is in both of the first lists.
-    """
+    """The candidates that reach the efficiency, those that may (which, if not surely, are in the first too),
+    and those that do not."""
     reaching, unsure, excluded = [], [], []
     peers = Peers(cells.values())
     for candidate in candidates:

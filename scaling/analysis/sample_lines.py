@@ -19,10 +19,8 @@ Line = dict[str, Any]
 
 
 def per_step(line: Line) -> Line:
-    """A line of several steps, such as a block of local updates, as a mean one of them.
-
-    All times are divided, also when it began: from one line to the next is then a step again.
-    """
+    """A line of several steps, such as a block of local updates, as a mean one of them. All times are
+    divided, also when it began: from one line to the next is then a step again."""
     count = line.get("steps", 1)
     if count == 1:
         return line
@@ -45,19 +43,14 @@ def is_unprofiled(line: Line) -> bool:
 
 def is_profiled(line: Line, *, captured: bool) -> bool:
     """Whether a line has phases. In old folders every line with phases does, except captured steps: they
-    recorded only the copy of the batch into the graph.
-    """
+    recorded only the copy of the batch into the graph."""
     if "profiled" in line:
         return bool(line["profiled"])
     return not captured and bool(old_spans(line, PHASES))
 
 
 def rank_step(line: Line, where: str) -> RankStep:
-    """The contents of a profiled line.
-
-    Raises:
-        StoreError: it has no spans, or one of an unknown phase.
-    """
+    """The contents of a profiled line; StoreError where it has no spans, or one of an unknown phase."""
     step_s = float(line["step_s"])
     if "profiled" not in line:
         return RankStep(step_s, [Span(name, MAIN, *times_s) for name, times_s in old_spans(line, PHASES)])
@@ -69,11 +62,8 @@ def rank_step(line: Line, where: str) -> RankStep:
 
 
 def aligned(ranks: Sequence[Sequence[Line]], key: str, where: str, *, required: bool = True) -> Integers:
-    """The step numbers that all ranks have, ascending.
-
-    Raises:
-        StoreError: ranks differ, a number came twice, or there is none where one is required.
-    """
+    """The step numbers that all ranks have, ascending; StoreError where ranks differ, a number came twice, or
+    there is none where one is required."""
     numbers = [sorted(line[key] for line in lines) for lines in ranks]
     if required and not numbers[0]:
         raise StoreError(f"{where}: the run is done, but no measured {key} was recorded; {MEND}")
@@ -88,12 +78,10 @@ def aligned(ranks: Sequence[Sequence[Line]], key: str, where: str, *, required: 
 
 
 def by_number(lines: Iterable[Line], key: str) -> list[Line]:
-    """The values in the order of those numbers."""
     return sorted(lines, key=lambda line: line[key])
 
 
 def field(line: Line, name: str, where: str) -> Any:
-    """A required value."""
     if name not in line:
         raise StoreError(f"{where}: a line of the samples lacks {name!r}")
     return line[name]

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.columns import has_no_model, shares_gpus
+from scaling.analysis.columns import by_key, has_no_model, shares_gpus
 from scaling.analysis.gradient_noise import Squares, squares_of
-from scaling.analysis.grouping import by_key
 from scaling.analysis.launch_effects import FEWEST_LAUNCHES, slow_launches
 from scaling.analysis.rates import Rate, blocks_by_rule, blocks_of_lengths, rate_of
 from scaling.analysis.sample_lines import (
@@ -41,44 +40,30 @@ from scaling.store.run_samples import TRAINED_LINES, validate_lines
 
 Floats = NDArray[np.float64]
 
-WAITING = ("communicate", "wait")
-"""Phases in which a rank may stand still for another."""
-
-TIMED_KINDS = ("iteration", ATTACHED)
-"""Kinds of cells with a time for each iteration."""
+WAITING = ("communicate", "wait")  # phases in which a rank may stand still for another
+TIMED_KINDS = ("iteration", ATTACHED)  # kinds of cells with a time for each iteration
 
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """A profiled step: its number, and each rank's record."""
-
     iteration: int
     ranks: list[RankStep]
 
 
 @dataclass(frozen=True)
 class IterationLaunch:
-    """The measured iterations of one run, in order.
+    """The measured iterations of one run, in order."""
 
-    Attributes:
-        repeat: which of the cell's repeats.
-        iterations: numbers of the unprofiled iterations, as recorded.
-        rank_steps_s: their lengths in seconds, [rank, iteration].
-        profiled_steps: those whose phases were marked; none where the step cannot be marked.
-        starts_s: when they began, likewise, on rank 0's clock or the rank's own; None in old folders.
-        blocks: indices of those that follow a pause of the tool, and 0.
-    """
-
-    repeat: int
-    iterations: Integers
-    rank_steps_s: Floats
-    profiled_steps: list[ProfiledStep]
+    repeat: int  # which of the cell's repeats
+    iterations: Integers  # numbers of the unprofiled iterations, as recorded
+    rank_steps_s: Floats  # their lengths in seconds, [rank, iteration]
+    profiled_steps: list[ProfiledStep]  # those whose phases were marked; none where the step cannot be marked
+    # when they began, likewise, on rank 0's clock or the rank's own; None in old folders
     starts_s: Floats | None = None
-    blocks: tuple[int, ...] = (0,)
+    blocks: tuple[int, ...] = (0,)  # indices of those that follow a pause of the tool, and 0
 
     @cached_property
     def rate(self) -> Rate:
-        """The time of a step as a rate."""
         return rate_of(self.rank_steps_s, self.starts_s, self.blocks)
 
     @property
@@ -99,16 +84,14 @@ class IterationLaunch:
 
     @cached_property
     def budgets(self) -> list[list[StepBudget]]:
-        """The budgets of the profiled iterations: [step][rank]."""
         return [step_budgets(step.ranks) for step in self.profiled_steps]
 
     @cached_property
     def waited_for(self) -> int:
-        """The rank that the others wait for: the one with the shortest waits in messages and at barriers.
+        """The rank that the others wait for: the first with the shortest waits in messages and at barriers.
 
         Ranks of a synchronous step take equally long, so which one is slowest is a matter of microseconds;
-        what holds the step up is told by the rank that does it. The first such rank; without any waiting, the
-        slowest.
+        what holds the step up is told by the rank that does it. Without any waiting, the slowest.
         """
         waits = list(map(median_of, zip(*map(_waits_s, self.profiled_steps), strict=True)))
         if any(waits):
@@ -117,7 +100,6 @@ class IterationLaunch:
 
 
 def _waits_s(step: ProfiledStep) -> list[float]:
-    """Each rank's waiting time in seconds."""
     return [
         sum(span.stop_s - span.start_s for span in rank.spans if span.phase in WAITING) for rank in step.ranks
     ]
@@ -125,32 +107,22 @@ def _waits_s(step: ProfiledStep) -> list[float]:
 
 @dataclass(frozen=True)
 class TrainingSamples:
-    """The epochs of one convergence run, in order; every array has one value per epoch.
+    """The epochs of one convergence run, in order; every array has one value per epoch."""
 
-    Attributes:
-        repeat: which of the cell's repeats.
-        epochs: their numbers, as recorded.
-        train_s: seconds of training so far, of the slowest rank; NaN where workers shared GPUs, since they
-            are not those of as many GPUs.
-        train_loss: mean over the epoch's steps; NaN where it was not finite.
-        test_accuracy: 0 to 1; NaN where there is none.
-        train_j: joules of training so far, of all ranks' GPUs; NaN likewise, and where they are not known.
-        steps: updates in the epoch; NaN likewise, as for all that follow.
-        learning_rate: of the epoch's last step.
-        train_accuracy, test_loss: after the epoch.
-        noise: squared norms of its gradients, an item an epoch; empty where they were not recorded.
-    """
-
-    repeat: int
-    epochs: Integers
+    repeat: int  # which of the cell's repeats
+    epochs: Integers  # their numbers, as recorded
+    # seconds of training so far, of the slowest rank; NaN where workers shared GPUs, since they are not those
+    # of as many GPUs
     train_s: Floats
-    train_loss: Floats
-    test_accuracy: Floats
+    train_loss: Floats  # mean over the epoch's steps; NaN where it was not finite
+    test_accuracy: Floats  # 0 to 1; NaN where there is none
+    # joules of training so far, of all ranks' GPUs; NaN likewise, and where they are not known
     train_j: Floats
-    steps: Floats
-    learning_rate: Floats
-    train_accuracy: Floats
+    steps: Floats  # updates in the epoch; NaN likewise, as for all that follow
+    learning_rate: Floats  # of the epoch's last step
+    train_accuracy: Floats  # train_accuracy, test_loss: after the epoch
     test_loss: Floats
+    # squared norms of its gradients, an item an epoch; empty where they were not recorded
     noise: tuple[Squares, ...] = ()
 
     def samples(self, global_batch: int) -> Floats:
@@ -161,36 +133,25 @@ class TrainingSamples:
 
 @dataclass(frozen=True)
 class CellResult:
-    """Everything that a folder holds about one cell.
+    """Everything that a folder holds about one cell."""
 
-    Attributes:
-        cell_id: the cell's hash.
-        cell: its independent variables (`Cell.to_dict()`).
-        records: one a repeat, in their order.
-        launches: the samples of its done runs, where it is an iteration cell.
-        trainings: likewise, where it is a convergence cell.
-        begun: the epochs so far of its trainings that run, or were cut off and will go on.
-        gpu: the model of the machine's GPUs; None where there is none, or there are several.
-        slow_launches: done runs that do not count, since their launch was slow in most cells.
-    """
-
-    cell_id: str
-    cell: dict[str, Any]
-    records: list[RunRecord]
-    launches: list[IterationLaunch]
-    trainings: list[TrainingSamples]
+    cell_id: str  # the cell's hash
+    cell: dict[str, Any]  # its independent variables (`Cell.to_dict()`)
+    records: list[RunRecord]  # one a repeat, in their order
+    launches: list[IterationLaunch]  # the samples of its done runs, where it is an iteration cell
+    trainings: list[TrainingSamples]  # likewise, where it is a convergence cell
+    # the epochs so far of its trainings that run, or were cut off and will go on
     begun: tuple[TrainingSamples, ...] = ()
-    gpu: str | None = None
+    gpu: str | None = None  # the model of the machine's GPUs; None where there is none, or there are several
+    # done runs that do not count, since their launch was slow in most cells
     slow_launches: tuple[IterationLaunch, ...] = ()
 
     @property
     def all_launches(self) -> list[IterationLaunch]:
-        """Also the slow ones, in their order."""
         return sorted([*self.launches, *self.slow_launches], key=lambda launch: launch.repeat)
 
     @property
     def done(self) -> list[RunRecord]:
-        """The repeats that have results."""
         return [record for record in self.records if record.state == "done"]
 
     @property
@@ -210,25 +171,17 @@ class CellResult:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the cell has a model."""
         return not has_no_model(self.cell)
 
 
 def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
-    """Cell id -> the records of its repeats, in order.
-
-    Raises:
-        StoreError: a record is damaged.
-    """
+    """Cell id -> the records of its repeats, in order; StoreError where one is damaged."""
     return by_key(folder.runs(), lambda record: record.cell_id)
 
 
 def read_cells(folder: ResultsFolder) -> list[CellResult]:
-    """All cells of a folder, with samples of done runs, and of unfinished trainings so far.
-
-    Raises:
-        StoreError: a record or a sample of a done run is missing or damaged.
-    """
+    """All cells of a folder, with samples of done runs, and of unfinished trainings so far; StoreError where
+    a record or a sample of a done run is missing or damaged."""
     folder = Snapshot.of(folder)
     return without_slow_launches([read_cell(folder, records) for records in read_records(folder).values()])
 
@@ -268,7 +221,6 @@ def _divided(cell: CellResult, slow: set[int]) -> CellResult:
 
 
 def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:
-    """The cell with these records, one per repeat, and its samples."""
     done = [record for record in records if record.state == "done"]
     cell = records[0].cell
     launches = [_read_launch(folder, record) for record in done if cell["kind"] in TIMED_KINDS]
@@ -309,9 +261,7 @@ def _starts_s(ranks: Sequence[Sequence[Line]]) -> Floats | None:
 def _blocks(
     record: RunRecord, numbers: Integers, rank_steps_s: Floats, starts_s: Floats | None
 ) -> tuple[int, ...]:
-    """As recorded; in older records by their rule; steps of a script are in one block but where others are
-    between them.
-    """
+    """As recorded; in older records by their rule; of a script one, unless other steps are between."""
     if lengths := record.summary.get("block_iterations"):
         return blocks_of_lengths(lengths, len(numbers))
     if record.cell["kind"] == ATTACHED or record.cell.get("precision_goal") is None:

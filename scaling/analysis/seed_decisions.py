@@ -13,7 +13,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from scaling.analysis.grouping import by_key
+from scaling.analysis.columns import by_key
 
 WORSE_LEVEL, BETTER_LEVEL = 0.035, 0.003
 """Chances to call a lossy combination of a recipe worse, or better, where none is."""
@@ -21,8 +21,7 @@ WORSE_LEVEL, BETTER_LEVEL = 0.035, 0.003
 MORE_OF_FEW, FEW_DEGREES = 0.008, (1.9, 3.0)
 """Added to WORSE_LEVEL where exact combinations have so few degrees: Welch's t is then too careful."""
 
-EXACT_LEVEL = 0.005
-"""The chance to call an exact one either."""
+EXACT_LEVEL = 0.005  # the chance to call an exact one either
 
 OUTLIER_LEVEL = 0.01
 OTHERS = 2 / 3
@@ -43,17 +42,14 @@ class Combination:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
         return fmean(self.scores.values())
 
     @property
     def degrees(self) -> int:
-        """Of freedom of its variance."""
         return len(self.scores) - 1
 
     @property
     def squares(self) -> float:
-        """Sum of the squared deviations from its mean."""
         return math.fsum((score - self.mean) ** 2 for score in self.scores.values())
 
 
@@ -85,10 +81,8 @@ class Noise:
 
 
 def decide(trained: Sequence[Combination]) -> tuple[Noise, list[Decision | None]] | None:
-    """A decision for each combination; None for an exact one without another to compare it with.
-
-    None altogether where no exact combination has a spread over seeds.
-    """
+    """A decision for each combination; None for an exact one without another to compare it with, and
+    altogether where no exact combination has a spread over seeds."""
     exact = {place: one for place, one in enumerate(trained) if not one.is_lossy}
     lossy = {place: one for place, one in enumerate(trained) if one.is_lossy}
     noise = _noise([one for one in exact.values() if one.degrees])

@@ -5,6 +5,11 @@ combinations of aggregator and world size are the reference (`scaling.analysis.s
 
 Trainings of the same seed start from the same weights and see the same batches: their difference, where both
 have the seed, is given too. It is not chance between seeds, but what the exchange itself does.
+
+Whether the accuracy of a lossy aggregator was measured and is as good; without that it is not recommended.
+
+A gradient that is brought together with loss may train to another accuracy, and the times do not show it. An
+aggregator is lossy where its cell says so; cells of folders that do not say so are judged by the name.
 """
 
 from __future__ import annotations
@@ -13,86 +18,67 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
-from scaling.analysis.columns import Row, aggregator_name
+from scaling.analysis.columns import Row, aggregator_name, by_key
 from scaling.analysis.findings import Finding
-from scaling.analysis.grouping import by_key
-from scaling.analysis.groups import CellGroup, group_key
-from scaling.analysis.learning import family_key, over_seeds
+from scaling.analysis.groups import CellGroup, group_key, group_rows
+from scaling.analysis.learning import REACHED, family_key, over_seeds
 from scaling.analysis.samples import CellResult
-from scaling.analysis.seed_decisions import WITHIN, Combination, Decision, bound, decide
-from scaling.analysis.training_findings import setting
+from scaling.analysis.seed_decisions import WITHIN, WORSE, Combination, Decision, bound, decide
+from scaling.analysis.summary_findings import setting
+from scaling.axes import Shared, columns
 from scaling.measure.statistics import CONFIDENCE
 
 BITS, ACCURACY = "bits_per_byte", "final_test_accuracy"
 REFERENCE = "reference"
 
-KNOWN_LOSSY = ("one_bit", "mpi_one_bit", "cntk")
-"""For folders that are older than the cells' own word."""
+KNOWN_LOSSY = ("one_bit", "mpi_one_bit", "cntk")  # for folders that are older than the cells' own word
 
 
 def is_lossy(cell: CellResult) -> bool:
-    """Whether the exchange changes the gradient."""
     known = cell.cell.get("lossy")
     return aggregator_name(cell.label("aggregator")) in KNOWN_LOSSY if known is None else bool(known)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A combination, compared with the exact ones.
+    """A combination, compared with the exact ones."""
 
-    Attributes:
-        row: over its seeds.
-        cells: its cells' ids.
-        is_lossy: whether its aggregator says so; one worker exchanges nothing, and loses nothing.
-        mean: of the score over its seeds.
-        decision: the difference as the score has it; None of the only exact one, which is the reference.
-        at_equal_seed: mean difference from the (other) exact ones at the seeds that both have, if any.
-    """
-
-    row: Row
-    cells: list[str]
-    is_lossy: bool
-    mean: float
+    row: Row  # over its seeds
+    cells: list[str]  # its cells' ids
+    is_lossy: bool  # whether its aggregator says so; one worker exchanges nothing, and loses nothing
+    mean: float  # of the score over its seeds
+    # the difference as the score has it; None of the only exact one, which is the reference
     decision: Decision | None
+    # mean difference from the (other) exact ones at the seeds that both have, if any
     at_equal_seed: float | None
 
     @property
     def verdict(self) -> str:
-        """ "reference", "within", "worse" or "better"."""
         return REFERENCE if self.decision is None else self.decision.verdict
 
     @property
     def exchange(self) -> str:
-        """The exchange: exact, lossy, or none with one worker."""
         return "none" if self.row["world_size"] == 1 else "lossy" if self.is_lossy else "exact"
 
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """All trainings of one recipe, compared with the exact ones.
+    """All trainings of one recipe, compared with the exact ones."""
 
-    Attributes:
-        given: what their groups have in common.
-        score: the column that is compared: `BITS` or `ACCURACY`.
-        mean: of the exact combinations that do not differ.
-        spread: standard deviation over seeds, of all exact combinations.
-        noise: in 95% of cases one more exact training is nearer to the mean.
-        combinations: in the table's order; none where exact ones show no spread, and nothing is decided.
-    """
-
-    given: Mapping[str, Any]
-    score: str
-    mean: float
-    spread: float
-    noise: float
+    given: Mapping[str, Any]  # what their groups have in common
+    score: str  # the column that is compared: `BITS` or `ACCURACY`
+    mean: float  # of the exact combinations that do not differ
+    spread: float  # standard deviation over seeds, of all exact combinations
+    noise: float  # in 95% of cases one more exact training is nearer to the mean
+    # in the table's order; none where exact ones show no spread, and nothing is decided
     combinations: list[Compared]
 
     @property
     def exact(self) -> list[Compared]:
-        """Those that make the reference."""
         return [one for one in self.combinations if not one.is_lossy and one.verdict in (REFERENCE, WITHIN)]
 
 
@@ -210,3 +196,89 @@ def _values(one: Compared, decision: Decision) -> dict[str, Any]:
         "noise": decision.noise,
         "verdict": decision.verdict,
     }
+
+
+LARGEST_LOSS = 0.01  # the accuracy that a lossy training may lose where no exact one shows how seeds scatter
+
+SAME_UPDATE = columns(Shared.UPDATE)
+"""What the timed cell and the training share besides model, data set, aggregator and world size."""
+
+
+def lossy_ids(cells: Sequence[CellResult]) -> frozenset[str]:
+    return frozenset(cell.cell_id for cell in cells if cell.is_trained and is_lossy(cell))
+
+
+class Trainings:
+    """The trainings of a study, from its rows and samples: what its lossy cells are judged by."""
+
+    def __init__(self, rows: Sequence[Row], cells: Sequence[CellResult]) -> None:
+        self._rows, self._cells, self._lossy = rows, cells, lossy_ids(cells)
+        trained = [row for row in rows if row["kind"] == "convergence" and row["repeats"]]
+        self._of_aggregator = by_key(trained, lambda row: (_same(row), row["aggregator"]))
+        self._of_update = by_key(trained, lambda row: (_same(row), _update(row)))
+
+    @cached_property
+    def _noise(self) -> list[SeedNoise]:
+        return seed_noise(group_rows(self._rows), {cell.cell_id: cell for cell in self._cells})
+
+    def why_not(self, row: Row, cell: CellResult) -> Finding | None:
+        """Why a lossy cell may not be recommended; None if it may be, or if it is not lossy.
+
+        What counts is a training of the same model, data set, aggregator (with its parameters), world size,
+        global batch and momentum that reached its target in every repeat, or, without a target, ended no
+        further below exact ones than allowed.
+        """
+        if not is_lossy(cell) or row["world_size"] == 1:
+            return None
+        same_aggregator = self._of_aggregator.get((_same(row), row["aggregator"]))
+        if not same_aggregator:
+            return Finding("lossy_not_trained")
+        same_update = self._of_update.get((_same(row), _update(row)), [])
+        own_same = [other for other in same_update if other["aggregator"] == row["aggregator"]]
+        if not own_same:
+            return _trained_otherwise(row, same_aggregator)
+        exact = [other for other in same_update if other["cell_id"] not in self._lossy]
+        for other in own_same:
+            if other["target_state"] == REACHED:
+                continue
+            if (state := other["target_state"]) is not None:
+                return Finding("lossy_missed_target", (other["cell_id"],), {"target_state": state})
+            if (loss := self._lost(other, exact)) is not None:
+                return loss
+        return None
+
+    def _lost(self, lossy: Row, exact: Sequence[Row]) -> Finding | None:
+        """Whether it is worse by what `seed_noise` decides; without a spread over seeds, by LARGEST_LOSS."""
+        scored = [row for row in exact if row["final_test_accuracy"] is not None]
+        if lossy["final_test_accuracy"] is None or not scored:
+            return Finding("lossy_without_exact", (lossy["cell_id"],))
+        for noise in self._noise:
+            for one in noise.combinations:
+                if lossy["cell_id"] in one.cells and one.decision is not None:
+                    lost = {"lost": abs(one.decision.difference), "score": noise.score}
+                    lost["reference"] = "exact aggregators"
+                    ids = (*one.cells, *(cell_id for other in noise.exact for cell_id in other.cells))
+                    return Finding("lossy_below", ids, lost) if one.verdict == WORSE else None
+        reference = max(scored, key=lambda row: row["final_test_accuracy"])
+        lost_accuracy = reference["final_test_accuracy"] - lossy["final_test_accuracy"]
+        if lost_accuracy <= LARGEST_LOSS:
+            return None
+        values = {"lost": lost_accuracy, "score": ACCURACY, "reference": reference["aggregator"]}
+        return Finding("lossy_below", (lossy["cell_id"], reference["cell_id"]), values)
+
+
+def _same(row: Row) -> Hashable:
+    return tuple(row[name] for name in ("model", "dataset", "world_size"))
+
+
+def _update(row: Row) -> Hashable:
+    return tuple(row[name] for name in SAME_UPDATE)
+
+
+def _trained_otherwise(row: Row, trained: Sequence[Row]) -> Finding:
+    """The variables in which the trainings differ from the row, with their values."""
+    names = [name for name in SAME_UPDATE if any(other[name] != row[name] for other in trained)]
+    here, *others = ({name: trained_row[name] for name in names} for trained_row in (row, *trained))
+    different = [*{tuple(other.values()): other for other in others}.values()]
+    cells = tuple(other["cell_id"] for other in trained)
+    return Finding("lossy_trained_otherwise", cells, {"trained_with": different, "wanted": here})

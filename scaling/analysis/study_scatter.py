@@ -23,8 +23,7 @@ from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, ROUNDING, FloatArray, 
 from scaling.analysis.samples import CellResult
 from scaling.measure.statistics import Estimate, estimate_median
 
-TIMER_S = 5e-7
-"""The resolution of CUDA events, the coarser one of the clocks."""
+TIMER_S = 5e-7  # the resolution of CUDA events, the coarser one of the clocks
 
 FEWEST_PAIRS = 4
 """A/A pairs of a folder from which on their component of variance is known well enough to be used."""
@@ -39,15 +38,10 @@ MODERATED = "moderated t interval over launches"
 
 @dataclass(frozen=True)
 class CellTimes:
-    """The times of a cell that are compared.
+    """The times of a cell that are compared."""
 
-    Attributes:
-        family: equal for the cells that have their launches in common.
-        by_launch: launch -> its value, positive: seconds, joules.
-    """
-
-    family: Hashable
-    by_launch: Mapping[Hashable, float]
+    family: Hashable  # equal for the cells that have their launches in common
+    by_launch: Mapping[Hashable, float]  # launch -> its value, positive: seconds, joules
 
 
 @dataclass(frozen=True)
@@ -104,11 +98,8 @@ class StudyScatter:
         return self._with_offset(mean, self.offset_variance).interval
 
     def difference(self, first: Hashable, second: Hashable, log_factor: float = 0.0) -> Difference:
-        """The difference of two cells' times: second over first, times e to the power log_factor.
-
-        Raises:
-            KeyError: one has no time.
-        """
+        """Of two cells' times: second over first, times e to the power log_factor; KeyError where one has no
+        time."""
         base, other = self.places[first], self.places[second]
         result = self._paired(base, other) if base.family == other.family else self._apart(base, other)
         result = self._with_offset(result, 2 * self.offset_variance)
@@ -160,13 +151,8 @@ def study_scatter(
     *,
     in_order: bool = False,
 ) -> StudyScatter:
-    """The scatter of cells with these times.
-
-    Args:
-        times: of the cells.
-        pairs: A/A pairs among them.
-        in_order: launches are numbered in their order, which shows whether they are correlated.
-    """
+    """The scatter of cells with these times, and A/A pairs among them; launches that are numbered `in_order`
+    show whether they are correlated."""
     members: dict[Hashable, list[Hashable]] = {}
     for cell, measured in times.items():
         if measured.by_launch and all(value > 0 for value in measured.by_launch.values()):
@@ -197,25 +183,16 @@ def study_scatter(
 def estimate_within(
     launches: Sequence[Sequence[float]], scatter: StudyScatter | None, cell: Hashable
 ) -> Estimate:
-    """The median of a cell's samples, with the interval that all cells of its study give it.
-
-    Args:
-        launches: its samples by launch; one at least.
-        scatter: of the study; without it, or of one launch, the interval is of these samples alone.
-        cell: its key there.
-    """
+    """The median of a cell's samples by launch, with the interval that all cells of its study give it;
+    without scatter, or of one launch, that of these samples alone."""
     estimate = estimate_median(launches)
     ends = scatter.interval(cell) if scatter else None
     return replace(estimate, low=ends[0], high=ends[1], method=MODERATED) if ends else estimate
 
 
 def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None = None) -> FloatArray:
-    """Logarithms of the values, [cell, launch]; NaN if a cell lacks that launch.
-
-    Args:
-        cells: their values.
-        launches: the columns; by default all that any cell has.
-    """
+    """Logarithms of the values, [cell, launch], by default of all launches that any has; NaN if a cell lacks
+    one."""
     if launches is None:
         launches = list(dict.fromkeys(name for cell in cells for name in cell.by_launch))
         if all(isinstance(name, int) for name in launches):
@@ -233,7 +210,7 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
     FEWEST_PAIRS, or where they differ by no more than their launches scatter. What is not shown by an F test
     counts in part (UNSHOWN_WEIGHT).
 
-    The squares of k pairs have k degrees; what is left of them without the scatter over launches has less
+    The squares of k pairs have k degrees; what is left without the scatter over launches has less
     (Satterthwaite).
     """
     known = [pair for pair in pairs if pair.error is not None]
@@ -248,9 +225,8 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
 
 
 def offset_test(pairs: Sequence[Difference]) -> tuple[float, float, float]:
-    """The mean square of these pairs' differences, that which their launches explain, and the p value of the
-    F test that it is no larger.
-    """
+    """The mean square of these pairs' differences, that which their launches explain, and the F test's p
+    value."""
     from scipy import special
 
     mean_square = float(np.mean([pair.log_ratio**2 for pair in pairs]))
@@ -262,8 +238,7 @@ def offset_test(pairs: Sequence[Difference]) -> tuple[float, float, float]:
 
 def cell_times(cells: Sequence[CellResult], *, typical: bool = False) -> dict[Hashable, CellTimes]:
     """Cell id -> each launch's seconds for an iteration (its median, if `typical`) or a whole training; cells
-    without times are left out.
-    """
+    without times are left out."""
     times: dict[Hashable, CellTimes] = {}
     for cell in cells:
         family = (cell.cell["kind"], cell.cell["device"], cell.cell["world_size"])

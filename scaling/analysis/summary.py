@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,8 @@ import pandas as pd
 
 from scaling.analysis.budgets import cell_budget
 from scaling.analysis.cautions import cautions, joules_per_sample, memory_peak_bytes
-from scaling.analysis.columns import SEPARATOR, Row, columns, row_order, shares_gpus, to_table
+from scaling.analysis.columns import SEPARATOR, Row, columns, row_order, safe_cell, shares_gpus, to_table
 from scaling.analysis.control import Peers, differences_of_launches, exposed_check
-from scaling.analysis.csv_cells import safe_cell
 from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
 from scaling.analysis.noise import noise_floors, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
@@ -73,12 +73,8 @@ def add_intervals(scatter: StudyScatter, rows: Mapping[str, Row]) -> None:
 
 
 def table_csv(table: pd.DataFrame, *, digits: int | None = None) -> str:
-    """The table as RFC 4180 text: a header, CRLF line ends, empty fields for missing values.
-
-    Args:
-        table: any.
-        digits: significant ones of numbers that are not whole; None: as many as tell them apart.
-    """
+    """The table as RFC 4180 text: a header, CRLF line ends, empty fields for missing values. Numbers that are
+    not whole have as many digits as tell them apart, or `digits` significant ones."""
     number_format = None if digits is None else f"%.{digits}g"
     texts = [name for name, kind in table.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
     safe = table.assign(**{str(name): table[name].map(safe_cell, na_action="ignore") for name in texts})
@@ -87,7 +83,6 @@ def table_csv(table: pd.DataFrame, *, digits: int | None = None) -> str:
 
 
 def study_name(folder: ResultsFolder) -> str:
-    """The study's recorded name."""
     return str(folder.study().get("name", folder.path.name))
 
 
@@ -232,3 +227,39 @@ def _only(values: Iterable[Any]) -> Any:
 
 def _largest(per_run: Iterable[Sequence[int] | None]) -> int | None:
     return max((count for counts in per_run for count in counts or ()), default=None)
+
+
+@dataclass(frozen=True)
+class MeasuredStudy:
+    """The contents of a folder."""
+
+    name: str  # the study's
+    table: pd.DataFrame  # the summary
+    cells: list[CellResult]  # the samples it was made of
+    num_cores: int | None  # CPU cores of a node; None where the environment does not say
+
+
+def read_study(folder: ResultsFolder) -> MeasuredStudy:
+    """Reads a folder, finished or not; StoreError where it is none, or samples of a done run are missing or
+    damaged."""
+    name, cells = study_name(folder.require()), read_cells(folder)
+    return MeasuredStudy(name, build_table(name, cells), cells, num_cores(environment_of(folder)))
+
+
+def environment_of(folder: ResultsFolder) -> dict[str, Any] | None:
+    """The recorded environment, if any; StoreError where it is damaged."""
+    return folder.environment() if (folder.path / "environment.json").exists() else None
+
+
+def num_cores(environment: Mapping[str, Any] | None) -> int | None:
+    """The CPU cores of a node that workers could use; None if not recorded."""
+    cpu = (environment or {}).get("cpu")
+    cores = cpu.get("usable_cores", cpu.get("cores")) if isinstance(cpu, Mapping) else None
+    return cores if isinstance(cores, int) else None
+
+
+def notes_of(study: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """A study's notes, and the lines that `scaling attach` ended with, which are among its notes."""
+    notes = [str(note) for note in study.get("notes") or []]
+    is_attached = any(part.get("kind") == "attached" for part in study.get("parts") or [])
+    return (notes[:1], notes[1:]) if is_attached else (notes, [])

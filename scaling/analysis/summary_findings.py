@@ -8,7 +8,7 @@ left out: they exchange nothing, so they bound the others without being a choice
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +20,20 @@ from scaling.analysis.columns import (
     Row,
     aggregator_name,
     is_control_arm,
+    shares_gpus,
     to_rows,
     unit_of_workers,
+    with_local_updates,
 )
 from scaling.analysis.decisions import TIE_RATIO, Difference, state_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_rows
+from scaling.analysis.learning import over_seeds
+from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import StudyScatter
-from scaling.analysis.training_findings import training_findings
 from scaling.measure.statistics import ONE_LAUNCH
 
-FEW = 3
-"""So many cells of a host are named."""
+FEW = 3  # so many cells of a host are named
 
 MOST_HOSTS = 4
 
@@ -58,7 +60,6 @@ class _Throughput:
         }
 
     def difference(self, other: _Throughput) -> Difference:
-        """The difference of the other row's time from this one's."""
         batches = math.log(self.row["global_batch"] / other.row["global_batch"])
         return self.scatter.difference(self.row["cell_id"], other.row["cell_id"], batches)
 
@@ -121,10 +122,8 @@ def _throughput(group: CellGroup, scatter: StudyScatter, lossy: Collection[str])
 
 
 def _compared(best: _Throughput, others: Sequence[_Throughput], lossy: Collection[str]) -> dict[str, Any]:
-    """What is known about the best row, and the others that are not shown to be slower.
-
-    Where all exact ones are, `rivals` are those that are slower by TIE_RATIO at most.
-    """
+    """The best row's state, and the others that are not shown to be slower; where all exact ones are,
+    `rivals` are those that are slower by TIE_RATIO at most."""
     is_exact = best.row["cell_id"] not in lossy
     exact = [other for other in others if not is_exact or other.row["cell_id"] not in lossy]
     differences = [best.difference(other) for other in others]
@@ -182,10 +181,10 @@ def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[Find
 
 
 def _several_hosts(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Several hosts: machines of one type differ in speed, and so does one machine after a restart.
+    """Machines of one type differ in speed, and so does one machine after a restart.
 
-    Where a run recorded which start of its host it belongs to, that tells machines apart: the names of
-    containers change on one machine, and several machines may have one name.
+    Which start of its host a run belongs to tells machines apart, if recorded: the names of containers change
+    on one machine, and several machines may have one name.
     """
     by_start: dict[str, list[tuple[str, Row]]] = {}
     for row in rows:
@@ -204,7 +203,6 @@ def _several_hosts(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def _boot(host: str) -> str:
-    """Which start of a machine it was, where all have one name."""
     boot = host.partition("/")[2]
     return f"boot {boot}" if boot else "an unrecorded boot"
 
@@ -224,3 +222,91 @@ def _unfinished(rows: Sequence[Row]) -> Iterator[Finding]:
             yield Finding(
                 "unfinished", cells, {"num_cells": len(rows), "state": state, "num_unfinished": len(cells)}
             )
+
+
+def training_findings(group: CellGroup) -> Iterator[Finding]:
+    cells = tuple(row["cell_id"] for row in group.rows)
+    for kind, values in _found(group):
+        yield Finding(kind, cells, {"given": group.given, **values})
+
+
+def _found(group: CellGroup) -> Iterator[tuple[str, dict[str, Any]]]:
+    done = [row for row in over_seeds(group.rows) if row["repeats"]]
+    scored = sorted(
+        (row for row in done if row["final_test_accuracy"] is not None),
+        key=lambda row: float(row["final_test_accuracy"]),
+    )
+    if scored:
+        num_once = sum(row["repeats"] == 1 for row in scored)
+        ends = {"worst": _scored(scored[0]), "best": _scored(scored[-1])}
+        yield "final_accuracy", {"num_settings": len(scored), "num_once": num_once, **ends}
+    if diverged := [row for row in done if row["train_loss"] is None]:
+        yield "loss_not_finite", {"settings": settings(diverged)}
+    yield from _targets([row for row in done if row["target_accuracy"] is not None])
+    if predicted := [row for row in done if row["predicted_s_to_target"] is not None]:
+        bounds = (f"predicted_s_to_target{end}" for end in ("", "_low", "_high"))
+        names = (*bounds, "seconds_to_target", "prediction_lacks")
+        yield (
+            "predicted_seconds_to_target",
+            {
+                "settings": [{**setting(row), **{name: row[name] for name in names}} for row in predicted],
+                "num_lacking": len(without_augmentation(predicted)),
+            },
+        )
+    if noisy := [row for row in done if row["noise_scale_low"] is not None]:
+        names = ("global_batch", "noise_scale", "noise_scale_low", "noise_scale_high")
+        yield "noise_scale", {"settings": [{**setting(row), **_values(row, names)} for row in noisy]}
+    if shared := [row for row in done if shares_gpus(row)]:
+        columns = ("world_size", "workers_per_gpu")
+        yield "gpus_shared", {"settings": [{name: row[name] for name in columns} for row in shared]}
+
+
+def _targets(aimed: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for target in sorted({row["target_accuracy"] for row in aimed}):
+        rows = [row for row in aimed if row["target_accuracy"] == target]
+        missed = settings(row for row in rows if row["epochs_to_target"] is None)
+        yield "target_reached", {"target_accuracy": target, "num_settings": len(rows), "missed": missed}
+
+
+def unfinished_trainings(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
+    """The progress of each training that runs, or was interrupted and will resume."""
+    for group in groups:
+        for row in group.rows if group.kind == "convergence" else ():
+            cell = cells[row["cell_id"]]
+            for training in cell.begun:
+                loss, accuracy = float(training.train_loss[-1]), float(training.test_accuracy[-1])
+                values = {
+                    "given": group.given,
+                    **setting(row),
+                    "seed": row["seed"] if group.differs("seed") else None,
+                    "repeat": training.repeat,
+                    "epoch": int(training.epochs[-1]),
+                    "epochs": cell.cell["epochs"],
+                    "is_finite": math.isfinite(loss) and math.isfinite(accuracy),
+                    "train_loss": loss,
+                    "test_accuracy": accuracy,
+                }
+                yield Finding("unfinished_training", (cell.cell_id,), values)
+
+
+def without_augmentation(rows: Iterable[Row]) -> list[Row]:
+    """Trainings with augmentation for which the predicted time to target uses a timed step without it."""
+    return [row for row in rows if row["prediction_lacks"] is not None]
+
+
+def setting(row: Row) -> dict[str, Any]:
+    """A row's aggregator and world size, as findings name them."""
+    return {"name": with_local_updates(row), "world_size": row["world_size"], "unit": unit_of_workers(row)}
+
+
+def settings(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    return [setting(row) for row in rows]
+
+
+def _values(row: Row, names: Iterable[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names}
+
+
+def _scored(row: Row) -> dict[str, Any]:
+    names = ("final_test_accuracy", "seed_sd_accuracy", "num_seeds", "epochs")
+    return {**setting(row), **{name: row[name] for name in names}}

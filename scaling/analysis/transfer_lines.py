@@ -8,28 +8,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scaling.analysis.columns import by_key
 from scaling.analysis.findings import Finding
-from scaling.analysis.grouping import by_key
 from scaling.analysis.transfers import TransferResult, TransferSamples
 
 
 @dataclass(frozen=True)
 class TransferGroup:
-    """Cells that are shown together: one world size, with and without GPU peer access.
+    """Cells that are shown together: one world size, with and without GPU peer access."""
 
-    Attributes:
-        device, world_size, threads: of its cells.
-        results: one or two.
-    """
-
-    device: str
+    device: str  # device, world_size, threads: of its cells
     world_size: int
     threads: int
-    results: list[TransferResult]
+    results: list[TransferResult]  # one or two
 
     @property
     def slug(self) -> str:
-        """A name for files."""
         return f"{self.device}-{self.world_size}x{self.threads}"
 
 
@@ -44,56 +38,42 @@ class What(NamedTuple):
 
 @dataclass(frozen=True)
 class TransferLine:
-    """An operation of one size, over all ranks or equal pairs.
+    """An operation of one size, over all ranks or equal pairs."""
 
-    Attributes:
-        what: the operation, its memory, on how many threads, whether it was captured.
-        host_only: without access between GPUs.
-        who: `alone`, `pair` or `at once`.
-        members: of which there are several alone or in pairs.
-    """
-
-    what: What
-    host_only: bool
-    who: str
-    members: list[TransferSamples]
+    what: What  # the operation, its memory, on how many threads, whether it was captured
+    host_only: bool  # without access between GPUs
+    who: str  # `alone`, `pair` or `at once`
+    members: list[TransferSamples]  # of which there are several alone or in pairs
 
     @property
     def num_bytes(self) -> int:
-        """The size in bytes."""
         return self.members[0].num_bytes
 
     @property
     def seconds(self) -> float:
-        """The median of the members' medians."""
         return float(np.median([member.estimate.median for member in self.members]))
 
     @property
     def low_s(self) -> float | None:
-        """The lowest end of the members' intervals; None if one has none."""
         ends = [member.estimate.low for member in self.members]
         return None if None in ends else min(end for end in ends if end is not None)
 
     @property
     def high_s(self) -> float | None:
-        """The highest end of the members' intervals; None if one has none."""
         ends = [member.estimate.high for member in self.members]
         return None if None in ends else max(end for end in ends if end is not None)
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """The algorithm bandwidth, from the median."""
         return self.num_bytes / self.seconds
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """The bus bandwidth, from the median."""
         member = self.members[0]
         return self.algbw_bytes_per_s * member.busbw_bytes_per_s / member.algbw_bytes_per_s
 
 
 def transfer_groups(results: Sequence[TransferResult]) -> list[TransferGroup]:
-    """All cells, grouped by what is shown together."""
     cells = by_key(
         results, lambda result: (result.cell["device"], result.cell["world_size"], result.cell["threads"])
     )
@@ -118,7 +98,6 @@ def lines_of(group: TransferGroup) -> list[TransferLine]:
 
 
 def largest_of(lines: Sequence[TransferLine]) -> list[TransferLine]:
-    """The largest size of each operation."""
     return list({(line.what, line.host_only, line.who): line for line in lines}.values())
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling.analysis.csv_cells import safe_cell
-from scaling.analysis.grouping import by_key
+from scaling.analysis.columns import by_key, safe_cell
 from scaling.analysis.study_scatter import CellTimes, estimate_within, study_scatter
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import ProbeSample, bus_factor
@@ -38,29 +37,18 @@ COMMAND = "scaling run"
 
 @dataclass(frozen=True)
 class TransferResult:
-    """Everything that a folder holds about one transfer cell.
+    """Everything that a folder holds about one transfer cell."""
 
-    Attributes:
-        cell_id: the cell's hash.
-        cell: its variables (`TransferCell.to_dict()`).
-        where: the samples of its first done run.
-        facts: in them (`scaling.measure.probe.machine_file.with_detected`).
-        launches: the samples of each done run.
-        notes: what was left out.
-        num_nodes: of its launches; None where they differ or were not recorded.
-    """
-
-    cell_id: str
-    cell: Mapping[str, Any]
-    where: str
-    facts: Mapping[str, Any]
-    launches: list[list[ProbeSample]]
-    notes: list[str]
-    num_nodes: int | None
+    cell_id: str  # the cell's hash
+    cell: Mapping[str, Any]  # its variables (`TransferCell.to_dict()`)
+    where: str  # the samples of its first done run
+    facts: Mapping[str, Any]  # in them (`scaling.measure.probe.machine_file.with_detected`)
+    launches: list[list[ProbeSample]]  # the samples of each done run
+    notes: list[str]  # what was left out
+    num_nodes: int | None  # of its launches; None where they differ or were not recorded
 
     @cached_property
     def transfers(self) -> list[TransferSamples]:
-        """The transfers in the order of measurement."""
         pooled = Series(sample for launch in self.launches for sample in launch)
         by_launch = {
             repeat: {series.example.series: series for series in Series(launch).all()}
@@ -92,20 +80,13 @@ class TransferResult:
 
 @dataclass(frozen=True)
 class TransferSamples:
-    """One operation of one size, by one set of ranks.
+    """One operation of one size, by one set of ranks."""
 
-    Attributes:
-        result: the cell that it is of.
-        series: its samples of all sizes and launches.
-        num_bytes: the size.
-        seconds: of each launch, one operation.
-        estimate: of the time: median and 95% interval, of several launches by the scatter of all transfers.
-    """
-
-    result: TransferResult
-    series: OneSeries
-    num_bytes: int
-    seconds: list[list[float]]
+    result: TransferResult  # the cell that it is of
+    series: OneSeries  # its samples of all sizes and launches
+    num_bytes: int  # the size
+    seconds: list[list[float]]  # of each launch, one operation
+    # of the time: median and 95% interval, of several launches by the scatter of all transfers
     estimate: Estimate
 
     @property
@@ -120,7 +101,6 @@ class TransferSamples:
 
     @property
     def example(self) -> ProbeSample:
-        """What was done, and by which ranks."""
         return self.series.example
 
     @property
@@ -132,11 +112,8 @@ class TransferSamples:
 
 
 def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
-    """The transfer cells of a folder with a done run, by device, world size and GPU peer access.
-
-    Raises:
-        StoreError: a record or a sample of a done run is missing or damaged.
-    """
+    """The transfer cells of a folder with a done run, by device, world size and GPU peer access; StoreError
+    where a record or a sample of a done run is missing or damaged."""
     records = (run for run in folder.runs() if run.cell.get("kind") == KIND and run.state == "done")
     done = by_key(records, lambda record: record.cell_id)
     results = [_read(folder, records) for records in done.values()]
@@ -201,7 +178,6 @@ def transfers_csv(study: str, results: Iterable[TransferResult]) -> str:
 
 
 def transfer_rows(results: Iterable[TransferResult]) -> list[dict[str, Any]]:
-    """The rows as values; None for missing ones."""
     return [_row(transfer) for result in results for transfer in result.transfers]
 
 
@@ -260,8 +236,8 @@ def _field(value: Any) -> Any:
 def machine_text(results: Sequence[TransferResult]) -> str | None:
     """The machine file made from the samples; None if no cell ran on a single node.
 
-    Made of the cells on GPUs, where there are some, of the largest world size: copies from the launches with
-    access between GPUs, messages from those without it as well.
+    Made of the cells on GPUs, if any, of the largest world size: copies from the launches with access between
+    GPUs, messages from those without it as well.
     """
     on_one_node = [result for result in results if result.num_nodes in (1, None)]
     if not on_one_node:

@@ -6,6 +6,13 @@
    that any is taken for faster that is not is 5% at most. Whether others are slower need not be shown.
 3. The fastest of those that are shown to be faster is the choice; without any the default stays.
 4. What the choice takes beyond the control arm without exchange is what could still be gained.
+
+When buckets are ready and how long their exchanges take, from the profiled iterations of a cell.
+
+On the lane `hook` of a profiled iteration stands when the backward pass hands a bucket on, on the lane `comm`
+its exchange. Every rank takes part in an exchange, so a bucket is ready when it is on the last rank, and an
+exchange takes what it does on the rank that comes last. What the computation waited for the host in earlier
+hooks is taken off: a step that is not profiled does not wait so.
 """
 
 from __future__ import annotations
@@ -13,28 +20,32 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scaling.analysis.decisions import Difference, adjusted, launches_needed
 from scaling.analysis.findings import Finding
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
+from scaling.errors import ScalingError
+from scaling.measure.budget import HOOK, RankStep, Span
 from scaling.measure.statistics import CONFIDENCE
 
 
 def tuned_buckets(
     cells: Sequence[CellResult], default: str, candidates: Sequence[str], control: str | None
 ) -> Finding:
-    """Which buckets to use.
+    """Which buckets to use, as a finding of that name, whose first cell is the choice.
 
     Args:
         cells: of the folder, measured.
         default: id of the cell with DDP's own buckets.
         candidates: ids of cells with others.
         control: id of the cell without exchange; None where it was not measured.
-
-    Returns:
-        A finding of kind `tuned_buckets`, whose first cell is the choice.
     """
     scatter = scatter_of(cells)
     known = [cell_id for cell_id in candidates if scatter.num_launches(cell_id)]
@@ -93,10 +104,66 @@ def _launches_needed(differences: Sequence[Difference], num_launches: int) -> in
 
 
 def _ratio(difference: Difference) -> dict[str, float | None]:
-    """The ratio of the second time to the first, with its interval."""
     low, high = difference.interval or (None, None)
     return {"ratio": difference.ratio, "low": low, "high": high}
 
 
 def _iteration_s(cell: CellResult) -> float:
     return statistics.geometric_mean(launch.iteration_s for launch in cell.launches)
+
+
+Floats = NDArray[np.float64]
+COMM = "comm"
+
+
+@dataclass(frozen=True)
+class BucketTimes:
+    """Of each bucket, in the order of the exchanges."""
+
+    num_bytes: tuple[int, ...]  # of its gradients
+    # when it is complete, from the start of the step: the median over profiled iterations
+    ready_s: tuple[float, ...]
+    exchange_s: tuple[float, ...]  # its exchange likewise, with what encodes and decodes it
+
+
+def bucket_times(cell: CellResult, num_bytes: tuple[int, ...] | None = None) -> BucketTimes:
+    """The times of a profiled cell's buckets, of `num_bytes`, or as its run recorded them; ScalingError where
+    nothing was profiled, or it is not known which bucket a span is of."""
+    recorded = [record.summary.get("bucket_bytes") for record in cell.done]
+    sizes = num_bytes or tuple(next(filter(None, recorded), ()))
+    steps = [step.ranks for launch in cell.launches for step in launch.profiled_steps]
+    if not sizes or not steps:
+        raise ScalingError(f"cell {cell.cell_id} has no profiled iterations of DDP's buckets")
+    ready, exchanged_s = [], []
+    for ranks in steps:
+        hooks = [_of_lane(rank, HOOK) for rank in ranks]
+        exchanges = [_of_lane(rank, COMM) for rank in ranks]
+        if any(len(spans) != len(sizes) for spans in hooks) or any(len(s) % len(sizes) for s in exchanges):
+            raise ScalingError(
+                f"cell {cell.cell_id}: its profiled iterations are not of {len(sizes)} buckets"
+            )
+        ready.append(np.max([_without_waits(spans) for spans in hooks], axis=0))
+        exchanged_s.append(np.min([_lengths(spans, len(sizes)) for spans in exchanges], axis=0))
+    ready_s: Floats = np.maximum.accumulate(np.median(ready, axis=0))
+    return BucketTimes(sizes, tuple(map(float, ready_s)), tuple(map(float, np.median(exchanged_s, axis=0))))
+
+
+def _of_lane(rank: RankStep, lane: str) -> list[Span]:
+    return sorted((span for span in rank.spans if span.lane == lane), key=lambda span: span.start_s)
+
+
+def _without_waits(hooks: list[Span]) -> Floats:
+    """Their starts, as if earlier ones had taken no time."""
+    starts = np.array([span.start_s for span in hooks])
+    waits = np.array([span.stop_s - span.start_s for span in hooks])
+    earlier: Floats = np.concatenate([[0.0], np.cumsum(waits)[:-1]])
+    return starts - earlier
+
+
+def _lengths(spans: list[Span], num_buckets: int) -> Floats:
+    """Of each bucket's exchange, which has equally many spans: from its first start to its last end."""
+    each = len(spans) // num_buckets
+    if each == 0:
+        return np.zeros(num_buckets)
+    places = pairwise(range(0, len(spans) + 1, each))
+    return np.array([spans[last - 1].stop_s - spans[first].start_s for first, last in places])

@@ -20,7 +20,7 @@ import pandas as pd
 from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, Excluded, workloads
 from scaling.analysis.columns import SPEEDUP, Row, is_of_older_code, shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
-from scaling.analysis.doubts import is_too_noisy
+from scaling.analysis.explain import is_too_noisy
 from scaling.analysis.explain_view import Known, View
 from scaling.analysis.findings import Finding
 from scaling.analysis.losses import losses_of, single_like
@@ -29,17 +29,13 @@ from scaling.analysis.samples import CellResult
 from scaling.axes import Role, columns
 from scaling.measure.statistics import ONE_LAUNCH
 
-NAMED_RATIO = 1.1
-"""Measured time to the choice's, up to which a setting is named as not resolved from it."""
-
-WIDE_RATIO = 1.5
-"""Upper end to lower end of an interval, above which it is named instead of its middle."""
+NAMED_RATIO = 1.1  # measured time to the choice's, up to which a setting is named as not resolved from it
+WIDE_RATIO = 1.5  # upper end to lower end of an interval, above which it is named instead of its middle
 
 Ratios = Mapping[str, tuple[float, float]]
 """Cell id -> the interval of its time over the choice's (`Recommendation`)."""
 
-OBJECTIVES = (TIME, ACCURACY)
-"""Those of which a study has an answer, where it measured them."""
+OBJECTIVES = (TIME, ACCURACY)  # those of which a study has an answer, where it measured them
 
 
 def verdicts(
@@ -51,14 +47,10 @@ def verdicts(
     """The answers of a study: one per workload and objective, times of steps before times to an accuracy.
 
     Args:
-        table: what `build_table` made.
-        cells: the samples it was made of.
-        num_cores: CPU cores of a node; None where they are unknown.
-        known: of the same table and cells, where somebody has it already.
+        table, cells, num_cores, known: see `recommend`.
 
     Returns:
-        Findings of kind `verdict`, none for workloads without a candidate. Their cells are the choice and
-        what is equally fast.
+        Findings of kind `verdict`, none for workloads without a candidate; of the choice and what is as fast.
     """
     verdicts, known = [], known or Known.of(to_rows(table), cells, num_cores)
     for objective in OBJECTIVES:
@@ -208,11 +200,8 @@ def _lossy(choice: Candidate, excluded: Sequence[Excluded]) -> dict[str, list[st
 
 
 def _measured(choice: Candidate, candidates: Sequence[Candidate], ratios: Ratios) -> dict[str, Any]:
-    """What the choice reaches: for a training the seconds to its target, otherwise the time of a step.
-
-    Where `none` was not timed on one worker, `single` is the aggregator that the speedup is over: there it
-    exchanges nothing.
-    """
+    """What the choice reaches: for a training the seconds to its target, otherwise the time of a step. Where
+    `none` was not timed on one worker, `single` is the aggregator that the speedup is over."""
     row = choice.row
     singles = [candidate for candidate in candidates if candidate.row["world_size"] == 1]
     if row["kind"] != "iteration":
@@ -234,10 +223,8 @@ def _measured(choice: Candidate, candidates: Sequence[Candidate], ratios: Ratios
 
 
 def _over_one_worker(choice: Candidate, singles: Sequence[Candidate], ratios: Ratios) -> dict[str, Any]:
-    """The speedup of trainings, of the seeds that both have; None where they share none.
-
-    Where the two have unlike trainings, `unlike` says how many one worker has, and which seeds are compared.
-    """
+    """The speedup of trainings, of the seeds that both have, if any. Where the two have unlike trainings,
+    `unlike` says how many one worker has, and which seeds are compared."""
     shared = [single for single in singles if _shared_trainings(single, choice)]
     if not shared:
         return dict.fromkeys((*SPEEDUP, "parallel_efficiency", "unlike"))
@@ -255,7 +242,6 @@ def _over_one_worker(choice: Candidate, singles: Sequence[Candidate], ratios: Ra
 
 
 def _confidence(choice: Candidate, open_sizes: Sequence[int], *, is_tie: bool) -> str:
-    """How sure the answer is: one_launch, workers_open, aggregator_open or sure."""
     if choice.values()["is_one_launch"] or choice.low is None:
         return "one_launch"
     if open_sizes:
@@ -288,7 +274,6 @@ def _aggregator(candidate: Candidate) -> str:
 
 
 def _shared(choice: Candidate, ties: Sequence[Candidate]) -> list[str]:
-    """The further settings that all named candidates share."""
     further = [part for part in choice.parts[1:] if part != NO_EXCHANGE]
     return [part for part in further if all(part in tie.parts for tie in ties)]
 
@@ -330,7 +315,6 @@ def _next_best(
 
 
 def _best_of_other_sizes(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:
-    """The best setting with another number of workers, and how much slower it is."""
     elsewhere = [other for other in others if other.row["world_size"] != choice.row["world_size"]]
     best = min(elsewhere, key=lambda other: other.value, default=None)
     if best is None:

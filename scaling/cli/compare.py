@@ -13,8 +13,7 @@ from typer.core import TyperCommand
 from scaling.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from scaling.analysis.comparison import Comparison
-    from scaling.analysis.gates import Gate
+    from scaling.analysis.comparison import Comparison, Gate
     from scaling.store import ResultsFolder
 
 
@@ -60,7 +59,7 @@ def compare(
     A verdict needs `repeats: 3` or more on both sides.
     """
     from scaling.analysis.compare import compare as compare_folders
-    from scaling.analysis.gates import parse_gate
+    from scaling.analysis.comparison import parse_gate
     from scaling.errors import ScalingError
     from scaling.report.compare_text import comparison_as_dict
     from scaling.store import ResultsFolder
@@ -84,7 +83,7 @@ def compare(
 
 def _apply(gate: Gate, comparison: Comparison) -> None:
     """Names what fails, and ends with exit code 3 if anything does."""
-    from scaling.analysis.gates import changed_time, changed_times
+    from scaling.analysis.comparison import changed_time, changed_times
     from scaling.report.text import text_of
 
     if gate.more_than and (blind := gate.blind(comparison)):

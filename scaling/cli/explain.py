@@ -28,7 +28,7 @@ def explain(
     from scaling.analysis.columns import to_rows
     from scaling.analysis.explain import explained
     from scaling.analysis.explain_view import Known
-    from scaling.analysis.reading import notes_of, read_study
+    from scaling.analysis.summary import notes_of, read_study
     from scaling.errors import ScalingError
     from scaling.report.content import study_answer
     from scaling.report.explain_text import as_dict, choose, details, overview

@@ -41,7 +41,7 @@ def export(
     reads them.
     """
     from scaling.analysis.columns import to_rows
-    from scaling.analysis.reading import read_study
+    from scaling.analysis.summary import read_study
     from scaling.errors import ScalingError
     from scaling.report.explain_text import choose
     from scaling.report.exports import FILES, FORMATS

@@ -178,8 +178,8 @@ def predicted(
     Raises:
         StudyError: steps are to be predicted, and all of them are another device's than the machine's.
     """
-    from scaling.prediction.refusals import of_other_device
     from scaling.prediction.rows import reason_row, row_of
+    from scaling.prediction.terms import of_other_device
     from scaling.study.predicting import predict_cells, strategy_of
 
     predictor, compute = sources.predictor(machine, strategy_of, lambda note: typer.echo(note, err=True))

@@ -35,8 +35,8 @@ def recommend(
 
     from scaling.analysis.columns import to_rows
     from scaling.analysis.explain_view import Known
-    from scaling.analysis.reading import read_study
     from scaling.analysis.recommend import recommend as find
+    from scaling.analysis.summary import read_study
     from scaling.errors import ScalingError
     from scaling.report.content import study_answer
     from scaling.report.recommend_text import as_dict, lines_of

@@ -79,8 +79,7 @@ def import_schedule(
     """Prove an all-reduce that others wrote, or name the step that is wrong; make a schedule of it."""
     from scaling.collectives.schedule_file import to_yaml
     from scaling.files.documents import DocumentError, read_text
-    from scaling.interchange.msccl_prove import prove
-    from scaling.interchange.msccl_read import read_algorithm
+    from scaling.interchange.msccl_prove import prove, read_algorithm
     from scaling.interchange.msccl_xml import beyond_limits
 
     try:

@@ -135,7 +135,7 @@ class _Model:
 
     @classmethod
     def of(cls, probed: Sequence[CellResult]) -> _Model:
-        from scaling.analysis.bucket_times import bucket_times
+        from scaling.analysis.tuned import bucket_times
         from scaling.bucket import DDP_BUCKETS_MB
         from scaling.errors import ScalingError
         from scaling.prediction.buckets import ExchangeCurve, Gradients, of_default

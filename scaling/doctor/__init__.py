@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launchers.rank_info import RankError, RankInfo
-from scaling.doctor import devices, files, host, software
+from scaling.doctor import devices, host, software
 from scaling.doctor.line import CheckResult
 from topologies.detect import load_text, num_usable_cores
 
@@ -52,7 +52,7 @@ def examine(environ: Mapping[str, str], here: Path) -> list[CheckResult]:
         host.limits(bool(gpus.usable)),
         host.numa(num_cores),
         load,
-        files.data_sets(),
-        files.write_access(environ, here),
+        host.data_sets(),
+        host.write_access(environ, here),
         host.clock(),
     ]

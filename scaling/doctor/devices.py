@@ -15,20 +15,13 @@ from topologies.detect import nvidia_gpus
 
 @dataclass(frozen=True)
 class Gpus:
-    """What is known of this machine's GPUs.
+    """What is known of this machine's GPUs."""
 
-    Attributes:
-        listed: as nvidia-smi has them: name, memory_bytes, driver.
-        usable: how many torch can use.
-        torch_cuda: the CUDA version that torch was built for, None if for none.
-        nccl: the version that torch brings, None without GPUs.
-        apart: pairs (of torch's numbers) of which the first cannot access the second's memory.
-    """
-
-    listed: Sequence[Mapping[str, Any]]
-    usable: int
-    torch_cuda: str | None
-    nccl: str | None
+    listed: Sequence[Mapping[str, Any]]  # as nvidia-smi has them: name, memory_bytes, driver
+    usable: int  # how many torch can use
+    torch_cuda: str | None  # the CUDA version that torch was built for, None if for none
+    nccl: str | None  # the version that torch brings, None without GPUs
+    # pairs (of torch's numbers) of which the first cannot access the second's memory
     apart: Sequence[tuple[int, int]]
 
 
@@ -43,7 +36,6 @@ def look() -> Gpus:
 
 
 def devices(gpus: Gpus, num_cores: int) -> CheckResult:
-    """What workers compute on."""
     if gpus.usable:
         names = sorted({str(gpu["name"]) for gpu in gpus.listed}) or ["GPU"]
         driver = f", driver {gpus.listed[0]['driver']}" if gpus.listed else ""
@@ -68,7 +60,6 @@ def devices(gpus: Gpus, num_cores: int) -> CheckResult:
 
 
 def peer_access(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
-    """Whether GPUs can read each other's memory."""
     if gpus.usable < 2:
         return CheckResult("peer access", "ok", "not needed: fewer than two GPUs")
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):

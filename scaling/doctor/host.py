@@ -1,11 +1,13 @@
-"""Ports, shared memory, limits, NUMA and the clock of this host."""
+"""Ports, shared memory, limits, NUMA, the clock, data sets, and folders that studies write to."""
 
 from __future__ import annotations
 
 import os
 import platform
 import resource
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -13,6 +15,8 @@ from pathlib import Path
 
 from launchers.base import require_loopback
 from scaling.doctor.line import CheckResult
+from scaling.errors import ScalingError
+from scaling.workloads.registry import DATASETS, create_dataset
 from topologies.detect_host import SYS, cpu_governors, node_cpus
 
 MIN_OPEN_FILES = 1024
@@ -24,7 +28,6 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 def ports(environ: Mapping[str, str], resolve: Callable[[str], object] = socket.gethostbyname) -> CheckResult:
-    """Whether ranks can meet on this host."""
     try:
         require_loopback()
     except ValueError as error:
@@ -81,7 +84,6 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> CheckResult:  # noqa: S108
 
 
 def limits(has_gpus: bool, limit: Callable[[int], tuple[int, int]] = resource.getrlimit) -> CheckResult:
-    """Open files, and memory that may be pinned."""
     files, locked = limit(resource.RLIMIT_NOFILE)[0], limit(resource.RLIMIT_MEMLOCK)[0]
     shown = "unlimited" if locked == UNLIMITED else f"{locked / 1e6:.0f} MB"
     text = f"{'unlimited' if files == UNLIMITED else files} open files, {shown} of locked memory"
@@ -136,3 +138,54 @@ def clock(
             "clock", "warning", f"{text}; cores change their speed ({', '.join(governors)})", fix
         )
     return CheckResult("clock", "ok", text)
+
+
+MIN_FREE_BYTES = 1 << 30
+
+
+def data_sets() -> CheckResult:
+    """Which data sets can be loaded without a download."""
+    there: list[str] = []
+    missing: list[str] = []
+    try:
+        for name in DATASETS.targets():
+            (there if create_dataset(name).available() else missing).append(name)
+    except ScalingError as error:
+        return CheckResult("data sets", "error", str(error), "correct SCALING_DATA_DIR, or unset it")
+    text = ", ".join(there) + (f"; not here: {', '.join(missing)}" if missing else "")
+    if missing:
+        fix = "set SCALING_DATA_DIR to a folder that holds them; else a study's first run downloads them"
+        return CheckResult("data sets", "warning", text, fix)
+    return CheckResult("data sets", "ok", text)
+
+
+def write_access(environ: Mapping[str, str], here: Path) -> CheckResult:
+    """Whether results, in the current folder, and downloads, in the user's cache, can be written."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scaling-study"
+    for what, folder in (("results", here / "results"), ("the cache", cache)):
+        nearest = _nearest(folder)
+        if not _can_write(nearest):
+            fix = "use --out elsewhere" if what == "results" else "set XDG_CACHE_HOME to a writable folder"
+            return CheckResult("write access", "error", f"{nearest} cannot be written, for {what}", fix)
+    free = shutil.disk_usage(_nearest(here / "results")).free
+    text = f"results in {here / 'results'}, {free / 1e9:.1f} GB free; cache in {cache}"
+    if free < MIN_FREE_BYTES:
+        return CheckResult("write access", "warning", text, "make room, or use --out elsewhere")
+    return CheckResult("write access", "ok", text)
+
+
+def _nearest(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _can_write(folder: Path) -> bool:
+    """By trying: rights alone do not tell of read-only mounts, nor of what root may."""
+    if not os.path.isdir(folder):
+        return False
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

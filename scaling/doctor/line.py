@@ -12,22 +12,14 @@ State = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check found.
+    """What one check found."""
 
-    Attributes:
-        name: what was looked at.
-        state: "ok"; "warning", studies run but something is missing or slow; "error", studies fail.
-        text: what was found.
-        fix: what to do; empty where nothing is to be done.
-    """
-
-    name: str
-    state: State
-    text: str
-    fix: str = ""
+    name: str  # what was looked at
+    state: State  # "ok"; "warning", studies run but something is missing or slow; "error", studies fail
+    text: str  # what was found
+    fix: str = ""  # what to do; empty where nothing is to be done
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
         return asdict(self)
 
     def describe(self) -> str:

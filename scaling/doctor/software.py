@@ -19,12 +19,10 @@ ANSWER_LIMIT_S = 20.0
 
 Which = Callable[[str], str | None]
 Ask = Callable[[str], str]
-Version = Callable[[str], str | None]
-"""Package -> its version, None where it is not installed."""
+Version = Callable[[str], str | None]  # package -> its version, None where it is not installed
 
 
 def package_version(name: str) -> str | None:
-    """The version of an installed package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -44,23 +44,18 @@ def bytes_field(field: int, content: bytes) -> bytes:
 
 
 def text_field(field: int, text: str) -> bytes:
-    """A string in UTF-8."""
     return bytes_field(field, text.encode())
 
 
 VERSION = "0.0.4"
 COMP_NODE, COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE = 4, 5, 6, 7
 ALL_REDUCE = 0
-INT64, UINT32, UINT64, BOOL = 9, 11, 13, 27
-"""Fields of AttributeProto."""
+INT64, UINT32, UINT64, BOOL = 9, 11, 13, 27  # fields of AttributeProto
 
 
 def traces(schedule: Schedule, num_elements: int, compute_s: float = 0.0, itemsize: int = 4) -> list[bytes]:
-    """The trace of each rank: the computation, then the schedule on a buffer of that size.
-
-    Raises:
-        ScheduleError: it uses host memory.
-    """
+    """Of each rank: the computation, then the schedule on a buffer of that size; ScheduleError where it uses
+    host memory."""
     if schedule.num_hosts:
         raise ScheduleError(f"{schedule.name}: Chakra has no host memory; export a schedule between ranks")
     bounds = schedule.bounds(num_elements)

@@ -17,16 +17,12 @@ ARMS = ("baseline", "no_exchange", "one_worker")
 
 
 def is_of_script(folder: ResultsFolder) -> bool:
-    """Whether a results folder was made by `scaling attach`."""
     return any(part.get("kind") == ATTACHED for part in folder.require().study().get("parts", []))
 
 
 def as_timed(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The cell of an arm as timed cells of a study.
-
-    Without exchange it is two: DDP wraps the model, and it is all that tells of one worker. What the input
-    takes is in its steps; how large a sample is, is not known.
-    """
+    """The cell of an arm as timed cells of a study; without exchange two: DDP wraps the model, and it is all
+    that tells of one worker. What the input takes is in its steps; how large a sample is, is not known."""
     first_mb, others_mb = DDP_BUCKETS_MB
     bucket_mb = cell.get("bucket_mb") or others_mb
     timed = {
@@ -46,11 +42,8 @@ def is_usable(records: Sequence[RunRecord], baseline: RunRecord) -> bool:
 
 
 def baseline_of(records: Sequence[RunRecord], source: str) -> RunRecord:
-    """A run of the script in which nothing was changed.
-
-    Raises:
-        PredictionError: there is none, or its step exchanges something else than all gradients once.
-    """
+    """A run of the script in which nothing was changed; PredictionError where there is none, or its step
+    exchanges something else than all gradients once."""
     baselines = [record for record in records if record.cell["arm"] == "baseline" and record.state == "done"]
     if not baselines:
         raise PredictionError(f"{source}: the script's baseline was not measured")
@@ -66,12 +59,8 @@ def baseline_of(records: Sequence[RunRecord], source: str) -> RunRecord:
 def cells_of_script(
     folder: ResultsFolder, topology: Topology, world_sizes: Sequence[int] | None
 ) -> tuple[list[dict[str, Any]], str, list[tuple[int, str]]]:
-    """The script's step on so many workers, each with the batch that it has, over the links of the machine.
-
-    Args:
-        folder: of the attached script.
-        topology: the machine.
-        world_sizes: None: as measured.
+    """The script's step on so many workers (None: as measured), each with its batch, over the links of the
+    machine.
 
     Returns:
         The cells, its `tensor_shapes`, and the sizes that the machine has no place for, with the reason.

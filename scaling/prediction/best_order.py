@@ -45,11 +45,8 @@ class Order:
 
 
 def search(strategy: Strategy, topology: Topology) -> dict[str, Any] | None:
-    """The best and the worst order; None where nothing of ours is exchanged between ranks.
-
-    Raises:
-        TopologyError: the machine is too small.
-    """
+    """The best and the worst order; None where nothing of ours is exchanged between ranks; TopologyError
+    where the machine is too small."""
     world_size = int(strategy.cell["world_size"])
     stages = [stage for bucket in strategy.buckets for stage in bucket if isinstance(stage, Exchange)]
     if world_size < 2 or not stages or any(stage.native or stage.library for stage in stages):

@@ -80,15 +80,10 @@ class ExchangeCurve:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients in the order in which they become ready.
+    """Gradients in the order in which they become ready."""
 
-    Attributes:
-        ready_s: when, from the start of the step; ascending.
-        num_bytes: of each.
-    """
-
-    ready_s: tuple[float, ...]
-    num_bytes: tuple[int, ...]
+    ready_s: tuple[float, ...]  # when, from the start of the step; ascending
+    num_bytes: tuple[int, ...]  # of each
 
     @property
     def bytes_before(self) -> Floats:
@@ -98,17 +93,11 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Partition:
-    """Gradients cut into buckets.
+    """Gradients cut into buckets."""
 
-    Attributes:
-        ends: number of gradients up to the end of each bucket; ascending, the last is N.
-        end_s: of the last exchange, by the model.
-        sizes_mb: what DDP is given for them, in MiB, if that is not the size of each.
-    """
-
-    ends: tuple[int, ...]
-    end_s: float
-    sizes_mb: tuple[float, ...] = ()
+    ends: tuple[int, ...]  # number of gradients up to the end of each bucket; ascending, the last is N
+    end_s: float  # of the last exchange, by the model
+    sizes_mb: tuple[float, ...] = ()  # what DDP is given for them, in MiB, if that is not the size of each
 
     def sizes_for_ddp(self, gradients: Gradients) -> tuple[float, ...]:
         """The upper size of each bucket in MiB, in few digits, of which the last is repeated."""
@@ -132,7 +121,6 @@ def _shortest(above: float, up_to: float) -> float:
 
 
 def end_s(ends: Sequence[int], gradients: Gradients, curve: ExchangeCurve) -> float:
-    """When the last exchange of a partition ends, by the model."""
     before, end = gradients.bytes_before, 0.0
     for first, last in pairwise((0, *ends)):
         size = np.array([before[last] - before[first]])
@@ -215,14 +203,8 @@ def of_two_sizes(gradients: Gradients, curve: ExchangeCurve) -> list[Partition]:
 def to_measure(
     gradients: Gradients, curve: ExchangeCurve, default: Partition, count: int, *, takes_sizes: bool = True
 ) -> list[Partition]:
-    """The best few partitions, the best first, that are not the default.
-
-    Args:
-        gradients, curve: the model.
-        default: what is measured anyhow.
-        count: of partitions, at most.
-        takes_sizes: DDP takes the sizes of all buckets; else of the first and of the others.
-    """
+    """The best `count` partitions at most, the best first, that are not the default, which is measured
+    anyhow; `takes_sizes`: DDP takes the sizes of all buckets, else of the first and of the others."""
     candidates = (
         [best_partition(gradients, curve), *best_by_count(gradients, curve)]
         if takes_sizes
@@ -247,6 +229,5 @@ def to_measure(
 
 
 def of_default(sizes_mb: Sequence[float], gradients: Gradients, curve: ExchangeCurve) -> Partition:
-    """What DDP makes of those sizes, by the model."""
     ends = closed_by(sizes_mb, gradients)
     return replace(Partition(ends, end_s(ends, gradients, curve)), sizes_mb=tuple(sizes_mb))

@@ -60,14 +60,9 @@ TREND_SD: dict[str, float] = {
 host memory, root ports and switches. Assumptions: from two ranks to four the time changed by -8% (NCCL,
 NVLink) to +13% (NCCL, host-only)."""
 
-MODEL_SD = 0.08
-"""Relative deviation that the model has of its own at each measurement. An assumption."""
-
-CLOCK_S = 10e-6
-"""What a measured exchange is uncertain by, whatever its length: clocks, starts of kernels."""
-
-LARGEST_SD = 1e6
-"""What was measured in no time at all says nothing."""
+MODEL_SD = 0.08  # relative deviation that the model has of its own at each measurement. An assumption
+CLOCK_S = 10e-6  # what a measured exchange is uncertain by, whatever its length: clocks, starts of kernels
+LARGEST_SD = 1e6  # what was measured in no time at all says nothing
 
 LEFT_OVER_SD = 0.06
 """Of a strategy's left-over for each doubling of the world size it was measured at. Measured: 6% from two
@@ -105,21 +100,13 @@ UNMEASURED_LEFT_OVER_SD = 0.15
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured aggregation, or transfer.
+    """A measured aggregation, or transfer."""
 
-    Attributes:
-        key: of the strategy, for its left-over; None for transfers.
-        terms: what it consists of.
-        seconds: that it took.
-        relative_sd: of those.
-        world_size: ranks.
-    """
-
-    key: tuple[str, ...] | None
-    terms: Sequence[Term]
-    seconds: float
-    relative_sd: float
-    world_size: int
+    key: tuple[str, ...] | None  # of the strategy, for its left-over; None for transfers
+    terms: Sequence[Term]  # what it consists of
+    seconds: float  # that it took
+    relative_sd: float  # of those
+    world_size: int  # ranks
 
     @property
     def node_ranks(self) -> int:
@@ -169,7 +156,6 @@ class Calibration:
         return math.exp(self.logs[self.names.index((kind, part))])
 
     def seconds(self, term: Term) -> PredictedValue:
-        """A term, calibrated."""
         scale = self._native_scale(term)
         doublings = doublings_of(term.node_ranks or term.num_ranks)
         trend = self.factor(term.kind, 2) ** doublings
@@ -197,7 +183,6 @@ class Calibration:
         return priced.also(f"what {term.name} runs on", term.own_sd) if term.own_sd else priced
 
     def _trend_sd(self, kind: str) -> float:
-        """Of the logarithm of a kind's trend."""
         if (kind, 2) not in self.names:
             return prior_sd(kind, 2)
         index = self.names.index((kind, 2))

@@ -33,19 +33,13 @@ from topologies.schema import load
 OPERATIONS = ("send", "swap", "shift", "all_reduce", "mpi_all_reduce")
 LEAST_RELATIVE_SD = 0.005
 
-LEAST_STEPS = 8
-"""Of a launch, that tell what its steps scatter by."""
-
-QUARTILES_APART = 1.349
-"""Of a normal distribution, in standard deviations."""
+LEAST_STEPS = 8  # of a launch, that tell what its steps scatter by
+QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
 
 
 class MeasuredFolder:
-    """What a results folder has measured; asked again, it reads only the cells whose runs have changed.
-
-    Args:
-        folder: of a study, which may be under way.
-    """
+    """What a folder of a study, perhaps under way, has measured; asked again, it reads only cells with
+    changed runs."""
 
     def __init__(self, folder: ResultsFolder) -> None:
         self._folder = folder
@@ -54,12 +48,9 @@ class MeasuredFolder:
         self._transfers: list[MeasuredTransfer] = []
 
     def cells(self) -> list[MeasuredCell]:
-        """The timed cells, made from the raw samples, in the order of the summary.
-
-        Raises:
-            StoreError: a record or a sample of a done run is missing or damaged.
-            PredictionError: the runs are of an attached script, of which nothing can be predicted.
-        """
+        """The timed cells, made from the raw samples, in the order of the summary; StoreError where a sample
+        of a done run is missing or damaged, PredictionError where the runs are of a script of which nothing
+        can be predicted."""
         study = study_name(self._folder.require())
         by_cell = read_records(self._folder)
         attached = [
@@ -94,7 +85,6 @@ class MeasuredFolder:
         return Counter(what for cell_changes in changes for what in sorted(cell_changes))
 
     def transfers(self) -> list[MeasuredTransfer]:
-        """The messages and all-reduces of its transfer cells."""
         records = [record for record in self._folder.require().runs() if record.cell.get("kind") == TRANSFER]
         if records != self._transfer_records:
             launches = [launch for result in read_transfers(self._folder) for launch in result.launches]
@@ -146,11 +136,7 @@ def transfers_from(samples: Iterable[ProbeSample]) -> list[MeasuredTransfer]:
 
 
 def read_samples(path: Path) -> list[ProbeSample]:
-    """A probe's samples, as CSV, compressed or not.
-
-    Raises:
-        TopologyError: the file cannot be read.
-    """
+    """A probe's samples, as CSV, compressed or not; TopologyError where the file cannot be read."""
     mend = "name what `topology probe` or `topology import` wrote"
     try:
         content = read_bytes(path)
@@ -184,9 +170,6 @@ def sources_of(
 
     The machine is, in this order: `source_topology`; a folder's probed.yaml, if it has as many GPUs as were
     measured; `topology`, where the folders' GPUs are the same product; a folder's topology.yaml.
-
-    Raises:
-        StoreError: a folder is none.
     """
     opened = [ResultsFolder(path).require() for path in folders]
     measured_folders = [MeasuredFolder(folder) for folder in opened]
@@ -222,7 +205,6 @@ def sources_of(
 
 
 def _recorded_machines(folders: Sequence[ResultsFolder]) -> Iterator[Topology]:
-    """Of the folders' own topology.yaml, those that can be read."""
     for folder in folders:
         with suppress(TopologyError):
             if (folder.path / "topology.yaml").is_file():

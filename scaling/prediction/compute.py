@@ -39,8 +39,8 @@ from scaling.errors import PredictionError
 from scaling.prediction.curves import Point, around, line, phase, rising
 from scaling.prediction.estimate import PredictedValue, beyond, sd_that_reaches
 from scaling.prediction.measured import MeasuredCell
-from scaling.prediction.stragglers import MACHINE_SD, slowest_of
 from scaling.prediction.strategy import steps_of_exchange
+from scaling.prediction.unseen import MACHINE_SD, slowest_of
 
 EXTRAPOLATION_SD = 0.05
 """Relative deviation that each factor of two beyond the measured local batches adds. Measured: 12 ends
@@ -50,8 +50,7 @@ for a factor of two."""
 INTERPOLATION_SD = 0.02
 """The same between two measured batches: 1.5% off, but for 7 and 14% where a floor begins."""
 
-BORROWED_SD = 0.10
-"""The same where a step's dependence on the batch is that of the eager step. An assumption."""
+BORROWED_SD = 0.10  # the same where a step's dependence on the batch is that of the eager step. An assumption
 
 BORROWED_SHARE = 0.2
 """Of what two steps of the same kernels differ by at one batch: how much of it another batch may change, if
@@ -84,39 +83,25 @@ BACKWARD_SHARE = 2 / 3
 
 @dataclass(frozen=True)
 class Computed:
-    """A rank's step without exchange.
+    """A rank's step without exchange."""
 
-    Attributes:
-        step_s: all of it, with the update of all parameters.
-        update_s: of that, the update.
-        backward_s: of that, the backward pass.
-        notes: what of it was not measured.
-        without_ddp: DDP would wrap the step, and what that costs is not in it.
-        without_input: data was on the device; its copies there are not in it.
-        waits_s: of the step, waiting for a loader, which meanwhile goes on during an exchange.
-        step_sd: relative, of one rank's steps; None: not known, or the slowest of the ranks is in the step.
-        by_processor: the processor bounds the step, which launches its kernels; None: not known, since the
-            captured step was not measured.
-    """
-
-    step_s: PredictedValue
-    update_s: float
-    backward_s: float
-    notes: tuple[str, ...] = ()
-    without_ddp: bool = False
-    without_input: bool = False
-    waits_s: float = 0.0
+    step_s: PredictedValue  # all of it, with the update of all parameters
+    update_s: float  # of that, the update
+    backward_s: float  # of that, the backward pass
+    notes: tuple[str, ...] = ()  # what of it was not measured
+    without_ddp: bool = False  # DDP would wrap the step, and what that costs is not in it
+    without_input: bool = False  # data was on the device; its copies there are not in it
+    waits_s: float = 0.0  # of the step, waiting for a loader, which meanwhile goes on during an exchange
+    # relative, of one rank's steps; None: not known, or the slowest of the ranks is in the step
     step_sd: float | None = None
+    # the processor bounds the step, which launches its kernels; None: not known, since the captured step was
+    # not measured
     by_processor: bool | None = None
 
 
 class ComputeModel:
-    """Measured steps without exchange.
-
-    Args:
-        cells: measured ones; of those that exchange, captured ones alone tell something.
-        other_gpu_sd: relative deviation of all of it, as another GPU's than the one it is told for.
-    """
+    """Steps without exchange, from measured cells; of those that exchange, captured ones alone tell
+    something. `other_gpu_sd`: of all of it, relative, as another GPU's than the one it is told for."""
 
     def __init__(self, cells: Sequence[MeasuredCell], other_gpu_sd: float = 0.0) -> None:
         self._other_gpu_sd = other_gpu_sd
@@ -133,11 +118,7 @@ class ComputeModel:
         self._curves = {key: _curve_of(by_batch) for key, by_batch in floors.items()}
 
     def step(self, cell: Mapping[str, Any], local_batch: int) -> Computed:
-        """The cell's step at that local batch.
-
-        Raises:
-            PredictionError: nothing like it was measured.
-        """
+        """The cell's step at that local batch; PredictionError where nothing like it was measured."""
         computed = self._measured(cell, local_batch)
         if not self._other_gpu_sd:
             return computed
@@ -209,10 +190,8 @@ class ComputeModel:
         return next((other for other in _other_inputs(cell) if self._curve(other)), None)
 
     def _donor(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> tuple[list[Point], bool] | None:
-        """A curve over more batches, which the cell's own follows beyond what it has of them.
-
-        Also whether it is of the same kernels: of the same step, or of another that the host launches too.
-        """
+        """A curve over more batches, which the cell's own follows beyond what it has of them; and whether it
+        is of the same kernels: of the same step, or of another that the host launches too."""
         captured = cell["step"] == "captured"
         keys = [(_key(cell, exchanges=False), True)] if cell["step"] == "overlapped" else []
         if _is_layered(cell):
@@ -254,7 +233,6 @@ class ComputeModel:
 
 
 def _waits_s(cell: Mapping[str, Any], curve: Sequence[Point], local_batch: int) -> float:
-    """Of a step, waiting for a loader."""
     if cell.get("input_placement") != "loader":
         return 0.0
     return phase(curve, "input_s", local_batch) or 0.0

@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-NORMAL_95 = 1.959964
-"""Standard deviations on either side that hold 95% of a normal distribution."""
+NORMAL_95 = 1.959964  # standard deviations on either side that hold 95% of a normal distribution
 
 
 def sd_that_reaches(ratio: float) -> float:
@@ -42,12 +41,10 @@ class PredictedValue:
 
     @classmethod
     def of(cls, value: float, source: str, relative_sd: float) -> PredictedValue:
-        """One input of its own."""
         return cls(value, {source: value * relative_sd})
 
     @property
     def sd(self) -> float:
-        """Standard deviation."""
         return math.hypot(*self.changes.values())
 
     @property
@@ -62,7 +59,6 @@ class PredictedValue:
         return self.value / spread, self.value * spread
 
     def times(self, factor: float) -> PredictedValue:
-        """Every value and change multiplied."""
         return PredictedValue(
             self.value * factor, {name: change * factor for name, change in self.changes.items()}
         )
@@ -95,7 +91,6 @@ NOTHING = PredictedValue(0.0)
 
 
 def total(parts: Iterable[PredictedValue]) -> PredictedValue:
-    """The sum."""
     result = NOTHING
     for part in parts:
         result = result + part

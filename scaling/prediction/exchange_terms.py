@@ -20,8 +20,7 @@ HOROVOD_CYCLE_S = 1e-3
 HOST_MEETING_S = 200e-6
 """What processes take to meet before and after an exchange through host memory. An assumption; calibrated."""
 
-UNSEARCHED_SD = 0.7
-"""Of NCCL's all-reduce where its rings are not searched: a factor of two. An assumption."""
+UNSEARCHED_SD = 0.7  # of NCCL's all-reduce where its rings are not searched: a factor of two. An assumption
 
 MOST_UNDER_A_SWITCH = 32
 """Nodes that one switch for each rail connects, so that their messages share no link. An assumption."""
@@ -33,8 +32,7 @@ with routing that spreads flows (Engineering at Meta, "A RoCE network for distri
 
 THROUGH_HOST = ("sends_host", "host_memory", "host")
 
-KERNEL_S = 3e-6
-"""What a kernel takes at least. An assumption; calibrated."""
+KERNEL_S = 3e-6  # what a kernel takes at least. An assumption; calibrated
 
 
 def exchange_terms(

@@ -43,7 +43,6 @@ class MeasuredCell:
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
         return int(self.cell["world_size"])
 
     @property
@@ -63,34 +62,21 @@ class MeasuredCell:
 
 @dataclass(frozen=True)
 class MeasuredTransfer:
-    """One operation of a probe at one size.
+    """One operation of a probe at one size."""
 
-    Attributes:
-        operation: "send", "swap", "shift", "all_reduce" or "mpi_all_reduce".
-        num_ranks: that took part.
-        num_bytes: of a message, or of the buffer that is reduced.
-        host_only: without access between GPUs.
-        seconds: the median.
-        relative_sd: of that.
-    """
-
-    operation: str
-    num_ranks: int
-    num_bytes: int
-    host_only: bool
-    seconds: float
-    relative_sd: float
+    operation: str  # "send", "swap", "shift", "all_reduce" or "mpi_all_reduce"
+    num_ranks: int  # that took part
+    num_bytes: int  # of a message, or of the buffer that is reduced
+    host_only: bool  # without access between GPUs
+    seconds: float  # the median
+    relative_sd: float  # of that
 
 
 def measured_cells(
     rows: Iterable[tuple[Mapping[str, Any], str, Mapping[str, Any]]], source: str
 ) -> list[MeasuredCell]:
-    """Those that were timed, also where launches are left to do; both halves of A/A pairs.
-
-    Args:
-        rows: of each its variables, its `tensor_shapes` and its row of summary.csv.
-        source: the results folder.
-    """
+    """Those that were timed, also where launches are left to do; both halves of A/A pairs. A row: its
+    variables, its `tensor_shapes` and its row of summary.csv."""
     strategies = []
     for cell, tensor_shapes, row in rows:
         seconds = _number(row.get("iteration_s"))

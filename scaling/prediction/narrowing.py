@@ -30,20 +30,11 @@ OF_EVERY_STEP = "launches and machines"
 
 @dataclass(frozen=True)
 class NextMeasurement:
-    """What to measure next.
-
-    Attributes:
-        cell: the predicted cell that gains most.
-        changes: of its variables, which give what to measure.
-        before, after: half of its 95% interval, as a ratio of the step.
-        num_cells: whose intervals it narrows.
-    """
-
-    cell: Mapping[str, Any]
-    changes: Mapping[str, Any]
-    before: float
+    cell: Mapping[str, Any]  # the predicted cell that gains most
+    changes: Mapping[str, Any]  # of its variables, which give what to measure
+    before: float  # before, after: half of its 95% interval, as a ratio of the step
     after: float
-    num_cells: int = 1
+    num_cells: int = 1  # whose intervals it narrows
 
     @property
     def text(self) -> str:

@@ -19,7 +19,41 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median, stdev
 from typing import Any
 
+from scaling.bucket import BucketLayout
 from scaling.prediction.estimate import NOTHING, PredictedValue
+
+
+def ddp_buckets(layout: BucketLayout, sizes_mb: Sequence[float], itemsize: int = 4) -> list[BucketLayout]:
+    """DDP's buckets of gradients of one dtype, in the order in which they become ready. `sizes_mb`: of the
+    first ones, in MiB; the last is that of all that follow. `itemsize`: bytes of an element."""
+    limits = [size * 2**20 for size in sizes_mb]
+    buckets: list[list[tuple[str, tuple[int, ...]]]] = [[]]
+    filled = 0.0
+    for name, shape in reversed(list(zip(layout.names, layout.shapes, strict=True))):
+        buckets[-1].append((name, shape))
+        filled += itemsize * math.prod(shape)
+        if filled >= limits[min(len(buckets), len(limits)) - 1]:
+            buckets.append([])
+            filled = 0.0
+    return [BucketLayout.of(bucket) for bucket in buckets if bucket]
+
+
+def exposed(
+    exchanges: Sequence[PredictedValue], bucket_elements: Sequence[int], backward_s: float
+) -> PredictedValue:
+    """What the backward pass does not hide; as uncertain as the exchanges since one last had to wait for its
+    bucket."""
+    num_elements, ready = sum(bucket_elements), 0
+    end_s, since_wait = 0.0, NOTHING
+    for exchange, elements in zip(exchanges, bucket_elements, strict=True):
+        ready += elements
+        ready_s = backward_s * ready / num_elements if num_elements else backward_s
+        if ready_s >= end_s:
+            end_s, since_wait = ready_s, NOTHING
+        end_s += exchange.value
+        since_wait = since_wait + exchange
+    return PredictedValue(max(0.0, end_s - backward_s), since_wait.changes)
+
 
 SLOWDOWN, SLOWDOWN_SD = 0.3, 0.3
 """Seconds that a hidden second of messages adds, where nothing was measured. An assumption."""
@@ -28,14 +62,9 @@ LEAST_SLOWDOWN_SD = 0.1
 """What a slowdown fitted to several networks is uncertain by at least, an assumption; to one `SLOWDOWN_SD`,
 since networks differ by more than steps of one (over NVLink 0.6 to 0.9 of FCN-R, none of fcn-s4)."""
 
-LEAST_HIDDEN_SHARE = 0.02
-"""Of the step: messages of which less is hidden tell nothing of the slowdown."""
-
-STEP_SD = 0.02
-"""Of a predicted step without exchange: what smaller left-overs are taken as noise."""
-
-KEPT_SD = 0.5
-"""Of a left-over for each doubling of the world size: hooks that hold the host up need not grow."""
+LEAST_HIDDEN_SHARE = 0.02  # of the step: messages of which less is hidden tell nothing of the slowdown
+STEP_SD = 0.02  # of a predicted step without exchange: what smaller left-overs are taken as noise
+KEPT_SD = 0.5  # of a left-over for each doubling of the world size: hooks that hold the host up need not grow
 
 
 HOOK_S = 1e-3
@@ -45,26 +74,16 @@ backward pass does not hide of it is in the interval. Measured: 0.7 and 1.9 ms (
 
 @dataclass(frozen=True)
 class OverlappedCell:
-    """A measured overlapped step with its prediction; times in seconds.
+    """A measured overlapped step with its prediction; times in seconds."""
 
-    Attributes:
-        key: of the strategy.
-        peer_access: between GPUs.
-        by_library: a library's own all-reduce.
-        world_size: ranks.
-        measured_s, predicted_s: the step.
-        hidden_s: of its messages.
-        compute_sd_s: of the predicted step, what its computation is uncertain by.
-    """
-
-    key: tuple[str, ...]
-    peer_access: bool
-    by_library: bool
-    world_size: int
-    measured_s: float
+    key: tuple[str, ...]  # of the strategy
+    peer_access: bool  # between GPUs
+    by_library: bool  # a library's own all-reduce
+    world_size: int  # ranks
+    measured_s: float  # measured_s, predicted_s: the step
     predicted_s: float
-    hidden_s: float
-    compute_sd_s: float = 0.0
+    hidden_s: float  # of its messages
+    compute_sd_s: float = 0.0  # of the predicted step, what its computation is uncertain by
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,6 @@ class OverlapFit:
     left_overs: Mapping[tuple[str, ...], tuple[float, float, int]] = field(default_factory=dict)
 
     def slowed(self, cell: Mapping[str, Any], hidden_s: float) -> PredictedValue:
-        """What hidden messages add to the backward pass."""
         ratio, sd = self.slowdowns.get(cell.get("peer_access") is not False, (SLOWDOWN, SLOWDOWN_SD))
         return PredictedValue(hidden_s * ratio, {"backward pass slowed by exchanges": hidden_s * sd})
 
@@ -93,7 +111,6 @@ class OverlapFit:
 
 
 def fit_slowdowns(steps: Iterable[OverlappedCell]) -> OverlapFit:
-    """From steps that were predicted with the assumed slowdown."""
     ratios: dict[bool, list[float]] = defaultdict(list)
     networks: dict[bool, set[str]] = {True: set(), False: set()}
     for step in steps:
@@ -124,10 +141,8 @@ def fit_left_overs(steps: Iterable[OverlappedCell], fit: OverlapFit) -> OverlapF
 
 
 def _held_by_host(steps: Iterable[OverlappedCell]) -> Iterator[OverlappedCell]:
-    """The steps; hooks of own kernels that are no slower without access between GPUs tell one time.
-
-    Messages do not bound them then, but the host that starts their kernels.
-    """
+    """The steps; hooks of own kernels that are no slower without access between GPUs tell one time: the host
+    that starts their kernels bounds them then, not messages."""
     alike: dict[tuple[Any, ...], list[OverlappedCell]] = defaultdict(list)
     for step in steps:
         key = (*step.key[:-1], step.world_size)

@@ -14,21 +14,27 @@ from scaling.prediction.calibration import ALONE_SD, Calibration
 from scaling.prediction.compute import Computed, ComputeModel
 from scaling.prediction.estimate import NOTHING, PredictedValue, beyond, total
 from scaling.prediction.measured import MeasuredCell
-from scaling.prediction.overlap_fit import HOOK_S, OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
-from scaling.prediction.overlapped import exposed
-from scaling.prediction.refusals import of_other_device, require_it_runs
-from scaling.prediction.stragglers import WAIT_SD, waiting_ratio
+from scaling.prediction.overlap_fit import (
+    HOOK_S,
+    OverlapFit,
+    OverlappedCell,
+    exposed,
+    fit_left_overs,
+    fit_slowdowns,
+)
 from scaling.prediction.strategy import Machinery, Strategy, Term, by_host, steps_of_exchange, strategy_key
 from scaling.prediction.terms import (
     block_terms,
     ddp_terms,
     divide_term,
     input_copy,
+    of_other_device,
+    require_it_runs,
     terms_of,
     transport_of,
     update_terms,
 )
-from scaling.prediction.unseen import Unseen, links_of
+from scaling.prediction.unseen import WAIT_SD, Unseen, links_of, waiting_ratio
 from topologies.errors import TopologyError
 
 BETWEEN_GPUS = (
@@ -37,16 +43,13 @@ BETWEEN_GPUS = (
 )
 """Kinds of terms that pass links between GPUs."""
 
-BY_LIBRARY = ("native", "native_host", "gpu_work")
-"""Kinds of terms of a library's own all-reduce."""
+BY_LIBRARY = ("native", "native_host", "gpu_work")  # kinds of terms of a library's own all-reduce
 
 
 @dataclass(frozen=True)
 class PredictedTerm:
-    """A calibrated term, in seconds; `choice` is a library's algorithm.
-
-    `latency_s`: of that, what does not depend on the bytes.
-    """
+    """A calibrated term, in seconds, and what of that does not depend on the bytes; `choice` is a library's
+    algorithm."""
 
     name: str
     kind: str
@@ -57,52 +60,27 @@ class PredictedTerm:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A cell that was not measured but simulated. Times in seconds.
+    """A cell that was not measured but simulated. Times in seconds."""
 
-    Attributes:
-        cell: its independent variables.
-        topology: the machine's name.
-        iteration: the step; None where no computation is known.
-        compute: of that, the computation without exchange.
-        exchange: aggregation and updates elsewhere than on every replica.
-        exposed_exchange: of that, what the backward pass does not hide.
-        terms: what the exchange consists of.
-        transport: of the bytes.
-        busiest: the resource that bounds the longest exchange.
-        notes: what was assumed or not known.
-        compute_notes: those of them on the computation.
-        remarks: those of them that assume nothing.
-        hidden_s: messages under the backward pass.
-        waiting: for the slowest of the ranks, beyond those that were measured.
-    """
-
-    cell: Mapping[str, Any]
-    topology: str
-    iteration: PredictedValue | None
-    compute: PredictedValue | None
-    exchange: PredictedValue
-    exposed_exchange: PredictedValue
-    terms: tuple[PredictedTerm, ...] = ()
-    transport: str = ""
-    busiest: str | None = None
-    notes: tuple[str, ...] = ()
-    compute_notes: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    hidden_s: float = 0.0
-    waiting: PredictedValue = NOTHING
+    cell: Mapping[str, Any]  # its independent variables
+    topology: str  # the machine's name
+    iteration: PredictedValue | None  # the step; None where no computation is known
+    compute: PredictedValue | None  # of that, the computation without exchange
+    exchange: PredictedValue  # aggregation and updates elsewhere than on every replica
+    exposed_exchange: PredictedValue  # of that, what the backward pass does not hide
+    terms: tuple[PredictedTerm, ...] = ()  # what the exchange consists of
+    transport: str = ""  # of the bytes
+    busiest: str | None = None  # the resource that bounds the longest exchange
+    notes: tuple[str, ...] = ()  # what was assumed or not known
+    compute_notes: tuple[str, ...] = ()  # those of them on the computation
+    remarks: tuple[str, ...] = ()  # those of them that assume nothing
+    hidden_s: float = 0.0  # messages under the backward pass
+    waiting: PredictedValue = NOTHING  # for the slowest of the ranks, beyond those that were measured
     simulated: bool = field(default=True, init=False)
 
 
 class Predictor:
-    """Predictions on one machine.
-
-    Args:
-        machinery: the machine.
-        compute: measured steps without exchange.
-        calibration: of the kinds of work.
-        overlap: of overlapped steps.
-        unseen: what was measured, and whether on another machine.
-    """
+    """Predictions on one machine, by measured steps without exchange and factors for each kind of work."""
 
     def __init__(
         self,
@@ -120,7 +98,6 @@ class Predictor:
 
     @property
     def calibration(self) -> Calibration:
-        """Of the kinds of work."""
         return self._calibration
 
     def exchange_only(self) -> Predictor:
@@ -128,7 +105,6 @@ class Predictor:
         return Predictor(self._machinery, None, self._calibration, self._overlap)
 
     def fitted_overlap(self, known: Iterable[tuple[MeasuredCell, Strategy]]) -> OverlapFit:
-        """What measured overlapped steps tell."""
         overlapped = [
             (cell, strategy)
             for cell, strategy in known
@@ -158,12 +134,8 @@ class Predictor:
             )
 
     def predict(self, strategy: Strategy) -> Prediction:
-        """One cell.
-
-        Raises:
-            TopologyError: the machine is too small, or has not what the strategy needs.
-            ScheduleError: it does not run there.
-        """
+        """One cell; TopologyError where the machine is too small or lacks what it needs, ScheduleError where
+        it does not run."""
         cell, world_size = strategy.cell, int(strategy.cell["world_size"])
         require_it_runs(strategy, self._machinery.topology)
         notes: list[str] = []
@@ -256,10 +228,8 @@ class Predictor:
     def _exposed(
         self, strategy: Strategy, buckets: Sequence[Sequence[Term]], computed: Computed, notes: list[str]
     ) -> tuple[PredictedValue, float]:
-        """Messages that are not hidden, how the others slow the backward pass, and GPUs' own work.
-
-        Also the seconds of messages that are hidden.
-        """
+        """Messages that are not hidden, how the others slow the backward pass, and GPUs' own work; and the
+        seconds hidden."""
         world_size = int(strategy.cell["world_size"])
         moved = [
             self._sum(strategy, [term for term in terms if not term.by_gpu], world_size, notes)

@@ -75,7 +75,6 @@ def _largest_line(row: Mapping[str, Any]) -> str:
 def reason_row(
     cell: Mapping[str, Any], topology: str, reason: str, cell_id: str | None = None
 ) -> dict[str, Any]:
-    """A cell without prediction."""
     return {
         "simulated": True,
         "cell_id": cell_id,
@@ -86,7 +85,6 @@ def reason_row(
 
 
 def cell_fields(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """What distinguishes cells."""
     labels = {
         name: cell.get(f"{name}_label", cell.get(name)) for name in CELL_FIELDS if f"{name}_label" in cell
     }
@@ -127,10 +125,8 @@ NOTHING_MEASURED = (
 
 
 def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows for people, under a line for each model and step, with what was assumed below.
-
-    Names are never cut, so that a long one makes its table wider than `LINE_WIDTH`.
-    """
+    """The rows for people, under a line for each model and step, with what was assumed below. Names are never
+    cut, so that a long one makes its table wider than `LINE_WIDTH`."""
     groups, notes = dict[str, list[list[str]]](), dict[str, str]()
     alone, largest = True, dict[tuple[str, str], Mapping[str, Any]]()
     for row in rows:

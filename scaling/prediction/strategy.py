@@ -16,41 +16,26 @@ from topologies.model import Topology
 
 @dataclass(frozen=True)
 class Term:
-    """One part of an aggregation.
+    """One part of an aggregation."""
 
-    Attributes:
-        kind: what calibrates it.
-        name: for people.
-        latency_s, flow_s: by the machine file.
-        busiest: the resource that bounds it; None where that is no link.
-        choice: a library's algorithm and protocol.
-        native_bytes: of a library's all-reduce, the buffer; else None.
-        note: what was assumed of it.
-        num_ranks: that take part.
-        node_ranks: of these, on one node, where they share paths; 0: all.
-        shared_s: of what goes through host memory, on the busiest path that ranks share, by the machine file.
-        is_added: to what `scaling.collectives.plan.simulate_plan` says: starts of kernels, meetings, turns,
-            congestion.
-        own_sd: relative, of what the machine file does not tell.
-    """
-
-    kind: str
-    name: str
-    latency_s: float
+    kind: str  # what calibrates it
+    name: str  # for people
+    latency_s: float  # latency_s, flow_s: by the machine file
     flow_s: float
-    busiest: str | None = None
-    choice: str = ""
-    native_bytes: float | None = None
-    note: str | None = None
-    num_ranks: int = 2
-    node_ranks: int = 0
+    busiest: str | None = None  # the resource that bounds it; None where that is no link
+    choice: str = ""  # a library's algorithm and protocol
+    native_bytes: float | None = None  # of a library's all-reduce, the buffer; else None
+    note: str | None = None  # what was assumed of it
+    num_ranks: int = 2  # that take part
+    node_ranks: int = 0  # of these, on one node, where they share paths; 0: all
+    # of what goes through host memory, on the busiest path that ranks share, by the machine file
     shared_s: float = 0.0
+    # to what `scaling.collectives.plan.simulate_plan` says: starts of kernels, meetings, turns, congestion
     is_added: bool = False
-    own_sd: float = 0.0
+    own_sd: float = 0.0  # relative, of what the machine file does not tell
 
     @property
     def by_gpu(self) -> bool:
-        """Whether the GPU itself works on it, so that nothing that it computes hides it."""
         return is_by_gpu(self.kind)
 
 
@@ -61,31 +46,20 @@ def is_by_gpu(kind: str) -> bool:
 
 @dataclass(frozen=True)
 class Strategy:
-    """One aggregation as plans have it, for one cell.
+    """One aggregation as plans have it, for one cell."""
 
-    Attributes:
-        cell: its independent variables.
-        buckets: stages of each bucket's aggregation, in the order in which gradients become ready; an update
-            only where the host takes it with each bucket.
-        bucket_elements, bucket_tensors: of each bucket.
-        updates: the update, where it is not every replica's.
-        num_elements: of the whole gradient, as many as its bytes are in float32.
-        codes_by_tensor: its codec starts kernels for each tensor.
-        cast: the gradient is cast to 16 bits for the wire, and back.
-        sample_bytes: of a sample's input, where its data lies in host memory.
-        one_host: runs on no several hosts.
-    """
-
-    cell: Mapping[str, Any]
+    cell: Mapping[str, Any]  # its independent variables
+    # stages of each bucket's aggregation, in the order in which gradients become ready; an update only where
+    # the host takes it with each bucket
     buckets: tuple[tuple[Stage, ...], ...]
-    bucket_elements: tuple[int, ...]
+    bucket_elements: tuple[int, ...]  # bucket_elements, bucket_tensors: of each bucket
     bucket_tensors: tuple[int, ...]
-    updates: tuple[Update, ...]
-    num_elements: int
-    codes_by_tensor: bool = False
-    cast: bool = False
-    sample_bytes: int = 0
-    one_host: bool = False
+    updates: tuple[Update, ...]  # the update, where it is not every replica's
+    num_elements: int  # of the whole gradient, as many as its bytes are in float32
+    codes_by_tensor: bool = False  # its codec starts kernels for each tensor
+    cast: bool = False  # the gradient is cast to 16 bits for the wire, and back
+    sample_bytes: int = 0  # of a sample's input, where its data lies in host memory
+    one_host: bool = False  # runs on no several hosts
 
     @property
     def gpu_update_share(self) -> float:
@@ -106,23 +80,16 @@ def steps_of_exchange(cell: Mapping[str, Any]) -> int:
 
 @dataclass
 class Machinery:
-    """A topology, and what prices on it: made once for many cells.
+    """A topology, and what prices on it: made once for many cells."""
 
-    Attributes:
-        topology: the machine.
-        host_sends: what messages through its host memory reach; None: as the machine file has it.
-        mpi: the MPI library; None: a default, which predictions say.
-        horovod_by_mpi: whether Horovod's ranks without GPUs exchange by MPI, and not by Gloo.
-    """
-
-    topology: Topology
+    topology: Topology  # the machine
+    # what messages through its host memory reach; None: as the machine file has it
     host_sends: HostSends | None = None
-    mpi: MpiLibrary | None = None
-    horovod_by_mpi: bool = False
+    mpi: MpiLibrary | None = None  # the MPI library; None: a default, which predictions say
+    horovod_by_mpi: bool = False  # whether Horovod's ranks without GPUs exchange by MPI, and not by Gloo
     _through_host: Topology | None = None
 
     def on(self, transport: str) -> Topology:
-        """The topology of a transport."""
         if transport not in ("sends_host", "native_host"):
             return self.topology
         if self._through_host is None:

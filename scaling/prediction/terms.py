@@ -16,10 +16,13 @@ multiplies each part by a factor of its kind. Terms follow one another.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 from scaling.collectives.plan import CodecWork, Exchange, Update, simulate_plan
+from scaling.errors import ScheduleError
 from scaling.prediction.estimate import NOTHING, PredictedValue
 from scaling.prediction.exchange_terms import KERNEL_S, exchange_terms, is_by_mpi
 from scaling.prediction.strategy import Machinery, Strategy, Term
@@ -33,18 +36,14 @@ ENCODE_LAUNCHES = 3.5
 messages (1-bit codecs of torch's operations on H200)."""
 
 
-CODEC_KERNELS = 3
-"""That a codec with kernels of its own starts for a message. An assumption; calibrated."""
+CODEC_KERNELS = 3  # that a codec with kernels of its own starts for a message. An assumption; calibrated
 
 
 PAGEABLE_BYTES_PER_S = 7e9
 """Copies from pageable memory to a GPU. Measured: 6.7 to 7.1 GB/s on two H200 (transfer-2xh200)."""
 
-INPUT_COPY_SD = 0.5
-"""Of copies of the input: they may be hidden, or wait for the processor. An assumption."""
-
-DIVIDE_BYTES_MOVED = 2.0
-"""The sum is divided by the world size where it is on a GPU: read and written."""
+INPUT_COPY_SD = 0.5  # of copies of the input: they may be hidden, or wait for the processor. An assumption
+DIVIDE_BYTES_MOVED = 2.0  # the sum is divided by the world size where it is on a GPU: read and written
 
 CAST_BYTES_MOVED = 3.0
 """For each byte in float32: 4 are read and 2 written for the wire, 2 read and 4 written back."""
@@ -79,20 +78,15 @@ def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> s
 
 
 def all_reach(topology: Topology, world_size: int) -> bool:
-    """Whether all of a node's GPUs that take part access one another's memory.
-
-    Where some pairs do not, messages of those go through host memory, and only of those.
-    """
+    """Whether all of a node's GPUs that take part access one another's memory; where not, messages of those
+    pairs alone go through host memory."""
     pairs = combinations(topology.gpus_of_node(world_size), 2)
     return all(topology.machine.peer_access(a, b) for a, b in pairs)
 
 
 def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: int) -> list[Term]:
-    """The terms of one bucket's aggregation, by its number.
-
-    Raises:
-        TopologyError: the machine has not what a stage needs.
-    """
+    """The terms of one bucket's aggregation, by its number; TopologyError where the machine has not what a
+    stage needs."""
     transport = transport_of(strategy, machinery, world_size)
     threads = int(strategy.cell.get("threads") or 1)
     terms: list[Term] = []
@@ -214,3 +208,36 @@ def _host_work(stage: CodecWork | Update, machinery: Machinery, world_size: int,
         stage = replace(stage, num_threads=stage.num_threads * threads)
     priced = simulate_plan([stage], machinery.topology, world_size).seconds
     return Term("host_threads" if by_all else "host_work", stage.name or "work", 0.0, priced)
+
+
+def of_other_device(cell: Mapping[str, Any], topology: Topology) -> str | None:
+    """Why the cell's computation is none of that machine's ranks; None where it is."""
+    has_gpus, by_processor = bool(topology.machine.of_kind("gpu")), cell.get("device") == "cpu"
+    if by_processor != has_gpus:
+        return None
+    if by_processor:
+        return (
+            f"a step computed by the processor tells nothing of the GPUs of {topology.name}: say "
+            "device=cuda, and name results of GPUs by --from"
+        )
+    return f"{topology.name} has no GPUs: say device=cpu, and name results of processors by --from"
+
+
+def require_it_runs(strategy: Strategy, topology: Topology) -> None:
+    """Raises ScheduleError where `run` would refuse the cell: the machine's hosts or its access forbid it."""
+    cell, ranks = strategy.cell, topology.ranks(int(strategy.cell["world_size"]))
+    on_hosts = topology.on_nodes(len(ranks))
+    label = cell.get("aggregator_label", cell.get("aggregator"))
+    if strategy.one_host and len(on_hosts) > 1:
+        raise ScheduleError(
+            f"{label} goes through memory that the ranks of one host share, and {len(ranks)} ranks are on "
+            f"{len(on_hosts)} hosts of {topology.name}: it does not run there; ask for up to "
+            f"{on_hosts[0]} ranks"
+        )
+    transport = dict(cell.get("aggregator_parameters") or {}).get("transport")
+    may_access = cell.get("peer_access") is not False and all_reach(topology, len(ranks))
+    if transport in ("peer_memory", "one_kernel") and topology.num_gpus and len(ranks) > 1 and not may_access:
+        raise ScheduleError(
+            f"{label} reads the other GPUs' memory, which not all of {topology.name} reach: it does not run "
+            "there; use transport: sends or auto"
+        )

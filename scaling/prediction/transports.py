@@ -23,21 +23,15 @@ from scaling.collectives.simulate import simulate
 from scaling.prediction.measured import MeasuredTransfer
 from topologies.model import Device, Link, Machine, Topology
 
-LARGE_BYTES = 16 << 20
-"""Messages from which on a rate is read off: below, latency counts."""
+LARGE_BYTES = 16 << 20  # messages from which on a rate is read off: below, latency counts
 
 
 @dataclass(frozen=True)
 class HostSends:
-    """What messages through host memory reach of a GPU's link, as ratios of its bandwidth.
+    """What messages through host memory reach of a GPU's link, as ratios of its bandwidth."""
 
-    Attributes:
-        one_way: while the GPU sends or receives.
-        both_ways: in each direction while it does both.
-    """
-
-    one_way: float = 1.0
-    both_ways: float = 1.0
+    one_way: float = 1.0  # while the GPU sends or receives
+    both_ways: float = 1.0  # in each direction while it does both
 
 
 def moves(operation: str, world_size: int) -> Schedule:
@@ -75,13 +69,7 @@ def shared_paths_s(
     schedule: Schedule, bare: Topology, num_bytes: float, *, peer_access: bool = False
 ) -> float:
     """What the bytes take on the busiest path that ranks share: host memory, its bus, between sockets, ports.
-
-    Args:
-        schedule: of which something goes through host memory.
-        bare: the machine file's, without latency.
-        num_bytes: of the buffer.
-        peer_access: False: all of it does.
-    """
+    `bare`: the machine file's, without latency; without `peer_access` all goes through host memory."""
     moved = simulate(schedule, bare, num_bytes, peer_access=peer_access).bytes_per_resource
     gpus = {gpu.id for gpu in bare.machine.of_kind("gpu")}
     of_one_gpu = {

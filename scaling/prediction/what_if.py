@@ -21,17 +21,13 @@ from topologies.model import Topology
 FIGURES = ("bandwidth", "latency")
 EXAMPLES = "as in nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x or nodes=16"
 
-MAX_GPUS = 64
-"""Of a node."""
+MAX_GPUS = 64  # of a node
 MAX_NODES = 1024
 
 
 def what_if(topology: Topology, changes: Iterable[str]) -> Topology:
-    """The topology with those changes, one after the other; its name says which.
-
-    Raises:
-        TopologyError: a change cannot be read, or names nothing that there is.
-    """
+    """The topology with those changes, one after the other; its name says which. TopologyError where a change
+    cannot be read, or names nothing that there is."""
     for change in changes:
         key, _, value = change.partition("=")
         if not value:

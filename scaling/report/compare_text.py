@@ -11,10 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scaling.analysis.columns import Row
+from scaling.analysis.columns import Row, by_key
 from scaling.analysis.comparison import CellComparison, Comparison, Shift
 from scaling.analysis.decisions import ONE_LAUNCH_SCATTER, TIE_RATIO, Difference
-from scaling.analysis.grouping import by_key
 from scaling.axes import workers
 from scaling.report.formats import MISSING, like, listed, number, percent
 from scaling.report.tables import bare_table

@@ -14,13 +14,13 @@ from scaling.analysis.columns import SEPARATOR, Row, to_rows
 from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
+from scaling.analysis.progress import WallTime
 from scaling.analysis.questions import answers as question_answers
 from scaling.analysis.questions import question_of
-from scaling.analysis.reading import MeasuredStudy, notes_of, num_cores
 from scaling.analysis.study_scatter import StudyScatter, study_scatter
+from scaling.analysis.summary import MeasuredStudy, notes_of, num_cores
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.verdict import verdicts
-from scaling.analysis.wall_time import WallTime
 from scaling.axes import ATTACHED
 from scaling.report.answer import Answer, answer_of, question_answer
 from scaling.report.blocks import Block, blocks_of

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scaling.analysis.columns import Row, is_control_arm, is_unchanged, workers_of
-from scaling.analysis.explain import EXPLAINED_KINDS, is_limit
-from scaling.analysis.explain_rules import RULES
+from scaling.analysis.explain import EXPLAINED_KINDS, RULES, is_limit
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_rows
 from scaling.axes import workers

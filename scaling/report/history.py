@@ -11,8 +11,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from scaling.analysis.environments import machine_changes
 from scaling.analysis.history import COMMON, LEARNED, SEEN_SHARE, Change, HostEffect, Watch, slow_ranks
-from scaling.analysis.machine_changes import machine_changes
 from scaling.report.figures.style import BEST, BOUND, OTHER, SETTINGS
 from scaling.report.figures.svg import compact, for_page, page_styles
 from scaling.report.text import TEMPLATES, environment

@@ -9,14 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scaling.analysis.columns import SEPARATOR, Row, is_control_arm, is_unchanged, shares_gpus, workers_of
+from scaling.analysis.columns import (
+    SEPARATOR,
+    Row,
+    by_key,
+    is_control_arm,
+    is_unchanged,
+    shares_gpus,
+    workers_of,
+)
 from scaling.analysis.control import AGREEMENT
-from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import REACHED, family_key, over_seeds
 from scaling.analysis.noise import noise_finding
 from scaling.analysis.rates import MEAN_OF_STEPS
-from scaling.analysis.training_findings import without_augmentation
+from scaling.analysis.summary_findings import without_augmentation
 from scaling.files.texts import flops_per_s
 from scaling.report.budget_table import budget_table
 from scaling.report.formats import (

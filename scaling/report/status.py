@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from scaling.analysis.columns import TRANSFER, Row, is_aa_replicate, to_rows
-from scaling.analysis.grouping import by_key
-from scaling.analysis.killed import KILLED, seen_state
+from scaling.analysis.columns import TRANSFER, Row, by_key, is_aa_replicate, to_rows
+from scaling.analysis.progress import KILLED, seen_state
 from scaling.analysis.samples import CellResult, read_records
 from scaling.analysis.summary import build_table, study_name
 from scaling.axes import Axis, Role, with_columns

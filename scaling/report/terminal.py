@@ -15,10 +15,9 @@ from rich.text import Text
 
 from scaling.analysis.columns import Row, to_rows, workers_of
 from scaling.analysis.control import is_baseline_of
-from scaling.analysis.groups import CellGroup, group_rows, in_order_of
+from scaling.analysis.groups import CellGroup, group_rows, in_order_of, main_variant
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.noise import noise_finding
-from scaling.analysis.variants import main_variant
 from scaling.axes import workers
 from scaling.report.budget_table import CHECK, MARK, MARK_READING, SUM, budget_rows, budget_table
 from scaling.report.formats import MISSING, milliseconds

@@ -87,7 +87,7 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
     templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
-    templates.filters |= {"cost": _cost, "untried": untried, "beyond": beyond, "repeats": _repeats}
+    templates.filters |= {"cost": _cost, "untried": untried, "repeats": _repeats}
     templates.filters["gb"] = lambda num_bytes: formats.number(num_bytes / 1e9)
     templates.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"
     return templates
@@ -111,19 +111,20 @@ def _macro(kind: str) -> Callable[[Any], str]:
     return macro
 
 
-def untried(values: Mapping[str, Any], key: str, *options: object) -> str:
-    """Every `try key=value`: without what the study measured; "" where nothing is left."""
-    left = [str(option) for option in options if option not in values["measured"][key]]
+def untried(
+    values: Mapping[str, Any], key: str, *options: object, more: str = "", is_less: bool = False
+) -> str:
+    """Every `try`: options that the study did not measure, or `more` of a setting (less) than all that it
+    measured, as `a larger batch|a batch above {}`; "" where nothing is left."""
+    measured = values["measured"][key]
+    if more:
+        own, *others = (value or 0 for value in measured)
+        beyond = [value for value in others if value != own and (value < own) == is_less]
+        first, further = more.split("|")
+        return f"try {further.format(f'{max(beyond):,}') if beyond else first}"
+    left = [str(option) for option in options if option not in measured]
     named = "" if key == "aggregator" else f"{key}="
     return f"try {named}{' or '.join(left if not named else map(str.lower, left))}" if left else ""
-
-
-def beyond(values: Mapping[str, Any], key: str, words: str, *, is_less: bool = False) -> str:
-    """Every `try` of more (or less) of a setting: what the study measured of that is left out."""
-    own, *others = (value or 0 for value in values["measured"][key])
-    beyond_own = [value for value in others if value != own and (value < own) == is_less]
-    first, further = words.split("|")
-    return f"try {further.format(f'{max(beyond_own):,}')}" if beyond_own else f"try {first}"
 
 
 def _repeats(workload: Mapping[str, Any], number: int) -> str:

@@ -15,9 +15,9 @@ from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
 from scaling.analysis.questions import question_of
-from scaling.analysis.reading import read_study
 from scaling.analysis.samples import CellResult
 from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
+from scaling.analysis.summary import read_study
 from scaling.analysis.verdict import verdicts
 from scaling.axes import ATTACHED
 from scaling.errors import StudyError

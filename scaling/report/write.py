@@ -9,20 +9,19 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.explain_view import Known
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.links import CellLinks, link_table, links_of
+from scaling.analysis.progress import WallTime, wall_time
 from scaling.analysis.questions import answers as question_answers
 from scaling.analysis.questions import question_of
-from scaling.analysis.reading import environment_of, num_cores
 from scaling.analysis.samples import CellResult, read_cells
-from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
-from scaling.analysis.summary import build_table, study_name, table_csv
-from scaling.analysis.training_findings import unfinished_trainings
+from scaling.analysis.seed_noise import lossy_ids, seed_noise, seed_noise_finding
+from scaling.analysis.summary import build_table, environment_of, num_cores, study_name, table_csv
+from scaling.analysis.summary_findings import unfinished_trainings
 from scaling.analysis.transfer_lines import transfer_findings
 from scaling.analysis.transfers import (
     TransferResult,
@@ -32,7 +31,6 @@ from scaling.analysis.transfers import (
     transfers_csv,
 )
 from scaling.analysis.verdict import verdicts
-from scaling.analysis.wall_time import WallTime, wall_time
 from scaling.report.content import Content, Extras, content_of
 from scaling.report.device import (
     Results,

@@ -18,7 +18,7 @@ from scaling.aggregators.registry import create as create_aggregator
 from scaling.bucket import ITEMSIZES, BucketLayout, layouts_of_text
 from scaling.collectives.plan import CodecWork, Stage, Update
 from scaling.errors import ScalingError, ScheduleError, StudyError
-from scaling.prediction.overlapped import ddp_buckets
+from scaling.prediction.overlap_fit import ddp_buckets
 from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.strategy import Strategy
 from scaling.store.upgrades import kernels_then

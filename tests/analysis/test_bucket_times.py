@@ -2,8 +2,8 @@
 
 import pytest
 
-from scaling.analysis.bucket_times import bucket_times
 from scaling.analysis.samples import read_cells
+from scaling.analysis.tuned import bucket_times
 from scaling.errors import ScalingError
 from tests.made_studies import split
 

@@ -6,7 +6,7 @@ import io
 import pandas as pd
 import pytest
 
-from scaling.analysis.csv_cells import safe_cell
+from scaling.analysis.columns import safe_cell
 from scaling.analysis.summary import table_csv
 
 FORMULAS = ("=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "  =1")

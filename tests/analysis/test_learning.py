@@ -13,7 +13,7 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table, over_seeds
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table, table_csv
-from scaling.analysis.training_findings import unfinished_trainings
+from scaling.analysis.summary_findings import unfinished_trainings
 from scaling.report import write_report
 from scaling.report.exports import FORMATS
 from scaling.report.figures.base import FigureInput

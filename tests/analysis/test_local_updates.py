@@ -3,8 +3,8 @@
 import pytest
 
 from scaling.analysis.columns import to_rows
-from scaling.analysis.exchange_plans import plan_of_cell
 from scaling.analysis.groups import group_rows
+from scaling.analysis.links import plan_of_cell
 from scaling.analysis.recommend import recommend
 from scaling.analysis.sample_lines import per_step
 from scaling.analysis.samples import read_cells

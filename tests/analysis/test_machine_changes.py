@@ -2,7 +2,7 @@
 
 import pytest
 
-from scaling.analysis.machine_changes import machine_changes
+from scaling.analysis.environments import machine_changes
 from tests.made_studies import StudyFolder, iteration
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from scaling.aggregators.one_bit_adam import OneBitAdam
-from scaling.analysis.accuracy import Trainings
 from scaling.analysis.columns import aggregator_name, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
+from scaling.analysis.seed_noise import Trainings
 from scaling.analysis.summary import build_table
 from scaling.axes import OWN_ADAM, Shared, agree, as_trained
 from scaling.store import ResultsFolder

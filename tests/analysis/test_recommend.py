@@ -9,12 +9,10 @@ import pytest
 
 from scaling.analysis.decisions import FEWEST
 from scaling.analysis.findings import Finding
-from scaling.analysis.fronts import front
-from scaling.analysis.objectives import parse_objective
-from scaling.analysis.reading import read_study
+from scaling.analysis.objectives import front, parse_objective
 from scaling.analysis.recommend import _names, recommend
 from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import build_table
+from scaling.analysis.summary import build_table, read_study
 from scaling.errors import ScalingError
 from scaling.report.recommend_text import as_dict
 from scaling.report.text import text_of

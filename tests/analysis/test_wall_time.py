@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scaling.analysis.wall_time import wall_time
+from scaling.analysis.progress import wall_time
 from scaling.cli.run import _show
 from scaling.errors import StoreError
 from scaling.report import write_report

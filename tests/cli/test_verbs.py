@@ -14,8 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from scaling.analysis import compare, reading
-from scaling.analysis.gates import LEVEL_SHARE
+from scaling.analysis import compare, summary
+from scaling.analysis.comparison import LEVEL_SHARE
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.cli import app
@@ -81,7 +81,7 @@ def _committed_folders_are_read_once():
         return tables[id(of)].copy()
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (reading, compare):
+        for module in (summary, compare):
             patch.setattr(module, "read_cells", read)
             patch.setattr(module, "build_table", build)
         yield

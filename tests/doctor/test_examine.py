@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scaling import doctor
-from scaling.doctor import files
+from scaling.doctor import host
 from scaling.doctor.line import CheckResult
 
 SUBJECTS = [
@@ -65,20 +65,20 @@ class TestFiles:
     def test_data_sets_that_are_missing_are_a_warning(self, monkeypatch, tmp_path):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.delenv("SCALING_DATA_DIR", raising=False)
-        line = files.data_sets()
+        line = host.data_sets()
         assert (line.state, line.text) == ("warning", "digits, text, synthetic; not here: mnist, cifar10")
         monkeypatch.setenv("SCALING_DATA_DIR", str(tmp_path / "none"))
-        assert files.data_sets().state == "error"
+        assert host.data_sets().state == "error"
 
     def test_folder_that_cannot_be_written_is_an_error(self, monkeypatch, tmp_path):
         cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-        assert files.write_access(cache, tmp_path).state == "ok"
+        assert host.write_access(cache, tmp_path).state == "ok"
         (tmp_path / "file").touch()
-        line = files.write_access(cache, tmp_path / "file")
+        line = host.write_access(cache, tmp_path / "file")
         assert (line.state, line.fix) == ("error", "use --out elsewhere")
-        line = files.write_access({"XDG_CACHE_HOME": str(tmp_path / "file")}, tmp_path)
+        line = host.write_access({"XDG_CACHE_HOME": str(tmp_path / "file")}, tmp_path)
         assert (line.state, line.fix) == ("error", "set XDG_CACHE_HOME to a writable folder")
 
     def test_full_disk_is_a_warning(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(files, "MIN_FREE_BYTES", 1 << 62)
-        assert files.write_access({"XDG_CACHE_HOME": str(tmp_path)}, tmp_path).state == "warning"
+        monkeypatch.setattr(host, "MIN_FREE_BYTES", 1 << 62)
+        assert host.write_access({"XDG_CACHE_HOME": str(tmp_path)}, tmp_path).state == "warning"

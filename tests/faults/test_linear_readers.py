@@ -11,7 +11,7 @@ import pytest
 from scaling.analysis.candidates import TIME, workloads
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
-from scaling.analysis.reading import read_study
+from scaling.analysis.summary import read_study
 from scaling.files import documents
 from scaling.files.documents import DocumentError, from_json, gunzipped
 from scaling.report import write

@@ -41,6 +41,6 @@ def test_growth_by_squares_is_told(power, is_told):
 
 
 def test_a_command_that_raises_is_told(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("topologies.parse.from_yaml", lambda _: 1 / 0)
+    monkeypatch.setattr("topologies.file_format.from_yaml", lambda _: 1 / 0)
     failures = try_mutants(SEED, 12, tmp_path).failures
     assert any("ZeroDivisionError" in problem for problem in failures)

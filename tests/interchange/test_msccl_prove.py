@@ -9,8 +9,7 @@ from scaling.collectives.listing import schedule
 from scaling.collectives.schedule_file import read_schedule
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
-from scaling.interchange.msccl_prove import prove
-from scaling.interchange.msccl_read import read_algorithm
+from scaling.interchange.msccl_prove import prove, read_algorithm
 from scaling.interchange.msccl_xml import to_xml
 
 

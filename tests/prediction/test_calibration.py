@@ -5,10 +5,9 @@ import pytest
 from scipy import optimize, special
 
 from scaling.prediction.calibration import PRIOR_SD, Calibration, Observation
-from scaling.prediction.calibration_fit import calibrate
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.estimate import sd_that_reaches
-from scaling.prediction.fitting import fitted, observations_of_cells, observations_of_transfers
+from scaling.prediction.fitting import calibrate, fitted, observations_of_cells, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
 from scaling.prediction.predict import Predictor
 from scaling.prediction.strategy import Machinery, Term, strategy_key

@@ -6,8 +6,7 @@ import pytest
 
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.prediction.calibration import Observation
-from scaling.prediction.calibration_fit import calibrate
-from scaling.prediction.fitting import machinery_for, observations_of_transfers
+from scaling.prediction.fitting import calibrate, machinery_for, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
 from scaling.prediction.predict import Predictor
 from scaling.prediction.sources import Sources

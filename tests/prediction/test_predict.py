@@ -7,7 +7,7 @@ from scaling.prediction.calibration import Calibration
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.measured import measured_cells
-from scaling.prediction.overlapped import ddp_buckets, exposed
+from scaling.prediction.overlap_fit import ddp_buckets, exposed
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import reason_row, row_of, text_table
 from scaling.prediction.sources import Sources

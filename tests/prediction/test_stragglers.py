@@ -6,9 +6,8 @@ import pytest
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import row_of
-from scaling.prediction.stragglers import MACHINE_SD, largest_of, slowest_of, waiting_ratio
 from scaling.prediction.strategy import Machinery
-from scaling.prediction.unseen import Unseen
+from scaling.prediction.unseen import MACHINE_SD, Unseen, largest_of, slowest_of, waiting_ratio
 from tests.prediction.conftest import cell, machine, measured, strategy
 
 

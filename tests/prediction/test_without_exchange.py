@@ -4,9 +4,8 @@ import pytest
 
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.predict import Predictor
-from scaling.prediction.sources import Sources
+from scaling.prediction.sources import Sources, computed_without_exchange
 from scaling.prediction.strategy import Machinery
-from scaling.prediction.without_exchange import computed_without_exchange
 from tests.prediction.conftest import cell, machine, measured, strategy
 
 STEP_S = 0.02

@@ -10,12 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from scaling.analysis.columns import to_rows
-from scaling.analysis.fronts import front
-from scaling.analysis.groups import group_rows
+from scaling.analysis.groups import group_rows, main_variant
 from scaling.analysis.links import CellLinks, LinkUse
+from scaling.analysis.objectives import front
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table, summary_table
-from scaling.analysis.variants import main_variant
 from scaling.measure.budget import PARTS, PHASES
 from scaling.report.figures import draw as drawing
 from scaling.report.figures.arrivals import arrivals

@@ -6,7 +6,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from scaling.analysis.explain_rules import RULES
+from scaling.analysis.explain import RULES
 from scaling.analysis.findings import Finding
 from scaling.report.text import macros, next_experiment, text_of
 

@@ -28,14 +28,20 @@ aggregators: [all_reduce]
 world_sizes: [2]
 scaling: strong
 """
+OWN = ("runs", "launches", FILES)
 VERBS = {
-    "export --archive": (("export", "--archive"), PLACES),
-    "export --unarchive": (("export", "--unarchive"), PLACES),
-    "report": (("report",), ("runs", "figures", FILES)),
-    "status": (("status",), ("runs",)),
-    "recommend": (("recommend",), ("runs",)),
-    "explain": (("explain",), ("runs",)),
+    "export --archive": ("export {folder} --archive", PLACES),
+    "export --unarchive": ("export {folder} --unarchive", PLACES),
+    "report": ("report {folder}", ("runs", "figures", FILES)),
+    "status": ("status {folder}", ("runs",)),
+    "recommend": ("recommend {folder}", ("runs",)),
+    "explain": ("explain {folder}", ("runs",)),
+    "run": ("run {study} --out {folder}", OWN),
+    "submit": ("submit {study} --out {folder} --dry-run", OWN),
+    "plan": ("plan {study} --out {folder}", OWN),
+    "predict": ("predict {study} --from {folder} --topology hgx-h200-4", OWN),
 }
+"""Verb -> its words, and the places at which the folder has a link."""
 TIMES = {"world_size": 1, "repeat": 0, "start_up_s": 1.0, "total_s": 2.0, "cells": []}
 
 
@@ -123,8 +129,9 @@ def test_no_verb_changes_a_folder_that_a_link_leads_to(verb, place, mine, call, 
             (received / name).unlink(missing_ok=True)
             shutil.copy(with_files / name, received / name)
     before = contents(mine)
-    (name, *options), _ = VERBS[verb]
-    call(name, received, *options)
+    study = tmp_path / "study.yaml"
+    study.write_text(STUDY)
+    call(*VERBS[verb][0].format(folder=received, study=study).split())
     assert contents(mine) == before
 
 

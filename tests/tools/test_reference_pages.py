@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from scaling.analysis.column_meanings import MEANINGS
-from scaling.analysis.columns import columns
+from scaling.analysis.columns import MEANINGS, columns
 from scaling.cli import app
 from scaling.study.kinds import KINDS
 from scaling.study.parts import Alternatives, Workload

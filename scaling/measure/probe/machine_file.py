@@ -34,10 +34,9 @@ from topologies.detected_file import machine_file as file_of_detected
 from topologies.detected_file import peer_access
 from topologies.errors import TopologyError
 from topologies.facts import DETECTED, Facts, Gpu
-from topologies.file_format import DerivedFile
+from topologies.file_format import DerivedFile, machine_file, parse
 from topologies.file_text import WIDTH, as_yaml, validated
 from topologies.model import Path, Topology
-from topologies.parse import machine_file, parse
 
 DIFFERS_RATIO = 0.25
 """A prediction that is further off than this is reported."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from scaling.analysis.columns import DEVICE
-from scaling.analysis.grouping import by_key
-from scaling.analysis.reading import environment_of, num_cores
+from scaling.analysis.columns import DEVICE, by_key
 from scaling.analysis.study_scatter import CellTimes, study_scatter
+from scaling.analysis.summary import environment_of, num_cores
 from scaling.device_studies.declaration import (
     ARMS,
     DEVICES,

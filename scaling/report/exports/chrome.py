@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scaling.analysis.exchange_plans import known_plan
+from scaling.analysis.links import known_plan
 from scaling.analysis.sample_lines import rank_step
 from scaling.analysis.samples import CellResult
 from scaling.errors import ScalingError

@@ -25,10 +25,9 @@ from itertools import chain
 from typing import Any
 
 from scaling.analysis.budgets import step_table
-from scaling.analysis.columns import DEVICE
-from scaling.analysis.csv_cells import safe_cell
-from scaling.analysis.exchange_plans import known_plan
+from scaling.analysis.columns import DEVICE, safe_cell
 from scaling.analysis.learning import epoch_table
+from scaling.analysis.links import known_plan
 from scaling.analysis.samples import CellResult
 from scaling.analysis.summary import study_name
 from scaling.store import ResultsFolder

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from scaling.analysis.columns import PART_COLUMNS, Row, aggregator_name, is_control_arm
-from scaling.analysis.groups import CellGroup
-from scaling.analysis.variants import main_variant
+from scaling.analysis.groups import CellGroup, main_variant
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import ANSWER_WIDTH, answer_height, legend_below, set_title

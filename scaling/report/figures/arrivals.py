@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from scaling.analysis.groups import CellGroup
+from scaling.analysis.groups import CellGroup, main_variant
 from scaling.analysis.samples import CellResult, Floats, IterationLaunch
-from scaling.analysis.variants import main_variant
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import WIDTH, set_title

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scaling.analysis.columns import is_control_arm, is_unchanged
-from scaling.analysis.groups import CellGroup
-from scaling.analysis.variants import main_variant, measured_at_most_workers
+from scaling.analysis.groups import CellGroup, main_variant, measured_at_most_workers
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import ANSWER_WIDTH, in_ms, set_title

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from scaling.analysis.columns import Row
-from scaling.analysis.groups import CellGroup, placement_name
-from scaling.analysis.variants import main_variant, measured_at_most_workers
+from scaling.analysis.groups import CellGroup, main_variant, measured_at_most_workers, placement_name
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import WIDTH, in_ms, legend_below, set_title

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from scaling.analysis.columns import Row, aggregator_name, is_control_arm, workers_of
-from scaling.analysis.groups import CellGroup
-from scaling.analysis.variants import main_variant
+from scaling.analysis.groups import CellGroup, main_variant
 from scaling.report.figures.parts import (
     ANSWER_HEIGHT,
     ANSWER_WIDTH,

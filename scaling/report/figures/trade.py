@@ -13,9 +13,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from scaling.analysis.candidates import MEMORY, Candidate, workloads
 from scaling.analysis.columns import Row, unit_of_workers
 from scaling.analysis.decisions import TIE_RATIO
-from scaling.analysis.fronts import AGAINST_TIME, front, seconds_a_sample, trade_off
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import family_key, over_seeds
+from scaling.analysis.objectives import AGAINST_TIME, front, seconds_a_sample, trade_off
 from scaling.analysis.samples import CellResult
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
