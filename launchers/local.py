@@ -30,18 +30,9 @@ class TorchrunLauncher(Launcher):
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
         return [
-            python,
-            "-m",
-            "torch.distributed.run",
-            "--nnodes=1",
-            f"--nproc-per-node={spec.world_size}",
-            "--max-restarts=0",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=127.0.0.1:0",
-            "--local-addr=127.0.0.1",
-            "-m",
-            spec.module,
-            *spec.arguments,
+            *(python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={spec.world_size}"),
+            *("--max-restarts=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+            *("--local-addr=127.0.0.1", "-m", spec.module, *spec.arguments),
         ]
 
 

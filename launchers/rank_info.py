@@ -9,55 +9,19 @@ from launchers.slurm_variables import rendezvous, require_rank_0_there, task_cou
 
 FIELDS = ("rank", "local_rank", "world_size", "local_world_size")
 
+_OF_MPI = ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")
+_VARIABLES = {
+    "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),
+    "openmpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in _OF_MPI),
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    "mvapich2": tuple(f"MV2_COMM_WORLD_{name}" for name in _OF_MPI),
+    "pals": ("PALS_RANKID", "PALS_LOCAL_RANKID", "PMI_SIZE", "PMI_LOCAL_SIZE"),
+    "flux": ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
+    "srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE"),
+}
 TABLES: dict[str, dict[str, str]] = {
-    "torchrun": {
-        "rank": "RANK",
-        "local_rank": "LOCAL_RANK",
-        "world_size": "WORLD_SIZE",
-        "local_world_size": "LOCAL_WORLD_SIZE",
-    },
-    "horovodrun": {
-        "rank": "HOROVOD_RANK",
-        "local_rank": "HOROVOD_LOCAL_RANK",
-        "world_size": "HOROVOD_SIZE",
-        "local_world_size": "HOROVOD_LOCAL_SIZE",
-    },
-    "openmpi": {
-        "rank": "OMPI_COMM_WORLD_RANK",
-        "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-        "world_size": "OMPI_COMM_WORLD_SIZE",
-        "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-    },
-    "mpich": {
-        "rank": "PMI_RANK",
-        "local_rank": "MPI_LOCALRANKID",
-        "world_size": "PMI_SIZE",
-        "local_world_size": "MPI_LOCALNRANKS",
-    },
-    "mvapich2": {
-        "rank": "MV2_COMM_WORLD_RANK",
-        "local_rank": "MV2_COMM_WORLD_LOCAL_RANK",
-        "world_size": "MV2_COMM_WORLD_SIZE",
-        "local_world_size": "MV2_COMM_WORLD_LOCAL_SIZE",
-    },
-    "pals": {
-        "rank": "PALS_RANKID",
-        "local_rank": "PALS_LOCAL_RANKID",
-        "world_size": "PMI_SIZE",
-        "local_world_size": "PMI_LOCAL_SIZE",
-    },
-    "flux": {
-        "rank": "FLUX_TASK_RANK",
-        "local_rank": "FLUX_TASK_LOCAL_ID",
-        "world_size": "FLUX_JOB_SIZE",
-        "local_world_size": "FLUX_JOB_NNODES",
-    },
-    "srun": {
-        "rank": "SLURM_PROCID",
-        "local_rank": "SLURM_LOCALID",
-        "world_size": "SLURM_NTASKS",
-        "local_world_size": "SLURM_STEP_TASKS_PER_NODE",
-    },
+    launcher: dict(zip(FIELDS, variables, strict=True)) for launcher, variables in _VARIABLES.items()
 }
 """launcher -> field -> environment variable. In this order: torchrun may run under any of the others.
 
@@ -119,15 +83,12 @@ class RankInfo:
                 half_set.append(f"{launcher} set {', '.join(present)}, but {', '.join(missing)} is missing")
                 continue
             values = _values("" if launcher in own else launcher, table, environ)
-            if not (
-                values["rank"] < values["world_size"] and values["local_rank"] < values["local_world_size"]
-            ):
+            is_local = values["local_rank"] < values["local_world_size"]
+            if not (is_local and values["rank"] < values["world_size"]):
                 raise RankError(f"{launcher}'s variables contradict one another: {values}")
-            name = environ.get(LAUNCHER_VARIABLE, launcher)
-            job_id = environ.get("SLURM_JOB_ID") or None
-            passed_over = "; ".join(half_set)
+            name, job_id = environ.get(LAUNCHER_VARIABLE, launcher), environ.get("SLURM_JOB_ID") or None
             return cls(**values, launcher=name, job_id=job_id, variables=table, table=launcher,
-                       passed_over=passed_over)  # fmt: skip
+                       passed_over="; ".join(half_set))  # fmt: skip
         if half_set:
             raise RankError(
                 f"{'; '.join(half_set)}; set all of them, or name yours in {RANK_VARIABLES} "

@@ -84,7 +84,7 @@ class Watcher:
     def run(self) -> None:
         """Returns when no rank is left, or when the one that started this process leaves in order."""
         looked_s = time.monotonic()
-        while self._ranks and not self._is_over():
+        while self._ranks and not (self._starter is not None and self._starter.reader.position().has_left):
             period_s = self._period_s()
             ended = self._ended(period_s)
             silent = [rank for rank in ended if not rank.reader.position().has_left]
@@ -108,9 +108,6 @@ class Watcher:
             (timeout_s for timeout_s in timeouts if timeout_s > 0), default=LOOK_S * LOOKS_A_TIMEOUT
         )
         return max(SHORTEST_LOOK_S, min(LOOK_S, shortest_s / LOOKS_A_TIMEOUT))
-
-    def _is_over(self) -> bool:
-        return self._starter is not None and self._starter.reader.position().has_left
 
     def _ended(self, wait_s: float) -> list[_Rank]:
         poll = select.poll()
@@ -149,9 +146,7 @@ class Watcher:
 
     def _who_left(self, silent: Sequence[_Rank]) -> str:
         statuses = {rank.number: rank.status() for rank in silent}
-        first = min(
-            silent, key=lambda rank: statuses[rank.number] == signal.SIGTERM
-        )  # which a launcher sends
+        first = min(silent, key=lambda rank: statuses[rank.number] == signal.SIGTERM)  # launchers send it
         return left_report(first.number, statuses[first.number], first.reader.position(), self._host)
 
     def _end(self, lines: Sequence[str], leave_s: float = 0.0) -> None:

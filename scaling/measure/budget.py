@@ -30,19 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 PHASES = (
-    "input",
-    "h2d",
-    "forward",
-    "backward",
-    "encode",
-    "d2h",
-    "communicate",
-    "reduce",
-    "decode",
-    "clip",
-    "update",
-    "h2d_result",
-    "wait",
+    *("input", "h2d", "forward", "backward", "encode", "d2h", "communicate", "reduce", "decode"),
+    *("clip", "update", "h2d_result", "wait"),
 )
 """All phases, in the order in which a step passes them and in which they are shown."""
 
@@ -130,11 +119,8 @@ class StepBudget:
 
 
 def arrivals_s(ranks: Sequence[RankStep]) -> Floats | None:
-    """When each rank arrived at each exchange of a step, on the shared clock, in seconds: [exchange, rank].
-
-    Returns:
-        None where there is no exchange, ranks differ in how many they have, or a start is not known.
-    """
+    """When each rank arrived at each exchange of a step, on the shared clock, in seconds: [exchange, rank];
+    None where there is no exchange, ranks differ in how many they have, or a start is not known."""
     starts_s = _arrivals_s(ranks)
     return None if starts_s is None else np.array(starts_s, dtype=np.float64).T
 

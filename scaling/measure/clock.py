@@ -74,11 +74,8 @@ class MonotonicClock:
 
 
 class CudaEventClock:
-    """Events on the current CUDA stream; a mark is passed when all work queued before it is done.
-
-    Making an event takes the host longer than recording one, so they are used again. On an idle device it
-    passes some ten microseconds after it was recorded.
-    """
+    """Events on the current CUDA stream; a mark is passed when all work queued before it is done. Making one
+    takes the host longer than recording it, so they are used again."""
 
     chain_s = 20e-6
     is_asynchronous = True

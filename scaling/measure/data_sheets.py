@@ -12,18 +12,14 @@ from __future__ import annotations
 import re
 
 _H100_SXM = {"float32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12, "fp16": 989.4e12}
+_A100 = {"float32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}
 _H100_NVL = {"float32": 60e12, "tf32": 417.5e12, "bf16": 835.5e12, "fp16": 835.5e12}
 
 PEAKS = {
     r"H200|H100 80GB HBM3": _H100_SXM,
     r"H100 NVL|H200 NVL": _H100_NVL,
     r"H100 PCIe": {"float32": 51.2e12, "tf32": 378e12, "bf16": 756e12, "fp16": 756e12},
-    r"A100-SXM4-\d0GB|A100-PCIE-40GB|A100 80GB PCIe": {
-        "float32": 19.5e12,
-        "tf32": 156e12,
-        "bf16": 312e12,
-        "fp16": 312e12,
-    },
+    r"A100-SXM4-\d0GB|A100-PCIE-40GB|A100 80GB PCIe": _A100,
     r"V100-SXM2-\d\dGB": {"float32": 15.7e12, "fp16": 125e12},
     r"V100-PCIE-\d\dGB": {"float32": 14e12, "fp16": 112e12},
     r"T4": {"float32": 8.1e12, "fp16": 65e12},

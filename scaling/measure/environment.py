@@ -128,8 +128,7 @@ def require_same(recorded: Mapping[str, Any], current: Mapping[str, Any], folder
     field that differs, with both values."""
     known = [key for key in IDENTITY_WHERE_KNOWN if None not in (recorded.get(key), current.get(key))]
     for key in (*IDENTITY, *known):
-        difference = _first_difference(recorded.get(key), current.get(key), key)
-        if difference:
+        if difference := _first_difference(recorded.get(key), current.get(key), key):
             name, before, now = difference
             raise StoreError(
                 f"{folder} was measured in another environment: {name} was {before!r} and is {now!r}; "
@@ -140,8 +139,7 @@ def require_same(recorded: Mapping[str, Any], current: Mapping[str, Any], folder
 def _first_difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any] | None:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in sorted({*before, *now}):
-            difference = _first_difference(before.get(key), now.get(key), f"{name}.{key}")
-            if difference:
+            if difference := _first_difference(before.get(key), now.get(key), f"{name}.{key}"):
                 return difference
         return None
     return None if before == now else (name, before, now)

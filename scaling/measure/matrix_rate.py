@@ -52,14 +52,8 @@ def product(precision: str, size: int, device: torch.device) -> Callable[[], obj
 
 
 def matrix_rate(precision: str, device: torch.device, seconds: float = SECONDS) -> MatrixRate | None:
-    """As measured in about that time; leaves torch's random numbers and settings as they are.
-
-    Args:
-        device: idle; a CPU with the threads that torch is set to.
-
-    Returns:
-        None where not even the smallest product could be done.
-    """
+    """As measured in about that time on the idle device (a CPU with torch's threads); None where not even the
+    smallest product could be done. Leaves torch's random numbers and settings as they are."""
     clock, end_s, once_s = clock_for(device), time.monotonic() + seconds, 0.0
     sizes = matrix_sizes(on_gpus=device.type == "cuda")
     rates: dict[int, list[float]] = {}
@@ -81,9 +75,7 @@ def matrix_rate(precision: str, device: torch.device, seconds: float = SECONDS) 
                 run = product(precision, size, device)
                 sample(run, 1)  # libraries set themselves up on first use
                 alone_s = sample(run, 1)
-                once_s = min(
-                    alone_s, sample(run, repeats_for(alone_s))
-                )  # a pause in one of them does not count
+                once_s = min(alone_s, sample(run, repeats_for(alone_s)))  # without a pause in one of them
                 repeats = repeats_for(once_s)
                 left_s = end_s - time.monotonic()
                 count = num_samples_for(left_s, len(sizes) - position, repeats * once_s)

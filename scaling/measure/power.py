@@ -195,6 +195,9 @@ def summary(before: Reading, after: Reading, num_samples: int) -> dict[str, Any]
     """What happened between two readings of one GPU, for JSON; the keys are in this module's docstring."""
     window_s = after.at_s - before.at_s
     energy_j = _difference(before.energy_j, after.energy_j) if window_s >= SHORTEST_WINDOW_S else None
+    readings = (before.throttle_reasons, after.throttle_reasons)
+    known = [names for names in readings if names is not None]
+    reasons = list(dict.fromkeys(name for names in known for name in names)) if known else None
     return {
         "window_s": window_s,
         "energy_j": energy_j,
@@ -209,7 +212,7 @@ def summary(before: Reading, after: Reading, num_samples: int) -> dict[str, Any]
         "memory_clock_after_hz": after.memory_clock_hz,
         "temperature_before_c": before.temperature_c,
         "temperature_after_c": after.temperature_c,
-        "throttle_reasons": _reasons(before, after),
+        "throttle_reasons": reasons,
         "throttled_s": _throttled(before, after),
         "memory_used_bytes": after.memory_used_bytes,
         "other_processes": _larger(before.other_processes, after.other_processes),
@@ -227,13 +230,6 @@ def _throttled(before: Reading, after: Reading) -> dict[str, float] | None:
         for name, start_s in before.throttled_s.items()
         if name in after.throttled_s
     }
-
-
-def _reasons(before: Reading, after: Reading) -> list[str] | None:
-    reasons = [
-        reading.throttle_reasons for reading in (before, after) if reading.throttle_reasons is not None
-    ]
-    return list(dict.fromkeys(name for names in reasons for name in names)) if reasons else None
 
 
 def _difference(before: float | None, after: float | None) -> float | None:

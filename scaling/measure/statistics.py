@@ -107,11 +107,8 @@ def interval_of_launches(values: Sequence[float]) -> tuple[float | None, float |
 
 def interval_of_mean(samples: FloatArray) -> tuple[float | None, float | None]:
     """The 95% interval of the mean of a launch's consecutive samples, by the means of `BATCHES` batches (of
-    two samples at least): what follows upon each other may be correlated.
-
-    Returns:
-        Its ends, in the samples' unit; (None, None) with fewer than six samples, or a mean that is no time.
-    """
+    two samples at least): what follows upon each other may be correlated. In the samples' unit; (None, None)
+    with fewer than six samples, or a mean that is no time."""
     mean = float(samples.mean())
     if len(samples) < FEWEST or mean <= 0:
         return None, None
@@ -128,13 +125,9 @@ def half_width(values: FloatArray, groups: int = 1) -> float:
 
 
 def interval_within_launch(samples: Sequence[float] | FloatArray) -> tuple[float | None, float | None]:
-    """The 95% interval of the median by order statistics; it speaks of these samples' own launch only.
-
-    The k-th smallest and k-th largest, k as large as the binomial law of the median allows.
-
-    Returns:
-        Its ends, in the samples' unit; (None, None) with fewer than six samples.
-    """
+    """The 95% interval of the median by order statistics; it speaks of these samples' own launch only: the
+    k-th smallest and k-th largest, k as large as the binomial law of the median allows. In the samples' unit;
+    (None, None) with fewer than six samples."""
     from scipy import special
 
     ordered = np.sort(np.asarray(samples, dtype=float))
@@ -150,11 +143,7 @@ LOOK_EVERY = 10
 
 
 def relative_half_width(times: Sequence[float]) -> float:
-    """Half the width of the median's 95% interval, as a part of the median.
-
-    Returns:
-        inf where there is no interval: with fewer than six times.
-    """
+    """Half the width of the median's 95% interval, as a part of the median; inf with fewer than six times."""
     low, high = interval_within_launch(times)
     if low is None or high is None:
         return math.inf

@@ -57,7 +57,7 @@ class HorovodWorld:
         if self._hvd is None:
             return None
         on_gpus = ", GPUs over NCCL" if self._hvd.nccl_built() else ""
-        return f"Horovod {_version()} over {self._controller(self._hvd)}{on_gpus}"
+        return f"Horovod {importlib.metadata.version('horovod')} over {self._controller(self._hvd)}{on_gpus}"
 
     def stop(self) -> None:
         """Ends Horovod on all ranks; what they wait for in it fails."""
@@ -132,10 +132,6 @@ def _library() -> Any:
     except ImportError as error:
         raise LaunchError(f"horovod cannot be used: {error}; {HOW_TO_BRING['horovod']}") from error
     return hvd
-
-
-def _version() -> str:
-    return importlib.metadata.version("horovod")
 
 
 class Slot(NamedTuple):

@@ -108,19 +108,21 @@ class ResultsFolder:
         return self
 
     def write_study(self, study: Mapping[str, Any]) -> None:
-        self._write("study.yaml", yaml.safe_dump(redacted_document(study), sort_keys=False))
+        self.write_text("study.yaml", yaml.safe_dump(redacted_document(study), sort_keys=False))
 
     def study(self) -> dict[str, Any]:
         return read_study(self.path)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        self._write("environment.json", json.dumps(redacted_document(storable(environment)), indent=2) + "\n")
+        self.write_text(
+            "environment.json", json.dumps(redacted_document(storable(environment)), indent=2) + "\n"
+        )
 
     def environment(self) -> dict[str, Any]:
         return read_environment(self.path)
 
     def write_topology(self, topology: Mapping[str, Any]) -> None:
-        self._write("topology.yaml", yaml.safe_dump(dict(topology), sort_keys=False))
+        self.write_text("topology.yaml", yaml.safe_dump(dict(topology), sort_keys=False))
 
     def topology_text(self) -> str | None:
         """What `write_topology` wrote, as text; None where nothing was; raises as the others do."""
@@ -348,9 +350,6 @@ class ResultsFolder:
         if archive := self._archive():
             return (cell_id, repeat) in archive.records
         return self._run_file(cell_id, repeat).exists()
-
-    def _write(self, name: str, text: str) -> Path:
-        return write_whole(self._inside(name), text.encode())
 
 
 class Snapshot(ResultsFolder):

@@ -99,17 +99,13 @@ def run_campaign(a: StudyRun, b: StudyRun, campaign: Campaign) -> None:
     for run in (a, b):
         run.begin()
     while launches := sorted([*a.launches(), *b.launches()], key=lambda launch: launch.repeat):
-        first = launches[0]
+        first, which = launches[0], (launches[0].settings, launches[0].repeat)
         for run in (b, a) if other_goes_first(a.study.name, first) else (a, b):
-            while to_run := [launch for launch in run.launches() if _same(launch, first)]:
+            while to_run := [one for one in run.launches() if (one.settings, one.repeat) == which]:
                 for side in (a, b):
                     side.zygotes.wait_until_imported()  # nothing is imported while something is timed
                 run.run(to_run[0])
         campaign.mark()
-
-
-def _same(launch: Launch, other: Launch) -> bool:
-    return (launch.settings, launch.repeat) == (other.settings, other.repeat)
 
 
 def other_goes_first(study: str, launch: Launch) -> bool:
@@ -266,17 +262,17 @@ def require_same_cells(
         raise LaunchError(f"{other.name} cannot run the study: {_last_line(done.stderr)}")
     their_cells = {cell["id"]: cell for cell in json.loads(done.stdout)["cells"]}
     missing = [cell.describe() for key, cell in resolved.cells.items() if key not in their_cells]
-    further = [_named(cell) for key, cell in their_cells.items() if key not in resolved.cells]
+    names = ("kind", "model", "aggregator_label", "step", "world_size", "device")
+    further = [
+        ", ".join(f"{name} {cell[name]}" for name in names if cell.get(name) is not None)
+        for key, cell in their_cells.items()
+        if key not in resolved.cells
+    ]
     if missing or further:
         raise LaunchError(
             f"{other.name} makes other cells of the study; here alone: {_listed(missing)}; there alone: "
             f"{_listed(further)}. Name what both can run (`world_sizes`, `workloads`, `aggregators`)"
         )
-
-
-def _named(cell: Mapping[str, object]) -> str:
-    names = ("kind", "model", "aggregator_label", "step", "world_size", "device")
-    return ", ".join(f"{name} {cell[name]}" for name in names if cell.get(name) is not None)
 
 
 def _listed(names: Sequence[str]) -> str:

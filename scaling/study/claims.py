@@ -131,9 +131,11 @@ def checked(claim: Claim, folder: Path) -> Checked:
     found: dict[str, list[tuple[str, bool]]] = {}
     for check in claim.checks:
         value = _value(check, folder)
-        least, most = (bound if bound is not None else end for bound, end in _ends(check))
+        holds = (check.least is None or check.least <= value) and (check.most is None or value <= check.most)
         text = f"{check.text} {_shown(value, check)} ({_range(check)}{_taken(check)})".strip()
-        found.setdefault(_assumption(check), []).append((text, least <= value <= most))
+        machines = [at.machine for at in (check.of, check.over) if isinstance(at, Simulated)]
+        assumption = ", ".join([*([check.assuming] if check.assuming else []), *dict.fromkeys(machines)])
+        found.setdefault(assumption, []).append((text, holds))
     holding = [name for name, values in found.items() if all(holds for _, holds in values)]
     if not found:
         return Checked(claim, "not testable", "", found)
@@ -162,25 +164,15 @@ def _taken(check: Check) -> str:
     return f"; of several cells the {' over the '.join(map(str, taken))}" if taken else ""
 
 
-def _ends(check: Check) -> list[tuple[float | None, float]]:
-    return [(check.least, -math.inf), (check.most, math.inf)]
-
-
-def _assumption(check: Check) -> str:
-    machines = [at.machine for at in (check.of, check.over) if isinstance(at, Simulated)]
-    return ", ".join([*([check.assuming] if check.assuming else []), *dict.fromkeys(machines)])
-
-
 def _value(check: Check, folder: Path) -> float:
-    value = _measured_or_simulated(check.of, folder)
-    if check.over is not None:
-        over = _measured_or_simulated(check.over, folder)
-        value = value / over if over else math.inf
+    value, *over = (
+        simulated_s(at) if isinstance(at, Simulated) else _of_cell(at, folder)
+        for at in (check.of, check.over)
+        if at is not None
+    )
+    if over:
+        value = value / over[0] if over[0] else math.inf
     return 1 - value if check.gain else value
-
-
-def _measured_or_simulated(at: Cells | Simulated, folder: Path) -> float:
-    return simulated_s(at) if isinstance(at, Simulated) else _of_cell(at, folder)
 
 
 def _of_cell(cells: Cells, folder: Path) -> float:
@@ -232,18 +224,14 @@ def check_all(files: Mapping[Path, ClaimsFile]) -> dict[Path, list[Checked]]:
 
 def markdown(files: Mapping[Path, ClaimsFile], found: Mapping[Path, Sequence[Checked]]) -> str:
     """A page: how many claims hold, and a table a source."""
-    counts = count_text([one for claims in found.values() for one in claims])
-    lines = ["# What others said, and what is true here", "", counts, "", LEGEND, ""]
+    all_found = [one.verdict for claims in found.values() for one in claims]
+    counts = ", ".join(f"{all_found.count(verdict)} {verdict}" for verdict in get_args(Verdict))
+    lines = ["# What others said, and what is true here", "", f"{len(all_found)} claims: {counts}."]
+    lines += ["", LEGEND, ""]
     for path, file in files.items():
         lines += [f"## {file.source}", "", "| claim | verdict | here | because |", "|---|---|---|---|"]
-        lines += [_row(one) for one in found[path]]
-        lines.append("")
+        lines += [*(_row(one) for one in found[path]), ""]
     return "\n".join(lines)
-
-
-def count_text(found: Sequence[Checked]) -> str:
-    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in get_args(Verdict)}
-    return f"{len(found)} claims: {', '.join(f'{counts[name]} {name}' for name in counts)}."
 
 
 def _row(one: Checked) -> str:

@@ -47,15 +47,11 @@ class Settings:
     def of(cls, cell: AnyCell) -> Settings:
         # Experiments vary the threads within a launch, so that they are compared under the same conditions.
         threads = int(getattr(cell, "launch_threads", cell.threads))
-        workers = cell.workers_per_gpu
-        return cls(cell.world_size, cell.device, threads, cell.peer_access, _variables(cell), workers)
-
-
-def _variables(cell: AnyCell) -> tuple[tuple[str, str], ...]:
-    """What the cell's aggregator wants set before its library starts."""
-    if not isinstance(cell, Cell):
-        return ()
-    return _start_up(cell.aggregator, json.dumps(cell.aggregator_parameters))
+        variables: tuple[tuple[str, str], ...] = ()
+        if isinstance(cell, Cell):
+            variables = _start_up(cell.aggregator, json.dumps(cell.aggregator_parameters))
+        size, peer_access = cell.world_size, cell.peer_access
+        return cls(size, cell.device, threads, peer_access, variables, cell.workers_per_gpu)
 
 
 @cache  # asked for every cell whenever the launches that are left are counted

@@ -65,9 +65,8 @@ def study_text(name: str) -> str:
 def study_file(name: str) -> Path:
     """The file of the study of that name, with its whole path. Raises StudyError: there is none."""
     study_text(name)
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        return path.absolute()
+    if name.endswith((".yaml", ".yml")) or os.path.isfile(name):
+        return Path(name).absolute()
     return Path(str(resources.files("scaling.study") / "studies" / f"{name}.yaml"))
 
 

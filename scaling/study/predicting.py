@@ -28,6 +28,7 @@ from scaling.study.places import sizes_of
 from scaling.study.resolve import resolve
 from scaling.study.schema import Study
 from scaling.training.replica import Replica
+from scaling.workloads.base import DataShape, Model
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.errors import TopologyError
 from topologies.model import Topology
@@ -71,9 +72,10 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
         elif cell["step"] == "overlapped" and by_tensor:
             parts, of_parts = ddp_buckets(layout, [0.0]), aggregator.by_tensor(layout, world_size)[::-1]
         for part, of_part in zip(parts, of_parts, strict=True):
+            with own_errors(f"aggregator {of_part.name!r} cannot be predicted: its `stages`"):
+                stated = of_part.stages(part, world_size)
             stages = [
-                _in_dtype(stage, _message_itemsize(cell, stage, itemsize), aggregator)
-                for stage in _stages(of_part, part, world_size)
+                _in_dtype(stage, _message_itemsize(cell, stage, itemsize), aggregator) for stage in stated
             ]
             in_bucket = (s for s in stages if not isinstance(s, Update) or s.site in at_once)
             buckets.append(tuple(_threaded(s, cell) for s in in_bucket))
@@ -114,11 +116,6 @@ def _message_itemsize(cell: Mapping[str, Any], stage: Stage, itemsize: int) -> i
     return WIRE_BYTES.get(str(cell["wire"]), itemsize) if is_cast else itemsize
 
 
-def _stages(aggregator: Aggregator[Any], layout: BucketLayout, world_size: int) -> list[Stage]:
-    with own_errors(f"aggregator {aggregator.name!r} cannot be predicted: its `stages`"):
-        return aggregator.stages(layout, world_size)
-
-
 def _in_dtype(stage: Stage, itemsize: int, aggregator: Aggregator[Any]) -> Stage:
     """A stage stated for float32, for gradients of so many bytes an element; codes stay as they are."""
     factor = itemsize / FLOAT32_BYTES
@@ -152,30 +149,29 @@ def layouts_of_model(cell: Mapping[str, Any]) -> dict[str, BucketLayout]:
     return _layouts(*_model_and_data(cell))
 
 
-def _model_and_data(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    return (
-        cell["model"],
-        json.dumps(cell["model_parameters"]),
-        cell["dataset"],
-        json.dumps(cell["dataset_parameters"]),
-    )
+def _model_and_data(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    parameters = (json.dumps(cell[f"{what}_parameters"]) for what in ("model", "dataset"))
+    return (cell["model"], cell["dataset"], *parameters)
+
+
+def _created(
+    model: str, dataset: str, model_parameters: str, dataset_parameters: str
+) -> tuple[Model, DataShape]:
+    network = create_model(model, json.loads(model_parameters))
+    return network, resolve_shape(network, create_dataset(dataset, json.loads(dataset_parameters)))
 
 
 @cache
-def _sample_bytes(model: str, model_parameters: str, dataset: str, dataset_parameters: str) -> int:
+def _sample_bytes(*model_and_data: str) -> int:
     """Of an input as it goes to the GPU: float32, or tokens in 64 bits."""
-    network = create_model(model, json.loads(model_parameters))
-    shape = resolve_shape(network, create_dataset(dataset, json.loads(dataset_parameters)))
+    _, shape = _created(*model_and_data)
     return (8 if shape.tokens else 4) * math.prod(shape.input_shape)
 
 
 @cache
-def _layouts(
-    model: str, model_parameters: str, dataset: str, dataset_parameters: str
-) -> dict[str, BucketLayout]:
-    network = create_model(model, json.loads(model_parameters))
-    shape = resolve_shape(network, create_dataset(dataset, json.loads(dataset_parameters)))
-    with own_errors(f"model {model!r}"), torch.device("meta"), _NothingDrawn():
+def _layouts(*model_and_data: str) -> dict[str, BucketLayout]:
+    network, shape = _created(*model_and_data)
+    with own_errors(f"model {model_and_data[0]!r}"), torch.device("meta"), _NothingDrawn():
         module = build_module(network, shape)
     return Replica(module).layouts
 
@@ -188,16 +184,11 @@ class _NothingDrawn(TorchFunctionMode):
     ) -> Any:
         keywords = kwargs or {}
         tensor = args[0] if args else keywords.get("tensor")
-        if isinstance(tensor, torch.Tensor) and tensor.is_meta and _draws(func):
+        name, where = (getattr(func, what, "") for what in ("__name__", "__module__"))
+        draws = name in ("normal_", "uniform_") or where == "torch.nn.init"
+        if isinstance(tensor, torch.Tensor) and tensor.is_meta and draws:
             return tensor
         return func(*args, **keywords)
-
-
-def _draws(function: Any) -> bool:
-    return (
-        getattr(function, "__name__", "") in ("normal_", "uniform_")
-        or getattr(function, "__module__", "") == "torch.nn.init"
-    )
 
 
 def cells_on(
@@ -220,10 +211,11 @@ def cells_on(
                     changed["noise_pair"] = False
                 changed_study = study.model_copy(update={"parts": (part.model_copy(update=changed),)})
                 try:
-                    _require_places(topology, size)
+                    topology.ranks(size)  # raises where it has no places for so many
                     resolved_cells = resolve(changed_study, machine).trained
                 except (StudyError, TopologyError) as error:
-                    where = {"world_size": size, "workload": _name(workload)}
+                    (first, *_) = getattr(workload, "first_available", [workload])
+                    where = {"world_size": size, "workload": first.model.name}
                     resolved_cells, refused = _one_by_one(changed_study, machine, where, error)
                     left_out += refused
                 cells |= {cell.id: cell for cell in resolved_cells}
@@ -243,21 +235,8 @@ def _one_by_one(
         try:
             cells += resolve(alone, machine).trained
         except StudyError as own:
-            refused.append(NotPredicted({**where, "aggregator": _label(aggregator)}, str(own)))
+            refused.append(NotPredicted({**where, "aggregator": aggregator.name}, str(own)))
     return (cells, refused) if cells else ([], [NotPredicted(where, str(error))])
-
-
-def _label(aggregator: Any) -> str:
-    return str(getattr(aggregator, "name", aggregator))
-
-
-def _require_places(topology: Topology, world_size: int) -> None:
-    topology.ranks(world_size)
-
-
-def _name(workload: Any) -> str:
-    model = getattr(workload, "model", None) or workload.first_available[0].model
-    return str(model.name)
 
 
 def predict_cells(

@@ -17,19 +17,14 @@ class LineProgress:
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
-        self._clock = clock
-        self._started = self._last = clock()
-        self._num_over_at_start: int | None = None
+        self._clock, self._left = clock, _Remaining(clock)
+        self._last = clock()
 
     def update(self, num_over: int, num_runs: int, current: str) -> None:
-        now = self._clock()
-        if self._num_over_at_start is None:
-            self._num_over_at_start = num_over
-        if now - self._last < LINE_EVERY_S:
-            return
-        self._last = now
-        remaining = remaining_s(now - self._started, num_over - self._num_over_at_start, num_runs - num_over)
-        self.say(f"{num_over}/{num_runs} runs, {current}, {_minutes(remaining)} left")
+        left = self._left.text(num_over, num_runs)
+        if (now := self._clock()) - self._last >= LINE_EVERY_S:
+            self._last = now
+            self.say(f"{num_over}/{num_runs} runs, {current}, {left} left")
 
     def say(self, message: str) -> None:
         print(redacted(message), file=self._stream, flush=True)
@@ -40,8 +35,19 @@ def remaining_s(elapsed_s: float, num_done: int, num_left: int) -> float | None:
     return elapsed_s / num_done * num_left if num_done > 0 else None
 
 
-def _minutes(seconds: float | None) -> str:
-    return "unknown time" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+class _Remaining:
+    """The time left, in words."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._started = clock, clock()
+        self._num_over_at_start: int | None = None
+
+    def text(self, num_over: int, num_runs: int) -> str:
+        if self._num_over_at_start is None:
+            self._num_over_at_start = num_over
+        elapsed_s, num_done = self._clock() - self._started, num_over - self._num_over_at_start
+        seconds = remaining_s(elapsed_s, num_done, num_runs - num_over)
+        return "unknown time" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 class _BarProgress:
@@ -58,8 +64,7 @@ class _BarProgress:
             console=Console(file=stream),
         )
         self._task = self._bar.add_task("starting", total=None, left="")
-        self._started = time.monotonic()
-        self._num_over_at_start: int | None = None
+        self._left = _Remaining()
 
     def __enter__(self) -> _BarProgress:
         self._bar.start()
@@ -69,17 +74,8 @@ class _BarProgress:
         self._bar.stop()
 
     def update(self, num_over: int, num_runs: int, current: str) -> None:
-        if self._num_over_at_start is None:
-            self._num_over_at_start = num_over
-        elapsed = time.monotonic() - self._started
-        remaining = remaining_s(elapsed, num_over - self._num_over_at_start, num_runs - num_over)
-        self._bar.update(
-            self._task,
-            completed=num_over,
-            total=num_runs,
-            description=current,
-            left=f"{_minutes(remaining)} left",
-        )
+        left = f"{self._left.text(num_over, num_runs)} left"
+        self._bar.update(self._task, completed=num_over, total=num_runs, description=current, left=left)
 
     def say(self, message: str) -> None:
         # A log's "[rank0]" is no tag.

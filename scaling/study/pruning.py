@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from scaling.axes import AXES, Axis, Role, Shared, fixed_batch, key_of, with_columns
+from scaling.axes import AXES, Role, Shared, fixed_batch, key_of, with_columns
 from scaling.errors import StudyError
 from scaling.files.texts import folded
 from scaling.study.cell import Cell, ResolvedStudy
@@ -95,7 +95,8 @@ def _domination(
         return CellChoice(cell, True, "not predicted", seconds)
     if not cell.exchanges:
         return CellChoice(cell, True, JUDGES, seconds)
-    rivals = [other for other in cells if other.exchanges and other.id in known and _alike(other, cell)]
+    key = _rivals_key(cell)
+    rivals = [one for one in cells if one.exchanges and one.id in known and _rivals_key(one) == key]
     best = min(rivals, key=lambda other: _sample_s(known[other.id], other, "high"))
     low_s, high_s = _sample_s(row, cell, "low"), _sample_s(known[best.id], best, "high")
     if low_s > high_s:
@@ -142,10 +143,6 @@ def _within(
     ]
 
 
-def _alike(a: Cell, b: Cell) -> bool:
-    return _rivals_key(a) == _rivals_key(b)
-
-
 def _rivals_key(cell: Cell) -> tuple[Any, ...]:
     return (*key_of(with_columns(Shared.RIVALS), vars(cell)), fixed_batch(vars(cell)))
 
@@ -170,8 +167,7 @@ def describe(verdicts: Sequence[CellChoice]) -> str:
     left_out = [verdict for verdict in verdicts if not verdict.keep]
     lines = [f"measure {len(kept)} of {len(verdicts)} cells, about {sum(o.seconds for o in kept):.0f} s:"]
     lines += map(_line, kept)
-    lines += [f"leave {len(left_out)}:"] if left_out else []
-    lines += map(_line, left_out)
+    lines += [f"leave {len(left_out)}:", *map(_line, left_out)] if left_out else []
     return "\n".join(lines)
 
 
@@ -189,8 +185,12 @@ def study_of(study: Study, verdicts: Sequence[CellChoice], resolved: ResolvedStu
         if not isinstance(part, IterationPart):
             parts.append(part)
             continue
-        of_part = [cell for cell in kept if resolved.part_of[cell.id] == number]
-        parts += _parts_of(part, of_part, resolved.repeats)
+        grouped: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in kept:
+            if resolved.part_of[cell.id] == number:
+                key = (*key_of(_OF_A_PART, vars(cell)), resolved.repeats[cell.id])
+                grouped.setdefault(key, []).append(cell)
+        parts += [part_of_cells(part, same, resolved.repeats[same[0].id]) for same in grouped.values()]
     pruned = study.model_copy(update={"parts": tuple(parts)})
     return yaml.safe_dump(pruned.model_dump(mode="json"), sort_keys=False)
 
@@ -208,17 +208,8 @@ def study_of_cell(study: Study, cell: Cell, repeats: int) -> str:
     return yaml.safe_dump(next_study.model_dump(mode="json"), sort_keys=False)
 
 
-def _parts_of(part: IterationPart, cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[IterationPart]:
-    grouped: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in cells:
-        key = (*key_of(_of_a_part(), vars(cell)), repeats[cell.id])
-        grouped.setdefault(key, []).append(cell)
-    return [part_of_cells(part, same, repeats[same[0].id]) for same in grouped.values()]
-
-
-def _of_a_part() -> list[Axis]:
-    """What all cells of a written part share: they differ in their aggregator alone."""
-    return [axis for axis in AXES if axis.key and axis.name not in ("aggregator", "aa_replicate")]
+_OF_A_PART = [axis for axis in AXES if axis.key and axis.name not in ("aggregator", "aa_replicate")]
+"""What all cells of a written part share: they differ in their aggregator alone."""
 
 
 def part_of_cells(part: IterationPart, cells: Sequence[Cell], repeats: int) -> IterationPart:
@@ -237,7 +228,7 @@ def part_of_cells(part: IterationPart, cells: Sequence[Cell], repeats: int) -> I
         if any(cell.aggregator == name and _has(cell, spec.parameters) for cell in cells)
     ]
     keys = type(part).model_fields.keys() - Training.model_fields.keys()
-    values = {axis.name: axis.value(vars(cell)) for axis in _of_a_part() if not axis.role & Role.GIVEN}
+    values = {axis.name: axis.value(vars(cell)) for axis in _OF_A_PART if not axis.role & Role.GIVEN}
     changed = {
         **{name: value for name, value in values.items() if name in keys and value is not None},
         **dict.fromkeys(["tf32", *Training.model_fields]),

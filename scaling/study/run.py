@@ -127,10 +127,12 @@ class StudyRun:
         """The workers could not start. The second time, their runs are failed."""
         key = (launch.settings, launch.repeat)
         self._failed_starts[key] = self._failed_starts.get(key, 0) + 1
-        error = _first_error(log)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"^error: (.+)$", text, re.MULTILINE)
+        error = found and found[1]
         self.progress.say(
-            f"launch of {launch.settings.world_size} workers ended with exit code {code}"
-            + (f": {error}, see {log}" if error else f":\n{_tail(log)}")
+            f"launch of {launch.settings.world_size} workers ended with exit code {code}:"
+            + (f" {error}, see {log}" if error else "\n" + "\n".join(text.splitlines()[-LOG_LINES_SHOWN:]))
         )
         if self._failed_starts[key] > 1:
             for cell in launch.cells:
@@ -292,13 +294,3 @@ def _ended_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _first_error(log: Path) -> str | None:
-    error = re.search(r"^error: (.+)$", log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-    return error and error[1]
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-LOG_LINES_SHOWN:])

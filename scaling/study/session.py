@@ -15,7 +15,7 @@ from scaling.prediction.rows import row_of
 from scaling.prediction.sources import Sources
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study import run
-from scaling.study.cell import Cell, ResolvedStudy
+from scaling.study.cell import Cell
 from scaling.study.kinds import label_of
 from scaling.study.launches import CommandTimes, Launch
 from scaling.study.overrides import load_study
@@ -23,8 +23,7 @@ from scaling.study.predicting import predict_cells, strategy_of
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.progress import progress_for
 from scaling.study.resolve import resolve
-from scaling.study.schema import Study
-from scaling.study.scope import RunnableStudy, Scope, runnable
+from scaling.study.scope import Scope, runnable
 from scaling.study.trial import trial_overrides
 from topologies.schema import load
 
@@ -113,18 +112,6 @@ class RunResult(Generic[ReportT]):
         return [*lines, *again, *self.left_out]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What is to be run. `study`: with the batches of trials, if it has any; `overrides`: with those too;
-    `can_run`: those of which the libraries are installed."""
-
-    folder: ResultsFolder
-    study: Study
-    overrides: list[str]
-    resolved: ResolvedStudy
-    can_run: RunnableStudy
-
-
 def run_session(
     study: str,
     overrides: list[str],
@@ -140,10 +127,20 @@ def run_session(
     """Runs or resumes a study. `study`, `overrides`, `out`: as on the command line; `interrupted`: around the
     launches, told the folder and whether all world sizes are run; `report`: of the folder; calls the second
     argument before it writes the page."""
-    asked = _asked(study, overrides, out, scope, zygotes, note)
-    folder, can_run, is_whole = asked.folder, asked.can_run, scope.world_size is None
+    loaded = load_study(study, overrides)
+    zygotes.begin_more(max(part.repeats for part in loaded.parts))  # import while this process resolves
+    machine = this_machine(scope.launcher.num_nodes)
+    folder, is_whole = ResultsFolder(out or Path("results") / loaded.name), scope.world_size is None
+    if sized := trial_overrides(loaded, machine, folder, note, zygotes):
+        overrides = [*overrides, *sized]
+        loaded = load_study(study, overrides)
+    resolved = resolve(loaded, machine)
+    scope.require_cells(resolved)
+    can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=scope.world_size)
+    for text in resolved.notes:
+        note(text)
     with scope.lock(folder):
-        prepare(folder, asked.study, asked.resolved)
+        prepare(folder, loaded, resolved)
         for line in can_run.record_missing_libraries(folder):
             note(line)
         if retry_failed:
@@ -151,8 +148,8 @@ def run_session(
         times = CommandTimes(folder)
         try:
             with interrupted(folder, is_whole), progress_for(sys.stderr) as progress:
-                stall_timeout_s = max(part.stall_timeout for part in asked.study.parts)
-                command = run.RunCommand(study, asked.overrides, folder.path, stall_timeout_s)
+                stall_timeout_s = max(part.stall_timeout for part in loaded.parts)
+                command = run.RunCommand(study, overrides, folder.path, stall_timeout_s)
                 predict = times.predicting(PreLaunchPrediction(folder, progress.say))
                 run.run_study(folder, can_run.study, command, progress, scope, predict, zygotes)
         finally:
@@ -162,26 +159,3 @@ def run_session(
     failed = [record for record in scope.records(folder) if record.state == "failed"]
     left_out = [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
     return RunResult(folder, made, failed, left_out, scope.launcher.leaves_the_rest)
-
-
-def _asked(
-    study: str,
-    overrides: list[str],
-    out: Path | None,
-    scope: Scope,
-    zygotes: Zygotes,
-    note: Callable[[str], None],
-) -> _Asked:
-    loaded = load_study(study, overrides)
-    zygotes.begin_more(max(part.repeats for part in loaded.parts))  # import while this process resolves
-    machine = this_machine(scope.launcher.num_nodes)
-    folder = ResultsFolder(out or Path("results") / loaded.name)
-    if sized := trial_overrides(loaded, machine, folder, note, zygotes):
-        overrides = [*overrides, *sized]
-        loaded = load_study(study, overrides)
-    resolved = resolve(loaded, machine)
-    scope.require_cells(resolved)
-    can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=scope.world_size)
-    for text in resolved.notes:
-        note(text)
-    return _Asked(folder, loaded, overrides, resolved, can_run)

@@ -97,8 +97,8 @@ def in_forked_process(workload: Workload, device: str, threads: int, zygotes: Zy
     while the study is timed. Raises LaunchError: it failed; why."""
     with tempfile.TemporaryDirectory(prefix="scaling-trial-") as folder:
         request, log = Path(folder, "trial.json"), Path(folder, "log")
-        request_values = {"workload": workload.model_dump(mode="json"), "device": device, "threads": threads}
-        write_whole(request, json.dumps(request_values).encode())
+        asked = {"workload": workload.model_dump(mode="json"), "device": device, "threads": threads}
+        write_whole(request, json.dumps(asked).encode())
         spec = LaunchSpec(1, threads, __name__, [str(request)])
         code = zygotes.launch(0, spec, os.environ, log).wait()
         result = json.loads(request.read_text(encoding="utf-8"))
@@ -111,13 +111,10 @@ def in_forked_process(workload: Workload, device: str, threads: int, zygotes: Zy
 def main(arguments: Sequence[str]) -> None:
     """The forked process: reads the request in that file, and writes what it found in its place."""
     path = Path(arguments[0])
-    request_values = json.loads(path.read_text(encoding="utf-8"))
+    asked = json.loads(path.read_text(encoding="utf-8"))
     try:
-        batch, seconds = _tried(
-            Workload.model_validate(request_values["workload"]),
-            request_values["device"],
-            request_values["threads"],
-        )
+        workload = Workload.model_validate(asked["workload"])
+        batch, seconds = _tried(workload, asked["device"], asked["threads"])
         result: dict[str, object] = {"batch": batch, "seconds": seconds}
     except Exception as error:  # noqa: BLE001 (the command says it)
         result = {"error": f"{type(error).__name__}: {error}"}

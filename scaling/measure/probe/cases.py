@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations, permutations
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -162,19 +162,14 @@ def cases(
     if with_products:
         cases += _product_cases(world_size, on_gpus=on_gpus)
     if peer_copies:
-        cases += _peer_cases(world_size)
+        cases += [ProbeCase("peer_copy", pair, COPY_SIZES) for pair in permutations(range(world_size), 2)]
+        cases.append(ProbeCase("peer_shift", tuple(range(world_size)), COPY_SIZES))
     cases += _message_cases(world_size, on_gpus=on_gpus)
     if with_mpi and world_size > 1 and not only_messages:
         everyone = tuple(range(world_size))
         memory: Memory = "pinned" if on_gpus else ""
         cases.append(ProbeCase("mpi_all_reduce", everyone, MESSAGE_SIZES, memory, weight=4))
     return cases
-
-
-def _at_once_and_alone(world_size: int) -> Iterator[tuple[int, ...]]:
-    yield from ((rank,) for rank in range(world_size))
-    if world_size > 1:
-        yield tuple(range(world_size))
 
 
 def _memory_cases(world_size: int, *, on_gpus: bool) -> Iterator[ProbeCase]:
@@ -192,33 +187,21 @@ def _memory_cases(world_size: int, *, on_gpus: bool) -> Iterator[ProbeCase]:
 
 
 def _copy_cases(world_size: int) -> Iterator[ProbeCase]:
-    for ranks in _at_once_and_alone(world_size):
-        yield ProbeCase("h2d", ranks, COPY_SIZES, "pinned")
-        yield ProbeCase("d2h", ranks, COPY_SIZES, "pinned")
-        yield ProbeCase("h2d_d2h", ranks, COPY_SIZES, "pinned")
+    alone = [(rank,) for rank in range(world_size)]
+    for ranks in [*alone, tuple(range(world_size))] if world_size > 1 else alone:
+        for operation in ("h2d", "d2h", "h2d_d2h"):
+            yield ProbeCase(operation, ranks, COPY_SIZES, "pinned")
         yield ProbeCase("h2d", ranks, PAGEABLE_SIZES, "pageable")
         yield ProbeCase("d2h", ranks, PAGEABLE_SIZES, "pageable")
 
 
 def _product_cases(world_size: int, *, on_gpus: bool) -> Iterator[ProbeCase]:
     everyone = tuple(range(world_size))
-    operations: dict[str, Operation] = {
-        "float32": "product_float32",
-        "tf32": "product_tf32",
-        "bf16": "product_bf16",
-        "fp16": "product_fp16",
-    }
     for precision in PRECISIONS:
         if on_gpus or precision != "tf32":
             sizes = tuple(_bytes_of(precision) * size**2 for size in matrix_sizes(on_gpus=on_gpus))
             for ranks in [(rank,) for rank in everyone] if on_gpus else [everyone]:
-                yield ProbeCase(operations[precision], ranks, sizes)
-
-
-def _peer_cases(world_size: int) -> Iterator[ProbeCase]:
-    for pair in permutations(range(world_size), 2):
-        yield ProbeCase("peer_copy", pair, COPY_SIZES)
-    yield ProbeCase("peer_shift", tuple(range(world_size)), COPY_SIZES)
+                yield ProbeCase(cast(Operation, f"product_{precision}"), ranks, sizes)
 
 
 def _message_cases(world_size: int, *, on_gpus: bool) -> Iterator[ProbeCase]:
@@ -294,11 +277,8 @@ def from_csv(text: str) -> list[ProbeSample]:
     value is none; naming the line."""
     samples = []
     for number, row in enumerate(csv.DictReader(io.StringIO(text), strict=True), 2):
-        values = {
-            **row,
-            "ranks": (row.get("ranks") or "").split(),
-            "num_threads": row.get("num_threads") or None,
-        }
+        ranks, num_threads = (row.get("ranks") or "").split(), row.get("num_threads") or None
+        values = {**row, "ranks": ranks, "num_threads": num_threads}
         try:
             measured = _Row.model_validate(values)
         except ValidationError as error:
@@ -306,10 +286,5 @@ def from_csv(text: str) -> list[ProbeSample]:
             key = problem["loc"][0]
             what = f"{key} is {values.get(str(key))!r:.40}: {problem['msg']}"
             raise ValueError(f"line {number} is damaged: {what}") from None
-        fields_of = {
-            **measured.model_dump(),
-            "ranks": tuple(measured.ranks),
-            "captured": measured.captured == "True",
-        }
-        samples.append(ProbeSample(**fields_of))
+        samples.append(ProbeSample.from_row({**measured.model_dump(), "captured": row["captured"] == "True"}))
     return samples

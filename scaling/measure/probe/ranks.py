@@ -57,7 +57,8 @@ class Operations:
         if name == "h2d_d2h":
             return self._copies_both_ways(num_bytes)
         if name in ("host_copy", "device_copy", "host_sum", "device_sum"):
-            source, target = self._pair_in_one_memory(name, num_bytes)
+            where = name.partition("_")[0]
+            source, target = self._buffer(where, num_bytes), self._buffer(f"{where}_other", num_bytes)
             if name.endswith("copy"):
                 return lambda: target.copy_(source)
             return lambda: target.add_(source)
@@ -90,10 +91,6 @@ class Operations:
             torch.cuda.current_stream().wait_stream(side)
 
         return both
-
-    def _pair_in_one_memory(self, name: str, num_bytes: int) -> tuple[Tensor, Tensor]:
-        where = name.partition("_")[0]
-        return self._buffer(where, num_bytes), self._buffer(f"{where}_other", num_bytes)
 
     def _messages(self, case: ProbeCase, num_bytes: int) -> Run:
         group, rank = self._group, self._group.rank
@@ -193,7 +190,7 @@ class Prober:
         after_each: Callable[[], None] = lambda: None,
     ) -> None:
         self._group, self._device = group, device
-        self._write = write if group.rank == 0 else _nowhere
+        self._write = write if group.rank == 0 else lambda row: None
         self._num_threads, self._after_each = num_threads, after_each
         self._launch = "host_only" if host_only else "default"
         self._operations = Operations(group, device)
@@ -267,18 +264,14 @@ class Prober:
             torch.set_num_threads(case.num_threads or self._num_threads)
             self._sample(case, run, repeats=1)
             end_s += time.monotonic() - begun_s
-            once_s = self._one_in_a_row(case, run)
+            alone_s = self._sample(case, run, repeats=1)  # a pause in one of the two does not count
+            once_s = min(alone_s, self._sample(case, run, probe.repeats_for(alone_s)))
             repeats = probe.repeats_for(once_s)  # of what all ranks know, hence the same on all
             left_s = end_s - time.monotonic()
             count = probe.num_samples_for(left_s, len(sizes) - position, repeats * once_s)
             for _ in range(self._group.share(count)):
                 self._record(case, size, repeats, self._sample(case, run, repeats))
             torch.set_num_threads(self._num_threads)
-
-    def _one_in_a_row(self, case: ProbeCase, run: Run | None) -> float:
-        """About what one of several takes; a pause in one of the two samples does not spoil it."""
-        alone_s = self._sample(case, run, repeats=1)
-        return min(alone_s, self._sample(case, run, probe.repeats_for(alone_s)))
 
     def _prepared(self, case: ProbeCase, size: int) -> tuple[Run | None, str]:
         """The operation, or why not: from the first rank that has a problem, known to all."""
@@ -316,19 +309,5 @@ class Prober:
         return slowest_s
 
     def _record(self, case: ProbeCase, size: int, repeats: int, seconds: float) -> None:
-        sample = ProbeSample(
-            self._launch,
-            case.operation,
-            case.ranks,
-            case.memory,
-            case.captured,
-            case.num_threads,
-            size,
-            repeats,
-            seconds,
-        )
-        self._write({"sample": asdict(sample)})
-
-
-def _nowhere(row: dict[str, Any]) -> None:
-    """Only rank 0 writes."""
+        of_case = (case.operation, case.ranks, case.memory, case.captured, case.num_threads)
+        self._write({"sample": asdict(ProbeSample(self._launch, *of_case, size, repeats, seconds))})

@@ -108,13 +108,8 @@ def _result(row: list[str], source: str) -> dict[str, Any]:
             f"{source}: row '{text:.80}' has not two times with rates; give whole rows"
         ) from None
     root = row[4] if first == 5 else "-1"
-    return {
-        "size": int(row[0]),
-        "redop": row[3],
-        "root": root,
-        "out_of_place": out_of_place,
-        "in_place": in_place,
-    }
+    result = {"size": int(row[0]), "redop": row[3], "root": root}
+    return {**result, "out_of_place": out_of_place, "in_place": in_place}
 
 
 def _side(time: str, algbw: str, busbw: str, wrong: str) -> dict[str, Any]:
@@ -193,10 +188,8 @@ def osu_samples(text: str, source: str, world_size: int | None) -> tuple[list[Pr
         return list(_all_reduces(rows, operation, world_size)), []
     if test == "Bandwidth" and (on_gpus or BOTH_ON_GPUS in text):
         large = [row for row in rows if int(row[1]) >= MIB and float(row[2])]
-        left_out = (
-            f"{len(rows) - len(large)} rows below 1 MiB: their messages overlap" if large != rows else ""
-        )
-        return list(_copies(large)), [left_out] if left_out else []
+        small = len(rows) - len(large)
+        return list(_copies(large)), [f"{small} rows below 1 MiB: their messages overlap"] if small else []
     raise TopologyError(
         f"{source}: OSU's '{headers[0][0].removeprefix('# ')}' is nothing that a probe measures; read are "
         "osu_allreduce of host memory (without -d), osu_xccl_allreduce, and osu_bw -d cuda D D. The rest "

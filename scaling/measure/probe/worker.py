@@ -17,7 +17,7 @@ import torch
 from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError
-from scaling.measure.probe.ranks import Prober, Write
+from scaling.measure.probe.ranks import Prober
 from scaling.runtime import LaunchLibraries
 from scaling.runtime.meeting import own_address
 from scaling.runtime.workers import Workers
@@ -38,7 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     libraries.offer(workers)
-    write = _writer(options.samples)
+
+    def write(row: dict[str, Any]) -> None:
+        with options.samples.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
     num_threads = max(1, num_usable_cores() // info.local_world_size)
     group = workers.group(device, peer_access=not options.host_only)
     prober = Prober(group, device, num_threads, write, host_only=options.host_only)
@@ -71,14 +75,6 @@ def _device(info: RankInfo, kind: str) -> torch.device:
         )
     torch.cuda.set_device(info.local_rank)
     return torch.device("cuda", info.local_rank)
-
-
-def _writer(path: Path) -> Write:
-    def write(row: dict[str, Any]) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-    return write
 
 
 if __name__ == "__main__":

@@ -25,36 +25,23 @@ _Count = Callable[[int, int], int]
 """(bytes as counted then, bytes of the gradient) -> bytes as counted today, on several ranks."""
 
 
-def _twice(counted: int, _: int) -> int:
-    return 2 * counted
-
-
 def _both_copies_more(counted: int, gradient_bytes: int) -> int:
     return counted + 2 * gradient_bytes
 
 
-def _messages_copied_twice(counted: int, _: int) -> int:
-    return 3 * counted  # each rank receives as many bytes as it sends
-
-
+_SUMMED_ON_HOST = ("host_serial", "host_parallel", "torch_cpu", "tensorflow", "mxnet_local")
 _BACK_FROM_HOST: dict[str, _Count] = {
-    **dict.fromkeys(("host_serial", "host_parallel", "torch_cpu", "tensorflow", "mxnet_local"), _twice),
+    **dict.fromkeys(_SUMMED_ON_HOST, lambda counted, _: 2 * counted),
     "cntk_32bit": _both_copies_more,
 }
-_BACK_FROM_HOST_TO_GPU: dict[str, _Count] = {"mpi": _both_copies_more, "mpi_one_bit": _messages_copied_twice}
+_BACK_FROM_HOST_TO_GPU: dict[str, _Count] = {
+    "mpi": _both_copies_more,
+    "mpi_one_bit": lambda counted, _: 3 * counted,  # each rank receives as many bytes as it sends
+}
 
 _BETWEEN_RANKS = (
-    *(
-        "none",
-        "no_op",
-        "all_reduce",
-        "ring",
-        "tree",
-        "schedule",
-        "one_bit",
-        "one_bit_flat",
-        "one_bit_momentum",
-    ),
+    *("none", "no_op", "all_reduce", "ring", "tree", "schedule"),
+    *("one_bit", "one_bit_flat", "one_bit_momentum"),
     *("two_bit", "sign", "ef_sign", "qsgd", "top_k", "power_sgd", "fp16", "bf16", "mpi", "mpi_one_bit"),
     *("horovod", "horovod_optimizer", "caffe", "caffe_nccl", "cntk", "mxnet_device", "mxnet_tree"),
     *("tf_replicated", "torch_dpt"),

@@ -97,12 +97,8 @@ class DeviceCell(CellWithoutModel):
 
     def describe(self) -> str:
         threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.device == "cpu" else ""
-        return f"{self.kind} {self.experiment} on {self.device}{threads}: {point_text(self.point)}"
-
-
-def point_text(point: Point) -> str:
-    """`width 128, batch 64`."""
-    return ", ".join(f"{key} {value}" for key, value in point.items())
+        point = ", ".join(f"{key} {value}" for key, value in self.point.items())
+        return f"{self.kind} {self.experiment} on {self.device}{threads}: {point}"
 
 
 class DeviceKind(Kind[DevicePart, DeviceCell]):
@@ -157,7 +153,9 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
         return RankSummary(memory_peak_bytes=context.memory_peak_bytes(), seconds=context.seconds)
 
     def seconds(self, cell: DeviceCell, num_cores: int, size: ModelSize | None) -> float:
-        return cell_seconds(cell.experiment, cell.device, cell.seconds, cell.limit_s, num_cores)
+        time = CELL_TIMES.get((cell.experiment, cell.device), OF_OTHERS[cell.device])
+        slow_s = min(time.core_s / num_cores, cell.limit_s) + time.limit_ratio * cell.limit_s
+        return time.num_timed * WARM_UP_RATIO * cell.seconds + time.own_s + slow_s
 
     def start_up_s(self, device: str) -> float:
         return START_UP_S + FIRST_CELL_S
@@ -233,11 +231,3 @@ CELL_TIMES = {
     ("kernel-choices", "cuda"): CellTime(num_timed=1.7, own_s=1.9),
     ("kernel-choices", "cpu"): CellTime(own_s=0.4, core_s=1.2),
 }
-
-
-def cell_seconds(experiment: str, device: str, seconds: float, limit_s: float, num_cores: int) -> float:
-    """Of one cell. `seconds`: for each measurement, as the study says; `limit_s`: above which the study
-    leaves a point out."""
-    time = CELL_TIMES.get((experiment, device), OF_OTHERS[device])
-    slow_s = min(time.core_s / num_cores, limit_s) + time.limit_ratio * limit_s
-    return time.num_timed * WARM_UP_RATIO * seconds + time.own_s + slow_s

@@ -126,12 +126,14 @@ class IterationKind(TrainingKind[IterationPart]):
         min_seconds = part.min_seconds
         if min_seconds is None:
             min_seconds = MIN_SECONDS_ON_GPU if device == "cuda" else 0.0
+        if is_augmented := chosen("augmentation", workload.keys, part) == "standard":
+            check_images(workload, named(workload.keys))
         loader_workers = part.loader_workers or DEFAULT_LOADER_WORKERS
         return {
             **{name: getattr(part, name) for name in names},
             "min_seconds": min_seconds,
             "loader_workers": loader_workers if placement == "loader" else None,
-            "augmentation": timed_augmentation(workload, part),
+            "augmentation": "standard" if is_augmented else None,  # so that ids stay those of before
         }
 
     def run(self, cell: Cell, context: RunContext) -> RankSummary:
@@ -199,12 +201,3 @@ def _further_pairs(cells: Sequence[Cell], pairs: Sequence[Cell]) -> list[Cell]:
         others.remove(best)
         chosen.append(best)
     return chosen[len(pairs) :]
-
-
-def timed_augmentation(workload: ChosenWorkload, part: IterationPart) -> str | None:
-    """What a timed step does to its batch: None is nothing, so that ids stay those of before. Raises
-    StudyError: the data cannot be augmented."""
-    if chosen("augmentation", workload.keys, part) != "standard":
-        return None
-    check_images(workload, named(workload.keys))
-    return "standard"

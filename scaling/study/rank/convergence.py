@@ -62,7 +62,10 @@ def converge(cell: Cell, context: RunContext) -> RankSummary:
     context.seconds["setup"] = context.elapsed_s()
     rows, before = _train(cell, prepared, context, saved, begun)
     context.seconds["training"] = context.elapsed_s() - context.seconds["setup"]
-    notes = [*notes, *([_went_on(begun.progress.epoch, before)] if begun else [])]
+    if begun:
+        hosts = " and ".join([*before, this_start()])
+        elsewhere = f"; seconds and joules are of {hosts} together" if before else ""
+        notes.append(f"cut off after epoch {begun.progress.epoch}, and went on from there{elsewhere}")
     if cell.batch_norm == "sync" and not has_batch_norm(prepared.step.replica.module):
         notes.append("batch_norm: sync changes nothing: the model has no batch normalisation")
     summary = prepared.summary(
@@ -108,7 +111,8 @@ def _train(
     parts = (step, splits.train, splits.test, plan_of(cell), group, clock_for(device), group.largest)
     # A GPU that workers share counts the energy of all of them.
     energy_meter = _energy_meter(device) if cell.workers_per_gpu is None else None
-    heartbeat, noise = context.heartbeat, _noise_probe(cell, step, group)
+    aggregator, heartbeat = create_aggregator(cell.aggregator, cell.aggregator_parameters), context.heartbeat
+    noise = NoiseProbe(step, aggregator, gradients_of(cell), group, cell.local_batch)
     heartbeat.phase("training")
     for row in train(*parts, after=after, energy_meter=energy_meter, after_each=heartbeat.step, noise=noise):
         heartbeat.phase("records of an epoch")
@@ -121,18 +125,6 @@ def _train(
         heartbeat.phase("training")
     prepared.check_later_steps()
     return rows, before
-
-
-def _noise_probe(cell: Cell, step: TrainingStep, group: TorchGroup) -> NoiseProbe:
-    aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
-    return NoiseProbe(step, aggregator, gradients_of(cell), group, cell.local_batch)
-
-
-def _went_on(epoch: int, before: list[str]) -> str:
-    """The note of a training that was cut off after that epoch, on those other hosts, if any."""
-    hosts = " and ".join([*before, this_start()])
-    elsewhere = f"; seconds and joules are of {hosts} together" if before else ""
-    return f"cut off after epoch {epoch}, and went on from there{elsewhere}"
 
 
 def plan_of(cell: Cell) -> TrainingPlan:

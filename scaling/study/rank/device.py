@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -55,16 +55,11 @@ def measure_point(
 
 def _memory_error(error: BaseException) -> str | None:
     """What it says where it, or what led to it, is memory that ran out: capturing a graph hides the cause."""
-    for cause in _chain(error):
+    cause: BaseException | None = error
+    while cause is not None:
         text = (str(cause).splitlines() or [""])[0]
-        if isinstance(cause, torch.OutOfMemoryError | MemoryError) or any(
-            word in text for word in OUT_OF_MEMORY
-        ):
+        is_known = isinstance(cause, torch.OutOfMemoryError | MemoryError)
+        if is_known or any(word in text for word in OUT_OF_MEMORY):
             return text.partition(". GPU 0 has")[0].rstrip(".")
+        cause = cause.__cause__ or cause.__context__
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -12,7 +12,6 @@ from torch import Tensor
 from scaling.measure import host, power
 from scaling.measure.clock import clock_for
 from scaling.measure.phases import Marks, PhaseRecorder
-from scaling.process_group import TorchGroup
 from scaling.study.cell import Cell
 from scaling.study.rank.context import RankSummary, RunContext
 from scaling.study.rank.prepared_step import PreparedStep
@@ -30,12 +29,6 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
         return _measure(cell, context, prepared, timed)
 
 
-def _pids(group: TorchGroup) -> set[int]:
-    """Of all ranks: one may hold memory on another's GPU. Collective."""
-    own = [float(os.getpid()) if rank == group.rank else 0.0 for rank in range(group.world_size)]
-    return {int(pid) for pid in group.largest_of(own)}
-
-
 def _measure(cell: Cell, context: RunContext, prepared: PreparedStep, timed: _TimedStep) -> RankSummary:
     group, device, heartbeat = context.group, context.device, context.heartbeat
     step, measurement = prepared.step, timed.measurement
@@ -44,7 +37,10 @@ def _measure(cell: Cell, context: RunContext, prepared: PreparedStep, timed: _Ti
     context.seconds["setup"] = group.largest(context.elapsed_s())
     heartbeat.phase("warm-up")
     measurement.warm_up()
-    gpu = power.open_device(device, _pids(group)) if device.type == "cuda" else None
+    gpu = None
+    if device.type == "cuda":  # a rank may hold memory on another's GPU
+        own = [float(os.getpid()) if rank == group.rank else 0.0 for rank in range(group.world_size)]
+        gpu = power.open_device(device, {int(pid) for pid in group.largest_of(own)})
     before, host_before = gpu.reading() if gpu else None, host.reading()
     heartbeat.phase("timed iterations", patience=1)
     measurement.measure()

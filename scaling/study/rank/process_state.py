@@ -87,10 +87,6 @@ def _umask() -> int:
     return mask
 
 
-def _cores() -> set[int]:
-    return os.sched_getaffinity(0)
-
-
 def _use_cores(before: set[int]) -> None:
     with suppress(OSError):  # the system has taken some since
         os.sched_setaffinity(0, before)
@@ -137,7 +133,11 @@ _PARTS = {
     "numpy's handling of errors": _Part(np.geterr, lambda before: np.seterr(**before)),
     "standard output": _attribute(sys, "stdout"),
     "standard error": _attribute(sys, "stderr"),
-    **({"the cores it may use": _Part(_cores, _use_cores)} if hasattr(os, "sched_setaffinity") else {}),
+    **(
+        {"the cores it may use": _Part(lambda: os.sched_getaffinity(0), _use_cores)}
+        if hasattr(os, "sched_setaffinity")
+        else {}
+    ),
     CLOCK: _Part(
         lambda: [getattr(time, name) for name in CLOCKS],
         lambda before: vars(time).update(zip(CLOCKS, before, strict=True)),
