@@ -53,7 +53,7 @@ def seen_by(workers: Workers) -> dict[str, Any]:
     trust(name for cell in CELLS.values() for name in (cell.model, cell.aggregator))
 
     def rows_of(cell: Cell) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
+        rows: list[Any] = []
         runner.run(cell, group, rows.extend)
         return rows
 
