@@ -2,7 +2,17 @@
 
 from typing import Any
 
-from scaling.study.cell import Cell
+import pytest
+
+from scaling.errors import StudyError
+from scaling.study.cell import AvailableMachine, Cell, ResolvedStudy
+from scaling.study.resolve import resolve
+from scaling.study.schema import Study, parse_study
+
+CPU = AvailableMachine(num_gpus=0, num_cores=8)
+GPUS = AvailableMachine(num_gpus=4, num_cores=64)
+WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
+ABSENT = object()
 
 
 def cell_of(**changes: Any) -> Cell:
@@ -14,3 +24,27 @@ def cell_of(**changes: Any) -> Cell:
         **{"learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.0},
     }
     return Cell(**{**values, **changes})
+
+
+def made_study(**changes: Any) -> Study:
+    """A study of one part on 1 and 2 workers, with other keys, or without one that is ABSENT."""
+    values = {"name": "by-hand", "workloads": [WORKLOAD], "aggregators": ["ring"], "world_sizes": [1, 2]}
+    raw = {**values, "scaling": "strong", **changes}
+    return parse_study({key: value for key, value in raw.items() if value is not ABSENT}, "my.yaml")
+
+
+def resolved_study(machine: AvailableMachine = CPU, **changes: Any) -> ResolvedStudy:
+    """That study on a machine."""
+    return resolve(made_study(**changes), machine)
+
+
+def made_cells(machine: AvailableMachine = CPU, **changes: Any) -> list[Cell]:
+    """Its cells with a model, without the second ones of A/A pairs."""
+    return [cell for cell in resolved_study(machine, **changes).trained if not cell.aa_replicate]
+
+
+def problem_of(machine: AvailableMachine = CPU, **changes: Any) -> str:
+    """What is said where it cannot be."""
+    with pytest.raises(StudyError) as caught:
+        resolved_study(machine, **changes)
+    return str(caught.value)

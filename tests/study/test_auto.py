@@ -5,20 +5,19 @@ from contextlib import closing
 import pytest
 
 from launchers.zygote import Zygotes
-from scaling.errors import LaunchError, StudyError
+from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
 from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
 from scaling.study.trial import LARGEST, LONGEST_S, SHORTEST_S, _fitting, in_forked_process, trial_overrides
+from tests.made import CPU, made_cells, problem_of, resolved_study
 
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 96}
 
 
-def sizes(machine, world_sizes="auto", **keys):
-    study = {"name": "s", "scaling": "strong", "aggregators": ["all_reduce"], "workloads": [WORKLOAD]}
-    resolved = resolve(parse_study({**study, "world_sizes": world_sizes, **keys}, "s.yaml"), machine)
+def sizes(machine, world_sizes="auto"):
+    resolved = resolved_study(machine, workloads=[WORKLOAD], world_sizes=world_sizes)
     return sorted({cell.world_size for cell in resolved.trained}), resolved.notes
 
 
@@ -33,10 +32,8 @@ def test_auto_is_every_power_of_two_and_all_gpus(num_gpus, num_nodes, expected):
 
 @pytest.mark.parametrize(("num_cores", "expected"), [(1, 1), (2, 2), (3, 2), (4, 4), (64, 4)])
 def test_all_has_a_core_for_each_process_where_there_is_no_gpu(num_cores, expected):
-    assert sizes(AvailableMachine(0, num_cores, 1), "all") == (
-        [expected],
-        sizes(AvailableMachine(0, 64, 1), "all")[1],
-    )
+    notes = sizes(AvailableMachine(0, 64, 1), "all")[1]
+    assert sizes(AvailableMachine(0, num_cores, 1), "all") == ([expected], notes)
 
 
 def test_processes_that_share_cores_are_said_in_a_line():
@@ -55,12 +52,9 @@ def test_a_size_that_does_not_divide_the_batch_is_left_out_with_a_note():
 def test_workload_for_a_device_is_taken_there_alone():
     choice = {"first_available": [{**WORKLOAD, "model": "fcn-r", "dataset": "synthetic", "device": "cuda"}]}
     both = {"first_available": [*choice["first_available"], WORKLOAD]}
-    study = {"name": "s", "scaling": "strong", "aggregators": ["all_reduce"], "world_sizes": [1]}
-    for machine, expected in ((AvailableMachine(0, 2, 1), "mlp"), (AvailableMachine(2, 16, 1), "fcn-r")):
-        resolved = resolve(parse_study({**study, "workloads": [both]}, "s.yaml"), machine)
-        assert {cell.model for cell in resolved.trained} == {expected}
-    with pytest.raises(StudyError, match="no workload for device cpu"):
-        resolve(parse_study({**study, "workloads": [choice]}, "s.yaml"), AvailableMachine(0, 2, 1))
+    for machine, expected in ((CPU, "mlp"), (AvailableMachine(2, 16, 1), "fcn-r")):
+        assert {cell.model for cell in made_cells(machine, workloads=[both])} == {expected}
+    assert "no workload for device cpu" in problem_of(workloads=[choice])
 
 
 def test_wrong_data_folder_does_not_stop_a_study_with_a_fallback(monkeypatch, tmp_path):

@@ -7,42 +7,15 @@ from typing import Any
 import pytest
 
 from scaling.aggregators.controls import NoExchange
-from scaling.errors import StudyError
-from scaling.study.cell import AvailableMachine, Cell, ResolvedStudy
-from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
+from scaling.study.cell import AvailableMachine, Cell
 from scaling.workloads.mnist import Mnist
-from tests.made import cell_of
-
-CPU = AvailableMachine(num_gpus=0, num_cores=8)
-GPUS = AvailableMachine(num_gpus=4, num_cores=64)
-
-WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
-BASE = {
-    "name": "by-hand",
-    "workloads": [WORKLOAD],
-    "aggregators": ["ring"],
-    "world_sizes": [1, 2],
-    "scaling": "strong",
-}
+from tests.made import CPU, GPUS, WORKLOAD, cell_of
+from tests.made import made_cells as cells
+from tests.made import problem_of as problem
+from tests.made import resolved_study as resolved
 
 CELL = cell_of(threads=4, learning_rate=0.01, warmup=10, iterations=50)
 LABELS = {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy", "keep_checkpoints"}
-
-
-def resolved(machine: AvailableMachine = CPU, **changes: Any) -> ResolvedStudy:
-    return resolve(parse_study({**BASE, **changes}, "my.yaml"), machine)
-
-
-def cells(machine: AvailableMachine = CPU, **changes: Any) -> list[Cell]:
-    """Without the second ones of A/A pairs: tests/study/test_timed_cells.py."""
-    return [cell for cell in resolved(machine, **changes).trained if not cell.aa_replicate]
-
-
-def problem(machine: AvailableMachine = CPU, **changes: Any) -> str:
-    with pytest.raises(StudyError) as caught:
-        resolved(machine, **changes)
-    return str(caught.value)
 
 
 class TestIdentity:
@@ -96,20 +69,14 @@ class TestAxes:
 
     def test_strong_scaling_keeps_the_global_batch(self):
         found = cells(world_sizes=[1, 2, 4])
-        assert [(c.world_size, c.local_batch, c.global_batch) for c in found] == [
-            (1, 64, 64),
-            (2, 32, 64),
-            (4, 16, 64),
-        ]
+        sizes = [(c.world_size, c.local_batch, c.global_batch) for c in found]
+        assert sizes == [(1, 64, 64), (2, 32, 64), (4, 16, 64)]
 
     def test_weak_scaling_keeps_the_local_batch(self):
         workload = {"model": "mlp", "dataset": "digits", "local_batch": 64}
         found = cells(world_sizes=[1, 2, 4], scaling="weak", workloads=[workload])
-        assert [(c.world_size, c.local_batch, c.global_batch) for c in found] == [
-            (1, 64, 64),
-            (2, 64, 128),
-            (4, 64, 256),
-        ]
+        sizes = [(c.world_size, c.local_batch, c.global_batch) for c in found]
+        assert sizes == [(1, 64, 64), (2, 64, 128), (4, 64, 256)]
 
     def test_parameters_are_complete_and_labels_name_what_differs(self):
         (cell,) = cells(
@@ -259,19 +226,8 @@ class Second(NoExchange):
 
 @pytest.mark.usefixtures("named_by_a_study")
 @pytest.mark.parametrize(
-    "names",
-    [
-        [f"{__name__}:First", f"{__name__}:Second"],
-        ["ring", "scaling.aggregators.ring:Ring"],
-    ],
+    "names", [[f"{__name__}:First", f"{__name__}:Second"], ["ring", "scaling.aggregators.ring:Ring"]]
 )
-def test_two_aggregators_with_one_label_are_refused(names):
+def test_two_aggregators_with_one_label_are_refused_also_across_parts(names):
     assert "have the same label" in problem(aggregators=names)
-
-
-@pytest.mark.usefixtures("named_by_a_study")
-def test_two_aggregators_with_one_label_are_refused_across_parts():
-    part = {key: value for key, value in BASE.items() if key != "name"}
-    parts = [{**part, "aggregators": [f"{__name__}:{one}"]} for one in ("First", "Second")]
-    with pytest.raises(StudyError, match="have the same label 'shared'"):
-        resolve(parse_study({"name": "two", "parts": parts}, "my.yaml"), CPU)
+    assert "have the same label" in problem(parts=[{"aggregators": [name]} for name in names])

@@ -8,6 +8,7 @@ import yaml
 
 from scaling.study.overrides import shipped_studies
 from scaling.study.schema import editor_schema
+from tests.made import WORKLOAD
 from tests.test_reference_results import REFERENCE
 
 CHECK = jsonschema.Draft202012Validator(editor_schema())
@@ -27,9 +28,6 @@ def test_shipped_studies_are_taken(name):
 @pytest.mark.parametrize("name", ["mnist-4xh200", "converge-fcn-2xh200"])
 def test_a_written_study_is_taken(name):
     CHECK.validate(yaml.safe_load((REFERENCE / name / "study.yaml").read_text()))
-
-
-WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 32}
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,14 @@
 """How large a job a study needs, told on a machine without GPUs."""
 
+from functools import partial
+
 import pytest
 
 from scaling.errors import StudyError
 from scaling.study.resolve import JobShape, job_shape
-from scaling.study.schema import parse_study
+from tests.made import made_study
 
-
-def study(**keys):
-    workload = {"model": "mlp", "dataset": "digits", "global_batch": 96}
-    values = {
-        "name": "x",
-        "kind": "iteration",
-        "workloads": [workload],
-        "aggregators": ["none"],
-        "world_sizes": [1, 4, 2],
-        "scaling": "strong",
-    }
-    return parse_study({**values, **keys}, "x.yaml")
+study = partial(made_study, name="x", world_sizes=[1, 4, 2])
 
 
 @pytest.mark.parametrize(

@@ -7,23 +7,13 @@ import pytest
 from scaling.errors import LaunchError
 from scaling.report.status import describe_status, status_table
 from scaling.store import ResultsFolder
-from scaling.study.cell import AvailableMachine
-from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
 from scaling.study.scope import runnable
+from tests.made import resolved_study
 
 
 def study(*aggregators, world_sizes=(2,)):
-    raw = {
-        "name": "mine",
-        "device": "cpu",
-        "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 64}],
-        "aggregators": list(aggregators),
-        "world_sizes": list(world_sizes),
-        "scaling": "strong",
-        "repeats": 2,
-    }
-    return resolve(parse_study(raw, "test"), AvailableMachine(0, 2))
+    keys = {"name": "mine", "device": "cpu", "repeats": 2}
+    return resolved_study(aggregators=list(aggregators), world_sizes=list(world_sizes), **keys)
 
 
 @pytest.fixture

@@ -1,24 +1,18 @@
 """Studies of local updates: their cells, what they cannot be combined with, and how a cell is timed."""
 
+from functools import partial
+
 import pytest
 
 from scaling.aggregators.registry import create
 from scaling.errors import StudyError
-from scaling.study.cell import AvailableMachine
 from scaling.study.kinds.base import ModelSize, step_seconds
 from scaling.study.rank.iteration import extent_of
-from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
 from scaling.study.variants import can_be_local
-from tests.made import cell_of
+from tests.made import cell_of, made_cells
 
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 8}
-BASE = {"name": "by-hand", "device": "cpu", "scaling": "strong", "noise_pair": False, "world_sizes": [2],
-        "aggregators": ["ring"], "workloads": [WORKLOAD]}  # fmt: skip
-
-
-def cells(**changes):
-    return resolve(parse_study({**BASE, **changes}, "my.yaml"), AvailableMachine(0, 8)).trained
+cells = partial(made_cells, device="cpu", noise_pair=False, world_sizes=[2], workloads=[WORKLOAD])
 
 
 def of(cell):

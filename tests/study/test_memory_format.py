@@ -1,25 +1,25 @@
 """`memory_format`: an axis of networks that convolve images; cells without it are those of before."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cell import AvailableMachine, Cell
+from scaling.study.cell import Cell
 from scaling.study.pruning import CellChoice, study_of
 from scaling.study.resolve import resolve
-from scaling.study.schema import Study, parse_study
+from scaling.study.schema import parse_study
+from tests.made import ABSENT, CPU, made_cells, made_study, problem_of
 from tests.study.test_run_cell import TRAINED, group, losses, runner  # noqa: F401
 
 pytestmark = pytest.mark.quality
 
-CPU = AvailableMachine(num_gpus=0, num_cores=8)
 RESNET = {"model": "resnet-56", "dataset": "synthetic", "global_batch": 4}
-BASE = {"name": "by-hand", "workloads": [RESNET], "aggregators": ["all_reduce"], "world_sizes": [1],
-        "scaling": "strong", "noise_pair": False}  # fmt: skip
+BASE = {"workloads": [RESNET], "aggregators": ["all_reduce"], "world_sizes": [1], "noise_pair": False}
+study, cells, problem = partial(made_study, **BASE), partial(made_cells, **BASE), partial(problem_of, **BASE)
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 BOTH = ["contiguous", "channels_last"]
 CELL = {
@@ -34,20 +34,6 @@ CELL = {
 }
 
 
-def study(**changes: Any) -> Study:
-    return parse_study({**BASE, **changes}, "my.yaml")
-
-
-def cells(**changes: Any) -> list[Cell]:
-    return resolve(study(**changes), CPU).trained
-
-
-def problem(**changes: Any) -> str:
-    with pytest.raises(StudyError) as caught:
-        cells(**changes)
-    return str(caught.value)
-
-
 class TestAxis:
     def test_it_expands_and_contiguous_is_what_cells_were_before(self):
         first, second = cells(memory_format=BOTH)
@@ -56,9 +42,8 @@ class TestAxis:
         assert first.id == cells()[0].id != second.id
 
     def test_trainings_have_it_too(self):
-        body = {key: value for key, value in BASE.items() if key != "noise_pair"}
-        own = resolve(parse_study({**body, "kind": "convergence", "memory_format": BOTH}, "my.yaml"), CPU)
-        assert [cell.memory_format for cell in own.trained] == [None, "channels_last"]
+        own = cells(kind="convergence", memory_format=BOTH, noise_pair=ABSENT)
+        assert [cell.memory_format for cell in own] == [None, "channels_last"]
 
     def test_cells_say_it(self):
         first, second = cells(memory_format=BOTH)

@@ -9,25 +9,19 @@ from scaling.prediction.strategy import Machinery
 from scaling.prediction.terms import terms_of, update_terms
 from scaling.study.cell import AvailableMachine
 from scaling.study.predicting import strategy_of
-from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
+from tests.made import made_cells
 from topologies.schema import load
 
-STUDY = {
-    "name": "s",
-    "kind": "iteration",
-    "scaling": "strong",
-    "world_sizes": [2],
-    "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 64}],
-}
-MACHINE = AvailableMachine(num_gpus=2, num_cores=8)
+
+def variables(**changes):
+    """Of a cell."""
+    return made_cells(AvailableMachine(num_gpus=2, num_cores=8), world_sizes=[2], **changes)[0].to_dict()
 
 
 def bytes_moved(aggregator, device):
     """Read and written in all encodings and decodings."""
-    study = parse_study({**STUDY, "aggregators": [aggregator], "device": device}, "s.yaml")
-    cell = next(iter(resolve(study, MACHINE).cells.values()))
-    stages = [stage for bucket in strategy_of(cell.to_dict()).buckets for stage in bucket]
+    strategy = strategy_of(variables(aggregators=[aggregator], device=device))
+    stages = [stage for bucket in strategy.buckets for stage in bucket]
     return sum(stage.num_bytes * stage.bytes_moved for stage in stages if isinstance(stage, CodecWork))
 
 
@@ -43,8 +37,7 @@ class TestDtypes:
 
     def strategy(self, shapes, **changes):
         aggregator = changes.pop("aggregator", "ring")
-        study = parse_study({**STUDY, "aggregators": [aggregator], "device": "cuda", **changes}, "s.yaml")
-        return strategy_of(next(iter(resolve(study, MACHINE).cells.values())).to_dict(), shapes)
+        return strategy_of(variables(aggregators=[aggregator], device="cuda", **changes), shapes)
 
     def exchanged_bytes(self, strategy):
         stages = [stage for bucket in strategy.buckets for stage in bucket if isinstance(stage, Exchange)]

@@ -10,12 +10,11 @@ import pytest
 from scaling.errors import StoreError, StudyError
 from scaling.store import ResultsFolder
 from scaling.study import prepare as module
-from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
 from scaling.study.prepare import prepare
 from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
 from scaling.workloads.digits import Digits
+from tests.made import CPU, GPUS, made_study
 
 ENVIRONMENT: dict[str, Any] = {
     "hostname": "here",
@@ -24,15 +23,7 @@ ENVIRONMENT: dict[str, Any] = {
     "versions": {"torch": "2.6.0"},
     "settings": {},
 }
-BASE: dict[str, Any] = {
-    "name": "by-hand",
-    "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 64}],
-    "aggregators": ["ring", "tree"],
-    "world_sizes": [1, 2],
-    "scaling": "strong",
-    "repeats": 2,
-    "threads": 1,
-}
+BASE: dict[str, Any] = {"aggregators": ["ring", "tree"], "repeats": 2, "threads": 1}
 
 
 @pytest.fixture
@@ -51,8 +42,8 @@ def folder(tmp_path: Path, environment: dict[str, Any]) -> ResultsFolder:
 
 def prepared(folder: ResultsFolder, **changes: Any) -> ResultsFolder:
     """Makes the folder ready for the study BASE with changes."""
-    study = parse_study({**BASE, **changes}, "my.yaml")
-    prepare(folder, study, resolve(study, AvailableMachine(num_gpus=0, num_cores=8)))
+    study = made_study(**{**BASE, **changes})
+    prepare(folder, study, resolve(study, CPU))
     return folder
 
 
@@ -67,19 +58,19 @@ def contents_in_bytes(folder: ResultsFolder) -> dict[str, bytes]:
 
 
 class TestArchivedFolder:
-    def test_a_study_that_is_over_stays_as_it_is(self, folder):
+    def archived(self, folder):
         for record in prepared(folder).runs():
             folder.finish_run(record, {})
         folder.archive()
-        before = contents_in_bytes(folder)
+        return contents_in_bytes(folder)
+
+    def test_a_study_that_is_over_stays_as_it_is(self, folder):
+        before = self.archived(folder)
         assert contents_in_bytes(prepared(folder)) == before
 
     @pytest.mark.parametrize("changes", [{"repeats": 3}, {"aggregators": ["ring", "tree", "all_reduce"]}])
     def test_new_runs_are_refused_before_anything_is_written(self, folder, changes):
-        for record in prepared(folder).runs():
-            folder.finish_run(record, {})
-        folder.archive()
-        before = contents_in_bytes(folder)
+        before = self.archived(folder)
         with pytest.raises(StoreError, match=r"is archived: no run can be added.*export .* --unarchive"):
             prepared(folder, **changes)
         assert contents_in_bytes(folder) == before
@@ -115,12 +106,11 @@ class TestNewFolder:
         one_bit = {"name": "one_bit", "threshold": "mean"}
         workload = {"model": {"name": "mlp", "hidden": [8]}, "dataset": "digits", "global_batch": 64}
         choice = {"first_available": [workload]}
-        study = parse_study({**BASE, "aggregators": ["ring", one_bit], "workloads": [choice]}, "my.yaml")
-        machine = AvailableMachine(num_gpus=0, num_cores=8)
-        prepare(folder, study, resolve(study, machine))
+        study = made_study(**{**BASE, "aggregators": ["ring", one_bit], "workloads": [choice]})
+        prepare(folder, study, resolve(study, CPU))
         again = load_study(str(folder.path / "study.yaml"))
         assert again == study
-        prepare(folder, again, resolve(again, machine))
+        prepare(folder, again, resolve(again, CPU))
 
     @pytest.mark.parametrize(
         "changes",
@@ -134,12 +124,9 @@ class TestNewFolder:
     )
     def test_what_it_says_against_a_default_is_written(self, folder, changes):
         prepared(folder, **changes)
-        study, machine = (
-            load_study(str(folder.path / "study.yaml")),
-            AvailableMachine(num_gpus=0, num_cores=8),
-        )
-        assert study == parse_study({**BASE, **changes}, "my.yaml")
-        assert {record.cell_id for record in folder.runs()} == set(resolve(study, machine).cells)
+        study = load_study(str(folder.path / "study.yaml"))
+        assert study == made_study(**{**BASE, **changes})
+        assert {record.cell_id for record in folder.runs()} == set(resolve(study, CPU).cells)
 
     def test_data_sets_are_fetched_once_each(self, folder, monkeypatch):
         fetched = []
@@ -193,10 +180,8 @@ class TestSameFolderAgain:
     def test_larger_world_takes_over_the_second_cell_of_the_pair(self, folder):
         prepared(folder)
         prepared(folder, world_sizes=[1, 2, 4])
-        assert {record.cell["world_size"] for record in folder.runs() if record.cell["aa_replicate"]} == {
-            2,
-            4,
-        }
+        sizes = {record.cell["world_size"] for record in folder.runs() if record.cell["aa_replicate"]}
+        assert sizes == {2, 4}
         prepared(folder)
 
     @pytest.mark.parametrize(
@@ -262,8 +247,8 @@ class TestSettings:
         self, folder, monkeypatch, name
     ):
         monkeypatch.setenv(name, "1")
-        study = parse_study({**BASE, "device": "cuda"}, "my.yaml")
+        study = made_study(**BASE, device="cuda")
         with pytest.raises(StudyError, match=f"{name} is set, but the study has cells"):
-            prepare(folder, study, resolve(study, AvailableMachine(num_gpus=4, num_cores=8)))
+            prepare(folder, study, resolve(study, GPUS))
         assert not folder.path.exists()
         prepared(folder, device="cpu")  # on a CPU they mean nothing

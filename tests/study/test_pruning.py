@@ -1,5 +1,7 @@
 """A study without the cells that are not worth it: what is left is what the user wrote of them."""
 
+from functools import partial
+
 import pytest
 import yaml
 
@@ -7,11 +9,17 @@ from scaling.study.cell import AvailableMachine
 from scaling.study.pruning import CellChoice, study_of
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
+from tests.made import made_study
 
 HERE = AvailableMachine(num_gpus=4, num_cores=8)
 RESNET = {"model": "resnet-56", "dataset": "synthetic", "global_batch": 8}
-BASE = {"name": "by-hand", "device": "cuda", "workloads": [RESNET], "aggregators": ["all_reduce"],
-        "world_sizes": [1, 2], "scaling": "strong", "noise_pair": False}  # fmt: skip
+made = partial(made_study, device="cuda", workloads=[RESNET], aggregators=["all_reduce"], noise_pair=False)
+
+
+def pruned_to(whole, resolved, keep=lambda cell: True):
+    """What is left of a study of which those cells are kept."""
+    verdicts = [CellChoice(cell, keep(cell), "", 0.0) for cell in resolved.trained]
+    return resolve(parse_study(yaml.safe_load(study_of(whole, verdicts, resolved)), "pruned.yaml"), HERE)
 
 
 @pytest.mark.parametrize(
@@ -34,30 +42,24 @@ BASE = {"name": "by-hand", "device": "cuda", "workloads": [RESNET], "aggregators
 )
 def test_parts_that_differ_in_one_key_keep_their_cells_and_their_iterations(one, other):
     parts = [{**one, "iterations": 50}, {**other, "iterations": 200}]
-    whole = parse_study({**BASE, "parts": parts}, "my.yaml")
+    whole = made(parts=parts)
     resolved = resolve(whole, HERE)
-    verdicts = [CellChoice(cell, cell.world_size == 2, "", 0.0) for cell in resolved.trained]
-    pruned = parse_study(yaml.safe_load(study_of(whole, verdicts, resolved)), "pruned.yaml")
-    left = {cell.id: cell.iterations for cell in resolve(pruned, HERE).trained}
+    pruned = pruned_to(whole, resolved, lambda cell: cell.world_size == 2)
+    left = {cell.id: cell.iterations for cell in pruned.trained}
     assert left == {cell.id: cell.iterations for cell in resolved.trained if cell.world_size == 2}
     assert sorted(left.values()) == [50, 200]
 
 
 @pytest.mark.parametrize("key", ["learning_rate", "momentum", "weight_decay"])
 def test_workloads_that_differ_in_how_the_optimizer_is_set_stay_two(key):
-    whole = parse_study({**BASE, "workloads": [{**RESNET, key: 0.1}, {**RESNET, key: 0.2}]}, "my.yaml")
+    whole = made(workloads=[{**RESNET, key: 0.1}, {**RESNET, key: 0.2}])
     resolved = resolve(whole, HERE)
-    verdicts = [CellChoice(cell, True, "", 0.0) for cell in resolved.trained]
-    pruned = resolve(parse_study(yaml.safe_load(study_of(whole, verdicts, resolved)), "pruned.yaml"), HERE)
     assert len(resolved.cells) == 4
-    assert set(pruned.cells) == set(resolved.cells)
+    assert set(pruned_to(whole, resolved).cells) == set(resolved.cells)
 
 
 def test_a_cell_of_two_parts_keeps_the_larger_number_of_repeats():
-    parts = [{"repeats": 5}, {"repeats": 1, "world_sizes": [2]}]
-    whole = parse_study({**BASE, "parts": parts}, "my.yaml")
+    whole = made(parts=[{"repeats": 5}, {"repeats": 1, "world_sizes": [2]}])
     resolved = resolve(whole, HERE)
-    verdicts = [CellChoice(cell, True, "", 0.0) for cell in resolved.trained]
-    pruned = resolve(parse_study(yaml.safe_load(study_of(whole, verdicts, resolved)), "pruned.yaml"), HERE)
-    assert pruned.repeats == resolved.repeats
+    assert pruned_to(whole, resolved).repeats == resolved.repeats
     assert set(resolved.repeats.values()) == {5}

@@ -4,45 +4,34 @@ from typing import Any
 
 import pytest
 
-from scaling.errors import StudyError
-from scaling.study.cell import AvailableMachine, Cell
+from scaling.study.cell import Cell
 from scaling.study.rank.convergence import plan_of
-from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
+from tests.made import ABSENT, WORKLOAD, made_cells, problem_of
 
 BODY = {
-    "name": "recipe",
-    "kind": "convergence",
-    "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": [64, 256]}],
-    "aggregators": ["all_reduce"],
-    "world_sizes": [1],
-    "scaling": "strong",
-    "device": "cpu",
-    "epochs": 10,
-    "learning_rate": 0.1,
+    **{"kind": "convergence", "workloads": [{**WORKLOAD, "global_batch": [64, 256]}], "world_sizes": [1]},
+    **{"aggregators": ["all_reduce"], "device": "cpu", "epochs": 10, "learning_rate": 0.1},
 }
 
 
+def body(workload: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    whole = {**BODY, **changes}
+    return {**whole, "workloads": [{**one, **(workload or {})} for one in whole["workloads"]]}
+
+
 def cells(workload: dict[str, Any] | None = None, **changes: Any) -> list[Cell]:
-    body = {**BODY, **changes}
-    body["workloads"] = [{**one, **(workload or {})} for one in body["workloads"]]
-    return resolve(parse_study(body, "test"), AvailableMachine(0, 2)).trained
+    return made_cells(**body(workload, **changes))
 
 
 def refused(workload: dict[str, Any] | None = None, **changes: Any) -> str:
-    with pytest.raises(StudyError) as caught:
-        cells(workload, **changes)
-    return str(caught.value)
+    return problem_of(**body(workload, **changes))
 
 
 class TestRates:
     def test_nothing_said_is_a_fixed_and_constant_rate_without_augmentation(self):
         for cell in cells():
-            assert (cell.learning_rate_rule, cell.schedule, cell.augmentation) == (
-                "fixed",
-                "constant",
-                "none",
-            )
+            said = (cell.learning_rate_rule, cell.schedule, cell.augmentation)
+            assert said == ("fixed", "constant", "none")
             assert plan_of(cell).learning_rate.at(77, 10, 10) == 0.1
             assert not plan_of(cell).augmented
 
@@ -71,24 +60,20 @@ class TestRates:
 
 
 class TestRefusals:
-    def test_scaled_rate_needs_the_batch_it_was_chosen_for(self):
-        assert "learning_rate_rule: linear needs base_batch" in refused(learning_rate_rule="linear")
-
-    def test_fixed_rate_has_no_base_batch(self):
-        assert "base_batch belongs to learning_rate_rule: linear or sqrt" in refused(base_batch=64)
-
-    def test_step_needs_milestones(self):
-        assert "schedule: step needs milestones" in refused(schedule="step")
-
-    def test_milestones_ascend(self):
-        assert "must ascend" in refused(schedule="step", milestones=[6, 3])
-
-    @pytest.mark.parametrize("key", [{"milestones": [3]}, {"gamma": 0.5}])
-    def test_milestones_and_gamma_are_of_step_alone(self, key):
-        assert "belongs to schedule: step" in refused(schedule="cosine", **key)
-
-    def test_warm_up_is_shorter_than_the_training(self):
-        assert "warmup_epochs 10 must be less" in refused(warmup_epochs=10)
+    @pytest.mark.parametrize(
+        ("keys", "said"),
+        [
+            ({"learning_rate_rule": "linear"}, "learning_rate_rule: linear needs base_batch"),
+            ({"base_batch": 64}, "base_batch belongs to learning_rate_rule: linear or sqrt"),
+            ({"schedule": "step"}, "schedule: step needs milestones"),
+            ({"schedule": "step", "milestones": [6, 3]}, "must ascend"),
+            ({"schedule": "cosine", "milestones": [3]}, "belongs to schedule: step"),
+            ({"schedule": "cosine", "gamma": 0.5}, "belongs to schedule: step"),
+            ({"warmup_epochs": 10}, "warmup_epochs 10 must be less"),
+        ],
+    )
+    def test_keys_that_contradict_each_other(self, keys, said):
+        assert said in refused(**keys)
 
     def test_texts_and_vectors_are_not_augmented(self):
         vectors = [{"model": "fcn-s", "dataset": "synthetic", "global_batch": 64}]
@@ -103,12 +88,9 @@ class TestRefusals:
     @pytest.mark.parametrize("key", [{"schedule": "cosine"}, {"base_batch": 64}, {"epochs": 3}])
     def test_timed_parts_have_no_recipe(self, key):
         (name,) = key
-        timed = {name: value for name, value in BODY.items() if name != "epochs"}
-        with pytest.raises(StudyError, match=f"'{name}' belongs to kind: convergence"):
-            parse_study({**timed, "kind": "iteration", **key}, "test")
-        workload = [{**BODY["workloads"][0], **key}]
-        with pytest.raises(StudyError, match=f"workloads.0.{name}' belongs to kind: convergence"):
-            parse_study({**timed, "kind": "iteration", "workloads": workload}, "test")
+        timed = {"kind": "iteration", "epochs": ABSENT}
+        assert f"'{name}' belongs to kind: convergence" in refused(**{**timed, **key})
+        assert f"workloads.0.{name}' belongs to kind: convergence" in refused(key, **timed)
 
 
 class TestIdentity:

@@ -1,38 +1,13 @@
 """Combinations of a study that cannot be: each an error that names the rule and a way out."""
 
 import re
-from typing import Any
 
 import pytest
 
-from scaling.errors import StudyError
-from scaling.study.cell import AvailableMachine, Cell
-from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
-
-CPU = AvailableMachine(num_gpus=0, num_cores=8)
-GPUS = AvailableMachine(num_gpus=4, num_cores=64)
-
-WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
-BASE = {
-    "name": "by-hand",
-    "workloads": [WORKLOAD],
-    "aggregators": ["ring"],
-    "world_sizes": [1, 2],
-    "scaling": "strong",
-}
-
-
-def cells(machine: AvailableMachine = CPU, **changes: Any) -> list[Cell]:
-    """Without the second ones of A/A pairs."""
-    study = resolve(parse_study({**BASE, **changes}, "my.yaml"), machine)
-    return [cell for cell in study.trained if not cell.aa_replicate]
-
-
-def problem(machine: AvailableMachine = CPU, **changes: Any) -> str:
-    with pytest.raises(StudyError) as caught:
-        cells(machine, **changes)
-    return str(caught.value)
+from scaling.study.cell import AvailableMachine
+from tests.made import CPU, GPUS, WORKLOAD
+from tests.made import made_cells as cells
+from tests.made import problem_of as problem
 
 
 class TestWhatCannotBe:
@@ -138,9 +113,8 @@ class TestOverlapped:
         taken = cells(step="overlapped", aggregators=[aggregator, "ring"], bucket_mb=[1, 4])
         sizes = [(cell.aggregator, cell.world_size, cell.bucket_mb) for cell in taken]
         assert [size for size in sizes if size[0] == aggregator] == [(aggregator, n, None) for n in (1, 2)]
-        assert f"{aggregator!r} cannot be captured" in problem(
-            GPUS, step="captured", aggregators=[aggregator]
-        )
+        said = problem(GPUS, step="captured", aggregators=[aggregator])
+        assert f"{aggregator!r} cannot be captured" in said
 
     @pytest.mark.parametrize("aggregator", ["none", "no_op", "all_reduce", "ring", "tree", "one_bit"])
     def test_the_others_are_taken(self, aggregator):
@@ -158,10 +132,8 @@ class TestOverlapped:
     @pytest.mark.parametrize("kind", ["iteration", "convergence"])
     def test_size_of_buckets_means_nothing_in_other_steps(self, kind):
         message = problem(kind=kind, bucket_mb=25)
-        assert (
-            "by-hand: bucket_mb is the size of the buckets that are exchanged under the backward pass"
-            in message
-        )
+        said = "by-hand: bucket_mb is the size of the buckets that are exchanged under the backward pass"
+        assert said in message
         assert "leave it out" in message
 
     def test_captured_steps_overlap_where_the_study_sets_a_size_of_buckets(self):

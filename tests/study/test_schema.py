@@ -9,29 +9,14 @@ from scaling.errors import StudyError
 from scaling.study.kinds.convergence import ConvergencePart
 from scaling.study.kinds.iteration import IterationPart
 from scaling.study.parts import Alternatives
-from scaling.study.schema import Study, parse_study
-
-WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
-BASE = {
-    "name": "by-hand",
-    "workloads": [WORKLOAD],
-    "aggregators": ["ring"],
-    "world_sizes": [1, 2],
-    "scaling": "strong",
-}
-ABSENT = object()
-
-
-def parse(**changes: Any) -> Study:
-    """The study BASE with keys replaced, or left out."""
-    raw = {key: value for key, value in {**BASE, **changes}.items() if value is not ABSENT}
-    return parse_study(raw, "my.yaml")
+from scaling.study.schema import parse_study
+from tests.made import ABSENT, WORKLOAD, made_study
 
 
 def problems(**changes: Any) -> str:
     """What is said of it."""
     with pytest.raises(StudyError) as caught:
-        parse(**changes)
+        made_study(**changes)
     message = str(caught.value)
     assert all(line.startswith("my.yaml: ") for line in message.splitlines())
     return message
@@ -39,45 +24,45 @@ def problems(**changes: Any) -> str:
 
 class TestWhatIsAllowed:
     def test_smallest_study_has_one_iteration_part_with_defaults(self):
-        (part,) = parse().parts
+        (part,) = made_study().parts
         assert isinstance(part, IterationPart)
         assert (part.kind, part.step, part.repeats, part.device) == ("iteration", ["eager"], 1, "auto")
         assert (part.optimizer, part.accumulate, part.wire) == (["sgd"], [1], ["float32"])
         assert part.seed == [0]
 
     def test_axis_may_be_one_value_or_several(self):
-        (part,) = parse(world_sizes=2, seed=7, workloads=[{**WORKLOAD, "global_batch": [32, 64]}]).parts
+        (part,) = made_study(world_sizes=2, seed=7, workloads=[{**WORKLOAD, "global_batch": [32, 64]}]).parts
         assert (part.world_sizes, part.seed, part.workloads[0].global_batch) == ([2], [7], [32, 64])
 
     def test_component_may_be_a_name_or_a_mapping_with_parameters(self):
-        (part,) = parse(aggregators=["ring", {"name": "one_bit", "threshold": "mean"}]).parts
+        (part,) = made_study(aggregators=["ring", {"name": "one_bit", "threshold": "mean"}]).parts
         assert [(one.name, one.parameters) for one in part.aggregators] == [
             ("ring", {}),
             ("one_bit", {"threshold": "mean"}),
         ]
 
     def test_keys_beside_parts_are_defaults_of_every_part(self):
-        parts = parse(repeats=3, parts=[{}, {"repeats": 5}]).parts
+        parts = made_study(repeats=3, parts=[{}, {"repeats": 5}]).parts
         assert [part.repeats for part in parts] == [3, 5]
 
     def test_key_of_one_kind_is_inherited_by_parts_of_that_kind_alone(self):
-        parts = parse(epochs=4, warmup=2, parts=[{"kind": "iteration"}, {"kind": "convergence"}]).parts
+        parts = made_study(epochs=4, warmup=2, parts=[{"kind": "iteration"}, {"kind": "convergence"}]).parts
         assert (parts[0].warmup, parts[1].epochs) == (2, 4)
         assert isinstance(parts[1], ConvergencePart)
 
     def test_workload_may_be_the_first_available_of_several(self):
-        (part,) = parse(workloads=[{"first_available": [WORKLOAD, WORKLOAD]}]).parts
+        (part,) = made_study(workloads=[{"first_available": [WORKLOAD, WORKLOAD]}]).parts
         assert isinstance(part.workloads[0], Alternatives)
         assert len(part.workloads[0].first_available) == 2
 
     def test_weak_scaling_takes_a_local_batch(self):
-        (part,) = parse(
+        (part,) = made_study(
             scaling="weak", workloads=[{"model": "mlp", "dataset": "digits", "local_batch": 8}]
         ).parts
         assert part.workloads[0].local_batch == [8]
 
     def test_number_that_yaml_takes_for_a_text_is_a_number(self):
-        assert parse(learning_rate="1e-3").parts[0].learning_rate == 1e-3
+        assert made_study(learning_rate="1e-3").parts[0].learning_rate == 1e-3
 
 
 class TestUnknownKeys:

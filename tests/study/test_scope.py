@@ -9,11 +9,9 @@ from launchers.local import LocalLauncher
 from launchers.slurm_steps import SlurmSrun
 from scaling.errors import LaunchError, StoreError
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.cell import AvailableMachine
-from scaling.study.resolve import resolve
 from scaling.study.run import alone_on_this_host, retry_failed
-from scaling.study.schema import parse_study
 from scaling.study.scope import Scope, scope_for
+from tests.made import resolved_study
 from tests.waiting import LIMIT_S, wait_until
 
 JOB = {
@@ -27,17 +25,7 @@ JOB = {
 
 @pytest.fixture
 def resolved():
-    study = {
-        "name": "x",
-        "kind": "convergence",
-        "epochs": 1,
-        "device": "cpu",
-        "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 96}],
-        "aggregators": ["all_reduce"],
-        "world_sizes": [1, 2],
-        "scaling": "strong",
-    }
-    return resolve(parse_study(study, "x.yaml"), AvailableMachine(0, 2))
+    return resolved_study(name="x", kind="convergence", epochs=1, device="cpu", aggregators=["all_reduce"])
 
 
 @pytest.fixture
@@ -66,10 +54,8 @@ def test_size_that_the_study_does_not_have_is_refused(resolved):
 def test_sizes_work_beside_each_other_and_all_of_them_alone(folder):
     with Scope(world_size=1).lock(folder), Scope(world_size=2).lock(folder):
         for other in (Scope(), Scope(world_size=2)):
-            with (
-                pytest.raises(StoreError, match="another `scaling run` or launch works in"),
-                other.lock(folder),
-            ):
+            refused = pytest.raises(StoreError, match="another `scaling run` or launch works in")
+            with refused, other.lock(folder):
                 pass
     with Scope().lock(folder), pytest.raises(StoreError), Scope(world_size=1).lock(folder):
         pass
@@ -89,7 +75,7 @@ def test_launcher_is_chosen_by_name():
             "pbs",
             None,
             JOB,
-            "no launcher 'pbs'; allowed: local, torchrun, mpirun, horovodrun, slurm-torchrun, slurm-srun",
+            "no launcher 'pbs'; allowed: local, torchrun, mpirun, horovodrun, slurm-torchrun,",
         ),
         ("local", 2, {}, "--workers-per-node is for the launchers of Slurm"),
         ("slurm-srun", None, {}, "SLURM_JOB_NUM_NODES is not set; `scaling submit` makes the job"),
@@ -117,3 +103,29 @@ def test_two_world_sizes_of_one_host_are_never_timed_at_once(folder):
     thread.join(LIMIT_S)
     assert began.is_set()
     assert said == ["another world size of this study is measured on this host: waiting for its launch"]
+
+
+def job(nodes: int) -> Scope:
+    return Scope(SlurmSrun(2, nodes, "host", 29500, 300.0))
+
+
+def study(*sizes: int):
+    return SimpleNamespace(cells={str(size): SimpleNamespace(world_size=size) for size in sizes})
+
+
+def test_sizes_that_the_job_does_not_hold_stay_planned_and_are_named(tmp_path):
+    folder = ResultsFolder(tmp_path)
+    for cell, size, state in (("a", 2, "done"), ("b", 4, "planned"), ("c", 4, "planned"), ("d", 8, "done")):
+        folder.write_run(
+            RunRecord(cell, 0, {"kind": "own", "device": "cpu", "world_size": size}, state=state)
+        )
+    assert job(1).left_out(folder, study(2, 4, 8)) == [
+        "2 runs with 4 workers stay planned: 4 workers need 2 nodes of 2; the job has 1"
+    ]
+    assert job(4).too_large(study(2, 4, 8)) == {}
+    assert Scope().too_large(study(10**6)) == {}, "elsewhere it is an error when its launch comes"
+
+
+def test_job_that_holds_no_size_of_the_study_is_refused():
+    with pytest.raises(LaunchError, match="4 workers need 2 nodes of 2; the job has 1"):
+        job(1).too_large(study(4, 8))

@@ -1,33 +1,26 @@
 """Workers that share GPUs: which world sizes there are, what is refused, and what a launch is told."""
 
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from launchers.rank_info import RankInfo
-from scaling.errors import LaunchError, StudyError
+from scaling.errors import LaunchError
 from scaling.study.cell import AvailableMachine, Cell, ResolvedStudy
 from scaling.study.kinds.base import ModelSize
 from scaling.study.launches import Launch, Settings, estimate_seconds
 from scaling.study.places import described, gpu_of, num_gpus_used, sharing_note
 from scaling.study.rank.launch import _device
-from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
+from tests.made import ABSENT, problem_of, resolved_study
 
-BASE = {
-    "name": "by-hand",
-    "kind": "convergence",
-    "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 64}],
-    "aggregators": ["ring"],
-    "world_sizes": [1, 2, 4],
-    "scaling": "strong",
-}
+BASE = {"kind": "convergence", "world_sizes": [1, 2, 4]}
 TWO_GPUS = AvailableMachine(num_gpus=2, num_cores=32)
 
 
 def resolved(machine: AvailableMachine = TWO_GPUS, **changes: Any) -> ResolvedStudy:
-    return resolve(parse_study({**BASE, **changes}, "my.yaml"), machine)
+    return resolved_study(machine, **{**BASE, **changes})
 
 
 def cells(machine: AvailableMachine = TWO_GPUS, **changes: Any) -> list[Cell]:
@@ -39,9 +32,7 @@ def shares(machine: AvailableMachine = TWO_GPUS, **changes: Any) -> dict[int, in
 
 
 def problem(machine: AvailableMachine = TWO_GPUS, **changes: Any) -> str:
-    with pytest.raises(StudyError) as caught:
-        resolved(machine, **changes)
-    return str(caught.value)
+    return problem_of(machine, **{**BASE, **changes})
 
 
 class TestWorldSizes:
@@ -112,16 +103,15 @@ class TestIdentity:
 class TestRules:
     @pytest.mark.parametrize("kind", ["iteration", "transfer"])
     def test_times_of_sharing_workers_are_refused_with_the_reason(self, kind):
-        keys = {"name": "x", "kind": kind, "world_sizes": [4], "workers_per_gpu": 2}
-        more = {} if kind == "transfer" else {k: v for k, v in BASE.items() if k not in ("name", "kind")}
-        with pytest.raises(StudyError, match=r"kind: convergence.*times are not those of as many GPUs"):
-            parse_study({**more, **keys}, "my.yaml")
+        of_model = (
+            dict.fromkeys(("workloads", "aggregators", "scaling"), ABSENT) if kind == "transfer" else {}
+        )
+        said = problem(kind=kind, world_sizes=[4], workers_per_gpu=2, **of_model)
+        assert re.search(r"kind: convergence.*times are not those of as many GPUs", said)
 
     def test_a_study_wide_key_is_for_the_trainings_alone(self):
-        common = {key: BASE[key] for key in ("workloads", "aggregators", "scaling")}
         parts = [{"kind": "iteration", "world_sizes": [2]}, {"kind": "convergence", "world_sizes": [4]}]
-        raw = {"name": "x", **common, "workers_per_gpu": 2, "parts": parts}
-        found = resolve(parse_study(raw, "my.yaml"), TWO_GPUS).trained
+        found = resolved_study(TWO_GPUS, world_sizes=ABSENT, workers_per_gpu=2, parts=parts).trained
         assert {(c.kind, c.workers_per_gpu) for c in found} == {("iteration", None), ("convergence", 2)}
 
     def test_captured_steps_need_a_gpu_a_worker(self):

@@ -8,17 +8,16 @@ from scaling.errors import StudyError
 from scaling.study import step_rules
 from scaling.study.cell import AvailableMachine
 from scaling.study.rank.prepared_step import settings_of
-from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from scaling.training.optimizers import AdamSettings, SgdSettings
+from tests.made import ABSENT, made_cells, made_study
 
 GPT = {"model": {"name": "gpt", "size": "nano"}, "dataset": "synthetic", "global_batch": 8}
-BASE = {"name": "by-hand", "workloads": [GPT], "aggregators": ["all_reduce"], "world_sizes": [2],
-        "scaling": "strong", "noise_pair": False}  # fmt: skip
+BASE = {"workloads": [GPT], "aggregators": ["all_reduce"], "world_sizes": [2], "noise_pair": False}
 
 
 def cells(num_gpus=0, **changes):
-    return resolve(parse_study({**BASE, **changes}, "my.yaml"), AvailableMachine(num_gpus, 8)).trained
+    return made_cells(AvailableMachine(num_gpus, 8), **{**BASE, **changes})
 
 
 def one(**changes):
@@ -142,14 +141,9 @@ def test_lossy_gradients_are_clipped_where_the_study_says(which):
 
 class TestBitsPerByte:
     TEXT = {"model": GPT["model"], "dataset": "text", "global_batch": 8, "target_bits_per_byte": 3.0}
-    TRAINED = {"kind": "convergence", "workloads": [TEXT], "noise_pair": None}
 
     def trained(self, **changes):
-        whole = {key: value for key, value in {**BASE, **self.TRAINED}.items() if value is not None}
-        workload = {**self.TEXT, **changes}
-        return resolve(
-            parse_study({**whole, "workloads": [workload]}, "my.yaml"), AvailableMachine(0, 8)
-        ).trained
+        return cells(kind="convergence", workloads=[{**self.TEXT, **changes}], noise_pair=ABSENT)
 
     def test_target_is_the_cells(self):
         assert [cell.target_bits_per_byte for cell in self.trained()] == [3.0]
@@ -195,10 +189,9 @@ class TestBucketSizes:
             cells(num_gpus=2, step=["overlapped", "captured"], bucket_mb=[[1, 25]])
 
     def test_they_have_the_first_bucket_too(self):
-        with pytest.raises(StudyError, match="leave first_bucket_mb and find_unused_parameters out"):
-            cells(step="overlapped", bucket_mb=[[1, 25]], first_bucket_mb=2)
-        with pytest.raises(StudyError, match="leave first_bucket_mb and find_unused_parameters out"):
-            cells(step="overlapped", bucket_mb=[[1, 25]], find_unused_parameters=True)
+        for more in ({"first_bucket_mb": 2}, {"find_unused_parameters": True}):
+            with pytest.raises(StudyError, match="leave first_bucket_mb and find_unused_parameters out"):
+                cells(step="overlapped", bucket_mb=[[1, 25]], **more)
 
     def test_older_torch_takes_two(self, monkeypatch):
         monkeypatch.setattr(step_rules, "TAKES_SIZES", False)
@@ -207,6 +200,6 @@ class TestBucketSizes:
             cells(step="overlapped", bucket_mb=[[1, 2, 25]])
 
     def test_a_written_study_is_read_again(self):
-        study = parse_study({**BASE, "step": "overlapped", "bucket_mb": [25, [1, 2.5]]}, "my.yaml")
+        study = made_study(**BASE, step="overlapped", bucket_mb=[25, [1, 2.5]])
         again = parse_study(yaml.safe_load(yaml.safe_dump(study.model_dump(mode="json"))), "my.yaml")
         assert again == study

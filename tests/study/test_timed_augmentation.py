@@ -1,5 +1,6 @@
 """`augmentation` of timed cells: what a study says of it, whose cells it makes, and what their steps see."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,37 +12,23 @@ from torch import nn
 from scaling.errors import StudyError
 from scaling.registry import trust
 from scaling.store import ResultsFolder
-from scaling.study.cell import TIMING_BATCHES, AvailableMachine, Cell
+from scaling.study.cell import TIMING_BATCHES, Cell
 from scaling.study.overrides import load_study
 from scaling.study.pruning import CellChoice, judge, study_of
 from scaling.study.resolve import resolve
-from scaling.study.schema import Study, parse_study
+from scaling.study.schema import parse_study
 from scaling.training.step_check import StepCheck
 from scaling.workloads.augmentation import crop_and_flip, epoch_variations
 from scaling.workloads.base import DataShape, Model, Split
 from scaling.workloads.registry import create_dataset
 from scaling.workloads.sampling import epoch_batches
+from tests.made import ABSENT, CPU, GPUS, WORKLOAD, made_cells, made_study, problem_of, resolved_study
 from tests.study.test_run_cell import TIMED, group, run, runner  # noqa: F401
 
-CPU = AvailableMachine(num_gpus=0, num_cores=8)
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
-DIGITS = {"model": "mlp", "dataset": "digits", "global_batch": 32}
-BASE = {"name": "by-hand", "workloads": [DIGITS], "aggregators": ["all_reduce"], "world_sizes": [1],
-        "scaling": "strong", "noise_pair": False}  # fmt: skip
-
-
-def study(**changes: Any) -> Study:
-    return parse_study({**BASE, **changes}, "my.yaml")
-
-
-def cells(**changes: Any) -> list[Cell]:
-    return resolve(study(**changes), CPU).trained
-
-
-def problem(**changes: Any) -> str:
-    with pytest.raises(StudyError) as caught:
-        cells(**changes)
-    return str(caught.value)
+DIGITS = {**WORKLOAD, "global_batch": 32}
+BASE = {"workloads": [DIGITS], "aggregators": ["all_reduce"], "world_sizes": [1], "noise_pair": False}
+study, cells, problem = partial(made_study, **BASE), partial(made_cells, **BASE), partial(problem_of, **BASE)
 
 
 class TestKey:
@@ -70,29 +57,22 @@ class TestKey:
 
     def test_parts_of_both_kinds_take_it_from_beside_them(self):
         parts = [{"kind": "iteration", "noise_pair": False}, {"kind": "convergence"}]
-        shared = {key: value for key, value in BASE.items() if key != "noise_pair"}
-        own = resolve(parse_study({**shared, "augmentation": "standard", "parts": parts}, "my.yaml"), CPU)
-        assert [(cell.kind, cell.augmentation) for cell in own.trained] == [
+        own = cells(augmentation="standard", parts=parts, noise_pair=ABSENT)
+        assert [(one.kind, one.augmentation) for one in own] == [
             ("iteration", "standard"),
             ("convergence", "standard"),
         ]
 
     def test_both_cells_of_an_a_a_pair_have_it(self):
-        found = cells(augmentation="standard", noise_pair=True)
+        found = resolved_study(**{**BASE, "augmentation": "standard", "noise_pair": True}).trained
         assert [(cell.aa_replicate, cell.augmentation) for cell in found] == [
             (0, "standard"),
             (1, "standard"),
         ]
 
-    @pytest.mark.parametrize(
-        "workload",
-        [
-            {"model": "fcn-s", "dataset": "synthetic", "global_batch": 4},
-            {"model": "lstm", "dataset": "synthetic", "global_batch": 4},
-        ],
-        ids=["vectors", "tokens"],
-    )
-    def test_data_that_are_no_images_are_refused(self, workload):
+    @pytest.mark.parametrize("model", ["fcn-s", "lstm"], ids=["vectors", "tokens"])
+    def test_data_that_are_no_images_are_refused(self, model):
+        workload = {"model": model, "dataset": "synthetic", "global_batch": 4}
         said = problem(workloads=[workload], augmentation="standard")
         assert f"workload {workload['model']} on synthetic: augmentation: standard crops and mirrors" in said
         assert "use augmentation: none" in said
@@ -145,14 +125,14 @@ def test_a_study_that_was_recorded_has_the_cells_that_it_had(name):
     folder = REFERENCE / name
     recorded = {record.cell_id for record in ResultsFolder(folder).runs()}
     own = parse_study(yaml.safe_load((folder / "study.yaml").read_text()), "study.yaml")
-    found = resolve(own, AvailableMachine(4, 64))
+    found = resolve(own, GPUS)
     assert set(found.cells) == recorded
     assert any(cell.kind == "iteration" for cell in found.trained)
 
 
 @pytest.mark.parametrize("name", ["converge-alexnet", "converge-resnet"])
 def test_shipped_studies_time_the_steps_that_they_train(name):
-    found = resolve(load_study(name), AvailableMachine(4, 64)).trained
+    found = resolve(load_study(name), GPUS).trained
     assert {(cell.kind, cell.augmentation) for cell in found} == {
         ("iteration", "standard"),
         ("convergence", "standard"),

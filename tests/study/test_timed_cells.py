@@ -1,30 +1,19 @@
 """Cells that are timed: their axes, the A/A pair that tells the noise, and how long they last."""
 
+import re
 from typing import Any
 
 import pytest
 
-from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.kinds.iteration import IterationPart
-from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
+from tests.made import CPU, GPUS, WORKLOAD, made_study, problem_of, resolved_study
 
-CPU = AvailableMachine(num_gpus=0, num_cores=8)
-GPUS = AvailableMachine(num_gpus=4, num_cores=64)
-
-WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
-BASE = {
-    "name": "by-hand",
-    "workloads": [WORKLOAD],
-    "aggregators": ["none", "ring", "tree"],
-    "world_sizes": [1, 2],
-    "scaling": "strong",
-}
+BASE = {"aggregators": ["none", "ring", "tree"]}
 
 
 def cells(machine: AvailableMachine = CPU, **changes: Any) -> list[Cell]:
-    return resolve(parse_study({**BASE, **changes}, "my.yaml"), machine).trained
+    return resolved_study(machine, **{**BASE, **changes}).trained
 
 
 def replicates(machine: AvailableMachine = CPU, **changes: Any) -> list[Cell]:
@@ -63,8 +52,7 @@ class TestReplicates:
         assert len(replicates(step="overlapped", bucket_mb=[1, 25])) == 1
 
     def test_it_is_run_as_often_as_the_part_asks(self):
-        study = resolve(parse_study({**BASE, "repeats": 3}, "my.yaml"), CPU)
-        assert set(study.repeats.values()) == {3}
+        assert set(resolved_study(repeats=3).repeats.values()) == {3}
 
     def test_from_three_launches_on_there_are_four_of_other_aggregators_and_world_sizes(self):
         many = {"aggregators": ["none", "ring", "tree", "all_reduce"], "world_sizes": [1, 2, 4], "repeats": 3}
@@ -92,12 +80,8 @@ class TestBuckets:
         return [(cell.aggregator_label, cell.bucket_mb) for cell in found]
 
     def test_each_size_makes_a_cell_where_there_are_buckets(self):
-        assert self.overlapped(bucket_mb=[1, 4.5], aggregators=["all_reduce", "ring"]) == [
-            ("all_reduce", 1.0),
-            ("all_reduce", 4.5),
-            ("ring", 1.0),
-            ("ring", 4.5),
-        ]
+        found = self.overlapped(bucket_mb=[1, 4.5], aggregators=["all_reduce", "ring"])
+        assert found == [(name, size) for name in ("all_reduce", "ring") for size in (1.0, 4.5)]
 
     def test_step_without_ddp_has_none_and_is_one_cell(self):
         assert self.overlapped(bucket_mb=[1, 4], aggregators=["none"]) == [("none", None)]
@@ -114,7 +98,7 @@ class TestBuckets:
 
 class TestExtent:
     def test_defaults(self):
-        (part,) = parse_study(BASE, "my.yaml").parts
+        (part,) = made_study().parts
         assert isinstance(part, IterationPart)
         assert (part.iterations, part.precision_goal, part.max_seconds) == (1000, 0.01, 20.0)
         assert (part.profiled_iterations, part.noise_pair) == (20, True)
@@ -146,16 +130,15 @@ class TestExtent:
 
     @pytest.mark.parametrize("value", [0, 1, -0.1, True])
     def test_goal_is_a_part_of_the_median(self, value):
-        with pytest.raises(StudyError, match=f"precision_goal is {value}"):
-            parse_study({**BASE, "precision_goal": value}, "my.yaml")
+        assert f"precision_goal is {value}" in problem_of(precision_goal=value)
 
     @pytest.mark.parametrize("value", [0, -1, [1, 0]])
     def test_buckets_have_a_size(self, value):
-        with pytest.raises(StudyError, match=r"bucket_mb\.\d is (0|-1): input should be greater than 0"):
-            parse_study({**BASE, "step": "overlapped", "bucket_mb": value}, "my.yaml")
+        said = problem_of(step="overlapped", bucket_mb=value)
+        assert re.search(r"bucket_mb\.\d is (0|-1): input should be greater than 0", said)
 
 
 def test_old_name_of_profiled_iterations_works_with_a_warning():
     with pytest.warns(FutureWarning, match="profiled_iterations"):
-        (part,) = parse_study({**BASE, "split_iterations": 7}, "my.yaml").parts
+        (part,) = made_study(split_iterations=7).parts
     assert part.profiled_iterations == 7

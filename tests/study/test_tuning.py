@@ -7,22 +7,19 @@ from scaling.errors import StudyError
 from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
 from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
 from scaling.study.tuning import cells_to_tune, deciding_study, measured_study, probe_study, text_of
+from tests.made import WORKLOAD, made_study
 
 MACHINE = AvailableMachine(0, 4)
 BASE = {
-    "name": "by-hand",
-    "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": [8, 16]}],
+    "workloads": [{**WORKLOAD, "global_batch": [8, 16]}],
     "aggregators": ["none", "all_reduce", "ring", "one_bit"],
-    "world_sizes": [1, 2],
-    "scaling": "strong",
     "step": ["eager", "overlapped"],
 }
 
 
 def made(**changes):
-    study = parse_study({**BASE, **changes}, "my.yaml")
+    study = made_study(**{**BASE, **changes})
     return study, resolve(study, MACHINE)
 
 
