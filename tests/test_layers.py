@@ -181,8 +181,7 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.store.locks": frozenset({"open"}),
     "scaling.store.run_samples": frozenset({"replace"}),
     "scaling.start_up": frozenset({"open"}),  # /dev/null, for standard streams that are closed
-    "scaling.workloads.decoded": frozenset({"open", "replace"}),  # to the user's cache
-    "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache
+    "scaling.workloads.data_files": frozenset({"open", "replace"}),  # to the user's cache
     "scaling.report.figures.draw": frozenset({"savefig"}),  # to the store's figure_path
     "launchers.two_hosts": frozenset({"write_text"}),  # the hosts' names, for as long as they last
     "scaling.cli.export": frozenset({"write_bytes"}),  # event files, where the user says

@@ -94,11 +94,7 @@ class Aggregator(ABC, Generic[S]):
     dtypes: ClassVar[tuple[torch.dtype, ...]] = DTYPES
 
     def require_size(self, world_size: int) -> None:
-        """Checks that it runs on so many ranks, `min_world_size` or more.
-
-        Raises:
-            StudyError: it does not.
-        """
+        """Raises StudyError unless it runs on so many ranks, `min_world_size` or more."""
 
     def needs_one_host(self) -> bool:
         """Whether it runs on no several hosts, by its nature or by its `transport`."""
@@ -167,10 +163,8 @@ class Aggregator(ABC, Generic[S]):
 
     def owned(self, state: S) -> list[Span]:
         """The elements whose mean this rank's result holds, as [start, stop) ranges without gaps between
-        neighbours; together the ranks of an update site cover the bucket.
-
-        To be overridden where each element has one owner ("owner", "host_parallel").
-        """
+        neighbours; together the ranks of an update site cover the bucket. To be overridden where each element
+        has one owner ("owner", "host_parallel")."""
         site = self.site(state.layout)
         whole = site == "replica" or (site in ("root", "host_serial") and state.group.rank == 0)
         return [(0, state.layout.num_elements)] if whole and state.layout.num_elements else []
@@ -218,12 +212,11 @@ class Aggregator(ABC, Generic[S]):
         return gradient
 
     def error_bound(self, gradient: Tensor, world_size: int) -> Tensor | None:
-        """How far this rank's gradient may put each element of the mean off at most; None: not known.
+        """[num_elements], float32 or wider: how far this rank's gradient may put each element of the mean off
+        at most.
 
-        Runs of lossy aggregators without residuals check the mean against the sum of the ranks' bounds.
-
-        Returns:
-            [num_elements], float32 or wider.
+        Runs of lossy aggregators without residuals check the mean against the sum of the ranks' bounds; None:
+        not known.
         """
         return None
 

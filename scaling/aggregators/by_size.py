@@ -50,11 +50,7 @@ HOW_TO_MEASURE = "measure them with benchmarks/exchange_curves.py"
 
 @dataclass(frozen=True)
 class Curves:
-    """Measured seconds of exchanges.
-
-    Attributes:
-        points: of each exchange (bytes, seconds), ascending in bytes.
-    """
+    """Measured seconds of exchanges: of each (bytes, seconds), ascending in bytes."""
 
     device: str
     world_size: int
@@ -75,11 +71,7 @@ def _log_seconds(points: tuple[tuple[float, float], ...], size: float) -> float:
 
 
 def read_curves(path: str) -> tuple[Curves, str]:
-    """The curves of a file, and its SHA-256.
-
-    Raises:
-        StudyError: there is none, or it is not of this form.
-    """
+    """The curves of a file, and its SHA-256. StudyError: there is none, or it is not of this form."""
     try:
         content = read_bytes(path, MAX_YAML_BYTES)
         return _curves(path, from_yaml(decoded(content))), hashlib.sha256(content).hexdigest()
@@ -127,8 +119,6 @@ def _is_same_everywhere(place: int, group: Group, device: torch.device) -> bool:
 
 @dataclass
 class BySizeState(AggregatorState):
-    """That of the exchange which was chosen for the bucket."""
-
     name: str
     chosen: Aggregator[Any]
     inner: AggregatorState
@@ -171,11 +161,8 @@ class BySize(Aggregator[BySizeState]):
         return f"{self.name}(curves={self.curves})"
 
     def choice(self, num_bytes: int, world_size: int) -> str:
-        """The name of the exchange for a bucket of so many bytes.
-
-        Raises:
-            StudyError: the curves are of another number of ranks.
-        """
+        """The name of the exchange for a bucket of so many bytes. StudyError: the curves are of another
+        number of ranks."""
         if world_size == 1:
             return "all_reduce"
         curves, _ = read_curves(self.curves)

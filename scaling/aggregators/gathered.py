@@ -5,20 +5,16 @@
 3. decode: add up all ranks' encodings, the own one as encoded, in rank order, hence the same bits on every
    rank; divide by n.
 
-- `ef_sign`: signs with the mean magnitude of a chunk, and error feedback.
-- `qsgd`: random rounding to levels of a chunk's norm; unbiased, nothing is kept.
-- `top_k`: the largest values of the bucket with their places, and error feedback.
-
-Steps: 1. Bytes sent per rank: (n-1) s in n-1 messages, s being the wire size of the bucket (the codecs'
-modules): it grows with n, and loses to a ring where s is more than 2/n of the gradient. At world size 1
-nothing is sent nor encoded. Error property, with a residual: n mean + the new residuals = the sum of
+`ef_sign`, `qsgd` and `top_k` go so. Steps: 1. Bytes sent per rank: (n-1) s in n-1 messages, s being the wire
+size of the bucket: it grows with n, and loses to a ring where s is more than 2/n of the gradient. At world
+size 1 nothing is sent nor encoded. Error property, with a residual: n mean + the new residuals = the sum of
 gradients + the old ones, up to float rounding.
 
 Saved state: by parameter. In the same buckets it goes on bit for bit. In others the residual and the velocity
 of every element are exactly what they were; chunks have other borders, the largest values are those of other
 buckets, and random numbers are new ones.
 
-References: those of the codecs' modules. Where we differ: GRACE and others call the library's all-gather;
+References: those of the schemes' modules. Where we differ: GRACE and others call the library's all-gather;
 here each rank sends to each of the others at once.
 """
 
@@ -32,10 +28,8 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
-from scaling.aggregators.own_momentum import single_rank_result
 from scaling.aggregators.prediction import gathered_by_all
-from scaling.aggregators.saved_state import named, require_same_on_ranks
-from scaling.aggregators.state import AggregatorState
+from scaling.aggregators.state import AggregatorState, named, require_same_on_ranks, single_rank_result
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import Codec as WireCodec
 from scaling.codecs.base import require_exchange
@@ -74,7 +68,7 @@ class GatheredState(AggregatorState):
         self.watch.raise_if_marked()
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """See the base; what decides the random numbers is stored with every parameter of the bucket."""
+        """What decides the random numbers is stored with every parameter of the bucket."""
         drawn = [self.drawn] * len(self.layout.names) if self.drawn.numel() else []
         return super().checkpoint_tensors() | named("drawn", self.layout.names, drawn)
 
@@ -208,8 +202,7 @@ class GatheredChunks(Gathered):
     kernels: Kernels = field(default="auto", kw_only=True)
 
     @abstractmethod
-    def codec(self) -> ChunkCodec:
-        """Of what goes to all."""
+    def codec(self) -> ChunkCodec: ...
 
     def chunks(self, num_elements: int) -> Chunks:
         return self.codec().chunks(num_elements)

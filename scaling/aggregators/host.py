@@ -40,7 +40,7 @@ from scaling.bucket import BucketLayout
 from scaling.collectives.execute_host import NUM_SLOTS, HostExecution
 from scaling.collectives.host_staging import host_parallel, host_serial
 from scaling.collectives.plan import CodecWork, Exchange, Stage, Update
-from scaling.process_group import Group
+from scaling.process_group import Group, HostCounters
 
 MAX_CHUNK_BYTES, MIN_CHUNK_BYTES = 28 << 20, 4 << 20
 MIN_CHUNKS = 4
@@ -104,7 +104,6 @@ class HostSerial(Aggregator[HostState]):
         return 2 * layout.num_elements * itemsize
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
-        """Returns the mean in host memory on rank 0, None elsewhere."""
         with threads(1):
             state.execution.run(gradient, None, phase)
         return state.execution.sums if state.group.rank == 0 else None
@@ -158,3 +157,51 @@ class HostParallel(Aggregator[HostState]):
         n = layout.num_elements
         schedule = host_parallel(world_size, num_chunks=_chunks(self.num_chunks, 4 * n, world_size))
         return [Exchange(schedule, n), Update("replica", n)]
+
+
+def tensor_spans(layout: BucketLayout) -> list[Span]:
+    ends = [*layout.offsets[1:], layout.num_elements]
+    return [(start, stop) for start, stop in zip(layout.offsets, ends, strict=True) if start < stop]
+
+
+class HostRows:
+    """The ranks' gradients side by side in host memory, tensor by tensor, for one rank to make the mean of.
+    Collective.
+
+    What a system does whose parameters live on the CPU: nothing is cut and nothing is pipelined. Every rank
+    copies its gradient into its row, one copy a tensor (`d2h`), all ranks at the same time. When all rows are
+    there, rank 0 makes the result of them; when it has, the ranks may read it, and write their rows again.
+
+    Attributes:
+        spans: the elements of each tensor that has any.
+        rows: [world_size, num_elements] in host memory; row r is rank r's gradient.
+
+    Raises:
+        LaunchError: the ranks are on several hosts, or shared memory is too small.
+    """
+
+    def __init__(self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device) -> None:
+        n, num_elements = group.world_size, layout.num_elements
+        self._is_cuda = device.type == "cuda"
+        shared = group.shared_host_buffer((n + 1) * num_elements * dtype.itemsize, register=self._is_cuda)
+        rows = shared.view(dtype).view(n + 1, num_elements)
+        self.spans = tensor_spans(layout)
+        self.rows, self.result = rows[:n], rows[n]
+        self._group = group
+        self._counters = HostCounters(group)
+
+    def bring_up(self, gradient: Tensor, phase: PhaseMarker) -> None:
+        row = self.rows[self._group.rank]
+        with phase("d2h"):
+            for start, stop in self.spans:
+                row[start:stop].copy_(gradient[start:stop], non_blocking=True)
+            if self._is_cuda:
+                # Also for copies from `result` of the step before: rank 0 may write it again after this.
+                torch.cuda.current_stream().synchronize()
+        self._group.meter.count(gradient.nbytes, len(self.spans))
+        self.meet(phase)
+
+    def meet(self, phase: PhaseMarker) -> None:
+        """Returns when every rank has called it: what was written to the host before is seen then."""
+        with phase("wait"):
+            self._counters.meet()

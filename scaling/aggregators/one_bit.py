@@ -40,8 +40,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, encoded_stripes, native_all_reduce
-from scaling.aggregators.saved_state import named, require_same_on_ranks
-from scaling.aggregators.state import AggregatorState
+from scaling.aggregators.state import AggregatorState, named, require_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, stripe_codec
@@ -131,10 +130,7 @@ class OneBitState(AggregatorState):
         return total.add_(self.result) if self.previous.numel() else total
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """By parameter both residuals, and the mean that double buffering holds back.
-
-        The stripes of a matrix are columns of its own, whatever its bucket.
-        """
+        """By parameter both residuals, and the mean that double buffering holds back."""
         self.wait()
         quantised = self.buffers.stripes.layout
         means = self.layout.views(self.result) if self.previous.numel() else []

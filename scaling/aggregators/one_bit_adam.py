@@ -1,5 +1,17 @@
-"""1-bit Adam: Adam until its second moment has settled, then its momentum in one bit an element.
+"""1-bit Adam, and its compressed all-reduce of the momentum for SGD.
 
+`one_bit_momentum`:
+1. Every rank makes its own momentum of the common one: v = momentum * (the last step's result) + gradient.
+2. v + residual, in chunks of C elements, goes as signs and one scale a chunk through compressed stripes
+   (`scaling.aggregators.striped`), with both residuals. The scale is |v| / sqrt(C) in the 2-norm, so decoded
+   values have the norm of v; the new residual = v - decoded.
+3. The result is the new common momentum, by which the optimizer steps as by a gradient: its own is 0.
+
+Steps and bytes: those of the stripes, with u = d = ceil(N / C) (4 + C / 8) for N elements in chunks of C.
+Error property: n times the result + the new residuals = the sum of v + the old residuals. A rank alone
+encodes nothing: its momentum is torch.optim.SGD's.
+
+`one_bit_adam`: Adam until its second moment has settled, then its momentum in one bit an element.
 1. For `warmup_steps` steps gradients are summed by the library's all-reduce, and Adam's moments m and s are
    made of the mean.
 2. Then s is frozen. Every rank adds its gradient to the common momentum, which goes through the compressed
@@ -15,31 +27,69 @@ times the result + the new residuals = the sum of the ranks' momenta + the old r
 sqrt(s) + epsilon. A rank alone encodes nothing.
 
 Reference: H. Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
-Speed", ICML 2021, algorithm 1; DeepSpeed, deepspeed/runtime/fp16/onebit/adam.py. Where we differ: both
-moments are corrected for their bias, as in torch.optim.Adam, until the second is frozen; there is one scale a
-chunk.
+Speed", ICML 2021, algorithm 1; DeepSpeed, deepspeed/runtime/comm/nccl.py (compressed_allreduce) and
+deepspeed/runtime/fp16/onebit/adam.py. Where we differ: one scale a chunk of the flat bucket, where DeepSpeed
+has one a rank's whole message; `one_bit_momentum`'s momentum is 1 / (1 - beta) times as large, and it has no
+steps without compression at the start, which settle the variance that SGD has not; in `one_bit_adam` both
+moments are corrected for their bias, as in torch.optim.Adam, until the second is frozen.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
-from scaling.aggregators.one_bit_momentum import OneBitMomentum
-from scaling.aggregators.own_momentum import check_momentum
-from scaling.aggregators.saved_state import load_into, named
-from scaling.aggregators.state import AggregatorState
-from scaling.aggregators.striped import StripesState
+from scaling.aggregators.state import AggregatorState, check_momentum, load_into, named
+from scaling.aggregators.striped import Striped, StripesState
 from scaling.bucket import BucketLayout
+from scaling.codecs.chunks import ChunkCodec, Kernel, SignCodec
 from scaling.codecs.kernels import Kernels
 from scaling.collectives.plan import Stage
 from scaling.errors import StudyError
 from scaling.process_group import Group
+
+
+@dataclass(frozen=True)
+class NormSignCodec(SignCodec):
+    """Signs that are multiplied by the root mean square."""
+
+    name: ClassVar[str] = "one_bit_momentum"
+    kernel: ClassVar[Kernel] = "ROOT"
+
+    def scale(self, values: Tensor, valid: Tensor) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+        return norms / valid.sqrt()
+
+
+@final
+@dataclass(frozen=True)
+class OneBitMomentum(Striped):
+    """1-bit Adam's compressed all-reduce of the momentum, for SGD; the optimizer's momentum must be 0.
+
+    Attributes:
+        momentum: of the result, from 0 to less than 1.
+        chunk_elements: values that share a scale, a multiple of 32.
+    """
+
+    name = "one_bit_momentum"
+
+    momentum: float = 0.9
+    chunk_elements: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_momentum(self.name, "momentum", self.momentum, may_be_zero=False)
+
+    def codec(self) -> ChunkCodec:
+        return NormSignCodec(self.chunk_elements)
+
+    def own_momentum(self) -> float:
+        return self.momentum
 
 
 @dataclass
@@ -70,11 +120,8 @@ class OneBitAdamState(AggregatorState):
         self.stripes.check()
 
     def direction(self, momentum: Tensor) -> Tensor:
-        """[num_elements] Adam's step of such a momentum, without the learning rate.
-
-        Args:
-            momentum: [num_elements] m / (1 - beta1), before its correction.
-        """
+        """[num_elements] Adam's step of a momentum m / (1 - beta1), [num_elements], without the learning
+        rate."""
         of, steps = self.settings, min(int(self.steps), self.settings.warmup_steps)
         first = (1 - of.beta1) / (1 - of.beta1**steps)
         second = self.second / (1 - of.beta2**steps)

@@ -34,12 +34,12 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
+from scaling.aggregators.sixteen_bit import SixteenBitCodec
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
-from scaling.codecs.sixteen_bit import SixteenBitCodec
 from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group, HorovodGroup
-from scaling.process_group.over_horovod import CARRIED, Compression
+from scaling.process_group.delegated import CARRIED, Compression
 
 
 @dataclass
@@ -57,16 +57,6 @@ S = TypeVar("S", bound=HorovodState)
 
 @dataclass(frozen=True)
 class _ByHorovod(Aggregator[S], Generic[S]):
-    """Base of aggregators by Horovod.
-
-    Attributes:
-        compression: "fp16" casts gradients before they are sent.
-        fusion_threshold_bytes: what is ready in a cycle is packed up to this size, 0 packs nothing; None:
-            Horovod's own, 128 MiB.
-        cycle_time_s: how long Horovod waits for more; None: its own, 1 ms.
-        timeline: rank 0 writes what Horovod did when to launches/horovod-<size>-<repeat>.json of the results.
-    """
-
     library = "horovod"
     dtypes = CARRIED
     order_varies = True  # which tensors it fuses, and so how it cuts them, depends on when they came
@@ -82,7 +72,7 @@ class _ByHorovod(Aggregator[S], Generic[S]):
             object.__setattr__(self, "lossy", True)
 
     def start_up(self) -> dict[str, str]:
-        """Horovod's variables; what is not set is left to the user's environment and to Horovod."""
+        """What is not set is left to the user's environment and to Horovod."""
         settings: dict[str, str] = {}
         if self.fusion_threshold_bytes is not None:
             settings["HOROVOD_FUSION_THRESHOLD"] = str(self.fusion_threshold_bytes)
@@ -166,7 +156,6 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
     overlaps = True
 
     def ddp_path(self) -> DdpPath:
-        """Horovod's users wrap their optimizer, and not the model."""
         return "optimizer"
 
     def wrap_optimizer(
@@ -176,7 +165,6 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
         parameters: Sequence[Tensor],
         group: Group,
     ) -> Any:
-        """Horovod's own, which hooks itself to the parameters' gradients."""
         over_horovod = HorovodGroup.of(group)
         over_horovod.require_carried(parameters[0].dtype, parameters[0].device)
         bucket = over_horovod.new_name()

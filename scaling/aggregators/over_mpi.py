@@ -1,19 +1,16 @@
 """Aggregation over MPI in host memory, as CNTK did it in the paper's time.
 
-`mpi`, one all-reduce of the whole gradient:
-1. every rank copies its gradient to pinned host memory (`d2h`);
-2. MPI_Allreduce adds the ranks' buffers in place (`communicate`), and each rank divides by n (`reduce`);
-3. every rank copies the mean back (`h2d_result`) and takes the step.
-In CPU processes the gradient is where MPI wants it: no copies. Steps and messages: MPI's affair; predictions
-price what its source says that it chooses (`scaling.collectives.mpi_library`). Bytes sent per rank: at least
-2(n-1)/n S, which is what is metered. Error: float summation in the library's order; every rank gets the same
-bits.
+`mpi`, one all-reduce of the whole gradient: every rank copies its gradient to pinned host memory (`d2h`);
+MPI_Allreduce adds the ranks' buffers in place (`communicate`), and each rank divides by n (`reduce`); every
+rank copies the mean back (`h2d_result`) and takes the step. In CPU processes the gradient is where MPI wants
+it: no copies. Steps and messages: MPI's affair; predictions price what its source says that it chooses
+(`scaling.collectives.mpi_library`). Bytes sent per rank: at least 2(n-1)/n S, which is what is metered.
+Error: float summation in the library's order; every rank gets the same bits.
 
-`mpi_one_bit`, the 1-bit stripes of `compressed.py` over MPI_Isend and MPI_Irecv:
-1. stripes are encoded on the device, copied to pinned host memory (`d2h`), sent and received (`communicate`),
-   copied to the device (`h2d_result`), decoded and summed there;
-2. the quantised sums go the same way.
-Steps, bytes and error property: those of compressed.py.
+`mpi_one_bit`, the stripes of `scaling.aggregators.one_bit` over MPI_Isend and MPI_Irecv: stripes are encoded
+on the device, copied to pinned host memory (`d2h`), sent and received (`communicate`), copied to the device
+(`h2d_result`), decoded and summed there; the quantised sums go the same way. Steps, bytes and error property
+are those of `one_bit`.
 
 References: CNTK, Source/SGDLib/SimpleDistGradAggregator.h and Source/1BitSGD/AllReduceDistGradAggregator.h;
 S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking State-of-the-Art Deep Learning Software Tools", arXiv
@@ -43,7 +40,7 @@ from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import CodecWork, Exchange, Stage, Update
 from scaling.process_group import Group, Message, MpiGroup
-from scaling.process_group.over_mpi import SUMMED
+from scaling.process_group.delegated import SUMMED
 
 DIVIDE_BYTES_MOVED = 2.0
 """In host memory for each byte that is divided: read and written."""

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
-from scaling.aggregators.saved_state import named, require_same_on_ranks
-from scaling.aggregators.state import AggregatorState
+from scaling.aggregators.state import AggregatorState, named, require_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, require_exchange
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch, chunk_sums

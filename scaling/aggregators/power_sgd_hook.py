@@ -26,7 +26,7 @@ from torch import Tensor
 from scaling.aggregators.base import DdpPath
 from scaling.aggregators.power_sgd import PowerSgd
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
-from scaling.aggregators.saved_state import layout_digest, require_same_layout, saved_tensor
+from scaling.aggregators.state import layout_digest, require_same_layout, saved_tensor
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES
 from scaling.collectives.plan import CodecWork, Stage, Update
@@ -137,7 +137,6 @@ class PowerSgdHookState:
         )
 
     def __call__(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """The future mean of a bucket, in place of its gradients."""
         future: torch.futures.Future[Tensor] = self._hook(self.state, bucket)
         return future
 
@@ -165,11 +164,7 @@ class PowerSgdHookState:
         return {**saved, "hook": {"step": torch.tensor([self.state.iter]), "random": drawn}}
 
     def load_state_dict(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Takes over what `state_dict` gave of the same buckets.
-
-        Raises:
-            CheckpointError: they are others; nothing is changed.
-        """
+        """Takes over what `state_dict` gave of the same buckets; of others nothing (CheckpointError)."""
         for index, layout in self._layouts.items():
             require_same_layout(layout, saved.get(str(index), {}))
         hook = saved.get("hook", {})

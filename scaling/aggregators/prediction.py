@@ -120,8 +120,7 @@ def encoded_stripes(
     """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update.
 
     Args:
-        up_bytes: of its whole encoding.
-        encode: bytes moved for each byte that is encoded and whose residual is taken.
+        encode, decode: bytes moved for each byte that is encoded and whose residual is taken, or decoded.
     """
     num_bytes = 4.0 * num_elements
     to_owners, to_all = stripes_up_and_down(up_bytes, down_bytes, world_size)

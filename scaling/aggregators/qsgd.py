@@ -35,12 +35,6 @@ Norm = Literal["two", "max"]
 
 @dataclass(frozen=True)
 class QsgdCodec(ChunkCodec):
-    """A norm, and a sign and a level an element.
-
-    Attributes:
-        norm: "two" or "max".
-    """
-
     name: ClassVar[str] = "qsgd"
     kernel: ClassVar[Kernel] = "LEVELS"
     head: ClassVar[int] = 1
@@ -88,7 +82,6 @@ class QsgdCodec(ChunkCodec):
         return norms, levels.bitwise_or_(signs)
 
     def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
-        """sign * norm * level / s."""
         levels = (codes & self.num_levels).to(heads.dtype)
         negative = (codes >> (self.level_bits - 1)).bool()
         levels = torch.where(negative, -levels, levels)

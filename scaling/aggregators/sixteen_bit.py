@@ -1,33 +1,69 @@
-"""16-bit all-reduce: the gradient is cast, divided, summed by the library, and cast back.
+"""16-bit all-reduce: `fp16` (5 bits of exponent, 10 of mantissa) and `bf16` (8 and 7).
+
+The gradient is cast to 16 bits and divided by the number of ranks, before the sum, which could overflow;
+summed by the library in 16 bits; and cast back.
 
 Steps and messages: the library's affair. Bytes sent per rank: 2(n-1)/n times 2 N, as metered. At world size 1
-nothing is cast. Error property: rounding to 16 bits before and in the sum, no residual
-(`scaling.codecs.sixteen_bit`); the library gives every rank the same bits.
+nothing is cast. Error property: no residual; each value is rounded once, and the sum after each of its
+additions, by at most 2**-11 (fp16) or 2**-8 (bf16) of it; fp16 overflows beyond 65504, which is an error, and
+loses what is below 6e-8. The library gives every rank the same bits.
 
 Reference: PyTorch, torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (fp16_compress_hook,
-bf16_compress_hook).
+bf16_compress_hook), whose bits these are.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes
-from scaling.aggregators.saved_state import require_same_on_ranks
-from scaling.aggregators.state import AggregatorState
+from scaling.aggregators.state import AggregatorState, require_same_on_ranks
 from scaling.bucket import BucketLayout
-from scaling.codecs.base import require_exchange
+from scaling.codecs.base import Codec, require_exchange
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch
-from scaling.codecs.sixteen_bit import SixteenBitCodec
 from scaling.collectives.plan import CodecWork, Exchange, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.process_group import Group
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class SixteenBitCodec(Codec):
+    name: ClassVar[str] = "16 bits"
+    summable: ClassVar[bool] = True
+    divisible: ClassVar[bool] = True
+
+    form: Literal["fp16", "bf16"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPES[self.form]
+
+    def bucket_bytes(self, layout: BucketLayout) -> int:
+        return 2 * layout.num_elements
+
+    def error_bound(self, values: Tensor) -> Tensor:
+        """What one rank's values [n] add at most to the error of the mean, float64: twice a rounding of them,
+        for every rank's cast, division and additions, and the smallest number where they are below it."""
+        info = torch.finfo(self.dtype)
+        return values.double().abs().mul_(info.eps).add_(2 * info.smallest_normal * info.eps)
+
+    def encode(self, values: Tensor, world_size: int, wire: Tensor) -> None:
+        """Writes values [n] / world_size to `wire` [n]."""
+        wire.copy_(values)
+        wire.div_(world_size)
+
+    def decode(self, wire: Tensor, out: Tensor) -> None:
+        """Writes the sum of all ranks' wires, which is the mean, to `out` [n]."""
+        out.copy_(wire)
+
 
 CAST_BYTES_MOVED = 2.5
 """For each byte of the gradient, to cast and to divide; back it is 1.5."""
@@ -44,8 +80,6 @@ class SixteenBitState(AggregatorState):
 
 @dataclass(frozen=True)
 class SixteenBits(Aggregator[SixteenBitState]):
-    """Base of the two."""
-
     lossy = True
     modifies_input = True
     overlaps = True

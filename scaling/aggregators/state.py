@@ -1,17 +1,117 @@
-"""What an aggregator keeps on a rank from step to step, and how it is saved for any buckets."""
+"""What an aggregator keeps on a rank from step to step, and how it is saved for any buckets.
+
+A state's `checkpoint_tensors` names its tensors. `kind/parameter`, such as `residual/conv.weight`, belongs to
+a parameter: it is found again whatever bucket the parameter is in then, and in whatever order. A name without
+"/" belongs to a bucket as a whole, and is found by the bucket's number, in a bucket of the same layout.
+"""
 
 from __future__ import annotations
 
+import struct
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from scaling.aggregators.saved_state import SEPARATOR, layout_digest, load_into, named, require_same_layout
 from scaling.bucket import BucketLayout
+from scaling.errors import CheckpointError, LaunchError, StudyError
 from scaling.process_group import Group
+
+SEPARATOR = "/"
+"""Between a kind and a parameter, whose name may hold more of them."""
+BUCKET = "bucket"
+"""[32] uint8: the digest of a bucket's layout."""
+
+
+def named(kind: str, parameters: Iterable[str], tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Each parameter's tensor of that kind; parameters without one, the last, are left out."""
+    return {f"{kind}{SEPARATOR}{name}": tensor for name, tensor in zip(parameters, tensors, strict=False)}
+
+
+def saved_tensor(saved: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
+    """The saved tensor of that name. CheckpointError: it is missing, or has another shape."""
+    if name not in saved:
+        why = "aggregator parameters" if SEPARATOR in name else "buckets, which it cannot be moved to"
+        raise CheckpointError(
+            f"the saved state of the aggregator has no {name!r}: it is of another model, an older version or "
+            f"other {why}; continue with what it was saved with, or begin anew"
+        )
+    tensor = saved[name]
+    if tuple(tensor.shape) != tuple(shape):
+        raise CheckpointError(
+            f"the saved state of the aggregator has {name!r} with shape {list(tensor.shape)}, here it is "
+            f"{list(shape)}: it is of another model, world size or aggregator parameters; continue with what "
+            "it was saved with, or begin anew"
+        )
+    return tensor
+
+
+def layout_digest(layout: BucketLayout) -> dict[str, Tensor]:
+    return {BUCKET: torch.tensor(list(layout.digest()), dtype=torch.uint8)}
+
+
+def require_same_layout(layout: BucketLayout, saved: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError where what was saved of a bucket as a whole is not of this one."""
+    digest = layout_digest(layout)[BUCKET]
+    if not torch.equal(saved_tensor(saved, BUCKET, digest.shape).cpu(), digest):
+        raise CheckpointError(
+            "the saved state of the aggregator belongs to a bucket of other parameters, or in another order, "
+            f"than {', '.join(layout.names):.200}; continue with what it was saved with, or begin anew"
+        )
+
+
+def load_into(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copies what was saved into tensors of the same names, in place: all or nothing (CheckpointError)."""
+    sources = [saved_tensor(saved, name, tensor.shape) for name, tensor in tensors.items()]
+    for tensor, source in zip(tensors.values(), sources, strict=True):
+        tensor.copy_(source)
+
+
+_WORDS = ">16H"  # SHA-256 in 16-bit words, whose squares' sums are exact in float64
+
+
+def require_same_on_ranks(layout: BucketLayout, group: Group) -> None:
+    """Compares digests over the host's network. Collective; not metered. LaunchError, on every rank: the
+    ranks' layouts differ."""
+    if group.world_size == 1:
+        return
+    words = torch.tensor(struct.unpack(_WORDS, layout.digest()), dtype=torch.float64)
+    sums = torch.stack([words, words.square()])
+    with group.meter.standing_still():
+        group.all_reduce_host(sums)
+    # Of n numbers, n times the sum of squares is the square of the sum only where all are equal.
+    if not torch.equal(group.world_size * sums[1], sums[0].square()):
+        tensors = zip(layout.names, layout.shapes, strict=True)
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in tensors)
+        raise LaunchError(
+            f"the ranks have different tensors to bring together; rank {group.rank} has {listed:.200}; start "
+            "all workers with the same study, versions and model"
+        )
+
+
+def check_momentum(name: str, parameter: str, value: float, *, may_be_zero: bool) -> None:
+    """Raises StudyError unless 0 < value < 1, or 0 where that may be."""
+    if not (0 < value < 1 or (may_be_zero and value == 0)):
+        least = "from 0" if may_be_zero else "more than 0"
+        raise StudyError(f"aggregator {name!r}: {parameter}: allowed is {least} to less than 1, got {value}")
+
+
+def single_rank_result(gradient: Tensor, velocity: Tensor, momentum: float, result: Tensor) -> Tensor:
+    """What a rank without others gives: nothing is encoded; momentum is applied as torch.optim.SGD does.
+
+    Args:
+        velocity: [num_elements or more] the momentum so far, which the gradient is added to; empty without,
+            and then the result is the gradient itself.
+    """
+    if not velocity.numel():
+        return gradient
+    updated = velocity[: gradient.numel()]
+    updated.mul_(momentum).add_(gradient)
+    return result.copy_(updated)
+
 
 OLD_STATE_NAMES = {"kept": "checkpoint_tensors", "left_over": "total_residual"}
 """Methods of a state under the names that they had before: for one more version."""
@@ -82,8 +182,8 @@ class AggregatorState:
         return self.total_residual()
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Views of the tensors that a checkpoint needs: `kind/parameter`, or a name, of the bucket as a whole
-        (`scaling.aggregators.saved_state`)."""
+        """Views of the tensors that a checkpoint needs: `kind/parameter`, or a name, of the bucket as a
+        whole."""
         tensors = {name: getattr(self, name) for name in self.persistent}
         for kind in self.by_parameter:
             flat = getattr(self, kind)
@@ -122,10 +222,7 @@ def save_buckets(states: Sequence[AggregatorState]) -> dict[str, dict[str, Tenso
 
 def load_buckets(states: Sequence[AggregatorState], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Takes over what `save_buckets` gave of the same parameters in these or in other buckets. Collective.
-
-    Raises:
-        CheckpointError: a bucket lacks something.
-    """
+    CheckpointError: a bucket lacks something."""
     by_parameter = {
         name: tensor for tensors in saved.values() for name, tensor in tensors.items() if SEPARATOR in name
     }

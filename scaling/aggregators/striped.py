@@ -23,29 +23,35 @@ stripes = the sum of gradients + the old ones, up to float rounding; in `one_bit
 terms for gradients.
 
 Saved state: by parameter. In the same buckets it goes on bit for bit. In others the residuals and the
-momentum of every element are exactly what they were, those of stripes at their new owners
-(`scaling.aggregators.stripe_parts`); chunks have other borders, so other values share their heads.
+momentum of every element are exactly what they were, those of stripes at their new owners (`StripeParts`);
+chunks have other borders, so other values share their heads.
 
-Reference: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application
-to data-parallel distributed training of speech DNNs", Interspeech 2014 (stripes, two residuals); those of the
+Reference: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application to
+data-parallel distributed training of speech DNNs", Interspeech 2014 (stripes, two residuals); those of the
 codecs' modules. Where we differ: stripes are runs of chunks of the flat bucket, not columns of each matrix.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import final
 
 import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
-from scaling.aggregators.own_momentum import single_rank_result
 from scaling.aggregators.prediction import encoded_stripes
-from scaling.aggregators.saved_state import require_same_on_ranks
-from scaling.aggregators.state import AggregatorState
-from scaling.aggregators.stripe_parts import StripeParts
+from scaling.aggregators.state import (
+    AggregatorState,
+    named,
+    require_same_on_ranks,
+    saved_tensor,
+    single_rank_result,
+)
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, require_exchange
 from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks, Momentum
@@ -53,7 +59,92 @@ from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, chunk_coder
 from scaling.codecs.stripes import stripes_of
 from scaling.collectives.plan import Stage, Update
+from scaling.errors import CheckpointError
 from scaling.process_group import Group, Message
+
+PART, BORDERS = "stripe_residual", "stripe_borders"
+"""Kinds: the own part of a parameter, flat; [ranks + 1] int64, where each rank's part begins, and the end."""
+
+
+@dataclass(frozen=True)
+class StripeParts:
+    """Which elements of each parameter each rank owns: the residual of stripes' sums is saved by parameter.
+
+    Who owns an element follows from the chunks of its bucket. A rank saves of each parameter the elements
+    that it owns, maybe none, and where the parts of all ranks begin. Where all parts of a bucket's parameters
+    begin where they did, each rank takes its own as they are; all ranks know that. Else each writes what it
+    has to its place in a buffer of zeros; one all-reduce of the bucket; each takes what it owns now. One of
+    an element's n terms is its value, the others are 0: values move exactly. That all-reduce is no step's,
+    and not metered.
+
+    Attributes:
+        edges: [rank] the first element of the bucket that it owns; behind the last rank's, the end.
+    """
+
+    layout: BucketLayout
+    edges: tuple[int, ...]
+
+    @property
+    def borders(self) -> list[list[int]]:
+        """[parameter][rank] the first of the parameter's elements that it owns; then the parameter's end."""
+        sizes = [math.prod(shape) for shape in self.layout.shapes]
+        return [
+            [min(max(edge - offset, 0), size) for edge in self.edges]
+            for offset, size in zip(self.layout.offsets, sizes, strict=True)
+        ]
+
+    def own(self, stripe: Tensor, rank: int) -> dict[str, Tensor]:
+        begin, parts = self.edges[rank], []
+        for offset, borders in zip(self.layout.offsets, self.borders, strict=True):
+            start, stop = borders[rank], borders[rank + 1]
+            at = offset + start - begin if start < stop else 0
+            parts.append(stripe[at : at + stop - start])
+        return named(PART, self.layout.names, parts)
+
+    def borders_by_name(self) -> dict[str, Tensor]:
+        return named(BORDERS, self.layout.names, [torch.tensor(border) for border in self.borders])
+
+    def handed_over(
+        self, saved: Mapping[str, Tensor], group: Group, device: torch.device
+    ) -> dict[str, Tensor]:
+        """Each parameter's part that this rank owns now. Collective.
+
+        Args:
+            saved: of this rank: parts and borders of these parameters, maybe with others.
+            device: where the ranks exchange tensors.
+
+        Raises:
+            CheckpointError: a parameter is missing, has another size, or was saved by more or fewer ranks.
+        """
+        before = [self._found_borders(saved, number) for number in range(len(self.layout.names))]
+        parts = [
+            saved_tensor(saved, f"{PART}/{name}", [borders[group.rank + 1] - borders[group.rank]])
+            for name, borders in zip(self.layout.names, before, strict=True)
+        ]
+        if before == self.borders:
+            return named(PART, self.layout.names, parts)
+        whole = torch.zeros(self.layout.num_elements, device=device)
+        flat = [view.view(-1) for view in self.layout.views(whole)]
+        for view, borders, part in zip(flat, before, parts, strict=True):
+            view[borders[group.rank] : borders[group.rank + 1]].copy_(part)
+        with group.meter.standing_still():
+            group.all_reduce(whole)
+        now = [
+            view[borders[group.rank] : borders[group.rank + 1]]
+            for view, borders in zip(flat, self.borders, strict=True)
+        ]
+        return named(PART, self.layout.names, now)
+
+    def _found_borders(self, saved: Mapping[str, Tensor], number: int) -> list[int]:
+        name, current = f"{BORDERS}/{self.layout.names[number]}", self.borders[number]
+        borders: list[int] = saved_tensor(saved, name, [len(current)]).tolist()
+        if borders[0] != 0 or borders[-1] != current[-1] or any(a > b for a, b in pairwise(borders)):
+            raise CheckpointError(
+                f"the saved state of the aggregator has {name!r} {borders}, for a parameter of {current[-1]} "
+                "elements: it is of another model; continue with that, or begin anew"
+            )
+        return borders
+
 
 TORCH_ENCODE_BYTES_MOVED = 14.0
 """Read and written by torch's operations for each byte that is encoded and whose residual is taken, of 1-bit
@@ -119,7 +210,6 @@ class StripesState(AggregatorState):
 
 
 def stripe_parts(layout: BucketLayout, chunks: Chunks, stripes: list[Span]) -> StripeParts:
-    """The stripes' elements; filling belongs to nobody."""
     firsts = [min(start * chunks.chunk_elements, chunks.num_elements) for start, _ in stripes]
     return StripeParts(layout, (*firsts, chunks.num_elements))
 

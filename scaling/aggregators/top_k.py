@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.gathered import Gathered, GatheredState
-from scaling.aggregators.own_momentum import check_momentum
+from scaling.aggregators.state import check_momentum
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, Codec
 from scaling.errors import StudyError
@@ -39,11 +39,7 @@ from scaling.errors import StudyError
 
 @dataclass(frozen=True)
 class TopKCodec(Codec):
-    """The largest values and their places.
-
-    Attributes:
-        density: the share of the elements that is sent, more than 0 and at most 1.
-    """
+    """The largest values and their places; `density` is the share of the elements that is sent."""
 
     name: ClassVar[str] = "top_k"
 
@@ -62,19 +58,14 @@ class TopKCodec(Codec):
         return 2 * WORD_BYTES * self.num_sent(layout.num_elements)
 
     def encode(self, values: Tensor, wire: Tensor) -> Tensor:
-        """Writes to `wire` [2, k] int32, as bits, values and places; returns the places [k] int64.
-
-        Args:
-            values: [n] float32; NaN counts as the largest.
-            wire: of `num_sent(n)` columns.
-        """
+        """Writes values [n] float32, of which NaN counts as the largest, and places to `wire` [2, k] int32,
+        as bits; returns the places [k] int64."""
         places = torch.topk(values.abs(), wire.shape[1], sorted=False).indices
         wire[0].view(torch.float32).copy_(values[places])
         wire[1].copy_(places)
         return places
 
     def add_decoded(self, wire: Tensor, total: Tensor) -> None:
-        """Adds what a wire stands for to `total` [n] float32."""
         values, places = self.parts(wire)
         total.index_add_(0, places, values)
 

@@ -34,11 +34,7 @@ CODE_PLUS, CODE_MINUS, CODE_NOT_FINITE = 3, 2, 1
 
 @dataclass(frozen=True)
 class TwoBitCodec(ChunkCodec):
-    """Codes of two bits, no head.
-
-    Attributes:
-        threshold: what a code stands for, more than 0.
-    """
+    """Codes of two bits, no head; `threshold`, more than 0, is what a code stands for."""
 
     name: ClassVar[str] = "two_bit"
     kernel: ClassVar[Kernel] = "TWO"

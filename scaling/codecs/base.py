@@ -43,11 +43,7 @@ def exchanges_of(codec: Codec) -> tuple[ExchangeKind, ...]:
 
 
 def require_exchange(codec: Codec, exchange: ExchangeKind) -> None:
-    """Checks that an exchange can carry a codec's encodings.
-
-    Raises:
-        StudyError: it cannot.
-    """
+    """Raises StudyError unless that exchange can carry the codec's encodings."""
     allowed = exchanges_of(codec)
     if exchange not in allowed:
         why = "can" if codec.summable else "cannot"

@@ -58,11 +58,7 @@ CHUNK_MULTIPLE = 32
 
 @dataclass(frozen=True)
 class Chunks:
-    """A flat buffer cut into chunks of equal size, the last one filled up.
-
-    Attributes:
-        num_chunks: at least as many as hold them.
-    """
+    """A flat buffer cut into chunks of equal size, the last one filled up."""
 
     num_elements: int
     chunk_elements: int
@@ -93,7 +89,6 @@ def chunks_of(num_elements: int, chunk_elements: int) -> Chunks:
 
 
 def check_chunk_elements(what: str, chunk_elements: int) -> None:
-    """Raises StudyError unless it is a positive multiple of 32."""
     if chunk_elements < CHUNK_MULTIPLE or chunk_elements % CHUNK_MULTIPLE:
         raise StudyError(
             f"{what}: allowed is a multiple of {CHUNK_MULTIPLE} from {CHUNK_MULTIPLE}, got {chunk_elements}"
@@ -156,10 +151,8 @@ class ChunkCodec(Codec):
         """Values [..., chunks, n] float32 of heads [..., chunks, head] and codes [..., chunks, n] uint8."""
 
     def combine(self, decoded: Tensor, rank: int) -> Tensor:
-        """What the owner of a stripe makes of all ranks' decoded copies [ranks, chunks, n]: [chunks, n], new.
-
-        To be overridden where it is not their sum; `own` is the owner's rank.
-        """
+        """What the owner of a stripe, `rank`, makes of all ranks' decoded copies [ranks, chunks, n]: [chunks,
+        n], new. To be overridden where it is not their sum."""
         return decoded.sum(0)
 
     def encode(self, values: Tensor, valid: Tensor, rows: Tensor, noise: Tensor | None = None) -> None:
@@ -187,7 +180,6 @@ class PlainChunks(ChunkCodec):
     bits: ClassVar[int] = 32
 
     def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Not of use: `encode` copies."""
         raise NotImplementedError("values are copied, not quantised")
 
     def restore(self, heads: Tensor, codes: Tensor) -> Tensor:

@@ -63,28 +63,20 @@ class FiniteWatch:
     def note(self, statistics: Tensor) -> None:
         """Marks what is not finite; in the order of the current stream, without waiting.
 
-        Args:
-            statistics: [num_spans] or [num_spans, ...], finite if and only if the span is.
+        `statistics`, [num_spans] or [num_spans, ...], are finite if and only if the span is.
         """
         bad = (statistics * 0).ne(0)  # NaN for what is not finite; fewer launches than `isfinite`
         self.mark(bad if bad.ndim == 1 else bad.flatten(1).any(1))
 
     def note_values(self, flat: Tensor) -> None:
-        """The same by the values themselves, one pass over them; of a watch by chunks of equal size.
-
-        Args:
-            flat: [num_elements], of any floating type; sums are taken in float32.
-        """
+        """The same by the values themselves [num_elements], one pass over them; of a watch by chunks of equal
+        size. Sums are taken in float32."""
         if not self.marks.numel():
             return
         self.note(torch.cat(chunk_sums(flat, int(self._bounds[1] - self._bounds[0]))))
 
     def note_at(self, indices: Tensor, values: Tensor) -> None:
-        """The same for single elements; of a watch by chunks of equal size.
-
-        Args:
-            indices: [k] int32 or int64, of elements of the bucket.
-        """
+        """The same for single elements of the bucket, [k]; of a watch by chunks of equal size."""
         if not self.marks.numel():
             return
         chunk_elements = int(self._bounds[1] - self._bounds[0])
@@ -98,11 +90,8 @@ class FiniteWatch:
         torch.where(self.marks.any(), self.marks, bad, out=self.marks)
 
     def raise_if_marked(self) -> None:
-        """Waits for the device, and takes the marks away.
-
-        Raises:
-            NotFiniteError: naming the tensors that a marked span touches.
-        """
+        """Waits for the device, and takes the marks away. NotFiniteError names the tensors that a marked span
+        touches."""
         if not bool(self.marks.any()):
             return
         spans = self.marks.nonzero().flatten().cpu()

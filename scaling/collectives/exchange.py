@@ -35,15 +35,12 @@ class RankExchange:
 
     Args:
         schedule: between ranks only.
-        group: the ranks.
         num_elements, dtype, device: of the flat buffer that it runs on.
-        transport: the way of the bytes.
         captured: replay a CUDA graph, which needs a buffer of its own; None: on CUDA.
 
     Attributes:
         buffer: the tensor that it runs on without a copy; None if any will do.
         transport: any but "auto", as decided.
-        captured: likewise.
 
     Raises:
         ScheduleError: the schedule needs host memory, or `captured` is asked for without CUDA, or of a group

@@ -45,15 +45,8 @@ def overlap(a: Span, b: Span) -> bool:
 class Execution:
     """One rank's part of a schedule, bound to the size and type of the buffer it runs on.
 
-    Args:
-        schedule: between ranks only (`num_hosts` is 0).
-        rank: the one that runs its part.
-        num_elements: length of the flat buffer.
-        dtype: its type.
-        device: where it lives; the staging buffer is allocated there, once.
-
-    Raises:
-        ScheduleError: the schedule uses host memory, which this executor has none of.
+    The staging buffer is allocated on the device, once. ScheduleError: the schedule uses host memory, which
+    this executor has none of.
     """
 
     def __init__(

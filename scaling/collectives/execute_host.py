@@ -243,10 +243,7 @@ def _dealt(pieces: list[Span], num_summing: int, rank: int) -> list[Span]:
 
 def _chunks(schedule: Schedule, num_elements: int) -> list[list[Span]]:
     """The pieces of each step in which ranks add; steps whose pieces are all empty are left out.
-
-    Raises:
-        ScheduleError: a step's pieces are not contiguous, or do not go back as they came.
-    """
+    ScheduleError: a step's pieces are not contiguous, or do not go back as they came."""
     bounds, host = schedule.bounds(num_elements), schedule.world_size
     up = [_pieces(step, 0, host, bounds) for step in schedule.steps]
     back = [_pieces(step, host, 0, bounds) for step in schedule.steps]
@@ -264,11 +261,8 @@ def _pieces(step: ScheduleStep, source: int, target: int, bounds: list[int]) -> 
 
 
 def _order_of_adds(schedule: Schedule) -> list[int]:
-    """The ranks in the order in which every chunk gets their contributions.
-
-    Raises:
-        ScheduleError: there is more than one host, a step is between ranks, or orders differ.
-    """
+    """The ranks in the order in which every chunk gets their contributions. ScheduleError: there is more than
+    one host, a step is between ranks, or orders differ."""
     host = schedule.world_size
     orders: dict[int, list[int]] = {}
     for step in schedule.steps:

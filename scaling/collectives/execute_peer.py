@@ -46,8 +46,6 @@ class PeerExecution:
     """One rank's part of a schedule over peer memory. Made and run by every rank of the group.
 
     Args:
-        schedule: between ranks only (`num_hosts` is 0).
-        group: the ranks.
         memory: their buffers, of the length that the schedule is to run on.
         num_lanes: None: two for large buffers, else one.
 

@@ -95,13 +95,8 @@ class ActivityTimes:
 
 
 def max_min_rates(uses: Uses, highest_rate: Floats, capacity: Floats) -> Floats:
-    """The max-min fair rate of every activity.
-
-    Args:
-        uses: of the resources; an activity without any gets its highest rate.
-        highest_rate: of each activity.
-        capacity: of each resource, units a second; finite.
-    """
+    """The max-min fair rate of every activity; one without any uses gets its highest rate. Capacities are
+    finite."""
     rates = np.zeros(len(highest_rate))
     grows = np.ones(len(rates), dtype=bool)
     left = capacity.astype(np.float64)
@@ -127,7 +122,6 @@ def run(activities: Activities, capacity: Floats) -> ActivityTimes:
     """Follows the activities until all have ended.
 
     Args:
-        activities: what is to be done.
         capacity: of each resource, units a second; infinite where it never limits.
 
     Raises:

@@ -24,13 +24,6 @@ PIPELINE_CHUNKS = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """One collective.
-
-    Attributes:
-        description: one line.
-        schedule: the collective for a number of ranks.
-    """
-
     description: str
     schedule: Callable[[int], Schedule]
 

@@ -74,12 +74,7 @@ OPEN_MPI_TABLE: tuple[tuple[float, tuple[tuple[float, Algorithm], ...]], ...] = 
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """An MPI library.
-
-    Attributes:
-        family: of the library that decides.
-        version: its numbers.
-    """
+    """An MPI library: the family that decides, and the numbers of its version."""
 
     family: Family = "Open MPI"
     version: tuple[int, ...] = (5, 0)
@@ -98,10 +93,9 @@ class MpiLibrary:
         return f"{self.family} {'.'.join(map(str, self.version))}"
 
     def algorithm(self, world_size: int, num_bytes: float, itemsize: int = 4) -> Algorithm:
-        """What it runs between `world_size` ranks that are equal (one node, or its coll/tuned).
+        """What it runs between 2 or more ranks that are equal (one node, or its coll/tuned).
 
         Args:
-            world_size: 2 ranks or more.
             num_bytes: of each rank's buffer.
             itemsize: bytes of an element.
         """
@@ -132,7 +126,6 @@ def mpi_all_reduce(
     """The algorithm in words, and its schedule.
 
     Args:
-        library: that is used.
         world_size: ranks, node by node.
         num_bytes: of each rank's buffer.
         num_nodes: that the ranks are on; where the world is a multiple of it.

@@ -41,7 +41,6 @@ class Price:
 
     @property
     def seconds(self) -> float:
-        """All."""
         return self.latency_s + self.flow_s + self.sums_s
 
 
@@ -60,12 +59,8 @@ class Resources:
         self._capacities: list[float] = []
 
     def number(self, local: str, capacity_bytes_per_s: float | None = None) -> int:
-        """That of `node0/<local>`; its own number on another node is `node` more.
-
-        Args:
-            local: the name without the node.
-            capacity_bytes_per_s: of a resource that the topology does not know.
-        """
+        """That of `node0/<local>`; its own number on another node is `node` more. The capacity is of a
+        resource that the topology does not know."""
         if local not in self._numbers:
             if capacity_bytes_per_s is None:
                 capacity_bytes_per_s = self.topology.capacity_bytes_per_s(f"node0/{local}")
@@ -75,7 +70,6 @@ class Resources:
 
     @property
     def capacity_bytes_per_s(self) -> Floats:
-        """Of every resource, by number."""
         return np.repeat(np.array(self._capacities, dtype=np.float64), self.topology.num_nodes)
 
     def name(self, number: int) -> str:

@@ -112,7 +112,6 @@ class Update:
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"update ({self.site})"
 
 
@@ -120,12 +119,8 @@ Stage = Exchange | CodecWork | Update
 
 
 def exchanges_of(stages: Iterable[Stage], *, with_gpus: bool) -> list[Exchange]:
-    """Everything that the stages send, in their order.
-
-    Args:
-        stages: of one training step.
-        with_gpus: whether ranks have GPUs; without them no gradient is copied to host memory and back.
-    """
+    """Everything that the stages of a step send, in their order; without GPUs no gradient is copied to host
+    memory and back."""
     sent: list[Exchange] = []
     for stage in stages:
         if isinstance(stage, CodecWork):
@@ -151,7 +146,6 @@ class PlanSimulation:
 
     @property
     def seconds(self) -> float:
-        """All, one after the other."""
         return sum(stage.seconds for stage in self.stages)
 
     @property
@@ -210,8 +204,6 @@ def exchange_price(
     """Prices one exchange: each pair of GPUs takes the path that the machine has for it.
 
     Args:
-        stage: the exchange.
-        topology: the machine.
         ranks: the place of each.
         peer_access: False forbids direct access between GPUs (host-only).
         threads: of a rank, for sums in host memory.
@@ -344,11 +336,8 @@ class Task:
 
 
 def together_s(tasks: Sequence[Task], topology: Topology) -> float:
-    """All tasks at the same time, until the last ends.
-
-    Raises:
-        TopologyError: a GPU's bandwidth or a core's rate is needed and not known.
-    """
+    """All tasks at the same time, until the last ends. TopologyError: a GPU's bandwidth or a core's rate is
+    needed and not known."""
     resources = Resources(topology)
     in_memory = [task for task in tasks if resources.in_memory(task.place[1])]
     on_gpus = [task for task in tasks if not resources.in_memory(task.place[1])]

@@ -90,10 +90,6 @@ class ExchangePlan:
     def bytes_per_resource(self, topology: Topology, *, peer_access: bool = True) -> dict[str, float]:
         """The bytes that pass each link (and memory) of the topology, by its name there.
 
-        Args:
-            topology: where it runs.
-            peer_access: False forbids direct access between GPUs.
-
         Raises:
             TopologyError: the topology has fewer ranks or nodes than the plan, or no route.
         """
@@ -111,10 +107,7 @@ class ExchangePlan:
 
     def to_record(self) -> list[dict[str, Any]]:
         """For run.json: pairs with as many bytes are listed together, `{"6000": "0>1 1>h0"}`; h0 is host 0.
-
-        Raises:
-            ScheduleError: there are more pairs than `MOST_PAIRS`.
-        """
+        ScheduleError: there are more pairs than `MOST_PAIRS`."""
         num_pairs = sum(len(exchange.num_bytes) for exchange in self.exchanges)
         if num_pairs > MOST_PAIRS:
             raise ScheduleError(f"its plan has {num_pairs} pairs of nodes; at most {MOST_PAIRS} are recorded")
@@ -140,12 +133,7 @@ class ExchangePlan:
 
 
 def plan_of(exchanges: Iterable[Exchange], world_size: int) -> ExchangePlan:
-    """The plan of some exchanges; those of one schedule and size are summed up.
-
-    Args:
-        exchanges: of one training step, in their order.
-        world_size: their ranks.
-    """
+    """The plan of the exchanges of one training step; those of one schedule and size are summed up."""
     planned: dict[tuple[str, bool, str], list[PlannedExchange]] = {}
     for each in exchanges:
         bounds = [each.bytes_per_element * bound for bound in each.schedule.bounds(each.num_elements)]
@@ -165,9 +153,7 @@ def plan_of(exchanges: Iterable[Exchange], world_size: int) -> ExchangePlan:
 def sent_by_pair(schedule: Schedule, bounds: Sequence[float]) -> dict[Pair, float]:
     """The bytes of each pair of nodes over all steps of a schedule, by the step that uses the pair first.
 
-    Args:
-        schedule: any.
-        bounds: `num_chunks` + 1: chunk c is the bytes [bounds[c], bounds[c + 1]).
+    `bounds` are `num_chunks` + 1: chunk c is the bytes [bounds[c], bounds[c + 1]).
     """
     totals: dict[Pair, float] = {}
     for step in schedule.steps:
@@ -190,11 +176,7 @@ def _summed(exchanges: Sequence[PlannedExchange]) -> PlannedExchange:
 
 
 def read_plan(record: object, world_size: int) -> ExchangePlan:
-    """What `to_record` wrote, checked: results are data.
-
-    Raises:
-        ScheduleError: it is damaged.
-    """
+    """What `to_record` wrote, checked: results are data. ScheduleError: it is damaged."""
     try:
         return ExchangePlan(world_size, tuple(_read_exchange(dict(each), world_size) for each in record))  # type: ignore[attr-defined]  # checked by reading it
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:

@@ -167,7 +167,6 @@ class Schedule:
 
     @property
     def num_nodes(self) -> int:
-        """Ranks and host memories."""
         return self.world_size + self.num_hosts
 
     def node_name(self, node: int) -> str:

@@ -84,15 +84,7 @@ class Synthesis:
 
 def synthesize(topology: Topology, world_size: int, num_bytes: int) -> Synthesis:
     """The fastest all-reduce of a buffer that is found for the first `world_size` GPUs (or cores).
-
-    Args:
-        topology: the machine.
-        world_size: ranks.
-        num_bytes: of the buffer.
-
-    Raises:
-        TopologyError: there are fewer GPUs.
-    """
+    TopologyError: there are fewer."""
     places = topology.ranks(world_size)
     links = PairLinks.of(topology, places)
     built_in = dict(_built_in(world_size))

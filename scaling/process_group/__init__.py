@@ -7,11 +7,9 @@ ranks with messages carried by that (`MpiGroup`, `HorovodGroup`). `ThroughHostGr
 GPUs.
 """
 
-from scaling.process_group.base import Group, Message, Meter, PeerMemory
-from scaling.process_group.host_counters import HostCounters
+from scaling.process_group.base import Group, HostCounters, Message, Meter, PeerMemory
+from scaling.process_group.delegated import HorovodGroup, MpiGroup
 from scaling.process_group.in_process import InProcessGroup, run_in_process
-from scaling.process_group.over_horovod import HorovodGroup
-from scaling.process_group.over_mpi import MpiGroup
 from scaling.process_group.over_torch import TorchGroup
 from scaling.process_group.through_host import ThroughHostGroup
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -55,7 +55,6 @@ class Meter:
         self.bytes_sent, self.messages_sent = before
 
     def reset(self) -> None:
-        """Starts again at zero."""
         self.bytes_sent = self.messages_sent = 0
 
 
@@ -121,7 +120,6 @@ class Group(ABC):
         """A zeroed uint8 host tensor whose memory all ranks of the group see. Every rank must call it.
 
         Args:
-            num_bytes: its size.
             register: pin the memory for the CUDA driver, so that copies to and from a device run at full
                 speed.
 
@@ -143,21 +141,15 @@ class Group(ABC):
 
     @abstractmethod
     def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
-        """Memory of that size on every rank that all of them can read. Collective.
-
-        Raises:
-            LaunchError: the ranks cannot, or the study forbids it.
-        """
+        """Memory of that size on every rank that all of them can read. Collective. LaunchError: the ranks
+        cannot, or the study forbids it."""
 
     def carries(self, library: str) -> bool:
         """Whether the launch offers that library for `over`; it may still turn out to be unusable."""
         return False
 
     def over(self, library: str) -> Group:
-        """The same ranks with messages carried by that library; metered here. Collective at first use.
-
-        Args:
-            library: "mpi" or "horovod".
+        """The same ranks with messages carried by "mpi" or "horovod"; metered here. Collective at first use.
 
         Raises:
             LaunchError: this launch does not have it.
@@ -229,3 +221,47 @@ class Group(ABC):
             if self.rank == source:
                 self.meter.count(tensor.nbytes * (self.world_size - 1), self.world_size - 1)
             self._broadcast(tensor, source)
+
+
+class HostCounters:
+    """Counters in memory that the ranks of one host share: one a rank, which only that rank raises.
+    Collective to make. A few microseconds where a barrier over sockets takes some hundred."""
+
+    def __init__(self, group: Group, allocate: Callable[[int], Tensor] | None = None) -> None:
+        n = group.world_size
+        allocate = allocate or (lambda size: group.shared_host_buffer(size, register=False))
+        self._group = group
+        self._values = memoryview(allocate(n * 8).view(torch.int64).numpy())  # type: ignore[arg-type]
+        self._everyone = range(n)
+        self._fence = threading.Lock()
+        self._met = 0
+
+    def tell(self, value: int) -> None:
+        """Raises this rank's counter; what it wrote to shared memory before is seen before the counter is."""
+        self._order_memory()
+        self._values[self._group.rank] = value
+
+    def reached(self, value: int, ranks: Iterable[int] | None = None) -> bool:
+        """Whether those ranks (None: all) have reported `value` or more."""
+        reached = all(self._values[rank] >= value for rank in (self._everyone if ranks is None else ranks))
+        if reached:
+            self._order_memory()
+        return reached
+
+    def _order_memory(self) -> None:
+        """Keeps accesses before from being seen after those behind: on every processor leaving a lock waits
+        for what came before it, and taking it again holds up what comes after."""
+        for _ in range(2):
+            with self._fence:
+                pass
+
+    def wait(self, value: int, ranks: Iterable[int] | None = None) -> None:
+        """Returns once they have; raises what `Group.wait_until` does."""
+        ranks = self._everyone if ranks is None else list(ranks)
+        self._group.wait_until(lambda: self.reached(value, ranks))
+
+    def meet(self) -> None:
+        """A barrier: returns once every rank has called it as often."""
+        self._met += 1
+        self.tell(self._met)
+        self.wait(self._met)

@@ -1,12 +1,14 @@
-"""A group with the ranks of another group, and another library for part of the messages."""
+"""Groups with the ranks of another group, in which MPI or Horovod carries part of the messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from scaling.errors import LaunchError
 from scaling.process_group.base import Group, Message, PeerMemory
 
 
@@ -51,3 +53,158 @@ class DelegatedGroup(Group):
 
     def all_reduce_host(self, tensor: Tensor) -> None:
         self._outer.all_reduce_host(tensor)
+
+
+SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)
+"""Types that MPI adds. It knows no 16-bit floating point: mpi4py refuses float16, and handed the memory of
+bfloat16 it would add the raw bits."""
+
+
+class MpiGroup(DelegatedGroup):
+    """All-reduce, broadcast and messages of host tensors by mpi4py's buffer calls.
+
+    Args:
+        outer: the same ranks; carries what MPI does not.
+        communicator: mpi4py's, of these ranks in this order; the group's own from now on.
+    """
+
+    def __init__(self, outer: Group, communicator: Any) -> None:
+        super().__init__(outer)
+        self._communicator = communicator
+
+    @classmethod
+    def of(cls, group: Group) -> MpiGroup:
+        """MPI's side of a group. Collective at first use. LaunchError: the launch was not started by MPI."""
+        delegated = group.over("mpi")
+        assert isinstance(delegated, MpiGroup), "the launch offers MPI under this name"
+        return delegated
+
+    def require_summed(self, dtype: torch.dtype) -> None:
+        """Raises LaunchError for a type that MPI cannot add."""
+        if dtype not in SUMMED:
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
+            raise LaunchError(
+                f"MPI cannot add {str(dtype).removeprefix('torch.')}; it adds {allowed}: "
+                "use one of these, or another aggregator"
+            )
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        self.require_summed(tensor.dtype)
+        from mpi4py import MPI
+
+        self._communicator.Allreduce(MPI.IN_PLACE, _values(tensor))
+
+    def all_reduce_host(self, tensor: Tensor) -> None:
+        self.all_reduce(tensor)
+
+    def _broadcast(self, tensor: Tensor, source: int) -> None:
+        self._communicator.Bcast(_bytes(tensor), source)
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        from mpi4py import MPI
+
+        requests = [self._communicator.Irecv(_bytes(tensor), peer) for peer, tensor in receives]
+        requests += [self._communicator.Isend(_bytes(tensor), peer) for peer, tensor in sends]
+        MPI.Request.Waitall(requests)
+
+
+def library_version() -> str:
+    """Name and version of the MPI that this process has loaded: `Open MPI v5.0.11`."""
+    from mpi4py import MPI
+
+    lines = MPI.Get_library_version().replace("\0", "").splitlines()
+    return " ".join(lines[0].split(",")[0].split())
+
+
+def _values(tensor: Tensor) -> Any:
+    """The tensor's memory, with its type, as mpi4py takes it."""
+    assert tensor.device.type == "cpu", "MPI is handed host memory"
+    return tensor.detach().view(-1).numpy()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """As bytes: of any type, and a message is not added to."""
+    return _values(tensor.detach().view(-1).view(torch.uint8))
+
+
+Compression = Literal["none", "fp16"]
+
+CARRIED = (torch.float32, torch.float64, torch.float16)
+
+
+class HorovodGroup(DelegatedGroup):
+    """Means over the ranks by `hvd.allreduce`, and the optimizer that takes them by itself.
+
+    Args:
+        outer: the same ranks; carries what Horovod does not.
+        hvd: the module horovod.torch, started.
+        description: how Horovod's ranks are connected.
+    """
+
+    def __init__(self, outer: Group, hvd: Any, description: str) -> None:
+        super().__init__(outer)
+        self._hvd = hvd
+        self.description = description
+        self._num_named = 0
+
+    @classmethod
+    def of(cls, group: Group) -> HorovodGroup:
+        """Horovod's side of a group. Collective at first use. LaunchError: it is missing, or cannot start."""
+        delegated = group.over("horovod")
+        assert isinstance(delegated, HorovodGroup), "the launch offers Horovod under this name"
+        return delegated
+
+    def require_carried(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises LaunchError for what this Horovod cannot average."""
+        if dtype not in CARRIED:
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in CARRIED)
+            raise LaunchError(
+                f"Horovod cannot average {str(dtype).removeprefix('torch.')}; it averages {allowed}"
+            )
+        if device.type == "cuda" and not self._hvd.nccl_built():
+            raise LaunchError(
+                "this Horovod was built without GPU operations; build it on this machine by "
+                "`HOROVOD_GPU_OPERATIONS=NCCL make horovod`, or use device: cpu"
+            )
+
+    def new_name(self) -> str:
+        """A name for a tensor, which the ranks have to agree on. Collective."""
+        self._num_named += 1
+        return f"scaling.{self._num_named}"
+
+    def count(self, tensors: Sequence[Tensor], compression: Compression) -> None:
+        """Meters an all-reduce of each tensor, as it is on the wire."""
+        for tensor in tensors:
+            if self.world_size > 1 and tensor.numel():
+                itemsize = 2 if compression == "fp16" else tensor.element_size()
+                rounds = 2 * (self.world_size - 1)
+                self.meter.count(tensor.numel() * itemsize * rounds // self.world_size, rounds)
+
+    def average(self, tensor: Tensor, name: str) -> None:
+        """Makes the flat `tensor` its mean over the ranks, in place; no other of that `new_name` may be under
+        way."""
+        self._hvd.allreduce_(tensor, name=name, op=self._hvd.Average)
+
+    def compressor(self, compression: Compression) -> Any:
+        """Horovod's own: `compress(tensor)` gives a tensor and a context, `decompress` takes both."""
+        return getattr(self._hvd.Compression, compression)
+
+    def optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Sequence[tuple[str, Tensor]],
+        compression: Compression,
+    ) -> Any:
+        """`hvd.DistributedOptimizer` around `optimizer`: averages gradients as backward makes them."""
+        return self._hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=list(named_parameters),
+            compression=self.compressor(compression),
+            op=self._hvd.Average,
+        )
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        self._hvd.allreduce_(tensor, name="scaling.sum", op=self._hvd.Sum)
+
+    def _broadcast(self, tensor: Tensor, source: int) -> None:
+        self._hvd.broadcast_(tensor, source, name="scaling.broadcast")

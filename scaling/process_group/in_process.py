@@ -57,10 +57,7 @@ class _World:
 
     def wait(self, rank: int, can_go_on: Callable[[], bool]) -> bool:
         """Lets others compute until the rank can go on; False if it cannot within the timeout.
-
-        Raises:
-            BrokenBarrierError: another rank has failed.
-        """
+        BrokenBarrierError: another rank has failed."""
         if not can_go_on():
             self._waiting[rank] = can_go_on
             self.hand_over(rank)
@@ -74,11 +71,7 @@ class _World:
         return True
 
     def pause(self, rank: int) -> None:
-        """Lets others compute, if any can; what the rank waits for is not known here.
-
-        Raises:
-            BrokenBarrierError: another rank has failed.
-        """
+        """Lets others compute, if any can; what the rank waits for is not known here."""
         self._waiting[rank] = _always
         if self.hand_over(rank) == rank:
             time.sleep(1e-5)
@@ -144,15 +137,12 @@ class InProcessGroup(Group):
         torch.cat(self._gathered(shard.clone()), out=tensor)
 
     def largest_of(self, values: Sequence[float]) -> list[float]:
-        """The largest value that any rank gave, one by one."""
         return [max(given) for given in zip(*self._gathered(list(values)), strict=True)]
 
     def share(self, value: T, source: int = 0) -> T:
-        """The source's `value` on every rank."""
         return self._gathered(value)[source]
 
     def barrier(self) -> None:
-        """Fails after the timeout of the world, or when another rank has failed."""
         world = self._world
         world.num_arrived += 1
         self._num_barriers += 1
@@ -164,12 +154,7 @@ class InProcessGroup(Group):
         self.all_reduce(tensor)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """The other ranks run meanwhile.
-
-        Raises:
-            BrokenBarrierError: another rank has failed.
-            TimeoutError: the condition does not hold within the timeout of the world.
-        """
+        """The other ranks run meanwhile."""
         limit = time.monotonic() + self._world.timeout_s
         while not condition():
             if time.monotonic() > limit:
@@ -177,7 +162,6 @@ class InProcessGroup(Group):
             self._world.pause(self.rank)
 
     def can_access_peers(self, device: torch.device) -> bool:
-        """Always: the ranks are threads of one process."""
         return True
 
     def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
@@ -185,7 +169,6 @@ class InProcessGroup(Group):
         return _ThreadsMemory(received, self._gathered(received), self.barrier)
 
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
-        """Plain memory of the process: `register` changes nothing."""
         made = torch.zeros(num_bytes, dtype=torch.uint8) if self.rank == 0 else None
         buffer = self._gathered(made)[0]
         assert buffer is not None
@@ -193,8 +176,6 @@ class InProcessGroup(Group):
 
 
 class _ThreadsMemory(PeerMemory):
-    """Every rank's buffer, which one process sees anyway."""
-
     def __init__(self, local: Tensor, buffers: list[Tensor], barrier: Callable[[], None]) -> None:
         self.local = local
         self._buffers = buffers
@@ -210,8 +191,7 @@ class _ThreadsMemory(PeerMemory):
 def run_in_process(world_size: int, work: Callable[[InProcessGroup], T], timeout_s: float = 60.0) -> list[T]:
     """Runs `work` once a rank, each in a thread with its own group; returns the results in rank order.
 
-    Raises:
-        BaseException: the first failing rank's own exception; the others are released.
+    The first failing rank's own exception is raised; the others are released.
     """
     world = _World(world_size, timeout_s)
     results: list[Any] = [None] * world_size

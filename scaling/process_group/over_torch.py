@@ -20,16 +20,12 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
 from scaling.errors import LaunchError
-from scaling.process_group.base import Group, Message, PeerMemory
-from scaling.process_group.host_counters import HostCounters
+from scaling.process_group.base import Group, HostCounters, Message, PeerMemory
 
 
 class SymmetricMemory(PeerMemory):
-    """A buffer that the other ranks of `group` have mapped. Collective to make.
-
-    Args:
-        num_elements, dtype, device: of the buffer.
-        group: ranks of one node, each with a CUDA device of its own.
+    """A buffer that the other ranks of `group`, each with a CUDA device of one node, have mapped. Collective
+    to make.
 
     Raises:
         LaunchError: the driver cannot share the memory.
@@ -50,11 +46,9 @@ class SymmetricMemory(PeerMemory):
         self.local = whole[:num_elements]
 
     def of(self, rank: int) -> Tensor:
-        """[num_elements] a view of the buffer of that rank."""
         return self._handle.get_buffer(rank, (self._num_elements,), self._dtype)
 
     def barrier(self, channel: int = 0) -> None:
-        """On the device, in the current stream; the host does not wait."""
         self._handle.barrier(channel=channel)
 
 
@@ -157,7 +151,6 @@ class TorchGroup(Group):
         self._barriers.meet()
 
     def all_reduce_host(self, tensor: Tensor) -> None:
-        """Over Gloo, whatever carries the tensors of the device."""
         if self.world_size > 1 and tensor.numel():
             self._meter_all_reduce(tensor)
             dist.all_reduce(tensor, group=self._control)
@@ -198,11 +191,6 @@ class TorchGroup(Group):
         return all(torch.cuda.can_device_access_peer(device, peer) for peer in others)
 
     def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
-        """Symmetric memory of torch.
-
-        Raises:
-            LaunchError: the ranks cannot read each other's memory.
-        """
         if not self.can_access_peers(device):
             raise LaunchError(
                 "peer memory: the ranks cannot read each other's memory here (not CUDA, several hosts, GPUs "
@@ -217,7 +205,6 @@ class TorchGroup(Group):
         return tensor.item()
 
     def largest_of(self, values: Sequence[float]) -> list[float]:
-        """The same for several values at once, one by one."""
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
         return tensor.tolist()
@@ -263,11 +250,7 @@ class TorchGroup(Group):
         return box[0]
 
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
-        """A file in memory that rank 0 makes and all ranks map; its name is gone at once.
-
-        Raises:
-            LaunchError: the ranks are on several hosts, or the memory could not be had or pinned.
-        """
+        """A file in memory that rank 0 makes and all ranks map; its name is gone at once."""
         if self._ranks_on_this_host != self.world_size:
             raise LaunchError(
                 f"this exchange goes through one host's memory, but only {self._ranks_on_this_host} of "
@@ -313,12 +296,8 @@ class TorchGroup(Group):
 def group_of(process_group: dist.ProcessGroup, device: torch.device) -> TorchGroup:
     """The group of ranks that a script has started itself. Collective.
 
-    Args:
-        process_group: torch's, that carries tensors.
-        device: of the tensors.
-
     Raises:
-        LaunchError: it lacks ranks, or cannot carry such tensors.
+        LaunchError: it lacks ranks, or cannot carry tensors of that device.
     """
     if dist.get_world_size(process_group) != dist.get_world_size():
         raise LaunchError("the process group lacks some of the ranks; use one of all ranks")

@@ -30,11 +30,7 @@ ALIGNMENT_BYTES = 64
 
 
 class HostRoom:
-    """Host memory for the tensors of one call after the other.
-
-    Args:
-        pinned: page-locked, so that copies from and to a GPU run at full speed.
-    """
+    """Host memory for the tensors of one call after the other, page-locked if `pinned`."""
 
     def __init__(self, *, pinned: bool) -> None:
         self._pinned = pinned
@@ -60,7 +56,6 @@ class ThroughHostGroup(TorchGroup):
         data: a Gloo group of the ranks, for tensors.
         control: another one, for barriers on the host and small objects.
         device: tensors on devices of this type are copied; others are handed to Gloo as they are.
-        has_failed, libraries: see `TorchGroup`.
     """
 
     through_host = True

@@ -19,7 +19,7 @@ from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group
 from scaling.process_group.base import HOW_TO_BRING
-from scaling.process_group.over_horovod import HorovodGroup
+from scaling.process_group.delegated import HorovodGroup
 from scaling.runtime.meeting import own_address
 from scaling.runtime.workers import Workers
 

@@ -17,7 +17,7 @@ from launchers.processes import die_with_parent, say_line
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group
-from scaling.process_group.over_mpi import MpiGroup, library_version
+from scaling.process_group.delegated import MpiGroup, library_version
 from scaling.runtime.horovod import HorovodWorld, forget_network
 from scaling.runtime.meeting import Share, over_horovodrun
 from scaling.runtime.workers import Workers, join_limit_s

@@ -101,7 +101,7 @@ class Cell:
 
     Of an A/A pair, which tells the noise, one cell is measured twice: with `aa_replicate` 0 and 1.
     `workers_per_gpu` is how many workers share a GPU; None where none do (`scaling.study.places`).
-    `memory_format` is `channels_last`, or None: contiguous (`scaling.training.activations`).
+    `memory_format` is `channels_last`, or None: contiguous (`scaling.training.compute`).
     `precision` is `bf16` or `fp16`, computed by autocast, or None: as `tf32` says.
     `wire` is `bf16` or `fp16`, or None: gradients travel as they are.
     `outer_update` is that of local updates (`scaling.training.outer_updates`), with blocks of `sync_every`

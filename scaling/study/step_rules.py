@@ -12,8 +12,8 @@ from scaling.errors import StudyError
 from scaling.study.parts import TrainingPart
 from scaling.study.variants import OF_DDP, can_be_local, wraps_in_ddp
 from scaling.study.workloads import ChosenWorkload
-from scaling.training.activations import checkpointed_layers
 from scaling.training.batch_norm import has_batch_norm
+from scaling.training.compute import checkpointed_layers
 from scaling.training.ddp import TAKES_SIZES
 from scaling.training.gradients import WIRES
 from scaling.training.outer_updates import WITHOUT_MOMENTUM

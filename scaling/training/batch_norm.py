@@ -27,11 +27,8 @@ from scaling.process_group import Group, TorchGroup
 
 
 def synchronized(module: nn.Module, group: Group) -> nn.Module:
-    """The same network with every batch normalisation over the ranks of `group`; parameters stay as they are.
-
-    Args:
-        module: on its device; changed.
-    """
+    """The same network with every batch normalisation over the ranks of `group`; it is changed, on its
+    device."""
     on_cuda = any(parameter.is_cuda for parameter in module.parameters())
     if on_cuda and isinstance(group, TorchGroup) and not group.through_host:
         convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
@@ -69,8 +66,7 @@ class _SynchronizedBatchNorm(_BatchNorm):
         self._group = group
         self.train(layer.training)
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        """Any that its predecessor took."""
+    def _check_input_dim(self, input: Tensor) -> None: ...
 
     def forward(self, input: Tensor) -> Tensor:
         """[n, C, ...] -> the same shape; n may differ between ranks."""

@@ -41,8 +41,6 @@ def can_capture(aggregator: Aggregator[Any], group: Group, device: torch.device)
 
 @dataclass(frozen=True)
 class _Bucket:
-    """A bucket with the memory of its gradients and of their mean, and a future that has the mean."""
-
     state: AggregatorState
     gradient: Tensor
     mean: Tensor

@@ -37,8 +37,6 @@ from scaling.training.step import EagerStep
 
 
 class ByTensorStep(EagerStep):
-    """A step on one rank. Collective to make and to call."""
-
     def __init__(
         self,
         replica: FlatReplica,

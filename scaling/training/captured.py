@@ -37,9 +37,6 @@ class CapturedStep:
     Args:
         step: to be captured: on CUDA, of an aggregator that can be, made with `capturable`. A `LayeredStep`
             brings gradients together under its backward pass.
-
-    Raises:
-        LaunchError: the replica is not on CUDA.
     """
 
     settle_profiled = True
@@ -112,11 +109,7 @@ class CapturedStep:
         self._step.check()
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        """Captures the step a second time, with events between its phases; the first graph is given up.
-
-        Returns:
-            False where this torch cannot record events inside a graph.
-        """
+        """Captures the step a second time, with events between its phases; the first graph is given up."""
         if not graphs_can_be_marked():
             return False
         random_state = torch.cuda.get_rng_state()

@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from scaling.aggregators.stripe_parts import BORDERS, PART
+from scaling.aggregators.striped import BORDERS, PART
 from scaling.errors import CheckpointError
 from scaling.training.convergence import TrainingProgress
 from scaling.training.step import TrainingStep
@@ -125,9 +125,8 @@ class Checkpoint:
 
     @classmethod
     def from_bytes(cls, content: bytes, target: Target) -> Checkpoint:
-        """The checkpoint, its tensors in host memory.
-
-        Nothing but tensors and plain values is read: no code in the file is run.
+        """The checkpoint, its tensors in host memory. Nothing but tensors and plain values is read: no code
+        is run.
 
         Raises:
             CheckpointError: it is damaged, of another version, or made for another training.

@@ -63,11 +63,7 @@ class CommHook:
         return [*self._buckets.notes, *([f"exact means: {self.fallback}"] if self.fallback else [])]
 
     def check(self) -> None:
-        """Raises what went wrong in an exchange; waits for the device.
-
-        Raises:
-            NotFiniteError: a gradient was NaN or infinite, where the aggregator watches for that.
-        """
+        """Raises what went wrong in an exchange, such as NotFiniteError; waits for the device."""
         self._buckets.raise_failure()
         if self._buckets.started:
             self._buckets.check()
@@ -151,10 +147,6 @@ def _hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP does not unders
 
 
 def _require_fit(aggregator: Aggregator[Any], world_size: int, parameters: list[torch.nn.Parameter]) -> None:
-    """
-    Raises:
-        StudyError: it does not fit.
-    """
     where = f"scaling.comm_hook: aggregator {aggregator.name!r}"
     if not aggregator.overlaps or aggregator.ddp_path() != "hook" or aggregator.own_momentum():
         raise StudyError(

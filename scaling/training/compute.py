@@ -1,22 +1,36 @@
-"""How a replica computes its gradient: in which precision, and in how many micro-batches.
+"""How a replica computes its gradient: precision, micro-batches, checkpointing, the order of channels.
 
-1. Parameters, their gradients and the optimizer's state are float32 in every precision: master weights.
-2. Under bf16 and fp16 torch.autocast computes matrix products and convolutions in 16 bits, and what needs
-   the range, such as the loss, in 32.
-3. A batch is computed in `accumulate` micro-batches, one after the other, whose gradients add up. They are
-   exchanged once, under or after the last one's backward pass.
+Parameters, their gradients and the optimizer's state are float32 in every precision: master weights. Under
+bf16 and fp16 torch.autocast computes matrix products and convolutions in 16 bits, and what needs the range,
+such as the loss, in 32.
 
-Reference: P. Micikevicius et al., "Mixed precision training", arXiv 1710.03740; torch's documentation of
-torch.amp.
+A batch is computed in `accumulate` micro-batches, one after the other, whose gradients add up. They are
+exchanged once, under or after the last one's backward pass.
+
+Checkpointing: a layer keeps its input alone, and is computed again in the backward pass.
+
+Channels last: in convolutional networks the channels of a pixel are side by side. The module's input, [N, C,
+H, W], is copied into that order in every forward pass; convolutions, normalisations and pointwise operations
+hand that order on, and so do their gradients. Parameters and gradients stay views of flat buffers, in the
+usual order: a convolution reorders its weight itself, in every pass, which is small compared with the
+activations.
+
+References: P. Micikevicius et al., "Mixed precision training", arXiv 1710.03740; torch's documentation of
+torch.amp; T. Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174;
+torch.utils.checkpoint; "Channels Last Memory Format in PyTorch",
+docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html.
 """
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from scaling.workloads.base import Loss
 
@@ -52,13 +66,10 @@ FLOAT32 = Compute()
 
 
 def model_flops(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> int | None:
-    """Of a forward and a backward pass over that batch.
+    """Of a forward and a backward pass over that batch; None where the module cannot be run without values.
 
     Args:
         module: on torch's meta device, where nothing is computed.
-
-    Returns:
-        None where the module cannot be run without values.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -71,3 +82,38 @@ def model_flops(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) 
     except Exception:  # noqa: BLE001 (of a user's model, which may want values)
         return None
     return int(counter.get_total_flops()) or None
+
+
+def checkpointed_layers(module: nn.Module) -> list[nn.Module]:
+    """The layers that are computed again: blocks of several layers in the outermost lists and sequences."""
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        return [layer for layer in module if any(True for _ in layer.children())]
+    return [layer for child in module.children() for layer in checkpointed_layers(child)]
+
+
+def with_checkpointing(module: nn.Module) -> nn.Module:
+    """The same module, whose layers are computed again in the backward pass. It has no dropout, whose random
+    state is not put back."""
+    for layer in checkpointed_layers(module):
+        # The random state is left alone: it cannot be read while a CUDA graph is captured.
+        layer.forward = functools.partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+        )
+    return module
+
+
+def with_channels_last(module: nn.Module) -> nn.Module:
+    """The same module, which from now on takes its images, [N, C, H, W], in channels-last order."""
+    module.register_forward_pre_hook(_reordered)
+    return module
+
+
+def _reordered(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(_channels_last(value) for value in inputs)
+
+
+def _channels_last(value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.dim() != 4 or not value.is_floating_point():
+        return value
+    # Not `contiguous`: images of one channel are in both orders, and would keep the strides of the usual one.
+    return value.to(memory_format=torch.channels_last)

@@ -23,9 +23,8 @@ from scaling.training.local_updates import end_block
 from scaling.training.noise_probe import NoiseProbe
 from scaling.training.replica import Replica
 from scaling.training.step import TrainingStep
-from scaling.workloads.augmentation import crop_and_flip, epoch_variations
 from scaling.workloads.base import Loss, Split, cross_entropy
-from scaling.workloads.sampling import epoch_batches, shard
+from scaling.workloads.sampling import crop_and_flip, epoch_batches, epoch_variations, shard
 
 EVALUATION_BATCH = 1000
 EVALUATION_TARGETS = 64_000
@@ -34,12 +33,11 @@ EVALUATION_TARGETS = 64_000
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is trained on: batches, seed, length and learning rate.
+    """What is trained on. The last incomplete batch of each epoch is dropped.
 
     Attributes:
-        epochs: passes over the training samples; the last incomplete batch of each is dropped.
         seed: decides, with the epoch, the order of the samples and their augmentation.
-        augmented: images are cropped and mirrored at random (`scaling.workloads.augmentation`).
+        augmented: images are cropped and mirrored at random (`scaling.workloads.sampling`).
     """
 
     global_batch: int
@@ -139,8 +137,6 @@ def _evaluated(
 
 @dataclass(frozen=True)
 class _Timed:
-    """What an epoch's steps took and gave, on this rank."""
-
     losses: Tensor
     learning_rate: float | None
     seconds: float

@@ -183,11 +183,8 @@ def place(layout: BucketLayout, element: int) -> str:
 
 @dataclass(frozen=True)
 class _Terms:
-    """What each rank adds to both sides of the law.
-
-    Attributes:
-        eps: of the precision in which it was computed a second time; 0: it was not.
-    """
+    """What each rank adds to both sides of the law; `eps` is of the precision in which it was computed a
+    second time, 0: it was not."""
 
     own: list[Tensor]
     law: Law
@@ -276,9 +273,8 @@ def shared_tensors(
 ) -> dict[str, Tensor]:
     """The tensors that must be the same on every rank. Collective.
 
-    Returns:
-        Name -> tensor: parameters, statistics of synchronized batch normalisation, and buffers that training
-        changes on no rank. Other statistics are each rank's own.
+    These are parameters, statistics of synchronized batch normalisation, and buffers that training changes on
+    no rank. Other statistics are each rank's own.
     """
     tensors: dict[str, Tensor] = {name: whole(tensor.detach()) for name, tensor in module.named_parameters()}
     buffers = {name: buffer.detach() for name, buffer in module.named_buffers() if name in initial}
@@ -293,10 +289,7 @@ def shared_tensors(
 
 
 def require_equal(tensors: Mapping[str, Tensor], ranks: ComparedRanks) -> None:
-    """Compares the ranks' tensors. Collective.
-
-    Args:
-        tensors: name -> tensor; the same names and shapes on every rank.
+    """Compares the ranks' tensors, of the same names and shapes on every rank. Collective.
 
     Raises:
         ExchangeError: on every rank, where one differs: which, between which ranks, and how far.

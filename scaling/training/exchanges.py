@@ -69,8 +69,7 @@ def aggregate(
 ) -> Tensor | None:
     """`aggregator.aggregate`; with a record, what went in and came out is added to it.
 
-    Args:
-        wire: the dtype of the messages, given to `start_exchanges` too; None: the gradient's.
+    `wire` is the dtype of the messages, given to `start_exchanges` too; None: the gradient's.
     """
     if wire is None or wire == gradient.dtype or state.group.world_size == 1:
         return recorded(

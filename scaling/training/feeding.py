@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from scaling.errors import StudyError
 from scaling.measure.phases import Marks
-from scaling.workloads.augmentation import Variations, crop_and_flip
 from scaling.workloads.base import Split
+from scaling.workloads.sampling import Variations, crop_and_flip
 
 InputPlacement = Literal["device", "pinned", "pageable", "loader"]
 
@@ -44,8 +44,7 @@ class Feeder(Protocol):
     def next(self, marks: Marks) -> Batch:
         """The next batch, usable in the order of the current stream until the next call.
 
-        Args:
-            marks: takes `input`, waiting for a batch, and `h2d`, moving it.
+        `marks` takes `input`, waiting for a batch, and `h2d`, moving it.
         """
 
 
@@ -80,13 +79,11 @@ def feeder_for(
 
 
 class AugmentedFeeder:
-    """Crops and mirrors the batches of another feeder, on the device, in the phase `input`.
+    """Crops and mirrors the images [local_batch, channels, height, width] of another feeder, in the phase
+    `input`.
 
     A step does what a training's step does: it takes the variations of its samples by their indices, crops
     and mirrors. They are drawn before, which a training does once an epoch.
-
-    Args:
-        feeder: of images [local_batch, channels, height, width].
     """
 
     def __init__(self, feeder: Feeder, batches: Tensor, variations: Variations, device: torch.device) -> None:

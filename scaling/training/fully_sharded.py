@@ -29,8 +29,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from scaling.errors import CheckpointError, LaunchError, StudyError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
-from scaling.training.activations import checkpointed_layers
-from scaling.training.compute import FLOAT32, Compute
+from scaling.training.compute import FLOAT32, Compute, checkpointed_layers
 from scaling.training.exchanges import Record, recomputed_exchanges, repeatable_gradients
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings, set_learning_rate
@@ -139,11 +138,7 @@ class ShardedReplica(Replica):
 
 
 class FullyShardedStep:
-    """A step on one rank. Collective to make and to call.
-
-    Raises:
-        LaunchError: workers share a GPU.
-    """
+    """A step on one rank. Collective to make and to call."""
 
     settle_profiled = False
 
@@ -190,11 +185,7 @@ class FullyShardedStep:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Step`.
-
-        Raises:
-            CheckpointError: its shards are of another world size, or of another model; nothing is changed.
-        """
+        """CheckpointError: its shards are of another world size, or of another model; nothing is changed."""
         module = {name: _local(values.detach()) for name, values in self.replica.module.state_dict().items()}
         for name, values in module.items():
             saved = state["module"].get(name)

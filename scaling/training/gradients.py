@@ -43,8 +43,6 @@ ClippedGradient = Literal["mean", "local"]
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """How gradients are treated."""
-
     wire: torch.dtype | None = None
     clip_norm: float | None = None
     clip_gradient: ClippedGradient = "mean"
@@ -54,10 +52,7 @@ AS_THEY_ARE = GradientSettings()
 
 
 class GradientTreatment:
-    """The treatment of one rank's gradients.
-
-    Args:
-        compute: of the replica, which decides whether the loss is scaled.
+    """The treatment of one rank's gradients; `compute` decides whether the loss is scaled.
 
     Attributes:
         found_inf: float32 on the device, 1 where the last mean was not finite; None where no loss is scaled.
@@ -96,8 +91,7 @@ class GradientTreatment:
     ) -> None:
         """Divides the mean by the scale, notes infinities and clips it, all in place.
 
-        Args:
-            add_up: sums a float32 over the ranks, in place, where each has other elements. Collective.
+        `add_up` sums a float32 over the ranks, in place, where each has other elements. Collective.
         """
         if not self.waits_for_all:
             return
@@ -137,7 +131,7 @@ class GradientTreatment:
         return {"scale": self._scale.clone(), "growth": self._growth.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes it over, in place; that of before there was a scale has none."""
+        """That of before there was a scale has none."""
         if self.found_inf is not None and state:
             self._scale.copy_(state["scale"])
             self._growth.copy_(state["growth"])

@@ -25,15 +25,11 @@ if TYPE_CHECKING:
 
 
 class HookedBuckets:
-    """The buckets that a hook has seen, each with its aggregator's state.
+    """The buckets that a hook has seen, each with its aggregator's state; `wire` is the dtype of the
+    messages.
 
-    On GPUs the exchange of a bucket is a CUDA graph where the aggregator can be captured (`bucket_graphs`).
-
-    Attributes:
-        captures: False has every exchange run as it is written.
-
-    Args:
-        wire: the dtype of the messages; None: the gradients'.
+    On GPUs the exchange of a bucket is a CUDA graph where the aggregator can be captured (`bucket_graphs`)
+    and `captures` is not False.
     """
 
     captures = True
@@ -90,7 +86,6 @@ class HookedBuckets:
         return save_buckets(self._states)
 
     def load_state_dict(self, states: dict[str, dict[str, Tensor]]) -> None:
-        """Takes them over; of other buckets of the same model too. Collective."""
         load_buckets(self._states, states)
 
     def note_and_return(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -141,11 +136,8 @@ class HookedBuckets:
         return self._graphs is not None
 
     def mark_graphs(self, recorder: PhaseRecorder) -> bool:
-        """Makes the graphs anew, with marks for `recorder`. Collective.
-
-        Returns:
-            False where this torch cannot record events inside a graph.
-        """
+        """Makes the graphs anew, with marks for `recorder`; False where this torch cannot record events
+        inside a graph. Collective."""
         if self._graphs is not None:
             if not graphs_can_be_marked():
                 return False
@@ -232,7 +224,7 @@ def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class LibraryHookBuckets(HookedBuckets):
-    """See the base; on a GPU the hook is called as DDP would call it.
+    """On a GPU the hook is called as DDP would call it.
 
     On a CPU buckets take their turn in a thread: torch's hook answers Gloo's threads by further exchanges, so
     that several buckets under way would meet those of other ranks in another order.
@@ -241,11 +233,6 @@ class LibraryHookBuckets(HookedBuckets):
     _hook: Any
 
     def start(self) -> None:
-        """Makes the hook's state. Collective.
-
-        Raises:
-            LaunchError: workers share a GPU.
-        """
         name = self._aggregator.name
         if self._group.through_host:
             raise LaunchError(f"{name} needs a GPU for each worker; use power_sgd, or fewer workers")
@@ -271,7 +258,6 @@ class LibraryHookBuckets(HookedBuckets):
 
     @torch.no_grad()
     def _recorded(self, bucket: GradBucket) -> Tensor:
-        """The mean; with a record, what went in and came out is added to it."""
         if self.record is None:
             return self._hook(bucket).wait()
         index, layout = bucket.index(), self._layouts[bucket.index()]

@@ -76,12 +76,8 @@ class _Bucket:
 
 
 class LayeredStep:
-    """A step on one rank. Collective to make and to call.
-
-    Args:
-        aggregator: how gradients are brought together; of those that overlap, on every replica or on owners.
-        bucket_mb: lower size of a bucket, in MiB.
-    """
+    """A step on one rank, of an aggregator that overlaps, on every replica or on owners. Collective to make
+    and to call; `bucket_mb` is the lower size of a bucket, in MiB."""
 
     settle_profiled = False
 

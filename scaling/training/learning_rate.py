@@ -47,7 +47,6 @@ class LearningRate:
     gamma: float = DEFAULT_GAMMA
 
     def at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """The rate of one step."""
         warmup = round(self.warmup_epochs * steps_per_epoch)
         if step < warmup:
             return self.peak * (step + 1) / warmup
@@ -61,11 +60,7 @@ class LearningRate:
 
 
 def scaled_rate(rate: float, rule: Rule, global_batch: int, base_batch: int | None) -> float:
-    """The peak rate for a global batch.
-
-    Args:
-        base_batch: the batch that `rate` was chosen for; None where the rule is "fixed".
-    """
+    """The peak rate for a global batch; `base_batch` is the one that `rate` was chosen for."""
     if rule == "fixed":
         return rate
     assert base_batch is not None, "the study's rules demand it"

@@ -40,13 +40,9 @@ class LocalStep:
     """A step on one rank, every `sync_every`-th of which ends a block. Collective to make and to call.
 
     Args:
-        replica: this rank's model.
         aggregator: brings the outer gradients together; an exact one, or one of 16 bits.
         settings: of the ranks' own optimizers.
-        group: the ranks that train together.
         gradients: how they are treated; clipped is each rank's own, and `wire` is that of the outer gradient.
-        sync_every: steps of a block.
-        outer: the outer update.
     """
 
     settle_profiled = False
@@ -75,7 +71,6 @@ class LocalStep:
 
     @property
     def treatment(self) -> GradientTreatment:
-        """Of each rank's own gradients."""
         return self._own.treatment
 
     @property
@@ -84,11 +79,9 @@ class LocalStep:
 
     @property
     def optimizer_state_bytes(self) -> int:
-        """Of both optimizers on this rank."""
         return self._own.optimizer_state_bytes + sum(part.update.state_bytes for part in self._blocks)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Of the ranks' own steps."""
         self._own.set_learning_rate(rate)
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
@@ -99,7 +92,6 @@ class LocalStep:
             part.state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """A step of this rank's own; the last one of a block ends it."""
         loss = self._own(inputs, targets, marks)
         self._count += 1
         if self._count == self.sync_every:
@@ -125,11 +117,8 @@ class LocalStep:
             self._own.reset_optimizer()
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of all that decides later blocks; `update` is the outer one's, `own` this rank's.
-
-        Raises:
-            CheckpointError: inside a block, where replicas differ.
-        """
+        """`update` is the outer one's, `own` this rank's. CheckpointError: inside a block, where replicas
+        differ."""
         if self._count:
             raise CheckpointError("a block of local updates is not ended; save after `end_block`")
         own = self._own.state_dict()
@@ -141,7 +130,6 @@ class LocalStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over, in place, what `state_dict` gave; a block begins. Collective."""
         num_buckets = len(self._blocks)
         own = {"module": state["module"], "aggregator": self._own.state_dict()["aggregator"], **state["own"]}
         self._own.load_state_dict(own)
@@ -168,8 +156,7 @@ def end_block(step: TrainingStep) -> None:
 class OneBlock(LocalStep):
     """A whole block as one step, for the checks of exchanges and updates: a few local steps, then its end.
 
-    Args:
-        step: between two blocks; it and this one are the same but for how they are called.
+    Between two blocks `step` and this one are the same but for how they are called.
     """
 
     def __init__(self, step: LocalStep) -> None:

@@ -50,13 +50,6 @@ HIDDEN_PASSES = 3
 class NoiseProbe:
     """Looks at the gradients of one rank's steps. Collective to make and to use.
 
-    Args:
-        step: of the training.
-        aggregator: its.
-        gradients: how they are treated.
-        group: the ranks that train together.
-        local_batch: samples of a rank in a step.
-
     Attributes:
         source: how squared norms come about.
         small_batch, big_batch: samples of the two gradients.
@@ -103,7 +96,6 @@ class NoiseProbe:
         Args:
             number: of the step, from 0 over the whole training.
             index: likewise in its epoch, which begins a block of local updates.
-            inputs, targets: of this rank.
         """
         since = number - self._stride // 2
         if not self.is_on or index % self._every or since < 0 or since % self._stride >= self._every:

@@ -37,18 +37,14 @@ class OptimizerSettings(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> OptimizerName:
-        """As a study calls it."""
+    def name(self) -> OptimizerName: ...
 
     @abstractmethod
     def optimizer(
         self, parameters: Sequence[Tensor], *, capturable: bool = False, skippable: bool = False
     ) -> torch.optim.Optimizer:
-        """An optimizer of those tensors.
-
-        Args:
-            capturable: its step may be captured in a CUDA graph; the learning rate is a tensor on the device.
-        """
+        """An optimizer of those tensors. If `capturable` its step may be captured in a CUDA graph; the
+        learning rate is a tensor on the device."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +129,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def skip_where(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:
-    """From now on a step changes nothing where `found`, a float32 on the device, is 1; nobody waits for it.
-
-    The way of torch.amp.GradScaler with fused optimizers.
-    """
+    """From now on a step changes nothing where `found_inf`, a float32 on the device, is 1; nobody waits for
+    it. The way of torch.amp.GradScaler with fused optimizers."""
     optimizer.found_inf = found_inf  # type: ignore[attr-defined]
 
 

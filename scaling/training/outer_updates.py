@@ -41,14 +41,7 @@ DILOCO_MOMENTUM, DILOCO_RATE = 0.9, 0.7
 
 @dataclass(frozen=True)
 class OuterUpdate:
-    """An outer update with its numbers.
-
-    Attributes:
-        name: as a study calls it.
-        momentum: of the outer steps.
-        learning_rate: of the outer steps, as the study has it: of CNTK its block learning rate.
-        world_size: ranks.
-    """
+    """An outer update with its numbers; the rate is as the study has it, of CNTK its block learning rate."""
 
     name: OuterName
     momentum: float
@@ -74,14 +67,7 @@ class OuterUpdate:
 def outer_update(
     name: OuterName, world_size: int, momentum: float | None = None, learning_rate: float | None = None
 ) -> OuterUpdate:
-    """The outer update of that name, with its defaults for what is None.
-
-    Args:
-        name: of it.
-        world_size: ranks.
-        momentum: in [0, 1); None where it has none.
-        learning_rate: likewise.
-    """
+    """The outer update of that name, with its defaults for what is None; momentum is in [0, 1)."""
     usual_momentum = DILOCO_MOMENTUM if name == "nesterov" else 1 - 1 / world_size
     usual_rate = DILOCO_RATE if name == "nesterov" else 1.0
     if name in WITHOUT_MOMENTUM:

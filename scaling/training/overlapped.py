@@ -71,11 +71,7 @@ static graph is known one pass later."""
 
 
 class OverlappedStep:
-    """A step on one rank. Collective to make and to call.
-
-    Args:
-        aggregator: how gradients are brought together; of those that overlap, or `none`.
-    """
+    """A step on one rank, of an aggregator that overlaps, or `none`. Collective to make and to call."""
 
     def __init__(
         self,
@@ -316,10 +312,8 @@ class OverlappedStep:
         return [name for name, parameter in parameters if parameter.grad is None]
 
     def _run_dry(self, num_passes: int) -> None:
-        """Forward and backward passes without an update, in which DDP settles its buckets.
-
-        What they change (statistics of batch normalisation, the random state) is put back.
-        """
+        """Forward and backward passes without an update, in which DDP settles its buckets. What they change
+        (statistics of batch normalisation, the random state) is put back."""
         module = self.replica.module
         state = {name: value.detach().clone() for name, value in module.state_dict().items()}
         devices = [self._device] if self._device.type == "cuda" else []
@@ -350,11 +344,7 @@ def _parameter_bytes(layout: BucketLayout, world_size: int, rank: int, itemsize:
 def _sharded_optimizer(
     settings: OptimizerSettings, parameters: Sequence[Tensor], group: TorchGroup
 ) -> ZeroRedundancyOptimizer:
-    """torch's, of the class and numbers of the settings. Collective.
-
-    Raises:
-        LaunchError: workers share a GPU.
-    """
+    """torch's, of the class and numbers of the settings. Collective."""
     if group.through_host:
         raise LaunchError(
             "zero_redundancy_optimizer needs a GPU for each worker; use zero1, or fewer workers"

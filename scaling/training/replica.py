@@ -23,11 +23,7 @@ from scaling.workloads.base import Loss, cross_entropy
 
 
 class Replica:
-    """A model on its device, with its tensors where torch has put them.
-
-    Args:
-        module: the model; its trainable parameters are made contiguous.
-    """
+    """A model on its device, its tensors where torch has put them; trainable ones are made contiguous."""
 
     def __init__(self, module: nn.Module, loss: Loss = cross_entropy, compute: Compute = FLOAT32) -> None:
         self.module, self.loss, self.compute = module, loss, compute
@@ -90,10 +86,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class FlatBucket:
-    """Parameters of one dtype in one flat buffer, and their gradients in another.
-
-    Args:
-        trainable: the parameters, in that order, of one dtype and device; they are moved into the buffer.
+    """Parameters of one dtype and device, moved into one flat buffer, and their gradients in another.
 
     Attributes:
         gradient: [num_elements] flat gradient, filled by backward.
@@ -221,11 +214,8 @@ def add_up(total: Tensor | None, loss: Tensor) -> Tensor:
 
 @torch.no_grad()
 def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
-    """Which of "loss", "gradients", "parameters" are not finite on this rank; waits for the device.
-
-    Args:
-        replica: after them; a gradient that it no longer has counts as finite.
-    """
+    """Which of "loss", "gradients", "parameters" are not finite on this rank; waits for the device. A
+    gradient that the replica no longer has counts as finite."""
     gradients = [parameter.grad for parameter in replica.trainable if parameter.grad is not None]
     values: dict[str, list[Tensor]] = {
         "loss": [] if loss is None else [loss],
@@ -240,10 +230,7 @@ def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
 
 
 def require_dtypes(module: nn.Module, aggregator: Aggregator[Any]) -> None:
-    """Checks the model's parameters before anything is exchanged.
-
-    Args:
-        module: the model; on torch's meta device it may be.
+    """Checks the model's parameters before anything is exchanged; it may be on torch's meta device.
 
     Raises:
         StudyError: the model has nothing to train, or a parameter's dtype cannot be trained, or the

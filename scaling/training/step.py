@@ -43,8 +43,7 @@ class TrainingStep(Protocol):
         """What the optimizer keeps on this rank, on its device or in host memory."""
 
     @property
-    def replica(self) -> Replica:
-        """This rank's model."""
+    def replica(self) -> Replica: ...
 
     @property
     def notes(self) -> list[str]:
@@ -97,8 +96,6 @@ class Part(NamedTuple):
 
 
 class EagerStep:
-    """A step on one rank. Collective to make and to call."""
-
     settle_profiled = False
 
     def __init__(
@@ -196,7 +193,7 @@ class EagerStep:
             owned = [
                 values
                 for part, mean in zip(self._parts, means, strict=True)
-                for values in part.update.owned_parts(mean)
+                for values in part.update.parts(mean)
             ]
             self.treatment.before_update(owned, phase, self._add_up)
         for part, mean in zip(self._parts, means, strict=True):
@@ -251,11 +248,7 @@ def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
 
 
 def of_buckets(saved: dict[str, Any], num_buckets: int) -> list[dict[str, Tensor]]:
-    """What `by_bucket` was given.
-
-    Raises:
-        CheckpointError: it was given another number of buckets.
-    """
+    """What `by_bucket` was given. CheckpointError: it was given another number of buckets."""
     numbers = [str(number) for number in range(num_buckets)]
     is_nested = any(isinstance(value, dict) for value in saved.values())
     if is_nested != (num_buckets > 1) or (is_nested and set(saved) != set(numbers)):

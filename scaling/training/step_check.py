@@ -118,11 +118,7 @@ class StepCheck:
             self.findings.unchecked.add("a control arm exchanges nothing")
 
     def replicas(self) -> None:
-        """Compares the ranks' parameters, and the buffers that must be the same. Collective.
-
-        Raises:
-            ExchangeError: some differ.
-        """
+        """Compares the ranks' parameters, and buffers that must be the same (ExchangeError). Collective."""
         if self._aggregator.exchanges:
             with self._ranks.meter.standing_still():
                 module = self._step.replica.module

@@ -45,8 +45,7 @@ class Agreement(Protocol):
     def largest(self, value: float) -> float:
         """The largest value that any rank gave. Collective."""
 
-    def largest_of(self, values: Sequence[float]) -> list[float]:
-        """The same for several values at once, one by one. Collective."""
+    def largest_of(self, values: Sequence[float]) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,6 @@ class Measurement:
     _pace_s: float = 0.0
 
     def warm_up(self) -> None:
-        """Part 1."""
         times: list[float] = []
         ended = None
         while ended is None:
@@ -156,7 +154,6 @@ class Measurement:
         self.seconds["warmup"] = self._elapsed_s
 
     def measure(self) -> None:
-        """Part 2."""
         times: list[float] = []
         window_s, reason = 0.0, None
         self.agreement.largest(0.0)  # ranks begin together: else the first step of one waits for the others
@@ -173,7 +170,6 @@ class Measurement:
         self.stop_reason, self.seconds["unprofiled"] = reason, window_s
 
     def profile(self, *, settle_each: bool) -> None:
-        """Part 3."""
         start = time.perf_counter()
         self._profile(PROFILED_SETTLING, settle_each=settle_each, warmup=True)
         num_kept = self.extent.num_profiled(self._pace_s)

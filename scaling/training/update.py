@@ -29,32 +29,71 @@ from scaling.training.replica import FlatBucket
 S = TypeVar("S", bound=AggregatorState)
 
 
-class OwnedStep:
-    _owned: _Owned
+class OwnedUpdate:
+    """The parameters in some spans of a flat tensor, and the optimizer with their state."""
+
+    def __init__(
+        self,
+        flat: Tensor,
+        spans: list[Span],
+        settings: OptimizerSettings,
+        *,
+        capturable: bool = False,
+        skippable: bool = False,
+    ) -> None:
+        self._spans, self._names = spans, settings.state_names
+        self._stepped = [torch.nn.Parameter(flat[start:stop]) for start, stop in spans]
+        self._places = dict(zip((f"{start}:{stop}" for start, stop in spans), self._stepped, strict=True))
+        self._optimizer: torch.optim.Optimizer | None = None
+        if spans:
+            self._optimizer = settings.optimizer(self._stepped, capturable=capturable, skippable=skippable)
+
+    def set_learning_rate(self, rate: float) -> None:
+        if self._optimizer is not None:
+            set_learning_rate(self._optimizer, rate)
+
+    def skip_where(self, found_inf: Tensor) -> None:
+        if self._optimizer is not None:
+            skip_where(self._optimizer, found_inf)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return self._owned.state_dict()
+        return {name: values.clone() for name, values in self._state().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Takes it over, in place; the replica has its parameters already. Collective."""
-        self._owned.load_state_dict(state)
+        if self._optimizer is not None:
+            load_state(self._optimizer, self._places, state, self._names)
 
     @property
     def state_bytes(self) -> int:
-        return self._owned.state_bytes
+        return sum(values.nbytes for values in self._state().values())
 
-    def skip_where(self, found_inf: Tensor) -> None:
-        self._owned.skip_where(found_inf)
+    def _state(self) -> dict[str, Tensor]:
+        if self._optimizer is None:
+            return {}
+        return state_tensors(self._optimizer, self._places, self._names)
 
-    def set_learning_rate(self, rate: float) -> None:
-        self._owned.set_learning_rate(rate)
+    def parts(self, mean: Tensor | None) -> list[Tensor]:
+        if self._optimizer is None:
+            return []
+        assert mean is not None, "a rank that owns parameters gets their mean gradient"
+        return [mean[start:stop] for start, stop in self._spans]
+
+    def step(self, mean: Tensor | None) -> None:
+        if self._optimizer is not None:
+            self.step_parts(self.parts(mean))
+
+    def step_parts(self, parts: Sequence[Tensor]) -> None:
+        assert self._optimizer is not None, "a rank that owns nothing takes no step"
+        for parameter, part in zip(self._stepped, parts, strict=True):
+            parameter.grad = part
+        self._optimizer.step()
+        for parameter in self._stepped:
+            parameter.grad = None  # it would keep the memory of the whole bucket's gradients
 
 
-class SiteUpdate(OwnedStep, ABC):
+class SiteUpdate(OwnedUpdate, ABC):
     site: UpdateSite
-
-    def owned_parts(self, mean: Tensor | None) -> list[Tensor]:
-        return self._owned.parts(mean)
 
     @abstractmethod
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
@@ -67,11 +106,7 @@ class SiteUpdate(OwnedStep, ABC):
 
 
 class DeviceUpdate(SiteUpdate):
-    """Every rank steps the parameters that it owns, on its device, and sends them where all do not own them.
-
-    Args:
-        aggregator: of the site "replica", "root" or "owner".
-    """
+    """Every rank steps the parameters that it owns, on its device, and sends them where not all own them."""
 
     def __init__(
         self,
@@ -84,26 +119,22 @@ class DeviceUpdate(SiteUpdate):
         capturable: bool = False,
         skippable: bool = False,
     ) -> None:
-        self._aggregator, self._state = aggregator, state
+        self._aggregator, self._aggregated = aggregator, state
         self.site = site
         self._parameters = bucket.parameters
-        self._owned = _Owned(
+        super().__init__(
             bucket.parameters, aggregator.owned(state), settings, capturable=capturable, skippable=skippable
         )
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         with phase("update"):
-            self._owned.step(mean)
+            self.step(mean)
         if self.site != "replica":
-            self._aggregator.distribute(self._state, self._parameters, phase)
+            self._aggregator.distribute(self._aggregated, self._parameters, phase)
 
 
 class HostUpdate(SiteUpdate):
-    """One copy of the parameters in host memory, stepped there by its owners; all ranks copy it back.
-
-    Args:
-        aggregator: of the site "host_serial" or "host_parallel".
-    """
+    """One copy of the parameters in host memory, stepped there by its owners; all ranks copy it back."""
 
     def __init__(
         self,
@@ -123,7 +154,7 @@ class HostUpdate(SiteUpdate):
         self._parameters = shared.view(bucket.parameters.dtype)
         if group.rank == 0:
             self._parameters.copy_(bucket.parameters)
-        self._owned = _Owned(self._parameters, aggregator.owned(state), settings)
+        super().__init__(self._parameters, aggregator.owned(state), settings)
         group.barrier()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -139,7 +170,7 @@ class HostUpdate(SiteUpdate):
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         """The owners step in host memory; all ranks wait for them, then copy the result to their devices."""
         with phase("update"), threads(1) if self._num_threads else nullcontext():
-            self._owned.step(mean)
+            self.step(mean)
         with phase("wait"):  # for the ranks that step
             self._group.barrier()
         with phase("h2d_result"), torch.no_grad():
@@ -149,85 +180,13 @@ class HostUpdate(SiteUpdate):
         self._group.meter.count(self._parameters.nbytes)
 
 
-class _Owned:
-    """The parameters in some spans of a flat tensor, and the optimizer with their state."""
-
-    def __init__(
-        self,
-        flat: Tensor,
-        spans: list[Span],
-        settings: OptimizerSettings,
-        *,
-        capturable: bool = False,
-        skippable: bool = False,
-    ) -> None:
-        self._spans, self._names = spans, settings.state_names
-        self._parameters = [torch.nn.Parameter(flat[start:stop]) for start, stop in spans]
-        self._places = dict(zip((f"{start}:{stop}" for start, stop in spans), self._parameters, strict=True))
-        self._optimizer: torch.optim.Optimizer | None = None
-        if spans:
-            self._optimizer = settings.optimizer(self._parameters, capturable=capturable, skippable=skippable)
-
-    def set_learning_rate(self, rate: float) -> None:
-        if self._optimizer is not None:
-            set_learning_rate(self._optimizer, rate)
-
-    def skip_where(self, found_inf: Tensor) -> None:
-        if self._optimizer is not None:
-            skip_where(self._optimizer, found_inf)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: values.clone() for name, values in self._tensors().items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        if self._optimizer is not None:
-            load_state(self._optimizer, self._places, state, self._names)
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(values.nbytes for values in self._tensors().values())
-
-    def _tensors(self) -> dict[str, Tensor]:
-        if self._optimizer is None:
-            return {}
-        return state_tensors(self._optimizer, self._places, self._names)
-
-    def parts(self, mean: Tensor | None) -> list[Tensor]:
-        if self._optimizer is None:
-            return []
-        assert mean is not None, "a rank that owns parameters gets their mean gradient"
-        return [mean[start:stop] for start, stop in self._spans]
-
-    def step(self, mean: Tensor | None) -> None:
-        if self._optimizer is not None:
-            self.step_parts(self.parts(mean))
-
-    def step_parts(self, parts: Sequence[Tensor]) -> None:
-        assert self._optimizer is not None, "a rank that owns nothing takes no step"
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.grad = part
-        self._optimizer.step()
-        for parameter in self._parameters:
-            parameter.grad = None  # it would keep the memory of the whole bucket's gradients
-
-
-class SpansUpdate(OwnedStep):
+class SpansUpdate(OwnedUpdate):
     """The step of some spans of the parameters, which are [num_elements], flat, on every replica."""
 
-    def __init__(
-        self,
-        parameters: Tensor,
-        spans: list[Span],
-        settings: OptimizerSettings,
-        *,
-        capturable: bool = False,
-        skippable: bool = False,
-    ) -> None:
-        self._owned = _Owned(parameters, spans, settings, capturable=capturable, skippable=skippable)
-        self._sizes = [stop - start for start, stop in spans]
-
-    def step(self, mean: Tensor) -> None:
-        self._owned.step_parts(torch.split(mean, self._sizes))
+    def step(self, mean: Tensor | None) -> None:
+        """With the mean of these elements alone, one behind the other."""
+        assert mean is not None, "there is one on every rank that steps"
+        self.step_parts(torch.split(mean, [stop - start for start, stop in self._spans]))
 
 
 def update_at(

@@ -39,11 +39,7 @@ TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 class Delivered(NamedTuple):
-    """The mean of one parameter's gradients.
-
-    Attributes:
-        rounding: how far that which the update had may be off.
-    """
+    """The mean of one parameter's gradients; `rounding` is how far that which the update had may be off."""
 
     mean: Tensor
     rounding: float
@@ -82,13 +78,10 @@ def worst_update(
     moments: Moments,
     rate_eps: float,
 ) -> tuple[int, float, float] | None:
-    """The element that is furthest from the optimizer's, with its value and the optimizer's.
+    """The element that is furthest from the optimizer's, its value and the optimizer's; None where all are
+    near enough.
 
-    Args:
-        rate_eps: how far the learning rate may be off, as a ratio.
-
-    Returns:
-        None where all are near enough.
+    `rate_eps` is how far the learning rate may be off, as a ratio.
     """
     worst, largest = None, 1.0
     moments.steps += 1
@@ -164,8 +157,7 @@ def sgd_problem(
 ) -> str | None:
     """The first parameter of which the replay's update is another.
 
-    Args:
-        steps: the parameters after the step, after that step again, and after the replay.
+    `steps` are the parameters after the step, after that step again, and after the replay.
     """
     for name, old, plain, again, replayed in zip(names, start, *steps, strict=True):
         update, scatter, distance = (
@@ -230,9 +222,7 @@ def _worst_replayed(
     settings: AdamSettings, old: Tensor, new: Tensor, mean: Tensor, *, is_step: bool
 ) -> tuple[int, float, float] | None:
     """The element that is farthest off, its value and the expected one; None where all are near enough.
-
-    Without a step (skipped for an infinite gradient) nothing may have changed.
-    """
+    Without a step (skipped for an infinite gradient) nothing may have changed."""
     if is_step:
         moments, rate_eps = Moments.zero(settings, old), torch.finfo(torch.float32).eps
         return worst_update(settings, new, old, Delivered(mean, 0.0), moments, rate_eps)

@@ -59,10 +59,9 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSplits:
-    """A data set, loaded: what is trained on and what accuracy is measured on.
+    """A data set, loaded.
 
     Attributes:
-        train: training samples.
         test: held-out samples; never trained on.
         checksums: file or source name -> checksum, recorded with the results.
         in_host_memory: it does not fit on the device that it was loaded for.
@@ -79,7 +78,6 @@ class Dataset(ABC):
     """A data set by name; its fields are the parameters that a study may set.
 
     Class attributes:
-        name: what a study calls it.
         source: where it comes from, for people.
         real: False for random numbers, whose accuracy means nothing.
         num_train: training samples; None where as many are made as are asked for, or `num_samples` says.
@@ -131,7 +129,6 @@ class Model:
     """A network by name.
 
     Attributes:
-        name: what a study calls it.
         build: (shape, parameters of the study...) -> module, its weights from torch's global generator. It
             gives logits, [n, num_classes] or for tokens [n, *input_shape, num_classes]. Parameters that need
             no gradient stay as they are.
@@ -170,9 +167,7 @@ def declares(
     """Declares a model's input and loss: decorates a function, or a class, that gives a torch module.
 
     Args:
-        input_shape: of one sample, without the batch axis.
-        num_classes: targets are 0 to num_classes - 1.
-        tokens: see `DataShape`.
+        input_shape, num_classes, tokens: as of `DataShape`.
         loss: what is minimized.
     """
 

@@ -24,8 +24,7 @@ import torch
 
 from scaling.errors import DataError
 from scaling.workloads.base import Dataset, DataShape, DataSplits, Split
-from scaling.workloads.data_files import DataFile, DataHome, find, looked_in, md5_of
-from scaling.workloads.decoded import decoded
+from scaling.workloads.data_files import DataFile, DataHome, decoded, find, looked_in, md5_of
 
 HOME = DataHome("CIFAR-10", "cifar10")
 UNPACKED = "cifar-10-batches-py"
@@ -64,9 +63,6 @@ def find_source(folders: Sequence[Path]) -> Path | None:
 
 def read_checked(source: Path) -> Iterator[tuple[DataFile, bytes]]:
     """Yields each of the six batches and its bytes, as published, in the order in which the source has them.
-
-    Args:
-        source: from `find_source`.
 
     Raises:
         DataError: the source cannot be read, lacks a batch, or has one with the wrong MD5.
@@ -127,7 +123,6 @@ class _ArrayUnpickler(pickle.Unpickler):
     """Makes lists, dictionaries, numbers, texts and numpy arrays, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The object of that name, if it is one of the three that an array needs."""
         try:
             return _ALLOWED[module, name]
         except KeyError:
@@ -137,11 +132,8 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def parse_batch(content: bytes) -> CifarFile:
-    """The samples in a file of the "python version": a dictionary, pickled by Python 2 and numpy.
-
-    Raises:
-        DataError: it asks for anything but numpy arrays.
-    """
+    """The samples in a file of the "python version": a dictionary, pickled by Python 2 and numpy. DataError:
+    it asks for anything but numpy arrays."""
     # numpy's arrays are texts to Python 2: latin1 keeps every byte.
     values = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     images, labels = values["data"], values["labels"]
@@ -168,23 +160,13 @@ class Cifar10(Dataset):
     )
 
     def shape(self, model_shape: DataShape | None) -> DataShape:
-        """(3, 32, 32) and 10 classes, whatever the model is made for."""
         return DataShape((3, 32, 32), 10)
 
     def available(self) -> bool:
-        """Whether the unpacked folder or the archive is there; what it contains is for `load` to check.
-
-        Raises:
-            DataError: SCALING_DATA_DIR is set, but is not a folder.
-        """
+        """What they contain is for `load` to check."""
         return find_source(HOME.folders(os.environ)) is not None
 
     def fetch(self) -> None:
-        """Checks the batches, or downloads the archive into the cache if they are nowhere.
-
-        Raises:
-            DataError: they are there and damaged, no mirror delivers them, or they cannot be stored.
-        """
         folders = HOME.folders(os.environ)
         source = find_source(folders)
         if source is None:
@@ -194,11 +176,7 @@ class Cifar10(Dataset):
                 pass
 
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
-        """Inputs [n, 3, 32, 32], normalised, and targets [n]; `num_samples` and `seed` change nothing.
-
-        Raises:
-            DataError: the batches are missing or damaged.
-        """
+        """Inputs [n, 3, 32, 32], normalised, and targets [n]; `num_samples` and `seed` change nothing."""
         folders = HOME.folders(os.environ)
         source = find_source(folders)
         if source is None:

@@ -33,19 +33,12 @@ class Digits(Dataset):
     )
 
     def shape(self, model_shape: DataShape | None) -> DataShape:
-        """(1, 8, 8) and 10 classes, whatever the model is made for."""
         return DataShape((1, 8, 8), 10)
 
     def available(self) -> bool:
-        """Whether scikit-learn is installed."""
         return importlib.util.find_spec("sklearn") is not None
 
     def fetch(self) -> None:
-        """Nothing to download.
-
-        Raises:
-            DataError: scikit-learn is not installed.
-        """
         if not self.available():
             raise DataError("data set 'digits' is part of scikit-learn; install it: pip install scikit-learn")
 
@@ -54,9 +47,6 @@ class Digits(Dataset):
 
         The checksum is the SHA-256 of the images [1797, 8, 8] and then the targets [1797], as bytes, in
         scikit-learn's order.
-
-        Raises:
-            DataError: scikit-learn is not installed.
         """
         self.fetch()
         # As its load_digits reads them, without the seconds that each rank would need to import scikit-learn.

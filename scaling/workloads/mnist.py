@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from scaling.workloads.base import Dataset, DataShape, DataSplits, Split
-from scaling.workloads.data_files import DataFile, DataHome, find
-from scaling.workloads.decoded import decoded
+from scaling.workloads.data_files import DataFile, DataHome, decoded, find
 
 # Training images, training labels, test images, test labels: MD5s as published, of the compressed files.
 FILES = (
@@ -61,34 +60,20 @@ class Mnist(Dataset):
     source = "Y. LeCun, C. Cortes, C. Burges, the MNIST database, http://yann.lecun.com/exdb/mnist/"
 
     def shape(self, model_shape: DataShape | None) -> DataShape:
-        """(1, 28, 28) and 10 classes, whatever the model is made for."""
         return DataShape((1, 28, 28), 10)
 
     def available(self) -> bool:
-        """Whether all four files are there; what they contain is for `load` to check.
-
-        Raises:
-            DataError: SCALING_DATA_DIR is set, but is not a folder.
-        """
+        """What they contain is for `load` to check."""
         folders = data_folders(os.environ)
         return all(find(file.name, folders) is not None for file in FILES)
 
     def fetch(self) -> None:
-        """Downloads the files that are missing into the cache and checks the others.
-
-        Raises:
-            DataError: a file is there and damaged, no mirror delivers it, or it cannot be stored.
-        """
         folders = data_folders(os.environ)
         for file in FILES:
             fetch_file(file, folders, MIRRORS)
 
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
-        """Inputs [n, 1, 28, 28] from 0 to 255/256 and targets [n]; `num_samples` and `seed` change nothing.
-
-        Raises:
-            DataError: a file is missing or damaged.
-        """
+        """Inputs [n, 1, 28, 28] from 0 to 255/256, targets [n]; `num_samples` and `seed` change nothing."""
         folders = data_folders(os.environ)
 
         def decode() -> list[npt.NDArray[np.uint8]]:

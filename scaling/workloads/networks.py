@@ -46,39 +46,22 @@ def _sigmoid_network(shape: DataShape, hidden: Sequence[int]) -> nn.Module:
 
 
 def build_fcn_r(shape: DataShape) -> nn.Module:
-    """FCN-R: three sigmoid layers of 2048, 4096 and 1024; 14,205,962 parameters for MNIST.
-
-    Returns:
-        A module: inputs [n, *input_shape] -> logits [n, num_classes]. Weights are Xavier uniform, gain 4 in
-        the hidden layers and 1 in the last; biases are 0.
-    """
+    """FCN-R: three sigmoid layers of 2048, 4096 and 1024; 14,205,962 parameters for MNIST."""
     return _sigmoid_network(shape, FCN_R_HIDDEN)
 
 
 def build_fcn_s(shape: DataShape) -> nn.Module:
-    """FCN-S as the paper's programs have it: three sigmoid layers of 2048; 117,997,696 parameters.
-
-    Returns:
-        A module: inputs [n, *input_shape] -> logits [n, num_classes]. Weights as FCN-R's.
-    """
+    """FCN-S as the paper's programs have it: three sigmoid layers of 2048; 117,997,696 parameters."""
     return _sigmoid_network(shape, FCN_S_HIDDEN)
 
 
 def build_fcn_s4(shape: DataShape) -> nn.Module:
-    """FCN-S as the paper's text has it: four sigmoid layers of 2048; 122,194,048 parameters.
-
-    Returns:
-        A module: inputs [n, *input_shape] -> logits [n, num_classes]. Weights as FCN-R's.
-    """
+    """FCN-S as the paper's text has it: four sigmoid layers of 2048; 122,194,048 parameters."""
     return _sigmoid_network(shape, FCN_S4_HIDDEN)
 
 
 def build_mlp(shape: DataShape, hidden: list[PositiveInt]) -> nn.Module:
-    """ReLU layers of the widths `hidden`; without any, softmax regression. Weights are torch's default.
-
-    Returns:
-        A module: inputs [n, *input_shape] -> logits [n, num_classes].
-    """
+    """ReLU layers of the widths `hidden`; without any, softmax regression. Weights are torch's default."""
     return _fully_connected(shape, hidden, nn.ReLU)
 
 

@@ -13,15 +13,10 @@ NUM_LAYERS = 2
 
 
 class LanguageModel(nn.Module):
-    """Embedding, LSTM layers and a linear layer on every token's output.
+    """Embedding, LSTM layers of that width and a linear layer on every token's output.
 
     torch's LSTM has two biases a gate, of which one would do: the second is zero and frozen, so that the
     trainable parameters are those of an LSTM as it is written.
-
-    Args:
-        vocabulary: number of different tokens.
-        width: of the embedding and of every layer.
-        num_layers: of the LSTM.
     """
 
     def __init__(self, vocabulary: int, width: int, num_layers: int) -> None:
@@ -44,11 +39,7 @@ class LanguageModel(nn.Module):
 def build_lstm(shape: DataShape) -> nn.Module:
     """LSTM: an embedding of 256, two layers of 256 and one linear layer; 6,180,624 trainable parameters.
 
-    Args:
-        shape: texts as [length], with the vocabulary as classes.
-
-    Returns:
-        A module: tokens [n, length] int64 -> logits [n, length, num_classes]. Weights are torch's default.
+    Weights are torch's default; the shape's classes are the vocabulary.
     """
     return LanguageModel(shape.num_classes, WIDTH, NUM_LAYERS)
 

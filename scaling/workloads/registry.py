@@ -26,12 +26,7 @@ PROBE_SAMPLES = 2
 
 
 def model_of(name: str, maker: Callable[..., Any], parameters: Mapping[str, Any]) -> Model:
-    """The model that `maker` makes.
-
-    Args:
-        name: `module:callable`, for messages.
-        maker: gives a torch module.
-        parameters: what the study sets of its keyword arguments.
+    """The model that `maker` makes; `name` is its `module:callable`, for messages.
 
     Raises:
         StudyError: it has no such argument, one is of the wrong type, or one that it needs is missing.
@@ -166,7 +161,6 @@ def create_model(name: str, parameters: Mapping[str, Any] | None = None) -> Mode
 
 
 def _annotation(model: Model, parameter: str) -> Any:
-    """The type that a study's value for `parameter` must have."""
     signature = inspect.signature(model.build, eval_str=True)
     declared = signature.parameters.get(parameter)
     if declared is not None and declared.annotation is not inspect.Parameter.empty:
@@ -176,11 +170,7 @@ def _annotation(model: Model, parameter: str) -> Any:
 
 
 def build_module(model: Model, shape: DataShape) -> nn.Module:
-    """The network for data of that shape, in host memory.
-
-    Args:
-        model: from `create_model`.
-        shape: from `resolve_shape`.
+    """The network for data of that shape (`resolve_shape`), in host memory.
 
     Returns:
         A module: inputs [n, *input_shape] -> logits [n, num_classes] (of tokens [n, *input_shape,

@@ -1,31 +1,41 @@
-"""Which samples a rank trains on in which step: one global order, cut into batches, cut into ranks.
+"""Which samples a rank trains on in which step, and how they are augmented: functions of seed and epoch
+alone.
 
-The global order depends on seed and epoch alone, so that world sizes and aggregators are compared on the same
-sequence of global batches:
+World sizes and aggregators are compared on the same sequence of global batches:
 
 1. shuffle all samples with a generator seeded from (seed, epoch);
 2. cut the order into global batches; the last incomplete one is dropped;
 3. rank r of n trains on the r-th of n equal contiguous slices of every global batch.
+
+The usual augmentation of small images: every image gets 4 pixels of zeros on each side, a window of its old
+size is cut out of that at one of 9 x 9 places, all equally likely, and mirrored left to right with
+probability 1/2. Numbers for every sample of the training split are drawn on the host once an epoch, and
+indexed like the samples, so that what happens to a sample does not depend on the batch, the rank or the world
+size. Images are normalised before, so that the zeros are the mean colour.
+
+    variations = epoch_variations(len(train), seed, epoch).to(device)
+    inputs = crop_and_flip(train.inputs[samples], variations[samples])
+
+Reference: K. He, X. Zhang, S. Ren, J. Sun, "Deep residual learning for image recognition" (2015), arXiv
+1512.03385, section 4.2.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scaling.errors import StudyError
 
 
 def seeded_generator(seed: int, *stream: int) -> torch.Generator:
-    """A CPU generator for one purpose: unrelated to that of any other (seed, *stream).
+    """A CPU generator for one purpose: unrelated to that of any other (seed, *stream), all 0 or more.
 
     Its seed is the first 32-bit word of `numpy.random.SeedSequence(seed, spawn_key=stream)`: with a mere sum
     seed + epoch, epoch 1 of seed 0 would be epoch 0 of seed 1.
-
-    Args:
-        seed: of the study, 0 or more.
-        stream: what the numbers are for; numbers of 0 or more.
 
     Raises:
         StudyError: the seed is negative.
@@ -38,13 +48,7 @@ def seeded_generator(seed: int, *stream: int) -> torch.Generator:
 
 
 def epoch_batches(num_samples: int, global_batch: int, seed: int, epoch: int) -> Tensor:
-    """The global batches of one epoch, in order.
-
-    Args:
-        num_samples: of the training split.
-        global_batch: samples that all ranks together use in one step.
-        seed: of the study, 0 or more.
-        epoch: counted from 0.
+    """The global batches of one epoch (from 0), in order.
 
     Returns:
         Sample indices [num_samples // global_batch, global_batch], int64, on the host. None occurs twice; the
@@ -68,8 +72,6 @@ def shard(batches: Tensor, rank: int, world_size: int) -> Tensor:
 
     Args:
         batches: indices [num_batches, global_batch], from `epoch_batches`.
-        rank: 0 to world_size - 1.
-        world_size: number of ranks.
 
     Returns:
         A view [num_batches, global_batch / world_size] of `batches`; side by side in the order of ranks, the
@@ -87,3 +89,73 @@ def shard(batches: Tensor, rank: int, world_size: int) -> Tensor:
         )
     local_batch = global_batch // world_size
     return batches[:, rank * local_batch : (rank + 1) * local_batch]
+
+
+PADDING = 4
+# Unrelated to the orders of the epochs (stream: the epoch) and to synthetic data (0, 0).
+STREAM = 1
+
+
+@dataclass(frozen=True)
+class Variations:
+    """What happens to each of n samples.
+
+    Attributes:
+        offsets: [n, 2] int64, 0 to 2 * PADDING: first row and first column of the window in the padded image;
+            PADDING is where the image was.
+        mirrored: [n] bool: whether left and right are exchanged.
+    """
+
+    offsets: Tensor
+    mirrored: Tensor
+
+    def __len__(self) -> int:
+        return len(self.mirrored)
+
+    def __getitem__(self, samples: Tensor) -> Variations:
+        return Variations(self.offsets[samples], self.mirrored[samples])
+
+    def to(self, device: torch.device) -> Variations:
+        return Variations(self.offsets.to(device), self.mirrored.to(device))
+
+
+def draw_variations(num_samples: int, generator: torch.Generator) -> Variations:
+    """Independent, uniform variations for `num_samples` samples, where the generator is."""
+    device = generator.device
+    offsets = torch.randint(2 * PADDING + 1, (num_samples, 2), generator=generator, device=device)
+    return Variations(offsets, torch.randint(2, (num_samples,), generator=generator, device=device).bool())
+
+
+def epoch_variations(num_samples: int, seed: int, epoch: int) -> Variations:
+    """Those of one epoch (from 0) for a whole training split, on the host; the same in every process.
+
+    Raises:
+        StudyError: the seed is negative.
+    """
+    return draw_variations(num_samples, seeded_generator(seed, STREAM, epoch))
+
+
+def crop_and_flip(images: Tensor, variations: Variations) -> Tensor:
+    """Images cropped and mirrored as `variations` say, in a new tensor; without a wait for the device.
+
+    Args:
+        images: [n, channels, height, width] of any type.
+        variations: of these n images, on their device.
+    """
+    num_images, channels, height, width = images.shape
+    assert len(variations) == num_images
+
+    def positions(size: int) -> Tensor:
+        return torch.arange(size, device=images.device)
+
+    rows = variations.offsets[:, :1] + positions(height)
+    columns = variations.offsets[:, 1:] + positions(width)
+    columns = torch.where(variations.mirrored[:, None], columns.flip(1), columns)
+    padded = nn.functional.pad(images, (PADDING,) * 4)
+    # One index an axis, all of them broadcast to [n, channels, height, width].
+    return padded[
+        positions(num_images)[:, None, None, None],
+        positions(channels)[:, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]

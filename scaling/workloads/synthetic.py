@@ -38,11 +38,7 @@ class Synthetic(Dataset):
     num_classes: PositiveInt | None = None
 
     def shape(self, model_shape: DataShape | None) -> DataShape:
-        """The shape that the parameters name; what they leave open is as the model declares.
-
-        Raises:
-            StudyError: neither the parameters nor the model say it.
-        """
+        """The shape that the parameters name; what they leave open is as the model declares."""
         input_shape, num_classes, tokens = self.input_shape, self.num_classes, False
         if model_shape is not None:
             input_shape = input_shape if input_shape is not None else model_shape.input_shape
@@ -56,20 +52,15 @@ class Synthetic(Dataset):
         return DataShape(input_shape, num_classes, tokens)
 
     def available(self) -> bool:
-        """True: it is made, not read."""
         return True
 
-    def fetch(self) -> None:
-        """Nothing to do."""
+    def fetch(self) -> None: ...
 
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
         """Makes `num_samples` training samples and min(num_samples, 256) test samples.
 
         The same arguments give the same numbers in every process (of one version of torch); the checksum, the
         SHA-256 of all four tensors, shows it.
-
-        Raises:
-            StudyError: the seed is negative.
         """
         generator = seeded_generator(seed, *STREAM)
 

@@ -52,11 +52,7 @@ class Text(Dataset):
     max_bytes: PositiveInt | None = None
 
     def shape(self, model_shape: DataShape | None) -> DataShape:
-        """The model's context, and 256 classes.
-
-        Raises:
-            StudyError: the model takes no tokens.
-        """
+        """The model's context, and 256 classes."""
         if model_shape is None or not model_shape.tokens or len(model_shape.input_shape) != 1:
             raise StudyError(
                 "data set 'text' is for models of tokens; use one such as {name: gpt, size: nano}"
@@ -64,30 +60,19 @@ class Text(Dataset):
         return DataShape(model_shape.input_shape, NUM_BYTES, tokens=True)
 
     def available(self) -> bool:
-        """Whether there is anything to read."""
         return bool(self._files())
 
     def fetch(self) -> None:
-        """Nothing to download.
-
-        Raises:
-            DataError: there is nothing to read.
-        """
         if not self._files():
             where = f"path {self.path!r}" if self.path else f"Python's standard library, {_library()},"
             raise DataError(f"data set 'text': {where} has no files to read; set path to a file or folder")
 
     def num_samples(self, shape: DataShape) -> int:
-        """Training samples of the context of `shape`."""
         total = sum(path.stat().st_size for path in self._files())
         return _train_pieces(min(total, self.max_bytes or total), shape)
 
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
-        """Inputs and targets [n, context] int64; `num_samples` and `seed` change nothing.
-
-        Raises:
-            DataError: a file cannot be read, or there are too few bytes for one test piece.
-        """
+        """Inputs and targets [n, context] int64; `num_samples` and `seed` change nothing."""
         self.fetch()
         content = self._content()
         (length,) = shape.input_shape

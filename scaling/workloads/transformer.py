@@ -76,18 +76,13 @@ class TransformerBlock(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[n, length, width] -> the same shape."""
         tokens = tokens + self.attention(self.attention_norm(tokens))
         result: Tensor = tokens + self.layers(self.layers_norm(tokens))
         return result
 
 
 class Gpt(nn.Module):
-    """The decoder.
-
-    Args:
-        dimensions: of its size, with the vocabulary and the context that it is made for.
-    """
+    """The decoder, of dimensions with the vocabulary and the context that it is made for."""
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
@@ -128,22 +123,15 @@ def build_gpt(
     vocab: PositiveInt | None = None,
     context: PositiveInt | None = None,
 ) -> nn.Module:
-    """GPT: nano, small (124,439,808 parameters) or medium (354,823,168 parameters).
+    """GPT: nano, small (124,439,808 parameters) or medium (354,823,168 parameters); weights are normal.
 
-    Args:
-        shape: texts as [context], with the vocabulary as classes.
-        size: blocks, heads and width.
-        vocab, context: as `shape` has them.
-
-    Returns:
-        A module: tokens [n, context] int64 -> logits [n, context, vocab]. Weights are normal.
+    `shape` is texts as [context], with the vocabulary as classes; `vocab` and `context` are as it has them.
     """
     (length,) = shape.input_shape
     return Gpt(SIZES[size]._replace(context=length, vocab=shape.num_classes))
 
 
 def gpt_shape(size: Size, vocab: int | None, context: int | None) -> DataShape:
-    """The texts that it is made for."""
     usual = SIZES[size]
     return DataShape((context or usual.context,), vocab or usual.vocab, tokens=True)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from scaling.aggregators.ef_sign import EfSign
 from scaling.aggregators.qsgd import Qsgd
 from scaling.aggregators.registry import create
+from scaling.aggregators.sign import EfSign
 from scaling.aggregators.top_k import TopK
 from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError

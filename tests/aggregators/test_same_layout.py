@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scaling.aggregators.registry import BUILT_IN, create
-from scaling.aggregators.saved_state import require_same_on_ranks
+from scaling.aggregators.state import require_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.errors import LaunchError
 from scaling.process_group import run_in_process

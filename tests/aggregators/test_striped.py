@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from scaling.aggregators.one_bit_momentum import OneBitMomentum
+from scaling.aggregators.one_bit_adam import OneBitMomentum
 from scaling.aggregators.registry import create
 from scaling.aggregators.sign import Sign
 from scaling.aggregators.two_bit import TwoBit

@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
-from scaling.aggregators.ef_sign import MeanSignCodec
+from scaling.aggregators.one_bit_adam import NormSignCodec
 from scaling.aggregators.one_bit_flat import OneBitFlatCodec
-from scaling.aggregators.one_bit_momentum import NormSignCodec
 from scaling.aggregators.qsgd import QsgdCodec
-from scaling.aggregators.sign import VoteCodec, majority
+from scaling.aggregators.sign import MeanSignCodec, VoteCodec, majority
 from scaling.aggregators.two_bit import TwoBitCodec
 from scaling.errors import StudyError
 

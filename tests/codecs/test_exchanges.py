@@ -5,17 +5,17 @@ from typing import ClassVar
 
 import pytest
 
-from scaling.aggregators.ef_sign import MeanSignCodec
 from scaling.aggregators.gathered import Gathered
 from scaling.aggregators.one_bit_flat import OneBitFlatCodec
 from scaling.aggregators.qsgd import QsgdCodec
+from scaling.aggregators.sign import MeanSignCodec
+from scaling.aggregators.sixteen_bit import SixteenBitCodec
 from scaling.aggregators.striped import Striped
 from scaling.aggregators.top_k import TopKCodec
 from scaling.aggregators.two_bit import TwoBitCodec
 from scaling.codecs.base import exchanges_of, require_exchange
 from scaling.codecs.chunks import ChunkCodec
 from scaling.codecs.power_sgd import PowerSgdCodec
-from scaling.codecs.sixteen_bit import SixteenBitCodec
 from scaling.errors import StudyError
 
 SUMMABLE = [SixteenBitCodec("fp16"), SixteenBitCodec("bf16"), PowerSgdCodec(2, 2.0)]

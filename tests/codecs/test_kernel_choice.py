@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from scaling.aggregators.ef_sign import MeanSignCodec
 from scaling.aggregators.qsgd import QsgdCodec
 from scaling.aggregators.registry import create
+from scaling.aggregators.sign import MeanSignCodec
 from scaling.bucket import BucketLayout
 from scaling.codecs import kernels
 from scaling.codecs.chunks import Chunks, TorchChunks

@@ -1,16 +1,20 @@
-"""The simulation of uniform machines is what the formulas say."""
+"""What collectives count, and take on uniform machines, is what the formulas say."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
 from scaling.collectives.halving_doubling import halving_doubling, recursive_doubling
 from scaling.collectives.hierarchical import hierarchical
 from scaling.collectives.host_staging import host_parallel, host_serial
+from scaling.collectives.listing import COLLECTIVES, FCN_R_TENSORS
 from scaling.collectives.owners import assign_owners, sharded_owners, star, stripes
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
 from scaling.collectives.tree import double_binary_tree, tree
+from scaling.collectives.verify import verify
 from tests.collectives.closed_forms import (
     Costs,
     HostCosts,
@@ -33,6 +37,122 @@ LATENCY_BOUND = Costs(latency_s=1e-3, send_s_per_byte=1 / 8e9, add_s_per_byte=1 
 NUM_BYTES = 56_823_848
 EXACT = 1e-9
 WORLD_SIZES = [1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32]
+
+
+def log2(m):
+    return m.bit_length() - 1
+
+
+def depth(n):
+    return (n - 1).bit_length()
+
+
+def by_doubling(n):
+    m = 2 ** log2(n)
+    sent = [log2(m) + (r < n - m) for r in range(m)] + [1] * (n - m)
+    return log2(m) + 2 * (n > m), sent, sent
+
+
+def by_halving(n):
+    m = 2 ** log2(n)
+    extra, core = n - m, Fraction(2 * (m - 1), m)
+    messages = [2 * log2(m) + (r < extra) for r in range(m)] + [1] * extra
+    return 2 * log2(m) + 2 * (extra > 0), messages, [core + (r < extra) for r in range(m)] + [1] * extra
+
+
+def by_blocks(n):
+    blocks = [2**bit for bit in reversed(range(n.bit_length())) if n >> bit & 1]
+    ratios, messages = [], []
+    for i, b in enumerate(blocks):
+        has_larger, has_smaller = i > 0, i + 1 < len(blocks)
+        ratios += [Fraction(2 * (b - 1) + has_larger + has_smaller, b)] * b
+        up = blocks[i - 1] // b if has_larger else 0
+        messages += [2 * log2(b) + up + has_smaller] * b
+    return 2 * log2(blocks[0]) + 2 * (len(blocks) > 1), messages, ratios
+
+
+def by_tree(n):
+    lowest = [rank & -rank if rank else 2 ** depth(n) for rank in range(n)]
+    levels = [[2**d for d in range(depth(n)) if 2**d < lowest[r] and r + 2**d < n] for r in range(n)]
+    sent = [len(children) + (rank > 0) for rank, children in enumerate(levels)]
+    assert sent[0] == depth(n)
+    return 2 * depth(n), sent, sent
+
+
+def by_owners(n):
+    owned = [0] * n
+    for owner, size in zip(assign_owners(FCN_R_TENSORS, n), FCN_R_TENSORS, strict=True):
+        owned[owner] += size
+    owners, total = {rank for rank in range(n) if owned[rank]}, sum(FCN_R_TENSORS)
+    messages = [len(owners - {rank}) + (n - 1) * (rank in owners) for rank in range(n)]
+    return 2 * (n > 1), messages, [Fraction(total - o + (n - 1) * o, total) if n > 1 else 0 for o in owned]
+
+
+def each(n, steps, messages=None):
+    """Every rank sends 2(n-1)/n of the buffer."""
+    return steps, None if messages is None else [messages] * n, [Fraction(2 * (n - 1), n)] * n
+
+
+COUNTS: dict[str, Callable[[int], tuple[int, list[int] | None, Iterable[Fraction | int] | None]]] = {
+    "ring": lambda n: each(n, 2 * (n - 1), 2 * (n - 1)),
+    "xring": lambda n: each(n, 2 * (n - 1), 2 * (n - 1)),
+    "stripes": lambda n: each(n, 2 * (n > 1), 2 * (n - 1)),
+    "star": lambda n: (2 * (n - 1), [n - 1] + [1] * (n - 1), [n - 1] + [1] * (n - 1)),
+    "sharded_owners": by_owners,
+    "recursive_doubling": by_doubling,
+    "halving_doubling": by_halving,
+    "binary_blocks": by_blocks,
+    "tree": by_tree,
+    "mxnet_tree": lambda n: (2 * depth(n), None, None),
+    "tf_hierarchical_copy": lambda n: (
+        each(n, 2 if n == 2 else 4) if n % 2 == 0 else (4 * (n > 1), None, None)
+    ),
+    "host_serial": lambda n: (2, [1] * n, [1] * n),
+    "host_parallel": lambda n: (2, [1] * n, [1] * n),
+}
+"""Steps, and of each rank messages and bytes sent, as the docstrings have them; None: not of a rank alone."""
+ALL_SEND_TWICE = {"tree", "mxnet_tree", "tf_hierarchical_copy", "stripes", "ring"}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_are_those_of_the_docstring(name, verified):
+    for n in range(1, 65):
+        verification, (num_steps, messages, ratios) = verified(name, n), COUNTS[name](n)
+        assert verification.num_steps == num_steps
+        assert messages is None or verification.messages_per_rank == messages
+        assert ratios is None or verification.sent_ratio_per_rank == ratios
+        assert name not in ALL_SEND_TWICE or sum(verification.sent_ratio_per_rank) == 2 * (n - 1)
+
+
+@pytest.mark.parametrize("num_chunks", [2, 8])
+def test_counts_of_the_double_binary_tree_are_those_of_the_docstring(num_chunks):
+    for n in range(1, 33):
+        verification = verify(double_binary_tree(n, num_chunks))
+        assert verification.num_steps == (2 * depth(n) + num_chunks // 2 - 1 if n > 1 else 0)
+        assert sum(verification.sent_ratio_per_rank) == 2 * (n - 1)
+        assert max(verification.sent_ratio_per_rank) <= 2
+
+
+@pytest.mark.parametrize("collective", [host_serial, host_parallel])
+@pytest.mark.parametrize("per_host", [1, 3, 4, 64, None])
+def test_counts_of_hosts_are_those_of_the_docstring(collective, per_host):
+    for n in (1, 2, 3, 4, 7, 12, 64):
+        g = per_host or n
+        num_hosts = -(-n // g)
+        verification = verify(collective(n, per_host))
+        assert verification.num_steps == 2 + 2 * (num_hosts - 1)
+        assert verification.messages_per_rank == verification.sent_ratio_per_rank == [1] * n
+        ranks_of = [min(g, n - host * g) for host in range(num_hosts)]
+        assert verification.messages_per_host == [ranks + 2 * (num_hosts - 1) for ranks in ranks_of]
+        ring_ratio = Fraction(2 * (num_hosts - 1), num_hosts)
+        assert verification.sent_ratio_per_host == [ranks + ring_ratio for ranks in ranks_of]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_rank_gets_each_contribution_exactly_once_from_1_to_64_ranks(name, verified):
+    for world_size in range(1, 65):
+        assert len(verified(name, world_size).messages_per_rank) == world_size
 
 
 def switch(n, costs=COSTS):

@@ -18,10 +18,9 @@ from scaling.study.pruning import CellChoice, judge, study_of
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
 from scaling.training.step_check import StepCheck
-from scaling.workloads.augmentation import crop_and_flip, epoch_variations
 from scaling.workloads.base import DataShape, Model, Split
 from scaling.workloads.registry import create_dataset
-from scaling.workloads.sampling import epoch_batches
+from scaling.workloads.sampling import crop_and_flip, epoch_batches, epoch_variations
 from tests.made import ABSENT, CPU, GPUS, WORKLOAD, made_cells, made_study, problem_of, resolved_study
 from tests.study.test_run_cell import TIMED, group, run, runner  # noqa: F401
 

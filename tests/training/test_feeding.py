@@ -18,8 +18,8 @@ from scaling.training.feeding import AugmentedFeeder, Batch, InputPlacement, fee
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.workloads.augmentation import Variations, crop_and_flip, epoch_variations
 from scaling.workloads.base import Split
+from scaling.workloads.sampling import Variations, crop_and_flip, epoch_variations
 from tests.waiting import LIMIT_S
 
 CPU = torch.device("cpu")

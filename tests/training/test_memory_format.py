@@ -6,8 +6,8 @@ from torch import nn
 
 from scaling.aggregators.registry import create
 from scaling.process_group import InProcessGroup, run_in_process
-from scaling.training.activations import with_channels_last
 from scaling.training.captured import CapturedStep
+from scaling.training.compute import with_channels_last
 from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica

@@ -176,7 +176,7 @@ def test_the_wires_precision_bounds_the_mean(name, wire):
 
 
 def test_activations_that_are_computed_again_give_the_same_gradient():
-    from scaling.training.activations import with_checkpointing
+    from scaling.training.compute import with_checkpointing
 
     inputs, targets = next(batches(1))
     gradients = []

@@ -17,7 +17,7 @@ from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.step_check import StepCheck
-from scaling.training.update import _Owned
+from scaling.training.update import OwnedUpdate
 from scaling.training.update_check import TOLERANCE, adam_problem
 from scaling.workloads.transformer import build_gpt, gpt_shape
 
@@ -46,7 +46,7 @@ def noisy(gradient: torch.Tensor, seed: int) -> torch.Tensor:
 def stepped(settings, start, *gradients):
     """The parameters and the state after steps with these gradients."""
     flat, half = start.clone(), start.numel() // 2 + 3
-    owned = _Owned(flat, [(0, 0), (0, half), (half, flat.numel())], settings)
+    owned = OwnedUpdate(flat, [(0, 0), (0, half), (half, flat.numel())], settings)
     for gradient in gradients:
         owned.step(gradient.clone())
     return flat.detach(), owned.state_dict()

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.aggregators.ef_sign import EfSign, MeanSignCodec
 from scaling.aggregators.host import HostParallel, HostSerial
 from scaling.aggregators.native import AllReduce
 from scaling.aggregators.one_bit import OneBit
@@ -15,7 +14,7 @@ from scaling.aggregators.one_bit_flat import OneBitFlatCodec
 from scaling.aggregators.qsgd import Qsgd
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.aggregators.ring import Ring
-from scaling.aggregators.sign import Sign
+from scaling.aggregators.sign import EfSign, MeanSignCodec, Sign
 from scaling.aggregators.sixteen_bit import Bf16, Fp16
 from scaling.aggregators.top_k import TopK
 from scaling.aggregators.tree import Tree
@@ -258,14 +257,14 @@ class TestPlantedFaults:
     def test_an_update_site_that_steps_wrongly(self, monkeypatch, name, seed):
         drawn = random.Random(f"{name} {seed}")
         scale, at_call, calls = drawn.choice([0.0, 0.9, 1.1, -1.0]), drawn.randint(1, 8), []
-        original = update._Owned.step_parts
+        original = update.OwnedUpdate.step_parts
 
         def step_parts(self, parts):
             calls.append(None)
             wrong = [part * scale for part in parts] if len(calls) == at_call else parts
             original(self, wrong)
 
-        monkeypatch.setattr(update._Owned, "step_parts", step_parts)
+        monkeypatch.setattr(update.OwnedUpdate, "step_parts", step_parts)
         with pytest.raises(ExchangeError, match=r"update is not SGD's|drifted apart"):
             check(create(name), 2, SETTINGS)
 

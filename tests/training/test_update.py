@@ -182,7 +182,7 @@ def test_a_step_meters_what_the_aggregator_states(aggregator, world_size):
 
 def momentum_elements(update: SiteUpdate) -> int:
     """Elements of momentum that this rank keeps."""
-    optimizer = vars(update)["_owned"]._optimizer
+    optimizer = update._optimizer
     return sum(of_one["momentum_buffer"].numel() for of_one in optimizer.state.values()) if optimizer else 0
 
 

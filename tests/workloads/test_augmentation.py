@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from scaling.errors import StudyError
-from scaling.workloads.augmentation import (
+from scaling.workloads.sampling import (
     PADDING,
     Variations,
     crop_and_flip,
     draw_variations,
+    epoch_batches,
     epoch_variations,
+    shard,
 )
-from scaling.workloads.sampling import epoch_batches, shard
 
 
 def images_of(count, size=(3, 32, 32)):

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from scaling.workloads.decoded import decoded
+from scaling.workloads.data_files import decoded
 
 
 class Decoder:

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scaling.workloads import downloads
-from scaling.workloads.downloads import DownloadError, download
+from scaling.workloads import data_files
+from scaling.workloads.data_files import DownloadError, download
 
 CONTENT = bytes(range(256)) * 40
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -42,7 +42,7 @@ class TestWhole:
         assert mirror.asked == [("/file", None)]
 
     def test_file_longer_than_a_block_arrives_whole(self, target, start_mirror, monkeypatch):
-        monkeypatch.setattr(downloads, "BLOCK_BYTES", 1000)
+        monkeypatch.setattr(data_files, "BLOCK_BYTES", 1000)
         get(target, start_mirror({"/file": CONTENT}))
         assert files_beside(target) == {"file": CONTENT}
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from scaling.errors import DataError
-from scaling.workloads import downloads, mnist
+from scaling.workloads import data_files, mnist
 from scaling.workloads.base import DataShape
 from scaling.workloads.mnist import DataFile, Mnist, data_folders, fetch_file, parse_idx, read_checked
 
@@ -163,7 +163,7 @@ class TestFetching:
     def test_error_lists_the_reason_of_every_mirror(self, folders, serve, monkeypatch):
         corrupted, _ = serve({"/file.gz": b"<html>please log in</html>"})
         empty, _ = serve({})
-        monkeypatch.setattr(downloads, "TIMEOUT_S", 1.0)
+        monkeypatch.setattr(data_files, "TIMEOUT_S", 1.0)
         refusing = "http://127.0.0.1:1/"  # port 1 needs root to listen on
         with pytest.raises(DataError) as caught:
             fetch_file(FILE, folders, [corrupted, empty, refusing])

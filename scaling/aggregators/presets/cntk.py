@@ -1,13 +1,13 @@
 """CNTK: 1-bit SGD over MPI, and its plain 32-bit aggregation.
 
-`cntk` (AllReduceDistGradAggregator, gradientBits=1): as `one_bit` (compressed.py), with columns as CNTK cuts
+`cntk` (AllReduceDistGradAggregator, gradientBits=1): as `one_bit`, with columns as CNTK cuts
 them where its network is written in BrainScript. A convolution's column there is a row of its filter: 12
 bytes on the wire for the 20 of five 32-bit values, the same 12 for three. The ratio of 32-bit gradients to
 what is sent, 4 R over 8 + 4 ceil(R / 32), both summed over the columns of R rows, is so
     FCN-R      30.8    weight matrices of 1024 to 4096 rows
     AlexNet-R   1.73   nearly all in 5 x 5 filters
     ResNet-56   1.00   3 x 3 filters; 13.4 in `one_bit`'s view, that of CNTK's ResNets written in NDL
-Steps, bytes and error property: those of compressed.py.
+Steps, bytes and error property: those of `one_bit`.
 
 `cntk_32bit` (SimpleDistGradAggregator, gradientBits=32, CNTK's default):
 1. Tensors of up to 32 KiB are packed into one message, the first; every other is one of its own.
@@ -25,7 +25,7 @@ DEFAULT_PACK_THRESHOLD_SIZE_IN_BYTES in Source/Common/Include/Constants.h; F. Se
 D. Yu, "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech
 DNNs", Interspeech 2014.
 
-Differences. `cntk`: those of compressed.py; ours exchanges on the device, CNTK in host memory over MPI.
+Differences. `cntk`: those of `one_bit`; ours exchanges on the device, CNTK in host memory over MPI.
 `cntk_32bit`: CNTK calls MPI_Allreduce, ours Gloo's all-reduce of host memory; with "device" CNTK calls
 NCCL's, as ours does on GPUs. In CPU processes CNTK reduces in place; ours makes the copies there too.
 """
@@ -39,9 +39,9 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
+from scaling.aggregators.host import tensor_spans
 from scaling.aggregators.one_bit import StripedOneBit
 from scaling.aggregators.prediction import all_reduce_bytes, copies_to_ranks, native_all_reduce, rows_to_host
-from scaling.aggregators.presets.host_rows import tensor_spans
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.codecs.one_bit import View

@@ -58,9 +58,8 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, UpdateSite, unmarked
-from scaling.aggregators.host import threads
+from scaling.aggregators.host import HostRows, threads
 from scaling.aggregators.prediction import copies_to_ranks, rows_to_host, stepped_on_host
-from scaling.aggregators.presets.host_rows import HostRows
 from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
@@ -148,8 +147,6 @@ def _by_rows(schedule: Schedule, shape: tuple[int, ...]) -> Schedule:
 
 @dataclass
 class LocalState(AggregatorState):
-    """The gradients in host memory, and the mean on the device where the step is taken there."""
-
     host: HostRows
     mean: Tensor | None
 
@@ -189,7 +186,6 @@ class MxnetLocal(Aggregator[LocalState]):
         return LocalState(group, layout, HostRows(layout, group, dtype, device), mean)
 
     def aggregate(self, state: LocalState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
-        """Returns the mean in host memory on rank 0 and None elsewhere, or on the device on every rank."""
         host = state.host
         host.bring_up(gradient, phase)
         if state.group.rank == 0:
@@ -239,11 +235,8 @@ class _LocalTensor(MxnetLocal):
 
 
 def sum_in_passes(rows: Sequence[Tensor], out: Tensor) -> None:
-    """The sum of equally long flat tensors: up to four after the first join, then are added to what is there.
-
-    Args:
-        out: of their length; none of them.
-    """
+    """The sum of equally long flat tensors into `out`: up to four after the first join, then are added to
+    what is there."""
     block = max(1, BLOCK_BYTES // out.itemsize)
     for start in range(0, out.numel(), block):
         total = out[start : start + block]

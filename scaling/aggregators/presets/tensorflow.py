@@ -9,7 +9,7 @@
 Bytes copied per rank: S to the host, one message a tensor, and S back. It delivers the mean.
 
 `tf_replicated` (variable_update=replicated of tf_cnn_benchmarks), for tensor i of the model:
-1. All GPUs copy it to GPU i mod n, which sums (shuffle.py with one owner).
+1. All GPUs copy it to GPU i mod n, which sums (`shuffle` with one owner).
 2. That copies the sum back to all; every GPU takes the step.
 Steps: 2. Bytes sent by a rank that owns o bytes: S - o, then (n-1) o. It delivers the sum; ours the mean.
 
@@ -37,9 +37,8 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
-from scaling.aggregators.host import threads
+from scaling.aggregators.host import HostRows, threads
 from scaling.aggregators.prediction import rows_to_host, stepped_on_host
-from scaling.aggregators.presets.host_rows import HostRows
 from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
@@ -76,7 +75,6 @@ class TensorFlow(Aggregator[TowersState]):
         return TowersState(group, layout, host, torch.empty(num_elements, dtype=dtype))
 
     def aggregate(self, state: TowersState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
-        """Returns the mean in host memory on rank 0, None elsewhere."""
         state.host.bring_up(gradient, phase)
         if state.group.rank == 0:
             with phase("reduce"), threads(1):

@@ -4,8 +4,8 @@
 1. A tensor is of the first tier of `spec` whose limit, in elements, it does not exceed; the grammar of `spec`
    is in `scaling.collectives.tf_spec`.
 2. It is reduced as its tier says, where k is the number behind `#`: `xring`: round a ring; k sub-rings with
-   rotated starts (ring.py). `psgpu`: tensors take turns in groups of k ranks; each rank of the group sums 1/k
-   of it (shuffle.py). `rechd`: recursive halving and doubling (halving_doubling.py); n a power of two.
+   rotated starts. `psgpu`: tensors take turns in groups of k ranks; each rank of the group sums 1/k
+   of it. `rechd`: recursive halving and doubling ; n a power of two.
    `pscpu`: in host memory, cut into k pieces. `nccl`, `collective`: the communication library's all-reduce.
    `a/b`: a inside a node and b between nodes; here all ranks count as one node's, and a is run.
 3. Every rank takes the step.
@@ -60,8 +60,6 @@ from scaling.process_group import Group
 
 @dataclass
 class HostTier:
-    """Tensors that are summed in host memory: where they are stored, and packed on the device."""
-
     spans: tuple[Span, ...]
     execution: HostExecution
     packed: Tensor
@@ -123,12 +121,6 @@ class TfSpec(Aggregator[TfSpecState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> TfSpecState:
-        """Divides the tensors into tiers, and prepares each.
-
-        Raises:
-            StudyError: `spec` is not in the language.
-            ScheduleError: a tier cannot run on that many ranks.
-        """
         n = layout.num_elements
         tiers = tensors_of_tiers(parse_spec(self.spec), layout)
         schedule = schedule_between_ranks(tiers, n, group.world_size)

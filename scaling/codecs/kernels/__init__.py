@@ -31,15 +31,8 @@ def triton_problem(device: torch.device) -> str | None:
 
 
 def stripe_codec(buffers: StripeBuffers, threshold: Threshold, kernels: Kernels) -> StripeCodec:
-    """The codec on some buffers.
-
-    Args:
-        kernels: "torch", the reference; "triton"; or "auto": Triton's on CUDA where it is installed, torch's
-            by planes on processors.
-
-    Raises:
-        LaunchError: Triton's are asked for and cannot run.
-    """
+    """The codec on some buffers: "torch", the reference; "triton"; or "auto": Triton's on CUDA where it is
+    installed, torch's by planes on processors. LaunchError: Triton's are asked for and cannot run."""
     device = buffers.wire.device
     problem = triton_problem(device)
     largest = max((matrix.num_elements for matrix in buffers.stripes.matrices), default=0)
@@ -60,14 +53,8 @@ def stripe_codec(buffers: StripeBuffers, threshold: Threshold, kernels: Kernels)
 def chunk_coder(
     codec: ChunkCodec, back: ChunkCodec, chunks: Chunks, device: torch.device, kernels: Kernels
 ) -> ChunkCoder:
-    """A codec by chunks at work on a bucket.
-
-    Args:
-        kernels: "torch", the reference; "triton"; or "auto": Triton's on CUDA where it is installed.
-
-    Raises:
-        LaunchError: Triton's are asked for and cannot run.
-    """
+    """A codec by chunks at work on a bucket: "torch", the reference; "triton"; or "auto": Triton's on CUDA
+    where it is installed. LaunchError: Triton's are asked for and cannot run."""
     problem = triton_problem(device) or kernel_problem(codec, chunks)
     if kernels == "triton" and problem is not None:
         raise LaunchError(f"kernels: triton: {problem}; use kernels: auto or torch")

@@ -53,11 +53,7 @@ class _Source:
 
 
 class TritonStripes(StripeCodec):
-    """Kernels of `one_bit_triton`, on a CUDA device or, with TRITON_INTERPRET=1, interpreted on the CPU.
-
-    Args:
-        gradient, sums, decoding: sizes of the tiles of the kernels.
-    """
+    """Kernels of `one_bit_triton`, on a CUDA device or, with TRITON_INTERPRET=1, interpreted on the CPU."""
 
     note = "one_bit in Triton's kernels"
 

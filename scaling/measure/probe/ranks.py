@@ -28,7 +28,7 @@ from scaling.measure.matrix_rate import product
 from scaling.measure.probe import cases as probe
 from scaling.measure.probe.cases import ProbeCase, ProbeSample, product_size
 from scaling.process_group import Group, Message, PeerMemory, TorchGroup
-from scaling.process_group.over_mpi import library_version
+from scaling.process_group.delegated import library_version
 from topologies.detect import memory_bytes
 
 Run = Callable[[], object]

@@ -18,7 +18,7 @@ from scaling.study.rank.prepared_step import PreparedStep
 from scaling.training.feeding import AugmentedFeeder, Feeder, InputPlacement, feeder_for
 from scaling.training.replica import add_up, not_finite
 from scaling.training.timing import MIN_ITERATIONS, Extent, Measurement
-from scaling.workloads.augmentation import epoch_variations
+from scaling.workloads.sampling import epoch_variations
 
 
 def time_cell(cell: Cell, context: RunContext) -> RankSummary:

@@ -13,11 +13,10 @@ from scaling.bucket import shapes_by_dtype_text
 from scaling.errors import ExchangeError
 from scaling.study.cell import TIMING_BATCHES, Cell
 from scaling.study.rank.context import RankSummary, RunContext
-from scaling.training.activations import with_channels_last, with_checkpointing
 from scaling.training.batch_norm import synchronized
 from scaling.training.by_tensor import ByTensorStep
 from scaling.training.captured import CapturedStep
-from scaling.training.compute import AUTOCAST, Compute
+from scaling.training.compute import AUTOCAST, Compute, with_channels_last, with_checkpointing
 from scaling.training.ddp import DdpSettings
 from scaling.training.gradients import WIRES, ClippedGradient, GradientSettings
 from scaling.training.layered import LayeredStep
