@@ -1,12 +1,23 @@
 """What holds for every preset: the mean arrives, replicas stay equal, what is sent is stated."""
 
 import inspect
+import math
 
 import pytest
 import torch
 
 from scaling import conformance
+from scaling.aggregators.presets.caffe import Caffe, CaffeNccl, layer_spans
+from scaling.aggregators.presets.tensorflow import TensorFlow, TfReplicated
+from scaling.aggregators.presets.tf_spec import TfSpec
+from scaling.aggregators.presets.torch7 import TorchCpu, TorchDpt
 from scaling.aggregators.registry import BUILT_IN, create
+from scaling.bucket import BucketLayout
+from scaling.collectives.schedule import chunk_bounds
+from scaling.collectives.tree import caffe_pairs
+from scaling.collectives.verify import verify
+from scaling.errors import ScheduleError, StudyError
+from scaling.process_group import run_in_process
 
 PRESETS = [name for name, target in BUILT_IN.items() if ".presets." in target]
 WORLD_SIZES = (1, 2, 3, 4, 7)
@@ -58,3 +69,240 @@ def test_contract_holds_on_tensors_of_a_network(aggregator, world_size, network)
 @pytest.mark.parametrize("aggregator", [other for other in OTHERS if not other.values[0].lossy])
 def test_other_parameters_keep_the_contract(aggregator):
     conformance.check_drawn(aggregator, world_size=3, num_examples=3)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+class TestDpt:
+    def test_rank_0_sends_to_all_and_the_others_once(self, world_size, network, step):
+        num_bytes = 4 * network.num_elements
+        outcomes = step(TorchDpt(), world_size, network)
+        for rank, outcome in enumerate(outcomes):
+            assert outcome.aggregate_traffic == (num_bytes * (rank != 0), int(rank != 0))
+            down = (world_size - 1) * (rank == 0)
+            assert outcome.distribute_traffic == (down * num_bytes, down)
+
+    def test_sums_one_rank_after_the_other(self, world_size, network):
+        schedule = TorchDpt().schedule(world_size, network)
+        assert len(schedule.steps) == 2 * (world_size - 1)
+        assert [step[0].source for step in schedule.steps[: world_size - 1]] == [*range(1, world_size)]
+        assert all(len(step) == 1 for step in schedule.steps)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+class TestCpu:
+    def test_what_goes_to_the_host_is_the_gradient(self, world_size, network, step):
+        for outcome in step(TorchCpu(), world_size, network):
+            assert outcome.aggregate_traffic == (4 * network.num_elements, 1)
+            assert outcome.distribute_traffic == (4 * network.num_elements, 1)  # the parameters come back
+
+    def test_every_rank_owns_its_share_of_the_elements(self, world_size, network, step):
+        bounds = chunk_bounds(network.num_elements, world_size)
+        for rank, outcome in enumerate(step(TorchCpu(), world_size, network)):
+            assert outcome.owned == [(bounds[rank], bounds[rank + 1])]
+
+    def test_sum_is_in_the_order_of_the_ranks(self, world_size, network, step):
+        outcomes = step(TorchCpu(), world_size, network)
+        dpt = step(TorchDpt(), world_size, network)[0].mean
+        for outcome in outcomes:
+            for start, stop in outcome.owned:
+                assert torch.equal(outcome.mean[start:stop], dpt[start:stop])
+
+
+def test_rank_without_elements_owns_nothing_and_returns_none(step):
+    outcomes = step(TorchCpu(), 4, BucketLayout.of([("bias", (2,))]))
+    assert [outcome.owned for outcome in outcomes] == [[], [(0, 1)], [], [(1, 2)]]
+    assert [outcome.mean is None for outcome in outcomes] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+class TestTowers:
+    def test_what_goes_to_the_host_is_a_message_a_variable(self, world_size, network, step):
+        for outcome in step(TensorFlow(), world_size, network):
+            assert outcome.aggregate_traffic == (4 * network.num_elements, 6)  # one of the seven is empty
+            assert outcome.distribute_traffic == (4 * network.num_elements, 1)  # the parameters come back
+
+    def test_rank_0_steps_everything(self, world_size, network, step):
+        outcomes = step(TensorFlow(), world_size, network)
+        assert [outcome.mean is not None for outcome in outcomes] == [True] + [False] * (world_size - 1)
+        assert outcomes[0].owned == [(0, network.num_elements)]
+
+    def test_towers_of_the_largest_variable_have_room_side_by_side(self, world_size, network):
+        def room(group):
+            state = TensorFlow().start(network, group, torch.float32, torch.device("cpu"))
+            return state.concatenated.numel()
+
+        rooms = run_in_process(world_size, room)
+        assert rooms == [world_size * 257 * 263] + [0] * (world_size - 1)
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+class TestReplicated:
+    def test_schedule_delivers_the_sum(self, world_size, network):
+        verify(TfReplicated().schedule(world_size, network))
+
+    def test_empty_bucket_does_no_harm(self, world_size):
+        verify(TfReplicated().schedule(world_size, BucketLayout.of([("a", (0,)), ("b", (3, 0))])))
+
+    def test_owners_take_turns_and_send_what_they_own_to_all(self, world_size, network, step):
+        owned = [0] * world_size
+        for i, shape in enumerate(network.shapes):
+            owned[i % world_size] += 4 * math.prod(shape)
+        for rank, outcome in enumerate(step(TfReplicated(), world_size, network)):
+            others = sum(owned) - owned[rank]
+            assert outcome.num_bytes == others + (world_size - 1) * owned[rank]
+            owners = [o for o in range(world_size) if owned[o]]
+            messages = len([o for o in owners if o != rank]) + (world_size - 1) * (rank in owners)
+            assert outcome.aggregate_traffic[1] == messages
+
+
+WORLD_SIZES_PRESETS_CAFFE = (1, 2, 3, 4, 6, 7, 8)
+
+
+def pairs_of(aggregator, world_size, layout):
+    """(parent, child) of every transfer up."""
+    steps = aggregator.schedule(world_size, layout).steps
+    return [(t.target, t.source) for step in steps for t in step if t.operation == "add"]
+
+
+class TestTree:
+    @pytest.mark.parametrize("gpus_per_board", [1, 2, 3, 4])
+    @pytest.mark.parametrize("world_size", range(1, 9))
+    def test_every_board_size_delivers_the_sum(self, world_size, gpus_per_board, network):
+        verify(Caffe(gpus_per_board=gpus_per_board).schedule(world_size, network))
+
+    def test_two_boards_of_two_pair_as_on_the_papers_machine(self, network):
+        assert pairs_of(Caffe(gpus_per_board=2), 4, network) == [(0, 1), (2, 3), (0, 2)]
+
+    def test_boards_pair_before_neighbours(self, network):
+        assert set(pairs_of(Caffe(gpus_per_board=3), 6, network)) == {(0, 1), (3, 4), (0, 2), (3, 5), (0, 3)}
+        assert set(pairs_of(Caffe(), 6, network)) == {(0, 1), (2, 3), (4, 5), (0, 2), (0, 4)}
+
+    @pytest.mark.parametrize("world_size", WORLD_SIZES_PRESETS_CAFFE)
+    def test_ranks_send_up_once_and_down_to_each_child(self, world_size, network, step):
+        pairs = caffe_pairs([*range(world_size)], [[False] * world_size] * world_size)
+        num_bytes = 4 * network.num_elements
+        outcomes = step(Caffe(), world_size, network)
+        for rank, outcome in enumerate(outcomes):
+            num_children = sum(parent == rank for parent, _ in pairs)
+            assert outcome.aggregate_traffic == (num_bytes * (rank != 0), int(rank != 0))
+            assert outcome.distribute_traffic == (num_bytes * num_children, num_children)
+        assert sum(outcome.num_bytes for outcome in outcomes) == 2 * (world_size - 1) * num_bytes
+
+    def test_root_alone_owns_all(self, network, step):
+        owned = [outcome.owned for outcome in step(Caffe(), 4, network)]
+        assert owned == [[(0, network.num_elements)], [], [], []]
+
+
+class TestLayers:
+    def test_weight_and_bias_of_a_module_are_one_layer(self):
+        names = ("0.weight", "0.bias", "2.body.1.weight", "2.body.1.bias", "3.weight")
+        layout = BucketLayout.of([(name, (size,)) for size, name in enumerate(names, 1)])
+        assert layer_spans(layout) == [(0, 3), (3, 10), (10, 15)]
+
+    def test_parameters_of_the_network_itself_are_one_layer(self):
+        assert layer_spans(BucketLayout.of([("scale", (2, 3)), ("shift", (4,))])) == [(0, 10)]
+
+    def test_empty_tensors_belong_to_their_layer(self):
+        layout = BucketLayout.of([("a.weight", (0, 3)), ("a.bias", (2,)), ("b.weight", (0,))])
+        assert layer_spans(layout) == [(0, 2), (2, 2)]
+
+    def test_last_layer_is_reduced_first(self):
+        layout = BucketLayout.of([("a.weight", (2,)), ("b.weight", (3,)), ("b.bias", (1,))])
+
+        def layers(group):
+            return CaffeNccl().start(layout, group, torch.float32, torch.device("cpu")).layers
+
+        assert run_in_process(1, layers) == [[(2, 6), (0, 2)]]
+
+    @pytest.mark.parametrize("world_size", WORLD_SIZES_PRESETS_CAFFE)
+    def test_traffic_is_an_all_reduce_a_layer(self, world_size, network, step):
+        sizes = [stop - start for start, stop in layer_spans(network) if start < stop]
+        assert sizes == [684, 3774, math.prod((257, 263)) + 257]
+        rounds = 2 * (world_size - 1)
+        num_bytes = sum(4 * size * rounds // world_size for size in sizes)
+        for outcome in step(CaffeNccl(), world_size, network):
+            assert outcome.aggregate_traffic == (num_bytes, rounds * len(sizes))
+            assert outcome.distribute_traffic == (0, 0)
+
+
+def notes_of(aggregator, layout, world_size=2):
+    def work(group):
+        return aggregator.start(layout, group, torch.float32, torch.device("cpu")).notes
+
+    return run_in_process(world_size, work)[0]
+
+
+def total_bytes(outcomes):
+    return sum(outcome.num_bytes for outcome in outcomes)
+
+
+class TestTraffic:
+    @pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
+    def test_small_tensors_go_to_the_host_and_the_large_one_round_the_ring(self, world_size, network, step):
+        outcomes = step(TfSpec(), world_size, network)
+        ringed = 257 * 263
+        host = 2 * 4 * (network.num_elements - ringed)  # there and back
+        assert total_bytes(outcomes) == world_size * host + 2 * (world_size - 1) * 4 * ringed
+        for outcome in outcomes:
+            share = 2 * (world_size - 1) / world_size * 4 * ringed
+            assert outcome.num_bytes - host == pytest.approx(share, abs=4 * 64 * 2 * world_size)
+            assert outcome.aggregate_traffic[1] == 4 + 2 * (world_size - 1)  # two tiers of pscpu, one ring
+
+    @pytest.mark.parametrize("spec", ["xring", "xring#2", "rechd"])
+    @pytest.mark.parametrize("world_size", [2, 4])
+    def test_ring_and_halving_send_twice_the_bucket_to_each_but_one(self, world_size, spec, network, step):
+        outcomes = step(TfSpec(spec), world_size, network)
+        assert total_bytes(outcomes) == 2 * (world_size - 1) * 4 * network.num_elements
+
+    @pytest.mark.parametrize("spec", ["nccl", "collective", "collective#2", "nccl/xring"])
+    @pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
+    def test_native_tiers_are_an_all_reduce_a_tensor(self, world_size, spec, network, step):
+        rounds = 2 * (world_size - 1)
+        sizes = [4 * math.prod(shape) for shape in network.shapes if math.prod(shape)]
+        for outcome in step(TfSpec(spec), world_size, network):
+            num_bytes = sum(size * rounds // world_size for size in sizes)
+            assert outcome.aggregate_traffic == (num_bytes, rounds * len(sizes))
+
+    @pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
+    def test_owners_of_psgpu_take_turns(self, world_size, network, step):
+        sizes = [4 * math.prod(shape) for shape in network.shapes if math.prod(shape)]
+        owned = [sum(sizes[rank::world_size]) for rank in range(world_size)]
+        for rank, outcome in enumerate(step(TfSpec("psgpu"), world_size, network)):
+            assert outcome.num_bytes == sum(sizes) - owned[rank] + (world_size - 1) * owned[rank]
+
+    @pytest.mark.parametrize("spec", ["pscpu", "pscpu#4", "pscpu/pscpu"])
+    def test_host_tier_is_one_message_each_way(self, spec, network, step):
+        for outcome in step(TfSpec(spec), 3, network):
+            assert outcome.aggregate_traffic == (2 * 4 * network.num_elements, 2)
+
+
+class TestLimits:
+    @pytest.mark.parametrize("world_size", [3, 6, 7])
+    def test_rechd_refuses_other_numbers_of_ranks_than_powers_of_two(self, world_size, network, step):
+        with pytest.raises(ScheduleError, match=rf"rechd runs on 2, 4, 8, \.\.\. ranks, not on {world_size}"):
+            step(TfSpec("pscpu:100:rechd"), world_size, network)
+
+    @pytest.mark.parametrize("spec", ["xring#3", "psgpu#3"])
+    def test_more_shards_than_ranks_are_refused(self, spec, network, step):
+        with pytest.raises(ScheduleError, match=rf"{spec} needs 3 ranks at least, not 2"):
+            step(TfSpec(spec), 2, network)
+
+    @pytest.mark.parametrize("spec", ["xring#3", "psgpu#3", "rechd", "pscpu#3"])
+    def test_alone_everything_is_allowed_and_nothing_sent(self, spec, network, step):
+        assert step(TfSpec(spec), 1, network)[0].num_bytes == 0
+
+    def test_tier_that_no_tensor_is_of_does_not_matter(self, step):
+        layout = BucketLayout.of([("bias", (10,))])
+        assert step(TfSpec("pscpu:1k:rechd"), 3, layout)[0].num_bytes == 2 * 40
+
+    def test_bad_spec_is_refused_where_the_study_is_read(self):
+        with pytest.raises(StudyError, match=r"aggregator 'tf_spec': parameter spec: .*algorithm 'xrings'"):
+            create("tf_spec", {"spec": "pscpu:2k:xrings"})
+
+
+class TestNotes:
+    def test_say_how_many_tensors_each_tier_has(self, network):
+        assert notes_of(TfSpec(), network)[0] == "tensors: 4 by pscpu, 1 by pscpu, 1 by xring"
+
+    def test_say_that_ranks_count_as_one_nodes(self, network):
+        assert "nccl/xring: all ranks count as one node's" in notes_of(TfSpec("nccl/xring"), network)

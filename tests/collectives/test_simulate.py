@@ -1,4 +1,4 @@
-"""What a simulation reports, and what it refuses; its laws are in test_simulate_laws.py."""
+"""What a simulation reports and refuses, and its laws."""
 
 from dataclasses import replace
 from functools import cache

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from scaling.errors import CheckpointError
 from scaling.training.checkpoint import Checkpoint, Target
@@ -14,7 +15,6 @@ from scaling.training.convergence import TrainingProgress
 
 SHAPES = {"w": "[3] torch.float32"}
 TARGET = Target("a", 1, 2, SHAPES)
-
 EPOCHS, CUT_AFTER = 3, 2
 CELLS = (
     *("all_reduce", "one_bit", "host_parallel", "all_reduce, overlapped", "one_bit, overlapped"),
@@ -23,7 +23,6 @@ CELLS = (
     *("zero1", "zero2, overlapped", "zero_redundancy_optimizer", "power_sgd_hook", "one_bit_adam"),
 )
 """Those of checkpoint_worker.py."""
-
 LEARNED = ("epoch", "samples", "learning_rate", "step_losses", "train_loss", "train_accuracy", "test_loss",
            "test_accuracy", "bytes_sent")  # fmt: skip
 
@@ -176,3 +175,44 @@ def test_parts_in_other_stripes_are_no_damage():
     assert checkpoint.not_restored(Restored(**{**moved, "other": [6]})) == "aggregator other"
     wrong = {**state, "stripe_residual_of_w": [1, 3]}
     assert checkpoint.not_restored(Restored(**wrong)) == "aggregator stripe_residual/w"
+
+
+TARGET_CHECKPOINT_CONTENT = Target.of(nn.Linear(3, 2), "cell", 0, 2)
+STEP = {"module": {"weight": torch.ones(2, 3)}, "update": {}, "aggregator": {}}
+MADE = {
+    "progress": TrainingProgress(2, 1.5, None),
+    "rows": [{"epoch": 1, "train_s": 0.5}, {"epoch": 2}],
+    "step": STEP,
+    "random_states": [torch.get_rng_state()],
+    "hosts": ["here"],
+    "saved_together": "ab",
+}
+
+
+@pytest.mark.parametrize("train_j", [None, 0.0, 3])
+def test_checkpoint_is_read_as_it_was_written(train_j):
+    made = Checkpoint(**{**MADE, "progress": TrainingProgress(2, 1.5, train_j)})
+    read = Checkpoint.from_bytes(made.to_bytes(TARGET_CHECKPOINT_CONTENT), TARGET_CHECKPOINT_CONTENT)
+    assert (read.progress, read.rows, read.hosts) == (made.progress, made.rows, made.hosts)
+    assert torch.equal(read.step["module"]["weight"], STEP["module"]["weight"])
+    assert torch.equal(read.random_states[0], made.random_states[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rows", 3),
+        ("rows", [1]),
+        ("step", []),
+        ("random_states", []),
+        ("random_states", [1]),
+        ("hosts", "here"),
+        ("saved_together", 7),
+        ("progress", TrainingProgress("last", 0.0)),
+        ("progress", TrainingProgress(1, "long")),
+    ],
+)
+def test_content_of_another_type_is_named(name, value):
+    content = Checkpoint(**{**MADE, name: value}).to_bytes(TARGET_CHECKPOINT_CONTENT)
+    with pytest.raises(CheckpointError, match=f"its {name}.* is not what it should be: "):
+        Checkpoint.from_bytes(content, TARGET_CHECKPOINT_CONTENT)

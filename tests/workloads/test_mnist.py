@@ -2,10 +2,8 @@
 
 import gzip
 import hashlib
-import http.server
 import os
 import struct
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -61,40 +59,6 @@ def small_mnist(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.fixture
-def serve(monkeypatch):
-    """serve(path -> content) starts a mirror on a free loopback port; its address and the paths asked for."""
-    monkeypatch.setenv("no_proxy", "*")
-    servers = []
-
-    def start(contents):
-        asked = []
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                asked.append(self.path)
-                content = contents.get(self.path)
-                if content is None:
-                    self.send_error(404)
-                    return
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *arguments):
-                """Quiet."""
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}/", asked
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
 class TestFolders:
     def test_data_dir_comes_before_the_cache(self, tmp_path):
         environment = {"SCALING_DATA_DIR": str(tmp_path), "XDG_CACHE_HOME": "/xdg"}
@@ -148,56 +112,56 @@ class TestReading:
 
 
 class TestFetching:
-    def test_missing_file_is_stored_in_the_cache_and_nothing_else(self, folders, serve):
-        mirror, _ = serve({"/file.gz": CONTENT})
-        fetch_file(FILE, folders, [mirror])
+    def test_missing_file_is_stored_in_the_cache_and_nothing_else(self, folders, start_mirror):
+        mirror = start_mirror({"/file.gz": CONTENT})
+        fetch_file(FILE, folders, [mirror.address])
         assert [p.read_bytes() for p in folders[1].iterdir()] == [CONTENT]
         assert not list(folders[0].iterdir())
 
-    def test_second_mirror_is_asked_when_the_first_is_corrupted(self, folders, serve):
-        bad, _ = serve({"/file.gz": CONTENT[:-1]})
-        good, _ = serve({"/file.gz": CONTENT})
-        fetch_file(FILE, folders, [bad, good])
+    def test_second_mirror_is_asked_when_the_first_is_corrupted(self, folders, start_mirror):
+        bad = start_mirror({"/file.gz": CONTENT[:-1]})
+        good = start_mirror({"/file.gz": CONTENT})
+        fetch_file(FILE, folders, [bad.address, good.address])
         assert read_checked(FILE, folders) == CONTENT
 
-    def test_error_lists_the_reason_of_every_mirror(self, folders, serve, monkeypatch):
-        corrupted, _ = serve({"/file.gz": b"<html>please log in</html>"})
-        empty, _ = serve({})
+    def test_error_lists_the_reason_of_every_mirror(self, folders, start_mirror, monkeypatch):
+        corrupted = start_mirror({"/file.gz": b"<html>please log in</html>"})
+        empty = start_mirror({})
         monkeypatch.setattr(data_files, "TIMEOUT_S", 1.0)
         refusing = "http://127.0.0.1:1/"  # port 1 needs root to listen on
         with pytest.raises(DataError) as caught:
-            fetch_file(FILE, folders, [corrupted, empty, refusing])
+            fetch_file(FILE, folders, [corrupted.address, empty.address, refusing])
         message = str(caught.value)
-        for mirror in (corrupted, empty, refusing):
+        for mirror in (corrupted.address, empty.address, refusing):
             assert f"{mirror}file.gz: " in message
         for reason in ("26 bytes with MD5", "HTTP Error 404", "refused", FILE.md5, str(folders[1])):
             assert reason in message
         assert not list(folders[1].iterdir())
 
-    def test_intact_file_is_not_downloaded_again(self, folders, serve):
+    def test_intact_file_is_not_downloaded_again(self, folders, start_mirror):
         (folders[0] / FILE.name).write_bytes(CONTENT)
-        mirror, asked = serve({"/file.gz": CONTENT})
-        fetch_file(FILE, folders, [mirror])
-        assert asked == []
+        mirror = start_mirror({"/file.gz": CONTENT})
+        fetch_file(FILE, folders, [mirror.address])
+        assert mirror.asked == []
 
-    def test_damaged_file_is_not_overwritten(self, folders, serve):
+    def test_damaged_file_is_not_overwritten(self, folders, start_mirror):
         (folders[1] / FILE.name).write_bytes(b"damaged")
-        mirror, asked = serve({"/file.gz": CONTENT})
+        mirror = start_mirror({"/file.gz": CONTENT})
         with pytest.raises(DataError, match="is damaged"):
-            fetch_file(FILE, folders, [mirror])
-        assert asked == []
+            fetch_file(FILE, folders, [mirror.address])
+        assert mirror.asked == []
         assert (folders[1] / FILE.name).read_bytes() == b"damaged"
 
-    def test_cache_that_cannot_be_made_is_a_data_error(self, tmp_path, serve):
+    def test_cache_that_cannot_be_made_is_a_data_error(self, tmp_path, start_mirror):
         (tmp_path / "cache").write_text("a file")
-        mirror, _ = serve({"/file.gz": CONTENT})
+        mirror = start_mirror({"/file.gz": CONTENT})
         with pytest.raises(DataError, match=r"cannot store .* set XDG_CACHE_HOME"):
-            fetch_file(FILE, [tmp_path / "cache" / "mnist"], [mirror])
+            fetch_file(FILE, [tmp_path / "cache" / "mnist"], [mirror.address])
 
-    def test_many_may_fetch_at_once(self, folders, serve):
-        mirror, _ = serve({"/file.gz": CONTENT})
+    def test_many_may_fetch_at_once(self, folders, start_mirror):
+        mirror = start_mirror({"/file.gz": CONTENT})
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda _: fetch_file(FILE, folders, [mirror]), range(8)))
+            list(pool.map(lambda _: fetch_file(FILE, folders, [mirror.address]), range(8)))
         assert [p.read_bytes() for p in folders[1].iterdir()] == [CONTENT]
 
 
@@ -222,21 +186,21 @@ class TestMnist:
         (cache / moved.name).unlink()
         assert not Mnist().available()
 
-    def test_load_never_downloads(self, small_mnist, serve, monkeypatch):
-        mirror, asked = serve({})
-        monkeypatch.setattr(mnist, "MIRRORS", (mirror,))
+    def test_load_never_downloads(self, small_mnist, start_mirror, monkeypatch):
+        mirror = start_mirror({})
+        monkeypatch.setattr(mnist, "MIRRORS", (mirror.address,))
         (small_mnist / mnist.FILES[1].name).unlink()
         with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz .* is missing"):
             Mnist().load(SHAPE, 0, 0)
-        assert asked == []
+        assert mirror.asked == []
 
-    def test_fetch_downloads_only_what_is_missing(self, small_mnist, serve, monkeypatch):
+    def test_fetch_downloads_only_what_is_missing(self, small_mnist, start_mirror, monkeypatch):
         removed = small_mnist / mnist.FILES[3].name
-        mirror, asked = serve({f"/{removed.name}": removed.read_bytes()})
-        monkeypatch.setattr(mnist, "MIRRORS", (mirror,))
+        mirror = start_mirror({f"/{removed.name}": removed.read_bytes()})
+        monkeypatch.setattr(mnist, "MIRRORS", (mirror.address,))
         removed.unlink()
         Mnist().fetch()
-        assert asked == [f"/{removed.name}"]
+        assert mirror.asked == [(f"/{removed.name}", None)]
         assert not removed.exists()
         assert Mnist().load(SHAPE, 0, 0).test.targets.tolist() == [1, 2]
 

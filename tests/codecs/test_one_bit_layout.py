@@ -1,11 +1,13 @@
-"""Encoding and decoding by planes is the reference, with means to rounding."""
+"""How 1-bit codes are laid out: planes, views of tensors as matrices, packed bits."""
 
 import pytest
 import torch
 
 from scaling.bucket import BucketLayout
-from scaling.codecs import one_bit_stripes
+from scaling.codecs import one_bit, one_bit_stripes
+from scaling.codecs.chunks import pack, unpack
 from scaling.codecs.finite import FiniteWatch, NotFiniteError
+from scaling.codecs.one_bit import as_matrix, matrix_shape
 from scaling.codecs.one_bit_stripes import PlaneStripes, StripeBuffers, TorchStripes
 from scaling.codecs.stripes import StripeLayout
 
@@ -97,3 +99,76 @@ def test_what_is_not_finite_is_named(kind, value):
         gradient.fill_(float("nan"))  # everything else, one step later: says nothing of where it began
     with pytest.raises(NotFiniteError, match="in 'b':"):
         watch.raise_if_marked()
+
+
+SHAPES_ONE_BIT_VIEWS = [
+    (),
+    (7,),
+    (0,),
+    (40, 12),
+    (0, 3),
+    (3, 0),
+    (2, 3, 4),
+    (6, 4, 5, 3),
+    (0, 4, 5, 3),
+    (6, 4, 5, 0),
+    (1, 1, 1, 1),
+]
+
+
+@pytest.mark.parametrize("view", ["torch", "cntk"])
+@pytest.mark.parametrize("shape", SHAPES_ONE_BIT_VIEWS, ids=str)
+class TestMatrix:
+    def test_shape_is_that_of_the_matrix_and_nothing_is_lost(self, shape, view):
+        tensor = torch.arange(float(torch.Size(shape).numel())).view(shape)
+        matrix = as_matrix(tensor, view)
+        assert tuple(matrix.shape) == matrix_shape(shape, view)
+        assert sorted(matrix.flatten().tolist()) == tensor.flatten().tolist()
+
+    def test_writing_to_the_matrix_writes_to_the_tensor(self, shape, view):
+        tensor = torch.zeros(shape)
+        as_matrix(tensor, view).fill_(3)
+        assert tensor.eq(3).all()
+
+
+class TestCntk:
+    def test_columns_of_a_filter_are_its_rows_in_cntks_order(self):
+        # torch's [K, C, H, W] is CNTK's W x H x C x K, whose first axes vary fastest.
+        tensor = torch.arange(2 * 3 * 5 * 4.0).view(2, 3, 5, 4)
+        matrix = as_matrix(tensor, "cntk")
+        assert tuple(matrix.shape) == (4, 5 * 3 * 2)
+        columns = iter(range(30))
+        for k in range(2):
+            for c in range(3):
+                for h in range(5):
+                    assert torch.equal(matrix[:, next(columns)], tensor[k, c, h])
+
+    @pytest.mark.parametrize("shape", [(), (7,), (40, 12), (2, 3, 4)], ids=str)
+    def test_all_others_are_as_before(self, shape):
+        assert matrix_shape(shape, "cntk") == matrix_shape(shape, "torch")
+        tensor = torch.randn(shape)
+        assert torch.equal(as_matrix(tensor, "cntk"), as_matrix(tensor))
+
+    @pytest.mark.parametrize("threshold", ["zero", "mean"])
+    def test_what_is_decoded_has_the_mean_of_each_column(self, threshold):
+        matrix = as_matrix(torch.randn(6, 4, 5, 3), "cntk")
+        decoded = one_bit.decode(one_bit.encode(matrix, threshold), matrix.shape[0])
+        assert decoded.shape == matrix.shape
+        if threshold == "zero":
+            assert torch.allclose(decoded.mean(0), matrix.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("shape", [(0, 32), (1, 32), (3, 64), (2, 5, 96)])
+def test_unpack_gives_what_pack_took_in_bits_eighths_of_the_bytes(bits, shape):
+    codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(bits))
+    packed = pack(codes, bits)
+    assert packed.dtype == torch.uint8
+    assert packed.shape == (*shape[:-1], shape[-1] * bits // 8)
+    assert torch.equal(unpack(packed, bits), codes)
+
+
+def test_booleans_are_codes_of_one_bit_and_byte_b_holds_every_bth_element():
+    codes = torch.zeros(1, 32, dtype=torch.bool)
+    codes[0, [0, 4, 5]] = True  # byte 0 of 4 holds elements 0, 4, 8, ...; byte 1 holds 1, 5, 9, ...
+    assert pack(codes, 1).tolist() == [[0b11, 0b10, 0, 0]]
