@@ -1,5 +1,6 @@
 """What tests of all folders are made of."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,15 @@ CPU = AvailableMachine(num_gpus=0, num_cores=8)
 GPUS = AvailableMachine(num_gpus=4, num_cores=64)
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
 ABSENT = object()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What each file of a folder holds, without links and locks that say nothing."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+    held = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    return {
+        name: content for name, content in held.items() if content or not Path(name).name.startswith(".lock")
+    }
 
 
 def cell_of(**changes: Any) -> Cell:

@@ -10,6 +10,7 @@ import pytest
 
 from scaling.errors import StoreError
 from scaling.store import ResultsFolder, archive, archiving
+from tests.made import contents
 
 A, B = "0123456789ab", "ba9876543210"
 
@@ -60,15 +61,6 @@ def folder(tmp_path):
     return make(tmp_path / "results")
 
 
-def contents(folder):
-    """Every file but locks, and its content."""
-    return {
-        str(path.relative_to(folder.path)): path.read_bytes()
-        for path in folder.path.rglob("*")
-        if path.is_file() and not path.name.startswith(".lock")
-    }
-
-
 def read(folder):
     """All that a caller sees of the runs; the text says types and the order of keys too."""
     runs = folder.runs()
@@ -77,29 +69,34 @@ def read(folder):
     return json.dumps(samples), runs, single
 
 
+def rewritten(content: bytes, old: bytes, new: bytes) -> bytes:
+    """A compressed file with other text."""
+    return gzip.compress(gzip.decompress(content).replace(old, new))
+
+
 def test_archive_reads_as_the_files_did_also_when_it_was_open_before(folder):
     before = read(folder)
     folder.archive()
-    assert set(contents(folder)) == {"study.yaml", "samples.csv.gz", "runs.jsonl"}
+    assert set(contents(folder.path)) == {"study.yaml", "samples.csv.gz", "runs.jsonl"}
     assert read(folder) == before == read(ResultsFolder(folder.path))
     assert folder.samples(A, 0) == [SAMPLES, [LONG]]
 
 
 def test_unarchive_restores_every_byte(folder):
-    before = contents(folder)
+    before = contents(folder.path)
     folder.archive()
     folder.unarchive()
-    assert contents(folder) == before
+    assert contents(folder.path) == before
     assert f"runs/{A}/0/attempt-1/rank0.jsonl" in before
 
 
 def test_archive_is_the_same_whenever_and_wherever_it_is_made(folder, tmp_path):
     folder.archive()
-    first = contents(folder)
+    first = contents(folder.path)
     folder.unarchive()
     folder.path = folder.path.rename(tmp_path / "elsewhere")
     folder.archive()
-    assert contents(folder) == first
+    assert contents(folder.path) == first
 
 
 def test_table_has_a_column_for_each_key_and_a_row_for_each_line(folder):
@@ -143,7 +140,7 @@ def test_compressed_samples_are_archived_as_what_they_are(folder):
 def test_lines_that_the_store_did_not_write_so_are_kept_and_read_as_before(folder, ending):
     path = folder.path / "runs" / A / "0" / "rank1.jsonl"
     path.write_bytes(path.read_bytes() + ending)
-    before = contents(folder)
+    before = contents(folder.path)
 
     def told():
         try:
@@ -155,7 +152,7 @@ def test_lines_that_the_store_did_not_write_so_are_kept_and_read_as_before(folde
     folder.archive()
     assert (told(), folder.samples(A, 0, unfinished=True) if ending[:2] == b'{"' else None) == expected
     folder.unarchive()
-    assert contents(folder) == before
+    assert contents(folder.path) == before
 
 
 def test_missing_rank_is_an_error_in_both_forms(folder):
@@ -172,10 +169,10 @@ class TestWhatIsRefused:
         record = folder.run(A, 10)
         record.state = state
         folder.write_run(record)
-        before, files = read(folder), contents(folder)
+        before, files = read(folder), contents(folder.path)
         with pytest.raises(StoreError, match=f"not finished: runs are 1 {state}; finish it.*--unfinished"):
             folder.archive()
-        assert contents(folder) == files
+        assert contents(folder.path) == files
         folder.archive(unfinished=True)
         assert read(folder) == before
 
@@ -186,7 +183,7 @@ class TestWhatIsRefused:
     def test_every_way_to_write_a_run_of_an_archive(self, folder):
         record = folder.run(A, 0)
         folder.archive()
-        before = contents(folder)
+        before = contents(folder.path)
         for write in (
             lambda: folder.write_run(record),
             lambda: folder.start_run(record, {}),
@@ -196,7 +193,7 @@ class TestWhatIsRefused:
             with pytest.raises(StoreError, match=r"is archived: no run can be added.*--unarchive"):
                 write()
         folder.plan_run(A, 10, {})  # known: nothing to write
-        assert contents(folder) == before
+        assert contents(folder.path) == before
 
     def test_unarchive_of_a_folder_that_is_none(self, folder):
         with pytest.raises(StoreError, match=r"is not archived: it has no runs\.jsonl"):
@@ -209,7 +206,7 @@ class TestWhatIsRefused:
         path.write_bytes(content[:-9])
         with pytest.raises(StoreError, match=r"samples\.csv\.gz is damaged"):
             ResultsFolder(folder.path).samples(A, 0)
-        path.write_bytes(gzip.compress(gzip.decompress(content).replace(b"9.0", b"9,0")))
+        path.write_bytes(rewritten(content, b"9.0", b"9,0"))
         with pytest.raises(StoreError, match=r"samples\.csv\.gz is damaged: runs/.*attempt-1"):
             folder.unarchive()
         (folder.path / "runs.jsonl").write_text("{]\n")
@@ -237,11 +234,11 @@ class TestWhatIsRefused:
         if name == "runs.jsonl":
             path.write_bytes(content.replace(A.encode(), b"../../../abc"))
         else:
-            path.write_bytes(gzip.compress(gzip.decompress(content).replace(A.encode(), b"../../../abc")))
-        before = contents(folder)
+            path.write_bytes(rewritten(content, A.encode(), b"../../../abc"))
+        before = contents(folder.path)
         with pytest.raises(StoreError, match=r"\.\./\.\./\.\./abc.* (names no run|is of no run)"):
             folder.unarchive()
-        assert contents(folder) == before
+        assert contents(folder.path) == before
         assert not any(folder.path.parent.rglob("*abc*"))
 
     def test_a_link_that_leads_out_of_the_folder(self, folder, tmp_path):
@@ -258,19 +255,16 @@ class TestWhatIsRefused:
 class TestNothingIsLost:
     def test_files_stay_where_the_archive_would_not_hold_them(self, folder, monkeypatch):
         whole = archiving.table
-
-        def rounded(files):
-            text = gzip.decompress(whole(files)).replace(b"0.30000000000000004", b"0.3")
-            return gzip.compress(text)
-
-        before = contents(folder)
-        monkeypatch.setattr(archiving, "table", rounded)
+        before = contents(folder.path)
+        monkeypatch.setattr(
+            archiving, "table", lambda files: rewritten(whole(files), b"0.30000000000000004", b"0.3")
+        )
         with pytest.raises(StoreError, match=r"rank0\.jsonl is not what .*samples\.csv\.gz holds"):
             folder.archive()
-        assert contents(folder) == before
+        assert contents(folder.path) == before
 
     def test_archiving_that_was_stopped_while_it_removed_files_is_taken_up_again(self, folder):
-        before, files = read(folder), contents(folder)
+        before, files = read(folder), contents(folder.path)
         folder.archive()
         for name, content in files.items():
             if "rank1" in name or name.endswith("run.json"):
@@ -290,12 +284,12 @@ class TestNothingIsLost:
         other = folder.path / "runs" / A / "0" / "run.json"
         other.parent.mkdir(parents=True)
         other.write_text("{}")
-        before = contents(folder)
+        before = contents(folder.path)
         with pytest.raises(
             StoreError, match=r"run\.json is not what .* holds; move one of the two elsewhere"
         ):
             getattr(folder, change)()
-        assert contents(folder) == before
+        assert contents(folder.path) == before
 
     def test_other_files_of_a_run_stay(self, folder):
         folder.checkpoints(A, 0, 0).write(b"weights")

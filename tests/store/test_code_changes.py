@@ -14,6 +14,7 @@ from scaling.report.warnings_text import warning_text, warnings_of
 from scaling.store import CODE_CHANGES, ResultsFolder, RunRecord, changes_since
 from scaling.store import code_changes as module
 from scaling.store.code_changes import CodeChange
+from tests.made import cell_of
 
 FIRST = CodeChange("2026-01-10T00:00:00+00:00", "rings turn the other way", ("ring",), ("cuda",))
 SECOND = CodeChange("2026-02-10T00:00:00+00:00", "trees are taller", ("tree", "ring"))
@@ -51,10 +52,8 @@ def test_changes_that_concern_a_run_are_those_it_was_not_measured_with(run, expe
 
 
 def test_runs_record_the_changes_that_they_are_measured_with(tmp_path):
-    folder, run = (
-        ResultsFolder(tmp_path),
-        RunRecord("abc", 0, {"kind": "own", "device": "cpu", "world_size": 2}),
-    )
+    folder = ResultsFolder(tmp_path)
+    run = RunRecord("abc", 0, {"kind": "own", "device": "cpu", "world_size": 2})
     folder.start_run(run, {"launcher": "local"})
     launch = json.loads((tmp_path / "runs" / "abc" / "0" / "run.json").read_text())["launch"]
     assert launch["code_changes"] == len(CODE_CHANGES)
@@ -80,13 +79,8 @@ def measured(tmp_path):
         folder = ResultsFolder(tmp_path / "results")
         folder.write_study({"name": "by-hand"})
         for name in ("ring", "all_reduce"):
-            cell = {
-                "kind": "iteration", "model": "mlp", "dataset": "mnist", "aggregator": name,
-                "aggregator_label": name, "step": "eager", "device": "cuda", "scaling": "strong",
-                "world_size": 2, "local_batch": 32, "global_batch": 64, "threads": 1, "seed": 0,
-                "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False,
-                "peer_access": True, "tf32": False,
-            }  # fmt: skip
+            made = cell_of(aggregator=name, device="cuda", peer_access=True, tf32=False)
+            cell = {**made.to_dict(), "aggregator_label": name}
             for repeat, launch in enumerate(launches):
                 cell_id = f"{name:a>12.12}"
                 folder.write_run(RunRecord(cell_id, repeat, cell, "done", launch=launch))
@@ -105,14 +99,11 @@ def test_older_code_is_named_wherever_the_cell_is(measured):
     assert [group.name(row) for row in rows] == ["all_reduce", "ring, older code"]
     assert [is_of_older_code(row) for row in rows] == [False, True]
     (warning,) = rows[1]["warnings"]
-    assert warning_text(warning) == (
-        "older code: measured before 2026-02-10 00:00 UTC; since then trees are taller"
-    )
+    text = "older code: measured before 2026-02-10 00:00 UTC; since then trees are taller"
+    assert warning_text(warning) == text
     (workload,) = workloads(TIME, rows, cells)
-    assert {one.name for one in workload.candidates} == {
-        "all_reduce on 2 GPUs",
-        "ring on 2 GPUs, older code",
-    }
+    names = {"all_reduce on 2 GPUs", "ring on 2 GPUs, older code"}
+    assert {one.name for one in workload.candidates} == names
 
 
 def test_group_s_warning_names_the_aggregator_with_its_numbers_of_workers(measured):

@@ -10,6 +10,7 @@ import pytest
 from scaling.errors import StoreError
 from scaling.store.files import append_whole
 from scaling.store.folder import ResultsFolder
+from tests.made import contents
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "planted-faults-4xh200"
 FOLDERS = ("runs", "runs/*", "runs/*/*", "figures", "launches", "sheets")
@@ -72,15 +73,6 @@ WRITES = {
 own."""
 
 
-def contents(folder):
-    """Every file of a folder with what it holds."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
-    }
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """A folder with its runs' own files and folders for all that can be made."""
@@ -94,6 +86,18 @@ def prepared(tmp_path_factory):
         if "*" not in name and not name.startswith(("runs.", "samples.")):
             (folder / name).touch()
     return folder
+
+
+@pytest.fixture
+def refused(call):
+    """refused(words): the command line refuses what leads out of a results folder."""
+
+    def check(*words):
+        code, _, err = call(*words)
+        assert code == 2, err
+        assert "outside of the results folder" in err
+
+    return check
 
 
 @pytest.fixture
@@ -146,16 +150,14 @@ def test_no_write_of_a_run_goes_through_a_link(place, mine, tmp_path):
         assert contents(mine) == before, name
 
 
-def test_a_sheet_is_saved_through_no_link(mine, call, tmp_path):
+def test_a_sheet_is_saved_through_no_link(mine, refused, tmp_path):
     received = with_link(mine, "sheets", tmp_path / "received")
     before = contents(mine)
-    code, _, err = call("verify", "top_k", "--world-sizes", "2", "--examples", "1", "--save-to", received)
-    assert code == 2
-    assert "outside of the results folder" in err
+    refused("verify", "top_k", "--world-sizes", "2", "--examples", "1", "--save-to", received)
     assert contents(mine) == before
 
 
-def test_an_attached_run_is_joined_through_no_link(mine, call, tmp_path, monkeypatch):
+def test_an_attached_run_is_joined_through_no_link(mine, refused, tmp_path, monkeypatch):
     monkeypatch.setattr("scaling.attach.study.signal.signal", lambda *_: None)
     monkeypatch.setattr("scaling.attach.study.QUIET_S", 0.5)
     order = {"out": str(mine / "launches" / "1"), "arm": "baseline", "deadline_s": 5.0}
@@ -163,17 +165,13 @@ def test_an_attached_run_is_joined_through_no_link(mine, call, tmp_path, monkeyp
     (mine / "launches" / "1" / "order.json").write_text(json.dumps(order))
     before = contents(mine)
     received = with_link(mine, "launches/1", tmp_path / "received")
-    code, _, err = call("attach", "--join", received, "--", "true")
-    assert code == 2
-    assert "outside of the results folder" in err
+    refused("attach", "--join", received, "--", "true")
     assert contents(mine) == before
 
 
-def test_archiving_through_a_link_into_another_results_folder_is_refused(mine, call, tmp_path):
+def test_archiving_through_a_link_into_another_results_folder_is_refused(mine, refused, tmp_path):
     received = with_link(mine, "runs", tmp_path / "received")
-    code, _, err = call("export", received, "--archive")
-    assert code == 2
-    assert "outside of the results folder" in err
+    refused("export", received, "--archive")
     assert not (received / "runs.jsonl").exists()
 
 
@@ -231,14 +229,12 @@ def test_a_locks_file_is_no_link(tmp_path):
         (("run", "study.yaml", "--out", "out", "--against", "env:A=1"), "b"),
     ],
 )
-def test_folders_of_several_studies_hold_no_link_that_leads_out(words, part, call, tmp_path):
+def test_folders_of_several_studies_hold_no_link_that_leads_out(words, part, refused, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "mine").mkdir()
     (tmp_path / "out" / part).symlink_to(tmp_path / "mine")
     (tmp_path / "study.yaml").write_text(STUDY)
-    code, _, err = call(*words)
-    assert code == 2
-    assert "outside of the results folder" in err
+    refused(*words)
     assert not list((tmp_path / "mine").iterdir())
 
 
@@ -274,13 +270,11 @@ def test_a_results_folder_that_was_made_in_the_runs_of_another_one_is_read(mine,
     assert (inner / "report.html").exists()
 
 
-def test_files_of_tensorboard_go_through_no_link(mine, call, tmp_path):
+def test_files_of_tensorboard_go_through_no_link(mine, call, refused, tmp_path):
     call("export", mine, "--format", "tensorboard", "--out", tmp_path / "board")
     run = next(path for path in (tmp_path / "board").iterdir() if path.is_dir())
     (tmp_path / "precious").mkdir()
     shutil.rmtree(run)
     run.symlink_to(tmp_path / "precious")
-    code, _, err = call("export", mine, "--format", "tensorboard", "--out", tmp_path / "board")
-    assert code == 2
-    assert "outside of the results folder" in err
+    refused("export", mine, "--format", "tensorboard", "--out", tmp_path / "board")
     assert not list((tmp_path / "precious").iterdir())

@@ -36,6 +36,25 @@ def all_files(folder: ResultsFolder) -> set[str]:
     return {str(path.relative_to(folder.path)) for path in folder.path.rglob("*") if path.is_file()}
 
 
+@pytest.fixture
+def full_disk(monkeypatch):
+    """full_disk() fills the disk."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda: monkeypatch.setattr(files.secrets, "token_hex", full)
+
+
+def compress(path: Path, cut: int = 0) -> Path:
+    """Samples as somebody compresses them, without their last bytes."""
+    packed = path.with_suffix(".jsonl.gz")
+    content = gzip.compress(path.read_bytes())
+    packed.write_bytes(content[: len(content) - cut])
+    path.unlink()
+    return packed
+
+
 def start(folder: ResultsFolder, rows: list[dict] | None = None) -> RunRecord:
     """Starts the run, with samples of rank 0 if there are any."""
     record = folder.run(CELL, 0)
@@ -83,31 +102,23 @@ class TestWriting:
             folder.write_text("report.html", "new")
         assert (folder.path / "report.html").read_text() == "old"
 
-    def test_full_disk_says_what_is_needed_and_what_is_free(self, folder, monkeypatch):
-        def full(*_: object, **__: object) -> None:
-            raise OSError(28, "No space left on device")
-
+    def test_full_disk_says_what_is_needed_and_what_is_free(self, folder, full_disk, monkeypatch):
         real = os.statvfs(folder.path)
         room = {name: getattr(real, name) for name in ("f_files", "f_favail", "f_frsize")}
-        monkeypatch.setattr(files.secrets, "token_hex", full)
+        full_disk()
+        no_files = {"f_bavail": 10**9, "f_files": 8, "f_favail": 0}
         for values, said in (
             ({"f_bavail": 3}, f"(2.5 MB needed, {3 * real.f_frsize / 1e3:.1f} kB free)"),
-            (
-                {"f_bavail": 10**9, "f_files": 8, "f_favail": 0},
-                "(2.5 MB needed, no further files are possible)",
-            ),
+            (no_files, "(2.5 MB needed, no further files are possible)"),
         ):
             monkeypatch.setattr(os, "statvfs", lambda _, v=values: SimpleNamespace(**{**room, **v}))
             with pytest.raises(DiskFullError) as error:
                 folder.write_text("report.html", "x" * 2_500_000)
             assert f"report.html: cannot be written: the disk is full {said}; free some" in str(error.value)
 
-    def test_run_on_a_full_disk_is_planned_again_in_place(self, folder, monkeypatch):
-        def full(*_: object, **__: object) -> None:
-            raise OSError(28, "No space left on device")
-
+    def test_run_on_a_full_disk_is_planned_again_in_place(self, folder, full_disk):
         record = start(folder)
-        monkeypatch.setattr(files.secrets, "token_hex", full)
+        full_disk()
         with pytest.raises(DiskFullError, match=r"run\.json: cannot be written: the disk is full"):
             folder.finish_run(record, {"wire_bytes": 8})
         planned = folder.run(CELL, 0)
@@ -116,12 +127,9 @@ class TestWriting:
             folder.start_run(planned, {"launcher": "local"})
         assert folder.run(CELL, 0).state == "planned"
 
-    def test_death_on_a_full_disk_is_counted_in_place(self, folder, monkeypatch):
-        def full(*_: object, **__: object) -> None:
-            raise OSError(28, "No space left on device")
-
+    def test_death_on_a_full_disk_is_counted_in_place(self, folder, full_disk):
         record = start(folder)
-        monkeypatch.setattr(files.secrets, "token_hex", full)
+        full_disk()
         folder.reset_run(record, died="rank 1 was killed")
         assert (folder.run(CELL, 0).state, folder.run(CELL, 0).deaths) == ("planned", 1)
 
@@ -180,9 +188,8 @@ class TestStates:
         reason = folder.runs()[0].reason
         assert len(reason.encode()) <= 4096
         kept = reason.count(letter)
-        assert (
-            reason == f"{letter * kept} [{5_000_000 - kept} more characters are in the log: launches/*.log]"
-        )
+        said = f"{letter * kept} [{5_000_000 - kept} more characters are in the log: launches/*.log]"
+        assert reason == said
 
     def test_starting_again_forgets_what_the_failed_attempt_said(self, folder):
         record = start(folder)
@@ -213,12 +220,8 @@ class TestStates:
     def test_runs_are_in_the_order_of_cell_and_repeat(self, folder):
         for cell_id, repeat in ((CELL, 10), (CELL, 2), ("000000000000", 1)):
             folder.plan_run(cell_id, repeat, VARIABLES)
-        assert [(r.cell_id, r.repeat) for r in folder.runs()] == [
-            ("000000000000", 1),
-            (CELL, 0),
-            (CELL, 2),
-            (CELL, 10),
-        ]
+        order = [("000000000000", 1), (CELL, 0), (CELL, 2), (CELL, 10)]
+        assert [(r.cell_id, r.repeat) for r in folder.runs()] == order
 
     def test_folder_that_is_not_there_has_no_runs(self, tmp_path):
         assert ResultsFolder(tmp_path / "none").runs() == []
@@ -245,12 +248,8 @@ class TestSamples:
 
         text = (run_folder(folder) / "rank0.jsonl").read_text()
         assert text.count("\n") == 1
-        assert json.loads(text, parse_constant=refuse) == {
-            "loss": None,
-            "losses": [1.5, None],
-            "deep": {"a": None},
-            "text": "NaN",
-        }
+        expected = {"loss": None, "losses": [1.5, None], "deep": {"a": None}, "text": "NaN"}
+        assert json.loads(text, parse_constant=refuse) == expected
 
     def test_samples_of_attempts_cut_off_move_aside_and_none_is_lost(self, folder):
         for attempt in range(3):
@@ -258,18 +257,13 @@ class TestSamples:
             folder.reset_run(folder.run(CELL, 0))
         start(folder)
         assert folder.samples(CELL, 0) == []
-        kept = {
-            path.parent.name: json.loads(path.read_text())
-            for path in run_folder(folder).glob("attempt-*/rank0.jsonl")
-        }
+        moved = run_folder(folder).glob("attempt-*/rank0.jsonl")
+        kept = {path.parent.name: json.loads(path.read_text()) for path in moved}
         assert kept == {f"attempt-{n + 1}": {"attempt": n} for n in range(3)}
 
     def test_samples_that_were_compressed_move_aside_too(self, folder):
         start(folder, [{"attempt": 0}])
-        (file,) = run_folder(folder).glob("rank0.jsonl")
-        with gzip.open(file.with_name("rank0.jsonl.gz"), "wb") as packed:
-            packed.write(file.read_bytes())
-        file.unlink()
+        compress(run_folder(folder) / "rank0.jsonl")
         folder.reset_run(folder.run(CELL, 0))
         start(folder, [{"attempt": 1}])
         assert folder.samples(CELL, 0) == [[{"attempt": 1}]]
@@ -277,7 +271,7 @@ class TestSamples:
 
     def test_line_written_in_part_is_left_out_of_what_is_not_over_if_it_is_the_last(self, folder):
         start(folder, [{"a": 0}])
-        (file,) = run_folder(folder).glob("rank0.jsonl")
+        file = run_folder(folder) / "rank0.jsonl"
         with file.open("a") as appended:
             appended.write('{"a": 1, "los')
         assert folder.samples(CELL, 0, unfinished=True) == [[{"a": 0}]]
@@ -295,34 +289,21 @@ class TestSamples:
         with pytest.raises(StoreError, match=rf"runs/{CELL}/0: samples of ranks \[0, 2\].*missing"):
             folder.samples(CELL, 0)
 
-    def test_samples_that_were_compressed_are_read_as_well(self, folder):
+    def test_samples_that_were_compressed_are_read_as_well_but_not_cut_short(self, folder):
         start(folder, [{"iteration": 0}, {"iteration": 1}])
         before = folder.samples(CELL, 0)
-        path = run_folder(folder) / "rank0.jsonl"
-        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
+        packed = compress(run_folder(folder) / "rank0.jsonl")
         assert folder.samples(CELL, 0) == before
-
-    def test_compressed_samples_that_are_cut_short_are_an_error_with_path(self, folder):
-        start(folder, [{"iteration": 0}])
-        path = run_folder(folder) / "rank0.jsonl"
-        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes())[:-9])
-        path.unlink()
+        packed.write_bytes(packed.read_bytes()[:-9])
         with pytest.raises(StoreError, match=r"rank0\.jsonl\.gz"):
             folder.samples(CELL, 0)
 
-    def test_damaged_line_is_an_error_with_path_and_line(self, folder):
+    @pytest.mark.parametrize("line", [b'{"iteration": 1, "step', b'{"note": "\xff"}\n'])
+    def test_damaged_line_is_an_error_with_path_and_line(self, folder, line):
         start(folder, [{"iteration": 0}])
-        with (run_folder(folder) / "rank0.jsonl").open("a") as file:
-            file.write('{"iteration": 1, "step')
-        with pytest.raises(StoreError, match=r"rank0\.jsonl, line 2 is damaged"):
-            folder.samples(CELL, 0)
-
-    def test_bytes_that_are_no_text_are_an_error_with_path_and_line(self, folder):
-        start(folder, [{"iteration": 0}, {"iteration": 1}])
         path = run_folder(folder) / "rank0.jsonl"
-        path.write_bytes(path.read_bytes() + b'{"note": "\xff"}\n')
-        with pytest.raises(StoreError, match=r"rank0\.jsonl, line 3 is damaged"):
+        path.write_bytes(path.read_bytes() + line)
+        with pytest.raises(StoreError, match=r"rank0\.jsonl, line 2 is damaged"):
             folder.samples(CELL, 0)
 
 
@@ -357,31 +338,28 @@ class TestLaunchTimes:
 
 
 class TestDamage:
-    @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"schema_version": 1, "no_such_field": 2}'])
+    @pytest.mark.parametrize(
+        "text", [b"", b"{", b"[]", b"3", b'{"schema_version": 1, "no_such_field": 2}', b"\xff\xfe\x00"]
+    )
     def test_damaged_record_is_an_error_with_its_path(self, folder, text):
-        (run_folder(folder) / "run.json").write_text(text)
+        (run_folder(folder) / "run.json").write_bytes(text)
         for read in (lambda: folder.run(CELL, 0), folder.runs):
             with pytest.raises(StoreError, match=rf"runs/{CELL}/0/run\.json is damaged"):
                 read()
-
-    def test_record_that_is_no_text_is_an_error_with_its_path(self, folder):
-        (run_folder(folder) / "run.json").write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(StoreError, match=r"run\.json is damaged"):
-            folder.runs()
 
     @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, None, True])
     def test_other_schema_version_is_an_error_with_both_numbers(self, folder, version):
         path = run_folder(folder) / "run.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
-        with pytest.raises(
-            StoreError,
-            match=rf"run\.json: schema_version is {version}; this program reads 1 to {SCHEMA_VERSION}",
-        ):
+        said = rf"run\.json: schema_version is {version}; this program reads 1 to {SCHEMA_VERSION}"
+        with pytest.raises(StoreError, match=said):
             folder.run(CELL, 0)
 
-    def test_record_that_is_not_there_is_an_error_with_its_path(self, folder):
+    def test_file_that_is_not_there_is_an_error_with_its_path(self, folder):
         with pytest.raises(StoreError, match=rf"runs/{CELL}/7/run\.json is missing"):
             folder.run(CELL, 7)
+        with pytest.raises(StoreError, match=r"results/environment\.json is missing; restore it"):
+            folder.environment()
 
     @pytest.mark.parametrize(("name", "read"), [("study.yaml", "study"), ("environment.json", "environment")])
     @pytest.mark.parametrize("text", ["[1, 2]", "{", "3"])
@@ -390,28 +368,23 @@ class TestDamage:
         with pytest.raises(StoreError, match=rf"results/{name} is damaged"):
             getattr(folder, read)()
 
-    def test_missing_environment_is_an_error_with_its_path(self, folder):
-        with pytest.raises(StoreError, match=r"results/environment\.json is missing; restore it"):
-            folder.environment()
-
 
 class TestRequire:
     def test_folder_with_a_study_is_itself(self, folder):
         assert folder.require() is folder
 
-    def test_no_folder_is_an_error_with_the_path(self, tmp_path):
-        with pytest.raises(StoreError, match=f"no results folder {tmp_path}/none"):
-            ResultsFolder(tmp_path / "none").require()
-
-    def test_file_is_an_error_with_the_path(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("none", "no results folder {}/none"),
+            ("file", "no results folder {}/file"),
+            (".", "{} is no results folder: it has no study.yaml"),
+        ],
+    )
+    def test_what_is_none_is_an_error_with_the_path(self, tmp_path, name, said):
         (tmp_path / "file").write_text("")
-        with pytest.raises(StoreError, match=f"no results folder {tmp_path}/file"):
-            ResultsFolder(tmp_path / "file").require()
-
-    def test_folder_without_a_study_is_an_error_with_the_path(self, tmp_path):
-        (tmp_path / "notes.txt").write_text("")
-        with pytest.raises(StoreError, match=f"{tmp_path} is no results folder: it has no study.yaml"):
-            ResultsFolder(tmp_path).require()
+        with pytest.raises(StoreError, match=said.format(tmp_path)):
+            ResultsFolder(tmp_path / name).require()
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
     def test_folder_without_permission_is_an_error_with_the_path(self, folder):
@@ -544,3 +517,66 @@ class TestLock:
     def test_lock_makes_the_folder(self, tmp_path):
         with ResultsFolder(tmp_path / "a" / "b").lock():
             assert (tmp_path / "a" / "b").is_dir()
+
+
+class TestCheckpoints:
+    """Where checkpoints lie, and which of them a cut leaves."""
+
+    def test_last_two_are_kept_the_last_one_first(self, folder):
+        files = folder.checkpoints(CELL, 0, 3)
+        assert files.read() == []
+        for content in (b"one", b"two", b"three"):
+            files.write(content)
+        assert [content for _, content in files.read()] == [b"three", b"two"]
+        assert sorted(path.name for path in folder.path.rglob("*rank*")) == [
+            "checkpoint-rank3.before.pt",
+            "checkpoint-rank3.pt",
+        ]
+
+    def test_cut_between_two_files_leaves_the_one_before(self, folder, monkeypatch):
+        files = folder.checkpoints(CELL, 0, 0)
+        files.write(b"one")
+        real = os.replace
+
+        def cut(source, target):
+            if not str(target).endswith("before.pt"):
+                raise KeyboardInterrupt
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", cut)
+        with pytest.raises(KeyboardInterrupt):
+            files.write(b"two")
+        assert [content for _, content in files.read()] == [b"one"]
+
+    def test_ranks_repeats_and_cells_have_their_own(self, folder):
+        folder.checkpoints(CELL, 0, 0).write(b"one")
+        for other in ((CELL, 0, 1), (CELL, 1, 0), ("other", 0, 0)):
+            assert folder.checkpoints(*other).read() == []
+
+    def test_all_of_a_run_are_removed_with_what_was_being_written(self, folder):
+        for rank in (0, 1):
+            files = folder.checkpoints(CELL, 0, rank)
+            files.write(b"one")
+            files.write(b"two")
+        (folder.path / f"runs/{CELL}/0/.checkpoint-rank1.pt.x7y").write_bytes(b"part")
+        (folder.path / f"runs/{CELL}/0/rank0.jsonl").write_text("{}\n")
+        folder.checkpoints(CELL, 1, 0).write(b"of another run")
+        folder.remove_checkpoints(CELL, 0)
+        assert sorted(path.name for path in folder.path.rglob("*rank*")) == [
+            "checkpoint-rank0.pt",
+            "rank0.jsonl",
+        ]
+        folder.remove_checkpoints(CELL, 0)  # again: nothing is there
+
+    def test_cleared_ones_are_gone(self, folder):
+        files = folder.checkpoints(CELL, 0, 0)
+        files.write(b"one")
+        files.clear()
+        assert files.read() == []
+
+    def test_folder_in_a_files_place_is_read_as_nothing_and_replaced(self, folder):
+        files = folder.checkpoints(CELL, 0, 0)
+        (folder.path / f"runs/{CELL}/0/checkpoint-rank0.pt").mkdir(parents=True)
+        assert [content for _, content in files.read()] == [None]
+        files.write(b"one")
+        assert [content for _, content in files.read()] == [b"one"]

@@ -14,7 +14,7 @@ from scaling.study.overrides import load_study
 from scaling.study.prepare import prepare
 from scaling.study.resolve import resolve
 from scaling.workloads.digits import Digits
-from tests.made import CPU, GPUS, made_study
+from tests.made import CPU, GPUS, contents, made_study
 
 ENVIRONMENT: dict[str, Any] = {
     "hostname": "here",
@@ -47,33 +47,23 @@ def prepared(folder: ResultsFolder, **changes: Any) -> ResultsFolder:
     return folder
 
 
-def contents(folder: ResultsFolder) -> dict[str, str]:
-    files = (path for path in folder.path.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder.path)): path.read_text() for path in files}
-
-
-def contents_in_bytes(folder: ResultsFolder) -> dict[str, bytes]:
-    files = (path for path in folder.path.rglob("*") if path.is_file() and not path.name.startswith(".lock"))
-    return {str(path.relative_to(folder.path)): path.read_bytes() for path in files}
-
-
 class TestArchivedFolder:
     def archived(self, folder):
         for record in prepared(folder).runs():
             folder.finish_run(record, {})
         folder.archive()
-        return contents_in_bytes(folder)
+        return contents(folder.path)
 
     def test_a_study_that_is_over_stays_as_it_is(self, folder):
         before = self.archived(folder)
-        assert contents_in_bytes(prepared(folder)) == before
+        assert contents(prepared(folder).path) == before
 
     @pytest.mark.parametrize("changes", [{"repeats": 3}, {"aggregators": ["ring", "tree", "all_reduce"]}])
     def test_new_runs_are_refused_before_anything_is_written(self, folder, changes):
         before = self.archived(folder)
         with pytest.raises(StoreError, match=r"is archived: no run can be added.*export .* --unarchive"):
             prepared(folder, **changes)
-        assert contents_in_bytes(folder) == before
+        assert contents(folder.path) == before
         folder.unarchive()
         assert len(prepared(folder, **changes).runs()) > 11
 
@@ -86,7 +76,7 @@ class TestArchivedFolder:
 class TestNewFolder:
     def test_study_environment_and_topology_are_written_and_every_run_is_planned(self, folder):
         prepared(folder)
-        assert {"study.yaml", "environment.json", "topology.yaml"} <= set(contents(folder))
+        assert {"study.yaml", "environment.json", "topology.yaml"} <= set(contents(folder.path))
         assert folder.environment() == ENVIRONMENT
         assert folder.study()["name"] == "by-hand"
         records = folder.runs()
@@ -144,13 +134,13 @@ class TestNewFolder:
         (folder.path / "thesis.tex").write_text("text")
         with pytest.raises(StoreError, match="results is not empty and holds no study; use another --out"):
             prepared(folder)
-        assert contents(folder) == {"thesis.tex": "text"}
+        assert contents(folder.path) == {"thesis.tex": b"text"}
 
 
 class TestSameFolderAgain:
     def test_same_study_changes_nothing(self, folder):
-        before = contents(prepared(folder))
-        assert contents(prepared(folder)) == before
+        before = contents(prepared(folder).path)
+        assert contents(prepared(folder).path) == before
 
     def test_finished_runs_stay_finished(self, folder):
         record = prepared(folder).runs()[0]
@@ -212,10 +202,10 @@ class TestSameFolderAgain:
         ],
     )
     def test_another_study_is_refused_naming_the_first_difference(self, folder, changes, named):
-        before = contents(prepared(folder))
+        before = contents(prepared(folder).path)
         with pytest.raises(StoreError, match=f"results holds another study: {named}.*another --out"):
             prepared(folder, **changes)
-        assert contents(folder) == before
+        assert contents(folder.path) == before
 
 
 class TestEnvironment:
@@ -228,11 +218,11 @@ class TestEnvironment:
         ],
     )
     def test_another_environment_is_refused_naming_the_field(self, folder, environment, field, value, named):
-        before = contents(prepared(folder))
+        before = contents(prepared(folder).path)
         environment[field] = value
         with pytest.raises(StoreError, match=f"results was measured in another environment: {named}"):
             prepared(folder)
-        assert contents(folder) == before
+        assert contents(folder.path) == before
 
     def test_other_host_of_the_same_kind_is_accepted_and_the_first_stays_recorded(self, folder, environment):
         prepared(folder)
