@@ -29,78 +29,66 @@ class TestOneRank:
         assert parts(budget) == {"input": 1.0, "forward": 2.5, "update": 5.0, "unattributed": 1.5}
         assert list(budget.parts_s) == list(PARTS)
 
-    def test_step_without_spans_is_unexplained(self):
-        assert parts(one()) == {"unattributed": 10.0}
-
     def test_step_without_length_has_no_parts(self):
         assert parts(one(("forward", "main", 0.0, 0.0), step_s=0.0)) == {}
 
-    def test_phase_that_comes_twice_is_summed(self):
-        budget = one(("communicate", "main", 1.0, 2.0), ("communicate", "main", 4.0, 7.0))
-        assert parts(budget) == {"exposed_comm": 4.0, "unattributed": 6.0}
+    @pytest.mark.parametrize(
+        ("spans", "expected"),
+        [
+            ([], {}),  # step without spans is unexplained
+            # Phase that comes twice is summed, exchange on main is exposed.
+            ([("communicate", "main", 1.0, 2.0), ("communicate", "main", 4.0, 7.0)], {"exposed_comm": 4.0}),
+            # Two lanes exposed at once count the moment once and the exchange first.
+            (
+                [("communicate", "comm", 1.0, 4.0), ("h2d", "copy", 2.0, 7.0)],
+                {"exposed_comm": 3.0, "h2d": 3.0},
+            ),
+            # Other phases exposed at once go by their order.
+            ([("reduce", "comm", 1.0, 4.0), ("encode", "copy", 2.0, 7.0)], {"encode": 5.0, "reduce": 1.0}),
+            # Codec beside gives its exposed part alone.
+            (
+                [("backward", "main", 0.0, 5.0), ("encode", "comm", 4.0, 6.0)],
+                {"backward": 5.0, "encode": 1.0},
+            ),
+            # Spans are clipped to the step.
+            (
+                [("backward", "main", -3.0, 4.0), ("communicate", "comm", 8.0, 99.0)],
+                {"backward": 4.0, "exposed_comm": 2.0},
+            ),
+            ([("backward", "main", 4.0, 3.9)], {}),  # span that ends before it starts
+            # Spans of main that overlap count the moment once.
+            (
+                [("forward", "main", 0.0, 4.0), ("backward", "main", 3.0, 10.0)],
+                {"forward": 4.0, "backward": 6.0},
+            ),
+            ([("wait", "main", 4.0, 7.0)], {"wait": 3.0}),  # barrier on main is waiting
+        ],
+    )
+    def test_parts(self, spans, expected):
+        rest = 10.0 - sum(expected.values())
+        assert parts(one(*spans)) == {**expected, **({"unattributed": rest} if rest else {})}
 
-    def test_exchange_is_hidden_under_main_and_exposed_where_it_sticks_out(self):
-        budget = one(("backward", "main", 2.0, 6.0), ("communicate", "comm", 4.0, 7.5))
-        assert budget.hidden_comm_s == 2.0
-        assert parts(budget) == {"backward": 4.0, "exposed_comm": 1.5, "unattributed": 4.5}
-
-    def test_exchange_that_is_hidden_completely_exposes_nothing(self):
-        budget = one(("backward", "main", 2.0, 8.0), ("communicate", "comm", 4.0, 7.5))
-        assert budget.hidden_comm_s == 3.5
-        assert parts(budget) == {"backward": 6.0, "unattributed": 4.0}
-
-    def test_exchange_beside_nothing_is_not_hidden_at_all(self):
-        budget = one(("backward", "main", 2.0, 4.0), ("communicate", "comm", 4.0, 7.5))
-        assert budget.hidden_comm_s == 0.0
-        assert parts(budget) == {"backward": 2.0, "exposed_comm": 3.5, "unattributed": 4.5}
-
-    def test_exchange_on_main_is_exposed(self):
-        budget = one(("backward", "main", 0.0, 4.0), ("communicate", "main", 4.0, 7.0))
-        assert (budget.hidden_comm_s, budget.parts_s["exposed_comm"]) == (0.0, 3.0)
-
-    def test_exchange_shows_in_the_gaps_of_main(self):
+    @pytest.mark.parametrize(
+        ("backwards", "exchanges", "hidden_s", "exposed_s"),
+        [
+            ([(2.0, 6.0)], [("comm", 4.0, 7.5)], 2.0, 1.5),  # sticks out
+            ([(2.0, 8.0)], [("comm", 4.0, 7.5)], 3.5, 0.0),
+            ([(2.0, 4.0)], [("comm", 4.0, 7.5)], 0.0, 3.5),
+            ([(0.0, 4.0)], [("main", 4.0, 7.0)], 0.0, 3.0),
+            ([(1.0, 3.0), (4.0, 6.0)], [("comm", 2.0, 8.0)], 3.0, 3.0),  # shows in the gap
+            ([(0.0, 5.0)], [("comm", 1.0, 3.0), ("b", 2.0, 4.0)], 3.0, 0.0),  # overlap: hidden once
+        ],
+    )
+    def test_exchange_is_hidden_under_main_alone(self, backwards, exchanges, hidden_s, exposed_s):
         budget = one(
-            ("backward", "main", 1.0, 3.0), ("backward", "main", 4.0, 6.0), ("communicate", "comm", 2.0, 8.0)
+            *(("backward", "main", *at) for at in backwards), *(("communicate", *at) for at in exchanges)
         )
-        assert budget.hidden_comm_s == 3.0
-        assert parts(budget) == {"backward": 4.0, "exposed_comm": 3.0, "unattributed": 3.0}
-
-    def test_two_lanes_exposed_at_once_count_the_moment_once_and_the_exchange_first(self):
-        budget = one(("communicate", "comm", 1.0, 4.0), ("h2d", "copy", 2.0, 7.0))
-        assert parts(budget) == {"exposed_comm": 3.0, "h2d": 3.0, "unattributed": 4.0}
-
-    def test_other_phases_exposed_at_once_go_by_their_order(self):
-        budget = one(("reduce", "comm", 1.0, 4.0), ("encode", "copy", 2.0, 7.0))
-        assert parts(budget) == {"encode": 5.0, "reduce": 1.0, "unattributed": 4.0}
+        assert (budget.hidden_comm_s, budget.parts_s["exposed_comm"]) == (hidden_s, exposed_s)
 
     def test_copy_of_the_batch_is_hidden_under_main_and_exposed_elsewhere(self):
         budget = one(("forward", "main", 0.0, 5.0), ("h2d", "copy", 3.0, 9.0))
         assert budget.hidden_h2d_s == 2.0
         assert parts(budget) == {"forward": 5.0, "h2d": 4.0, "unattributed": 1.0}
-
-    def test_codec_beside_gives_its_exposed_part_alone(self):
-        budget = one(("backward", "main", 0.0, 5.0), ("encode", "comm", 4.0, 6.0))
-        assert parts(budget) == {"backward": 5.0, "encode": 1.0, "unattributed": 4.0}
-
-    def test_exchanges_that_overlap_are_hidden_once(self):
-        budget = one(
-            ("backward", "main", 0.0, 5.0), ("communicate", "comm", 1.0, 3.0), ("communicate", "b", 2.0, 4.0)
-        )
-        assert budget.hidden_comm_s == 3.0
-
-    def test_spans_are_clipped_to_the_step(self):
-        budget = one(("backward", "main", -3.0, 4.0), ("communicate", "comm", 8.0, 99.0))
-        assert parts(budget) == {"backward": 4.0, "exposed_comm": 2.0, "unattributed": 4.0}
-
-    def test_span_that_ends_before_it_starts_takes_no_time(self):
-        assert parts(one(("backward", "main", 4.0, 3.9))) == {"unattributed": 10.0}
-
-    def test_spans_of_main_that_overlap_count_the_moment_once(self):
-        budget = one(("forward", "main", 0.0, 4.0), ("backward", "main", 3.0, 10.0))
-        assert parts(budget) == {"forward": 4.0, "backward": 6.0}
-
-    def test_barrier_on_main_is_waiting(self):
-        assert parts(one(("wait", "main", 4.0, 7.0))) == {"wait": 3.0, "unattributed": 7.0}
 
 
 class TestSeveralRanks:
@@ -150,18 +138,14 @@ class TestSeveralRanks:
         assert parts(first) == {"wait": 3.0, "unattributed": 6.0}
 
     @pytest.mark.parametrize(
-        ("other", "why"),
+        "other",
         [
-            (step(9.0, start_s=0.0), "no exchange there"),
-            (
-                step(9.0, *[("communicate", "main", at, at + 1) for at in (2.0, 5.0)], start_s=0.0),
-                "two there",
-            ),
-            (step(9.0, ("communicate", "main", 2.0, 3.0)), "start not known"),
+            step(9.0, start_s=0.0),  # no exchange there
+            step(9.0, *[("communicate", "main", at, at + 1) for at in (2.0, 5.0)], start_s=0.0),  # two there
+            step(9.0, ("communicate", "main", 2.0, 3.0)),  # start not known
         ],
-        ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_arrivals_that_cannot_be_compared_make_nothing_waiting(self, other, why):
+    def test_arrivals_that_cannot_be_compared_make_nothing_waiting(self, other):
         own = step(9.0, ("communicate", "main", 0.0, 3.0), start_s=0.0)
         assert arrivals_s([own, other]) is None
         first, _ = step_budgets([own, other])

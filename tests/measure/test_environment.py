@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 
 from scaling.errors import StoreError
-from scaling.measure.environment import (
-    IDENTITY,
-    collect,
-    git_state,
-    gpu_subset,
-    require_same,
-    settings,
-    variables,
-)
+from scaling.measure import environment
+from scaling.measure.environment import IDENTITY, collect, gpu_subset, require_same, settings
 from topologies.facts import Gpu, PcieLink
 
 FOLDER = Path("results/by-hand")
@@ -34,58 +27,39 @@ ENVIRONMENT = {
 }
 
 
+SETTINGS = (
+    "NCCL_P2P_DISABLE CUDA_LAUNCH_BLOCKING CUBLAS_WORKSPACE_CONFIG NVIDIA_TF32_OVERRIDE OMP_PROC_BIND "
+    "MKL_NUM_THREADS KMP_AFFINITY TORCH_ALLOW_TF32_CUBLAS_OVERRIDE HOROVOD_FUSION_THRESHOLD "
+    "HOROVOD_CYCLE_TIME SCALING_LINK_RATE"  # the last of launchers.two_hosts
+)
+NO_SETTINGS = (
+    "HOME PATH RANK MASTER_PORT TORCHELASTIC_RUN_ID "  # torchrun's own, new with each launch
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING CUDA_VISIBLE_DEVICES "  # dealt out anew to each job
+    "OMP_NUM_THREADS "  # part of the cell
+    "CUDA_HOME CUDA_PATH CUDA_VERSION MY_NCCL_ALGO HOROVOD_RANK HOROVOD_GLOO_RENDEZVOUS_PORT"
+)
+
+
 class TestSettings:
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "NCCL_P2P_DISABLE",
-            "CUDA_LAUNCH_BLOCKING",
-            "CUBLAS_WORKSPACE_CONFIG",
-            "NVIDIA_TF32_OVERRIDE",
-            "OMP_PROC_BIND",
-            "MKL_NUM_THREADS",
-            "KMP_AFFINITY",
-            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-            "HOROVOD_FUSION_THRESHOLD",
-            "HOROVOD_CYCLE_TIME",
-            "SCALING_LINK_RATE",  # of launchers.two_hosts
-        ],
-    )
+    @pytest.mark.parametrize("name", SETTINGS.split())
     def test_variable_that_changes_speed_or_bits_is_a_setting(self, name):
         assert settings({name: "1"}) == {name: "1"}
 
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "HOME",
-            "PATH",
-            "RANK",
-            "MASTER_PORT",
-            "TORCHELASTIC_RUN_ID",  # torchrun's own, new with each launch
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-            "CUDA_VISIBLE_DEVICES",  # dealt out anew to each job
-            "OMP_NUM_THREADS",  # part of the cell
-            "CUDA_HOME",
-            "CUDA_PATH",
-            "CUDA_VERSION",
-            "MY_NCCL_ALGO",
-            "HOROVOD_RANK",
-            "HOROVOD_GLOO_RENDEZVOUS_PORT",
-        ],
-    )
+    @pytest.mark.parametrize("name", NO_SETTINGS.split())
     def test_variable_that_does_not_is_none(self, name):
         assert settings({name: "1"}) == {}
 
     def test_variables_of_the_libraries_are_recorded_for_people_even_if_they_are_no_settings(self):
         environ = {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "true", "NCCL_VERSION": "2.27", "HOME": "/"}
-        assert variables(environ) == {"NCCL_VERSION": "2.27", "OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "true"}
+        assert environment.variables(environ) == {
+            "NCCL_VERSION": "2.27",
+            "OMP_NUM_THREADS": "2",
+            "OMP_PROC_BIND": "true",
+        }
 
     def test_settings_are_in_order_of_their_names(self):
-        assert list(settings({"NCCL_PROTO": "LL", "CUDA_CACHE_DISABLE": "1", "NCCL_ALGO": "Tree"})) == [
-            "CUDA_CACHE_DISABLE",
-            "NCCL_ALGO",
-            "NCCL_PROTO",
-        ]
+        found = settings({"NCCL_PROTO": "LL", "CUDA_CACHE_DISABLE": "1", "NCCL_ALGO": "Tree"})
+        assert list(found) == ["CUDA_CACHE_DISABLE", "NCCL_ALGO", "NCCL_PROTO"]
 
 
 class TestRequireSame:
@@ -119,17 +93,12 @@ class TestRequireSame:
                 r"versions\.torch was '2.6.0' and is '2.7.0'",
             ),
             ("settings", {}, r"settings\.NCCL_ALGO was 'Ring' and is None"),
-            (
-                "settings",
-                {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"},
-                r"settings\.NCCL_PROTO was None and is 'LL'",
-            ),
+            ("settings", {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}, r"\.NCCL_PROTO was None and is 'LL'"),
         ],
     )
     def test_difference_is_an_error_that_names_field_and_both_values(self, field, value, named):
-        with pytest.raises(
-            StoreError, match=f"by-hand was measured in another environment: {named}; .*another --out"
-        ):
+        said = f"by-hand was measured in another environment: .*{named}; .*another --out"
+        with pytest.raises(StoreError, match=said):
             require_same(ENVIRONMENT, {**ENVIRONMENT, field: value}, FOLDER)
 
     def test_field_that_is_missing_on_one_side_is_a_difference(self):
@@ -152,16 +121,9 @@ class TestRequireSame:
 class TestGpuSubset:
     def test_gpus_are_named_by_uuid_and_place_in_the_order_of_cuda(self):
         gpus = [Gpu(n, "Big", f"GPU-{n}", f"0000:{n}8:00.0", PcieLink(5, 16, 1, 8)) for n in range(3)]
+        link = {"pcie_generation": 5, "pcie_width": 16, "pcie_current_width": 8}
         assert gpu_subset(gpus, {"CUDA_VISIBLE_DEVICES": "2,GPU-0"}) == [
-            {
-                "name": "Big",
-                "uuid": f"GPU-{n}",
-                "pci_bus_id": f"0000:{n}8:00.0",
-                "pcie_generation": 5,
-                "pcie_width": 16,
-                "pcie_current_width": 8,
-            }
-            for n in (2, 0)
+            {"name": "Big", "uuid": f"GPU-{n}", "pci_bus_id": f"0000:{n}8:00.0", **link} for n in (2, 0)
         ]
 
     def test_what_nobody_tells_is_none(self):
@@ -197,4 +159,4 @@ class TestCollect:
 
     def test_folder_outside_a_checkout_has_no_commit(self, tmp_path, monkeypatch):
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-        assert git_state(tmp_path) is None
+        assert environment.git_state(tmp_path) is None

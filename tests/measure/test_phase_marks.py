@@ -90,10 +90,8 @@ class TestMarksThatArePlaced:
 
     def test_outside_a_profiled_iteration_there_is_no_place_for_them(self, clock, recorder):
         foreign = self.replayed(clock)
-        with (
-            pytest.raises(AssertionError, match="inside a profiled iteration"),
-            recorder.step(profiled=False),
-        ):
+        said = pytest.raises(AssertionError, match="inside a profiled iteration")
+        with said, recorder.step(profiled=False):
             recorder.place("forward", foreign[0], foreign[1])
 
 

@@ -1,6 +1,7 @@
 """What a step does when, on a clock that the test moves."""
 
 import threading
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -79,11 +80,8 @@ class TestLanesBeside:
                 with marks.on_lane("copy")("h2d"):
                     clock.now_s += 2
             clock.now_s += 4
-        assert spans_of(recorder) == [
-            ("communicate", "comm", 0, 3),
-            ("backward", "main", 0, 7),
-            ("h2d", "copy", 1, 3),
-        ]
+        beside = [("communicate", "comm", 0, 3), ("backward", "main", 0, 7), ("h2d", "copy", 1, 3)]
+        assert spans_of(recorder) == beside
 
     def test_another_thread_may_mark_them(self, clock, recorder):
         def exchange() -> None:
@@ -96,15 +94,6 @@ class TestLanesBeside:
             thread.join()
         assert ("communicate", "comm", 0, 5) in spans_of(recorder)
 
-    def test_phases_of_one_do_not_nest(self, recorder):
-        with (
-            pytest.raises(ValueError, match="phase 'reduce' inside phase 'communicate'"),
-            recorder.step(profiled=True) as marks,
-            marks.on_lane("comm")("communicate"),
-            marks.on_lane("comm")("reduce"),
-        ):
-            pass
-
 
 class TestPaused:
     def test_phase_is_cut_and_the_pause_is_an_exchange_on_the_hook_lane(self, clock, recorder):
@@ -113,11 +102,8 @@ class TestPaused:
             with marks.paused():
                 clock.now_s += 2
             clock.now_s += 4
-        assert spans_of(recorder) == [
-            ("backward", "main", 0, 1),
-            ("communicate", "hook", 1, 3),
-            ("backward", "main", 3, 7),
-        ]
+        cut = [("backward", "main", 0, 1), ("communicate", "hook", 1, 3), ("backward", "main", 3, 7)]
+        assert spans_of(recorder) == cut
 
     @pytest.mark.parametrize(
         ("exchanged_s", "rest"),
@@ -146,22 +132,22 @@ class TestPaused:
 
 
 class TestErrors:
-    def test_unknown_phase_is_an_error_with_the_names_allowed(self, recorder):
+    @pytest.mark.parametrize(
+        ("lane", "phases", "said"),
+        [
+            (None, ["foward"], "unknown phase 'foward'; allowed: input, h2d, forward"),
+            (None, ["update", "reduce"], "phase 'reduce' inside phase 'update'"),
+            ("comm", ["communicate", "reduce"], "phase 'reduce' inside phase 'communicate'"),
+        ],
+    )
+    def test_phase_that_cannot_be_is_an_error_naming_it(self, recorder, lane, phases, said):
         with (
-            pytest.raises(ValueError, match="unknown phase 'foward'; allowed: input, h2d, forward"),
+            pytest.raises(ValueError, match=said),
             recorder.step(profiled=True) as marks,
-            marks.phase("foward"),
+            ExitStack() as inside,
         ):
-            pass
-
-    def test_phase_inside_a_phase_is_an_error_naming_both(self, recorder):
-        with (
-            pytest.raises(ValueError, match="phase 'reduce' inside phase 'update'"),
-            recorder.step(profiled=True) as marks,
-            marks.phase("update"),
-            marks.phase("reduce"),
-        ):
-            pass
+            for phase in phases:
+                inside.enter_context(marks.on_lane(lane)(phase) if lane else marks.phase(phase))
 
     def test_phase_outside_a_step_is_an_error(self, recorder):
         with pytest.raises(ValueError, match="phase 'update' outside a step"), recorder.phase("update"):

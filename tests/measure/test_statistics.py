@@ -1,11 +1,20 @@
-"""Medians and their intervals, by number of launches; where possible against numbers worked out by hand."""
+"""Medians and their intervals, when enough is measured, and when a warm-up has ended."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
-from scaling.measure.statistics import estimate_median
+from scaling.measure.statistics import (
+    LOOK_EVERY,
+    MIN_SAMPLES,
+    critical_value,
+    enough,
+    estimate_median,
+    is_warm,
+    relative_half_width,
+)
 
 
 def launches_of(num_launches: int, num_samples: int, seed: int, *, between: float = 1.0) -> list[np.ndarray]:
@@ -57,25 +66,23 @@ class TestOneLaunch:
         estimate = estimate_median([[float(n) for n in range(num_samples)]])
         assert (estimate.low, estimate.high) == (None, None)
 
-    def test_six_samples_have_their_range(self):
-        # The median lies outside with probability 2 / 2^6 = 3.1%.
-        estimate = estimate_median([[4.0, 1.0, 6.0, 2.0, 3.0, 5.0]])
-        assert (estimate.low, estimate.median, estimate.high) == (1.0, 3.5, 6.0)
-
-    def test_eight_samples_still_have_their_range(self):
-        # Leaving out both ends would cover 1 - 2 (1 + 8) / 2^8 = 93.0%.
-        estimate = estimate_median([[float(n) for n in range(1, 9)]])
-        assert (estimate.low, estimate.high) == (1.0, 8.0)
-
-    def test_nine_samples_leave_out_their_ends(self):
-        # 1 - 2 (1 + 9) / 2^9 = 96.1%.
-        estimate = estimate_median([[float(n) for n in range(1, 10)]])
-        assert (estimate.low, estimate.high) == (2.0, 8.0)
-
-    def test_twenty_samples_have_the_sixth_and_the_fifteenth(self):
-        # As in the tables: sum of C(20, 0..5) / 2^20 = 2.07%, with C(20, 6) it is 5.8%.
-        estimate = estimate_median([[float(n) for n in range(20, 0, -1)]])
-        assert (estimate.low, estimate.median, estimate.high) == (6.0, 10.5, 15.0)
+    @pytest.mark.parametrize(
+        ("num_samples", "low", "median", "high"),
+        [
+            (6, 1, 3.5, 6),  # the median lies outside with probability 2 / 2^6 = 3.1%
+            (8, 1, 4.5, 8),  # leaving out both ends would cover 1 - 2 (1 + 8) / 2^8 = 93.0%
+            (9, 2, 5, 8),  # 1 - 2 (1 + 9) / 2^9 = 96.1%
+            (
+                20,
+                6,
+                10.5,
+                15,
+            ),  # as in the tables: sum of C(20, 0..5) / 2^20 = 2.07%, with C(20, 6) it is 5.8%
+        ],
+    )
+    def test_interval_by_hand(self, num_samples, low, median, high):
+        estimate = estimate_median([[float(n) for n in range(num_samples, 0, -1)]])
+        assert (estimate.low, estimate.median, estimate.high) == (low, median, high)
 
     @pytest.mark.parametrize("num_samples", range(6, 60))
     def test_order_statistics_are_the_narrowest_that_cover_95_percent(self, num_samples):
@@ -123,3 +130,175 @@ class TestSeveralLaunches:
 def test_no_sample_at_all_is_an_error(launches):
     with pytest.raises(ValueError, match="no samples"):
         estimate_median(launches)
+
+
+class TestRelativeHalfWidth:
+    @pytest.mark.parametrize("num_times", range(6))
+    def test_without_an_interval_it_is_infinite(self, num_times):
+        assert relative_half_width([1.0] * num_times) == math.inf
+
+    def test_twenty_times_by_hand(self):
+        # The interval is from the sixth to the fifteenth of them: 6 to 15 around 10.5.
+        assert relative_half_width([float(n) for n in range(20, 0, -1)]) == pytest.approx(4.5 / 10.5)
+
+    def test_does_not_depend_on_the_unit(self):
+        times = np.random.default_rng(0).uniform(1, 2, 50)
+        assert relative_half_width(1e-3 * times) == pytest.approx(relative_half_width(times))
+
+    def test_is_the_interval_that_is_reported(self):
+        times = list(np.random.default_rng(1).uniform(1, 2, 50))
+        told = estimate_median([times])
+        assert relative_half_width(times) == (told.high - told.low) / 2 / told.median
+
+    def test_equal_times_have_none_and_a_median_of_zero_no_relative_one(self):
+        assert relative_half_width([3.0] * 10) == 0
+        assert relative_half_width([0.0] * 10) == math.inf
+
+
+class TestEnough:
+    def test_few_samples_never_are(self):
+        assert not enough([1.0] * (MIN_SAMPLES - 1))
+        assert enough([1.0] * MIN_SAMPLES)
+        assert enough([1.0] * 6, min_samples=6)
+
+    def test_goal_is_the_widest_that_is_enough(self):
+        times = [100.0 + n for n in range(20)]  # 105 to 114 around 109.5
+        assert enough(times, goal=4.5 / 109.5)
+        assert not enough(times, goal=4.49 / 109.5)
+
+    def test_one_slow_sample_in_twenty_does_not_matter(self):
+        assert enough([1.0] * 19 + [100.0])
+
+    @pytest.mark.parametrize("goal", [0, -1, math.nan])
+    def test_goal_that_is_not_positive_is_an_error(self, goal):
+        with pytest.raises(ValueError, match=r"not positive.*0\.01"):
+            enough([1.0] * 20, goal=goal)
+
+
+def stopped_at(times):
+    """How many of these times are measured."""
+    return next(n for n in range(MIN_SAMPLES, len(times), LOOK_EVERY) if enough(times[:n], goal=0.01))
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Times of each of 400 runs up to where they stop: true median 1, spread 5%."""
+    generator = np.random.default_rng(2)
+    all_times = np.exp(0.05 * generator.standard_normal((400, 1000)))
+    return [times[: stopped_at(times)] for times in all_times]
+
+
+class TestStopping:
+    def test_interval_holds_the_median_about_as_often_as_it_says(self, runs):
+        told = [estimate_median([times]) for times in runs]
+        covered = np.mean([one.low <= 1 <= one.high for one in told])
+        # 94% less two and a half standard errors of 400 trials.
+        assert covered >= 0.94 - 0.03
+
+    def test_median_is_mostly_within_the_goal(self, runs):
+        assert np.mean([abs(np.median(times) - 1) <= 0.01 for times in runs]) > 0.9
+
+    def test_more_noise_takes_more_samples(self, runs):
+        generator = np.random.default_rng(3)
+        quiet = [stopped_at(np.exp(0.02 * generator.standard_normal(1000))) for _ in range(50)]
+        assert np.median(quiet) < 0.5 * np.median([len(times) for times in runs])
+
+
+def orders_at_or_above(statistic, num_earlier, num_later):
+    """(orders in which U reaches `statistic`, all orders), by trying them."""
+    num_times = num_earlier + num_later
+    values = []
+    for places in itertools.combinations(range(num_times), num_earlier):
+        others = [place for place in range(num_times) if place not in places]
+        values.append(sum(mine > other for mine in places for other in others))
+    return sum(value >= statistic for value in values), len(values)
+
+
+class TestCriticalValue:
+    def test_is_21_of_25_for_two_halves_of_five(self):
+        # Published tables give 4 for the smaller U at a one-sided 5%: 25 - 4 = 21.
+        assert critical_value(5, 5) == 21
+        assert orders_at_or_above(21, 5, 5) == (12, 252)
+
+    @pytest.mark.parametrize(("num_earlier", "num_later"), [(3, 3), (3, 4), (4, 4), (5, 5), (5, 6), (6, 6)])
+    def test_is_the_least_of_at_most_5_percent(self, num_earlier, num_later):
+        critical = critical_value(num_earlier, num_later)
+        for statistic, expected in ((critical, True), (critical - 1, False)):
+            count, total = orders_at_or_above(statistic, num_earlier, num_later)
+            assert (count / total <= 0.05) == expected
+
+    def test_agrees_with_the_normal_approximation_for_large_halves(self):
+        mean, deviation = 50 * 50 / 2, (50 * 50 * 101 / 12) ** 0.5
+        assert critical_value(50, 50) == pytest.approx(mean + 1.645 * deviation, abs=1.5)
+
+
+class TestIsWarm:
+    @pytest.mark.parametrize("num_times", [0, 1, 9])
+    def test_fewer_times_than_the_window_are_not_warm(self, num_times):
+        assert not is_warm([1.0] * num_times)
+
+    @pytest.mark.parametrize(
+        ("times", "expected"),
+        [
+            ([1.0] * 10, True),  # all ties
+            ([2.0] * 5 + [1.0] * 5, False),
+            ([1.0] * 5 + [2.0] * 5, True),  # slower than before is no warm-up
+            ([10, 9, 8, 7, 6, 5, 4, 3, 2, 1], False),
+            ([100, 1, 1, 1, 1, 1, 1, 1, 1, 1], True),  # one slow iteration: U is 5 + 20 / 2
+            ([6, 7, 8, 9, 3, 1, 2, 4, 5, 10], True),  # U is 18
+            ([6, 7, 8, 9, 4, 1, 2, 3, 5, 10], True),  # 19
+            ([6, 7, 8, 10, 4, 1, 2, 3, 5, 9], True),  # 20
+            ([7, 6, 8, 10, 5, 1, 2, 3, 4, 9], False),  # 21
+        ],
+        ids=str,
+    )
+    def test_earlier_half_must_not_be_significantly_slower(self, times, expected):
+        assert is_warm(times) == expected
+
+    def test_only_the_last_times_count(self):
+        steady = [1.0, 2.0] * 5
+        assert is_warm([100.0] * 50 + steady)
+        assert not is_warm(steady + [3.0] * 5 + [2.0] * 5)
+
+    def test_window_too_small_for_the_level_is_an_error(self):
+        with pytest.raises(ValueError, match=r"window 5 is too small.*6 at least"):
+            is_warm([1.0] * 20, window=5)
+
+    @pytest.mark.parametrize("window", [6, 11, 20])
+    def test_window_may_be_chosen(self, window):
+        falling = [float(n) for n in range(window, 0, -1)]
+        assert not is_warm(falling, window)
+        assert is_warm(falling[::-1], window)
+
+
+class TestErrorsOfWarmth:
+    TRIALS = 4000
+
+    def rate_of_cold(self, trend, seed, *, skewed):
+        generator = np.random.default_rng(seed)
+        noise = generator.standard_normal((self.TRIALS, 10))
+        noise = np.exp(noise) if skewed else noise
+        return np.mean([not is_warm(times) for times in noise + trend])
+
+    @pytest.mark.parametrize("skewed", [False, True])
+    def test_steady_times_are_taken_for_warm_up_as_often_as_it_says(self, skewed):
+        # 12 of 252, within four standard errors.
+        error = 4 * (0.0476 * 0.9524 / self.TRIALS) ** 0.5
+        assert self.rate_of_cold(np.zeros(10), 1, skewed=skewed) == pytest.approx(12 / 252, abs=error)
+
+    def test_times_that_fall_by_more_than_their_noise_are_seen(self):
+        steps = np.arange(10, 0, -1)
+        rates = [self.rate_of_cold(slope * steps, 2, skewed=False) for slope in (0, 0.2, 0.4, 1)]
+        assert rates == sorted(rates)
+        assert rates[2] > 0.7
+        assert rates[3] > 0.99
+
+    def test_end_of_an_exponential_warm_up_is_found(self):
+        generator = np.random.default_rng(3)
+        ends = []
+        for _ in range(200):
+            # Twice as slow at first, 5% slower still after 15 iterations, with 2% of noise.
+            times = (1 + np.exp(-np.arange(100) / 5)) * (1 + 0.02 * generator.standard_normal(100))
+            ends.append(next(n for n in range(101) if is_warm(times[:n])))
+        assert np.quantile(ends, 0.1) >= 15
+        assert np.quantile(ends, 0.9) <= 35
