@@ -47,11 +47,7 @@ def test_grid_that_is_large_and_allowed_is_planned_in_few_calls(tmp_path):
     ("aggregator", "world_size", "said"),
     [
         ("all_reduce", 1024, None),
-        (
-            "host_parallel",
-            256,
-            "it does not run there; ask for up to 8 ranks",
-        ),
+        ("host_parallel", 256, "it does not run there; ask for up to 8 ranks"),
         ("one_bit", 1024, "1047552 messages in one step; up to 400000 are priced"),
         ("mpi_one_bit", 1024, "messages of MPI in one step; up to 100000 are priced"),
         ("mxnet_tree", 1024, "the trees of up to 256 are searched"),

@@ -13,14 +13,7 @@ import pytest
 import yaml
 
 from scaling.store import ResultsFolder
-from tests.faults.commands import (
-    WORKLOAD,
-    command_in,
-    in_general,
-    line_with,
-    study_of,
-    worker,
-)
+from tests.faults.commands import WORKLOAD, command_in, in_general, line_with, study_of, worker
 from tests.ranks import free_port
 from tests.waiting import LIMIT_S
 

@@ -207,10 +207,7 @@ GROWTH: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], Sequence[S
     ),
     "archived results": (
         lambda folder, times: _results(folder, archived=True, times=times),
-        lambda folder: [
-            ("status", folder / "results"),
-            ("export", folder / "results", "--format", "csv"),
-        ],
+        lambda folder: [("status", folder / "results"), ("export", folder / "results", "--format", "csv")],
     ),
     "study": (_study, lambda folder: [("plan", folder / "own.yaml")]),
     "foreign": (

@@ -163,9 +163,7 @@ class TestHook:
 
     def test_it_is_exposed_where_nothing_else_runs_and_never_hidden(self):
         budget = one(
-            ("backward", "main", 0.0, 2.0),
-            ("communicate", "hook", 2.0, 3.0),
-            ("backward", "main", 3.0, 10.0),
+            ("backward", "main", 0.0, 2.0), ("communicate", "hook", 2.0, 3.0), ("backward", "main", 3.0, 10.0)
         )
         assert parts(budget) == {"backward": 9.0, "exposed_comm": 1.0}
         assert budget.hidden_comm_s == 0.0

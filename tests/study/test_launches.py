@@ -56,9 +56,7 @@ class TestGrouping:
         assert launch.repeat == 0
 
     @pytest.mark.parametrize(
-        "change",
-        [{"world_size": 4}, {"device": "cuda"}, {"threads": 2}, {"peer_access": False}],
-        ids=str,
+        "change", [{"world_size": 4}, {"device": "cuda"}, {"threads": 2}, {"peer_access": False}], ids=str
     )
     def test_what_is_fixed_at_start_up_separates_them(self, folder, change):
         launches = remaining_launches(folder, study_of([CELL, replace(CELL, **change)]))

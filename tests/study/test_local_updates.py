@@ -54,7 +54,7 @@ class TestCells:
     def test_control_arm_and_lossy_aggregators_are_measured_without_where_the_study_has_that(self):
         found = cells(sync_every=[1, 4], aggregators=["none", "ring", "one_bit", "fp16"])
         assert [(cell.aggregator, cell.sync_every) for cell in found] == [
-            *[("none", 1), ("ring", 1), ("ring", 4), ("one_bit", 1), ("fp16", 1), ("fp16", 4)],
+            *[("none", 1), ("ring", 1), ("ring", 4), ("one_bit", 1), ("fp16", 1), ("fp16", 4)]
         ]
 
     def test_description_says_how_often_models_are_exchanged(self):

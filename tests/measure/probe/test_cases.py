@@ -45,7 +45,7 @@ class TestCases:
     @pytest.mark.parametrize(("on_gpus", "ranks"), [(True, [(0,), (1,)]), (False, [(0, 1)])])
     def test_products_are_on_each_gpu_alone_or_on_all_cores_at_once(self, on_gpus, ranks):
         without, with_products = (
-            set(cases(2, on_gpus=on_gpus, with_products=products)) for products in (False, True)
+            set(cases(2, on_gpus=on_gpus, with_products=each)) for each in (False, True)
         )
         added = with_products - without
         assert without < with_products
@@ -61,12 +61,8 @@ class TestCases:
         assert (MESSAGE_SIZES[0], MESSAGE_SIZES[-1]) == (4 << 10, 1 << 30)
 
     def test_second_launch_measures_messages_only(self):
-        assert set(operations(cases(4, on_gpus=True, only_messages=True))) == {
-            "send",
-            "swap",
-            "shift",
-            "all_reduce",
-        }
+        found = operations(cases(4, on_gpus=True, only_messages=True))
+        assert set(found) == {"send", "swap", "shift", "all_reduce"}
 
     def test_processes_copy_in_host_memory_and_capture_nothing(self):
         found = cases(2, on_gpus=False)
@@ -103,13 +99,11 @@ class TestCases:
             if case.operation in ("send", "swap", "peer_copy"):
                 assert len(case.ranks) == 2
 
-    def test_no_case_is_there_twice(self):
+    def test_no_case_is_there_twice_and_sizes_ascend(self):
         found = cases(3, on_gpus=True, peer_copies=True)
         assert len(set(found)) == len(found)
         assert len({case.describe() for case in found}) == len(found)
-
-    def test_sizes_ascend(self):
-        for case in cases(2, on_gpus=True, peer_copies=True):
+        for case in found:
             assert list(case.sizes_bytes) == sorted(set(case.sizes_bytes))
             assert all(size % 4 == 0 for size in case.sizes_bytes)
 
@@ -147,12 +141,8 @@ class TestSamples:
 
     def test_table_has_a_row_a_sample_with_both_bandwidths(self):
         (row,) = csv.DictReader(io.StringIO(as_csv([SAMPLE])))
-        assert (row["operation"], row["ranks"], row["captured"], row["repeats"]) == (
-            "all_reduce",
-            "0 1 2 3",
-            "True",
-            "7",
-        )
+        expected = {"operation": "all_reduce", "ranks": "0 1 2 3", "captured": "True", "repeats": "7"}
+        assert {name: row[name] for name in expected} == expected
         assert float(row["algbw_bytes_per_s"]) == 4096 / 2e-6
         assert float(row["busbw_bytes_per_s"]) == 1.5 * 4096 / 2e-6
 
@@ -160,9 +150,7 @@ class TestSamples:
         odd = replace(SAMPLE, seconds=0.019331123000000616)
         assert ",0.01933112," in as_csv([odd])
 
-    def test_table_is_read_back(self):
+    def test_samples_are_read_back_from_the_table_and_from_json(self):
+        assert ProbeSample.from_row(json.loads(json.dumps(asdict(SAMPLE)))) == SAMPLE
         samples = [SAMPLE, replace(SAMPLE, ranks=(2,), memory="pinned", captured=False, num_threads=1)]
         assert from_csv(as_csv(samples)) == samples
-
-    def test_sample_survives_json(self):
-        assert ProbeSample.from_row(json.loads(json.dumps(asdict(SAMPLE)))) == SAMPLE

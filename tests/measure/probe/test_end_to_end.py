@@ -20,16 +20,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def started(folder, *arguments):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "",
-        "TMPDIR": str(folder),  # so that the workers' command lines name this folder
-    }
+    # With TMPDIR the workers' command lines name this folder.
+    own = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "scaling", "topology", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    options = {"capture_output": True, "text": True, "timeout": LIMIT_S}
+    return subprocess.run(command, cwd=folder, env={**os.environ, **own}, **options)
 
 
 def processes_of(folder):
@@ -74,9 +69,8 @@ def test_probe_that_mpirun_starts_has_mpis_all_reduce_too(tmp_path, openmpi):
     done = started(tmp_path, "probe", *arguments)
     assert done.returncode == 0, done.stderr
     with (tmp_path / "box.samples.csv").open() as file:
-        seconds = [
-            float(row["seconds"]) for row in csv.DictReader(file) if row["operation"] == "mpi_all_reduce"
-        ]
+        rows = [row for row in csv.DictReader(file) if row["operation"] == "mpi_all_reduce"]
+    seconds = [float(row["seconds"]) for row in rows]
     assert len(seconds) >= 6, "three of each of two sizes"
     assert min(seconds) > 0
     text = (tmp_path / "box.yaml").read_text()
@@ -87,14 +81,9 @@ def test_probe_that_mpirun_starts_has_mpis_all_reduce_too(tmp_path, openmpi):
 
 @pytest.mark.processes
 def test_workers_that_fail_are_told_with_their_last_words(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\nif 'RANK' in os.environ:\n    raise SystemExit('no luck')\n"
-    )
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "scaling", "topology", "probe", "--world-size", "2", "--seconds", "1"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    text = "import os\nif 'RANK' in os.environ:\n    raise SystemExit('no luck')\n"
+    (tmp_path / "sitecustomize.py").write_text(text)
+    done = started(tmp_path, "probe", "--world-size", 2, "--seconds", 1)
     assert done.returncode == 2
     assert "error: the workers' launch ended with exit code 1" in done.stderr
     assert "Traceback" not in done.stderr.partition("the last that they said")[0]

@@ -20,14 +20,8 @@ def case(name, *rows):
     """A test case; None was not measured."""
     matrix = [["N/A" if value is None else f"{value:g}" for value in row] for row in rows]
     total = sum(value or 0.0 for row in rows for value in row)
-    arrow = "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)"
-    return {
-        "bandwidth_description": arrow,
-        "bandwidth_matrix": matrix,
-        "name": name,
-        "status": "Passed",
-        "sum": total,
-    }
+    said = {"bandwidth_description": "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)", "status": "Passed"}
+    return {**said, "bandwidth_matrix": matrix, "name": name, "sum": total}
 
 
 def nvbandwidth(*cases):
@@ -41,9 +35,8 @@ def between(gbps, num_gpus=4):
 
 
 def imported(text, machine="hgx-h200-4"):
-    found, file = with_measured(
-        text_of(machine), machine, samples_of(text, "a file")[0], "nvbandwidth v0.8 (x)"
-    )
+    figures = samples_of(text, "a file")[0]
+    found, file = with_measured(text_of(machine), machine, figures, "nvbandwidth v0.8 (x)")
     return validated(found, "the result"), file
 
 
@@ -75,9 +68,8 @@ def test_what_was_not_measured_stays():
     topology, _ = imported(nvbandwidth(*PCIE))
     assert bandwidths(topology, "nvlink") == bandwidths(before, "nvlink")
     assert topology.machine.message_latency_s == before.machine.message_latency_s
-    assert [link.latency_s for link in topology.machine.links] == [
-        link.latency_s for link in before.machine.links
-    ]
+    latencies = [[link.latency_s for link in each.machine.links] for each in (topology, before)]
+    assert latencies[0] == latencies[1]
 
 
 def test_a_link_that_is_off_gets_a_type_of_its_own():
@@ -88,16 +80,15 @@ def test_a_link_that_is_off_gets_a_type_of_its_own():
 
 
 def test_link_that_two_gpus_share_has_what_the_faster_gets():
-    topology, _ = imported(
-        nvbandwidth(case(DOWN, [20.0, 10.0, 20.0, 20.0]), case(UP, [20.0] * 4)), "dual-k80"
-    )
+    text = nvbandwidth(case(DOWN, [20.0, 10.0, 20.0, 20.0]), case(UP, [20.0] * 4))
+    topology, _ = imported(text, "dual-k80")
     assert bandwidths(topology, "pcie")["cpu0-switch0"][0] == 20.0
 
 
 def test_copies_of_all_gpus_at_once_bound_the_host_memory():
     alone, at_once = (
-        (case(name, [40.0] * 4) for name in BOTH),
-        (case(name, [20.0] * 4) for name in BOTH_AT_ONCE),
+        [case(name, [40.0] * 4) for name in BOTH],
+        [case(name, [20.0] * 4) for name in BOTH_AT_ONCE],
     )
     busy = (case(AT_ONCE[0], [41.0] * 4), case(AT_ONCE[1], [34.0] * 4))
     topology, _ = imported(nvbandwidth(*PCIE, *alone, *at_once, *busy))

@@ -15,21 +15,20 @@ def samples_of(*arguments):
 def nccl_tests(program="all_reduce_perf", env=(), **config):
     row = {"size": 1048576, "count": 262144, "type": "float", "redop": "sum", "root": "-1"}
     times = {"time": 21.5, "alg_bw": 48.8, "bus_bw": 73.2, "nwrong": 0.0}
-    return json.dumps(
-        {
-            "version": 2,
-            "args": [f"./build/{program}", "-b", "1M"],
-            "env": list(env),
-            "config": {
-                "nthreads": 1,
-                "ngpus": 1,
-                "graph": 0,
-                "devices": [{"rank": r} for r in range(4)],
-                **config,
-            },
-            "results": [{**row, "out_of_place": times, "in_place": {**times, "time": 20.0}}],
-        }
-    )
+    devices = [{"rank": rank} for rank in range(4)]
+    head = {"version": 2, "args": [f"./build/{program}", "-b", "1M"], "env": list(env)}
+    head["config"] = {"nthreads": 1, "ngpus": 1, "graph": 0, "devices": devices, **config}
+    results = [{**row, "out_of_place": times, "in_place": {**times, "time": 20.0}}]
+    return json.dumps({**head, "results": results})
+
+
+def nvbandwidth(**matrices):
+    cases = [{"name": name, "bandwidth_matrix": matrix} for name, matrix in matrices.items()]
+    return json.dumps({"nvbandwidth": {"testcases": cases}})
+
+
+def rates_of(figures, digits=2):
+    return {(one.operation, one.ranks): round(one.num_bytes / one.seconds / 1e9, digits) for one in figures}
 
 
 def test_nccl_tests_gives_ranks_size_and_time():
@@ -40,9 +39,8 @@ def test_nccl_tests_gives_ranks_size_and_time():
 
 
 def test_gpus_of_one_process_count_and_settings_tell_the_way():
-    (sample,) = samples_of(
-        nccl_tests(env=["NCCL_P2P_DISABLE=1"], ngpus=8, devices=[{"rank": 0}], graph=1), "a file"
-    )
+    text = nccl_tests(env=["NCCL_P2P_DISABLE=1"], ngpus=8, devices=[{"rank": 0}], graph=1)
+    (sample,) = samples_of(text, "a file")
     assert len(sample.ranks) == 8
     assert sample.launch == "host_only"
     assert sample.captured
@@ -100,31 +98,16 @@ def test_table_that_is_cut_off_or_of_wrong_results_is_refused(text, message):
 
 
 def test_nvbandwidth_gives_copies_both_ways_and_between_gpus():
-    content = {
-        "nvbandwidth": {
-            "testcases": [
-                {"name": "host_to_device_memcpy_ce", "bandwidth_matrix": [["55.1", "54.9"]]},
-                {
-                    "name": "device_to_device_memcpy_write_ce",
-                    "bandwidth_matrix": [["N/A", "390"], ["391", "N/A"]],
-                },
-                {
-                    "name": "device_to_device_memcpy_read_ce",
-                    "bandwidth_matrix": [["N/A", "300"], ["301", "N/A"]],
-                },
-                {"name": "host_device_latency_sm", "bandwidth_matrix": [["900"]]},
-            ]
-        }
-    }
-    found = samples_of(json.dumps(content), "a file")
-    assert [(one.operation, one.ranks) for one in found] == [
-        ("h2d", (0,)),
-        ("h2d", (1,)),
-        ("peer_copy", (0, 1)),
-        ("peer_copy", (1, 0)),
-        ("peer_copy", (1, 0)),
-        ("peer_copy", (0, 1)),
-    ]
+    text = nvbandwidth(
+        host_to_device_memcpy_ce=[["55.1", "54.9"]],
+        device_to_device_memcpy_write_ce=[["N/A", "390"], ["391", "N/A"]],
+        device_to_device_memcpy_read_ce=[["N/A", "300"], ["301", "N/A"]],
+        host_device_latency_sm=[["900"]],
+    )
+    found = samples_of(text, "a file")
+    pairs = [(0, 1), (1, 0), (1, 0), (0, 1)]
+    expected = [("h2d", (0,)), ("h2d", (1,)), *(("peer_copy", pair) for pair in pairs)]
+    assert [(one.operation, one.ranks) for one in found] == expected
     assert found[0].num_bytes / found[0].seconds == pytest.approx(55.1e9)
 
 
@@ -147,24 +130,17 @@ def test_other_files_are_refused(text, message):
 
 
 def test_nvbandwidth_gives_copies_at_once_and_both_ways():
-    names = {
-        "host_to_all_memcpy_ce": [["41", "43"]],
-        "host_to_device_bidirectional_memcpy_ce": [["40", "N/A"]],
-        "device_to_host_bidirectional_memcpy_ce": [["30", "30"]],
-        "host_to_all_bidirectional_memcpy_ce": [["20", "22"]],
-        "all_to_host_bidirectional_memcpy_ce": [["24", "26"]],
-        "all_to_host_memcpy_ce": [["34", "N/A"]],
-    }
-    cases = [{"name": name, "bandwidth_matrix": matrix} for name, matrix in names.items()]
-    found = samples_of(json.dumps({"nvbandwidth": {"testcases": cases}}), "a file")
-    rates = {
-        (one.operation, one.ranks, one.memory): round(one.num_bytes / one.seconds / 1e9, 3) for one in found
-    }
-    assert rates == {
-        ("h2d", (0, 1), "pinned"): 42.0,
-        ("h2d_d2h", (0,), "pinned"): 35.0,
-        ("h2d_d2h", (0, 1), "pinned"): 23.0,
-    }
+    text = nvbandwidth(
+        host_to_all_memcpy_ce=[["41", "43"]],
+        host_to_device_bidirectional_memcpy_ce=[["40", "N/A"]],
+        device_to_host_bidirectional_memcpy_ce=[["30", "30"]],
+        host_to_all_bidirectional_memcpy_ce=[["20", "22"]],
+        all_to_host_bidirectional_memcpy_ce=[["24", "26"]],
+        all_to_host_memcpy_ce=[["34", "N/A"]],
+    )
+    found = samples_of(text, "a file")
+    assert {one.memory for one in found} == {"pinned"}
+    assert rates_of(found, 3) == {("h2d", (0, 1)): 42.0, ("h2d_d2h", (0,)): 35.0, ("h2d_d2h", (0, 1)): 23.0}
 
 
 # skypilot's and Kubeflow's logs put labels before each line; newer programs are called all_reduce_perf_mpi.
@@ -177,9 +153,8 @@ def test_lines_may_have_labels_and_programs_may_be_built_for_mpi(label):
 
 def test_ranks_on_several_hosts_and_shared_gpus_are_said():
     hosts = NEW_TABLE.replace("6900 on a device  1 [0000:05:00]", "6900 on b device  0 [0000:04:00]")
-    assert other_tools.samples_of(hosts, "a file")[1] == [
-        "2 ranks on 2 hosts: they calibrate a machine of 2 hosts alone, with 1 GPUs each"
-    ]
+    said = "2 ranks on 2 hosts: they calibrate a machine of 2 hosts alone, with 1 GPUs each"
+    assert other_tools.samples_of(hosts, "a file")[1] == [said]
     shared = NEW_TABLE.replace("device  1 [0000:05:00]", "device  0 [0000:04:00]")
     assert "2 ranks on 1 GPUs" in other_tools.samples_of(shared, "a file")[1][0]
     assert other_tools.samples_of(NEW_TABLE, "a file")[1] == []
@@ -216,12 +191,9 @@ memcpy local GPU(column) bandwidth (GB/s)
 
 def test_text_of_nvbandwidth_is_read_as_its_json_and_what_is_not_used_is_named():
     figures, notes = other_tools.samples_of(NVBANDWIDTH, "a file")
-    rates = {(one.operation, one.ranks): round(one.num_bytes / one.seconds / 1e9, 2) for one in figures}
-    assert rates == {
-        ("h2d", (0,)): 25.5,
-        ("h2d", (1,)): 24.26,
-        ("peer_copy", (0, 1)): 26.34,
-        ("peer_copy", (1, 0)): 21.82,
+    assert rates_of(figures) == {
+        **{("h2d", (0,)): 25.5, ("h2d", (1,)): 24.26},
+        **{("peer_copy", (0, 1)): 26.34, ("peer_copy", (1, 0)): 21.82},
     }
     assert notes == [
         "device_to_host_memcpy_ce: no figures (failed or waived)",
@@ -263,10 +235,7 @@ def test_texts_of_osu_are_read():
     ("text", "message"),
     [
         (OSU_ALL_REDUCE, "does not say how many ranks it had: --world-size N"),
-        (
-            OSU_ALL_REDUCE.replace("MPI A", "MPI-CUDA A"),
-            "nothing that a probe measures; read are osu_allreduce",
-        ),
+        (OSU_ALL_REDUCE.replace("MPI A", "MPI-CUDA A"), "nothing that a probe measures; read are osu_all"),
         (OSU_BW.replace("-CUDA", "").replace("DEVICE (D)", "HOST (H)"), "nothing that a probe measures"),
         (OSU_BW.replace("Bandwidth Test", "Bi-Directional Bandwidth Test"), "nothing that a probe measures"),
         (OSU_ALL_REDUCE + OSU_BW, "2 tests of OSU in one text"),

@@ -52,18 +52,8 @@ def samples_of(change=lambda case, seconds: seconds, world_size=4):
         for case in todo:
             for size in case.sizes_bytes:
                 seconds = change(case, seconds_of(case, size, launch))
-                one = ProbeSample(
-                    launch,
-                    case.operation,
-                    case.ranks,
-                    case.memory,
-                    case.captured,
-                    case.num_threads,
-                    size,
-                    1,
-                    seconds,
-                )
-                found += [one] * 5
+                way = (case.operation, case.ranks, case.memory, case.captured, case.num_threads)
+                found += [ProbeSample(launch, *way, size, 1, seconds)] * 5
     return found
 
 
@@ -77,10 +67,10 @@ def facts_of_workers(uuids=("a0", "a1", "a2", "a3")):
 
 
 def found_machine(number=4):
-    gpus = [
-        Gpu(i, "NVIDIA H200", f"GPU-a{i}", f"0000:{i}8:00.0", PcieLink(5, 16), switch_links=18)
-        for i in range(number)
-    ]
+    link = PcieLink(5, 16)
+    gpus = (
+        Gpu(i, "NVIDIA H200", f"GPU-a{i}", f"0000:{i}8:00.0", link, switch_links=18) for i in range(number)
+    )
     return Facts("box", Host("A CPU", (NumaNode(0, 0, 64, 2**40),)), tuple(gpus))
 
 
@@ -145,21 +135,19 @@ class TestFourGpus:
 
     def test_sources_say_when_where_and_how_often(self, box):
         sources = box[0].sources
-        assert sources["pcie5-x16.bandwidth_bytes_per_s"].startswith(
-            f"{STAMP}, 256 MiB, median of 5: pinned memory to one GPU at a time, 55.0 GB/s to"
-        )
-        assert sources["memory.bandwidth_bytes_per_s"].startswith(
-            f"{STAMP}, 256 MiB, median of 5: copies of all GPUs at once, where they"
-        )
+        copies = f"{STAMP}, 256 MiB, median of 5: "
+        of_pcie = f"{copies}pinned memory to one GPU at a time, 55.0 GB/s to"
+        assert sources["pcie5-x16.bandwidth_bytes_per_s"].startswith(of_pcie)
+        of_memory = f"{copies}copies of all GPUs at once, where they"
+        assert sources["memory.bandwidth_bytes_per_s"].startswith(of_memory)
         assert sources["message_latency_s.peer"].startswith(f"{STAMP}, median of 5: messages between")
         assert "captured in a CUDA graph" in sources["message_latency_s.peer"]
         assert sources["pcie5-x16.latency_s"].startswith("assumption")
 
     def test_misfits_of_the_model_are_told(self, box):
         (note,) = box[1].notes
-        assert note.startswith(
-            "not in the model: messages, host-only: ranks 0 and 1 reach 22.0 GB/s at 128 MiB"
-        )
+        begin = "not in the model: messages, host-only: ranks 0 and 1 reach 22.0 GB/s at 128 MiB"
+        assert note.startswith(begin)
         assert "0.44 of the 50.0 GB/s that the model gives them (6 of 6 pairs" in note
         assert f"# {note[:60]}" in box[1].machine
 
@@ -194,11 +182,8 @@ def test_copies_that_do_not_hold_one_another_up_are_no_limit():
 
 
 def test_series_that_broke_off_before_its_largest_size_counts_nowhere():
-    samples = [
-        sample
-        for sample in samples_of()
-        if not (sample.operation == "peer_copy" and sample.ranks == (0, 1) and sample.num_bytes > 1 << 20)
-    ]
+    pair = ("peer_copy", (0, 1))
+    samples = [s for s in samples_of() if (s.operation, s.ranks) != pair or s.num_bytes <= 1 << 20]
     one = link(probed(samples)[0], "gpu0-nvswitch0")
     assert close(one.bandwidth_bytes_per_s, 370e9)
     source = probed(samples)[0].sources["nvlink-to-switch.bandwidth_bytes_per_s"]
@@ -206,11 +191,8 @@ def test_series_that_broke_off_before_its_largest_size_counts_nowhere():
 
 
 def test_small_copies_at_once_are_no_limit_of_memory():
-    samples = [
-        sample
-        for sample in samples_of()
-        if not (sample.operation in ALONE and len(sample.ranks) > 1 and sample.num_bytes > 1 << 20)
-    ]
+    several = {s for s in samples_of() if s.operation in ALONE and len(s.ranks) > 1 and s.num_bytes > 1 << 20}
+    samples = [s for s in samples_of() if s not in several]
     topology, _ = probed(samples)
     assert close(topology.machine.by_id["host0"].bandwidth_bytes_per_s, 3 * 4 * 18e9)  # of the cores
 
