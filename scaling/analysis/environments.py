@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from scaling.files.documents import from_yaml
 from scaling.store import ResultsFolder
@@ -91,9 +92,7 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
-QUEUED_MORE = 0.05
-"""Of the time in which workers wait for a core: from so much more on other programs are named."""
-
+QUEUED_MORE = 0.05  # of the time in which workers wait for a core: from so much more on it is named
 CLOCK_RATIO = 0.98  # GPUs' clocks vary from run to run by less
 
 
@@ -101,20 +100,16 @@ def machine_changes(before: ResultsFolder, after: ResultsFolder) -> list[str]:
     """One line a difference such as `versions.nccl: 2.27.5 against 2.28.3`, of versions, settings, hardware,
     link widths, topology, power caps and clocks of GPUs, and the load."""
     lines = [key.line() for key in environment_differences(before, after)]
-    facts = [_facts(folder) for folder in (before, after)]
-    for old, new in zip(*facts, strict=True):
+    for old, new in zip(_facts(before), _facts(after), strict=True):
         if old and new:  # else one of them did not record it
-            lines += [
-                f"{name}: {old.get(name, 'none')} against {new.get(name, 'none')}"
-                for name in {**old, **new}
-                if old.get(name) != new.get(name)
-            ]
-    clocks = [_median(folder, "gpu", _clock_hz) for folder in (before, after)]
-    if None not in clocks and not CLOCK_RATIO < clocks[1] / clocks[0] < 1 / CLOCK_RATIO:
-        lines.append(f"GPU clock under load: {clocks[0] / 1e6:.0f} against {clocks[1] / 1e6:.0f} MHz")
-    queued = [_median(folder, "host", _queued_share) for folder in (before, after)]
-    if None not in queued and queued[1] - queued[0] > QUEUED_MORE:
-        lines.append(f"workers wait for a core (other programs): {queued[0]:.0%} against {queued[1]:.0%}")
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            lines += [f"{name}: {old.get(name, 'none')} against {new.get(name, 'none')}" for name in names]
+    clock, clock_now = (_usual(folder, "gpu", "sm_clock_after_hz") / 1e6 for folder in (before, after))
+    if min(clock, clock_now) <= CLOCK_RATIO * max(clock, clock_now):
+        lines.append(f"GPU clock under load: {clock:.0f} against {clock_now:.0f} MHz")
+    queued, queued_now = (_usual(folder, "host", "queued_s", "window_s") for folder in (before, after))
+    if queued_now - queued > QUEUED_MORE:
+        lines.append(f"workers wait for a core (other programs): {queued:.0%} against {queued_now:.0%}")
     return lines
 
 
@@ -131,25 +126,16 @@ def _facts(folder: ResultsFolder) -> list[dict[str, str]]:
     for link in (from_yaml(folder.topology_text() or "") or {}).get("links") or ():
         name, text = f"link {'-'.join(link['between'])}", f"{link.get('count', 1)} x {link['type']}"
         links[name] = f"{links[name]} and {text}" if name in links else text
-    limits = {float(gpu["power_limit_w"]) for gpu in _recorded(folder, "gpu") if gpu.get("power_limit_w")}
-    caps = {"power cap": ", ".join(f"{watts:.0f} W" for watts in sorted(limits))} if limits else {}
-    return [pcie, links, caps]
+    watts = {f"{value:.0f} W": None for value in sorted(_recorded(folder, "gpu", "power_limit_w"))}
+    return [pcie, links, {"power cap": ", ".join(watts)} if watts else {}]
 
 
-def _recorded(folder: ResultsFolder, what: str) -> Iterator[Mapping[str, Any]]:
-    for record in folder.runs():
-        yield from filter(None, (record.summary or {}).get(what) or ())
+def _recorded(folder: ResultsFolder, what: str, key: str, over: str | None = None) -> list[float]:
+    """What the runs recorded of the GPUs or hosts, where it is known; the ratio of two keys."""
+    every = [one for record in folder.runs() for one in (record.summary or {}).get(what) or () if one]
+    known = [(one.get(key), one.get(over) if over else 1.0) for one in every]
+    return [value / by for value, by in known if value is not None and by]
 
 
-def _median(folder: ResultsFolder, what: str, value_of: Any) -> Any:
-    values = [value for one in _recorded(folder, what) if (value := value_of(one)) is not None]
-    return median(values) if values else None
-
-
-def _clock_hz(gpu: Mapping[str, Any]) -> float | None:
-    return gpu.get("sm_clock_after_hz")
-
-
-def _queued_share(host: Mapping[str, Any]) -> float | None:
-    known = host.get("queued_s") is not None and host.get("window_s")
-    return host["queued_s"] / host["window_s"] if known else None
+def _usual(*of: Any) -> float:
+    return float(np.median(_recorded(*of) or np.nan))

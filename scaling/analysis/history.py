@@ -37,20 +37,58 @@ from scaling.analysis.transfers import read_transfers
 from scaling.errors import ScalingError
 from scaling.measure.probe.series import label, size_text
 from scaling.store import ResultsFolder
-from scaling.store.history import Campaign, samples_digest
+from scaling.store.history import Campaign
 
 Floats = NDArray[np.float64]
 
 LEARNED = 5
 EPSILON = 0.2
 COMMON = "all times"
-_OF_SIZE = re.compile(r" of \d[\d.e+]* (?:B|KiB|MiB|GiB)$", re.ASCII)
-"""The size of a message: of each kind only the largest that all campaigns have is a stream."""
-COMMON_WEIGHT = 0.5
 RUNS_PER_FALSE_ALARM = 100
 SLOWDOWNS, SEEN_SHARE = (0.03, 0.05, 0.1), 0.9
 DRAWS, MOST_DRAWN = 60, 60
 LEVEL = 0.05
+_OF_SIZE = re.compile(r" of \d[\d.e+]* (?:B|KiB|MiB|GiB)$", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A new time over an old one, with its interval; None: a side is one campaign, without scatter."""
+
+    ratio: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Change(Ratio):
+    """A stream that changed, or `COMMON`."""
+
+    stream: str
+    first: int  # the first campaign of the new level, most likely
+    earliest: int  # earliest, latest: of the smallest set of campaigns that has it with 95%
+    latest: int
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a history says."""
+
+    campaigns: Sequence[Campaign]  # those that count, in their order
+    streams: Sequence[str]  # that all of them have
+    logs: Floats  # [stream, campaign] of seconds
+    runs_per_false_alarm: float  # without a change there are as many campaigns before an alarm, on average
+    alarm: int | None  # the campaign at which the evidence sufficed; None: it did not
+    change: Change | None  # of what changed most surely; None without an alarm
+    others: Sequence[str]  # streams that changed alike, by their own evidence
+    hosts: Mapping[str, Ratio]  # whose campaigns take longer, with intervals for all hosts at once
+    # slowdown -> for how many campaigns it has to last for an alarm by now, in `SEEN_SHARE` of cases; None:
+    # for more than half of the history. Empty with an alarm, or up to `LEARNED` campaigns
+    seen: Mapping[float, int | None]
+    left_out: Sequence[str]  # streams that some campaigns lack
+
+    def around(self, change: Change) -> tuple[Campaign, Campaign]:
+        """The campaigns that are certainly before and after it."""
+        return self.campaigns[max(change.earliest - 1, 0)], self.campaigns[change.latest]
 
 
 def evidence(values: Floats) -> Floats:
@@ -69,123 +107,78 @@ def evidence(values: Floats) -> Floats:
 def first_alarm(logs: Floats, runs_per_false_alarm: float) -> tuple[int | None, Floats]:
     """Where the evidence of [stream, campaign] suffices; and [common, stream...] there, or at the end."""
     found = evidence(np.vstack([logs.mean(axis=0), logs]))
-    averaged = COMMON_WEIGHT * found[0] + (1 - COMMON_WEIGHT) * found[1:].mean(axis=0)
-    enough = np.flatnonzero(averaged >= runs_per_false_alarm)
+    enough = np.flatnonzero((found[0] + found[1:].mean(axis=0)) / 2 >= runs_per_false_alarm)
     at = int(enough[0]) if len(enough) else None
     return at, found[:, -1 if at is None else at]
 
 
-@dataclass(frozen=True)
-class Change:
-    """A stream that changed."""
-
-    stream: str  # which; `COMMON` for the mean of all
-    first: int  # the first campaign of the new level, most likely
-    earliest: int  # earliest, latest: of the smallest set of campaigns that has it with 95%
-    latest: int
-    # ratio, interval: the new time over the old one, and 95% of it; None: one campaign has no scatter
-    ratio: float
-    interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class HostEffect:
-    """A host whose campaigns take longer than others; the ratio has an interval for all hosts at once."""
-
-    host: str
-    ratio: float
-    interval: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Watch:
-    """What a history says."""
-
-    campaigns: Sequence[Campaign]  # those that count, in their order
-    streams: Sequence[str]  # that all of them have
-    logs: Floats  # [stream, campaign] of seconds
-    runs_per_false_alarm: float  # without a change there are as many campaigns before an alarm, on average
-    alarm: int | None  # the campaign at which the evidence sufficed; None: it did not
-    change: Change | None  # of what changed most surely; None without an alarm
-    others: Sequence[str]  # streams that changed alike, by their own evidence
-    hosts: Sequence[HostEffect]  # that are slower than others
-    # slowdown -> for how many campaigns it has to last for an alarm by now, in `SEEN_SHARE` of cases; None:
-    # for more than half of the history. Empty with an alarm, or before `LEARNED` campaigns
-    seen: Mapping[float, int | None]
-    left_out: Sequence[str]  # streams that some campaigns lack
-
-    @property
-    def is_learning(self) -> bool:
-        return len(self.campaigns) <= LEARNED
-
-
 def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> Campaign:
     """What a finished results folder adds to a history; ScalingError where it has no times."""
-    seconds = {}
+    seconds, slow = {}, set()
     for cell in read_cells(folder):
         if cell.cell["kind"] != "iteration" or cell.cell.get("aa_replicate"):
             continue
         times = cell_times([cell]).get(cell.cell_id)
         if times and times.by_launch:
             what = "{model}, {aggregator}@{world_size}".format(**cell.cell)
-            logs = np.log([*times.by_launch.values()])
-            seconds[f"{what} [{cell.cell_id[:6]}]"] = float(np.exp(logs.mean()))
+            seconds[f"{what} [{cell.cell_id[:6]}]"] = float(stats.gmean([*times.by_launch.values()]))
+        if found := slow_rank(cell.launches, own_phases(str(cell.cell.get("step")))):
+            nodes = cell.done[0].launch.get("nodes")
+            slow.add(nodes[found.rank] if nodes else f"rank {found.rank}")
     for result in read_transfers(folder):
         for one in sorted(result.transfers, key=lambda one: one.num_bytes):
             what = f"{label(one.example)} [{result.cell_id[:6]}]"
             seconds[f"{what} of {size_text(one.num_bytes)}"] = one.estimate.median
-    runs = [record for record in folder.runs() if record.state == "done"]
+    runs = [record.launch for record in folder.runs() if record.state == "done"]
     if not seconds or not runs:
         raise ScalingError(f"{folder.path} has no times of iterations or transfers to watch")
-    started = min(str(record.launch.get("started_at") or "") for record in runs)
-    named = [record.launch.get("nodes") or [record.launch.get("host")] for record in runs]
-    hosts = sorted({str(host) for of_run in named for host in of_run if host})
-    return Campaign(name, started, seconds, tuple(hosts), commit, samples_digest(folder))
-
-
-def slow_ranks(folder: ResultsFolder) -> list[int]:
-    """Ranks that make a cell's steps longer by themselves, as `explain` names them."""
-    found = (slow_rank(cell.launches, own_phases(str(cell.cell.get("step")))) for cell in read_cells(folder))
-    return sorted({one.rank for one in found if one is not None})
-
-
-def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_FALSE_ALARM) -> Watch:
-    """What the campaigns say, in order; ScalingError where they share no stream, or the rate is none."""
-    if not runs_per_false_alarm > 1:
-        raise ScalingError(f"{runs_per_false_alarm:g} campaigns a false alarm; allowed: more than 1")
-    every = dict.fromkeys(name for campaign in campaigns for name in campaign.seconds)
-    shared = [name for name in every if all(name in campaign.seconds for campaign in campaigns)]
-    largest = {_OF_SIZE.sub("", name): name for name in shared}  # a short sweep leaves out large ones
-    streams = [*largest.values()]
-    if campaigns and not streams:
-        raise ScalingError("the campaigns have no cell in common; a history is of one study")
-    rows = [[math.log(campaign.seconds[name]) for campaign in campaigns] for name in streams]
-    logs = np.array(rows).reshape(len(streams), len(campaigns))
-    alarm, evidence = first_alarm(logs, runs_per_false_alarm)
-    change, others = None, []
-    if alarm is not None:
-        surest = int(np.argmax(evidence[1:]))
-        if _is_common(evidence, runs_per_false_alarm):
-            change = change_in(COMMON, logs.mean(axis=0))
-        else:
-            change = change_in(streams[surest], logs[surest])
-        others = [
-            name for name, own in zip(streams, evidence[1:], strict=True) if own >= runs_per_false_alarm
-        ]
-    return Watch(
-        *(campaigns, streams, logs, runs_per_false_alarm, alarm, change, others),
-        hosts=host_effects(campaigns, logs),
-        seen={}
-        if alarm is not None or len(campaigns) <= LEARNED
-        else {slowdown: _seen(logs, slowdown, runs_per_false_alarm) for slowdown in SLOWDOWNS},
-        left_out=[name for name in every if _OF_SIZE.sub("", name) not in largest],
+    started = min(str(launch.get("started_at") or "") for launch in runs)
+    hosts = {str(host) for launch in runs for host in launch.get("nodes") or [launch.get("host")] if host}
+    return Campaign(
+        name=name,
+        started=started,
+        seconds=seconds,
+        hosts=sorted(hosts),
+        commit=commit,
+        slow=sorted(slow),
     )
 
 
-def _is_common(evidence: Floats, enough: float) -> bool:
-    """Whether most of [common, stream...] point at it, or their mean does where each is too noisy."""
-    pointing = np.count_nonzero(evidence[1:] >= enough / 10)
-    return bool(2 * pointing > len(evidence) - 1 or evidence[0] > 10 * evidence[1:].max())
+def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_FALSE_ALARM) -> Watch:
+    """What the campaigns say, in their order.
+
+    Raises:
+        ScalingError: they have no stream in common, or the rate is none.
+    """
+    if not runs_per_false_alarm > 1:
+        raise ScalingError(f"{runs_per_false_alarm:g} campaigns a false alarm; allowed: more than 1")
+    every = dict.fromkeys(name for campaign in campaigns for name in campaign.seconds)
+    # Of each kind of message only the largest that all have: a short sweep leaves out large ones.
+    largest = {
+        _OF_SIZE.sub("", name): name
+        for name in every
+        if all(name in campaign.seconds for campaign in campaigns)
+    }
+    streams = [*largest.values()]
+    if not streams:
+        raise ScalingError("the campaigns have no cell in common; a history is of one study")
+    logs = np.log([[campaign.seconds[name] for campaign in campaigns] for name in streams])
+    alarm, evidence = first_alarm(logs, runs_per_false_alarm)
+    change, others, seen = None, [], {}
+    if alarm is not None:
+        own = evidence[1:]
+        surest = int(np.argmax(own))
+        # Most streams point at it, or their mean does where each is too noisy.
+        if 2 * np.mean(own >= runs_per_false_alarm / 10) > 1 or evidence[0] > 10 * own.max():
+            change = change_in(COMMON, logs.mean(axis=0))
+        else:
+            change = change_in(streams[surest], logs[surest])
+        others = [streams[at] for at in np.flatnonzero(own >= runs_per_false_alarm)]
+    elif len(campaigns) > LEARNED:
+        seen = {slowdown: _seen(logs, slowdown, runs_per_false_alarm) for slowdown in SLOWDOWNS}
+    left_out = [name for name in every if _OF_SIZE.sub("", name) not in largest]
+    hosts = host_effects(campaigns, logs)
+    return Watch(campaigns, streams, logs, runs_per_false_alarm, alarm, change, others, hosts, seen, left_out)
 
 
 def change_in(stream: str, values: Floats) -> Change:
@@ -198,7 +191,7 @@ def change_in(stream: str, values: Floats) -> Change:
     n = len(values)
     places = np.arange(2, n)
     splits = [(values[:at], values[at:]) for at in places]
-    rss = np.array([((a - a.mean()) ** 2).sum() + ((b - b.mean()) ** 2).sum() for a, b in splits])
+    rss = np.array([at * a.var() + (n - at) * b.var() for at, (a, b) in zip(places, splits, strict=True)])
     log_post = -(n - 2) / 2 * np.log(np.maximum(rss, 1e-300)) - 0.5 * np.log(places * (n - places))
     rises = np.array([b.mean() > a.mean() for a, b in splits])
     if rises.any():
@@ -208,32 +201,28 @@ def change_in(stream: str, values: Floats) -> Change:
     enough = int(np.searchsorted(np.cumsum(weights[order]) / weights.sum(), 0.95)) + 1
     likely = places[order[:enough]]
     first = int(places[order[0]])
-    ratio, interval = _ratio(values[first:], values[:first], LEVEL)
-    return Change(stream, first, int(likely.min()), int(likely.max()), ratio, interval)
+    found = _ratio(values[first:], values[:first], LEVEL)
+    return Change(found.ratio, found.interval, stream, first, int(likely.min()), int(likely.max()))
 
 
-def host_effects(campaigns: Sequence[Campaign], logs: Floats) -> list[HostEffect]:
+def host_effects(campaigns: Sequence[Campaign], logs: Floats) -> dict[str, Ratio]:
     """Hosts on which campaigns take longer than without them, if these ran on several sets of hosts."""
     hosts = sorted({host for campaign in campaigns for host in campaign.hosts})
-    found = []
-    common = logs.mean(axis=0) if len(logs) else np.empty(0)
+    found, common = {}, logs.mean(axis=0)
     for host in hosts:
         has = np.array([host in campaign.hosts for campaign in campaigns])
-        if min(has.sum(), (~has).sum()) < 2:
-            continue
-        ratio, interval = _ratio(common[has], common[~has], LEVEL / len(hosts))
-        if interval and interval[0] > 1:
-            found.append(HostEffect(host, ratio, interval))
-    return found
+        if min(has.sum(), (~has).sum()) > 1:
+            found[host] = _ratio(common[has], common[~has], LEVEL / len(hosts))
+    return {host: ratio for host, ratio in found.items() if ratio.interval and ratio.interval[0] > 1}
 
 
-def _ratio(new: Floats, old: Floats, level: float) -> tuple[float, tuple[float, float] | None]:
-    """Of geometric means, with an interval by Welch's t; None where a side has one value."""
+def _ratio(new: Floats, old: Floats, level: float) -> Ratio:
+    """Of geometric means, by Welch's t."""
     ratio = math.exp(new.mean() - old.mean())
     if min(len(new), len(old)) < 2:
-        return ratio, None
+        return Ratio(ratio, None)
     interval = stats.ttest_ind(new, old, equal_var=False).confidence_interval(1 - level)
-    return ratio, (math.exp(interval.low), math.exp(interval.high))
+    return Ratio(ratio, (math.exp(interval.low), math.exp(interval.high)))
 
 
 def _seen(logs: Floats, slowdown: float, runs_per_false_alarm: float) -> int | None:
@@ -246,9 +235,7 @@ def _seen(logs: Floats, slowdown: float, runs_per_false_alarm: float) -> int | N
 
     def share(slow: int) -> float:
         shift = np.where(np.arange(count) < count - slow, 0.0, math.log1p(slowdown))
-        return float(
-            np.mean([first_alarm(one + shift, runs_per_false_alarm)[0] is not None for one in drawn])
-        )
+        return sum(first_alarm(one + shift, runs_per_false_alarm)[0] is not None for one in drawn) / DRAWS
 
     most = count // 2
     slow = bisect_left(range(most + 1), SEEN_SHARE, key=share)

@@ -68,21 +68,14 @@ def run(
     ] = None,
 ) -> None:
     """Run or resume a study; finished cells are skipped. Ends with the report and the verdict."""
-    if disturbed_by := load_text():  # before workers take them
-        note(f"warning: {disturbed_by}: times will be too long and scatter; run it when the machine is idle")
     words = overrides or []
     if number is not None:
         if against is not None:
             raise LaunchError("--next goes on from a folder of one environment; leave --against out")
         study, words, out, launcher = _next(study, number, words, out, launcher)
-    with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
-        if launcher == "local" and LocalLauncher.forks_workers:
-            zygotes.begin()  # imports while the study is read
-        if against is not None and world_size is not None:
-            raise LaunchError("--against runs all world sizes; leave --world-size out or set world_sizes=[N]")
-        from scaling.study.scope import scope_for
-
-        scope = scope_for(launcher, workers_per_node, world_size, os.environ)
+    if against is not None and world_size is not None:
+        raise LaunchError("--against runs all world sizes; leave --world-size out or set world_sizes=[N]")
+    with workers(launcher, workers_per_node, world_size) as (scope, zygotes):
         if against is not None:
             run_against(study, words, out, against, scope, zygotes, retry_failed=retry_failed)
             return
@@ -96,6 +89,21 @@ def run(
         _show(outcome.report)
     if outcome.is_failure:
         raise typer.Exit(1)
+
+
+@contextmanager
+def workers(
+    launcher: str, per_node: int | None = None, world_size: int | None = None
+) -> Iterator[tuple[Scope, Zygotes]]:
+    """What starts the workers; warns of a busy machine first."""
+    if disturbed_by := load_text():  # before workers take them
+        note(f"warning: {disturbed_by}: times will be too long and scatter; run it when the machine is idle")
+    with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
+        if launcher == "local" and LocalLauncher.forks_workers:
+            zygotes.begin()  # imports while the study is read
+        from scaling.study.scope import scope_for
+
+        yield scope_for(launcher, per_node, world_size, os.environ), zygotes
 
 
 def _next(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import io
+from collections import Counter
 from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from scaling.analysis.environments import machine_changes
-from scaling.analysis.history import COMMON, LEARNED, SEEN_SHARE, Change, HostEffect, Watch, slow_ranks
+from scaling.analysis.history import COMMON, LEARNED, SEEN_SHARE, Change, Floats, Ratio, Watch
+from scaling.report.figures.draw import svg_of
 from scaling.report.figures.style import BEST, BOUND, OTHER, SETTINGS
-from scaling.report.figures.svg import compact, for_page, page_styles
+from scaling.report.figures.svg import for_page, page_styles
 from scaling.report.text import TEMPLATES, environment
 from scaling.store.history import Campaign, HistoryFolder
 
@@ -23,27 +23,36 @@ MOST_NAMED = 6
 
 def sentences(watch: Watch, folder: HistoryFolder) -> list[str]:
     num = len(watch.campaigns)
-    if watch.is_learning:
+    rate = f"False alarms: on average at most one in {watch.runs_per_false_alarm:g} campaigns."
+    if num <= LEARNED:
         lines = [f"{num} campaign{'s' * (num > 1)} so far: an alarm needs {LEARNED + 1}."]
     elif watch.change is None:
-        lines = [
-            f"No change in {num} campaigns of {len(watch.streams)} times. {_power(watch)} {_rate(watch)}"
-        ]
+        lines = [f"No change in {num} campaigns of {len(watch.streams)} times. {_power(watch)} {rate}"]
     else:
-        lines = _alarm(watch, folder)
-    for host in watch.hosts:
-        lines.append(f"Campaigns on {host.host} take {_longer(host)} longer than the others.")
+        lines = _alarm(watch, watch.change, folder, rate)
+    for host, ratio in watch.hosts.items():
+        lines.append(f"Campaigns on {host} take {_longer(ratio)} longer than the others.")
+    lines += _slow(watch.campaigns[watch.change.first if watch.change else 0 :])
     if watch.left_out:
         lines.append(f"Not watched, since some campaigns lack them: {_listed(watch.left_out)}.")
+    return lines
+
+
+def _slow(campaigns: Sequence[Campaign]) -> list[str]:
+    """Hosts, or ranks of the one host, that are slow in most of the campaigns that they are in."""
+    lines = []
+    for place, times in Counter(place for one in campaigns for place in one.slow).items():
+        total = sum(place in one.hosts or place.startswith("rank ") for one in campaigns)
+        if 2 * times > total:
+            lines.append(f"Slow by its ranks' own times: {place}, in {times} of {total} campaigns.")
     return lines
 
 
 def _power(watch: Watch) -> str:
     found: dict[int, list[str]] = {}
     for slowdown, runs in watch.seen.items():
-        if runs:
-            found.setdefault(runs, []).append(f"{slowdown:.0%}")
-    not_yet = [f"{slowdown:.0%}" for slowdown, runs in watch.seen.items() if not runs]
+        found.setdefault(runs or 0, []).append(f"{slowdown:.0%}")
+    not_yet = found.pop(0, [])
     if not found:
         return f"Too few for certainty: a slowdown by {not_yet[-1]} may not have been seen yet."
     (runs, (least, *alike)), *others = found.items()
@@ -59,99 +68,90 @@ def _power(watch: Watch) -> str:
     )
 
 
-def _rate(watch: Watch) -> str:
-    return f"False alarms: on average at most one in {watch.runs_per_false_alarm:g} campaigns."
-
-
-def _alarm(watch: Watch, folder: HistoryFolder) -> list[str]:
-    change = watch.change
-    assert change is not None
-    assert watch.alarm is not None
+def _alarm(watch: Watch, change: Change, folder: HistoryFolder, rate: str) -> list[str]:
     names = [campaign.name for campaign in watch.campaigns]
+    first, around = watch.campaigns[change.first], watch.around(change)
     certain = change.earliest == change.latest
     where = "" if certain else f" (95%: {names[change.earliest]} to {names[change.latest]})"
-    verb = "take" if change.stream == COMMON else "takes"
+    what = "all times take" if change.stream == COMMON else f"{change.stream} takes"
     lines = [
-        f"Slower since {names[change.first]}{where} of {_began(watch.campaigns[change.first])}: "
-        f"{change.stream} {verb} {_longer(change)} longer. Alarm at {names[watch.alarm]}. "
-        f"{_rate(watch)}"
+        f"Slower since {first.name}{where} of {_began(first)}: {what} {_longer(change)} longer. "
+        f"Alarm at {names[watch.alarm or 0]}. {rate}"
     ]
     if watch.others and change.stream != COMMON:
         lines.append(f"Certain by itself: {_listed(watch.others)}.")
-    before, after = (folder.folder(names[at]) for at in (max(change.earliest - 1, 0), change.latest))
-    differing = machine_changes(before, after)
+    differing = machine_changes(*(folder.folder(campaign.name) for campaign in around))
     lines.append(
         f"Changed with it: {_listed(differing, '; ')}."
         if differing
         else "Nothing that is recorded changed with it (versions, settings, links, clocks, power cap, load)."
     )
-    commits = watch.campaigns[max(change.earliest - 1, 0)].commit, watch.campaigns[change.latest].commit
-    if commits[0] and commits[1] and commits[0] != commits[1]:
-        lines.append(f"Commits: {commits[0][:12]}..{commits[1][:12]}; --bisect finds the one.")
-    if slow := slow_ranks(folder.folder(names[-1])):
-        lines.append(f"In {names[-1]} ranks are slow by themselves: {_listed(map(str, slow))}.")
-    lines.append(f"If it is to stay so: --accept {names[change.first]}.")
-    return lines
+    before, after = (campaign.commit for campaign in around)
+    if before and after and before != after:
+        lines.append(f"Commits: {before[:12]}..{after[:12]}; --bisect finds the one.")
+    return [*lines, f"If it is to stay so: --accept {first.name}."]
 
 
-def _longer(effect: Change | HostEffect) -> str:
-    interval = [f"{end - 1:.1%}" for end in effect.interval or ()]
-    return f"{effect.ratio - 1:.1%}" + (f" [{', '.join(interval)}]" if interval else " (one campaign)")
+def _longer(effect: Ratio) -> str:
+    interval = ", ".join(f"{end - 1:.1%}" for end in effect.interval or ())
+    return f"{effect.ratio - 1:.1%} " + (f"[{interval}]" if interval else "(one campaign)")
 
 
 def _began(campaign: Campaign) -> str:
     return campaign.started[:16].replace("T", " ")
 
 
-def _listed(items: Sequence[str] | map[str], between: str = ", ") -> str:
-    every = list(items)
-    more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
-    return between.join(every[:MOST_NAMED]) + more
+def _listed(items: Sequence[str], between: str = ", ") -> str:
+    more = f" and {len(items) - MOST_NAMED} more" if len(items) > MOST_NAMED else ""
+    return between.join(items[:MOST_NAMED]) + more
 
 
 def markdown(watch: Watch, lines: Sequence[str]) -> str:
     """For a message: the answer, and the last campaigns."""
     head, *rest = lines
-    rows = ["| campaign | began | all times against the usual |", "|---|---|---|"]
     values = _relative(watch).mean(axis=0)
-    for campaign, value in list(zip(watch.campaigns, values, strict=True))[-10:]:
-        rows.append(f"| {campaign.name} | {_began(campaign)} | {value:+.1%} |")
-    return "\n".join([f"**{head}**", "", *(f"- {line}" for line in rest), "", *rows, ""])
+    rows = [
+        f"| {campaign.name} | {_began(campaign)} | {value:+.1%} |"
+        for campaign, value in list(zip(watch.campaigns, values, strict=True))[-10:]
+    ]
+    table = ["| campaign | began | all times against the usual |", "|---|---|---|", *rows]
+    return "\n".join([f"**{head}**", "", *(f"- {line}" for line in rest), "", *table, ""])
 
 
 def page(watch: Watch, lines: Sequence[str]) -> str:
-    svg = _drawn(watch)
-    templates = environment(TEMPLATES, autoescape=True)
-    return templates.get_template("history.html.j2").render(
-        lines=lines,
-        figure=for_page(svg, "history", "Times of each campaign against the usual ones"),
-        figure_styles=page_styles([svg]),
-        campaigns=list(zip(watch.campaigns, _relative(watch).mean(axis=0).tolist(), strict=True)),
-        bad=watch.alarm is not None,
+    what = "Times of each campaign against the usual ones"
+    with matplotlib.rc_context(SETTINGS):
+        svg = svg_of(_drawn(watch), "history", what)
+    return (
+        environment(TEMPLATES, autoescape=True)
+        .get_template("history.html.j2")
+        .render(
+            lines=lines,
+            figure=for_page(svg, "history", what),
+            figure_styles=page_styles([svg]),
+            campaigns=list(zip(watch.campaigns, _relative(watch).mean(axis=0).tolist(), strict=True)),
+            bad=watch.alarm is not None,
+        )
     )
 
 
-def _relative(watch: Watch) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _relative(watch: Watch) -> Floats:
     """[stream, campaign]: each time against the stream's median before the change, less one."""
-    usual = watch.logs if watch.change is None else watch.logs[:, : watch.change.first]
+    usual = watch.logs[:, : watch.change.first] if watch.change else watch.logs
     return np.expm1(watch.logs - np.median(usual, axis=1, keepdims=True))
 
 
-def _drawn(watch: Watch) -> str:
+def _drawn(watch: Watch) -> Figure:
     values = 100 * _relative(watch)
     numbers = range(1, len(watch.campaigns) + 1)
-    with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": "history"}):
-        figure = Figure(figsize=(8, 3.4), layout="constrained")
-        axes = figure.add_subplot()
-        for row in values:
-            axes.plot(numbers, row, color=OTHER, linewidth=0.8)
-        axes.plot(numbers, values.mean(axis=0), color=BEST, marker="o", markersize=4)
-        if watch.change is not None and watch.alarm is not None:
-            axes.axvspan(watch.change.earliest + 0.5, watch.change.latest + 1.5, color=OTHER, alpha=0.3)
-            axes.axvline(watch.alarm + 1, color=BOUND, linestyle="--", linewidth=1)
-        axes.set_xlabel("campaign (dashed: alarm; band: where the change is)")
-        axes.set_ylabel("time against the usual [%]")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        content = io.BytesIO()
-        FigureCanvasSVG(figure).print_svg(content, metadata={"Date": None})  # type: ignore[no-untyped-call]
-    return compact(content.getvalue().decode())
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(numbers, values.T, color=OTHER, linewidth=0.8)
+    axes.plot(numbers, values.mean(axis=0), color=BEST, marker="o", markersize=4)
+    if watch.change and watch.alarm is not None:
+        axes.axvspan(watch.change.earliest + 0.5, watch.change.latest + 1.5, color=OTHER, alpha=0.3)
+        axes.axvline(watch.alarm + 1, color=BOUND, linestyle="--", linewidth=1)
+    axes.set_xlabel("campaign (dashed: alarm; band: where the change is)")
+    axes.set_ylabel("time against the usual [%]")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure

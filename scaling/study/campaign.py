@@ -207,27 +207,29 @@ def _imports_from(folder: Path) -> WorkerEnvironment:
 
 def _commit(what: str, out: Path) -> OtherEnvironment:
     """A clone of the current folder's repository, with that commit checked out."""
-    root = Path(_git(what, "rev-parse", "--show-toplevel"))
-    commit = _git(what, "rev-parse", "--verify", "--end-of-options", f"{what}^{{commit}}")
+    asked = f"--against commit:{what}"
+    root = Path(git(asked, "rev-parse", "--show-toplevel"))
+    commit = git(asked, "rev-parse", "--verify", "--end-of-options", f"{what}^{{commit}}")
     clone = part_of(out.absolute(), f"commit-{commit[:12]}")
     if not (clone / ".git").exists():
         out.mkdir(parents=True, exist_ok=True)
-        _git(what, "clone", "--quiet", "--shared", "--no-checkout", str(root), str(clone))
-    _git(what, "-C", str(clone), "checkout", "--quiet", "--detach", commit)
+        git(asked, "clone", "--quiet", "--shared", "--no-checkout", str(root), str(clone))
+    git(asked, "-C", str(clone), "checkout", "--quiet", "--detach", commit)
     folder = clone / Path.cwd().resolve().relative_to(root.resolve())
     if not folder.is_dir():
-        raise LaunchError(f"--against commit:{what}: the commit has no {folder.relative_to(clone)}")
+        raise LaunchError(f"{asked}: the commit has no {folder.relative_to(clone)}")
     return OtherEnvironment(f"commit:{commit[:12]}", _imports_from(folder))
 
 
-def _git(what: str, *arguments: str) -> str:
+def git(asked: str, *arguments: str) -> str:
+    """What git prints; raises a LaunchError that begins with what the user asked for."""
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
     except FileNotFoundError:
-        raise LaunchError(f"--against commit:{what}: git is not installed") from None
+        raise LaunchError(f"{asked}: git is not installed") from None
     except subprocess.CalledProcessError as error:
         raise LaunchError(
-            f"--against commit:{what}: git says {_last_line(error.stderr)!r}; name a commit, tag or branch "
+            f"{asked}: git says {_last_line(error.stderr)!r}; name a commit, tag or branch "
             "of the repository that the current folder belongs to"
         ) from None
     return done.stdout.strip()

@@ -36,7 +36,7 @@ def add_campaign(history, number, factor, started):
             {"cpu": {"model": "A", "usable_cores": 2}, "gpus": [], "versions": {"torch": "new"}}
         )
     campaign = campaign_of(made.folder, name, "a" * 40 if number < SLOW_FROM else "b" * 40)
-    history.add(campaign.__class__(**{**vars(campaign), "started": started}))
+    history.add(campaign.model_copy(update={"started": started}))
 
 
 def histories(path, *, slow):
@@ -118,9 +118,10 @@ def test_without_a_change_the_code_is_0_and_what_would_be_found_is_said(tmp_path
     ],
 )  # fmt: skip
 def test_what_would_have_been_seen_is_one_sentence(seen, expected):
-    campaigns = [Campaign(f"{number:04d}", "2026", {"a": 1.0}, (), None) for number in range(1, 13)]
+    facts = {"started": "2026-01-01T", "seconds": {"a": 1.0}, "hosts": [], "commit": None}
+    campaigns = [Campaign(name=f"{number:04d}", **facts) for number in range(1, 13)]
     of_slowdown = dict(zip(SLOWDOWNS, seen, strict=True))
-    said = Watch(campaigns, ["a"], np.zeros((1, 12)), 100, None, None, [], [], of_slowdown, [])
+    said = Watch(campaigns, ["a"], np.zeros((1, 12)), 100, None, None, [], {}, of_slowdown, [])
     assert sentences(said, HistoryFolder(Path())) == [
         f"No change in 12 campaigns of 1 times. {expected} "
         "False alarms: on average at most one in 100 campaigns."
@@ -231,7 +232,8 @@ def test_bisect_names_the_slow_commit_of_a_repository(tmp_path, monkeypatch):
         is_slow = number > SLOW_FROM
         seconds = {name: (0.2 if is_slow else 0.01) * (1 + number / 1000 * (-1) ** number)}
         commit = after if is_slow else fast
-        history.add(Campaign(f"{number:04d}", first.started, seconds, first.hosts, commit))
+        facts = {"name": f"{number:04d}", "seconds": seconds, "commit": commit}
+        history.add(first.model_copy(update=facts))
     ended = subprocess.run([*command, "--bisect"], check=False, capture_output=True, text=True)
     assert ended.returncode == 3, ended.stderr
     assert f"first slow commit: {slow[:7]} it waits" in ended.stdout

@@ -20,7 +20,9 @@ def history(tmp_path):
         results.plan_run("0123456789ab", 0, {"kind": "own", "device": "cpu", "world_size": 1})
         results.sample_writer("0123456789ab", 0, 0)([{"step": number}])
         started = f"2026-01-0{number}T00:00:00+00:00"
-        folder.add(Campaign(f"{number:04d}", started, {"a": 1.0}, ("h",), None))
+        folder.add(
+            Campaign(name=f"{number:04d}", started=started, seconds={"a": 1.0}, hosts=["h"], commit=None)
+        )
     return folder
 
 
@@ -34,7 +36,6 @@ def write_lines(history, lines):
 
 def test_campaigns_are_read_as_they_were_added(history):
     assert [one.name for one in history.campaigns()] == ["0001", "0002", "0003"]
-    assert history.next_name(history.campaigns()) == "0004"
 
 
 def test_a_new_folder_has_none(tmp_path):
@@ -95,7 +96,7 @@ def test_campaigns_that_are_not_listed_are_refused(history, left):
 
 def test_the_last_campaign_may_not_be_listed_yet(history):
     write_lines(history, lines_of(history)[:2])
-    assert history.next_name(history.campaigns()) == "0003"
+    assert len(history.campaigns()) == 2
 
 
 def test_two_folders_in_each_others_place_are_refused(history):

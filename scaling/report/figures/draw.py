@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from scaling.errors import StoreError, StudyError
 from scaling.registry import Registry
@@ -197,11 +198,16 @@ def save(
 
 
 def _svg(drawn: Drawn) -> str:
+    return svg_of(drawn.figure, drawn.name, f"{drawn.title}. {drawn.caption}")
+
+
+def svg_of(figure: Figure, name: str, description: str) -> str:
+    """A figure as SVG, the same bytes at every call."""
     # Element ids are hashes with this salt instead of random ones; the date would differ at every call.
-    with matplotlib.rc_context({"svg.hashsalt": drawn.name}):
+    with matplotlib.rc_context({"svg.hashsalt": name}):
         vectors = io.StringIO()
-        drawn.figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
-    return compact(vectors.getvalue(), f"{drawn.title}. {drawn.caption}")
+        figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
+    return compact(vectors.getvalue(), description)
 
 
 def _for_paper(drawn: Drawn, *, titles: bool) -> str:

@@ -169,7 +169,7 @@ def run_launch(
 def _started_by(workers: Workers, launch: Launch, libraries: LaunchLibraries) -> dict[str, Any]:
     """What is recorded of a run with its cell: by what and where it was started. Collective."""
     workers_per_gpu, info = launch.settings.workers_per_gpu, workers.info
-    nodes = sorted(set(workers.gather(platform.node()))) if num_nodes(info) > 1 else None
+    nodes = workers.gather(platform.node()) if num_nodes(info) > 1 else None  # of each rank
     return {
         "launcher": info.launcher,
         "host": platform.node(),
