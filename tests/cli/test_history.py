@@ -128,6 +128,25 @@ def test_what_would_have_been_seen_is_one_sentence(seen, expected):
     ]
 
 
+def test_places_that_are_slow_in_most_of_their_campaigns_are_named():
+    facts = {"started": "2026-01-01T", "seconds": {"a": 1.0}, "commit": None}
+    slow_of = {"n1 n2": [], "n1 n3": ["n3"], "n2 n3": ["n3"], "n1 n4": ["n1", "n4"], "n2 n4": []}
+    campaigns = [
+        Campaign(name="0001", hosts=hosts.split(), slow=slow, **facts) for hosts, slow in slow_of.items()
+    ]
+    said = Watch(campaigns, ["a"], np.zeros((1, 5)), 100, None, None, [], {}, {}, [])
+    assert sentences(said, HistoryFolder(Path()))[1:] == [
+        "By the ranks' own times n3 is slow, in 2 of 2 campaigns."
+    ]
+    campaigns = [
+        Campaign(name="0001", hosts=["n1"], slow=slow, **facts) for slow in (["rank 3"], ["rank 3"], [])
+    ]
+    said = Watch(campaigns, ["a"], np.zeros((1, 3)), 100, None, None, [], {}, {}, [])
+    assert sentences(said, HistoryFolder(Path()))[1:] == [
+        "By the ranks' own times rank 3 is slow, in 2 of 3 campaigns."
+    ]
+
+
 def test_accepting_an_empty_name_is_refused_and_measures_nothing(tmp_path):
     path = histories(tmp_path / "h", slow=False)
     before = sorted(path.iterdir())
@@ -172,7 +191,10 @@ def test_each_call_measures_one_campaign_of_the_first_ones_study(tmp_path, monke
     (tmp_path / "tiny.yaml").write_text(TINY)
     path = tmp_path / "h"
     assert said_by(path, tmp_path / "tiny.yaml") == (0, "1 campaign so far: an alarm needs 6.")
-    assert said_by(path) == (0, "2 campaigns so far: an alarm needs 6.")
+    monkeypatch.setattr("scaling.cli.run.load_text", lambda: "other programs take 85% of the cores")
+    again = CliRunner().invoke(app, ["history", str(path)])
+    assert (again.exit_code, again.stdout) == (0, "2 campaigns so far: an alarm needs 6.\n")
+    assert again.stderr.startswith("warning: other programs take 85% of the cores")
     first, second = HistoryFolder(path).campaigns()
     assert first.seconds.keys() == second.seconds.keys()
     assert len(first.seconds) == 4

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock,cred_expire=5
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+CommunicationParameters={listening}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -60,11 +60,11 @@ JobRequeue=0
 KillWait=60
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 GresTypes=gpu
-NodeName={first} NodeHostname=localhost NodeAddr=127.0.0.1 Port={first_port} CPUs=64 Gres=gpu:4
-NodeName={second} NodeHostname=localhost NodeAddr=127.0.0.1 Port={second_port} CPUs=64 Gres=gpu:4
-PartitionName=debug Nodes={first},{second} Default=YES MaxTime=INFINITE State=UP
-PartitionName=gpu Nodes={first},{second} MaxTime=INFINITE State=UP
+PartitionName=debug Nodes={nodes} Default=YES MaxTime=INFINITE State=UP
+PartitionName=gpu Nodes={nodes} MaxTime=INFINITE State=UP
 """
+NODE = "NodeName={} NodeHostname=localhost NodeAddr={} Port={} CPUs=64 Gres=gpu:{}\n"
+OWN_NAME = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
 
 
 def why_no_cluster():
@@ -93,24 +93,38 @@ def free_ports(count):
 
 
 class Cluster:
-    """The daemons of one cluster, and Slurm's commands on it."""
+    """The daemons of one cluster, and Slurm's commands on it.
 
-    def __init__(self, folder):
-        self.folder = folder
+    Args:
+        folder: of its files.
+        nodes: their names, loopback addresses.
+        gpus: of each.
+        named: programs on a node get its name when they ask for their host's.
+    """
+
+    def __init__(self, folder, nodes=NODES, gpus=4, *, named=False):
+        self.folder, self.nodes, self.gpus, self.named = folder, nodes, gpus, named
+        self.idle = f"{len(nodes)} idle"
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self.processes = []
 
     def start(self):
-        """Starts the daemons; returns when both nodes are idle."""
-        controller, first_port, second_port = free_ports(3)
-        names = {"first": NODES[0], "second": NODES[1], "first_port": first_port, "second_port": second_port}
-        text = CONFIGURATION.format(folder=self.folder, controller=controller, **names)
+        """Starts the daemons; returns when all nodes are idle."""
+        controller, *ports = free_ports(1 + len(self.nodes))
+        names = ",".join(self.nodes)
+        # Daemons of hosts with names of their own are asked at another address of loopback than theirs.
+        listening = "NoCtldInAddrAny" if self.named else "NoCtldInAddrAny,NoInAddrAny"
+        text = CONFIGURATION.format(
+            folder=self.folder, controller=controller, nodes=names, listening=listening
+        )
+        for node, port in zip(self.nodes, ports, strict=True):
+            text += NODE.format(node, node if self.named else "127.0.0.1", port, self.gpus)
         (self.folder / "slurm.conf").write_text(text)
-        for name in ("state", *(f"tmp.{node}" for node in NODES)):
+        for name in ("state", *(f"tmp.{node}" for node in self.nodes)):
             (self.folder / name).mkdir()
-        for number in range(4):  # character devices: a count without files would drain the node
+        for number in range(self.gpus):  # character devices: a count without files would drain the node
             os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, NULL_DEVICE)
-        gpus = f"NodeName={','.join(NODES)} Name=gpu File={self.folder}/gpu[0-3]\n"
+        gpus = f"NodeName={names} Name=gpu File={self.folder}/gpu[0-{self.gpus - 1}]\n"
         (self.folder / "gres.conf").write_text(gpus)
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -119,9 +133,12 @@ class Cluster:
         self._start("munged", "--foreground", f"--socket={self.folder}/munge.sock", *own)
         self.wait((self.folder / "munge.sock").exists, "munged")
         self._start("slurmctld", "-D", "-c")
-        for node in NODES:
-            self._start("slurmd", "-D", "-c", "-N", node)
-        self.wait(lambda: self.ask("sinfo", "--noheader", "--format=%D %T") == "2 idle", "two idle nodes")
+        for node in self.nodes:
+            self._start(*((*OWN_NAME, node) if self.named else ()), "slurmd", "-D", "-c", "-N", node)
+        self._wait_until_idle()
+
+    def _wait_until_idle(self):
+        self.wait(lambda: self.ask("sinfo", "--noheader", "--format=%D %T") == self.idle, self.idle)
 
     def _start(self, *command):
         with (self.folder / f"{command[0]}.{len(self.processes)}.out").open("wb") as output:
@@ -165,9 +182,7 @@ class Cluster:
     def cancel_all(self):
         self.ask("scancel", "--user=root")
         self.wait(lambda: not self.jobs(), "an empty queue")
-        self.wait(
-            lambda: self.ask("sinfo", "--noheader", "--format=%D %T") == "2 idle", "two idle nodes again"
-        )
+        self._wait_until_idle()
 
     def left(self, word=b"SLURM_JOB_ID="):
         """Pids of living processes of this cluster with that in their environment: by default the jobs'."""
@@ -188,13 +203,14 @@ class Cluster:
             processes.end(process)
 
 
-@pytest.fixture(scope="session")
-def cluster():
+@contextmanager
+def running(**options):
+    """A cluster, gone afterwards; `options` as of `Cluster`."""
     if reason := why_no_cluster():
         (pytest.fail if os.environ.get(SKIP_NOTHING_VARIABLE) else pytest.skip)(reason)
     folder = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))  # short: sockets have paths of 108 bytes at most
     folder.chmod(0o755)
-    made = Cluster(folder)
+    made = Cluster(folder, **options)
     try:
         made.start()
         yield made
@@ -204,6 +220,12 @@ def cluster():
         left = made.left(b"SLURM_CONF=")
         shutil.rmtree(folder)
     assert not left, f"processes {left} were left behind"
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    with running() as made:
+        yield made
 
 
 class Study:
