@@ -112,7 +112,7 @@ def test_last_error_is_the_latest_and_nothing_is_left_of_a_finished_study(folder
     write(folder, 1, "failed", at(0), at(1), reason="out of memory")
     write(folder, 2, "failed", at(1), at(2), reason="a worker died")
     found = progress(folder, at(9))
-    assert run_name(found.last_error) == "ring on 2 workers, repeat 0"
+    assert run_name(found.last_error) == "ring on 2 workers, mlp, repeat 0"
     assert found.last_error.reason == "a worker died"
     assert (found.is_over, found.left_s) == (True, 0.0)
 

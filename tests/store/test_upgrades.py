@@ -8,6 +8,7 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.store import SCHEMA_VERSION, ResultsFolder, RunRecord
 from scaling.store.failures import failure_kind
+from scaling.store.records import record_from
 from scaling.store.upgrades import _BACK_FROM_HOST
 
 PARAMETERS = 100
@@ -119,3 +120,11 @@ def test_profiled_iterations_had_another_name_in_samples_seconds_and_launch_time
     assert folder.samples("abc", 0) == [[{"iteration": 0, "profiled": True}, {"iteration": 1}]]
     (times,) = folder.launch_times()
     assert times["cells"] == [{"cell_id": "abc", "unprofiled_s": 3.0, "profiled_s": 0.5}]
+
+
+def test_cell_without_labels_has_the_plain_names():
+    cell = {"kind": "own", "device": "cpu", "world_size": 1, "model": "mlp", "aggregator_label": "ring(a=1)"}
+    values = {"cell_id": "abc", "repeat": 0, "cell": {**cell, "aggregator": "ring"}, "schema_version": 7}
+    read = record_from(values).cell
+    assert (read["model_label"], read["aggregator_label"]) == ("mlp", "ring(a=1)")
+    assert "dataset_label" not in read
