@@ -65,7 +65,6 @@ def threads(count: int) -> Iterator[None]:
 class HostState(AggregatorState):
     execution: HostExecution
     result: Tensor | None  # [num_elements] on the device; None where the mean stays on the host
-    spans: list[Span]  # elements that this rank sums
 
 
 def _chunks(num_chunks: int | None, num_bytes: int, world_size: int) -> int:
@@ -75,7 +74,17 @@ def _chunks(num_chunks: int | None, num_bytes: int, world_size: int) -> int:
 
 
 @dataclass(frozen=True)
-class HostSerial(Aggregator[HostState]):
+class _OnHost(Aggregator[HostState]):
+    one_host = True
+
+    num_chunks: PositiveInt | None = None
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        return 2 * layout.num_elements * itemsize
+
+
+@dataclass(frozen=True)
+class HostSerial(_OnHost):
     """Gradients go to the host, where one thread sums them and takes the optimizer step; parameters go back.
 
     Attributes:
@@ -83,10 +92,7 @@ class HostSerial(Aggregator[HostState]):
     """
 
     name = "host_serial"
-    one_host = True
     update_site = "host_serial"
-
-    num_chunks: PositiveInt | None = None
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
@@ -98,10 +104,7 @@ class HostSerial(Aggregator[HostState]):
         execution = HostExecution(
             schedule, group, n, dtype, device, num_summing=1, divisor=group.world_size, keep_sums=True
         )
-        return HostState(group, layout, execution, None, [])
-
-    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        return 2 * layout.num_elements * itemsize
+        return HostState(group, layout, execution, None)
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         with threads(1):
@@ -116,7 +119,7 @@ class HostSerial(Aggregator[HostState]):
 
 
 @dataclass(frozen=True)
-class HostParallel(Aggregator[HostState]):
+class HostParallel(_OnHost):
     """Gradients go to the host; each rank sums its share of the elements there; the mean goes back to all.
 
     Attributes:
@@ -124,9 +127,6 @@ class HostParallel(Aggregator[HostState]):
     """
 
     name = "host_parallel"
-    one_host = True
-
-    num_chunks: PositiveInt | None = None
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
@@ -140,10 +140,7 @@ class HostParallel(Aggregator[HostState]):
             schedule, group, n, dtype, device, num_summing=group.world_size, divisor=divisor
         )
         result = torch.empty(n, dtype=dtype, device=device)
-        return HostState(group, layout, execution, result, [])
-
-    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        return 2 * layout.num_elements * itemsize
+        return HostState(group, layout, execution, result)
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         assert state.result is not None

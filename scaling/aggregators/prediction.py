@@ -85,13 +85,14 @@ def _rings(groups: Sequence[Sequence[int]], first: int, number: int) -> Schedule
 
 def sums_alone(schedule: Schedule) -> Schedule:
     """A host-staging schedule without the copies back: what is summed stays in host memory."""
-    steps = [_adds(Columns.of(step)) for step in schedule.steps]
-    return replace(schedule, steps=tuple(step for step in steps if step))
-
-
-def _adds(step: Columns) -> Columns:
-    keep = step.is_add
-    return Columns(step.source[keep], step.target[keep], step.start[keep], step.stop[keep], True)
+    steps = []
+    for step in map(Columns.of, schedule.steps):
+        keep = step.is_add
+        if keep.any():
+            steps.append(
+                Columns(step.source[keep], step.target[keep], step.start[keep], step.stop[keep], True)
+            )
+    return replace(schedule, steps=tuple(steps))
 
 
 def stripes_and_back(num_bytes: int, world_size: int) -> tuple[Stage, Stage]:
@@ -107,13 +108,6 @@ def stripes_and_back(num_bytes: int, world_size: int) -> tuple[Stage, Stage]:
     return Exchange(first, n * num_bytes, 1.0), Exchange(second, n * num_bytes, 1.0)
 
 
-def stripes_up_and_down(up_bytes: int, down_bytes: int, world_size: int) -> tuple[Stage, Stage]:
-    """As `stripes_and_back`, with sums of another size than the stripes: bytes of the whole buffer."""
-    up, _ = stripes_and_back(up_bytes, world_size)
-    _, down = stripes_and_back(down_bytes, world_size)
-    return up, down
-
-
 def encoded_stripes(
     num_elements: int, up_bytes: int, down_bytes: int, world_size: int, *, encode: float, decode: float
 ) -> list[Stage]:
@@ -123,7 +117,7 @@ def encoded_stripes(
         encode, decode: bytes moved for each byte that is encoded and whose residual is taken, or decoded.
     """
     num_bytes = 4.0 * num_elements
-    to_owners, to_all = stripes_up_and_down(up_bytes, down_bytes, world_size)
+    (to_owners, _), (_, to_all) = (stripes_and_back(size, world_size) for size in (up_bytes, down_bytes))
     return [
         CodecWork("encode", num_bytes, bytes_moved=encode),
         to_owners,

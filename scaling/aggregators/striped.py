@@ -281,55 +281,34 @@ class Striped(Aggregator[StripesState]):
     def aggregate(self, state: StripesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         if state.group.world_size == 1 or not gradient.numel():
             return single_rank_result(gradient, state.momentum, self.own_momentum(), state.result)
+        group, own, stripe_sum = state.group, state.own, state.sums[state.own]
+        peers = [rank for rank in range(group.world_size) if rank != group.rank]
+        stripe_of = {peer: slice(*state.stripes[peer]) for peer in peers}
+        momentum = Momentum(state.momentum, self.own_momentum()) if state.momentum.numel() else None
         with phase("encode"):
-            self._encode_gradient(state, gradient)
+            state.coder.encode(gradient, state.residual, state.outgoing, momentum)
         with phase("communicate"):
-            self._exchange_stripes(state)
+            state.incoming[group.rank].copy_(state.outgoing[own])
+            group.exchange(
+                [Message(peer, state.outgoing[stripe_of[peer]]) for peer in peers],
+                [Message(peer, state.incoming[peer]) for peer in peers],
+            )
         with phase("encode"):
-            self._encode_sums(state)
+            state.coder.encode_sums(state.incoming, state.stripe_residual, stripe_sum, own.start, group.rank)
         with phase("communicate"):
-            self._exchange_sums(state)
+            group.exchange(
+                [Message(peer, stripe_sum) for peer in peers],
+                [Message(peer, state.sums[stripe_of[peer]]) for peer in peers],
+            )
         with phase("decode"):
-            self._decode_result(state)
+            divisor = self.divisor(group.world_size)
+            state.coder.decode(state.sums[None], divisor, state.result, state.watch, momentum)
         return state.result
 
     @final
     def contribution(self, state: StripesState, gradient: Tensor) -> Tensor:
         last = state.momentum[: gradient.numel()]
         return gradient + self.own_momentum() * last if last.numel() else gradient
-
-    def _encode_gradient(self, state: StripesState, gradient: Tensor) -> None:
-        state.coder.encode(gradient, state.residual, state.outgoing, self._momentum(state))
-
-    def _exchange_stripes(self, state: StripesState) -> None:
-        group = state.group
-        peers = [rank for rank in range(group.world_size) if rank != group.rank]
-        state.incoming[group.rank].copy_(state.outgoing[state.own])
-        group.exchange(
-            [Message(peer, state.outgoing[slice(*state.stripes[peer])]) for peer in peers],
-            [Message(peer, state.incoming[peer]) for peer in peers],
-        )
-
-    def _momentum(self, state: StripesState) -> Momentum | None:
-        return Momentum(state.momentum, self.own_momentum()) if state.momentum.numel() else None
-
-    def _encode_sums(self, state: StripesState) -> None:
-        stripe_sum = state.sums[state.own]
-        state.coder.encode_sums(
-            state.incoming, state.stripe_residual, stripe_sum, state.own.start, state.group.rank
-        )
-
-    def _exchange_sums(self, state: StripesState) -> None:
-        group = state.group
-        peers = [rank for rank in range(group.world_size) if rank != group.rank]
-        group.exchange(
-            [Message(peer, state.sums[state.own]) for peer in peers],
-            [Message(peer, state.sums[slice(*state.stripes[peer])]) for peer in peers],
-        )
-
-    def _decode_result(self, state: StripesState) -> None:
-        divisor = self.divisor(state.group.world_size)
-        state.coder.decode(state.sums[None], divisor, state.result, state.watch, self._momentum(state))
 
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:

@@ -82,19 +82,6 @@ class Chunks:
         return counts
 
 
-def chunks_of(num_elements: int, chunk_elements: int) -> Chunks:
-    """Chunks of that size, or one smaller one where the buffer is smaller."""
-    rounded = CHUNK_MULTIPLE * math.ceil(max(1, num_elements) / CHUNK_MULTIPLE)
-    return Chunks(num_elements, min(chunk_elements, rounded))
-
-
-def check_chunk_elements(what: str, chunk_elements: int) -> None:
-    if chunk_elements < CHUNK_MULTIPLE or chunk_elements % CHUNK_MULTIPLE:
-        raise StudyError(
-            f"{what}: allowed is a multiple of {CHUNK_MULTIPLE} from {CHUNK_MULTIPLE}, got {chunk_elements}"
-        )
-
-
 @dataclass(frozen=True)
 class ChunkCodec(Codec):
     """A codec by chunks: a row of the wire is a chunk's head, some floats, and then a code an element.
@@ -113,10 +100,16 @@ class ChunkCodec(Codec):
     kernel: ClassVar[Kernel] = None
 
     def __post_init__(self) -> None:
-        check_chunk_elements(f"codec {self.name!r}: chunk_elements", self.chunk_elements)
+        if self.chunk_elements < CHUNK_MULTIPLE or self.chunk_elements % CHUNK_MULTIPLE:
+            raise StudyError(
+                f"codec {self.name!r}: chunk_elements: allowed is a multiple of {CHUNK_MULTIPLE} from "
+                f"{CHUNK_MULTIPLE}, got {self.chunk_elements}"
+            )
 
     def chunks(self, num_elements: int) -> Chunks:
-        return chunks_of(num_elements, self.chunk_elements)
+        """Chunks of that size, or one smaller one where the buffer is smaller."""
+        rounded = CHUNK_MULTIPLE * math.ceil(max(1, num_elements) / CHUNK_MULTIPLE)
+        return Chunks(num_elements, min(self.chunk_elements, rounded))
 
     def code_bits(self) -> int:
         return self.bits

@@ -140,10 +140,11 @@ class TorchStripes(StripeCodec):
         for number, pair in enumerate(pairs):
             if pair[0].numel():
                 matrix, residual = (as_matrix(values, stripes.view) for values in pair)
-                self._distribute(self._encode_matrix(residual, matrix), number)
-
-    def _encode_matrix(self, residual: Tensor, matrix: Tensor) -> Encoded:
-        return self._encode(residual, matrix)
+                encoded = self._encode(residual, matrix)
+                for owner, (start, stop) in enumerate(stripes.bounds[number]):
+                    message = buffers.incoming[owner] if owner == buffers.rank else buffers.outgoing[owner]
+                    if start < stop:
+                        self._write(message, number, owner, encoded, start, stop)
 
     def encode_sums(self) -> None:
         buffers = self.buffers
@@ -173,13 +174,6 @@ class TorchStripes(StripeCodec):
     def _decode_stripe(self, target: Tensor, number: int, owner: int) -> None:
         mean = self._read(self.buffers.gathered[owner], number, owner)
         target.copy_(mean.div_(self.buffers.stripes.world_size))
-
-    def _distribute(self, encoded: Encoded, number: int) -> None:
-        buffers = self.buffers
-        for owner, (start, stop) in enumerate(buffers.stripes.bounds[number]):
-            message = buffers.incoming[owner] if owner == buffers.rank else buffers.outgoing[owner]
-            if start < stop:
-                self._write(message, number, owner, encoded, start, stop)
 
     def _encode(self, left: Tensor, added: Tensor) -> Encoded:
         left.add_(added)
@@ -218,10 +212,10 @@ class PlaneStripes(TorchStripes):
 
     note = "one_bit in torch operations, by planes"
 
-    def _encode_matrix(self, residual: Tensor, matrix: Tensor) -> Encoded:
-        if self._by_planes(residual):
-            return self._encode_planes(residual, lambda _, rows: matrix[rows])
-        return super()._encode_matrix(residual, matrix)
+    def _encode(self, left: Tensor, added: Tensor) -> Encoded:
+        if self._by_planes(left):
+            return self._encode_planes(left, lambda _, rows: added[rows])
+        return super()._encode(left, added)
 
     def encode_sums(self) -> None:
         buffers, rank = self.buffers, self.buffers.rank

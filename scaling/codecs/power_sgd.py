@@ -63,10 +63,6 @@ class MatrixGroup:
     def p_elements(self) -> int:
         return len(self.tensors) * self.rows * self.rank
 
-    @property
-    def q_elements(self) -> int:
-        return len(self.tensors) * self.columns * self.rank
-
 
 @dataclass(frozen=True)
 class PowerSgdCodec(Codec):
@@ -110,7 +106,8 @@ class PowerSgdCodec(Codec):
         groups = self.groups(layout.shapes)
         whole = layout.num_elements - sum(group.num_elements for group in groups)
         first = sum(group.p_elements for group in groups) + whole
-        return WORD_BYTES * first, WORD_BYTES * sum(group.q_elements for group in groups)
+        second = sum(len(group.tensors) * group.columns * group.rank for group in groups)
+        return WORD_BYTES * first, WORD_BYTES * second
 
 
 def starting_q(groups: Sequence[MatrixGroup], seed: int) -> Tensor:

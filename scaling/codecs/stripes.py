@@ -56,10 +56,13 @@ class StripeLayout:
 
     @classmethod
     def of(cls, layout: BucketLayout, view: View, bits: int, world_size: int) -> StripeLayout:
-        matrices = tuple(
-            _matrix(offset, shape, view, bits)
-            for offset, shape in zip(layout.offsets, layout.shapes, strict=True)
-        )
+        matrices = []
+        for offset, shape in zip(layout.offsets, layout.shapes, strict=True):
+            rows, columns = matrix_shape(shape, view)
+            by_columns = view == "cntk" and len(shape) == 4 and rows > 0
+            strides = (1, rows) if by_columns else (columns, 1)
+            num_words = math.ceil(rows / elements_per_word(bits))
+            matrices.append(Matrix(offset, rows, columns, *strides, num_words))
         bounds = tuple(tuple(stripes_of(matrix.columns, world_size)) for matrix in matrices)
         ends = [0] * world_size
         segments = []
@@ -67,7 +70,7 @@ class StripeLayout:
             segments.append(tuple(ends))
             for owner, (start, stop) in enumerate(stripes):
                 ends[owner] += (stop - start) * (2 + matrix.num_words)
-        return cls(layout, view, bits, world_size, matrices, bounds, tuple(segments), tuple(ends))
+        return cls(layout, view, bits, world_size, tuple(matrices), bounds, tuple(segments), tuple(ends))
 
     def own(self, rank: int) -> list[Matrix]:
         """The rank's stripes as matrices of their own, one behind the other."""
@@ -97,11 +100,3 @@ def stripes_of(count: int, world_size: int) -> list[tuple[int, int]]:
 
 def elements_per_word(bits: int) -> int:
     return BITS_PER_WORD // bits
-
-
-def _matrix(offset: int, shape: tuple[int, ...], view: View, bits: int) -> Matrix:
-    rows, columns = matrix_shape(shape, view)
-    num_words = math.ceil(rows / elements_per_word(bits))
-    by_columns = view == "cntk" and len(shape) == 4 and rows > 0
-    strides = (1, rows) if by_columns else (columns, 1)
-    return Matrix(offset, rows, columns, *strides, num_words)

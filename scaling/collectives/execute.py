@@ -96,7 +96,11 @@ class Execution:
     def run(self, buffer: Tensor, group: Group) -> None:
         """Runs all steps on the flat `buffer`, in place; one batch of messages a step."""
         for step in self._steps:
-            sends = [Message(target, _gather(buffer, spans)) for target, spans in step.sends]
+            parts = [(target, [buffer[a:b] for a, b in spans]) for target, spans in step.sends]
+            sends = [
+                Message(target, values[0] if len(values) == 1 else torch.cat(values))
+                for target, values in parts
+            ]
             receives = [Message(source, buffer[a:b]) for source, (a, b) in step.direct_receives]
             receives += [Message(source, self._staging[a:b]) for source, (a, b) in step.staged_receives]
             group.exchange(sends, receives)
@@ -106,9 +110,3 @@ class Execution:
                     place.add_(values)
                 else:
                     place.copy_(values)
-
-
-def _gather(buffer: Tensor, spans: list[Span]) -> Tensor:
-    if len(spans) == 1:
-        return buffer[spans[0][0] : spans[0][1]]
-    return torch.cat([buffer[start:stop] for start, stop in spans])

@@ -101,7 +101,10 @@ class HostExecution:
         self._summing = range(min(num_summing, group.world_size))
         self._order = _order_of_adds(schedule)
         self._chunks = list(_chunks(schedule, num_elements))
-        self._mine = [_dealt(pieces, len(self._summing), group.rank) for pieces in self._chunks]
+        # Every so many pieces, from the rank's own on.
+        first = group.rank if group.rank in self._summing else None
+        dealt = [pieces[first :: len(self._summing)] if first is not None else [] for pieces in self._chunks]
+        self._mine = [[(start, stop) for start, stop in pieces if start < stop] for pieces in dealt]
         self._spans = [(pieces[0][0], pieces[-1][1]) for pieces in self._chunks]
         n, longest = group.world_size, max((b - a for a, b in self._spans), default=0)
         size = longest * dtype.itemsize
@@ -160,7 +163,10 @@ class HostExecution:
         self._group.wait_until(progressed)
 
     def _progress(self, run: _HostRun) -> None:
-        while len(run.copied) < len(self._chunks) and self._slot_is_free(run.first + len(run.copied)):
+        while len(run.copied) < len(self._chunks):
+            ticket = run.first + len(run.copied)
+            if ticket > NUM_SLOTS and not self._summed.reached(ticket - NUM_SLOTS, self._summing):
+                break  # the slot is not free
             run.copied.append(self._copy_up(run, len(run.copied)))
         while self._back is not None and run.result is not None and self._may_return(run):
             self._copy_back(run)
@@ -179,9 +185,6 @@ class HostExecution:
             with phase("h2d_result"):
                 self._copy_back(run)
             self._progress(run)
-
-    def _slot_is_free(self, ticket: int) -> bool:
-        return ticket <= NUM_SLOTS or self._summed.reached(ticket - NUM_SLOTS, self._summing)
 
     def _may_sum(self, run: _HostRun, ticket: int) -> bool:
         fetched = ticket <= NUM_SLOTS or self._fetched.reached(ticket - NUM_SLOTS)
@@ -233,12 +236,6 @@ def _event() -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def _dealt(pieces: list[Span], num_summing: int, rank: int) -> list[Span]:
-    """Every `num_summing`th piece, from the rank's own on; empty ones left out."""
-    dealt = pieces[rank::num_summing] if rank < num_summing else []
-    return [(start, stop) for start, stop in dealt if start < stop]
 
 
 def _chunks(schedule: Schedule, num_elements: int) -> list[list[Span]]:

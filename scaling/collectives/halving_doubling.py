@@ -117,16 +117,14 @@ def _reduce_scatter_in_blocks(world_size: int) -> list[ScheduleStep]:
     for i, (size, first) in enumerate(zip(sizes, firsts, strict=True)):
         steps = placed(_reduce_scatter(size), range(first, first + size), width=m // size)
         if i + 1 < len(sizes):
-            steps.append(_merge(firsts[i + 1], sizes[i + 1], first, size, m))
+            # The next smaller block's ranks add their windows into those of this one within them: its
+            # halvings are the first ones of this one's, so that equal low bits are equal halves.
+            smaller, smaller_first, halvings = sizes[i + 1], firsts[i + 1], size.bit_length() - 1
+            steps.append(
+                tuple(
+                    Transfer(smaller_first + r % smaller, first + r, *_window(r, halvings, m), "add")
+                    for r in range(size)
+                )
+            )
         parts.append(steps)
     return side_by_side(parts)
-
-
-def _merge(small_first: int, small: int, large_first: int, large: int, m: int) -> ScheduleStep:
-    """The smaller block's ranks add their windows into those of the larger block that are within them."""
-    transfers = []
-    for rank in range(large):
-        # The smaller block's halvings are the first ones of the larger: equal low bits, equal halves.
-        start, stop = _window(rank, large.bit_length() - 1, m)
-        transfers.append(Transfer(small_first + rank % small, large_first + rank, start, stop, "add"))
-    return tuple(transfers)

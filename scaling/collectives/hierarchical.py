@@ -142,7 +142,9 @@ def tf_hierarchical_copy(world_size: int, main_pairs: Sequence[tuple[int, int]] 
     """
     half = world_size // 2
     if main_pairs is None:
-        main_pairs = [_round_robin_pair(i, half) for i in range(world_size)] if half else []
+        # Opposite the odd rank at the end is the last of the first half.
+        opposite = [i + half if i < half else min(i - half, half - 1) for i in range(world_size)]
+        main_pairs = list(enumerate(opposite)) if half else []
     elif not main_pairs:
         raise ScheduleError("tf_hierarchical_copy: no pair of mains; give at least one")
     for a, b in main_pairs:
@@ -155,11 +157,6 @@ def tf_hierarchical_copy(world_size: int, main_pairs: Sequence[tuple[int, int]] 
     return Schedule(
         "tf_hierarchical_copy", world_size, max(len(main_pairs), 1), tuple(step for step in steps if step)
     )
-
-
-def _round_robin_pair(i: int, half: int) -> tuple[int, int]:
-    """Main i and the one opposite it; the odd rank at the end has the last of the first half opposite."""
-    return (i, i + half) if i < half else (i, min(i - half, half - 1))
 
 
 def _chunk_steps(world_size: int, chunk: int, a: int, b: int) -> list[ScheduleStep]:

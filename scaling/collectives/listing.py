@@ -43,10 +43,6 @@ def schedule(name: str, world_size: int) -> Schedule:
     return COLLECTIVES[name].schedule(world_size)
 
 
-def _xring(world_size: int) -> Schedule:
-    return ring(world_size, subrings=min(2, world_size))
-
-
 def _caffe_tree(world_size: int) -> Schedule:
     boards = [rank // 2 for rank in range(world_size)]
     return tree(world_size, caffe_pairs(boards, [[False] * world_size] * world_size))
@@ -60,7 +56,9 @@ def _ranks_per_host(world_size: int) -> int:
 COLLECTIVES: dict[str, Entry] = {
     "ring": Entry("reduce-scatter and all-gather round one ring", ring),
     "ring_both_ways": Entry("half of the buffer round each way", lambda n: ring(n, directions=2)),
-    "xring": Entry("TensorFlow's ring of two sub-rings with rotated starts", _xring),
+    "xring": Entry(
+        "TensorFlow's ring of two sub-rings with rotated starts", lambda n: ring(n, subrings=min(2, n))
+    ),
     "tree": Entry("binomial tree to rank 0 and back", tree),
     "pipelined_tree": Entry("the binomial tree in 8 chunks", lambda n: tree(n, num_chunks=PIPELINE_CHUNKS)),
     "caffe_tree": Entry("Caffe's tree on boards of two GPUs without peer access between them", _caffe_tree),

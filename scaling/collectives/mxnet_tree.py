@@ -75,8 +75,10 @@ def _found(links: tuple[tuple[float, ...], ...], method: Method) -> tuple[tuple[
     generator = random.Random(1)
     trees = []
     for root in range(len(weights)):
-        leaves = _by_kernighan_lin(weights, root, generator) if method == "kernighan_lin" else None
-        leaves = leaves or _by_backtracking(weights, root)
+        attempts = MAX_ATTEMPTS if method == "kernighan_lin" else 0
+        ranks, depth = list(range(len(weights))), _depth(len(weights))
+        grown = (_grow(weights, root, ranks, depth, generator) for _ in range(attempts))
+        leaves = next(filter(None, grown), None) or _by_backtracking(weights, root)
         if leaves is None:
             raise ScheduleError(f"mxnet_tree: the links allow no binary tree from rank {root}")
         for parent, child, _ in tree_edges(leaves):
@@ -110,14 +112,6 @@ def usable_weights(links: Weights) -> Weights:
 
 def _depth(num_ranks: int) -> int:
     return (num_ranks - 1).bit_length()
-
-
-def _by_kernighan_lin(weights: Weights, root: int, generator: random.Random) -> list[int] | None:
-    for _ in range(MAX_ATTEMPTS):
-        leaves = _grow(weights, root, list(range(len(weights))), _depth(len(weights)), generator)
-        if leaves is not None:
-            return leaves
-    return None
 
 
 def _grow(

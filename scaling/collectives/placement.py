@@ -181,18 +181,15 @@ class Placement:
     def _route(self, key: int) -> _Route:
         if key not in self._routes:
             source, target = (self._devices[i] for i in divmod(key // 2, len(self._devices)))
-            self._routes[key] = self._find_route(source, target, same_node=bool(key % 2))
+            path = self.resources.topology.path(
+                (0, source), (0 if key % 2 else 1, target), peer_access=self._peer_access
+            )
+            uses = []
+            for resource, weight in path.resources.items():
+                node, _, local = resource.partition("/")
+                uses.append((node == "node0", self.resources.number(local), weight))
+            self._routes[key] = _Route(path.latency_s, uses)
         return self._routes[key]
-
-    def _find_route(self, source: str, target: str, *, same_node: bool) -> _Route:
-        path = self.resources.topology.path(
-            (0, source), (0 if same_node else 1, target), peer_access=self._peer_access
-        )
-        uses = []
-        for resource, weight in path.resources.items():
-            node, _, local = resource.partition("/")
-            uses.append((node == "node0", self.resources.number(local), weight))
-        return _Route(path.latency_s, uses)
 
     def sums(self, nodes: Ints) -> tuple[Floats, Uses, Uses]:
         """Of a sum at each node: the highest rate, what it shares, and what it has for itself.

@@ -31,7 +31,6 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling.collectives.fair_sharing import Activities, ActivityTimes, Floats, Ints, Uses, ranges, run
 from scaling.collectives.placement import Place, Placement, Resources
@@ -134,7 +133,12 @@ class StepReader:
         self._filled = np.zeros(schedule.num_hosts * schedule.num_chunks, dtype=bool)
 
     def read(self, step: ScheduleStep) -> StepWork:
-        sources, targets, starts, stops, is_add = self._columns(step)
+        moves = Columns.of(step)
+        sent = self._elements_before[moves.stop] > self._elements_before[moves.start]
+        sources, targets, starts, stops = (
+            column[sent] for column in (moves.source, moves.target, moves.start, moves.stop)
+        )
+        is_add = moves.is_add[sent]
         in_hosts = int((is_add & (targets >= self._schedule.world_size)).sum())
         if in_hosts > MAX_HOST_SUMS:
             raise ScheduleError(
@@ -161,12 +165,6 @@ class StepReader:
         self._fill(targets, starts, stops)
         sums = Moves(sources[adds], targets[adds], elements[adds] * self._element_bytes)
         return StepWork(messages, sums, message[adds], after)
-
-    def _columns(self, step: ScheduleStep) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
-        """The transfers that carry something."""
-        moves = Columns.of(step)
-        sent = self._elements_before[moves.stop] > self._elements_before[moves.start]
-        return moves.source[sent], moves.target[sent], moves.start[sent], moves.stop[sent], moves.is_add[sent]
 
     def _check_hosts(self, sources: Ints, targets: Ints) -> None:
         """With several hosts, each rank has to be on the node of the host that it adds to."""

@@ -183,7 +183,8 @@ def _gather_steps(links: PairLinks, per_rank: int, room: Floats, seed: int | Non
                     wanted &= ~coming[near]
                 if not wanted or any(weight > room_left[resource] for resource, weight in uses):
                     continue
-                chunk = _lowest(next(filter(None, (wanted & of_rarity for of_rarity in rarities))))
+                rarest = next(filter(None, (wanted & of_rarity for of_rarity in rarities)))
+                chunk = (rarest & -rarest).bit_length() - 1
                 for resource, weight in uses:
                     room_left[resource] -= weight
                     full |= (room_left[resource] < least[resource]) << resource
@@ -223,22 +224,13 @@ def _usable_pairs(links: PairLinks, room: Floats, seed: int | None) -> list[_Pai
         if all(weight <= room[resource] for resource, weight in uses):
             mask = sum(1 << resource for resource in resources)
             ends = int(links.source[number]), int(links.target[number])
-            pairs.append(_Pair(*ends, uses, _nearer(links, seconds, number), mask))
+            faster = (links.target == ends[1]) & (seconds < seconds[number] * (1 - 1e-6))
+            pairs.append(_Pair(*ends, uses, [int(rank) for rank in links.source[faster]], mask))
     usable = {(pair.source, pair.target) for pair in pairs}  # nobody waits for a link that is too slow
     return [
         pair._replace(nearer=[near for near in pair.nearer if (near, pair.target) in usable])
         for pair in pairs
     ]
-
-
-def _nearer(links: PairLinks, seconds: Floats, pair: int) -> list[int]:
-    """The ranks from which the pair's target gets a byte faster than from its source."""
-    faster = (links.target == links.target[pair]) & (seconds < seconds[pair] * (1 - 1e-6))
-    return [int(rank) for rank in links.source[faster]]
-
-
-def _lowest(mask: int) -> int:
-    return (mask & -mask).bit_length() - 1
 
 
 def link_seconds(schedule: Schedule, links: PairLinks, num_bytes: float) -> float:

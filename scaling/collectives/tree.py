@@ -42,15 +42,11 @@ def tree(world_size: int, pairs: Sequence[Pair] | None = None, num_chunks: int =
     if num_chunks < 1:
         raise ScheduleError(f"tree: {num_chunks} chunks; allowed are 1 and more")
     if pairs is None:
-        pairs = _binomial_pairs(world_size)
+        distances = [2**level for level in range((world_size - 1).bit_length())]
+        pairs = [(r - d, r) for d in distances for r in range(d, world_size, 2 * d)]
     _check_pairs(world_size, pairs)
     reduce = _levels(world_size, pairs)
     return Schedule("tree", world_size, num_chunks, tuple(pipelined(reduce + mirrored(reduce), num_chunks)))
-
-
-def _binomial_pairs(world_size: int) -> list[Pair]:
-    distances = [2**level for level in range((world_size - 1).bit_length())]
-    return [(r - d, r) for d in distances for r in range(d, world_size, 2 * d)]
 
 
 def _check_pairs(world_size: int, pairs: Sequence[Pair]) -> None:

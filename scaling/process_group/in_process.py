@@ -117,21 +117,14 @@ class InProcessGroup(Group):
         return list(slots)
 
     def _all_reduce(self, tensor: Tensor) -> None:
-        first, *rest = self._gathered(tensor.clone())
-        total = first.clone()
-        for other in rest:
-            total.add_(other)
-        tensor.copy_(total)
+        tensor.copy_(_sum(self._gathered(tensor.clone())))
 
     def _broadcast(self, tensor: Tensor, source: int) -> None:
         tensor.copy_(self._gathered(tensor.clone())[source])
 
     def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None:
-        first, *rest = (sent.view(self.world_size, -1)[self.rank] for sent in self._gathered(tensor.clone()))
-        total = first.clone()
-        for other in rest:
-            total.add_(other)
-        shard.copy_(total)
+        sent = self._gathered(tensor.clone())
+        shard.copy_(_sum([values.view(self.world_size, -1)[self.rank] for values in sent]))
 
     def _all_gather(self, tensor: Tensor, shard: Tensor) -> None:
         torch.cat(self._gathered(shard.clone()), out=tensor)
@@ -173,6 +166,13 @@ class InProcessGroup(Group):
         buffer = self._gathered(made)[0]
         assert buffer is not None
         return buffer
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    total = tensors[0].clone()
+    for other in tensors[1:]:
+        total.add_(other)
+    return total
 
 
 class _ThreadsMemory(PeerMemory):

@@ -166,14 +166,12 @@ class TorchGroup(Group):
             time.sleep(POLL_S)
             if now - last_asked > ASK_AFTER_S:
                 last_asked = now
-                self._check_others(now - started)
-
-    def _check_others(self, waited_s: float) -> None:
-        """Ends a wait that would never end."""
-        if self._has_failed():
-            raise TimeoutError("another rank has failed while this one waited for it")
-        if waited_s > WAIT_LIMIT_S:
-            raise TimeoutError(f"rank {self.rank} waited {WAIT_LIMIT_S:.0f} s for another's host memory")
+                if self._has_failed():
+                    raise TimeoutError("another rank has failed while this one waited for it")
+                if now - started > WAIT_LIMIT_S:
+                    raise TimeoutError(
+                        f"rank {self.rank} waited {WAIT_LIMIT_S:.0f} s for another's host memory"
+                    )
 
     def can_access_peers(self, device: torch.device) -> bool:
         """False where the ranks are on several hosts. The first call is collective."""
@@ -219,17 +217,13 @@ class TorchGroup(Group):
             return 0.0, 0.0
         best = (0.0, 0.0)
         for rank in range(1, self.world_size):
-            if self.rank == 0:
-                self._answer_with_clock(rank)
-            elif self.rank == rank:
+            if self.rank == rank:
                 best = self._ask_for_clock()
+            for _ in range(CLOCK_ROUND_TRIPS if self.rank == 0 else 0):
+                asked = torch.zeros(1, dtype=torch.float64)
+                dist.recv(asked, rank, group=self._control)
+                dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), rank, group=self._control)
         return best
-
-    def _answer_with_clock(self, rank: int) -> None:
-        for _ in range(CLOCK_ROUND_TRIPS):
-            asked = torch.zeros(1, dtype=torch.float64)
-            dist.recv(asked, rank, group=self._control)
-            dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), rank, group=self._control)
 
     def _ask_for_clock(self) -> tuple[float, float]:
         best = (0.0, float("inf"))

@@ -16,7 +16,8 @@ src/init.cc ("Duplicate GPU detected").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -89,41 +90,39 @@ class ThroughHostGroup(TorchGroup):
         super()._exchange(on_host, arriving)
         _copy(arriving, receives)
 
+    @contextmanager
+    def _staged(self, tensor: Tensor, *, is_read: bool = True, is_written: bool = True) -> Iterator[Tensor]:
+        """What Gloo is handed for a tensor: itself, or a place in host memory, copied as far as need be."""
+        if tensor.device.type != self._type:
+            yield tensor
+            return
+        (place,) = self._outgoing.places([tensor])
+        if is_read:
+            place.copy_(tensor)
+        yield place
+        if is_written:
+            tensor.copy_(place)
+
     def _all_reduce(self, tensor: Tensor) -> None:
-        (place,) = self._on_host([Message(self.rank, tensor)], self._outgoing)
-        if place.tensor is not tensor:
-            place.tensor.copy_(tensor)
-        super()._all_reduce(place.tensor)
-        if place.tensor is not tensor:
-            tensor.copy_(place.tensor)
+        with self._staged(tensor) as place:
+            super()._all_reduce(place)
 
     def _broadcast(self, tensor: Tensor, source: int) -> None:
-        (place,) = self._on_host([Message(self.rank, tensor)], self._outgoing)
-        if place.tensor is not tensor and self.rank == source:
-            place.tensor.copy_(tensor)
-        super()._broadcast(place.tensor, source)
-        if place.tensor is not tensor and self.rank != source:
-            tensor.copy_(place.tensor)
+        sends = self.rank == source
+        with self._staged(tensor, is_read=sends, is_written=not sends) as place:
+            super()._broadcast(place, source)
 
     def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None:
-        (place,) = self._on_host([Message(self.rank, tensor)], self._outgoing)
-        if place.tensor is tensor:
-            super()._reduce_scatter(shard, tensor)
-            return
-        place.tensor.copy_(tensor)
-        summed = place.tensor.view(self.world_size, -1)[self.rank]
-        super()._reduce_scatter(summed, place.tensor)
-        shard.copy_(summed)
+        with self._staged(tensor, is_written=False) as place:
+            summed = shard if place is tensor else place.view(self.world_size, -1)[self.rank]
+            super()._reduce_scatter(summed, place)
+        if summed is not shard:
+            shard.copy_(summed)
 
     def _all_gather(self, tensor: Tensor, shard: Tensor) -> None:
-        (place,) = self._on_host([Message(self.rank, tensor)], self._outgoing)
-        if place.tensor is tensor:
-            super()._all_gather(tensor, shard)
-            return
-        place_of_rank = place.tensor.view(self.world_size, -1)[self.rank]
-        place_of_rank.copy_(shard)
-        super()._all_gather(place.tensor, place_of_rank)
-        tensor.copy_(place.tensor)
+        with self._staged(tensor, is_read=False) as place:
+            own = shard if place is tensor else place.view(self.world_size, -1)[self.rank].copy_(shard)
+            super()._all_gather(place, own)
 
     def _on_host(self, messages: Sequence[Message], room: HostRoom) -> list[Message]:
         """The same messages with a place in `room` for each tensor that Gloo cannot be handed."""

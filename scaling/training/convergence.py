@@ -21,7 +21,6 @@ from scaling.training.compute import FLOAT32, Compute
 from scaling.training.learning_rate import LearningRate
 from scaling.training.local_updates import end_block
 from scaling.training.noise_probe import NoiseProbe
-from scaling.training.replica import Replica
 from scaling.training.step import TrainingStep
 from scaling.workloads.base import Loss, Split, cross_entropy
 from scaling.workloads.sampling import crop_and_flip, epoch_batches, epoch_variations, shard
@@ -97,74 +96,43 @@ def train(
         `noise` (`NoiseProbe.finish_epoch`; missing without one).
     """
     train_s, train_j = after.train_s, after.train_j
-    probed = _evenly_chosen(train_split, len(test_split))
+    distance = -(-len(train_split) // max(1, len(test_split)))  # always the same samples, and no copy of them
+    probed = Split(train_split.inputs[::distance], train_split.targets[::distance])
+    replica = step.replica
+    how = (group, replica.loss, after_each, replica.compute)
     for epoch in range(after.epoch + 1, plan.epochs + 1):
         feed = _Feed(train_split, plan, group, epoch, step.replica.trainable[0].device)
-        timed = _timed_epoch(step, feed, plan, group, clock, energy_meter, after_each, noise)
-        train_j = None if train_j is None or timed.joules is None else train_j + timed.joules
-        train_s += seconds_of_slowest(timed.seconds)
+        losses = torch.empty(feed.num_steps, dtype=torch.float32, device=feed.device)
+        group.meter.reset()
+        joules = energy_meter() if energy_meter else None
+        start = clock.mark()
+        feed.prepare()
+        rate = _take_steps(step, feed, plan, losses, after_each, noise)
+        stop = clock.mark()
+        bytes_sent = group.meter.bytes_sent
+        clock.settle()
+        taken_j = joules() if joules else None
+        train_j = None if train_j is None or taken_j is None else train_j + taken_j
+        train_s += seconds_of_slowest(clock.seconds(start, stop))
         step.check()
+        group.all_reduce(losses)
+        losses.div_(group.world_size)
+        _, train_accuracy = evaluate(replica.module, probed, *how)
+        test_loss, test_accuracy = evaluate(replica.module, test_split, *how)
         yield {
             "epoch": epoch,
             "samples": epoch * feed.num_steps * plan.global_batch,
             "train_s": train_s,
             "train_j": train_j,
-            **_learned(timed, group),
-            **_evaluated(step.replica, probed, test_split, group, after_each),
+            "learning_rate": rate,
+            "step_losses": losses.tolist(),
+            "train_loss": losses.double().mean().item(),
+            "bytes_sent": bytes_sent,
+            "train_accuracy": train_accuracy,
+            "test_loss": test_loss,
+            "test_accuracy": test_accuracy,
             **({"noise": noise.finish_epoch()} if noise is not None and noise.is_on else {}),
         }
-
-
-def _learned(timed: _Timed, group: Group) -> dict[str, Any]:
-    group.all_reduce(timed.losses)
-    losses = timed.losses.div_(group.world_size)
-    return {
-        "learning_rate": timed.learning_rate,
-        "step_losses": losses.tolist(),
-        "train_loss": losses.double().mean().item(),
-        "bytes_sent": timed.bytes_sent,
-    }
-
-
-def _evaluated(
-    replica: Replica, probed: Split, test_split: Split, group: Group, after_each: Callable[[], None]
-) -> dict[str, float]:
-    how = (group, replica.loss, after_each, replica.compute)
-    _, train_accuracy = evaluate(replica.module, probed, *how)
-    test_loss, test_accuracy = evaluate(replica.module, test_split, *how)
-    return {"train_accuracy": train_accuracy, "test_loss": test_loss, "test_accuracy": test_accuracy}
-
-
-@dataclass(frozen=True)
-class _Timed:
-    losses: Tensor
-    learning_rate: float | None
-    seconds: float
-    joules: float | None
-    bytes_sent: int
-
-
-def _timed_epoch(
-    step: TrainingStep,
-    feed: _Feed,
-    plan: TrainingPlan,
-    group: Group,
-    clock: Clock,
-    energy_meter: EnergyMeter | None,
-    after_each: Callable[[], None],
-    noise: NoiseProbe | None,
-) -> _Timed:
-    losses = torch.empty(feed.num_steps, dtype=torch.float32, device=feed.device)
-    group.meter.reset()
-    joules = energy_meter() if energy_meter else None
-    start = clock.mark()
-    feed.prepare()
-    rate = _take_steps(step, feed, plan, losses, after_each, noise)
-    stop = clock.mark()
-    bytes_sent = group.meter.bytes_sent
-    clock.settle()
-    taken = joules() if joules else None
-    return _Timed(losses, rate, clock.seconds(start, stop), taken, bytes_sent)
 
 
 def _take_steps(
@@ -216,12 +184,6 @@ class _Feed:
         if self._plan.augmented:
             inputs = crop_and_flip(inputs, self._variations[samples.to(self.device)])
         return inputs, targets
-
-
-def _evenly_chosen(split: Split, num_samples: int) -> Split:
-    """At most so many samples of a split, at equal distances: always the same, and no copy of them."""
-    distance = -(-len(split) // max(1, num_samples))
-    return Split(split.inputs[::distance], split.targets[::distance])
 
 
 @torch.no_grad()

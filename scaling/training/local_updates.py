@@ -65,8 +65,9 @@ class LocalStep:
         self._wire, self._count = gradients.wire, 0
         chosen = (aggregator, outer.settings, group, gradients.wire)
         self._blocks: list[Part] = [
-            started(_copy_of(bucket), *chosen, capturable=False, skippable=False)
+            started(FlatBucket(bucket.layout, copies), *chosen, capturable=False, skippable=False)
             for bucket in replica.buckets
+            for copies in [[nn.Parameter(p.detach().clone()) for p in bucket.trainable]]
         ]
 
     @property
@@ -140,11 +141,6 @@ class LocalStep:
             part.bucket.parameters.copy_(bucket.parameters)
             part.state.load_state_dict(aggregated)
             part.update.load_state_dict(updated)
-
-
-def _copy_of(bucket: FlatBucket) -> FlatBucket:
-    """The same parameters in a buffer of their own."""
-    return FlatBucket(bucket.layout, [nn.Parameter(p.detach().clone()) for p in bucket.trainable])
 
 
 def end_block(step: TrainingStep) -> None:

@@ -45,7 +45,6 @@ from scaling.process_group import TorchGroup
 from scaling.training.ddp import USUAL_DDP, DdpSettings, wrapped
 from scaling.training.exchanges import (
     Record,
-    RepeatedGradients,
     filled,
     recomputed_exchanges,
     repeatable_gradients,
@@ -137,15 +136,9 @@ class OverlappedStep:
 
     def _start_ddp(self, bucket_mb: float, ddp: DdpSettings) -> None:
         """Wraps the module and makes the passes after which its buckets stay. Collective."""
-        self._unused = self._parameters_without_gradient()
-        self._wrap(bucket_mb, ddp)
-        num_passes = PASSES_UNTIL_BUCKETS_STAY + int(ddp.static_graph)
-        if self._path in ("hook", "library_hook"):
-            self._hook_in(num_passes)
-        else:
-            self._run_dry(num_passes)
-
-    def _wrap(self, bucket_mb: float, ddp: DdpSettings) -> None:
+        self._run_dry(1)
+        parameters = zip(self.replica.layout.names, self.replica.trainable, strict=True)
+        self._unused = [name for name, parameter in parameters if parameter.grad is None]
         group = self._group
         exchanges = self._path != "own" or self._aggregator.exchanges
         # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
@@ -157,6 +150,11 @@ class OverlappedStep:
             ddp,
             finds_unused=finds_unused,
         )
+        num_passes = PASSES_UNTIL_BUCKETS_STAY + int(ddp.static_graph)
+        if self._path in ("hook", "library_hook"):
+            self._hook_in(num_passes)
+        else:
+            self._run_dry(num_passes)
 
     @property
     def _stateful(self) -> torch.optim.Optimizer:
@@ -218,7 +216,10 @@ class OverlappedStep:
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         self._marks = marks
         hidden = self._record is not None and not self._hooked and self._path in ("own", "optimizer")
-        gradients = self._local_gradients(inputs, targets) if hidden else None
+        gradients, autocast = None, self.replica.compute.autocast
+        if hidden:
+            compute, like = partial(self._unexchanged, inputs, targets), self.replica.trainable
+            gradients = repeatable_gradients(compute, like, self._group.largest, autocast)
         loss = take_passes(
             self.replica,
             inputs,
@@ -234,12 +235,13 @@ class OverlappedStep:
                 self._optimizer.synchronize()
         if self._record is not None and gradients is not None:
             means = [filled(parameter.grad, parameter) for parameter in self.replica.trainable]
-            names, autocast = self.replica.layout.names, self.replica.compute.autocast
-            self._record += recomputed_exchanges(names, gradients, means, autocast)
+            self._record += recomputed_exchanges(self.replica.layout.names, gradients, means, autocast)
         if self.treatment.waits_for_all:
             means = [parameter.grad for parameter in self.replica.trainable if parameter.grad is not None]
             self.treatment.before_update(means, marks.phase)
-        with marks.phase("update"), self._stepping():
+        # An optimizer that has waited for its gradients is not to do so again.
+        stepping = self._optimizer.skip_synchronize() if self._path == "optimizer" else nullcontext()
+        with marks.phase("update"), stepping:
             self._optimizer.step()
         if self._send_parameters is not None:
             with marks.phase("communicate"):
@@ -252,11 +254,6 @@ class OverlappedStep:
         if is_last or self._path in ("bare", "optimizer"):
             return nullcontext()
         return self._ddp.no_sync()
-
-    def _local_gradients(self, inputs: Tensor, targets: Tensor) -> RepeatedGradients | None:
-        """This rank's gradients, not exchanged; None where a second time gives others. Collective."""
-        compute, like = partial(self._unexchanged, inputs, targets), self.replica.trainable
-        return repeatable_gradients(compute, like, self._group.largest, self.replica.compute.autocast)
 
     def _unexchanged(self, inputs: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
         """This rank's gradients of a batch. An optimizer that exchanges hears of each backward pass.
@@ -271,12 +268,6 @@ class OverlappedStep:
         with self._ddp.no_sync():
             take_passes(self.replica, inputs, targets, UNMARKED, scaled, forward=forward)
         return [parameter.grad for parameter in self.replica.trainable]
-
-    def _stepping(self) -> AbstractContextManager[None]:
-        """What an optimizer that has waited for its gradients wants around its step."""
-        if self._path == "optimizer":
-            return self._optimizer.skip_synchronize()
-        return nullcontext()
 
     def _meter_own_path(self) -> None:
         """DDP's own exchanges, and an optimizer's, pass the group by; a hook's do not."""
@@ -305,11 +296,6 @@ class OverlappedStep:
         self._hooked = True
         self._run_dry(dry_passes)
         self._buckets.start()
-
-    def _parameters_without_gradient(self) -> list[str]:
-        self._run_dry(1)
-        parameters = zip(self.replica.layout.names, self.replica.trainable, strict=True)
-        return [name for name, parameter in parameters if parameter.grad is None]
 
     def _run_dry(self, num_passes: int) -> None:
         """Forward and backward passes without an update, in which DDP settles its buckets. What they change

@@ -275,7 +275,13 @@ class StepCheck:
         named = self._named()
         views = zip(exchange.layout.names, exchange.layout.views(mean), strict=True)
         return {
-            name: Delivered(view if exchange.repeats else _as_stored(view, named[name]), rounding)
+            # A part of DDP's buckets is in the parameter's order in memory.
+            name: Delivered(
+                view
+                if exchange.repeats or named[name].is_contiguous()
+                else view.as_strided(named[name].shape, named[name].stride()),
+                rounding,
+            )
             for name, view in views
         }
 
@@ -340,11 +346,6 @@ class StepCheck:
             f"aggregator {self._aggregator.label()} ({cls.__module__}:{cls.__qualname__}), checked step "
             f"{self.findings.num_steps + 1}, rank {rank}: {self._ranks.share(problem, rank)}"
         )
-
-
-def _as_stored(values: Tensor, parameter: Tensor) -> Tensor:
-    """A part of a bucket in the parameter's order in memory, which DDP's buckets keep."""
-    return values if parameter.is_contiguous() else values.as_strided(parameter.shape, parameter.stride())
 
 
 def _zeros(saved: Any) -> Any:

@@ -127,7 +127,8 @@ def test_thin_matrices_are_orthonormal_as_if_each_were_alone(rank):
 
 def test_batches_of_thin_matrices_are_those_of_the_matrices():
     own = groups()
-    message = torch.arange(sum(one.q_elements for one in own), dtype=torch.float32)
+    size = sum(len(one.tensors) * one.columns * one.rank for one in own)
+    message = torch.arange(size, dtype=torch.float32)
     thin = ThinMatrices(message, [one.columns for one in own], own)
     batches = batches_of(thin.sent, LAYOUT, own)
     matrices = matrix_views(torch.zeros(LAYOUT.num_elements), LAYOUT, own)

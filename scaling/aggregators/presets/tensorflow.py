@@ -77,8 +77,12 @@ class TensorFlow(Aggregator[TowersState]):
     def aggregate(self, state: TowersState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         state.host.bring_up(gradient, phase)
         if state.group.rank == 0:
+            n, rows = state.group.world_size, state.host.rows
             with phase("reduce"), threads(1):
-                _average(state)
+                for start, stop in state.host.spans:
+                    towers = state.concatenated[: n * (stop - start)].view(n, stop - start)
+                    torch.cat([row[start:stop].unsqueeze(0) for row in rows], out=towers)
+                    torch.mean(towers, 0, out=state.host.result[start:stop])
         state.host.meet(phase)
         return state.host.result if state.group.rank == 0 else None
 
@@ -94,14 +98,6 @@ class TensorFlow(Aggregator[TowersState]):
             CodecWork("mean", num_bytes, where="host", bytes_moved=one_of, by_all=False),
             *stepped_on_host(n, world_size, num_threads=1),
         ]
-
-
-def _average(state: TowersState) -> None:
-    n, rows = state.group.world_size, state.host.rows
-    for start, stop in state.host.spans:
-        towers = state.concatenated[: n * (stop - start)].view(n, stop - start)
-        torch.cat([row[start:stop].unsqueeze(0) for row in rows], out=towers)
-        torch.mean(towers, 0, out=state.host.result[start:stop])
 
 
 @final
