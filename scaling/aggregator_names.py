@@ -6,8 +6,8 @@ Nothing here imports an aggregator, so what reads results knows the names withou
 from scaling.registry import Registry
 
 BUILT_IN = {
-    "none": "scaling.aggregators.controls:NoExchange",
-    "no_op": "scaling.aggregators.controls:NoOp",
+    "none": "scaling.aggregators.native:NoExchange",
+    "no_op": "scaling.aggregators.native:NoOp",
     "all_reduce": "scaling.aggregators.native:AllReduce",
     "ring": "scaling.aggregators.ring:Ring",
     "tree": "scaling.aggregators.tree:Tree",

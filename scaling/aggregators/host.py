@@ -5,15 +5,11 @@ where there is a GPU), and the CPU sums (`scaling.collectives.host_staging`, run
 `scaling.collectives.execute_host`). Cut into chunks, the copies up, the sums and the copies back overlap;
 phases then say what a rank waits for.
 
-`host_serial` (TensorFlow's parameter device on the CPU):
-1. every rank: gradient to the host (`d2h`);
-2. rank 0, one thread: mean in rank order (`reduce`), optimizer step on the host's parameters;
-3. every rank: parameters back (`h2d_result`, by the update site).
-
-`host_parallel` (Torch on the CPU, MXNet's local store):
-1. every rank: gradient to the host (`d2h`);
-2. every rank, its own threads: mean over its 1/n of the elements (`reduce`);
-3. every rank: the whole mean back (`h2d_result`).
+- `host_serial` (TensorFlow's parameter device on the CPU): gradients to the host (`d2h`); rank 0, one thread:
+  mean in rank order (`reduce`), optimizer step on the host's parameters; parameters back (`h2d_result`, by
+  the update site).
+- `host_parallel` (Torch on the CPU, MXNet's local store): gradients to the host (`d2h`); every rank, its own
+  threads: mean over its 1/n of the elements (`reduce`); the whole mean back (`h2d_result`).
 
 Bytes copied per rank: S to the host and S back. Error: one order of summation, so the ranks agree bit for
 bit.

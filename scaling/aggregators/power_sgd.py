@@ -1,7 +1,7 @@
 """PowerSGD: all-reduces of thin matrices (`scaling.codecs.power_sgd`), a few launches a shape.
 
-1. encode: the gradient is added to the residual, in place; P = M Q, one launch for matrices of one shape
-   at equal distances;
+1. encode: the gradient is added to the residual, in place; P = M Q, one launch for matrices of one shape at
+   equal distances;
 2. communicate: all-reduce of all P, with the tensors that are sent as they are;
 3. encode: P made orthonormal; Q = M^T P;
 4. communicate: all-reduce of all Q;
@@ -14,8 +14,6 @@ gradients + the old ones, up to float rounding; the library gives every rank the
 Saved state: by parameter. In the same buckets it goes on bit for bit. In others every matrix has the residual
 and the Q that it had, and differs in the order of additions alone, where the start is warm; else the next
 random Q are new ones.
-
-References and differences: `scaling.codecs.power_sgd`.
 """
 
 from __future__ import annotations

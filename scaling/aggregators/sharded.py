@@ -1,16 +1,15 @@
 """Sharded data parallelism: each rank keeps the optimizer's state of a shard, and steps that shard alone.
 
-1. The bucket is cut into n shards of ceil(N / n) elements; rank r owns shard r.
-2. The library's reduce-scatter gives each rank the sum of the gradients of its shard.
-3. The rank takes the optimizer's step there; only it has the state for that.
-4. The library's all-gather brings the new parameters to all ranks.
+The bucket is cut into n shards of ceil(N / n) elements; rank r owns shard r. The library's reduce-scatter
+gives each rank the sum of the gradients of its shard; it takes the optimizer's step there, and the library's
+all-gather brings the new parameters to all ranks.
 
 `zero1` shards the optimizer's state. `zero2` shards the gradients too: each bucket is exchanged under the
 backward pass, and its gradients are released at once; so it has no eager step.
 
 Steps and messages: the library's affair. Bytes sent per rank: 2(n-1) ceil(N / n) elements, as much as an
-all-reduce; half of them are parameters. Error: float summation in the library's order; all ranks get the
-same bits.
+all-reduce; half of them are parameters. Error: float summation in the library's order; all ranks get the same
+bits.
 
 Reference: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 arXiv 1910.02054 (P_os and P_os+g). Where we differ: parameters and gradients have the model's dtype;

@@ -163,10 +163,7 @@ class AggregatorState:
 
     def check(self) -> None:
         """Raises what went wrong on the device in the steps so far; waits for it: not in a measured window.
-
-        Raises:
-            NotFiniteError: a value was NaN or infinite, where the aggregator watches for that.
-        """
+        NotFiniteError: a value was NaN or infinite, where the aggregator watches for that."""
 
     def total_residual(self) -> Tensor | None:
         """What this rank has withheld of the gradients so far, for later steps; None where nothing ever is.

@@ -30,10 +30,7 @@ class Entry:
 
 def schedule(name: str, world_size: int) -> Schedule:
     """The collective called `name` with its default parameters, or that of a file (`FILE.yaml`).
-
-    Raises:
-        ScheduleError: there is none of that name, `world_size` is below 1, or the file is not for it.
-    """
+    ScheduleError: there is none of that name, `world_size` is below 1, or the file is not for it."""
     if is_file(name) and world_size >= 1:
         return for_ranks(name, world_size)
     if name not in COLLECTIVES:

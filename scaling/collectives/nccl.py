@@ -67,11 +67,7 @@ class Rings:
 
 
 def best_rings(topology: Topology, gpus: Sequence[str], *, peer_access: bool) -> Rings:
-    """Of the GPUs of one node, two or more.
-
-    Raises:
-        TopologyError: there is no path between two of them.
-    """
+    """Of the GPUs of one node, two or more. TopologyError: there is no path between two of them."""
     key = (tuple(gpus), peer_access)
     if key not in topology.rings:
         topology.rings[key] = _search(_Pairs(topology, gpus, peer_access=peer_access))

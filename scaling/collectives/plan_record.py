@@ -88,11 +88,8 @@ class ExchangePlan:
         return ExchangePlan(self.world_size, tuple(means))
 
     def bytes_per_resource(self, topology: Topology, *, peer_access: bool = True) -> dict[str, float]:
-        """The bytes that pass each link (and memory) of the topology, by its name there.
-
-        Raises:
-            TopologyError: the topology has fewer ranks or nodes than the plan, or no route.
-        """
+        """The bytes that pass each link (and memory) of the topology, by its name there. TopologyError: the
+        topology has fewer ranks or nodes than the plan, or no route."""
         passed: dict[str, float] = {}
         for exchange in self.exchanges:
             ranks = topology.ranks(self.world_size)

@@ -178,11 +178,8 @@ class Schedule:
         return self.steps.kind(index) if isinstance(self.steps, LazySteps) else ("step", index)
 
     def bounds(self, num_elements: int) -> list[int]:
-        """`num_chunks` + 1 element indices: chunk c of a buffer is [bounds[c], bounds[c + 1]).
-
-        Raises:
-            ScheduleError: the schedule was made for tensors that are not `num_elements` together.
-        """
+        """`num_chunks` + 1 element indices: chunk c of a buffer is [bounds[c], bounds[c + 1]). ScheduleError:
+        the schedule was made for tensors that are not `num_elements` together."""
         if self.chunk_elements is None:
             return chunk_bounds(num_elements, self.num_chunks)
         bounds = [0, *accumulate(self.chunk_elements)]

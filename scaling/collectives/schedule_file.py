@@ -37,11 +37,8 @@ def is_file(name: str) -> bool:
 
 
 def to_yaml(schedule: Schedule, comments: Sequence[str] = ()) -> str:
-    """The file of a schedule, with comments at its beginning.
-
-    Raises:
-        ScheduleError: it uses host memory, or its chunks are tensors of unequal size, or it is too large.
-    """
+    """The file of a schedule, with comments at its beginning. ScheduleError: it uses host memory, or its
+    chunks are tensors of unequal size, or it is too large."""
     if schedule.num_hosts or schedule.chunk_elements is not None:
         raise ScheduleError(f"{schedule.name}: a file has equal chunks and ranks alone")
     lines = [f"# {comment}" for comment in comments]
@@ -60,11 +57,8 @@ def to_yaml(schedule: Schedule, comments: Sequence[str] = ()) -> str:
 
 
 def read_schedule(path: str | os.PathLike[str]) -> tuple[Schedule, str]:
-    """The schedule of a file, and the SHA-256 of the file in hexadecimal digits.
-
-    Raises:
-        ScheduleError: the file cannot be read, is no schedule, or its schedule does not deliver the sum.
-    """
+    """The schedule of a file, and the SHA-256 of the file in hexadecimal digits. ScheduleError: the file
+    cannot be read, is no schedule, or its schedule does not deliver the sum."""
     try:
         content = read_bytes(path, MAX_YAML_BYTES)
         return _proven(os.fspath(path), content), hashlib.sha256(content).hexdigest()
@@ -103,11 +97,8 @@ def _step(path: str, number: int, text: object) -> ScheduleStep:
 
 
 def for_ranks(path: str, world_size: int) -> Schedule:
-    """The schedule of a file, which must be for that many ranks; of one rank alone, nothing.
-
-    Raises:
-        ScheduleError: as `read_schedule`, or it is for another number of ranks.
-    """
+    """The schedule of a file, which must be for that many ranks; of one rank alone, nothing. ScheduleError:
+    as `read_schedule`, or it is for another number of ranks."""
     schedule, _ = read_schedule(path)
     if world_size == 1:
         return Schedule(schedule.name, 1, 1, ())

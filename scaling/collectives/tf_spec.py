@@ -63,11 +63,8 @@ class Tier(NamedTuple):
 
 
 def parse_spec(spec: str) -> list[Tier]:
-    """The tiers of an all_reduce_spec, in order; the last has no limit.
-
-    Raises:
-        StudyError: naming the part that is wrong and what is allowed.
-    """
+    """The tiers of an all_reduce_spec, in order; the last has no limit. StudyError: naming the part that is
+    wrong and what is allowed."""
     fields = spec.split(":")
     if len(fields) % 2 == 0:
         _refuse(
@@ -143,11 +140,8 @@ def tensors_of_tiers(tiers: list[Tier], layout: BucketLayout) -> list[TierTensor
 
 
 def schedule_between_ranks(tiers: list[TierTensors], num_elements: int, world_size: int) -> Schedule | None:
-    """The tensors of `xring`, `psgpu` and `rechd` in the whole bucket; None if there are none.
-
-    Raises:
-        ScheduleError: more shards than ranks, or `rechd` for ranks that are no power of two.
-    """
+    """The tensors of `xring`, `psgpu` and `rechd` in the whole bucket; None if there are none. ScheduleError:
+    more shards than ranks, or `rechd` for ranks that are no power of two."""
     collectives: dict[Span, Schedule] = {}
     for of_tier in tiers:
         if of_tier.tier.inside in BETWEEN_RANKS and of_tier.spans:

@@ -35,11 +35,8 @@ OPERATIONS = ("add", "copy")
 
 
 def check_shape(schedule: Schedule) -> None:
-    """Checks everything but the steps' transfers.
-
-    Raises:
-        ScheduleError: naming the field, what it is and what is allowed.
-    """
+    """Checks everything but the steps' transfers. ScheduleError: naming the field, what it is and what is
+    allowed."""
     for field, least in (("world_size", 1), ("num_chunks", 1), ("num_hosts", 0)):
         value = getattr(schedule, field)
         if not _is_whole(value) or value < least:
@@ -57,10 +54,7 @@ def check_shape(schedule: Schedule) -> None:
 
 def check_types(name: str, index: int, step: ScheduleStep) -> None:
     """Checks what the transfers of a step consist of; whether nodes and chunks exist is not asked here.
-
-    Raises:
-        ScheduleError: naming the step, the transfer and the field.
-    """
+    ScheduleError: naming the step, the transfer and the field."""
     if not isinstance(step, Sequence):
         raise ScheduleError(f"{name}: step {index} is {_shown(step)}; allowed is a sequence of transfers")
     if isinstance(step, Columns):
@@ -192,11 +186,8 @@ class SentSample:
 
 
 def verify(schedule: Schedule) -> Verification:
-    """Proves that every rank ends with each contribution exactly once in every chunk.
-
-    Raises:
-        ScheduleError: it does not, or a step breaks a rule; the message says which, where and when.
-    """
+    """Proves that every rank ends with each contribution exactly once in every chunk. ScheduleError: it does
+    not, or a step breaks a rule; the message says which, where and when."""
     check_shape(schedule)
     interpreter = _Interpreter(schedule)
     num_steps = 0

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 
 import scaling
-from scaling.codecs.kernels.versions import OLDEST_TRITON, triton_version, version_problem
+from scaling.codecs.kernels import OLDEST_TRITON, triton_version, version_problem
 from scaling.doctor.line import CheckResult
 from scaling.process_group.base import HOW_TO_BRING
 

@@ -130,10 +130,7 @@ class Group(ABC):
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Returns once `condition`, about host memory that other ranks write, holds; asks again and again.
-
-        Raises:
-            TimeoutError: it does not come to hold, or another rank has failed meanwhile.
-        """
+        TimeoutError: it does not come to hold, or another rank has failed meanwhile."""
 
     @abstractmethod
     def can_access_peers(self, device: torch.device) -> bool:
@@ -150,10 +147,7 @@ class Group(ABC):
 
     def over(self, library: str) -> Group:
         """The same ranks with messages carried by "mpi" or "horovod"; metered here. Collective at first use.
-
-        Raises:
-            LaunchError: this launch does not have it.
-        """
+        LaunchError: this launch does not have it."""
         hint = HOW_TO_BRING.get(library, f"known are {', '.join(HOW_TO_BRING)}")
         raise LaunchError(f"{library} cannot be used by these ranks: {hint}")
 

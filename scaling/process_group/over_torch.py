@@ -288,11 +288,8 @@ class TorchGroup(Group):
 
 
 def group_of(process_group: dist.ProcessGroup, device: torch.device) -> TorchGroup:
-    """The group of ranks that a script has started itself. Collective.
-
-    Raises:
-        LaunchError: it lacks ranks, or cannot carry tensors of that device.
-    """
+    """The group of ranks that a script has started itself. Collective. LaunchError: it lacks ranks, or cannot
+    carry tensors of that device."""
     if dist.get_world_size(process_group) != dist.get_world_size():
         raise LaunchError("the process group lacks some of the ranks; use one of all ranks")
     if device.type == "cuda" and dist.get_backend(process_group) != "nccl":

@@ -1,12 +1,12 @@
 """The whole training step as one CUDA graph: the same kernels, launched at once.
 
 Small networks are bound by the time that Python takes to launch kernels; a graph is launched in microseconds.
-Forward, backward, exchange and update run on static buffers into which each batch is copied.
+Forward, backward, exchange and update run on static buffers into which each batch is copied. The learning
+rate is a tensor on the device, since a number would be frozen into the graph.
 
 Capturing needs a few steps of warm-up, in which libraries and the optimizer set themselves up. They change
 the model: parameters, momentum, statistics of batch normalisation, the aggregator's residuals and the random
-state are put back afterwards, so that training begins where an eager one would. The learning rate is a tensor
-on the device, since a number would be frozen into the graph.
+state are put back afterwards, so that training begins where an eager one would.
 
 Reference: the CUDA graphs section of torch's documentation (notes/cuda.html).
 """

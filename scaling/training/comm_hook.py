@@ -74,10 +74,7 @@ class CommHook:
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
         """Takes them over, of other buckets of the same model too, when the exchanges start or now.
-
-        Raises:
-            CheckpointError: a parameter has none (from here, or from the backward pass that starts).
-        """
+        CheckpointError: a parameter has none (from here, or from the backward pass that starts)."""
         if not isinstance(state, dict):
             raise CheckpointError("the state of a communication hook is what its `state_dict` gave")
         self._loaded = state

@@ -9,16 +9,14 @@ Three laws, of which the first that applies is checked, element by element, in f
   SignSGD and other Gradient Compression Schemes", ICML 2019).
 - "error bound": the mean is off by no more than the aggregator itself states (`Aggregator.error_bound`).
 
-Contributions travel by broadcasts of chunks from each rank in turn, which no aggregator uses for gradients:
-n times the bucket's bytes.
+Contributions travel by broadcasts of chunks from each rank in turn, which no aggregator uses for gradients: n
+times the bucket's bytes.
 
-`require_equal` tells whether all ranks have the same parameters, bit for bit:
-
-1. Each rank hashes each tensor on its device: bits as integers times random odd keys, summed modulo 2^64
-   (multilinear hashing); of the sum the highest 52 bits. Two tensors that differ in one element have the same
-   one with a probability of 2^-32 at most.
-2. The ranks compare the largest and the smallest hash of each tensor: one message of 16 bytes a tensor.
-3. Only where they differ the tensors travel, to say which ranks differ, and how far.
+`require_equal` tells whether all ranks have the same parameters, bit for bit. Each rank hashes each tensor on
+its device: bits as integers times random odd keys, summed modulo 2^64 (multilinear hashing); of the sum the
+highest 52 bits. Two tensors that differ in one element have the same one with a probability of 2^-32 at most.
+The ranks compare the largest and the smallest hash of each tensor: one message of 16 bytes a tensor. Only
+where they differ the tensors travel, to say which ranks differ, and how far.
 
 Source of the hash: J. L. Carter and M. N. Wegman, "Universal classes of hash functions", Journal of Computer
 and System Sciences 18 (1979).
@@ -289,11 +287,8 @@ def shared_tensors(
 
 
 def require_equal(tensors: Mapping[str, Tensor], ranks: ComparedRanks) -> None:
-    """Compares the ranks' tensors, of the same names and shapes on every rank. Collective.
-
-    Raises:
-        ExchangeError: on every rank, where one differs: which, between which ranks, and how far.
-    """
+    """Compares the ranks' tensors, of the same names and shapes on every rank. Collective. ExchangeError: on
+    every rank, where one differs: which, between which ranks, and how far."""
     if ranks.world_size == 1 or not tensors:
         return
     devices = {tensor.device for tensor in tensors.values()}

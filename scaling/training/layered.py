@@ -1,14 +1,12 @@
 """A step that brings gradients together layer by layer under its backward pass, made to be captured.
 
-In a CUDA graph nothing of it waits for the host, and DDP is not needed:
-
-1. Each parameter of at least `bucket_mb` MiB is a bucket of its own, the last layer's first; the others share
-   buckets that are as large, so that a small one costs no messages of its own.
-2. When the gradients of a bucket are there, one of NUM_STREAMS side streams takes them on: aggregation, then
-   the update of these parameters, which the backward pass has no more need of. A CPU has no streams: there
-   the backward pass waits for it.
-3. The computation waits for those streams at the end. Where the whole mean is to be clipped or searched for
-   infinities, the updates come behind that; of several micro-batches only the last one's pass exchanges.
+In a CUDA graph nothing of it waits for the host, and DDP is not needed. Each parameter of at least
+`bucket_mb` MiB is a bucket of its own, the last layer's first; the others share buckets that are as large, so
+that a small one costs no messages of its own. When the gradients of a bucket are there, one of NUM_STREAMS
+side streams takes them on: aggregation, then the update of these parameters, which the backward pass has no
+more need of. A CPU has no streams: there the backward pass waits for it. The computation waits for those
+streams at the end. Where the whole mean is to be clipped or searched for infinities, the updates come behind
+that; of several micro-batches only the last one's pass exchanges.
 
 Where each rank owns a shard of a bucket it steps that alone, and the new parameters go to all at once. An
 aggregator that releases gradients has each rank forget those of the bucket then.
@@ -17,8 +15,8 @@ Parameters of different dtypes are in different buckets. A bucket of one paramet
 it, without a copy; the gradients of several are copied side by side first. Residuals and other state are each
 bucket's own.
 
-Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
-arXiv 2006.15704 (buckets in the order in which gradients come).
+Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv
+2006.15704 (buckets in the order in which gradients come).
 """
 
 from __future__ import annotations

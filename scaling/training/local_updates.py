@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
-from scaling.aggregators.controls import NoExchange
+from scaling.aggregators.native import NoExchange
 from scaling.errors import CheckpointError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group

@@ -1,13 +1,11 @@
 """Checks a run's own steps: what its aggregator delivers, what the update makes of it, and the replicas.
 
-1. The state of the step is saved. The optimizer's begins at zero.
-2. Some steps are taken whose exchanges are recorded. Each exchange is compared with the gradients that went
-   into it (`scaling.training.exchange_check`), each update with the optimizer's in float64 of what was
-   delivered (`scaling.training.update_check`); after the last step the replicas are compared
-   (`scaling.training.exchange_check`).
-3. Of a captured step it is the step that was captured, run without its graph; then a replay of the graph is
-   compared with such a step (`scaling.training.update_check`).
-4. The state is put back, and the random state too: the run goes on as if nothing had been.
+The state of the step is saved, and the optimizer's begins at zero. Some steps are taken whose exchanges are
+recorded. Each exchange is compared with the gradients that went into it, and after the last step the replicas
+with each other (`scaling.training.exchange_check`); each update is compared with the optimizer's in float64
+of what was delivered (`scaling.training.update_check`). Of a captured step it is the step that was captured,
+run without its graph; then a replay of the graph is compared with such a step. The state is put back, and the
+random state too: the run goes on as if nothing had been.
 
 All of it is outside what is measured. Control arms, which exchange nothing, are exempt.
 """
@@ -125,11 +123,8 @@ class StepCheck:
                 require_equal(shared_tensors(module, self._initial, self._ranks), self._ranks)
 
     def steps(self, batches: Sequence[Batch], max_steps: int) -> None:
-        """Takes and checks some steps, and puts everything back. Collective.
-
-        Raises:
-            ExchangeError: an exchange or an update is not what it must be, or the replicas differ.
-        """
+        """Takes and checks some steps, and puts everything back. Collective. ExchangeError: an exchange or an
+        update is not what it must be, or the replicas differ."""
         if not self._aggregator.exchanges:
             return
         finite = all(bool(parameter.isfinite().all()) for parameter in self._step.replica.trainable)

@@ -105,10 +105,7 @@ class Dataset(ABC):
     @abstractmethod
     def fetch(self) -> None:
         """Makes the files be there, downloading what is missing. Called once a machine, before any `load`.
-
-        Raises:
-            DataError: naming file, expected checksum and the places looked at.
-        """
+        DataError: naming file, expected checksum and the places looked at."""
 
     @abstractmethod
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:

@@ -63,10 +63,7 @@ def find_source(folders: Sequence[Path]) -> Path | None:
 
 def read_checked(source: Path) -> Iterator[tuple[DataFile, bytes]]:
     """Yields each of the six batches and its bytes, as published, in the order in which the source has them.
-
-    Raises:
-        DataError: the source cannot be read, lacks a batch, or has one with the wrong MD5.
-    """
+    DataError: the source cannot be read, lacks a batch, or has one with the wrong MD5."""
     missing = {file.name: file for file in (*TRAIN, *TEST)}
     members = _read_archive(source) if source.name == ARCHIVE.name else _read_unpacked(source)
     try:

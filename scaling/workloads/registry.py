@@ -26,11 +26,8 @@ PROBE_SAMPLES = 2
 
 
 def model_of(name: str, maker: Callable[..., Any], parameters: Mapping[str, Any]) -> Model:
-    """The model that `maker` makes; `name` is its `module:callable`, for messages.
-
-    Raises:
-        StudyError: it has no such argument, one is of the wrong type, or one that it needs is missing.
-    """
+    """The model that `maker` makes; `name` is its `module:callable`, for messages. StudyError: it has no such
+    argument, one is of the wrong type, or one that it needs is missing."""
     what = f"model {name!r}"
     arguments = _arguments(maker, what)
     takes_any = any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments.values())
@@ -125,10 +122,7 @@ DATASETS = Registry("data set", "scaling.datasets", BUILT_IN_DATASETS)
 
 def create_dataset(name: str, parameters: Mapping[str, Any] | None = None) -> Dataset:
     """The data set of that name with those parameters, checked against its fields' types. Reads no file.
-
-    Raises:
-        StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
-    """
+    StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value."""
     instance: Dataset = DATASETS.create(name, Dataset, parameters)
     return instance
 
@@ -180,11 +174,8 @@ def build_module(model: Model, shape: DataShape) -> nn.Module:
 
 
 def resolve_shape(model: Model, dataset: Dataset) -> DataShape:
-    """The shape on which model and data set agree.
-
-    Raises:
-        StudyError: they do not, or a data set that adapts has nothing to adapt to.
-    """
+    """The shape on which model and data set agree. StudyError: they do not, or a data set that adapts has
+    nothing to adapt to."""
     shape = dataset.shape(model.shape)
     if model.shape is not None and model.shape != shape:
         raise StudyError(

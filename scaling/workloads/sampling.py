@@ -128,10 +128,7 @@ def draw_variations(num_samples: int, generator: torch.Generator) -> Variations:
 
 def epoch_variations(num_samples: int, seed: int, epoch: int) -> Variations:
     """Those of one epoch (from 0) for a whole training split, on the host; the same in every process.
-
-    Raises:
-        StudyError: the seed is negative.
-    """
+    StudyError: the seed is negative."""
     return draw_variations(num_samples, seeded_generator(seed, STREAM, epoch))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from scaling import registry
 from scaling.aggregators.base import Aggregator
-from scaling.aggregators.controls import NoExchange
+from scaling.aggregators.native import NoExchange
 from scaling.aggregators.one_bit import OneBit
 from scaling.aggregators.registry import BUILT_IN, REGISTRY, create
 from scaling.aggregators.ring import Ring

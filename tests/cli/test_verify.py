@@ -141,7 +141,7 @@ def both_begun(tmp_path):
 class TestAll:
     def test_every_collective_and_aggregator_is_a_line(self, verified, monkeypatch):
         monkeypatch.setattr(
-            verification.REGISTRY, "_built_in", {"none": "scaling.aggregators.controls:NoExchange"}
+            verification.REGISTRY, "_built_in", {"none": "scaling.aggregators.native:NoExchange"}
         )
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
         code, out, _ = verified("--all", "--world-sizes", "1-2")

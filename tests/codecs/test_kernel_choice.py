@@ -14,7 +14,7 @@ from scaling.aggregators.sign import MeanSignCodec
 from scaling.bucket import BucketLayout
 from scaling.codecs import kernels
 from scaling.codecs.chunks import Chunks, TorchChunks
-from scaling.codecs.kernels import chunk_coder, stripe_codec, triton_problem, versions
+from scaling.codecs.kernels import chunk_coder, stripe_codec, triton_problem
 from scaling.codecs.kernels.chunk_engine import LARGEST_BUCKET, _written, kernel_problem
 from scaling.codecs.one_bit_stripes import StripeBuffers, TorchStripes
 from scaling.codecs.stripes import StripeLayout
@@ -134,7 +134,7 @@ class TestVersion:
             return version
 
         def install(version):
-            versions._packaged_version.cache_clear()
+            kernels._packaged_version.cache_clear()
             spec = None if version is None else find_spec("json")
             monkeypatch.setattr(
                 importlib.util, "find_spec", lambda name: spec if name == "triton" else find_spec(name)
@@ -143,7 +143,7 @@ class TestVersion:
             monkeypatch.setattr(importlib.metadata, "packages_distributions", dict)
 
         yield install
-        versions._packaged_version.cache_clear()
+        kernels._packaged_version.cache_clear()
 
     @pytest.mark.parametrize("version", ["3.6.0", "3.7", "3.7b1", "3.6rc1", "3.10.1+git1234", "4.0.0"])
     def test_later_ones_can_run(self, install, version):
@@ -153,7 +153,7 @@ class TestVersion:
     def test_of_a_package_of_another_name_it_is_told_too(self, install, monkeypatch):
         install("")
         monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"triton": ["pytest"]})
-        assert versions.triton_version() == importlib.metadata.version("pytest")
+        assert kernels.triton_version() == importlib.metadata.version("pytest")
 
     @pytest.mark.parametrize(
         ("version", "reason"),

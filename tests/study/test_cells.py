@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scaling.aggregators.controls import NoExchange
+from scaling.aggregators.native import NoExchange
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.workloads.mnist import Mnist
 from tests.made import CPU, GPUS, WORKLOAD, cell_of

@@ -1,19 +1,17 @@
 """Caffe: one flat buffer up and down a binary tree of GPUs; later NCCL's all-reduce, layer by layer.
 
-`caffe` (before January 2017), all learnable parameters as one buffer:
-1. GPUs pair up: on one board first, then those with access to each other's memory, then the rest, until one
-   is left, the root.
-2. Each pair's child sends its gradient to its parent, which adds it: ceil(log2 n) levels.
-3. The root, which alone has the momentum, divides by n and takes the step.
-4. The parameters go down the same tree.
-Steps: 2 ceil(log2 n). Bytes sent: by the root S to each of its children; by every other GPU S up and S to
-each of its own children; 2(n-1) S by all. It delivers the mean.
+`caffe` (before January 2017), all learnable parameters as one buffer: GPUs pair up (on one board first, then
+those with access to each other's memory, then the rest) until one is left, the root. Each pair's child sends
+its gradient to its parent, which adds it: ceil(log2 n) levels. The root, which alone has the momentum,
+divides by n and takes the step; the parameters go down the same tree. Steps: 2 ceil(log2 n). Bytes sent: by
+the root S to each of its children; by every other GPU S up and S to each of its own children; 2(n-1) S by
+all.
 
 `caffe_nccl` (since): after a layer's backward pass, ncclAllReduce of that layer's gradients, last layer
 first; divided by n; every GPU takes the step. Steps: NCCL's, once a layer. Bytes sent per rank: at least
-2(n-1)/n S; metered is that of each layer, rounded down to whole bytes. It delivers the mean.
+2(n-1)/n S; metered is that of each layer, rounded down to whole bytes.
 
-Error: one order of summation, ours or NCCL's, so the ranks agree bit for bit.
+Both deliver the mean. Error: one order of summation, ours or NCCL's, so the ranks agree bit for bit.
 
 References: Caffe, src/caffe/parallel.cpp and include/caffe/parallel.hpp at commit 01528918c (`DevicePair`,
 `P2PSync`) and since commit 3ba20549b (`NCCL`, `layer_wise_reduce`); S. Shi, Q. Wang, P. Xu, X. Chu,

@@ -1,26 +1,21 @@
 """MXNet's key-value stores on one machine: tensors at owners on the GPUs, on trees of GPUs, or on the CPU.
 
-`mxnet_device` (kvstore "device", which the paper's benchmark code uses):
-1. The tensors have owners: by size, largest first, each goes to the GPU that owns least so far.
-2. All GPUs copy the tensor to its owner, which sums, takes the step, and copies the parameters to all.
-Steps: 2. Bytes sent by a rank that owns o bytes: S - o, then (n-1) o. One tensor can decide it all: on FCN-R
-the second weight matrix is 59% of all bytes.
+`mxnet_device` (kvstore "device", which the paper's benchmark code uses): tensors have owners, by size,
+largest first, each the GPU that owns least so far. All GPUs copy the tensor to its owner, which sums, takes
+the step, and copies the parameters to all. Steps: 2. Bytes sent by a rank that owns o bytes: S - o, then
+(n-1) o. One tensor can decide it all: on FCN-R the second weight matrix is 59% of all bytes.
 
-`mxnet_tree` (the same with MXNET_KVSTORE_USETREE=1):
-1. There is a binary tree of depth ceil(log2 n) for each GPU as root, over the heaviest links
-   (`scaling.collectives.mxnet_tree`).
-2. A tensor of more than 10 million elements with at least 2n rows is cut by rows into n slices, of rows // n
-   each and the last of what is left; slice i goes up tree i. Any other goes up tree 0.
-3. The root takes the step; the parameters go down the tree.
+`mxnet_tree` (the same with MXNET_KVSTORE_USETREE=1): there is a binary tree of depth ceil(log2 n) for each
+GPU as root, over the heaviest links (`scaling.collectives.mxnet_tree`). A tensor of more than 10 million
+elements with at least 2n rows is cut by rows into n slices, of rows // n each and the last of what is left;
+slice i goes up tree i. Any other goes up tree 0. The root takes the step; the parameters go down the tree.
 Steps: 2 ceil(log2 n). Bytes sent: 2(n-1) S by all ranks together.
 
-`mxnet_local` (kvstore "local"):
-1. Every GPU copies its gradient to pinned host memory (`d2h`).
-2. The CPU sums tensor by tensor: at most four addends join and then the buffer; with 4 threads a tensor of a
-   million elements or more, with one any smaller (`reduce`).
-3. The step is taken on the CPU, by one thread, and the parameters are copied to all GPUs. But if a tensor has
-   more than 16 Mi elements (2^24), the sums are copied to all GPUs, and each takes the step.
-Bytes copied per rank: S to the host, one message a tensor, and S back.
+`mxnet_local` (kvstore "local"): every GPU copies its gradient to pinned host memory (`d2h`). The CPU sums
+tensor by tensor: at most four addends join and then the buffer; with 4 threads a tensor of a million elements
+or more, with one any smaller (`reduce`). The step is taken on the CPU, by one thread, and the parameters are
+copied to all GPUs. But if a tensor has more than 16 Mi elements (2^24), the sums are copied to all GPUs, and
+each takes the step. Bytes copied per rank: S to the host, one message a tensor, and S back.
 
 All three deliver the sum, and the optimizer divides by the batch; ours deliver the mean. Error: one order of
 summation, so the ranks agree bit for bit.
@@ -29,9 +24,9 @@ References: apache/mxnet, src/kvstore/comm.h (`CommDevice`, `CommCPU`), src/kvst
 (`CommDeviceTree`), src/kvstore/gpu_topology.h, python/mxnet/model.py (`_create_kvstore`: where the step is
 taken), src/operator/mxnet_op.h (a build with CUDA has the optimizer's loop on the CPU in one thread).
 
-MXNet pushes and pulls each tensor as soon as backward has it, under the rest of the backward pass. So do
-`mxnet_device` and `mxnet_local` with `step: overlapped`, where each tensor has the owner or the site that it
-has among all. With `step: eager` the same comes behind the backward pass.
+MXNet pushes and pulls each tensor as soon as backward has it. So do `mxnet_device` and `mxnet_local` with
+`step: overlapped`, where each tensor has the owner or the site that it has among all. With `step: eager` the
+same comes behind the backward pass.
 
 Differences. Of the tensors that are ready MXNet's engine prefers the first layers', and it begins the next
 forward pass with the parameters that are there; here tensors go one after the other as they become ready, and

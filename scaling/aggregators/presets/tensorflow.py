@@ -1,17 +1,15 @@
 """TensorFlow of 2017: towers on the GPUs, variables on the CPU; or a copy each, summed tensor by tensor.
 
-`tensorflow` (the CIFAR-10 tutorial's towers, what the paper's benchmark code runs), for each variable:
-1. Every tower's gradient is copied to host memory (`d2h`), all towers at the same time.
-2. The CPU writes them one behind the other into a new tensor (n S written), and reads that for the mean over
-   its first axis (n S read) (`reduce`).
-3. One momentum update, on the CPU, by one thread.
-4. Every tower copies the parameters back.
-Bytes copied per rank: S to the host, one message a tensor, and S back. It delivers the mean.
+`tensorflow` (the CIFAR-10 tutorial's towers, what the paper's benchmark code runs), for each variable: every
+tower's gradient is copied to host memory (`d2h`), all towers at the same time. The CPU writes them one behind
+the other into a new tensor (n S written), and reads that for the mean over its first axis (n S read)
+(`reduce`). One momentum update, on the CPU, by one thread; every tower copies the parameters back. Bytes
+copied per rank: S to the host, one message a tensor, and S back. It delivers the mean.
 
-`tf_replicated` (variable_update=replicated of tf_cnn_benchmarks), for tensor i of the model:
-1. All GPUs copy it to GPU i mod n, which sums (`shuffle` with one owner).
-2. That copies the sum back to all; every GPU takes the step.
-Steps: 2. Bytes sent by a rank that owns o bytes: S - o, then (n-1) o. It delivers the sum; ours the mean.
+`tf_replicated` (variable_update=replicated of tf_cnn_benchmarks), for tensor i of the model: all GPUs copy it
+to GPU i mod n, which sums (`shuffle` with one owner) and copies the sum back to all; every GPU takes the
+step. Steps: 2. Bytes sent by a rank that owns o bytes: S - o, then (n-1) o. It delivers the sum; ours the
+mean.
 
 Error: one order of summation, so the ranks agree bit for bit.
 

@@ -1,18 +1,14 @@
 """Torch7: everything to one GPU and back, one GPU after the other; or, as the paper has it, on the CPU.
 
-`torch_dpt` (nn.DataParallelTable, what the paper's benchmark code runs), one flat tensor a GPU:
-1. The first GPU copies the gradient of GPU 2, adds it, then that of GPU 3, and so on.
-2. It takes the step.
-3. It copies its parameters to GPU 2, then to GPU 3, and so on.
-Steps: 2(n-1). Bytes sent: (n-1) S by rank 0, S by every other rank. It delivers the mean: the loss is that of
-the whole batch, so Torch's sum of the gradients is theirs.
+`torch_dpt` (nn.DataParallelTable, what the paper's benchmark code runs), one flat tensor a GPU: the first GPU
+copies the gradient of GPU 2, adds it, then that of GPU 3, and so on; takes the step; and copies its
+parameters to GPU 2, then to GPU 3, and so on. Steps: 2(n-1). Bytes sent: (n-1) S by rank 0, S by every other
+rank. It delivers the mean: the loss is that of the whole batch, so Torch's sum of the gradients is theirs.
 
-`torch_cpu` (what the paper's section 5 describes: summed in parallel on the CPU):
-1. Every GPU copies its gradient to host memory (`d2h`), all at the same time.
-2. The sum is split by elements: each rank sums its 1/n of them, in rank order (`reduce`).
-3. The step is taken in host memory, each rank on the same 1/n.
-4. Every GPU copies the parameters back.
-Bytes copied per rank: S to the host and S back. It delivers the mean.
+`torch_cpu` (what the paper's section 5 describes: summed in parallel on the CPU): every GPU copies its
+gradient to host memory (`d2h`), all at the same time. The sum is split by elements: each rank sums its 1/n of
+them, in rank order (`reduce`), and takes the step on the same 1/n in host memory; every GPU copies the
+parameters back. Bytes copied per rank: S to the host and S back. It delivers the mean.
 
 Error: one order of summation, that of the ranks, so the ranks agree bit for bit.
 
