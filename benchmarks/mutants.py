@@ -16,8 +16,8 @@ Tests of Slurm and of GPUs are left out, and each stage has a limit of processor
 TEST_LIMIT_S counts as one that never ends. In the end the tests that failed are run without a mutant; what
 they say counts only if they pass then.
 
-mutmut (3.8.1) has no option that draws a sample, by a seed or otherwise, and finds a mutant's tests by what one
-process calls: not those of worker processes, nor of kernels, which Triton reads as source.
+mutmut (3.8.1) has no option that draws a sample, by a seed or otherwise, and finds a mutant's tests by what
+one process calls: not those of worker processes, nor of kernels, which Triton reads as source.
 """
 
 from __future__ import annotations
