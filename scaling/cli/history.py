@@ -143,8 +143,8 @@ def _against(folder: HistoryFolder, study: str, commit: str) -> float:
 
 def _as_dict(said: Watch, lines: list[str]) -> dict[str, object]:
     names = [campaign.name for campaign in said.campaigns]
-    change = said.change and {
-        key: names[value] if isinstance(value, int) else value for key, value in vars(said.change).items()
-    }
+    change = dict(vars(said.change)) if said.change else None
+    if change:
+        change |= {place: names[change[place]] for place in ("first", "earliest", "latest")}
     alarm = None if said.alarm is None else names[said.alarm]
     return {"campaigns": names, "alarm": alarm, "change": change, "seen": dict(said.seen), "lines": lines}

@@ -109,11 +109,7 @@ def _listed(items: Sequence[str], between: str = ", ") -> str:
 def markdown(watch: Watch, lines: Sequence[str]) -> str:
     """For a message: the answer, and the last campaigns."""
     head, *rest = lines
-    values = _relative(watch).mean(axis=0)
-    rows = [
-        f"| {campaign.name} | {_began(campaign)} | {value:+.1%} |"
-        for campaign, value in list(zip(watch.campaigns, values, strict=True))[-10:]
-    ]
+    rows = [f"| {one.name} | {_began(one)} | {value:+.1%} |" for one, value in _rows(watch)[-10:]]
     table = ["| campaign | began | all times against the usual |", "|---|---|---|", *rows]
     return "\n".join([f"**{head}**", "", *(f"- {line}" for line in rest), "", *table, ""])
 
@@ -122,16 +118,13 @@ def page(watch: Watch, lines: Sequence[str]) -> str:
     what = "Times of each campaign against the usual ones"
     with matplotlib.rc_context(SETTINGS):
         svg = svg_of(_drawn(watch), "history", what)
-    return (
-        environment(TEMPLATES, autoescape=True)
-        .get_template("history.html.j2")
-        .render(
-            lines=lines,
-            figure=for_page(svg, "history", what),
-            figure_styles=page_styles([svg]),
-            campaigns=list(zip(watch.campaigns, _relative(watch).mean(axis=0).tolist(), strict=True)),
-            bad=watch.alarm is not None,
-        )
+    template = environment(TEMPLATES, autoescape=True).get_template("history.html.j2")
+    return template.render(
+        lines=lines,
+        figure=for_page(svg, "history", what),
+        figure_styles=page_styles([svg]),
+        campaigns=_rows(watch),
+        bad=watch.alarm is not None,
     )
 
 
@@ -139,6 +132,11 @@ def _relative(watch: Watch) -> Floats:
     """[stream, campaign]: each time against the stream's median before the change, less one."""
     usual = watch.logs[:, : watch.change.first] if watch.change else watch.logs
     return np.expm1(watch.logs - np.median(usual, axis=1, keepdims=True))
+
+
+def _rows(watch: Watch) -> list[tuple[Campaign, float]]:
+    """Campaigns, each with the mean of all times."""
+    return [*zip(watch.campaigns, _relative(watch).mean(axis=0).tolist(), strict=True)]
 
 
 def _drawn(watch: Watch) -> Figure:

@@ -29,27 +29,18 @@ MEND = "put it back from a copy, or begin a new history in another folder"
 
 
 class Campaign(BaseModel):
-    """A campaign, as its line has it.
-
-    Attributes:
-        name: of its folder.
-        started: when, UTC, ISO 8601.
-        seconds: stream (a cell, or a link) -> its time in seconds, the launches' geometric mean.
-        hosts: on which it ran.
-        commit: of the repository in the folder where the command ran; None: of none.
-        slow: hosts, or on one host `rank N`, that are slow by their ranks' own times.
-        digest: of all this and its raw samples (`digest_of`).
-    """
+    """A campaign, as its line has it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: Annotated[str, Field(pattern=r"^\d{4,}$")]
-    started: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT")]
+    name: Annotated[str, Field(pattern=r"^\d{4,}$")]  # of its folder
+    started: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT")]  # UTC, ISO 8601
+    # Stream (a cell, or a link) -> its time in seconds, the launches' geometric mean.
     seconds: Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
-    hosts: list[str]
-    commit: str | None
-    slow: list[str] = []
-    digest: str = ""
+    hosts: list[str]  # on which it ran
+    commit: str | None  # of the repository in the folder where the command ran; None: of none
+    slow: list[str] = []  # hosts, or on one host `rank N`, that are slow by their ranks' own times
+    digest: str = ""  # of all this and its raw samples (`digest_of`)
 
 
 class HistoryFolder:
