@@ -158,14 +158,12 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.aggregators.power_sgd_hook",  # torch's PowerSGD hook
         "scaling.training.fully_sharded",  # torch's FSDP2
         "scaling.runtime.workers",
-        "scaling.attach.inside.agent",  # inside the user's script, as the next six
+        "scaling.attach.inside.agent",  # inside the user's script, as the next four
         "scaling.attach.inside.changes",
-        "scaling.attach.inside.debugging",
         "scaling.attach.inside.marking",
         "scaling.attach.inside.plan",
         "scaling.attach.inside.record",
-        "scaling.attach.inside.refusals",
-        "scaling.attach.inside.threads",
+        "scaling.attach.inside.settings",
         "scaling.runtime.meeting",  # at that store
         "scaling.runtime.zygote",  # holds the store at which the ranks meet
     }

@@ -27,14 +27,9 @@ from scaling.attach.ranks import has_larger_batch, shares, slow_rank, varies
 from scaling.attach.trace import Traced
 from scaling.report.text import text_of
 
-LEAST_SAID = 0.005
-"""Of a step: other phases that take less are not said."""
-
-OFTEN = ("input", "forward", "backward", "update")
-"""Said even where they take nothing."""
-
-SAME_WORK = 0.02
-"""Batches that differ by less are of one size."""
+LEAST_SAID = 0.005  # of a step: other phases that take less are not said
+OFTEN = ("input", "forward", "backward", "update")  # said even where they take nothing
+SAME_WORK = 0.02  # batches that differ by less are of one size
 
 
 def answer(measured: Measured, traced: Traced | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from scaling.attach.findings import LEAST
 from scaling.attach.inside.arms import ALL, ARMS, BUCKETS, SAFE, Arm
-from scaling.attach.inside.threads import threads_that_fit
+from scaling.attach.inside.settings import threads_that_fit
 from scaling.attach.measured import Measured
 from scaling.attach.ranks import shares
 
@@ -31,8 +31,7 @@ def apart(arms: Sequence[str], launch: int, seed: int) -> list[str]:
     return drawn
 
 
-WORTH = 0.03
-"""Of a step: if the exchange takes less, compressing it is not tried."""
+WORTH = 0.03  # of a step: if the exchange takes less, compressing it is not tried
 
 
 def why_skipped(arm: str, measured: Measured) -> str | None:

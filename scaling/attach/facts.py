@@ -11,26 +11,20 @@ import numpy as np
 
 from scaling.attach.measured import Measured, Saved
 
-LEAST_SAME = 3
-"""First batches that are the same on all ranks: fewer may be by chance, as of constants."""
+LEAST_SAME = 3  # first batches that are the same on all ranks: fewer may be by chance, as of constants
 
 
 @dataclass(frozen=True)
 class Rare:
-    """What a script does in some steps only.
-
-    Attributes:
-        ranks: that do it; none where all do.
-        is_waited_for: fewer ranks than all do it, and the steps of the others are as much longer.
-    """
+    """What a script does in some steps only."""
 
     kind: str
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # that do it; none where all do
     count: int
     every: float
     seconds: float
     ratio: float
-    is_waited_for: bool
+    is_waited_for: bool  # fewer ranks than all do it, and the steps of the others are as much longer
 
 
 def rare(measured: Measured) -> list[Rare]:
@@ -152,17 +146,13 @@ def settings(measured: Measured) -> dict[str, Any]:
     }
 
 
-SAME_SIZE = 0.05
-"""If the mean sizes of batches differ by more, they are other work."""
-
-BLOCKED = 0.5
-"""Making a batch that computes for less of its time waits: for storage, a network, a sleep."""
+SAME_SIZE = 0.05  # if the mean sizes of batches differ by more, they are other work
+BLOCKED = 0.5  # making a batch that computes for less of its time waits: for storage, a network, a sleep
 
 
 def batch_making(measured: Measured) -> dict[str, Any]:
-    """What making a batch takes, in loaders' workers too; empty if not seen.
-
-    The median seconds, the parts on a processor and waiting for one, and what it mostly waits for.
+    """What making a batch takes, in loaders' workers too; empty if not seen. The median seconds, the parts on
+    a processor and waiting for one, and what it mostly waits for.
     """
     fetches = np.array([fetch for rank in measured.alone for fetch in rank.get("fetches", [])])
     if not fetches.size:

@@ -24,17 +24,13 @@ from scaling.attach.measured import Measured, Saved
 from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
 from scaling.attach.trace import Traced
 
-LEAST = 0.10
-"""Of a step: less is no finding."""
+LEAST = 0.10  # of a step: less is no finding
 
 LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30, "rest": 0.30, "idle": 0.20}
 """Of what no arm takes away: every script has some of it, and only a part can be avoided."""
 
-WAITED_FOR = ("input", "rest")
-"""Findings in which a GPU is idle, and not for want of launched kernels."""
-
-OFTEN_STEPS = 1.5
-"""What is done once in so many steps is a part of the usual one."""
+WAITED_FOR = ("input", "rest")  # findings in which a GPU is idle, and not for want of launched kernels
+OFTEN_STEPS = 1.5  # what is done once in so many steps is a part of the usual one
 
 CAUSES = ("not_exchanged", "no_sampler", "saves", "evaluation")
 """Findings that name what is done: before phases of which only the time is known."""
@@ -42,8 +38,7 @@ CAUSES = ("not_exchanged", "no_sampler", "saves", "evaluation")
 FACTS = ("threads", "cores", "debugging", "script_hook")
 """What the advice of an arm's finding is given of the ranks without it and with it."""
 
-MOSTLY_INPUT = 0.4
-"""Of what long steps add: so much in their input is said."""
+MOSTLY_INPUT = 0.4  # of what long steps add: so much in their input is said
 
 
 def _found(kind: str, ratio: float, *, is_once: bool = False, **values: Any) -> Finding:

@@ -20,11 +20,8 @@ from scaling.files.redaction import redacted_document
 from scaling.store.files import redact_file
 
 INJECT = Path(__file__).parent / "inject"
-END_S = 5.0
-"""How long a run's processes have to end when asked, or by themselves when all ranks have written."""
-
-LEAST_STEPS = 5
-"""After the warm-up: with fewer a run is not used."""
+END_S = 5.0  # how long a run's processes have to end when asked, or by themselves when all ranks have written
+LEAST_STEPS = 5  # after the warm-up: with fewer a run is not used
 
 NOTHING = "it wrote nothing"
 TAIL_BYTES = 2**14
@@ -34,8 +31,7 @@ OTHER_RANK = ("Connection closed by peer", "Connection reset by peer", "remote p
 ENDED = ("ChildFailedError", "SignalException")
 """In torchrun's own words on ranks that failed, or that are ended here."""
 
-MOST_LOG_BYTES = 2**18
-"""Of a run's output, so much of its start and of its end is kept."""
+MOST_LOG_BYTES = 2**18  # of a run's output, so much of its start and of its end is kept
 
 _WORKERS = {
     "torchrun": (r"--nproc[-_]per[-_]node", r"--nnodes"),
@@ -49,8 +45,7 @@ _WORKERS = {
 }
 """Launcher -> its options that say how many workers there are."""
 
-_OF_SEVERAL = ("--multi_gpu", "--multi-gpu")
-"""Of accelerate, which refuses it with one worker."""
+_OF_SEVERAL = ("--multi_gpu", "--multi-gpu")  # of accelerate, which refuses it with one worker
 
 _OF_NODE = r"--node[-_]rank|--machine[-_]rank"
 
@@ -65,19 +60,14 @@ QUIET = {
 }
 """So that a run of some steps is in nobody's list of experiments; MLflow is never off, it has a folder."""
 
-OF_A_SERVER = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")
-"""Variables that name what is not in that folder."""
+OF_A_SERVER = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")  # variables that name what is not in that folder
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run gave.
+    """What one run gave."""
 
-    Attributes:
-        arm: or what the launch is called in which arms are switched.
-    """
-
-    arm: str
+    arm: str  # or what the launch is called in which arms are switched
     ranks: list[dict[str, Any]] = field(default_factory=list)
     reason: str | None = None
     took_s: float = 0.0
@@ -90,17 +80,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How arms are switched within one process.
-
-    Attributes:
-        budget_s: seconds of rounds, after which no further one but one begins.
-        is_enough: asked with the ranks' records after each round.
-    """
+    """How arms are switched within one process."""
 
     arms: tuple[str, ...]
     seed: int
-    budget_s: float
-    is_enough: Callable[[Run], bool]
+    budget_s: float  # seconds of rounds, after which no further one but one begins
+    is_enough: Callable[[Run], bool]  # asked with the ranks' records after each round
 
 
 def run_arm(
@@ -195,10 +180,8 @@ def start_and_wait(
     more: Mapping[str, str],
     watch: Callable[[], None] | None = None,
 ) -> int | str | None:
-    """Runs the command with the agent until it ends or has to; `watch` is called meanwhile.
-
-    Returns:
-        Its exit code; None where it was ended here; a text where it does not start.
+    """Runs the command with the agent until it ends or has to; `watch` is called meanwhile. Its exit code;
+    None where it was ended here; a text where it does not start.
     """
     path = os.pathsep.join(filter(None, (str(INJECT), os.environ.get("PYTHONPATH"))))
     mlflow = (Path(wanted["out"]).resolve() / "mlflow").as_uri()

@@ -21,22 +21,17 @@ MOST_PHASES = ("input", "forward", "backward", "gradients", "update", "evaluatio
 
 @dataclass(frozen=True)
 class Step:
-    """A step of one rank, from the end of the optimizer's step before it to the end of its own.
-
-    Attributes:
-        spans: (phase, start, stop) in seconds after its start; but for evaluations, only in arms with phases.
-        waited_s: in collectives of the script's own, those in a backward pass included.
-        arm, block: that was on, and the number of its round; -1 for a step that is left out.
-    """
+    """A step of one rank, from the end of the optimizer's step before it to the end of its own."""
 
     number: int
     start_s: float
     step_s: float
     signature: Signature
+    # (phase, start, stop) in seconds after its start; but for evaluations, only in arms with phases.
     spans: list[tuple[str, float, float]]
-    waited_s: float = 0.0
-    arm: str = ""
-    block: int = 0
+    waited_s: float = 0.0  # in collectives of the script's own, those in a backward pass included
+    arm: str = ""  # that was on
+    block: int = 0  # the number of its round; -1 for a step that is left out
 
 
 def steps_of(rank: dict[str, Any]) -> list[Step]:
@@ -203,17 +198,12 @@ def _usual_s(steps: Sequence[Step]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class LongSteps:
-    """Steps of the usual kind that take over twice the usual time, of the rank with the least of them.
-
-    Attributes:
-        more_ratio: what they add to the mean step, of the usual one.
-        input_ratio: how much of that is in their input; None in arms without phases.
-    """
+    """Steps of the usual kind that take over twice the usual time, of the rank with the least of them."""
 
     count: int
     of: int
-    more_ratio: float
-    input_ratio: float | None
+    more_ratio: float  # what they add to the mean step, of the usual one
+    input_ratio: float | None  # how much of that is in their input; None in arms without phases
 
 
 def long_steps(ranks: Sequence[dict[str, Any]], arm: str) -> LongSteps:

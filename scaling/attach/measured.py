@@ -39,17 +39,10 @@ PHASES = (
 )
 """A phase and the word for it in a sentence."""
 
-LONG = 2.0
-"""Times the usual step: what takes longer is in no block."""
-
-LEAST_ROUNDS = 2
-"""In each half of a launch, for ranks to be compared in both."""
-
-AGREE = 0.02
-"""Of a step: launches that differ by less agree."""
-
-BEFORE = "time before backward"
-"""Of a phase that is more than the forward pass."""
+LONG = 2.0  # times the usual step: what takes longer is in no block
+LEAST_ROUNDS = 2  # in each half of a launch, for ranks to be compared in both
+AGREE = 0.02  # of a step: launches that differ by less agree
+BEFORE = "time before backward"  # of a phase that is more than the forward pass
 
 
 Key = tuple[int, int]
@@ -58,18 +51,13 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Saved:
-    """Of a step.
+    """Of a step."""
 
-    Attributes:
-        ratio: of the step's time, from the mean over rounds of the logarithms of neighbouring blocks.
-        is_certain: shorter by the interval, and by more than the A/A spread in each of several launches.
-        half: of the 95% t interval over rounds, of a step; not less than half of what launches differ by.
-            None of fewer than three rounds.
-    """
-
-    ratio: float
-    is_certain: bool
+    ratio: float  # of the step's time, from the mean over rounds of the logarithms of neighbouring blocks
+    is_certain: bool  # shorter by the interval, and by more than the A/A spread in each of several launches
     is_compared: bool = True
+    # Half of the 95% t interval over rounds, of a step; not less than half of what launches differ by. None
+    # of fewer than three rounds.
     half: float | None = None
     rounds: int = 0
     launches: tuple[float, ...] = ()
@@ -94,38 +82,30 @@ class Saved:
 
 @dataclass
 class Measured:
-    """The runs of a script.
+    """The runs of a script, by arm."""
 
-    Attributes:
-        steps_s: arm -> launch -> median seconds of a step, by rank.
-        own_s: arm -> half of a launch -> as `steps_s`, without the script's own collectives, in which a rank
-            waits for others.
-        means_s: arm -> launch -> the mean step of the slowest rank, steps of other kinds included.
-        rates_s: arm -> launch -> the same without steps of other kinds: their wall clock over their number.
-        uneven_s: arm without exchange -> half of a launch -> what the slowest rank of each step takes, on
-            average, more than the rank that is slowest on average.
-        variation: arm -> upper to lower quartile of a rank's steps, the largest of its ranks and launches.
-        phases: arm with phases -> launch -> of each rank, the median seconds of each phase.
-        rounds: arm -> round -> the slowest rank's mean step in the arm's block.
-        rounds_together: the same where all wait for the last rank in each step.
-        long_steps: arm -> of each run, its steps that take over twice the usual time.
-        left_out: what the baseline's steps of another kind add, of a steady step, and in which phases.
-    """
-
+    # Launch -> median seconds of a step, by rank.
     steps_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    # Round -> the slowest rank's mean step in the arm's block; and where all wait for the last in each step.
     rounds: dict[str, dict[Key, float]] = field(default_factory=dict)
     rounds_together: dict[str, dict[Key, float]] = field(default_factory=dict)
     apart: str | None = None
+    # Half of a launch -> as `steps_s`, without the script's own collectives, where a rank waits for others.
     own_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    # Launch -> the slowest rank's mean step with steps of other kinds, and without: wall clock over number.
     means_s: dict[str, dict[int, float]] = field(default_factory=dict)
     rates_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    # Half of a launch -> what a step's slowest rank takes more, on average, than the one slowest on average.
     uneven_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    # Upper to lower quartile of a rank's steps, the largest of its ranks and launches.
     variation: dict[str, float] = field(default_factory=dict)
+    # Of arms with phases: launch -> of each rank, the median seconds of each phase.
     phases: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
     signatures: dict[str, Signature] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    long_steps: dict[str, list[LongSteps]] = field(default_factory=dict)
+    long_steps: dict[str, list[LongSteps]] = field(default_factory=dict)  # of each run
+    # What the baseline's steps of another kind add, of a steady step, and in which phases.
     left_out: list[tuple[float, dict[str, float]]] = field(default_factory=list)
 
     def add(self, launch: int, run: Run) -> None:
@@ -184,9 +164,7 @@ class Measured:
             self.phases.setdefault(arm, {})[launch] = [phases_s(rank) for rank in steps]
             means = [seconds.mean(axis=1) for seconds in halves]
             for half, seconds in enumerate(halves):
-                slowest = means[
-                    len(halves) - 1 - half
-                ].argmax()  # of the other half, or it would be by chance
+                slowest = means[len(halves) - 1 - half].argmax()  # of the other half: not by chance
                 uneven_s = seconds.max(axis=0).mean() - means[half][slowest]
                 self.uneven_s.setdefault(arm, {})[2 * launch + half] = float(uneven_s)
 
@@ -205,10 +183,7 @@ class Measured:
 
     @property
     def marks_ratio(self) -> tuple[float, float | None]:
-        """What marks cost of a step by their own clock; and how much longer a hooked step is.
-
-        The second is against the clock's; None where that was not measured.
-        """
+        """What marks cost of a step by their own clock; how much longer a hooked step is than the clock's."""
         own_s = [rank.get("own_s", 0.0) / max(len(min(rank["step_s"], key=len)), 1) for rank in self.ranks]
         step_s = self.rate_s("baseline")
         return max(own_s) / step_s, step_s / self.rate_s("clock") - 1 if "clock" in self.rates_s else None
@@ -238,10 +213,7 @@ class Measured:
         return self.saved("no_exchange")
 
     def saved(self, arm: str) -> Saved | None:
-        """How much shorter a step is with an arm; None where it was not measured.
-
-        Without exchange all still wait for the last rank in each step.
-        """
+        """How much shorter a step is; without exchange all still wait for the last rank in each step."""
         if ARMS[arm].when == PROCESS:
             return self._saved_apart(arm)
         values = self.rounds if ARMS[arm].exchanges else self.rounds_together
@@ -274,9 +246,8 @@ class Measured:
         )  # fmt: skip
 
     def _saved_apart(self, arm: str) -> Saved | None:
-        """Of an arm in a process of its own: compared with the clock, which has no hook either.
-
-        It is certain where each of several runs is faster than all unchanged ones, by more than the spread.
+        """Of an arm in a process of its own: compared with the clock, which has no hook either. It is certain
+        where each of several runs is faster than all unchanged ones, by more than the spread.
         """
         if arm not in self.rates_s:
             return None
@@ -307,9 +278,8 @@ class Measured:
         ]
 
     def long_steps_found(self) -> tuple[float, LongSteps, float]:
-        """What steps over twice the usual time add: the least of all unchanged runs and the usual one.
-
-        Third, how much of it is in their input; 0 where that is not seen.
+        """What steps over twice the usual time add: the least of all unchanged runs and the usual one; third,
+        how much of it is in their input, 0 where that is not seen.
         """
         runs = self.long_steps["baseline"]
         usual = sorted(runs, key=lambda found: found.more_ratio)[len(runs) // 2]
@@ -319,10 +289,8 @@ class Measured:
 
     @property
     def own_arm(self) -> str:
-        """The arm that tells what each rank takes by itself.
-
-        Where a script has collectives of its own, a GPU's waiting in them shows only where each is timed to
-        its end.
+        """The arm that tells what each rank takes by itself: where a script has collectives of its own, a
+        GPU's waiting in them shows only where each is timed to its end.
         """
         collectives = [rank.get("collective", 0.0) for rank in self.phases_of("marked")]
         return "marked" if self.device == "cuda" and any(collectives) else "no_exchange"
@@ -333,10 +301,8 @@ class Measured:
 
     @property
     def phase_words(self) -> list[tuple[str, str]]:
-        """A phase and its word.
-
-        Nothing tells the forward pass from input and logging without a DataLoader, nor from what an optimizer
-        does between several backward passes of a batch (LBFGS, SAM).
+        """A phase and its word. Nothing tells the forward pass from input and logging without a DataLoader,
+        nor from what an optimizer does between several backward passes of a batch (LBFGS, SAM).
         """
         backward, batches, *_ = self.signatures["baseline"]
         if self.has_loader and backward <= batches:
@@ -346,9 +312,8 @@ class Measured:
 
     @property
     def phase_source(self) -> str:
-        """The arm whose phases count: without exchange no rank's wait for others is in them.
-
-        A GPU's work ends after the call that asks for it, so there it is the run that waits for it.
+        """The arm whose phases count: without exchange no rank's wait for others is in them; on a GPU, whose
+        work ends after the call that asks for it, the run that waits for it.
         """
         return "marked" if self.device == "cuda" or "no_exchange" not in self.phases else "no_exchange"
 

@@ -10,11 +10,8 @@ import numpy as np
 
 from scaling.attach.measured import Measured
 
-LEAST_SLOWER = 0.02
-"""Of a step: a rank that is less slow is not named."""
-
-MOST_VARIATION = 2.0
-"""Upper to lower quartile of a rank's steps without exchange."""
+LEAST_SLOWER = 0.02  # of a step: a rank that is less slow is not named
+MOST_VARIATION = 2.0  # upper to lower quartile of a rank's steps without exchange
 
 
 def varies(measured: Measured, arm: str) -> bool:
@@ -46,17 +43,13 @@ def shares(measured: Measured) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The ranks that the others wait for, how much longer they take by themselves, and in which phase.
-
-    Attributes:
-        batch_ratio: their elements of a batch, to those of the others; and the standard error of it.
-    """
+    """The ranks that the others wait for, how much longer they take by themselves, and in which phase."""
 
     ranks: tuple[int, ...]
     longer_ratio: float
     phase: str
-    batch_ratio: float = 1.0
-    batch_error: float = 0.0
+    batch_ratio: float = 1.0  # their elements of a batch, to those of the others
+    batch_error: float = 0.0  # the standard error of it
 
 
 def slow_rank(measured: Measured) -> SlowRank | None:

@@ -33,8 +33,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 PHASES = ("input", "forward", "backward", "update")
 """Of an iteration's budget; an evaluation and collectives of the script's own are in what is left."""
 
-MOST_LONGER = 1.1
-"""One worker's step with the same batch, which has no exchange, to that of several workers."""
+MOST_LONGER = 1.1  # one worker's step with the same batch, which has no exchange, to that of several workers
 
 
 class AttachedFolder:

@@ -15,8 +15,7 @@ from scaling.attach.answer import answer, first_lines
 from scaling.attach.arms import apart, switchable, why_skipped
 from scaling.attach.files import files_below, say_files
 from scaling.attach.findings import findings, to_confirm
-from scaling.attach.inside.arms import ARMS, LATER, PROCESS, row_of
-from scaling.attach.inside.refusals import NO_SWITCH
+from scaling.attach.inside.arms import ARMS, LATER, NO_SWITCH, PROCESS, row_of
 from scaling.attach.launch import Blocks, Run, run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.records import AttachedFolder
@@ -25,8 +24,7 @@ from scaling.errors import AttachError
 from scaling.report.text import text_of
 from scaling.store.files import inside
 
-FINISHED = "finished"
-"""In the folder of launches, once there are no more."""
+FINISHED = "finished"  # in the folder of launches, once there are no more
 
 TRACED_STEPS = 5
 LONGEST_RATIO, LONGER_S = 3.0, 20.0
@@ -35,36 +33,27 @@ LONGEST_RATIO, LONGER_S = 3.0, 20.0
 ENOUGH, LEAST_ROUNDS = 0.01, 4
 """Half of an interval, of a step: no more rounds are needed then, but for so many in each launch."""
 
-LAUNCHES_APART = 3
-"""Of each arm, where arms cannot be switched within one process."""
+LAUNCHES_APART = 3  # of each arm, where arms cannot be switched within one process
 
 HANGS = ("a rank raised", "fewer than", "it ended with code")
 """Begins a reason that switching may have made: each arm is tried by itself."""
 
-QUIET_S = 600.0
-"""A node that joins gives up after so long without a run."""
+QUIET_S = 600.0  # a node that joins gives up after so long without a run
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run.
-
-    Attributes:
-        warmup: steps at the start of each launch, which are left out.
-        steps: of each run with a process of its own.
-        launches: in which arms are switched; one more where they disagree.
-        until_epoch: they, and the clock, go on until an epoch has ended, or the deadline.
-    """
+    """What is run."""
 
     command: Sequence[str]
     arms: Sequence[str]
-    warmup: int
-    steps: int
-    launches: int
+    warmup: int  # steps at the start of each launch, which are left out
+    steps: int  # of each run with a process of its own
+    launches: int  # in which arms are switched; one more where they disagree
     deadline_s: float
     budget_s: float = 10.0
     seed: int = 0
-    until_epoch: bool = False
+    until_epoch: bool = False  # they, and the clock, go on until an epoch has ended, or the deadline
 
 
 def arms_of(names: str | None) -> list[str]:

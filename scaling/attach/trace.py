@@ -12,38 +12,27 @@ from typing import Any
 
 import numpy as np
 
-WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what runs on a GPU."""
+WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what runs on a GPU
 
 SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
-LATE_RATIO = 0.7
-"""The late rank comes last to so many of the collectives."""
+LATE_RATIO = 0.7  # the late rank comes last to so many of the collectives
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Traced:
-    """Per step, the median rank.
-
-    Attributes:
-        step_s: from the first kernel to the end of the last. The profiler slows the host: longer than usual.
-        moving_s: of those, without waiting: each as short as on the rank that comes last to it.
-        exposed_s: of NCCL kernels, while no other kernel ran; with the waiting.
-        busy_s: in which the GPU ran anything. How idle the GPU is, a run without the profiler has to say.
-        syncs_a_step: calls with which the host waited for the GPU.
-        late_rank: comes last to most collectives: its kernels wait least. None if none does.
-    """
+    """Per step, the median rank."""
 
     num_steps: int
-    step_s: float
+    step_s: float  # first kernel to the end of the last. The profiler slows the host: longer than usual
     nccl_s: float
-    moving_s: float
-    exposed_s: float
-    busy_s: float
-    syncs_a_step: float
+    moving_s: float  # of those, without waiting: each as short as on the rank that comes last to it
+    exposed_s: float  # of NCCL kernels, while no other kernel ran; with the waiting
+    busy_s: float  # in which the GPU ran anything. How idle it is, a run without the profiler has to say
+    syncs_a_step: float  # calls with which the host waited for the GPU
     sync_ratio: float
-    late_rank: int | None
+    late_rank: int | None  # comes last to most collectives: its kernels wait least. None if none does
 
 
 def read_traces(paths: Sequence[Path], num_steps: int) -> Traced | None:

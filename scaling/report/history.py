@@ -43,7 +43,7 @@ def _slow(campaigns: Sequence[Campaign]) -> list[str]:
     lines = []
     for place, times in Counter(place for one in campaigns for place in one.slow).items():
         total = sum(place in one.hosts or place.startswith("rank ") for one in campaigns)
-        if 2 * times > total:
+        if times > 1 and 2 * times > total:
             lines.append(f"By the ranks' own times {place} is slow, in {times} of {total} campaigns.")
     return lines
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from scaling.attach.arms import why_skipped
-from scaling.attach.inside.threads import threads_that_fit
+from scaling.attach.inside.settings import threads_that_fit
 from tests.attach.made_marks import EVEN, made_runs
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.utils.checkpoint
 
 from scaling.attach.inside import agent as inside
-from scaling.attach.inside import changes, debugging, marking, plan, record, safety
+from scaling.attach.inside import changes, marking, plan, record, safety, settings
 from scaling.attach.inside.arms import ARMS
 from scaling.attach.launch import INJECT, _read
 from tests.attach.made_marks import made_rank
@@ -241,25 +241,25 @@ def test_debugging_that_is_on_is_known_and_stays_off_in_its_arm(monkeypatch) -> 
     for name in ("set_debug_level", "set_debug_level_from_env"):  # as before after this
         monkeypatch.setattr(torch.distributed, name, getattr(torch.distributed, name))
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
-    assert debugging.switched_on() == ""
+    assert settings.switched_on() == ""
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL)
-    assert debugging.switched_on() == "CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG=DETAIL"
-    debugging.switch_off()
+    assert settings.switched_on() == "CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG=DETAIL"
+    settings.switch_off()
     torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL)
-    assert debugging.switched_on() == ""
+    assert settings.switched_on() == ""
 
 
 def test_anomaly_detection_is_off_in_its_arm_alone_and_else_as_the_script_wants(monkeypatch) -> None:
     is_on, arm = torch.is_anomaly_enabled, ARMS["no_anomaly"]
     for name in ("set_anomaly_enabled", "is_anomaly_enabled"):  # as before after this
         monkeypatch.setattr(torch, name, getattr(torch, name))
-    debugging.watch_anomalies()
+    settings.watch_anomalies()
     with torch.autograd.set_detect_anomaly(True):
         assert is_on()
         arm.on(None)
         with torch.autograd.detect_anomaly():
-            assert (is_on(), debugging.asks_for_anomalies()) == (False, True)
+            assert (is_on(), settings.asks_for_anomalies()) == (False, True)
         arm.off(None)
         assert is_on()
     arm.on(None)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launchers import processes
-from scaling.attach.inside.refusals import NO_SWITCH
+from scaling.attach.inside.arms import NO_SWITCH
 from scaling.attach.launch import Blocks, Run, run_arm
 from scaling.attach.marks import medians_s, phases_s, steady
 from scaling.attach.measured import Measured

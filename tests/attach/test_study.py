@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from scaling.attach import files, study
-from scaling.attach.inside.arms import ARMS, BUCKETS
-from scaling.attach.inside.refusals import NO_SWITCH
+from scaling.attach.inside.arms import ARMS, BUCKETS, NO_SWITCH
 from scaling.attach.launch import Blocks, Run
 from tests.attach.made_marks import made_rank, made_switched
 

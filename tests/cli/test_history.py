@@ -190,10 +190,14 @@ def test_each_call_measures_one_campaign_of_the_first_ones_study(tmp_path, monke
     monkeypatch.setattr("launchers.zygote.Zygote", kept_zygote)
     (tmp_path / "tiny.yaml").write_text(TINY)
     path = tmp_path / "h"
-    assert said_by(path, tmp_path / "tiny.yaml") == (0, "1 campaign so far: an alarm needs 6.")
-    monkeypatch.setattr("scaling.cli.run.load_text", lambda: "other programs take 85% of the cores")
+    code, said = said_by(path, tmp_path / "tiny.yaml")
+    assert (code, said) == (0, "1 campaign so far: an alarm needs 6.")
+    monkeypatch.setattr(
+        sys.modules["scaling.cli.run"], "load_text", lambda: "other programs take 85% of the cores"
+    )
     again = CliRunner().invoke(app, ["history", str(path)])
-    assert (again.exit_code, again.stdout) == (0, "2 campaigns so far: an alarm needs 6.\n")
+    assert again.exit_code == 0
+    assert again.stdout.startswith("2 campaigns so far: an alarm needs 6.\n")
     assert again.stderr.startswith("warning: other programs take 85% of the cores")
     first, second = HistoryFolder(path).campaigns()
     assert first.seconds.keys() == second.seconds.keys()

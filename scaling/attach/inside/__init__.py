@@ -13,8 +13,7 @@ INJECTED = "_scaling_attach_inside"
 """This package's name where `inject/sitecustomize.py` has loaded it by file."""
 
 _agents: list[Any] = []
-_guards: list[Any] = []
-"""The process's agent and the guard of its files, once there is one."""
+_guards: list[Any] = []  # the process's agent and the guard of its files, once there is one
 
 
 def protect() -> Any:

@@ -4,6 +4,7 @@ Nothing is changed before the script wraps a model by DistributedDataParallel: t
 workers have torch too.
 """
 
+import gc
 import multiprocessing
 import multiprocessing.util
 import os
@@ -21,10 +22,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from .arms import ARMS, NO_STEP, Arm
+from .arms import ARMS, NO_STEP, NO_SWITCH, Arm
 from .plan import Plan
 from .record import write
-from .refusals import NO_SWITCH, what_it_uses, without_ddp
 
 TRACED_STEPS = 5
 
@@ -32,21 +32,50 @@ UNWRAPPED = 3
 """Steps of an optimizer before those of a script without DDP count: a model may be wrapped after some."""
 
 
-class Agent:
-    """One process of one run.
+USES = {
+    "deepspeed.runtime.engine": "DeepSpeed; its wall_clock_breakdown shows where a step's time goes",
+    "megatron.core": "Megatron; its --timing-log-level 2 shows where a step's time goes",
+    "horovod.torch": "Horovod; HOROVOD_TIMELINE=FILE writes what it does",
+}
+"""Modules that a script in which no DDP model steps has loaded -> what it uses, and what shows its time."""
 
-    Attributes:
-        phases: (name, start, end) in seconds: of all that is timed in this arm.
-        updates: when each optimizer began its step, in arms with phases.
-        batches: (samples, elements) of every batch drawn for training; those that were cached by themselves.
-        parameters: of models that are wrapped, or of the optimizer, by `id`.
-        passed: numbers that the script's own collectives were given.
-        calls_backward: or its gradients are those of `torch.autograd.grad`.
-        threads: of this process, those that have wrapped a model or made a step.
-        pid: of the process that makes them; it may fork loaders' workers.
-        seed: of the order of arms, and of samples; another one in each launch that switches arms.
-        began_s: seconds since the epoch; files from before it are the user's.
-    """
+HOLDS = {
+    "FullyShardedDataParallel": "FSDP: its exchange cannot be left out; take a trace with torch.profiler",
+    "DataParallel": "DataParallel, one process for all; DistributedDataParallel under torchrun is faster",
+}
+"""Classes of which such a script has an object, likewise."""
+
+SHARDED = "FSDP2 or tensor parallelism: its exchange cannot be left out; take a trace with torch.profiler"
+
+
+def without_ddp() -> str:
+    reason = "it makes steps without DistributedDataParallel"
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        return (
+            f"{reason}; where it averages gradients in a way of its own, put "
+            "`with scaling.attached(model, optimizer):` around its training loop"
+        )
+    return (
+        f"{reason}, in one process; start it in several: torchrun --nproc-per-node=2, or "
+        "accelerate launch --multi_gpu --num_processes=2"
+    )
+
+
+def what_it_uses(optimizer: Optimizer) -> str | None:
+    kinds = {type(parameter).__name__ for group in optimizer.param_groups for parameter in group["params"]}
+    if "DTensor" in kinds:
+        return SHARDED
+    if "FlatParameter" in kinds:
+        return HOLDS["FullyShardedDataParallel"]
+    for module, text in USES.items():
+        if module in sys.modules:
+            return text
+    names = {type(thing).__name__ for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)}
+    return next((text for name, text in HOLDS.items() if name in names), None)
+
+
+class Agent:
+    """One process of one run."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.out = Path(order["out"])
@@ -54,31 +83,35 @@ class Agent:
         self.arm: Arm = ARMS[self.plan.first]
         self.warmup, self.steps = int(order["warmup"]), int(order["steps"])
         self.deadline = time.monotonic() + float(order["deadline_s"])
-        self.began_s = float(order.get("began_s", time.time()))
-        self.seed = int(order.get("seed", 0))
+        self.seed = int(
+            order.get("seed", 0)
+        )  # of arms and samples; another in each launch that switches arms
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
-        self.phases: list[tuple[str, float, float]] = []
-        self.updates: dict[int, float] = {}
-        self.batches: list[tuple[int, int]] = []
+        self.phases: list[
+            tuple[str, float, float]
+        ] = []  # (name, start, end) of all that is timed in this arm
+        self.updates: dict[int, float] = {}  # when each optimizer began its step, in arms with phases
+        self.batches: list[tuple[int, int]] = []  # (samples, elements) of those drawn for training
         self.cached_batches: list[tuple[int, int]] = []
         self.digests: list[int] = []
         self.scalers: list[Any] = []
         self.collectives: Counter[str] = Counter()
-        self.passed = 0
+        self.passed = 0  # numbers that the script's own collectives were given
         self.own_s = 0.0
         self.facts: dict[str, Any] = {}
         self.models: list[Any] = []
         self.is_armed = False
         self.leaves_out_collectives = False
         self.when_exchanging: list[Callable[[], None]] = []
-        self.threads: set[int] = set()
+        self.threads: set[int] = set()  # of this process, those that have wrapped a model or made a step
         self.evaluating_since: float | None = None
-        self.is_evaluation_called = self.calls_backward = False
+        self.is_evaluation_called = False
+        self.calls_backward = False  # or its gradients are those of `torch.autograd.grad`
         self.device = "cpu"
         self.marks: dict[int, list[float]] = {}
         self.events: dict[int, list[Any]] = {}
         self.counts_of: dict[int, list[list[int]]] = {}
-        self.parameters: set[int] = set()
+        self.parameters: set[int] = set()  # of models that are wrapped, or of the optimizer, by `id`
         self._optimizers: list[Optimizer] = []
         self.all_used = False
         self._steps_without = self._backward_without = 0
@@ -87,7 +120,7 @@ class Agent:
         self._profiler: Any = None
         self._traced_from = 0
         register_optimizer_step_post_hook(self.after_step)
-        self.pid = 0
+        self.pid = 0  # of the process that makes the steps; it may fork loaders' workers
 
     def wraps(self, model: DistributedDataParallel) -> None:
         if dist.get_world_size(model.process_group) != dist.get_world_size():

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+NO_SWITCH = "arms cannot be switched within the process: "  # then each arm is a process of its own
 NO_STEP = "it ended before an optimizer's step"
 """What a rank says that has seen no error; one that `mp.spawn` started sees none of its own."""
 
-LONGEST_BLOCK = 7
-"""Steps of an arm in a round, at most."""
+LONGEST_BLOCK = 7  # steps of an arm in a round, at most
 
 SWITCHED, LATER, PROCESS = "switched", "switched, from the second launch on", "a process of its own"
 """When an arm is on: in blocks of steps within one process of the script, or in a run for itself."""
@@ -24,45 +24,33 @@ def _nothing(agent: Any) -> None:
 
 @dataclass(frozen=True)
 class Arm:
-    """A row.
-
-    Attributes:
-        excluded_by: arms that cannot be on in the same process; every row says it.
-        on, off: called with the agent where a block begins and ends, or at the start of a run of its own.
-        exchanges: gradients and buffers are exchanged.
-        has_phases: the phases of a step are timed; `is_settled`: after a GPU has finished each.
-        hook: the name in `changes` of what DDP calls for each bucket.
-        skipped: rules in `scaling.attach.arms` by which it is not run.
-        at_start: called before torch makes a process group; `without`: the fact that is false then.
-        is_alone: one worker runs; `is_bare`: nothing is hooked; `is_traced`: under torch.profiler.
-        is_cached: loaders give kept batches; `replaces_hook`: the script's own hook is not used.
-        said: before the change of a step's time in the answer, with what the processes know without the arm
-            (`usual`) and with it (`own`).
-        finding: the kind of finding where it is faster for sure; `<finding>_advice` is its template.
-    """
+    """A row."""
 
     name: str
     when: str
     change: str
     question: str
-    excluded_by: tuple[str, ...]
+    excluded_by: tuple[str, ...]  # arms that cannot be on in the same process; every row says it
+    # Called with the agent where a block begins and ends, or at the start of a run of its own.
     on: Callable[[Any], None] = _nothing
     off: Callable[[Any], None] = _nothing
-    exchanges: bool = True
-    has_phases: bool = False
-    is_settled: bool = False
-    hook: str = "all_reduce"
+    exchanges: bool = True  # gradients and buffers are exchanged
+    has_phases: bool = False  # the phases of a step are timed
+    is_settled: bool = False  # after a GPU has finished each
+    hook: str = "all_reduce"  # the name in `changes` of what DDP calls for each bucket
     bucket_mb: float | None = None
+    # Before the change of a step's time in the answer, with what the processes know without it (`usual`) and
+    # with it (`own`).
     said: str = ""
-    finding: str = ""
-    skipped: tuple[str, ...] = ()
-    at_start: Callable[..., None] | None = None
-    without: str = ""
-    is_alone: bool = False
-    is_bare: bool = False
-    is_traced: bool = False
-    is_cached: bool = False
-    replaces_hook: bool = False
+    finding: str = ""  # the kind where it is faster for sure; `<finding>_advice` is its template
+    skipped: tuple[str, ...] = ()  # rules in `scaling.attach.arms` by which it is not run
+    at_start: Callable[..., None] | None = None  # called before torch makes a process group
+    without: str = ""  # the fact that is false then
+    is_alone: bool = False  # one worker runs
+    is_bare: bool = False  # nothing is hooked
+    is_traced: bool = False  # under torch.profiler
+    is_cached: bool = False  # loaders give kept batches
+    replaces_hook: bool = False  # the script's own hook is not used
 
     @property
     def is_early(self) -> bool:
@@ -88,8 +76,7 @@ def _set(name: str, value: Any) -> Callable[[Any], None]:
     return lambda agent: setattr(agent, name, value)
 
 
-ALL, NONE = ("*",), ()
-"""Who excludes an arm."""
+ALL, NONE = ("*",), ()  # who excludes an arm
 
 _ROWS = (
     Arm("baseline", SWITCHED, "nothing", "how long is a step", NONE),
@@ -113,7 +100,7 @@ _ROWS = (
     ),
     Arm(
         "no_anomaly", LATER, "no anomaly detection", "what does it cost to look for NaN", NONE,
-        on=_later("debugging", "detect_anomalies", False), off=_later("debugging", "detect_anomalies", True),
+        on=_later("settings", "detect_anomalies", False), off=_later("settings", "detect_anomalies", True),
         without="anomaly detection", skipped=("is_without",), said="without anomaly detection",
         finding="anomaly",
     ),
@@ -148,13 +135,13 @@ _ROWS = (
     ),
     Arm(
         "threads", PROCESS, "as many threads as fit on the cores of a rank", "do threads share cores", ALL,
-        on=_later("threads", "fit_threads"), skipped=("threads_fit",), finding="threads",
+        on=_later("settings", "fit_threads"), skipped=("threads_fit",), finding="threads",
         said="with {own[threads]} instead of {usual[threads]} threads a rank",
     ),
     Arm(
         "no_debugging", PROCESS,
         "no `TORCH_DISTRIBUTED_DEBUG=DETAIL` or `CUDA_LAUNCH_BLOCKING`", "what do debugging switches cost",
-        ALL, at_start=_later("debugging", "switch_off"), without="debugging", skipped=("is_without",),
+        ALL, at_start=_later("settings", "switch_off"), without="debugging", skipped=("is_without",),
         said="without {usual[debugging]}", finding="debugging",
     ),
     *(

@@ -11,8 +11,7 @@ from torch.utils.data import dataloader
 
 from .agent import Agent
 
-COPIES = 4
-"""Given in turn, so that batches which are in use at the same time share no memory."""
+COPIES = 4  # given in turn, so that batches which are in use at the same time share no memory
 
 
 class Repeats:

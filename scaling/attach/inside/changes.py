@@ -13,10 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from .agent import Agent
-from .arms import ARMS
+from .arms import ARMS, NO_SWITCH
 from .cached import cache_input
-from .debugging import watch_anomalies
-from .refusals import NO_SWITCH
+from .settings import watch_anomalies
 
 
 class Alone(dist.ProcessGroup):
@@ -35,8 +34,7 @@ class Alone(dist.ProcessGroup):
         return self.group.broadcast(tensors, opts) if self.agent.arm.exchanges else _done(tensors)
 
 
-_groups: list[Alone] = []
-"""The groups: torch itself holds no reference to the Python objects."""
+_groups: list[Alone] = []  # the groups: torch itself holds no reference to the Python objects
 
 
 def _done(tensors: Any) -> Any:

@@ -17,10 +17,7 @@ class Copies:
     """In the run's folder, for all its processes.
 
     `instead/` has one copy for each older file that was written to, named by what identifies that file.
-    `removed-HOST-PID` has a line for each path that was removed.
-
-    Args:
-        began_s: files from before it (seconds since the epoch) are older.
+    `removed-HOST-PID` has a line for each path that was removed. Files from before `began_s` are older.
     """
 
     def __init__(self, out: str, began_s: float) -> None:
@@ -76,13 +73,9 @@ class Copies:
         return place if os.access(place, os.F_OK) else path
 
     def begin(self, status: os.stat_result, name: str | None) -> str:
-        """Makes a file's copy if there is none yet.
+        """Where a file's copy is or will be; it is made if there is none yet.
 
-        Args:
-            name: where its content is; None if the copy is written from its start.
-
-        Returns:
-            Where the copy is, or will be.
+        `name`: where its content is; None if the copy is written from its start.
         """
         with suppress(FileExistsError):
             self._mkdir(self._folder)

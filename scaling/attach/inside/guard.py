@@ -60,10 +60,6 @@ class Guard:
     Calls that would delete, replace or write over an older file do nothing, or write to a copy, which later
     reads of that file are given, in all processes of the run. Each path that is kept is a line of a file
     `kept-HOST-PID`; each that is new, of `made-HOST-PID`: what is there after the run is moved to its folder.
-
-    Attributes:
-        refuse: called with a reason where a run cannot go on.
-        watch: called with each file that is opened to write bytes; the script is given what it returns.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -72,8 +68,9 @@ class Guard:
         self._copies = Copies(self._out, self._began_s)
         self.latest = self._copies.latest
         self._open, self._write = os.open, builtins.open
-        self._remove_tree, self._truncate = shutil.rmtree, os.truncate
-        self.refuse: Callable[[str], None] = _refuse
+        self._remove_tree = shutil.rmtree
+        self.refuse: Callable[[str], None] = _refuse  # with a reason why a run cannot go on
+        # Called with each file that is opened to write bytes; the script is given what it returns.
         self.watch: Callable[[Any], Any] = lambda opened: opened
         for name in ("remove", "unlink", "rmdir"):
             _replace(os, name, self._removal(getattr(os, name)))
@@ -85,9 +82,11 @@ class Guard:
         for name in ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr"):
             if hasattr(os, name):
                 _replace(os, name, self._marking(getattr(os, name)))
-        _replace(os.path, "getsize", self._sizing(os.path.getsize))
+        size = os.path.getsize
+        _replace(os.path, "getsize", lambda filename: size(self.latest(filename)))
         _replace(os, "open", self._opened_low)
-        _replace(os, "truncate", self._truncated)
+        truncate = os.truncate
+        _replace(os, "truncate", lambda path, length: truncate(self.instead(path, is_emptied=False), length))
         _replace(shutil, "rmtree", self._tree)
         builtins.open = io.open = self._opened
         if (accessor := _accessor()) is not None:
@@ -98,9 +97,7 @@ class Guard:
             status = os.stat(path, dir_fd=dir_fd, follow_symlinks=is_followed)
         except (OSError, ValueError, TypeError):
             return "missing"
-        is_guarded = (
-            stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode) or stat.S_ISDIR(status.st_mode)
-        )
+        is_guarded = stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
         return "older" if is_guarded and status.st_ctime < self._began_s else "newer"
 
     def _has_older(self, path: Any) -> bool:
@@ -188,9 +185,6 @@ class Guard:
             return self._open(place, flags, 0o644)
         return self._open(path, flags, mode, dir_fd=dir_fd)
 
-    def _truncated(self, path: Any, length: int) -> None:
-        self._truncate(self.instead(path, is_emptied=False), length)
-
     def _removal(self, call: Any) -> Any:
         def remove(path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any) -> Any:
             state = self._age(path, dir_fd)
@@ -246,15 +240,13 @@ class Guard:
         """A path that the run has removed is there all the same: to make it again is no error."""
 
         def make(*arguments: Any, **named: Any) -> Any:
+            path = arguments[at] if len(arguments) > at else named[("path", "dst")[at]]
+            dir_fd = named.get(("dir_fd", "dst_dir_fd")[at])
             try:
-                self._make(
-                    arguments[at] if len(arguments) > at else named[("path", "dst")[at]],
-                    named.get(("dir_fd", "dst_dir_fd")[at]),
-                )
+                self._make(path, dir_fd)
                 return call(*arguments, **named)
             except FileExistsError:
-                path = arguments[at] if len(arguments) > at else named[("path", "dst")[at]]
-                if not self._is_removed(path, named.get(("dir_fd", "dst_dir_fd")[at])):
+                if not self._is_removed(path, dir_fd):
                     raise
 
         return functools.update_wrapper(make, call)
@@ -284,12 +276,6 @@ class Guard:
                 call(path, *arguments, **named)
 
         return change
-
-    def _sizing(self, call: Any) -> Any:
-        def size(filename: Any) -> int:
-            return int(call(self.latest(filename)))
-
-        return size
 
 
 def _absolute(path: Any, dir_fd: int | None) -> str:

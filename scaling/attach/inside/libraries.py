@@ -23,11 +23,9 @@ def after_subprocess(module: Any, path: str, order: str) -> None:
 
 def after_sqlite3(module: Any, guard: Guard) -> None:
     connect = module.connect
-
-    def connected(database: Any, *arguments: Any, **named: Any) -> Any:
-        return connect(guard.instead(database, is_emptied=False), *arguments, **named)
-
-    module.connect = connected
+    module.connect = lambda database, *arguments, **named: connect(
+        guard.instead(database, is_emptied=False), *arguments, **named
+    )
 
 
 def after_h5py(module: Any, guard: Guard) -> None:
@@ -44,22 +42,16 @@ def after_h5py(module: Any, guard: Guard) -> None:
 
 def after_safetensors(module: Any, guard: Guard) -> None:
     """All of its functions that save call this one; those of its modules take it by name."""
-    serialize_file = module.serialize_file
-
-    def serialized(tensors: Any, filename: Any, *arguments: Any, **named: Any) -> Any:
-        return serialize_file(tensors, guard.instead(filename, is_emptied=True), *arguments, **named)
-
-    module.serialize_file = serialized
+    serialize = module.serialize_file
+    module.serialize_file = lambda tensors, filename, *arguments, **named: serialize(
+        tensors, guard.instead(filename, is_emptied=True), *arguments, **named
+    )
 
 
 def after_safetensors_torch(module: Any, guard: Guard) -> None:
     """What was saved in place of an older file is what is loaded."""
-    load_file = module.load_file
-
-    def loaded(filename: Any, *arguments: Any, **named: Any) -> Any:
-        return load_file(guard.latest(filename), *arguments, **named)
-
-    module.load_file = loaded
+    load = module.load_file
+    module.load_file = lambda filename, *arguments, **named: load(guard.latest(filename), *arguments, **named)
 
 
 def after_mlflow(module: Any) -> None:
@@ -67,12 +59,6 @@ def after_mlflow(module: Any) -> None:
         for name in ("set_tracking_uri", "set_registry_uri"):
             if hasattr(holder, name):
                 setattr(holder, name, lambda *_, **__: None)
-    client = getattr(module, "MlflowClient", None)
-    if client is None:
-        return
-    begin = client.__init__
-
-    def init(self: Any, *_: Any, **__: Any) -> None:
-        begin(self)
-
-    client.__init__ = init
+    if (client := getattr(module, "MlflowClient", None)) is not None:
+        begin = client.__init__
+        client.__init__ = lambda self, *_, **__: begin(self)

@@ -17,7 +17,7 @@ from torch.utils.data._utils import fetch
 
 from .agent import Agent
 from .arms import SAFE
-from .debugging import asks_for_anomalies
+from .settings import asks_for_anomalies
 
 COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "all_to_all"),
@@ -27,8 +27,7 @@ COLLECTIVES = (
 )
 """Of the script's own: in arms with phases the agent's hook exchanges nothing."""
 
-DIGESTS, DIGESTED = 6, 256
-"""Batches of which a digest is kept, and numbers of each."""
+DIGESTS, DIGESTED = 6, 256  # batches of which a digest is kept, and numbers of each
 
 _open = Counter[tuple[str, int]]()
 """Calls that have not ended, by name and thread; of backward passes those of all threads together."""

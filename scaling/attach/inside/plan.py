@@ -22,11 +22,7 @@ KEY = "scaling_attach_{}"
 
 
 class Plan:
-    """Of one process.
-
-    Attributes:
-        waits_for_epoch: no round, and no step, is the last one before an epoch has ended.
-    """
+    """Of one process."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.arms: list[str] = list(order.get("arms") or [order["arm"]])
@@ -34,7 +30,7 @@ class Plan:
         self.rounds = 0
         self._seed, self._enough = int(order.get("seed", 0)), Path(order["out"]) / "enough"
         self._budget_s, self._began_s = float(order.get("budget_s", 0.0)), 0.0
-        self.waits_for_epoch = bool(order.get("until_epoch"))
+        self.waits_for_epoch = bool(order.get("until_epoch"))  # no step is the last one before it has ended
         self._block, self._last = LONGEST_BLOCK, 0
         self._label = (self.first, -1, 0)
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from .debugging import switched_on
-from .threads import place
+from .settings import place, switched_on
 
 TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard")
 """Modules that log experiments: off in these runs, or writing to the run's folder."""

@@ -40,8 +40,7 @@ SAVERS = (
 )
 """Module, class and function of what else writes, deletes or sends checkpoints."""
 
-_open = Counter[int]()
-"""Saves of a thread that have not ended: those within one are part of it."""
+_open = Counter[int]()  # saves of a thread that have not ended: those within one are part of it
 
 
 def watch_saves(agent: Agent, guard: Guard) -> None:
