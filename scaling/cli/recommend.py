@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 from typing import Annotated
 
@@ -17,8 +18,9 @@ def recommend(
     objective: Annotated[
         str,
         Option(
-            help="time, time-to-accuracy, 'efficiency >= 0.8' (shortest time at that efficiency), gpu-hours, "
-            "energy or memory."
+            help="time, time-to-accuracy (of settings that were trained), time-to-target (of all that were "
+            "timed, by steps fitted to trainings), 'efficiency >= 0.8' (shortest time at that efficiency), "
+            "gpu-hours, energy or memory."
         ),
     ] = "time",
     max_memory: Annotated[
@@ -34,12 +36,14 @@ def recommend(
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     from scaling.analysis.columns import to_rows
+    from scaling.analysis.critical_batch import learning_plans
     from scaling.analysis.explain_view import Known
+    from scaling.analysis.objectives import TARGET
     from scaling.analysis.recommend import recommend as find
     from scaling.analysis.summary import read_study
     from scaling.errors import ScalingError
     from scaling.report.content import study_answer
-    from scaling.report.recommend_text import as_dict, lines_of
+    from scaling.report.recommend_text import as_dict, lines_of, plan_as_dict, plan_lines
     from scaling.report.screen import folded_answer
     from scaling.store import Snapshot
 
@@ -54,6 +58,18 @@ def recommend(
     folder = Snapshot(directory)
     study = read_study(folder)
     known = Known.of(to_rows(study.table), study.cells, study.num_cores)
+    if objective.replace("_", "-") == TARGET:
+        plans = learning_plans(known.rows, known.cells, most_bytes or math.inf)
+        if not plans:
+            raise ScalingError(
+                f"{directory} has no training with a target: {TARGET} takes a part of kind convergence with "
+                "target_accuracy or target_bits_per_byte, at three batches, and one of kind iteration"
+            )
+        said = [plan_as_dict(plan) for plan in plans] if as_json else []
+        typer.echo(json.dumps(said, indent=1) if as_json else "\n".join(map(plan_lines, plans)))
+        if not any(plan.settings for plan in plans):
+            raise typer.Exit(3)
+        return
     recommendations = find(study.table, study.cells, objective, study.num_cores, most_bytes, known)
     if not recommendations:
         raise ScalingError(

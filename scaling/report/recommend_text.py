@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from scaling.analysis.candidates import Candidate
+from scaling.analysis.critical_batch import LearningPlan
 from scaling.analysis.recommend import Recommendation
 from scaling.report.terminal import filled
 from scaling.report.text import line_of, text_of
@@ -79,3 +81,23 @@ def _choice(choice: Candidate | None) -> dict[str, Any] | None:
         "method": choice.method,
         "launches": choice.num_launches,
     }
+
+
+def plan_lines(plan: LearningPlan) -> str:
+    return "".join(f"{filled(text_of(finding))}\n" for finding in plan.findings())
+
+
+def plan_as_dict(plan: LearningPlan) -> dict[str, Any]:
+    """What was found, in words and values, and every setting; open ends of intervals are null."""
+    found = list(plan.findings())
+    said: dict[str, Any] = {"sentences": [text_of(finding) for finding in found]}
+    said |= {finding.kind: dict(finding.values) for finding in found}
+    return _closed({**said, "settings": [one.values() for one in plan.settings]})
+
+
+def _closed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _closed(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_closed(one) for one in value]
+    return None if value == math.inf else value

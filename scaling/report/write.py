@@ -11,6 +11,7 @@ import pandas as pd
 
 from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import Row, to_rows
+from scaling.analysis.critical_batch import learning_plans
 from scaling.analysis.explain_view import Known
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
@@ -126,6 +127,7 @@ def write_all(
     figures, failures = draw_figures(folder, data, formats)
     groups = group_rows(rows)
     noise = seed_noise(groups, by_id)
+    plans = learning_plans(rows, by_id)
     rates, found = [*transfer_findings(transfers)], [seed_noise_finding(recipe) for recipe in noise]
     seeds = found if [one.kind for one in found] == ["seed_noise"] else []
     extras = Extras(
@@ -141,6 +143,7 @@ def write_all(
             *(Sentence(f"{lost_text(*lost)}.") for lost in without_record(folder).items()),
             *sentences_of(unfinished_trainings(groups, by_id)),
             *sentences_of(found),
+            *sentences_of(one for plan in plans if plan.fit for one in plan.findings()),
             *sentences_of(rates),
             *map(Sentence, device_sentences(experiments)),
             *sentences_of(prediction_findings(predicted)),

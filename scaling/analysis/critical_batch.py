@@ -1,0 +1,406 @@
+"""Seconds to a target by workers and batch: the steps that trainings took, times the time of a step.
+
+1. Trainings belong together where they differ only in batch, learning rate and its rule, workers, exact
+   exchange, seed, and settings that change the time alone.
+2. A training's steps lie in the epoch that first shows the target: they are interpolated from the evaluation
+   before (half of the first epoch), with the variance of any place in the epoch, width^2 / 12, which more
+   seeds do not make smaller.
+3. Of each batch the rate with the fewest mean steps counts, among rates at which all seeds reach the target.
+4. S(B) = S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv 1812.06162; measured by Shallue et al. 2019,
+   arXiv 1811.03600) is fitted to log S by least squares, weighted by the variance of seeds and evaluation. To
+   it comes the lack of fit with which the batches are as far from the curve as expected (R. C. Paule,
+   J. Mandel, J. Res. Natl. Bur. Stand. 87, 1982), if any.
+5. Intervals are by profile, of all curves whose sum of squares is within t^2 of the least; t has two degrees
+   of freedom less than there are batches, whatever the seeds, since every curve of batches fits somewhat
+   badly. An end is open (0 or inf) where the batches show no plateau, or nothing else.
+6. Seconds are iteration_s x S(B); lossy exchanges have their own steps, trained at that batch on as many
+   workers. Evaluation and the rest of the epoch that reaches the target are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.analysis import columns
+from scaling.analysis.columns import Row, by_key
+from scaling.analysis.decisions import TIE_RATIO
+from scaling.analysis.findings import Finding
+from scaling.analysis.learning import BITS_TARGET, index_of_target
+from scaling.analysis.moderated import t_quantile
+from scaling.analysis.objectives import front
+from scaling.analysis.samples import CellResult, Floats, TrainingSamples
+from scaling.analysis.seed_noise import is_lossy
+from scaling.axes import Role, Shared, axis, with_columns
+from scaling.measure.statistics import CONFIDENCE
+
+FEWEST_BATCHES = 3
+NEARLY_LEAST = 0.1  # at B_crit over it, the steps are above S_min by this part: no more to save
+SMALLEST = -30.0  # logarithm of the variance that stands for no lack of fit
+RULES = {"fixed": 0.0, "sqrt": 0.5, "linear": 1.0}  # learning rate ~ batch to this power
+_FREE = ("scaling", "learning_rate", "learning_rate_rule", "base_batch")
+_FAMILY = [one.key for one in with_columns(role=Role.GIVEN | Role.RECIPE) if one.key not in _FREE]
+_TIMED = [one.key for one in with_columns(Shared.TIMED) if one.key in _FAMILY]
+_OWN = ("global_batch", "world_size", "aggregator", "wire", "sync_every", "outer_update")
+
+
+class Estimate(NamedTuple):
+    """A positive value and its 95% interval; 0 or inf where an end is open."""
+
+    value: float
+    low: float
+    high: float
+
+
+def _widened(logs: Estimate, *halves: float) -> Estimate:
+    """From logarithms to values, with independent half widths added to both sides."""
+    low, high = (math.hypot(end - logs.value, *halves) for end in (logs.low, logs.high))
+    return Estimate(*(math.exp(min(end, 700.0)) for end in (logs.value, logs.value - low, logs.value + high)))
+
+
+@dataclass(frozen=True)
+class BatchSteps:
+    """A batch's trainings at its best learning rate."""
+
+    batch: int
+    rate: float  # the best of the rates
+    rates: tuple[float, ...]  # that were trained at this batch, ascending
+    steps: tuple[float, ...]  # to the target, one a training
+    evaluation: float  # variance of their logarithm from evaluating once an epoch
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def logs(self) -> Floats:
+        return np.log(np.array(self.steps))
+
+    def values(self) -> dict[str, Any]:
+        found = {"steps": float(np.exp(self.logs.mean())), "num_seeds": len(self.steps)}
+        is_at_end = self.rate in (self.rates[0], self.rates[-1])
+        return {"batch": self.batch, "rate": self.rate, "rates": self.rates, "is_at_end": is_at_end, **found}
+
+
+@dataclass(frozen=True)
+class StepsFit:
+    """S(B) = S_min (1 + B_crit / B), with every curve that the trainings allow."""
+
+    log_critical: Floats  # B_crit of the curves, [curve]
+    log_least: Floats  # their best S_min
+    squares: Floats  # their sums of squares over the variance, less the least of all
+    weight: float  # by how much a curve's squares rise with (log S_min - best)^2
+    quantile: float  # of Student's t
+    new_variance: float  # of the log steps of one more training: its seed, evaluation and lack of fit
+    misfit: float  # the part of it that is lack of fit
+
+    @cached_property
+    def _best(self) -> int:
+        return int(np.argmin(self.squares))
+
+    @cached_property
+    def _inside(self) -> NDArray[np.bool_]:
+        return self.squares <= self.quantile**2
+
+    def _range(self, values: Floats) -> Estimate:
+        """Of log S_min + values, over all curves that are allowed."""
+        slack = np.sqrt((self.quantile**2 - self.squares[self._inside]) / self.weight)
+        logs = self.log_least + values
+        ends = logs[self._inside] - slack, logs[self._inside] + slack
+        return Estimate(float(logs[self._best]), float(ends[0].min()), float(ends[1].max()))
+
+    def _shape(self, batch: float) -> Floats:
+        return np.log1p(np.exp(self.log_critical) / batch)
+
+    @property
+    def critical(self) -> Estimate:
+        """B_crit in samples."""
+        allowed = np.exp(self.log_critical[self._inside])
+        low = 0.0 if self._inside[0] else float(allowed[0])
+        high = math.inf if self._inside[-1] else float(allowed[-1])
+        return Estimate(float(np.exp(self.log_critical[self._best])), low, high)
+
+    @property
+    def least(self) -> Estimate:
+        """S_min in steps."""
+        found = _widened(self._range(np.zeros_like(self.squares)))
+        return found._replace(low=0.0) if self._inside[-1] else found
+
+    def steps(self, batch: float) -> Estimate:
+        """Of one more training at that batch, trained or not."""
+        return _widened(self._range(self._shape(batch)), self.quantile * math.sqrt(self.new_variance))
+
+    def log_ratio(self, first: float, second: float) -> Estimate:
+        """The logarithm of S(second) / S(first), whose curve is the same."""
+        shapes = self._shape(second) - self._shape(first)
+        allowed, half = shapes[self._inside], self.quantile * math.sqrt(2 * self.misfit)
+        half = 0.0 if first == second else half
+        return Estimate(float(shapes[self._best]), float(allowed.min()) - half, float(allowed.max()) + half)
+
+
+def fit_steps(trained: Sequence[BatchSteps]) -> StepsFit | None:
+    """The curve of steps by batch; None with fewer than FEWEST_BATCHES batches."""
+    from scipy.optimize import brentq
+
+    if len(trained) < FEWEST_BATCHES:
+        return None
+    batches, logs = np.array([one.batch for one in trained]), np.array([one.logs.mean() for one in trained])
+    evaluation, counts = np.array([(one.evaluation, len(one.steps)) for one in trained]).T
+    of_seeds, of_batches = int(counts.sum()) - len(trained), len(trained) - 2
+    squares_of_seeds = sum(float(((one.logs - one.logs.mean()) ** 2).sum()) for one in trained)
+    seeds = squares_of_seeds / max(of_seeds, 1)
+    # Of one seed each the scatter over seeds is part of the lack of fit, and all batches count the same.
+    variances = seeds / counts + (evaluation if of_seeds else evaluation.mean())
+    log_critical = np.linspace(math.log(batches.min()) - 12, math.log(batches.max()) + 12, 6001)
+    residuals = logs - np.log1p(np.exp(log_critical)[:, None] / batches)
+
+    def curves(misfit: float) -> tuple[Floats, Floats, float]:
+        weights = 1 / (variances + misfit)
+        least = (residuals * weights).sum(axis=1) / weights.sum()
+        return ((residuals - least[:, None]) ** 2 * weights).sum(axis=1), least, float(weights.sum())
+
+    def excess(log_misfit: float) -> float:
+        return float(curves(math.exp(log_misfit))[0].min()) - of_batches
+
+    fits = excess(SMALLEST) <= 0
+    misfit = math.exp(SMALLEST if fits else brentq(excess, SMALLEST, 9.0))
+    squares, least, weight = curves(misfit)
+    quantile = float(t_quantile(of_batches, (1 + CONFIDENCE) / 2))
+    new_variance = seeds + float(evaluation.mean()) + misfit
+    return StepsFit(log_critical, least, squares - squares.min(), weight, quantile, new_variance, misfit)
+
+
+def steps_to_target(training: TrainingSamples, cell: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Steps to the target, and the variance of their logarithm; None where it is not reached, or unknown."""
+    index = index_of_target(training, cell)
+    if index is None or not np.isfinite(training.steps[: index + 1]).all():
+        return None
+    bits = cell.get(BITS_TARGET)
+    values = training.test_accuracy if bits is None else training.test_loss
+    goal = cell["target_accuracy"] if bits is None else bits * math.log(2)
+    width, share = float(training.steps[index]), 0.5
+    if index and np.isfinite(values[index - 1]):
+        share = float((goal - values[index - 1]) / (values[index] - values[index - 1]))
+    steps = float(training.steps[:index].sum()) + share * width
+    return steps, (width / steps) ** 2 / 12
+
+
+def _rate(row: Row) -> float:
+    """The peak learning rate at the row's batch, to six digits."""
+    growth = row["global_batch"] / (row["base_batch"] or row["global_batch"])
+    return float(f"{row['learning_rate'] * growth ** RULES[row['learning_rate_rule'] or 'fixed']:.6g}")
+
+
+def best_rate(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> BatchSteps | None:
+    """Of the trainings at one batch those of the best rate; None where at each rate one misses the target."""
+    by_rate, found = by_key(rows, _rate), {}
+    for rate, same in by_rate.items():
+        runs = [cells[row["cell_id"]] for row in same]
+        reached = [steps_to_target(training, run.cell) for run in runs for training in run.trainings]
+        if None not in reached:
+            found[rate] = np.array(reached, dtype=float)
+    if not found:
+        return None
+    rate = min(found, key=lambda rate: found[rate][:, 0].mean())
+    (steps, variances), own, rates = found[rate].T, tuple(by_rate[rate]), tuple(sorted(by_rate))
+    return BatchSteps(own[0]["global_batch"], rate, rates, tuple(steps), float(variances.mean()), own)
+
+
+def rate_rule(trained: Sequence[BatchSteps]) -> str | None:
+    """The only rule that is within half a step of each batch's grid, if there is one; the ends are open."""
+    fitting = []
+    for name, power in RULES.items():
+        lowest, highest = -math.inf, math.inf
+        for one in trained:
+            place, own = one.rates.index(one.rate), math.log(one.rate) - power * math.log(one.batch)
+            if place:
+                lowest = max(lowest, own + math.log(one.rates[place - 1] / one.rate) / 2)
+            if place < len(one.rates) - 1:
+                highest = min(highest, own + math.log(one.rates[place + 1] / one.rate) / 2)
+        fitting += [name] if lowest <= highest else []
+    return fitting[0] if len(fitting) == 1 else None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A timed step, and how long it takes to the target."""
+
+    row: Row  # of the fastest cell with these workers, batch and exchange
+    steps: Estimate
+    seconds: Estimate
+    is_extrapolated: bool  # its batch is outside those trained
+    is_own: bool  # the steps are those of a lossy exchange
+
+    @property
+    def hours(self) -> float:
+        """GPU, or worker, hours."""
+        return float(self.row["world_size"] * self.seconds.value / 3600)
+
+    def values(self) -> dict[str, Any]:
+        return {
+            **{name: self.row[name] for name in ("world_size", "global_batch", "iteration_s", "cell_id")},
+            **{"exchange": columns.with_local_updates(self.row), "unit": columns.unit_of_workers(self.row)},
+            **{"steps": self.steps._asdict(), "seconds": self.seconds._asdict(), "hours": self.hours},
+            **{"is_extrapolated": self.is_extrapolated, "is_own": self.is_own},
+        }
+
+
+@dataclass(frozen=True)
+class LearningPlan:
+    """A target, the steps to it by batch, and the seconds of every timed setting."""
+
+    given: Mapping[str, Any]  # model, dataset, device, target_accuracy, target_bits_per_byte, further (texts)
+    trained: Sequence[BatchSteps]  # by batch
+    missed: Sequence[int]  # batches at which every rate has a training that missed the target
+    fit: StepsFit | None
+    settings: Sequence[Setting]  # the fastest first
+    not_trained: Sequence[str]  # lossy settings that were timed, without a training of their own
+
+    @property
+    def front(self) -> list[Setting]:
+        """Those that no other one beats in seconds and in hours, the fewest hours first."""
+        return front(self.settings, lambda one: one.hours, lambda one: one.seconds.value, TIE_RATIO)
+
+    @property
+    def knee(self) -> Setting:
+        """Of the front the smallest product: beyond it, 1% less time costs more than 1% more hours."""
+        return min(self.front, key=lambda one: one.hours * one.seconds.value)
+
+    @property
+    def by_workers(self) -> dict[int, Setting]:
+        """Number of workers -> the fastest."""
+        sizes = by_key(self.settings, lambda one: int(one.row["world_size"]))
+        return {size: sizes[size][0] for size in sorted(sizes)}
+
+    def times_faster(self, one: Setting, base: Setting) -> Estimate:
+        """The base's seconds over those of the other; steps of exact exchanges are of one curve."""
+        value = math.log(base.seconds.value / one.seconds.value)
+        if self.fit is None or one.is_own or base.is_own:
+            halves = [math.log(each.seconds.high / each.seconds.value) for each in (one, base)]
+            return _widened(Estimate(value, value, value), *halves)
+        ratio = self.fit.log_ratio(one.row["global_batch"], base.row["global_batch"])
+        logs = Estimate(*(value + end - ratio.value for end in ratio))
+        return _widened(logs, *(_half_width_of_time(each.row) for each in (one, base)))
+
+    def findings(self) -> Iterator[Finding]:
+        """The steps by batch, and where they are known the seconds by workers."""
+        rows = [row for one in self.trained for row in one.rows]
+        ids, known = tuple(row["cell_id"] for row in rows), [row for row in rows if row["noise_scale_low"]]
+        lows = [row["noise_scale_low"] for row in known]
+        highs = [row["noise_scale_high"] or math.inf for row in known]
+        values: dict[str, Any] = {
+            "given": self.given,
+            "batches": [one.values() for one in self.trained],
+            "missed": self.missed,
+            "fewest": FEWEST_BATCHES,
+            "rule": rate_rule(self.trained),
+            "noise": {"low": min(lows), "high": max(highs)} if known else None,
+        }
+        if self.fit is None:
+            yield Finding("critical_batch_unknown", ids, values)
+            return
+        critical, least = self.fit.critical, self.fit.least
+        values |= {"critical": critical._asdict(), "least": least._asdict(), "nearly": NEARLY_LEAST}
+        values |= {"enough": critical.value / NEARLY_LEAST, "misfit": math.sqrt(self.fit.misfit)}
+        values["differs"] = bool(known) and (critical.low > max(highs) or critical.high < min(lows))
+        yield Finding("critical_batch", ids, values)
+        if not self.settings:
+            yield Finding("seconds_not_timed", ids, {"given": self.given})
+            return
+        base, *others = self.by_workers.values()
+        values = {
+            "given": self.given,
+            "best": self.settings[0].values(),
+            "base": base.values(),
+            "others": [{**one.values(), "times": self.times_faster(one, base)._asdict()} for one in others],
+            "front": [one.values() for one in self.front],
+            "knee": self.knee.values(),
+            "not_trained": self.not_trained,
+            "lacks": {one.row["augmentation"] or "none" for one in self.settings}
+            != {rows[0]["augmentation"] or "none"},
+        }
+        yield Finding("seconds_by_workers", tuple(one.row["cell_id"] for one in self.settings), values)
+
+
+def learning_plans(
+    rows: Sequence[Row], cells: Mapping[str, CellResult], max_memory_bytes: float = math.inf
+) -> list[LearningPlan]:
+    """One plan for each target of trainings with an exact exchange, in the table's order.
+
+    Args:
+        rows: of the summary.
+        cells: the samples, by cell id.
+        max_memory_bytes: that a timed cell may take on a GPU.
+    """
+    usable = [row for row in rows if columns.is_unchanged(row) and not columns.is_aa_replicate(row)]
+    usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
+    timed = [row for row in usable if row["kind"] == "iteration" and row["iteration_s"]]
+    timed = [row for row in timed if not columns.shares_gpus(row)]
+    timed = [row for row in timed if (row["memory_peak_bytes"] or math.inf) <= max_memory_bytes]
+
+    def loses(row: Row) -> bool:
+        return bool(row["world_size"] > 1 and is_lossy(cells[row["cell_id"]]))
+
+    aimed = [row for row in usable if row["repeats"] and (row["target_accuracy"] or row[BITS_TARGET])]
+    families = by_key(aimed, lambda row: (*(row[name] for name in _FAMILY), row["target_accuracy"]))
+    names = ("model", "dataset", "device", "target_accuracy", BITS_TARGET)
+    values = {name: {family[0][name] for family in families.values()} for name in _FAMILY}
+    differing = [name for name in _FAMILY if name not in names and len(values[name]) > 1]
+    plans = []
+    for family in families.values():
+        first, by_loss = family[0], by_key(family, loses)
+        by_batch = sorted(by_key(by_loss.get(False, []), lambda row: int(row["global_batch"])).items())
+        found = {batch: best_rate(same, cells) for batch, same in by_batch}
+        trained = [best for best in found.values() if best is not None]
+        lossy = by_key(by_loss.get(True, []), _own)
+        fit, own = fit_steps(trained), {key: best_rate(same, cells) for key, same in lossy.items()}
+        further = [axis(name).text(first[name]) for name in differing if first[name] is not None]
+        given = {**{name: first[name] for name in names}, "further": further}
+        missed = [batch for batch, best in found.items() if best is None]
+        settings, not_trained = [], []
+        same_step = [row for row in timed if all(row[name] == first[name] for name in _TIMED)]
+        augmented = {"none", first["augmentation"] or "none"}
+        same_step = [row for row in same_step if (row["augmentation"] or "none") in augmented]
+        for key, alike in by_key(same_step if fit else [], _own).items():
+            row, steps = min(alike, key=lambda row: float(row["iteration_s"])), own.get(key)
+            is_outside = not trained[0].batch <= row["global_batch"] <= trained[-1].batch
+            if fit and not loses(row):
+                settings.append(_setting(row, fit.steps(row["global_batch"]), is_outside, is_own=False))
+            elif fit and steps:
+                settings.append(_setting(row, _steps_of(steps, fit), False, is_own=True))
+            else:
+                name = columns.with_local_updates(row)
+                not_trained.append(f"{name} on {columns.workers_of(row)} at batch {row['global_batch']:,}")
+        settings.sort(key=lambda one: one.seconds.value)
+        plans.append(LearningPlan(given, trained, missed, fit, settings, not_trained))
+    return [plan for plan in plans if plan.trained or plan.missed]
+
+
+def _own(row: Row) -> Hashable:
+    return tuple(row[name] for name in _OWN)
+
+
+def _setting(row: Row, steps: Estimate, is_extrapolated: bool, *, is_own: bool) -> Setting:
+    logs = Estimate(*(math.log(row["iteration_s"] * end) for end in steps))
+    return Setting(row, steps, _widened(logs, _half_width_of_time(row)), is_extrapolated, is_own)
+
+
+def _steps_of(trained: BatchSteps, fit: StepsFit) -> Estimate:
+    """Of one more training of a lossy exchange; that of one seed scatters as the exact ones do."""
+    count, mean = len(trained.steps), float(trained.logs.mean())
+    half = fit.quantile * math.sqrt(2 * fit.new_variance)
+    if count > 1:
+        variance = float(trained.logs.var(ddof=1)) * (1 + 1 / count) + trained.evaluation
+        half = float(t_quantile(count - 1.0, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
+    return _widened(Estimate(mean, mean, mean), half)
+
+
+def _half_width_of_time(row: Row) -> float:
+    """On the logarithm of the time of a step; of one launch with the noise floor, where that is known."""
+    if row["iteration_s_low"] is None or row["iteration_s_high"] is None:
+        return 0.0
+    floor = row["noise_floor"] if row["repeats"] == 1 else None
+    return math.hypot(math.log(row["iteration_s_high"] / row["iteration_s_low"]) / 2, floor or 0.0)

@@ -1,0 +1,333 @@
+"""Steps to a target by batch, and seconds by workers, from trainings whose curve is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.critical_batch import (
+    BatchSteps,
+    fit_steps,
+    learning_plans,
+    rate_rule,
+    steps_to_target,
+)
+from scaling.analysis.samples import TrainingSamples, read_cells
+from scaling.analysis.summary import build_table
+from scaling.report.text import text_of
+
+LEAST, CRITICAL, SAMPLES = 200.0, 500.0, 16384
+BATCHES = (32, 128, 512, 2048)
+
+
+def true_steps(batch):
+    return LEAST * (1 + CRITICAL / batch)
+
+
+@pytest.fixture
+def trained(study, epoch_line):
+    """trained(batch, ...): a training whose accuracy is a straight line that passes 90% at `steps`."""
+
+    def add(batch, steps=None, seed=0, epochs=None, **cell):
+        each = SAMPLES // batch
+        steps = steps or true_steps(batch)
+        epochs = epochs or math.ceil(steps / each) + 1
+        lines = [
+            {**epoch_line(number, 1.0 * number, 0.1, min(0.9 * number * each / steps, 1.0))}
+            | {"step_losses": [0.1] * each}
+            for number in range(1, epochs + 1)
+        ]
+        settings = {"aggregator": "all_reduce", "learning_rate": batch / 1000, "target_accuracy": 0.9, **cell}
+        ranks = [lines] * cell.get("world_size", 1)
+        return study.add([ranks], kind="convergence", batch=batch, seed=seed, epochs=epochs, **settings)
+
+    return add
+
+
+@pytest.fixture
+def plans(study):
+    """plans(): those of the folder as it is."""
+
+    def read(**more):
+        cells = read_cells(study.folder)
+        by_id = {cell.cell_id: cell for cell in cells}
+        return learning_plans(to_rows(build_table("by-hand", cells)), by_id, **more)
+
+    return read
+
+
+def time_steps(study, sizes=(1, 2, 4), batches=BATCHES, overhead_s=0.0005, **cell):
+    for size in sizes:
+        for batch in batches:
+            step_s = 2e-5 * batch / size + (overhead_s if size > 1 else 0.0) + 0.0002
+            name = {"aggregator": "all_reduce" if size > 1 else "none", **cell}
+            runs = [[step_s * (1 + 0.01 * launch)] * 6 for launch in range(3)]
+            study.add_steps(runs, world_size=size, batch=batch, **name)
+
+
+def texts(plan):
+    return " ".join(text_of(finding) for finding in plan.findings())
+
+
+def made(batch, steps, evaluation=1e-4, rates=(0.1,), rate=0.1):
+    return BatchSteps(batch, rate, rates, tuple(steps), evaluation)
+
+
+def test_known_curve_is_found_from_trainings_that_differ_in_batch_and_rate(trained, plans):
+    for batch in BATCHES:
+        for seed, factor in enumerate((0.97, 1.0, 1.03)):
+            trained(batch, factor * true_steps(batch), seed)
+    (plan,) = plans()
+    assert [one.batch for one in plan.trained] == list(BATCHES)
+    assert plan.trained[1].steps == pytest.approx([f * true_steps(128) for f in (0.97, 1.0, 1.03)])
+    critical, least, unseen = plan.fit.critical, plan.fit.least, plan.fit.steps(256)
+    assert critical.value == pytest.approx(CRITICAL, rel=0.02)
+    assert least.value == pytest.approx(LEAST, rel=0.02)
+    assert unseen.value == pytest.approx(true_steps(256), rel=0.02)
+    for estimate, truth in ((critical, CRITICAL), (least, LEAST), (unseen, true_steps(256))):
+        assert estimate.low < truth < estimate.high < 3 * truth
+    assert "no step of this training was timed" in texts(plan)
+
+
+def samples_of(accuracies, steps):
+    unknown = np.full(len(steps), np.nan)
+    numbers = np.arange(1, len(steps) + 1)
+    return TrainingSamples(
+        0, numbers, unknown, unknown, np.array(accuracies), unknown, np.array(steps), *[unknown] * 3
+    )
+
+
+def test_steps_are_interpolated_within_the_epoch_and_half_of_the_first():
+    cell = {"target_accuracy": 0.9}
+    steps, variance = steps_to_target(samples_of([0.5, 0.8, 1.0], [100.0] * 3), cell)
+    assert steps == pytest.approx(250)
+    assert variance == pytest.approx((100 / 250) ** 2 / 12)
+    assert steps_to_target(samples_of([0.95, 0.97], [100.0] * 2), cell)[0] == 50
+    assert steps_to_target(samples_of([np.nan, 0.95], [100.0] * 2), cell)[0] == 150
+    assert steps_to_target(samples_of([0.5, 0.8], [100.0] * 2), cell) is None
+    in_bits = {"target_bits_per_byte": 2.0}
+    losses = samples_of([np.nan] * 2, [100.0] * 2)
+    object.__setattr__(losses, "test_loss", np.array([3.0, 1.0]) * math.log(2))
+    assert steps_to_target(losses, in_bits)[0] == pytest.approx(150)
+
+
+def test_more_seeds_do_not_make_the_uncertainty_of_evaluation_smaller():
+    def width(evaluation, seeds):
+        few = [made(batch, [true_steps(batch)] * seeds, evaluation) for batch in BATCHES]
+        critical = fit_steps(few).critical
+        return math.log(critical.high / critical.low)
+
+    assert width(0.01, 9) == pytest.approx(width(0.01, 2))
+    assert width(0.01, 9) > 2 * width(0.001, 9)
+
+
+def test_batches_that_are_off_the_curve_widen_the_intervals():
+    def fit(*factors):
+        return fit_steps(
+            [made(batch, [f * true_steps(batch)] * 3) for batch, f in zip(BATCHES, factors, strict=True)]
+        )
+
+    on, off = fit(1, 1, 1, 1), fit(1, 1.3, 0.75, 1)
+    assert on.misfit < 1e-9 < 0.01 < off.misfit
+    assert off.steps(256).high / off.steps(256).low > 3 * on.steps(256).high / on.steps(256).low
+    assert off.critical.high > on.critical.high
+
+
+def test_batches_without_a_plateau_leave_the_critical_batch_open():
+    falling = fit_steps([made(batch, [1e5 / batch] * 3) for batch in BATCHES])
+    assert (falling.critical.high, falling.least.low) == (math.inf, 0.0)
+    assert falling.critical.low > 2048
+    flat = fit_steps([made(batch, [100.0] * 3) for batch in BATCHES])
+    assert flat.critical.low == 0.0
+    assert flat.critical.high < 32
+
+
+def test_the_best_rate_counts_and_one_at_which_a_seed_misses_the_target_does_not(trained, plans):
+    for batch in BATCHES:
+        trained(batch)
+        trained(batch, 3 * true_steps(batch), learning_rate=5.0)
+        trained(batch, 0.5 * true_steps(batch), learning_rate=7.0)
+    trained(32, seed=1, epochs=1, learning_rate=7.0)
+    (plan,) = plans()
+    assert [one.rate for one in plan.trained] == [0.032, 7.0, 7.0, 7.0]
+    assert plan.trained[0].rates == (0.032, 5.0, 7.0)
+    assert "At batch 32, 128, 512, 2048 the best rate is at an end of its grid" in texts(plan)
+
+
+def test_a_batch_at_which_every_rate_misses_is_left_out_with_a_word(trained, plans):
+    for batch in BATCHES:
+        trained(batch)
+    trained(256, epochs=2)
+    (plan,) = plans()
+    assert (plan.missed, len(plan.trained)) == ([256], 4)
+    assert "At batch 256 each rate has a training that missed the target" in texts(plan)
+
+
+def test_two_batches_are_too_few_and_what_to_train_is_said(trained, plans):
+    for batch in BATCHES[:2]:
+        trained(batch)
+    said = texts(plans()[0])
+    assert "takes trainings at 3 batches that reach the target, there are 2" in said
+    assert "four times apart (global_batch), each with three learning rates" in said
+    assert fit_steps([made(32, [1.0]), made(64, [1.0])]) is None
+
+
+@pytest.mark.parametrize(
+    ("power", "rule"), [(0.0, "fixed"), (0.5, "sqrt"), (1.0, "linear"), (0.25, None), (2.0, None)]
+)
+def test_the_rule_that_the_best_rates_follow_is_marked_if_one_does(power, rule):
+    def grid(rate):
+        return tuple(rate * factor for factor in (0.7, 1.0, 1.5))
+
+    rates = [0.01 * (batch / 32) ** power for batch in BATCHES]
+    found = [
+        made(batch, [1.0], rates=grid(rate), rate=grid(rate)[1])
+        for batch, rate in zip(BATCHES, rates, strict=True)
+    ]
+    assert rate_rule(found) == rule
+
+
+def test_best_rates_at_the_ends_of_their_grids_show_no_rule():
+    assert rate_rule([made(batch, [1.0], rates=(0.1, 0.2), rate=0.2) for batch in BATCHES]) is None
+    assert rate_rule([made(batch, [1.0]) for batch in BATCHES]) is None
+
+
+def test_a_rule_with_a_base_batch_is_the_rate_at_the_batch(trained, plans):
+    for batch in BATCHES:
+        trained(batch, learning_rate=0.1, learning_rate_rule="sqrt", base_batch=128)
+    (plan,) = plans()
+    assert [one.rate for one in plan.trained] == pytest.approx([0.05, 0.1, 0.2, 0.4])
+
+
+def test_seconds_are_the_time_of_a_step_times_the_steps_and_the_fastest_is_named(trained, plans, study):
+    for batch in BATCHES:
+        for seed, factor in enumerate((0.99, 1.0, 1.01)):
+            trained(batch, factor * true_steps(batch), seed)
+    time_steps(study, batches=(*BATCHES, 8192))
+    (plan,) = plans()
+    for one in plan.settings:
+        batch = one.row["global_batch"]
+        assert one.seconds.value == pytest.approx(one.row["iteration_s"] * true_steps(batch), rel=0.02)
+        assert one.seconds.low < one.seconds.value < one.seconds.high
+        assert one.is_extrapolated == (batch == 8192)
+    fastest = {size: one.row["global_batch"] for size, one in plan.by_workers.items()}
+    truth = {
+        size: min(
+            (*BATCHES, 8192),
+            key=lambda batch: (2e-5 * batch / size + 0.0002 + 0.0005 * (size > 1)) * true_steps(batch),
+        )
+        for size in (1, 2, 4)
+    }
+    assert fastest == truth
+    times = plan.times_faster(plan.by_workers[4], plan.by_workers[1])
+    assert times.low < times.value < times.high
+    ratio = plan.by_workers[1].seconds.value / plan.by_workers[4].seconds.value
+    assert times.value == pytest.approx(ratio)
+    assert plan.knee in plan.front
+    said = texts(plan)
+    assert f"fastest is 4 workers at batch {fastest[4]}" in said
+    assert "times as fast as 1 worker at batch" in said
+    assert "Knee: " in said
+    assert "Beyond a batch of 5,0" in said
+
+
+def test_extrapolated_batches_have_wider_intervals_and_say_so(trained, plans, study):
+    for batch in BATCHES[:3]:
+        for seed, factor in enumerate((0.97, 1.0, 1.03)):
+            trained(batch, factor * true_steps(batch), seed)
+    time_steps(study, sizes=(1, 8), batches=(256, 65536), overhead_s=-1e-4)
+    (plan,) = plans()
+    widths = {one.row["global_batch"]: one.seconds.high / one.seconds.low for one in plan.settings}
+    assert widths[65536] > 1.2 * widths[256]
+    assert {one.row["global_batch"] for one in plan.settings if one.is_extrapolated} == {65536}
+
+
+def test_a_lossy_exchange_has_its_own_steps_or_none(trained, plans, study):
+    for batch in BATCHES:
+        trained(batch)
+    lossy = {"aggregator": "one_bit", "lossy": True}
+    for seed, steps in enumerate((1900.0, 2000.0, 2100.0)):
+        trained(128, steps, seed, world_size=2, **lossy)
+    time_steps(study)
+    time_steps(study, sizes=(2, 4), batches=(128, 512), **lossy)
+    (plan,) = plans()
+    (own,) = [one for one in plan.settings if one.is_own]
+    assert (own.row["world_size"], own.row["global_batch"]) == (2, 128)
+    assert own.steps.value == pytest.approx(2000, rel=0.01)
+    assert own.steps.low < 1900 < 2100 < own.steps.high
+    assert len(plan.not_trained) == 3
+    assert all(one.row["aggregator"] != "one_bit" or one is own for one in plan.settings)
+    assert plan.fit.steps(128).value == pytest.approx(true_steps(128), rel=0.02)
+    assert "Left out, lossy without trainings of their own" in texts(plan)
+
+
+def test_two_workloads_are_two_plans_and_only_the_timed_one_has_seconds(trained, plans, study):
+    for batch in BATCHES:
+        trained(batch)
+        trained(batch, 2 * true_steps(batch), optimizer="adamw", learning_rate=0.001)
+    time_steps(study)
+    first, second = sorted(plans(), key=lambda plan: plan.fit.least.value)
+    assert (len(first.settings), len(second.settings)) == (12, 0)
+    assert second.given["further"] == ["adamw", *second.given["further"][1:]]
+    assert first.fit.least.value == pytest.approx(LEAST, rel=0.05)
+    assert second.fit.least.value == pytest.approx(2 * LEAST, rel=0.05)
+
+
+def test_control_arms_and_settings_above_the_memory_are_no_choice(trained, plans, study):
+    for batch in BATCHES:
+        trained(batch)
+    time_steps(study, sizes=(2,), aggregator="none")
+    time_steps(study, sizes=(2,), aggregator="ring")
+    (plan,) = plans()
+    assert {one.row["aggregator"] for one in plan.settings} == {"ring"}
+    assert plans(max_memory_bytes=10**9)[0].settings == []
+
+
+def test_a_noise_scale_that_contradicts_the_fit_is_said(trained, plans):
+    for batch in BATCHES:
+        trained(batch)
+    (plan,) = plans()
+    for one in plan.trained:
+        one.rows[0].update(noise_scale=2e4, noise_scale_low=1e4, noise_scale_high=3e4)
+    assert "10,000 to 30,000, disagrees with the fitted critical batch" in texts(plan)
+    for one in plan.trained:
+        one.rows[0].update(noise_scale=600.0, noise_scale_low=400.0, noise_scale_high=None)
+    assert "at least 400, does not contradict the fit" in texts(plan)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize(
+    ("batches", "seeds", "misfit"),
+    [
+        (BATCHES, 3, 0.0),
+        (BATCHES, 3, 0.1),
+        ((64, 512, 4096), 3, 0.1),
+        ((*BATCHES, 8192), 3, 0.1),
+        (BATCHES, 1, 0.1),
+    ],
+)
+def test_intervals_hold_the_truth(batches, seeds, misfit):
+    """300 studies: seeds scatter by 5%, batches about the curve by `misfit`, epochs are evaluated once."""
+    random, held = np.random.default_rng(7), np.zeros(4)
+    for _ in range(300):
+        fit = fit_steps([drawn(random, batch, seeds, misfit) for batch in batches])
+        inside = [(fit.critical, CRITICAL), (fit.least, LEAST)]
+        for batch in (256, 16384):
+            one = true_steps(batch) * math.exp(random.normal(0, math.hypot(0.05, misfit)))
+            inside.append((fit.steps(batch), one))
+        held += [found.low <= truth <= found.high for found, truth in inside]
+    assert (held / 300 >= 0.92).all(), held / 300
+
+
+def drawn(random, batch, seeds, misfit):
+    """A batch's trainings; the accuracy's curve is concave, which the line between epochs is not."""
+    middle, width = math.log(true_steps(batch)) + random.normal(0, misfit), SAMPLES / batch
+    reached = []
+    for steps in np.exp(middle + random.normal(0, 0.05, seeds)):
+        ends = np.arange(1, 2 + int(2 * steps / width)) * width
+        accuracies = 1 - 0.1 ** ((ends / steps) ** 0.7)
+        training = samples_of(accuracies, np.full(len(ends), width))
+        reached.append(steps_to_target(training, {"target_accuracy": 0.9}))
+    steps, variances = zip(*reached, strict=True)
+    return made(batch, steps, float(np.mean(variances)))
