@@ -182,9 +182,8 @@ def loader_starts(measured: Measured) -> dict[str, Any]:
     """How often a loader of the training began anew in a run's steps, of that before its last batch, and
     whether it starts workers each time; on the rank with the fewest.
     """
-    rank = min(measured.alone, key=lambda rank: int(rank.get("iterators", 0)), default=None)
-    if rank is None:
-        return {"starts": 0, "abandoned": 0, "steps": 0, "starts_workers": False}
+    none: dict[str, Any] = {"step_s": [()]}
+    rank = min(measured.alone, key=lambda rank: int(rank.get("iterators", 0)), default=none)
     count = rank.get("iterators", 0)
     has_workers = rank.get("loader_workers", 0) > 0 and not rank.get("persistent_workers", False)
     return {

@@ -42,7 +42,6 @@ MOSTLY_INPUT = 0.4  # of what long steps add: so much in their input is said
 
 
 def _found(kind: str, ratio: float, *, is_once: bool = False, **values: Any) -> Finding:
-    """A finding."""
     return Finding(kind, (), {"ratio": ratio, "is_once": is_once, **values})
 
 
@@ -151,11 +150,7 @@ def to_confirm(measured: Measured, *, is_switched: bool = False) -> list[str]:
     runs = dict(bucket_runs(measured)) if not is_switched else {}
     runs = dict([max(runs.items(), key=lambda run: run[1].ratio)]) if runs else {}
     for name, arm in ARMS.items():
-        if (
-            arm.finding
-            and (arm.when != PROCESS) == is_switched
-            and (saved := measured.saved(name)) is not None
-        ):
+        if arm.finding and (arm.when != PROCESS) == is_switched and (saved := measured.saved(name)):
             runs[name] = saved
     return [arm for arm, saved in runs.items() if saved.ratio >= LEAST and len(measured.steps_s[arm]) == 1]
 

@@ -113,10 +113,8 @@ def run_arm(
     if row_of(arm).is_alone:
         changed = one_worker(command)
         if changed is None and device == "cuda":
-            changed, more = (
-                words,
-                {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]},
-            )
+            changed = words
+            more["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         if changed is None:
             return Run(arm, reason="the command does not say how many workers there are")
         words = changed
@@ -157,11 +155,9 @@ def _watching(arm: str, out: Path, blocks: Blocks) -> Callable[[], None]:
             return
         seen = changed_s
         is_going_on = all(rank["labels"] and not rank["is_last"] for rank in ranks)
-        if (
-            is_going_on
-            and len(ranks) == ranks[0]["world_size"]
-            and blocks.is_enough(Run(arm, ranks, arms=blocks.arms))
-        ):
+        if not is_going_on or len(ranks) < ranks[0]["world_size"]:
+            return
+        if blocks.is_enough(Run(arm, ranks, arms=blocks.arms)):
             (out / "enough").touch()
 
     return watch
@@ -234,12 +230,8 @@ def _redact(log_path: Path) -> None:
 
 
 def _all_written(out: Path) -> bool:
-    records = _records(out)
-    return (
-        bool(records)
-        and len(records) == records[0]["world_size"]
-        and all(record.get("is_last") for record in records)
-    )
+    last = [record for record in _records(out) if record.get("is_last")]
+    return bool(last) and len(last) == last[0]["world_size"]
 
 
 def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float) -> Run:

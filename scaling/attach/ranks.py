@@ -90,9 +90,9 @@ def _slow_in_a_phase(measured: Measured, least_s: float) -> SlowRank | None:
     arm, found = measured.phase_source, list[tuple[float, tuple[int, ...], str]]()
     steps, phases = measured.steps_s.get(arm, {}), measured.phases.get(arm, {})
     slowest, _ = _longer(list(steps.values()))
-    for name, word in (
-        measured.phase_words if slowest and len(phases) > 1 and not measured.changed(arm) else ()
-    ):
+    if not slowest or len(phases) < 2 or measured.changed(arm):
+        return None
+    for name, word in measured.phase_words:
         group, longer_s = _longer([[rank[name] for rank in ranks] for ranks in phases.values()])
         if name != "collective" and group == slowest and min(longer_s, default=0.0) > least_s:
             found.append((float(np.median(longer_s)), group, word))

@@ -136,7 +136,7 @@ class _Session:
     def _switch(self) -> str | None:
         failed = False
         for launch in range(self.plan.launches + 1):
-            if launch == self.plan.launches and not (failed or self._disagrees() or self._seems_faster()):
+            if launch == self.plan.launches and not (failed or self._is_open()):
                 break
             arms = [arm for arm in switchable(self.plan.arms) if self._is_on(arm, launch)]
             name = "switched" if len(arms) > 1 else "baseline"
@@ -187,12 +187,11 @@ class _Session:
         halves = [saved.half for _, saved in some]
         return rounds >= LEAST_ROUNDS and all(half is not None and half <= ENOUGH for half in halves)
 
-    def _disagrees(self) -> bool:
+    def _is_open(self) -> bool:
+        """Whether launches disagree, or something seems faster."""
         every = [self.measured.aa, self.measured.exchange, self.measured.saved("cached_input")]
-        return any(saved is not None and saved.disagrees for saved in every)
-
-    def _seems_faster(self) -> bool:
-        return self.plan.launches > 1 and bool(to_confirm(self.measured, is_switched=True))
+        disagree = any(saved is not None and saved.disagrees for saved in every)
+        return disagree or (self.plan.launches > 1 and bool(to_confirm(self.measured, is_switched=True)))
 
     def _each_apart(self) -> None:
         failed = set[str]()

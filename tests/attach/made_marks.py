@@ -28,12 +28,19 @@ def made_rank(rank: int, steps_s: list[float], counts: list[tuple[int, ...]] | N
     }  # fmt: skip
 
 
+def pair(
+    steps_s: list[float], counts: list[tuple[int, ...]] | None = None, **facts: Any
+) -> list[dict[str, Any]]:
+    """The records of two ranks whose steps take as long."""
+    return [{**made_rank(at, steps_s, counts), **facts} for at in range(2)]
+
+
 def made_switched(arms_s: dict[str, float], rounds: int = 4, block: int = 3) -> list[dict[str, Any]]:
     """The records of two ranks of a launch that switches these arms, whose steps take so long."""
     labels: list[tuple[str, int, int]] = [("baseline", -1, 0)]
     labels += [(arm, at, within) for at in range(rounds) for arm in arms_s for within in range(block)]
     steps_s = [arms_s[arm] for arm, _, _ in labels[1:]]
-    return [{**made_rank(at, steps_s), "labels": labels, "arms": list(arms_s)} for at in range(2)]
+    return pair(steps_s, labels=labels, arms=list(arms_s))
 
 
 def made_runs(steps_s: dict[str, tuple[float, float]], drift: float = 0.001) -> Measured:

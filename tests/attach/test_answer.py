@@ -15,17 +15,17 @@ from scaling.attach.ranks import slow_rank
 from scaling.attach.trace import Traced
 from scaling.report import text as texts
 from scaling.report.text import text_of
-from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, made_switched, with_facts
+from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, made_switched, pair, with_facts
 
 
-def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not() -> None:
+def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not():
     slow = slow_rank(made_runs({**EVEN, "no_exchange": (0.05, 0.1)}))
     assert slow is not None
     assert (slow.ranks, slow.phase) == ((1,), "input")
     assert slow_rank(made_runs({**EVEN, "no_exchange": (0.1, 0.1)})) is None
 
 
-def test_where_whole_steps_vary_a_phase_that_is_longer_in_every_launch_names_the_rank() -> None:
+def test_where_whole_steps_vary_a_phase_that_is_longer_in_every_launch_names_the_rank():
     for steps_s, expected in (((0.105, 0.1), ((0,), "input")), ((0.1, 0.105), None)):
         measured = made_runs({**EVEN, "no_exchange": steps_s}, drift=0.1)
         assert slow_rank(measured) is None
@@ -39,13 +39,13 @@ def test_where_whole_steps_vary_a_phase_that_is_longer_in_every_launch_names_the
             assert slow_rank(measured) is None  # in one launch it is not longer
 
 
-def test_on_gpus_the_arm_that_gives_phases_is_named_where_it_was_left_out() -> None:
+def test_on_gpus_the_arm_that_gives_phases_is_named_where_it_was_left_out():
     measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "baseline", device="cuda")
     line = "Where it goes: not measured, because the arm marked was not asked for."
     assert line in answer(measured)
 
 
-def test_missing_peer_access_is_said() -> None:
+def test_missing_peer_access_is_said():
     measured = made_runs(EVEN)
     with_facts(measured, "baseline", host_only=True)
     assert answer(measured)[0].startswith("A step takes 100 ms (its marks")
@@ -53,19 +53,19 @@ def test_missing_peer_access_is_said() -> None:
     assert answer(measured)[0].startswith("A step takes 100 ms without peer access (its marks")
 
 
-def test_the_parts_of_a_step_add_up_to_it() -> None:
+def test_the_parts_of_a_step_add_up_to_it():
     text = "\n".join(answer(made_runs({**EVEN, "no_exchange": (0.06, 0.06)})))
     assert "input 30%, forward 6%, backward 6%, optimizer 18%, rest 0%; rank 1" in text
     assert "Without the exchange a step would be 40.0% \u00b1 0.0% shorter." in text
 
 
-def test_nothing_is_claimed_below_the_spread() -> None:
+def test_nothing_is_claimed_below_the_spread():
     text = "\n".join(answer(made_runs({**EVEN, "no_exchange": (0.095, 0.095)}, drift=0.08)))
     assert "Without the exchange: no gain above the A/A spread" in text
     assert "nothing stands out" in text
 
 
-def test_an_arm_that_failed_says_why() -> None:
+def test_an_arm_that_failed_says_why():
     measured = made_runs(EVEN)
     measured.add(0, Run("no_exchange", reason="it hung"))
     lines = answer(measured)
@@ -83,7 +83,7 @@ def test_an_arm_that_failed_says_why() -> None:
         (4, "40% by samples, though one worker's step has 4 times those of a rank"),
     ],
 )
-def test_one_worker_that_makes_more_backward_passes_is_compared_by_samples(passes: int, said: str) -> None:
+def test_one_worker_that_makes_more_backward_passes_is_compared_by_samples(passes, said):
     measured = made_runs(EVEN)
     measured.add(0, Run("one_worker", [made_rank(0, [0.16] * 6, [(passes, passes, 0, 1)] * 6)]))
     assert any(said in line for line in answer(measured))
@@ -93,13 +93,13 @@ def test_one_worker_that_makes_more_backward_passes_is_compared_by_samples(passe
     ("alone_s", "said"),
     [(0.09, "90% if its batch, not seen, is the same"), (0.16, "1.6 times as long")],
 )
-def test_efficiency_where_no_batch_is_seen_is_not_taken_for_sure(alone_s: float, said: str) -> None:
+def test_efficiency_where_no_batch_is_seen_is_not_taken_for_sure(alone_s, said):
     measured = with_facts(made_runs(EVEN), "baseline", batches=[])
     measured.add(0, Run("one_worker", [{**made_rank(0, [alone_s] * 6), "batches": []}]))
     assert any(line.startswith("Efficiency") and said in line for line in answer(measured))
 
 
-def test_a_run_that_failed_in_one_launch_is_said() -> None:
+def test_a_run_that_failed_in_one_launch_is_said():
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
     measured.add(3, Run("no_exchange", [], "fewer than 13 steps of it were seen in 0.5 s"))
     assert "Left out: a run of no_exchange (fewer than 13 steps of it were seen in 0.5 s)." in answer(
@@ -107,18 +107,18 @@ def test_a_run_that_failed_in_one_launch_is_said() -> None:
     )
 
 
-def test_a_healthy_script_has_no_finding() -> None:
+def test_a_healthy_script_has_no_finding():
     assert findings(made_runs({**EVEN, "no_exchange": (0.097, 0.097), "cached_input": (0.099, 0.099)})) == []
 
 
-def test_a_rank_with_larger_batches_is_uneven_and_not_slow() -> None:
+def test_a_rank_with_larger_batches_is_uneven_and_not_slow():
     measured = made_runs({**EVEN, "no_exchange": (0.05, 0.1)})
     measured.facts["no_exchange"][1]["batches"] = [(16, 128)] * 7
     (first, *_) = findings(measured)
     assert (first.kind, first.values["ranks"]) == ("uneven", [1])
 
 
-def test_input_that_waits_is_told_from_input_that_computes() -> None:
+def test_input_that_waits_is_told_from_input_that_computes():
     steps = {**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)}
     for cpu_s, queued_s, waits in ((0.001, 0.0, True), (0.019, 0.0, False), (0.001, 0.018, False)):
         measured = with_facts(made_runs(steps), "no_exchange", fetches=[(0.02, cpu_s, queued_s)] * 3)
@@ -128,17 +128,17 @@ def test_input_that_waits_is_told_from_input_that_computes() -> None:
         assert ("90% waiting for one" in " ".join(answer(measured))) == (queued_s > 0)
 
 
-def test_buckets_count_only_if_they_became_others() -> None:
+def test_buckets_count_only_if_they_became_others():
     steps = {**EVEN, "no_exchange": (0.06, 0.06), "buckets_200": (0.07, 0.07)}
     assert findings(with_facts(made_runs(steps), "buckets_200", bucket_bytes=[2**23]))[0].kind == "buckets"
     assert findings(made_runs(steps))[0].kind == "exchange"
 
 
-def test_collectives_of_the_scripts_own_hide_no_slow_rank() -> None:
+def test_collectives_of_the_scripts_own_hide_no_slow_rank():
     measured = Measured()
     for launch in range(3):
         for arm in ("baseline", "aa", "no_exchange"):
-            ranks = [made_rank(at, [0.1] * 6) for at in range(2)]
+            ranks = pair([0.1] * 6)
             # Rank 0 is done at once, and waits for rank 1 in a collective of the script's.
             waits = [("collective", at * 0.1 + 0.075, at * 0.1 + 0.095) for at in range(6)]
             ranks[0]["phases"] = sorted([*ranks[0]["phases"], *waits], key=lambda one: one[1])
@@ -148,11 +148,11 @@ def test_collectives_of_the_scripts_own_hide_no_slow_rank() -> None:
     assert slow.ranks == (1,)
 
 
-def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
+def test_steps_of_another_kind_are_said_with_what_they_are():
     measured = made_runs(EVEN)
     for launch in range(3):
         kinds = [ONE_STEP, ONE_STEP, ONE_STEP, (1, 1, 1, 1)] * 2
-        ranks = [made_rank(at, [0.1, 0.1, 0.1, 0.3] * 2, kinds) for at in range(2)]
+        ranks = pair([0.1, 0.1, 0.1, 0.3] * 2, kinds)
         for rank in ranks:
             rank["phases"] += [
                 ("evaluation", s, s + 0.2) for s in (rank["step_s"][0][3], rank["step_s"][0][7])
@@ -164,10 +164,10 @@ def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(("saving", "said"), [((0,), "rank 0 saves"), ((0, 1), "ranks save")])
-def test_saves_are_said_with_the_ranks_that_make_them(saving: tuple[int, ...], said: str) -> None:
+def test_saves_are_said_with_the_ranks_that_make_them(saving, said):
     measured = made_runs(EVEN)
     for launch in range(3):
-        ranks = [made_rank(at, [0.1, 0.1, 0.1, 0.1, 0.1, 0.6]) for at in range(2)]
+        ranks = pair([0.1, 0.1, 0.1, 0.1, 0.1, 0.6])
         for at in saving:
             end_s = ranks[at]["step_s"][0][-1]
             before = [span for span in ranks[at]["phases"] if span[2] < end_s - 0.5]
@@ -180,7 +180,7 @@ def test_saves_are_said_with_the_ranks_that_make_them(saving: tuple[int, ...], s
     assert findings(measured)[0].kind == "saves"
 
 
-def test_saves_in_first_steps_of_blocks_count_and_a_checkpoint_of_several_files_is_one() -> None:
+def test_saves_in_first_steps_of_blocks_count_and_a_checkpoint_of_several_files_is_one():
     arms, measured = {"baseline": 0.1, "aa": 0.1}, Measured()
     for launch in range(2):
         ranks = made_switched(arms)
@@ -202,8 +202,8 @@ def test_saves_in_first_steps_of_blocks_count_and_a_checkpoint_of_several_files_
     assert "8 saves (in the warm-up 1 evaluation, 1 save); nothing rarer" in "\n".join(answer(measured))
 
 
-def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
-    ranks = [made_rank(at, [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]) for at in range(2)]
+def test_long_steps_are_said_and_are_next_where_nothing_else_is():
+    ranks = pair([0.1, 0.1, 0.1, 0.1, 0.1, 0.5])
     measured = Measured()
     for launch in range(2):
         for arm in ("baseline", "aa"):
@@ -223,12 +223,12 @@ def test_long_steps_are_said_and_are_next_where_nothing_else_is() -> None:
     assert "in 7 steps it starts anew 3 times" in answer(measured)[-1]
 
 
-def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_others() -> None:
-    def runs(last_s: float) -> list[str]:
+def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_others():
+    def runs(last_s):
         measured = Measured()
         for launch in range(2):
             for arm, step_s in (("baseline", 0.1), ("aa", 0.1001), ("no_exchange", 0.08)):
-                made = [made_rank(at, [step_s] * 5 + [last_s]) for at in range(2)]
+                made = pair([step_s] * 5 + [last_s])
                 measured.add(launch, Run(arm, made))
         return [finding.kind for finding in findings(measured)]
 
@@ -236,18 +236,18 @@ def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_othe
     assert runs(0.1) == ["exchange"]
 
 
-def test_steps_of_one_length_have_no_long_ones() -> None:
+def test_steps_of_one_length_have_no_long_ones():
     assert not any(line.startswith("Long steps") for line in answer(made_runs(EVEN)))
 
 
-def _traced(step_s: float) -> Traced:
+def _traced(step_s):
     return Traced(
         5, step_s, nccl_s=0.01, moving_s=0.002, exposed_s=0.004, busy_s=0.07, syncs_a_step=0.0,
         sync_ratio=0.0, late_rank=None,
     )  # fmt: skip
 
 
-def test_what_the_profiler_adds_is_said() -> None:
+def test_what_the_profiler_adds_is_said():
     measured = made_runs(EVEN)
     (line,) = [line for line in answer(measured, _traced(step_s=0.128)) if line.startswith("Trace")]
     assert "NCCL 10 ms a step, of which 8 ms waiting for the last rank" in line
@@ -255,7 +255,7 @@ def test_what_the_profiler_adds_is_said() -> None:
     assert not any("The profiler makes" in line for line in answer(measured, _traced(step_s=0.103)))
 
 
-def test_an_idle_gpu_is_of_a_step_without_the_profiler() -> None:
+def test_an_idle_gpu_is_of_a_step_without_the_profiler():
     traced = _traced(step_s=0.1)
     measured = made_runs(EVEN)
     (found,) = findings(measured, traced)
@@ -263,17 +263,17 @@ def test_an_idle_gpu_is_of_a_step_without_the_profiler() -> None:
     assert any("the GPU is idle for 30% of a step" in line for line in answer(measured, traced))
 
 
-def test_a_gpu_that_waits_for_input_is_not_called_idle_for_want_of_kernels() -> None:
+def test_a_gpu_that_waits_for_input_is_not_called_idle_for_want_of_kernels():
     measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.08, 0.08)})
     kinds = {found.kind for found in findings(measured, _traced(step_s=0.1))}
     assert ("input" in kinds, "idle" in kinds) == (True, False)
 
 
-def test_on_a_gpu_a_slow_rank_shows_where_the_scripts_own_collectives_are_timed() -> None:
+def test_on_a_gpu_a_slow_rank_shows_where_the_scripts_own_collectives_are_timed():
     even = {**EVEN, "no_exchange": (0.1, 0.1)}
     measured = made_runs(even)
     for launch in (0, 3, 4):
-        ranks = [made_rank(at, [0.1] * 6) for at in range(2)]
+        ranks = pair([0.1] * 6)
         for start_s in ranks[0]["step_s"][0][:-1]:  # rank 0 waits for the other
             ranks[0]["phases"].append(("collective", start_s + 0.052, start_s + 0.059))
         measured.add(launch, Run("marked", ranks))
@@ -287,52 +287,52 @@ def test_on_a_gpu_a_slow_rank_shows_where_the_scripts_own_collectives_are_timed(
     assert (slow.ranks, round(slow.longer_ratio, 2)) == ((1,), 0.07)
 
 
-def test_steps_that_differ_all_the_time_are_refused() -> None:
+def test_steps_that_differ_all_the_time_are_refused():
     kinds = [(at, at, 0, 1) for at in range(1, 13)]
-    ranks = [made_rank(at, [0.1] * 12, kinds) for at in range(2)]
+    ranks = pair([0.1] * 12, kinds)
     reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
     assert reason == "its steps are not of one kind: the most frequent one is 1 of 12"
-    assert _why_not("baseline", Path(), [made_rank(at, [0.1] * 12) for at in range(2)], 0, 12, 60) is None
+    assert _why_not("baseline", Path(), pair([0.1] * 12), 0, 12, 60) is None
 
 
-def test_a_step_without_a_backward_pass_is_refused() -> None:
-    ranks = [made_rank(at, [0.1] * 12, [(0, 1, 0, 1)] * 12) for at in range(2)]
+def test_a_step_without_a_backward_pass_is_refused():
+    ranks = pair([0.1] * 12, [(0, 1, 0, 1)] * 12)
     reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
     assert reason == "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
 
 
-def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline() -> None:
+def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline():
     steps = {**EVEN, "no_exchange": (0.05, 0.05)}
     for again_s, kind in ((0.07, "buckets"), (0.099, "exchange")):
         measured = made_runs(steps)
-        other = [{**made_rank(at, [0.07] * 6), "bucket_bytes": [2**23]} for at in range(2)]
+        other = pair([0.07] * 6, bucket_bytes=[2**23])
         measured.add(0, Run("buckets_200", other))
         assert [found.kind for found in findings(measured)] == ["exchange"]
         assert to_confirm(measured) == ["buckets_200"]
         for launch in (3, 4):
-            measured.add(launch, Run("clock", [made_rank(at, [0.1] * 6) for at in range(2)]))
-            again = [{**made_rank(at, [again_s] * 6), "bucket_bytes": [2**23]} for at in range(2)]
+            measured.add(launch, Run("clock", pair([0.1] * 6)))
+            again = pair([again_s] * 6, bucket_bytes=[2**23])
             measured.add(launch, Run("buckets_200", again))
         assert findings(measured)[0].kind == kind
         assert to_confirm(measured) == []
 
 
-def test_other_buckets_count_where_the_exchange_itself_is_not_certain() -> None:
+def test_other_buckets_count_where_the_exchange_itself_is_not_certain():
     steps = {**EVEN, "no_exchange": (0.09, 0.09), "buckets_200": (0.06, 0.06)}
     measured = with_facts(made_runs(steps, drift=0.3), "buckets_200", bucket_bytes=[2**23])
     assert [found.kind for found in findings(measured)] == ["buckets"]
 
 
 @pytest.mark.parametrize(("seen", "kind"), [(True, "uneven"), (False, "turns")])
-def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen: bool, kind: str) -> None:
+def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen, kind):
     """Also where no batches are seen."""
     measured, turns = Measured(), [(0.1, 0.04), (0.04, 0.1)] * 6
     for launch in range(3):
         for arm in ("baseline", "aa", "no_exchange"):
             alone = arm == "no_exchange"
-            ranks = [made_rank(at, [pair[at] if alone else 0.101 for pair in turns]) for at in range(2)]
+            ranks = [made_rank(at, [both[at] if alone else 0.101 for both in turns]) for at in range(2)]
             for rank in ranks:
-                sizes = (8, *(int(1e3 * pair[rank["rank"]]) for pair in turns))
+                sizes = (8, *(int(1e3 * both[rank["rank"]]) for both in turns))
                 rank["batches"] = [(size, 8 * size) for size in sizes] if seen else []
             measured.add(launch, Run(arm, ranks))
     assert measured.exchange is not None
@@ -344,7 +344,7 @@ def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen: bool, kind:
     assert "Where it goes: not measured, because some steps of a rank take twice as long" in lines[1]
 
 
-def test_cached_batches_of_another_size_do_not_show_what_input_takes() -> None:
+def test_cached_batches_of_another_size_do_not_show_what_input_takes():
     measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)})
     with_facts(measured, "cached_input", batches=[(2, 16)] * 7)
     assert "With cached input: not measured, because its steps or batches became others." in answer(measured)
@@ -354,14 +354,14 @@ def test_cached_batches_of_another_size_do_not_show_what_input_takes() -> None:
     assert [one.values["is_once"] for one in pairs if one.kind == "input"] == [False]
 
 
-def test_the_step_is_that_of_the_script_as_it_is_and_the_hooks_cost_is_said() -> None:
+def test_the_step_is_that_of_the_script_as_it_is_and_the_hooks_cost_is_said():
     assert answer(made_runs(EVEN))[0].startswith("A step takes 100 ms (its marks cost 0.00%; A/A")
     marked = with_facts(made_runs({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002)
     said = "A step takes 80 ms (with the hook that switches arms 100 ms, +25.0%; A/A"
     assert answer(marked)[0].startswith(said)
 
 
-def _switched(gains: list[dict[str, float]], rounds: int = 4) -> Measured:
+def _switched(gains, rounds=4):
     """Launches in which steps of an arm take so long."""
     measured = Measured()
     for launch, arms_s in enumerate(gains):
@@ -369,7 +369,7 @@ def _switched(gains: list[dict[str, float]], rounds: int = 4) -> Measured:
     return measured
 
 
-def test_an_estimate_is_of_neighbouring_blocks_and_as_wide_as_launches_differ() -> None:
+def test_an_estimate_is_of_neighbouring_blocks_and_as_wide_as_launches_differ():
     arms = {"baseline": 0.1, "aa": 0.1, "no_exchange": 0.08}
     measured = _switched([arms, {**arms, "no_exchange": 0.09}])
     saved = measured.exchange
@@ -382,16 +382,14 @@ def test_an_estimate_is_of_neighbouring_blocks_and_as_wide_as_launches_differ() 
     assert not measured.aa.disagrees
 
 
-def test_a_difference_of_unchanged_blocks_bounds_what_is_claimed() -> None:
+def test_a_difference_of_unchanged_blocks_bounds_what_is_claimed():
     arms = {"baseline": 0.1, "aa": 0.107, "no_exchange": 0.094}
     saved = _switched([arms, arms]).exchange
     assert saved is not None
     assert not saved.is_certain
 
 
-def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_alone(tmp_path, monkeypatch):
     row = Arm(
         "no_gc", LATER, "no garbage collection", "what does it cost", NONE, on=lambda _: gc.disable(),
         off=lambda _: gc.enable(), said="without garbage collection", finding="gc",
@@ -412,7 +410,7 @@ def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_
     assert lines[-1] == "Next: call gc.freeze: 40% of a step."
 
 
-def test_the_first_step_of_a_block_is_in_no_arm() -> None:
+def test_the_first_step_of_a_block_is_in_no_arm():
     ranks = made_switched({"baseline": 0.1, "no_exchange": 0.05})
     for rank in ranks:
         first = [at for at, label in enumerate(rank["labels"]) if label[2] == 0 and label[1] >= 0]
@@ -426,7 +424,7 @@ def test_the_first_step_of_a_block_is_in_no_arm() -> None:
     assert round(measured.exchange.ratio, 3) == 0.5
 
 
-def test_phases_below_the_spread_are_no_finding() -> None:
+def test_phases_below_the_spread_are_no_finding():
     steps = {**EVEN, "no_exchange": (0.1, 0.1)}
     for drift, kinds in ((0.001, ["rest"]), (0.6, [])):
         measured = made_runs(steps, drift=drift)
@@ -436,7 +434,7 @@ def test_phases_below_the_spread_are_no_finding() -> None:
         assert [found.kind for found in findings(measured)] == kinds
 
 
-def test_without_a_loader_input_and_logging_are_not_told_from_the_forward_pass() -> None:
+def test_without_a_loader_input_and_logging_are_not_told_from_the_forward_pass():
     measured = with_facts(made_runs({**EVEN, "no_exchange": (0.05, 0.1)}), "baseline", batches=[])
     for launch in measured.phases["no_exchange"].values():
         for at, rank in enumerate(launch):
@@ -453,10 +451,10 @@ def test_without_a_loader_input_and_logging_are_not_told_from_the_forward_pass()
     assert answer(even)[-1].startswith("Next: nothing stands out; profile the time before backward (input,")
 
 
-def test_nothing_is_denied_that_one_launch_cannot_show() -> None:
+def test_nothing_is_denied_that_one_launch_cannot_show():
     measured = Measured()
     for arm, step_s in (("baseline", 0.1), ("aa", 0.101), ("no_exchange", 0.05), ("cached_input", 0.02)):
-        measured.add(0, Run(arm, [made_rank(at, [step_s] * 6) for at in range(2)]))
+        measured.add(0, Run(arm, pair([step_s] * 6)))
     text = "\n".join(answer(measured))
     assert text.count("which takes two launches with an A/A pair") == 3
     assert "Without the exchange: no verdict (-50.0% of a step's time), which takes" in text
@@ -464,7 +462,7 @@ def test_nothing_is_denied_that_one_launch_cannot_show() -> None:
     assert "above the A/A spread" not in text
 
 
-def test_without_a_pair_the_answer_says_why() -> None:
+def test_without_a_pair_the_answer_says_why():
     steps = {name: pair for name, pair in EVEN.items() if name != "aa"}
     measured = made_runs({**steps, "no_exchange": (0.05, 0.1), "buckets_2": (0.05, 0.05)})
     measured.add(0, Run("aa", reason="it hung"))
@@ -473,7 +471,7 @@ def test_without_a_pair_the_answer_says_why() -> None:
     assert "above the A/A spread" not in text
 
 
-def test_phases_of_another_step_are_not_given() -> None:
+def test_phases_of_another_step_are_not_given():
     measured = made_runs(EVEN)
     for launch in range(3):
         kinds = [(4, 1, 0, 1)] * 6
@@ -485,22 +483,22 @@ def test_phases_of_another_step_are_not_given() -> None:
     assert findings(measured) == []
 
 
-def test_of_a_short_script_a_warm_up_is_named_that_leaves_enough_steps() -> None:
+def test_of_a_short_script_a_warm_up_is_named_that_leaves_enough_steps():
     more = "steps; let it make more"
     for made, said in ((8, f"8 {more}, or take --warmup 3"), (5, f"5 {more}")):
         ranks = [{**made_rank(at, [0.1] * made), "ended_after": made, "warmup": 5} for at in range(2)]
         assert _why_not("baseline", Path(), ranks, 0, 15, 60) == f"it ended by itself after {said}"
 
 
-def test_work_between_backward_passes_of_a_batch_is_not_called_forward() -> None:
+def test_work_between_backward_passes_of_a_batch_is_not_called_forward():
     measured = Measured()
     for launch in range(2):
         for arm in ("baseline", "aa", "no_exchange"):
-            measured.add(launch, Run(arm, [made_rank(at, [0.1] * 6, [(4, 1, 0, 1)] * 6) for at in range(2)]))
+            measured.add(launch, Run(arm, pair([0.1] * 6, [(4, 1, 0, 1)] * 6)))
     assert "rank 0: input 50%, time before backward 10%, backward" in "\n".join(answer(measured))
 
 
-def test_a_rank_that_is_slow_between_the_phases_is_named_so() -> None:
+def test_a_rank_that_is_slow_between_the_phases_is_named_so():
     measured = made_runs({**EVEN, "no_exchange": (0.02, 0.1)})
     for launch in measured.phases["no_exchange"].values():
         launch[1].update(launch[0])

@@ -8,7 +8,7 @@ from scaling.attach.launch import one_worker
 from tests.attach.made_marks import EVEN, made_runs
 
 
-def test_all_ranks_draw_the_same_order_and_rounds_differ() -> None:
+def test_all_ranks_draw_the_same_order_and_rounds_differ():
     arms = [name for name, arm in ARMS.items() if arm.when != PROCESS]
     orders = [order_of(arms, 3, number) for number in range(8)]
     assert orders == [order_of(arms, 3, number) for number in range(8)]
@@ -16,12 +16,12 @@ def test_all_ranks_draw_the_same_order_and_rounds_differ() -> None:
     assert len(set(map(tuple, orders))) == 8
 
 
-def test_arms_that_run_apart_begin_with_those_that_say_what_else_is_worth_its_time() -> None:
+def test_arms_that_run_apart_begin_with_those_that_say_what_else_is_worth_its_time():
     assert apart(list(ARMS), 0, 1)[:2] == ["baseline", "no_exchange"]
     assert "one_worker" not in apart(list(ARMS), 1, 1)
 
 
-def test_every_arm_says_which_others_exclude_it() -> None:
+def test_every_arm_says_which_others_exclude_it():
     for name, arm in ARMS.items():
         assert (arm.excluded_by == ALL) == (arm.when == PROCESS), name
         assert arm.excluded_by == ALL or set(arm.excluded_by) <= ARMS.keys(), name
@@ -29,13 +29,13 @@ def test_every_arm_says_which_others_exclude_it() -> None:
         Arm("no_gc", LATER, "no garbage collection", "what does it cost")  # type: ignore[call-arg]
 
 
-def test_arms_that_exclude_one_another_are_not_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_that_exclude_one_another_are_not_in_one_process(monkeypatch):
     monkeypatch.setitem(ARMS, "no_gc", Arm("no_gc", LATER, "", "", ("aa",)))
     assert switchable(["baseline", "aa", "no_gc", "clock"]) == ["baseline", "aa"]
     assert switchable(["baseline", "no_gc"]) == ["baseline", "no_gc"]
 
 
-def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone() -> None:
+def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone():
     assert {rule for arm in ARMS.values() for rule in arm.skipped} == set(RULES)
     measured = made_runs(EVEN)
     assert why_skipped("trace", measured) == "there is no GPU"
@@ -72,5 +72,5 @@ def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone() -> None:
         ("python train.py", None),
     ],
 )
-def test_one_worker_replaces_only_the_launchers_option(command: str, expected: str | None) -> None:
+def test_one_worker_replaces_only_the_launchers_option(command, expected):
     assert one_worker(command.split()) == (expected.split() if expected else None)

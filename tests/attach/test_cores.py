@@ -1,7 +1,5 @@
 """How many threads fit on the cores that a rank may use."""
 
-from typing import Any
-
 import pytest
 
 from scaling.attach.arms import why_skipped
@@ -9,7 +7,7 @@ from scaling.attach.inside.settings import threads_that_fit
 from tests.attach.made_marks import EVEN, made_runs
 
 
-def _places(*masks: tuple[str, range]) -> list[dict[str, Any]]:
+def _places(*masks):
     return [{"host": host, "affinity": list(cores)} for host, cores in masks]
 
 
@@ -23,14 +21,12 @@ def _places(*masks: tuple[str, range]) -> list[dict[str, Any]]:
         (_places(*[("a", range(2))] * 4), 1),
     ],
 )
-def test_ranks_share_the_cores_of_their_host_that_they_have_in_common(
-    places: list[dict[str, Any]], threads: int
-) -> None:
+def test_ranks_share_the_cores_of_their_host_that_they_have_in_common(places, threads):
     assert threads_that_fit(places[0], places) == threads
 
 
 @pytest.mark.parametrize("is_bound", [True, False])
-def test_ranks_with_cores_of_their_own_need_no_fewer_threads(is_bound: bool) -> None:
+def test_ranks_with_cores_of_their_own_need_no_fewer_threads(is_bound):
     measured = made_runs(EVEN)
     measured.facts["baseline"] = [
         {

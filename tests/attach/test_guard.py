@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ class _Folder:
         work: with the files.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.work, self._out = folder / "work", folder / "out"
         self.work.mkdir()
         self._out.mkdir()
@@ -30,17 +29,17 @@ class _Folder:
         self._modules.mkdir()
         self._began_s: float | None = None
 
-    def has(self, **texts: str) -> None:
+    def has(self, **texts):
         """Writes files that are older than the run."""
         for name, text in texts.items():
             (self.work / name).write_text(text)
 
-    def module(self, name: str, text: str) -> None:
+    def module(self, name, text):
         """A module that the run's processes find."""
         (self._modules / name).parent.mkdir(exist_ok=True)
         (self._modules / name).write_text(text)
 
-    def start(self, code: str) -> subprocess.Popen[str]:
+    def start(self, code):
         """A process of the run."""
         if self._began_s is None:
             time.sleep(0.05)  # the file system's clock is coarse
@@ -58,14 +57,14 @@ class _Folder:
             text=True,
         )
 
-    def run(self, code: str) -> str:
+    def run(self, code):
         """What a process of the run prints."""
         process = self.start(code)
         said, _ = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, said
         return said.strip()
 
-    def texts(self) -> dict[str, str]:
+    def texts(self):
         """All files that are there."""
         return {
             str(path.relative_to(self.work)): path.read_text()
@@ -75,7 +74,7 @@ class _Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> _Folder:
+def folder(tmp_path):
     return _Folder(tmp_path)
 
 
@@ -94,9 +93,7 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_what_was_written_in_place_of_an_older_file_is_read_in_every_process(
-    folder: _Folder, read: str
-) -> None:
+def test_what_was_written_in_place_of_an_older_file_is_read_in_every_process(folder, read):
     folder.has(meta="old")
     writes = "with open('meta', 'w') as file: file.write('new')\n"
     assert folder.run(f"print({READS[read]})") == "old"
@@ -128,14 +125,14 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_an_older_file_stays_and_what_would_be_in_it_is_read(folder: _Folder, write: str) -> None:
+def test_an_older_file_stays_and_what_would_be_in_it_is_read(folder, write):
     folder.has(meta="old")
     call, expected = WRITES[write]
     assert folder.run(f"{call}\nprint(open('meta').read())") == expected
     assert folder.texts() == {"meta": "old"}
 
 
-def test_a_new_file_where_an_older_one_was_not_removed_is_still_an_error(folder: _Folder) -> None:
+def test_a_new_file_where_an_older_one_was_not_removed_is_still_an_error(folder):
     folder.has(meta="old")
     makes = ("open('meta', 'x')", "os.mkdir('meta')", "os.symlink('a', 'meta')", "os.open('meta', 194)")
     for make in makes:
@@ -143,7 +140,7 @@ def test_a_new_file_where_an_older_one_was_not_removed_is_still_an_error(folder:
         assert folder.run(code) == "raised"
 
 
-def test_ranks_that_append_at_once_have_one_copy(folder: _Folder) -> None:
+def test_ranks_that_append_at_once_have_one_copy(folder):
     folder.has(log="old\n")
     appends = "print()\nsys.stdin.read()\nfor _ in range(50):\n    open('log', 'a').write('{}\\n')"
     ranks = [folder.start(appends.format(rank)) for rank in range(4)]
@@ -160,7 +157,7 @@ def test_ranks_that_append_at_once_have_one_copy(folder: _Folder) -> None:
     assert folder.texts() == {"log": "old\n"}
 
 
-def test_a_lock_on_an_older_file_excludes_other_ranks(folder: _Folder) -> None:
+def test_a_lock_on_an_older_file_excludes_other_ranks(folder):
     folder.has(lock="")
     opens = "file = os.open('lock', os.O_RDWR | os.O_CREAT | os.O_TRUNC)\n"
     holds = folder.start(
@@ -176,7 +173,7 @@ def test_a_lock_on_an_older_file_excludes_other_ranks(folder: _Folder) -> None:
     assert folder.run(opens + tries) == ""
 
 
-def test_what_the_run_has_removed_can_be_made_again(folder: _Folder) -> None:
+def test_what_the_run_has_removed_can_be_made_again(folder):
     (folder.work / "results" / "plots").mkdir(parents=True)
     (folder.work / "results" / "plots" / "a").write_text("mine")
     (folder.work / "latest").symlink_to("results")
@@ -203,7 +200,7 @@ print(open('results/plots/a').read())
     assert os.readlink(folder.work / "latest") == "results"
 
 
-def test_a_folder_emptied_by_hand_and_renamed_ones_stay(folder: _Folder) -> None:
+def test_a_folder_emptied_by_hand_and_renamed_ones_stay(folder):
     for name in ("emptied", "renamed"):
         (folder.work / name).mkdir()
         (folder.work / name / "x").write_text("mine")
@@ -221,12 +218,12 @@ os.mkdir('renamed')
     assert folder.texts() == {"emptied/x": "mine", "renamed/x": "mine", "renamed/new": ""}
 
 
-def test_a_missing_file_is_an_error_before_saves_are_left_out(folder: _Folder) -> None:
+def test_a_missing_file_is_an_error_before_saves_are_left_out(folder):
     for call in ("shutil.copyfile('a', 'b')", "os.link('a', 'b')", "os.path.getsize('a')", "open('a')"):
         assert folder.run(f"try: {call}\nexcept FileNotFoundError: print('raised')") == "raised"
 
 
-def test_functions_that_are_guarded_can_be_sent_to_other_processes(folder: _Folder) -> None:
+def test_functions_that_are_guarded_can_be_sent_to_other_processes(folder):
     code = """
 import pickle
 for function in (os.remove, os.open, os.path.getsize, shutil.copy, shutil.rmtree):
@@ -255,7 +252,7 @@ print(torch.load('saved'), torch.load('best.pt'))
 
 
 @pytest.mark.processes  # where the frameworks are, which bring safetensors
-def test_checkpoints_are_saved_and_read_back_and_older_ones_stay(folder: _Folder) -> None:
+def test_checkpoints_are_saved_and_read_back_and_older_ones_stay(folder):
     pytest.importorskip("safetensors")
     folder.has(older="mine", saved="mine")
     assert folder.run(SAVES).splitlines() == ["3.0 3.0", "3 {}"]
@@ -277,7 +274,7 @@ class MlflowClient:
 """
 
 
-def test_mlflow_stays_in_the_folder_of_the_run(folder: _Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_stays_in_the_folder_of_the_run(folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///run")
     folder.module("mlflow/__init__.py", MLFLOW)
     code = """

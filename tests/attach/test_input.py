@@ -2,10 +2,8 @@
 
 import threading
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,14 +25,14 @@ PATCHED = (
 
 
 @pytest.fixture
-def loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+def loaders(monkeypatch):
     """Loaders are as before after this."""
     for holder, name in PATCHED:
         monkeypatch.setattr(holder, name, getattr(holder, name))
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> inside.Agent:
+def agent(tmp_path, monkeypatch):
     """Of a run in which steps count."""
     monkeypatch.setattr(inside, "register_optimizer_step_post_hook", lambda hook: None)  # global, for good
     order = {"out": str(tmp_path), "arm": "no_exchange", "warmup": 1, "steps": 5, "deadline_s": 1}
@@ -47,13 +45,13 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> inside.Agent:
 class Drawn(torch.utils.data.Dataset):
     """Numbers; knows how often it was asked in this process."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.size, self.asked = size, 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.size
 
-    def __getitem__(self, at: int) -> float:
+    def __getitem__(self, at):
         self.asked += 1
         return float(at)
 
@@ -61,11 +59,11 @@ class Drawn(torch.utils.data.Dataset):
 class Stream(IterableDataset):
     """Six samples without a length."""
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return iter(range(6))
 
 
-def test_batches_without_gradients_are_an_evaluations(agent: inside.Agent, loaders: None) -> None:
+def test_batches_without_gradients_are_an_evaluations(agent, loaders):
     marking._batches(agent)
     agent.is_armed = True
     for batch_size in (2, 4):
@@ -93,11 +91,11 @@ class Fields:
         (SimpleNamespace(values=lambda: 1 / 0), (0, 0)),
     ],
 )
-def test_a_batch_that_has_values_is_no_error(batch: Any, sizes: tuple[int, int]) -> None:
+def test_a_batch_that_has_values_is_no_error(batch, sizes):
     assert marking._sizes(batch) == sizes
 
 
-def test_what_another_thread_draws_ahead_is_no_input_of_a_step(agent: inside.Agent, loaders: None) -> None:
+def test_what_another_thread_draws_ahead_is_no_input_of_a_step(agent, loaders):
     marking._batches(agent)
     thread = threading.Thread(target=lambda: list(DataLoader(Drawn(4), 2)))
     thread.start()
@@ -110,13 +108,11 @@ def test_what_another_thread_draws_ahead_is_no_input_of_a_step(agent: inside.Age
     assert {name for name, *_ in agent.phases} == {"input"}
 
 
-def test_workers_that_start_and_stop_in_each_step_are_input(
-    agent: inside.Agent, loaders: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_start_and_stop_in_each_step_are_input(agent, loaders, monkeypatch):
     now = [0]  # a made-up clock: to start a worker takes a second, to end one too
 
-    def takes_a_second(call: Any) -> Any:
-        def called(self: Any, *arguments: Any, **options: Any) -> Any:
+    def takes_a_second(call):
+        def called(self, *arguments, **options):
             now[0] += 1
             return call(self, *arguments, **options)
 
@@ -136,9 +132,7 @@ def test_workers_that_start_and_stop_in_each_step_are_input(
     assert now[0] == 6
 
 
-def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(
-    agent: inside.Agent, loaders: None
-) -> None:
+def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(agent, loaders):
     agent.arm = ARMS["cached_input"]
     cached.cache_input(agent)
     marking._batches(agent)
@@ -155,7 +149,7 @@ def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(
     assert agent.facts["iterators"] == 6
 
 
-def test_an_epoch_in_which_arms_change_keeps_its_length(agent: inside.Agent, loaders: None) -> None:
+def test_an_epoch_in_which_arms_change_keeps_its_length(agent, loaders):
     cached.cache_input(agent)
     loader, lengths = DataLoader(Drawn(8), 2), list[int]()
     next(iter(loader))
@@ -170,7 +164,7 @@ def test_an_epoch_in_which_arms_change_keeps_its_length(agent: inside.Agent, loa
     assert lengths == [4, 4]
 
 
-def test_an_evaluation_loads_its_batches_and_ends(agent: inside.Agent, loaders: None) -> None:
+def test_an_evaluation_loads_its_batches_and_ends(agent, loaders):
     agent.arm = ARMS["cached_input"]
     cached.cache_input(agent)
     trained = DataLoader(Stream(), 2)
@@ -182,7 +176,7 @@ def test_an_evaluation_loads_its_batches_and_ends(agent: inside.Agent, loaders: 
     assert len(list(DataLoader(Stream(), 2))) == 3
 
 
-def test_epochs_of_kept_workers_have_their_length(agent: inside.Agent, loaders: None) -> None:
+def test_epochs_of_kept_workers_have_their_length(agent, loaders):
     agent.arm = ARMS["cached_input"]
     cached.cache_input(agent)
     loader = DataLoader(Drawn(8), 2, num_workers=1, persistent_workers=True)
@@ -197,9 +191,7 @@ def test_epochs_of_kept_workers_have_their_length(agent: inside.Agent, loaders: 
     assert len(list(loader)) == 4
 
 
-def test_drawing_from_another_loader_without_gradients_is_an_evaluation(
-    agent: inside.Agent, loaders: None
-) -> None:
+def test_drawing_from_another_loader_without_gradients_is_an_evaluation(agent, loaders):
     marking._batches(agent)
     train, held_out = DataLoader(Drawn(8), 2), DataLoader(Drawn(6), 2)
     steps = iter(train)
@@ -218,7 +210,7 @@ def test_drawing_from_another_loader_without_gradients_is_an_evaluation(
                                   lambda items: Pair(*(value for _, value in items)),
                                   lambda items: [value for _, value in items],
                                   lambda items: tuple(value for _, value in items)])  # fmt: skip
-def test_a_cached_batch_is_a_copy_of_its_tensors_whatever_holds_them(made) -> None:
+def test_a_cached_batch_is_a_copy_of_its_tensors_whatever_holds_them(made):
     batch = made([("inputs", torch.zeros(2)), ("targets", [torch.zeros(2)])])
     copied = cached.copied(batch)
     assert type(copied) is type(batch)
@@ -229,13 +221,13 @@ def test_a_cached_batch_is_a_copy_of_its_tensors_whatever_holds_them(made) -> No
     assert (first.sum(), second[0].sum()) == (0, 0)
 
 
-def _values(batch: Any) -> list[Any]:
+def _values(batch):
     if isinstance(batch, Fields):
         return [batch.values, batch.targets]
     return list(batch.values() if isinstance(batch, (dict, UserDict)) else batch)
 
 
-def test_a_batch_is_given_again_without_a_copy_until_the_script_changes_it() -> None:
+def test_a_batch_is_given_again_without_a_copy_until_the_script_changes_it():
     given = cached.Repeats([torch.zeros(3), torch.utils.data.TensorDataset(torch.ones(1))])
     first = [given.give()[0] for _ in range(cached.COPIES)]
     assert len({batch.data_ptr() for batch in first}) == cached.COPIES  # in use at the same time
@@ -252,9 +244,9 @@ def test_a_batch_is_given_again_without_a_copy_until_the_script_changes_it() -> 
     assert not given.give()[0].requires_grad
 
 
-def test_a_part_that_cannot_be_copied_is_given_as_it_is() -> None:
+def test_a_part_that_cannot_be_copied_is_given_as_it_is():
     class Own(tuple):
-        def __new__(cls, first: Any, second: Any) -> Any:
+        def __new__(cls, first, second):
             return super().__new__(cls, (first, second))
 
     own = Own(torch.zeros(1), 2)

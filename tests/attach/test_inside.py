@@ -9,7 +9,6 @@ import os
 import runpy
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -27,21 +26,21 @@ from tests.attach.made_marks import made_rank
 class _Event:
     """One of a GPU's, at a time of its clock."""
 
-    def __init__(self, ms: float) -> None:
+    def __init__(self, ms):
         self.ms = ms
 
-    def elapsed_time(self, other: "_Event") -> float:
+    def elapsed_time(self, other):
         return other.ms - self.ms
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch) -> inside.Agent:
+def agent(tmp_path, monkeypatch):
     """Of a run of 1 + 5 steps."""
     monkeypatch.setattr(inside, "register_optimizer_step_post_hook", lambda hook: None)  # global, for good
     return inside.Agent({"out": str(tmp_path), "arm": "baseline", "warmup": 1, "steps": 5, "deadline_s": 1})
 
 
-def test_steps_on_a_gpu_end_when_the_gpu_says_so(agent: inside.Agent, monkeypatch) -> None:
+def test_steps_on_a_gpu_end_when_the_gpu_says_so(agent, monkeypatch):
     # The host has run ahead: it asked for three steps in 1 ms, which took the GPU 20 ms.
     agent.marks, agent.events = (
         {0: [5.0, 5.0005, 5.001]},
@@ -56,12 +55,12 @@ class _Wrapped(torch.nn.Module):
 
     process_group = None
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module):
         super().__init__()
         self.module = module
 
 
-def test_a_model_that_is_wrapped_again_counts_once(agent: inside.Agent, monkeypatch) -> None:
+def test_a_model_that_is_wrapped_again_counts_once(agent, monkeypatch):
     monkeypatch.setattr(inside.dist, "get_world_size", lambda group=None: 1)
     monkeypatch.setattr(agent, "_watch_exit", lambda: None)
     student, teacher = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
@@ -70,7 +69,7 @@ def test_a_model_that_is_wrapped_again_counts_once(agent: inside.Agent, monkeypa
     assert [model.module for model in agent.models] == [teacher, student]
 
 
-def test_an_optimizer_that_a_script_has_replaced_is_not_waited_for(agent: inside.Agent, monkeypatch) -> None:
+def test_an_optimizer_that_a_script_has_replaced_is_not_waited_for(agent, monkeypatch):
     stopped: list[bool] = []
     monkeypatch.setattr(agent, "stop", lambda: stopped.append(True))
     agent.is_armed = True
@@ -85,9 +84,7 @@ def test_an_optimizer_that_a_script_has_replaced_is_not_waited_for(agent: inside
 
 
 @pytest.mark.parametrize("has_own", [False, True])
-def test_an_optimizer_of_copies_is_the_scripts_where_no_other_steps(
-    agent: inside.Agent, monkeypatch, has_own: bool
-) -> None:
+def test_an_optimizer_of_copies_is_the_scripts_where_no_other_steps(agent, monkeypatch, has_own):
     stopped: list[bool] = []
     monkeypatch.setattr(agent, "stop", lambda: stopped.append(True))
     agent.is_armed, agent.warmup, weight = True, 2, torch.ones(1)
@@ -99,9 +96,7 @@ def test_an_optimizer_of_copies_is_the_scripts_where_no_other_steps(
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no such hook"), AssertionError()])
-def test_an_error_before_the_first_step_is_said_and_not_its_consequence(
-    agent: inside.Agent, tmp_path: Path, monkeypatch, error: Exception | None
-) -> None:
+def test_an_error_before_the_first_step_is_said_and_not_its_consequence(agent, tmp_path, monkeypatch, error):
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     agent.is_armed, agent.pid = True, os.getpid()
     agent.at_exit()
@@ -112,8 +107,8 @@ def test_an_error_before_the_first_step_is_said_and_not_its_consequence(
 
 
 def test_what_is_saved_to_memory_is_no_save_and_what_is_saved_to_a_file_is_timed(
-    agent: inside.Agent, tmp_path: Path, monkeypatch
-) -> None:
+    agent, tmp_path, monkeypatch
+):
     monkeypatch.setattr(torch, "save", torch.save)  # as before after this
     monkeypatch.setattr(torch.jit, "save", torch.jit.save)
     monkeypatch.setattr(torch, "load", torch.load)
@@ -151,7 +146,7 @@ def test_what_is_saved_to_memory_is_no_save_and_what_is_saved_to_a_file_is_timed
 
 
 @pytest.mark.parametrize("arm", ["baseline", "no_exchange"])
-def test_the_backward_passes_inside_one_are_part_of_it(agent: inside.Agent, monkeypatch, arm: str) -> None:
+def test_the_backward_passes_inside_one_are_part_of_it(agent, monkeypatch, arm):
     agent.arm, agent.is_armed = ARMS[arm], True
     backward = marking._counted(agent, "backward", torch.autograd.backward)
     monkeypatch.setattr(torch.autograd, "backward", backward)
@@ -181,7 +176,7 @@ class FullyShardedDataParallel(torch.nn.Module):
         ),
     ],
 )
-def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wrapper, said: str) -> None:
+def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wrapper, said):
     model = wrapper()
     used = inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
     assert model is not None
@@ -189,12 +184,12 @@ def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wr
     assert used.endswith(said)
 
 
-def test_nothing_is_said_of_a_script_that_uses_nothing_known() -> None:
+def test_nothing_is_said_of_a_script_that_uses_nothing_known():
     gc.collect()
     assert inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)) is None
 
 
-def test_a_module_that_was_looked_up_before_is_still_noticed(tmp_path: Path, monkeypatch) -> None:
+def test_a_module_that_was_looked_up_before_is_still_noticed(tmp_path, monkeypatch):
     monkeypatch.delenv("SCALING_ATTACH", raising=False)
     noticed: list[object] = []
     after = runpy.run_path(str(INJECT / "sitecustomize.py"))["_After"]({"looked_up": noticed.append})
@@ -211,7 +206,7 @@ def test_a_module_that_was_looked_up_before_is_still_noticed(tmp_path: Path, mon
     assert noticed == [module]
 
 
-def test_a_spared_file_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
+def test_a_spared_file_whose_name_is_no_utf8_is_named(tmp_path):
     record = {**made_rank(0, [0.1] * 6), "world_size": 1, "pid": 1}
     (tmp_path / "rank0.json").write_text(json.dumps(record))
     (tmp_path / "kept-1").write_bytes(b"/mine/\xff.pt\n/mine/last.pt\n")
@@ -220,7 +215,7 @@ def test_a_spared_file_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_a_closure_is_no_part_of_an_optimizers_step(agent: inside.Agent, monkeypatch, by_name: bool) -> None:
+def test_a_closure_is_no_part_of_an_optimizers_step(agent, monkeypatch, by_name):
     hooks, clock = [], iter((1.0, 5.0))
     monkeypatch.setattr(marking, "register_optimizer_step_pre_hook", hooks.append)
     monkeypatch.setattr(marking.time, "perf_counter", lambda: next(clock))
@@ -237,7 +232,7 @@ def test_a_closure_is_no_part_of_an_optimizers_step(agent: inside.Agent, monkeyp
     assert agent.facts["has_closure"]
 
 
-def test_debugging_that_is_on_is_known_and_stays_off_in_its_arm(monkeypatch) -> None:
+def test_debugging_that_is_on_is_known_and_stays_off_in_its_arm(monkeypatch):
     for name in ("set_debug_level", "set_debug_level_from_env"):  # as before after this
         monkeypatch.setattr(torch.distributed, name, getattr(torch.distributed, name))
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
@@ -250,7 +245,7 @@ def test_debugging_that_is_on_is_known_and_stays_off_in_its_arm(monkeypatch) -> 
     assert settings.switched_on() == ""
 
 
-def test_anomaly_detection_is_off_in_its_arm_alone_and_else_as_the_script_wants(monkeypatch) -> None:
+def test_anomaly_detection_is_off_in_its_arm_alone_and_else_as_the_script_wants(monkeypatch):
     is_on, arm = torch.is_anomaly_enabled, ARMS["no_anomaly"]
     for name in ("set_anomaly_enabled", "is_anomaly_enabled"):  # as before after this
         monkeypatch.setattr(torch, name, getattr(torch, name))
@@ -267,7 +262,7 @@ def test_anomaly_detection_is_off_in_its_arm_alone_and_else_as_the_script_wants(
     assert not is_on()
 
 
-def test_rounds_go_on_until_an_epoch_has_ended(tmp_path: Path) -> None:
+def test_rounds_go_on_until_an_epoch_has_ended(tmp_path):
     order = {"arms": ["baseline", "aa"], "out": str(tmp_path), "until_epoch": True}
     rounds = plan.Plan(order)
     places = [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(1, 100)]
@@ -276,7 +271,7 @@ def test_rounds_go_on_until_an_epoch_has_ended(tmp_path: Path) -> None:
     assert "stop" in [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(100, 120)]
 
 
-def test_launches_draw_other_samples(agent: inside.Agent, monkeypatch) -> None:
+def test_launches_draw_other_samples(agent, monkeypatch):
     sampler = changes.DistributedSampler
     monkeypatch.setattr(sampler, "__init__", sampler.__init__)  # as before after this
     changes._draw_other_samples(agent)
@@ -286,9 +281,7 @@ def test_launches_draw_other_samples(agent: inside.Agent, monkeypatch) -> None:
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_the_option_of_buffers_is_known_where_the_wrapper_is_replaced(
-    agent: inside.Agent, tmp_path: Path, monkeypatch
-) -> None:
+def test_the_option_of_buffers_is_known_where_the_wrapper_is_replaced(agent, tmp_path, monkeypatch):
     monkeypatch.setattr(record.DistributedDataParallel, "__init__", lambda self, *_, **__: None)
     record.write(agent)
     options = ("broadcast_buffers", "forward_sync_buffers")
@@ -296,9 +289,7 @@ def test_the_option_of_buffers_is_known_where_the_wrapper_is_replaced(
 
 
 @pytest.mark.parametrize("has_backward", [False, True])
-def test_gradients_by_grad_alone_are_backward_passes(
-    agent: inside.Agent, monkeypatch, has_backward: bool
-) -> None:
+def test_gradients_by_grad_alone_are_backward_passes(agent, monkeypatch, has_backward):
     passes: list[int] = []
     monkeypatch.setattr(agent, "after_backward", lambda: passes.append(1))
     call = marking._counted(agent, "backward", torch.autograd.grad)

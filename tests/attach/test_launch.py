@@ -27,7 +27,7 @@ while not os.path.exists("ready"):
 """
 
 
-def _runs(pid: int) -> bool:
+def _runs(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:  # it has ended
@@ -36,8 +36,8 @@ def _runs(pid: int) -> bool:
 
 @pytest.mark.parametrize(("launcher", "expected"), [(LAUNCHER, None), (ENDS_FIRST, 0)])
 def test_ranks_in_sessions_of_their_own_that_ignore_sigterm_are_ended(
-    launcher: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    launcher, expected, tmp_path, monkeypatch
+):
     log, is_ready = tmp_path / "output.log", (tmp_path / "ready").exists
     made_up = SimpleNamespace(monotonic=lambda: float(expected is None and is_ready()), sleep=time.sleep)
     monkeypatch.setattr(launch, "time", made_up)  # the deadline comes once the rank is there
@@ -69,9 +69,7 @@ train.py FAILED
         ("ValueError: first\nRuntimeError: Connection closed by peer [::1]:5", "ValueError: first"),
     ],
 )
-def test_of_a_script_that_fails_its_own_last_words_are_given(
-    wrote: str, expected: str, tmp_path: Path
-) -> None:
+def test_of_a_script_that_fails_its_own_last_words_are_given(wrote, expected, tmp_path):
     for after in ("", TORCHRUN_SAYS):
         (tmp_path / "output.log").write_text(f"{wrote}\n{after}")
         assert _last_line(tmp_path) == expected
@@ -104,16 +102,14 @@ RuntimeError: mat1 and mat2 shapes cannot be multiplied
         ),
     ],
 )
-def test_an_error_that_a_spawned_rank_did_not_see_is_taken_from_the_output(
-    code: int, refused: str, expected: str, tmp_path: Path
-) -> None:
+def test_an_error_that_a_spawned_rank_did_not_see_is_taken_from_the_output(code, refused, expected, tmp_path):
     record = {**made_rank(0, [0.1]), "world_size": 2, "pid": 1, "refused": refused}
     (tmp_path / "rank0.json").write_text(json.dumps(record))
     (tmp_path / "output.log").write_text(SPAWN_SAYS)
     assert _read("baseline", tmp_path, code, 6, 10.0).reason == expected
 
 
-def test_a_rank_that_stops_before_the_others_is_named_and_not_what_they_miss(tmp_path: Path) -> None:
+def test_a_rank_that_stops_before_the_others_is_named_and_not_what_they_miss(tmp_path):
     lost = [1.0, "RuntimeError: Connection closed by peer [127.0.0.1]:62656"]
     for rank, more in enumerate(({"ended_after": 51}, {"ended_after": 51, "raised": lost})):
         (tmp_path / f"rank{rank}.json").write_text(
@@ -126,7 +122,7 @@ def test_a_rank_that_stops_before_the_others_is_named_and_not_what_they_miss(tmp
     )
 
 
-def test_what_torchrun_says_of_a_run_that_is_ended_is_not_its_last_line(tmp_path: Path) -> None:
+def test_what_torchrun_says_of_a_run_that_is_ended_is_not_its_last_line(tmp_path):
     said = TORCHRUN_SAYS.partition("Traceback")[0] + "Traceback (most recent call last):\n  File x\n"
     said += "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15\n"
     warns = "W1 torch/distributed/run.py:851]\n*****\nSetting OMP_NUM_THREADS environment variable\n*****\n"

@@ -10,7 +10,7 @@ from scaling.report.text import text_of
 from tests.attach.made_marks import EVEN, made_rank, made_runs, with_facts
 
 
-def test_where_unchanged_runs_differ_much_that_is_next() -> None:
+def test_where_unchanged_runs_differ_much_that_is_next():
     assert "\nNext: attach again on a machine where nothing else runs: unchanged runs differ by 12%" in (
         "\n".join(answer(made_runs(EVEN, drift=0.12)))
     )
@@ -22,7 +22,7 @@ def test_where_unchanged_runs_differ_much_that_is_next() -> None:
     assert "OMP_NUM_THREADS" not in answer(slower)[-1]
 
 
-def test_fewer_threads_are_a_gain_above_the_spread_alone() -> None:
+def test_fewer_threads_are_a_gain_above_the_spread_alone():
     shared = {**EVEN, "threads": (0.07, 0.07)}
     lines = answer(with_facts(made_runs(shared), "baseline", threads=4))
     assert "With 1 instead of 4 threads a rank a step would be 30% shorter." in lines
@@ -30,7 +30,7 @@ def test_fewer_threads_are_a_gain_above_the_spread_alone() -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 1, 4])
-def test_accumulation_that_exchanges_after_each_backward_pass_is_said(batches: int) -> None:
+def test_accumulation_that_exchanges_after_each_backward_pass_is_said(batches):
     """Of batches of a loader, of slices of one, or without a loader."""
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
     usual = "Next: a larger batch on each rank, gradient accumulation or a bf16 hook"
@@ -44,20 +44,20 @@ def test_accumulation_that_exchanges_after_each_backward_pass_is_said(batches: i
     assert answer(measured)[-1].startswith("Next: a larger batch on each rank, longer gradient accumulation")
 
 
-def test_buffers_that_are_larger_than_gradients_are_said() -> None:
+def test_buffers_that_are_larger_than_gradients_are_said():
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
     with_facts(measured, "baseline", buffer_bytes=32_000_000)
     assert answer(measured)[-1].startswith("Next: broadcast_buffers=False in DDP, if")
     assert "32 MB of them before each forward pass, and 4.2 MB of gradients" in answer(measured)[-1]
 
 
-def test_threads_that_share_cores_come_before_the_exchange_which_waits_for_them() -> None:
+def test_threads_that_share_cores_come_before_the_exchange_which_waits_for_them():
     shared = {**EVEN, "no_exchange": (0.06, 0.06), "threads": (0.07, 0.07)}
     kinds = [found.kind for found in findings(with_facts(made_runs(shared), "baseline", threads=4))]
     assert kinds.index("threads") < kinds.index("exchange")
 
 
-def test_a_hook_that_is_slower_than_plain_all_reduce_is_said() -> None:
+def test_a_hook_that_is_slower_than_plain_all_reduce_is_said():
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06), "plain_all_reduce": (0.07, 0.07)})
     with_facts(measured, "baseline", script_hook="top_k")
     assert answer(measured)[-1].startswith("Next: leave out the communication hook top_k: with plain")
@@ -69,7 +69,7 @@ def test_a_hook_that_is_slower_than_plain_all_reduce_is_said() -> None:
     assert (ratios["exchange"], "hook" in ratios) == (0.15, False)  # nothing is taken off it
 
 
-def test_debugging_that_makes_steps_longer_is_next() -> None:
+def test_debugging_that_makes_steps_longer_is_next():
     measured = made_runs({**EVEN, "no_debugging": (0.06, 0.06)})
     with_facts(measured, "baseline", debugging="CUDA_LAUNCH_BLOCKING")
     lines = answer(measured)
@@ -77,10 +77,10 @@ def test_debugging_that_makes_steps_longer_is_next() -> None:
     assert lines[-1] == "Next: turn off CUDA_LAUNCH_BLOCKING."
 
 
-def test_ranks_that_have_fewer_cores_than_they_are_are_said() -> None:
+def test_ranks_that_have_fewer_cores_than_they_are_are_said():
     measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1)})
 
-    def said() -> dict[str, str]:
+    def said():
         return {found.kind: text_of(found, "advice") for found in findings(measured) if found.kind == "cores"}
 
     with_facts(measured, "baseline", host="h", affinity=[0], host_cores=1)
@@ -94,7 +94,7 @@ def test_ranks_that_have_fewer_cores_than_they_are_are_said() -> None:
     assert said() == {}
 
 
-def test_a_loader_that_starts_anew_in_each_step_is_said() -> None:
+def test_a_loader_that_starts_anew_in_each_step_is_said():
     measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)})
     assert "more loader workers" in answer(measured)[-1]
     with_facts(measured, "no_exchange", iterators=7)
@@ -103,19 +103,19 @@ def test_a_loader_that_starts_anew_in_each_step_is_said() -> None:
     assert "more loader workers" in answer(measured)[-1]
 
 
-def test_a_script_without_that_arm_has_an_answer_too() -> None:
+def test_a_script_without_that_arm_has_an_answer_too():
     measured = made_runs({**EVEN, "cached_input": (0.05, 0.05)})
     assert answer(measured)[-1].startswith("Next: more loader workers")
 
 
-def test_several_updates_in_turn_are_no_accumulation() -> None:
+def test_several_updates_in_turn_are_no_accumulation():
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
     for arm in ("baseline", "no_exchange"):
         measured.signatures[arm] = (3, 3, 0, 3)
     assert answer(measured)[-1].startswith("Next: a larger batch on each rank, gradient accumulation")
 
 
-def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange() -> None:
+def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange():
     measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "no_exchange", has_closure=True)
     for arm in ("baseline", "no_exchange"):
         measured.signatures[arm] = (4, 1, 0, 1)
@@ -123,14 +123,14 @@ def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange() -> None:
 
 
 @pytest.mark.parametrize("passed", [8, 4096])
-def test_ranks_that_pass_less_than_a_model_are_told_to_wrap_it(passed: int) -> None:
+def test_ranks_that_pass_less_than_a_model_are_told_to_wrap_it(passed):
     facts = {"without_ddp": True, "num_parameters": 4096, "passed": passed, "collectives": {"all_reduce": 1}}
     measured = with_facts(made_runs({**EVEN, "no_exchange": (0.1, 0.1)}), "baseline", **facts)
     said = "its 2 ranks exchange nothing, and each trains a model of its own."
     assert answer(measured)[-1].endswith(said) == (passed < 4096)
 
 
-def test_ranks_that_are_slow_by_turns_are_no_slow_rank() -> None:
+def test_ranks_that_are_slow_by_turns_are_no_slow_rank():
     measured = Measured()
     for launch in range(2):
         for arm in ("baseline", "aa", "no_exchange"):
@@ -141,14 +141,14 @@ def test_ranks_that_are_slow_by_turns_are_no_slow_rank() -> None:
     assert ("turns" in kinds, "slow_rank" in kinds) == (True, False)
 
 
-def test_loaders_that_know_nothing_of_other_ranks_are_said() -> None:
+def test_loaders_that_know_nothing_of_other_ranks_are_said():
     measured = with_facts(made_runs(EVEN), "baseline", unshared_samples=1280)
     said = "Facts: no DistributedSampler: each rank goes over 1280 samples, which are to be its own."
     assert said in answer(measured)
     assert said not in answer(with_facts(measured, "baseline", digests=[1, 2, 3]))
 
 
-def test_what_the_processes_know_is_said_whether_or_not_it_costs_time() -> None:
+def test_what_the_processes_know_is_said_whether_or_not_it_costs_time():
     measured = with_facts(made_runs({**EVEN, "clock": (0.1, 0.1)}), "baseline", threads=3, affinity=[0, 1])
     measured.signatures["baseline"] = (4, 1, 0, 1)
     facts = "each of a step's 4 backward passes exchanges all gradients; 6 threads of ranks share 2 cores."

@@ -16,7 +16,7 @@ from scaling.attach.records import AttachedFolder, script_name
 from scaling.cli import app
 from scaling.errors import PredictionError
 from scaling.prediction.calibration_data import MeasuredFolder
-from tests.attach.made_marks import made_rank
+from tests.attach.made_marks import made_rank, pair
 
 SECONDS = {"baseline": 0.10, "aa": 0.10, "no_exchange": 0.05, "cached_input": 0.08, "one_worker": 0.04}
 
@@ -113,7 +113,7 @@ def test_an_arm_is_named_by_itself(folder):
 
 def test_a_step_of_several_batches_has_the_samples_of_all(tmp_path):
     made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
-    ranks = [made_rank(at, [0.1] * 6, [(4, 4, 0, 1)] * 6) for at in range(2)]
+    ranks = pair([0.1] * 6, [(4, 4, 0, 1)] * 6)
     made.add(0, 0, Run("baseline", [{**rank, "gradients": [[3]]} for rank in ranks]))
     (record,) = made.folder.runs()
     assert (record.cell["local_batch"], record.cell["global_batch"]) == (32, 64)
@@ -149,7 +149,7 @@ def test_a_result_is_named_after_what_the_command_starts(command, name):
     assert script_name(command.split()) == name
 
 
-def test_its_study_is_of_a_registered_kind_and_run_says_what_measures_it(folder) -> None:
+def test_its_study_is_of_a_registered_kind_and_run_says_what_measures_it(folder):
     result = CliRunner().invoke(app, ["run", str(folder.path / "study.yaml")])
     said = "kind: attached is measured by `scaling attach -- torchrun train.py`"
     assert (result.exit_code, said in str(result.exception or result.output)) == (1, True)

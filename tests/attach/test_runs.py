@@ -10,13 +10,12 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launchers import processes
 from scaling.attach.inside.arms import NO_SWITCH
-from scaling.attach.launch import Blocks, Run, run_arm
+from scaling.attach.launch import Blocks, run_arm
 from scaling.attach.marks import medians_s, phases_s, steady
 from scaling.attach.measured import Measured
 from scaling.attach.study import TRACED_STEPS
@@ -30,13 +29,13 @@ PLAIN = (SCRIPTS / "plain.py").read_text()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 
 
-def ranks(number: int = 2) -> list[str]:
+def ranks(number=2):
     """What starts so many ranks of the script that follows, with one import of torch for all launches."""
     return [*_server(), str(number), str(free_port())]
 
 
 @cache
-def _server() -> list[str]:
+def _server():
     """Starts what forks the ranks; it ends with this process."""
     place = Path(tempfile.mkdtemp(prefix="ranks-"), "socket")
     words = [sys.executable, "-E", str(SCRIPTS / "ranks.py"), str(place)]
@@ -47,15 +46,7 @@ def _server() -> list[str]:
     return words
 
 
-def _run(
-    folder: Path,
-    arm: str,
-    script: str | Path,
-    *words: str,
-    command: list[str] | None = None,
-    deadline_s: float = LIMIT_S,
-    **more: Any,
-) -> Run:
+def _run(folder, arm, script, *words, command=None, deadline_s=LIMIT_S, **more):
     """The script as this arm, in the folder `work`, where it may have files already."""
     cwd = folder / "work"
     cwd.mkdir(exist_ok=True)
@@ -64,7 +55,7 @@ def _run(
 
 
 @pytest.mark.parametrize(("arm", "world_size"), [("baseline", 1), ("cached_input", 1), ("marked", 2)])
-def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, world_size: int, tmp_path: Path) -> None:
+def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm, world_size, tmp_path):
     run = _run(tmp_path, arm, "plain.py", command=ranks(world_size))
     assert run.reason is None, run.reason
     assert [len(rank["step_s"][0]) for rank in run.ranks] == [13] * world_size
@@ -74,7 +65,7 @@ def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, world_size: i
     assert not list((tmp_path / "work").iterdir())
 
 
-def test_the_clock_tells_evaluations_from_steps(tmp_path: Path) -> None:
+def test_the_clock_tells_evaluations_from_steps(tmp_path):
     script = tmp_path / "evaluates.py"
     script.write_text(PLAIN.replace("optimizer.step()", "optimizer.step(); model.eval(); model.train()"))
     run = _run(tmp_path, "clock", script)
@@ -82,12 +73,10 @@ def test_the_clock_tells_evaluations_from_steps(tmp_path: Path) -> None:
     assert steady(run.ranks)[0] == (0, 1, 1, 1)
 
 
-def _switched(
-    folder: Path, script: Path, arms: tuple[str, ...], *words: str, rounds: int = 3, world_size: int = 2
-) -> Run:
+def _switched(folder, script, arms, *words, rounds=3, world_size=2):
     """A launch in which arms are switched until there are so many rounds."""
 
-    def is_enough(run: Run) -> bool:
+    def is_enough(run):
         return max(label[1] for label in run.ranks[0]["labels"]) >= rounds - 1
 
     command = [*ranks(world_size), str(script), *words]
@@ -97,7 +86,7 @@ def _switched(
     )  # fmt: skip
 
 
-def test_arms_are_switched_on_all_ranks_after_the_same_steps(tmp_path: Path) -> None:
+def test_arms_are_switched_on_all_ranks_after_the_same_steps(tmp_path):
     arms = ("baseline", "aa", "no_exchange", "cached_input", "fp16_hook")
     run = _switched(tmp_path, SCRIPTS / "plain.py", arms, "1")
     assert run.reason is None, run.reason
@@ -125,7 +114,7 @@ def compare(model, step=[0, "baseline"]):
 """
 
 
-def test_replicas_that_drifted_are_made_equal_before_they_exchange(tmp_path: Path) -> None:
+def test_replicas_that_drifted_are_made_equal_before_they_exchange(tmp_path):
     script = tmp_path / "drift.py"
     text = PLAIN
     script.write_text(DRIFT + text.replace("optimizer.step()", "optimizer.step(); compare(model)"))
@@ -136,7 +125,7 @@ def test_replicas_that_drifted_are_made_equal_before_they_exchange(tmp_path: Pat
     assert "differ" not in said
 
 
-def test_a_script_with_a_hook_of_its_own_is_not_switched(tmp_path: Path) -> None:
+def test_a_script_with_a_hook_of_its_own_is_not_switched(tmp_path):
     script = tmp_path / "builtin.py"
     registers = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
     script.write_text(PLAIN.replace("while True:", registers))
@@ -198,7 +187,7 @@ WRITTEN_PAST_OPEN = ("initial.pt", "low.txt", "cut.txt", "data.h5", "runs.db", "
 
 
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+def writer(tmp_path_factory):
     """A run of a script that saves, deletes, renames and writes in many ways, in a folder that has files."""
     folder = tmp_path_factory.mktemp("writer")
     work = folder / "work"
@@ -216,17 +205,17 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     return run, folder
 
 
-def _before(name: str) -> str:
+def _before(name):
     return "" if name == "runs.db" else f"mine: {name}"
 
 
-def test_saves_are_read_back_and_end_in_the_runs_folder(writer: tuple[Run, Path]) -> None:
+def test_saves_are_read_back_and_end_in_the_runs_folder(writer):
     saved = {path.name: path for path in (writer[1] / "out" / "files").rglob("*.pt")}
     assert saved.keys() >= {"newest.pt", "best.pt", "partial.pt", "checkpoint.pt"}
     assert all(path.stat().st_size for path in saved.values())
 
 
-def test_what_was_there_before_is_neither_deleted_nor_written_over(writer: tuple[Run, Path]) -> None:
+def test_what_was_there_before_is_neither_deleted_nor_written_over(writer):
     run, folder = writer
     work = folder / "work"
     after = {str(path.relative_to(work)): path.read_text() for path in work.rglob("*") if path.is_file()}
@@ -236,7 +225,7 @@ def test_what_was_there_before_is_neither_deleted_nor_written_over(writer: tuple
     assert {Path(path).name for path in run.ranks[0]["kept"]} == {*tops, "links", *WRITTEN_PAST_OPEN}
 
 
-def test_what_an_arm_before_wrote_is_not_the_users(tmp_path: Path) -> None:
+def test_what_an_arm_before_wrote_is_not_the_users(tmp_path):
     script = tmp_path / "metrics.py"
     writes = """
         if not dist.get_rank():
@@ -255,7 +244,7 @@ def test_what_an_arm_before_wrote_is_not_the_users(tmp_path: Path) -> None:
         assert run.ranks[0]["kept"] == []
 
 
-def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path: Path) -> None:
+def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path):
     script = tmp_path / "raises.py"
     script.write_text(
         PLAIN + "        print('x' * 300_000)\n        if dist.get_rank() == 1: raise ValueError('empty')\n"
@@ -267,7 +256,7 @@ def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path: P
     assert b"bytes left out" in log
 
 
-def test_when_it_is_ended_the_script_is_too(tmp_path: Path) -> None:
+def test_when_it_is_ended_the_script_is_too(tmp_path):
     script = tmp_path / "hangs.py"
     script.write_text("import time\nopen('started', 'w').close()\nwhile True:\n    time.sleep(0.1)\n")
     attach = [sys.executable, "-m", "scaling", "attach", "--out", "out", "--", sys.executable, str(script)]
@@ -282,12 +271,12 @@ def test_when_it_is_ended_the_script_is_too(tmp_path: Path) -> None:
     assert found.stdout == ""
 
 
-def test_without_exchange_no_rank_waits_for_another(tmp_path: Path) -> None:
+def test_without_exchange_no_rank_waits_for_another(tmp_path):
     run = _run(tmp_path, "no_exchange", "plain.py", "1", str(tmp_path / "tenth"))
     assert run.reason is None, run.reason
 
 
-def test_without_exchange_parameters_are_not_sent_either(tmp_path: Path) -> None:
+def test_without_exchange_parameters_are_not_sent_either(tmp_path):
     run = _run(tmp_path, "no_exchange", "zero.py")
     assert run.reason is None, run.reason
     assert {name for name, _, _ in run.ranks[0]["phases"]} == {"backward", "update"}
@@ -295,7 +284,7 @@ def test_without_exchange_parameters_are_not_sent_either(tmp_path: Path) -> None
     assert signature == (1, 0, 0, 2)
 
 
-def test_a_builtin_hook_of_the_scripts_own_is_left_out_too(tmp_path: Path) -> None:
+def test_a_builtin_hook_of_the_scripts_own_is_left_out_too(tmp_path):
     script = tmp_path / "builtin.py"
     registers = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
     script.write_text(PLAIN.replace("while True:", registers))
@@ -304,26 +293,26 @@ def test_a_builtin_hook_of_the_scripts_own_is_left_out_too(tmp_path: Path) -> No
     assert run.ranks[0]["script_hook"] == "FP16_COMPRESS"
 
 
-def test_one_worker_has_one_rank(tmp_path: Path) -> None:
+def test_one_worker_has_one_rank(tmp_path):
     assert [
         rank["world_size"] for rank in _run(tmp_path, "one_worker", "plain.py", command=TORCHRUN).ranks
     ] == [1]
 
 
-def test_a_script_without_ddp_is_refused(tmp_path: Path) -> None:
+def test_a_script_without_ddp_is_refused(tmp_path):
     run = _run(tmp_path, "baseline", "without_ddp.py", command=[sys.executable])
     assert run.reason is not None
     assert run.reason.startswith("it makes steps without DistributedDataParallel, in one process; start it")
 
 
-def test_a_run_past_its_deadline_is_ended_and_says_so(tmp_path: Path) -> None:
+def test_a_run_past_its_deadline_is_ended_and_says_so(tmp_path):
     script = tmp_path / "stands.py"  # by its first line: a quick machine makes 13 steps within any deadline
     script.write_text(f"import time\ntime.sleep({LIMIT_S})\n{PLAIN}")
     run = _run(tmp_path, "baseline", script, deadline_s=0.5)
     assert (run.reason or "").startswith("fewer than 13 steps of it were seen in 0.5 s; its last line is: ")
 
 
-def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path) -> None:
+def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path):
     script = tmp_path / "short.py"
     script.write_text(PLAIN.replace("while True:", "for _ in range(1):"))
     words = [*ranks(1), str(script)]
@@ -335,9 +324,7 @@ def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path) -> N
     ("script", "backward", "world_size"),
     [("nanogpt.py", 2, 2), ("wgan.py", 6, 1), ("compiled.py", 1, 1), ("unused.py", 2, 1)],
 )
-def test_scripts_in_the_style_of_real_ones(
-    script: str, backward: int, world_size: int, tmp_path: Path
-) -> None:
+def test_scripts_in_the_style_of_real_ones(script, backward, world_size, tmp_path):
     run = _run(tmp_path, "marked", script, command=ranks(world_size))
     assert run.reason is None, run.reason
     signature, steps = steady(run.ranks)
@@ -347,14 +334,14 @@ def test_scripts_in_the_style_of_real_ones(
     assert not list((tmp_path / "work").iterdir())
 
 
-def test_ranks_that_the_script_spawns_itself(tmp_path: Path) -> None:
+def test_ranks_that_the_script_spawns_itself(tmp_path):
     run = _run(tmp_path, "no_exchange", "imagenet.py", "--port", str(free_port()), command=[sys.executable])
     assert run.reason is None, run.reason
     assert [rank["world_size"] for rank in run.ranks] == [2, 2]
     assert run.ranks[0]["fetches"]
 
 
-def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path: Path) -> None:
+def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path):
     script = tmp_path / "isolated.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(SCRIPTS.parents[2])!r})\n"
@@ -387,7 +374,7 @@ def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path: Path) 
         ("lightning_fit.py", "lightning"),
     ],
 )
-def test_scripts_of_frameworks_leave_no_checkpoint(script: str, package: str, tmp_path: Path) -> None:
+def test_scripts_of_frameworks_leave_no_checkpoint(script, package, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install -e '.[frameworks]'")
     command = [sys.executable] if package == "lightning" else ranks()  # Lightning starts its own ranks
@@ -398,7 +385,7 @@ def test_scripts_of_frameworks_leave_no_checkpoint(script: str, package: str, tm
 
 
 @pytest.mark.gpu
-def test_a_trace_and_phases_of_a_network_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_and_phases_of_a_network_on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parents[2]))
     network = str(Path(__file__).parents[2] / "benchmarks" / "attach_network.py")
     words = [*TORCHRUN[:3], "--nproc-per-node=1", "--standalone", network, "resnet-56", "--batch=64"]
@@ -417,7 +404,7 @@ def test_a_trace_and_phases_of_a_network_on_a_gpu(tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.glob("*.pt"))
 
 
-def test_a_second_node_joins_every_run(tmp_path: Path) -> None:
+def test_a_second_node_joins_every_run(tmp_path):
     port = str(free_port())
     started = []
     for node, where in enumerate(("--out", "--join")):

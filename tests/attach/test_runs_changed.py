@@ -1,7 +1,5 @@
 """What an arm changes in a script that runs in several processes."""
 
-from pathlib import Path
-
 import pytest
 
 from scaling.attach.launch import run_arm
@@ -24,7 +22,7 @@ torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("arm", ["no_exchange", "marked", "baseline"])
-def test_which_parameters_are_used_is_not_exchanged_either(arm: str, tmp_path: Path) -> None:
+def test_which_parameters_are_used_is_not_exchanged_either(arm, tmp_path):
     script = tmp_path / "unused.py"
     text = PLAIN.replace(
         "torch.nn.Linear(256, 1)))",
@@ -41,7 +39,7 @@ def test_which_parameters_are_used_is_not_exchanged_either(arm: str, tmp_path: P
     assert [rank.get("exchanges_used") for rank in run.ranks] == [None if arm == "baseline" else False] * 2
 
 
-def test_threads_fit_in_a_script_that_is_not_reached_by_itself_too(tmp_path: Path) -> None:
+def test_threads_fit_in_a_script_that_is_not_reached_by_itself_too(tmp_path):
     script = tmp_path / "isolated.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(SCRIPTS.parents[2])!r})\n"
@@ -71,7 +69,7 @@ def ahead(loader):
 """
 
 
-def test_phases_of_a_script_that_draws_in_a_thread_are_those_of_its_steps(tmp_path: Path) -> None:
+def test_phases_of_a_script_that_draws_in_a_thread_are_those_of_its_steps(tmp_path):
     script = tmp_path / "ahead.py"
     draws = "for x, y in ahead(torch.utils.data.DataLoader(data, batch_size=8)):"
     script.write_text(

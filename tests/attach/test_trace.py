@@ -2,18 +2,17 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 
 from scaling.attach.trace import read_traces
 
 
-def _event(name: str, category: str, start_ms: float, length_ms: float) -> dict[str, object]:
+def _event(name, category, start_ms, length_ms):
     return {"ph": "X", "cat": category, "name": name, "ts": start_ms * 1e3, "dur": length_ms * 1e3}
 
 
-def _trace(path: Path, nccl_ms: tuple[float, float]) -> Path:
+def _trace(path, nccl_ms):
     """A kernel of 4 ms, an all-reduce that it hides for 1 ms, a synchronising call."""
     events: list[dict[str, object]] = [{"ph": "M", "name": "process_name"}]
     for step in range(2):
@@ -27,7 +26,7 @@ def _trace(path: Path, nccl_ms: tuple[float, float]) -> Path:
     return path
 
 
-def test_nccl_idle_time_and_the_late_rank(tmp_path: Path) -> None:
+def test_nccl_idle_time_and_the_late_rank(tmp_path):
     paths = [_trace(tmp_path / "0.json.gz", (5.0, 5.0)), _trace(tmp_path / "1.json.gz", (2.0, 2.0))]
     traced = read_traces(paths, 2)
     assert traced is not None
@@ -40,14 +39,14 @@ def test_nccl_idle_time_and_the_late_rank(tmp_path: Path) -> None:
     assert traced.late_rank == 1
 
 
-def test_ranks_that_come_together_have_no_late_one(tmp_path: Path) -> None:
+def test_ranks_that_come_together_have_no_late_one(tmp_path):
     paths = [_trace(tmp_path / "0.json.gz", (5.0, 2.0)), _trace(tmp_path / "1.json.gz", (2.0, 5.0))]
     traced = read_traces(paths, 2)
     assert traced is not None
     assert traced.late_rank is None
 
 
-def test_a_trace_without_a_kernel_says_nothing(tmp_path: Path) -> None:
+def test_a_trace_without_a_kernel_says_nothing(tmp_path):
     path = tmp_path / "cpu.json.gz"
     with gzip.open(path, "wt") as file:
         json.dump({"traceEvents": [_event("aten::mm", "cpu_op", 0.0, 1.0)]}, file)

@@ -383,15 +383,9 @@ class Agent:
         rank, world_size = self.place
         try:
             store = dist.distributed_c10d._get_default_store()
-            store.add("scaling_attach_written", 1)
-            while store.add("scaling_attach_written", 0) < world_size and time.monotonic() < self.deadline:
-                time.sleep(0.02)
-            store.add("scaling_attach_left", 1)
-            while (
-                rank == 0
-                and store.add("scaling_attach_left", 0) < world_size
-                and time.monotonic() < self.deadline
-            ):
-                time.sleep(0.02)
+            for key, waits in (("scaling_attach_written", True), ("scaling_attach_left", rank == 0)):
+                store.add(key, 1)
+                while waits and store.add(key, 0) < world_size and time.monotonic() < self.deadline:
+                    time.sleep(0.02)
         except RuntimeError:  # the store's holder has ended: the record is written all the same
             return

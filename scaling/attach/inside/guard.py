@@ -153,11 +153,8 @@ class Guard:
 
     def _make(self, path: Any, dir_fd: int | None = None) -> None:
         name = os.path.abspath(_absolute(path, dir_fd))
-        if (
-            not os.path.lexists(name)
-            and not name.startswith((self._out, *QUIET))
-            and not any(part in name for part in CACHES)
-        ):
+        is_elsewhere = name.startswith((self._out, *QUIET)) or any(part in name for part in CACHES)
+        if not is_elsewhere and not os.path.lexists(name):
             self._copies.note("made", name)
 
     def _opened(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
@@ -268,11 +265,9 @@ class Guard:
         """What changes an older file's time, mode or owner would make it a new one."""
 
         def change(path: Any, *arguments: Any, **named: Any) -> None:
-            dir_fd = named.get("dir_fd")
-            is_older = not isinstance(path, int) and (
-                self._age(path, dir_fd) == "older" or self._age(path, dir_fd, is_followed=True) == "older"
-            )
-            if not is_older:
+            at = path, named.get("dir_fd")
+            ages = [self._age(*at, is_followed=is_followed) for is_followed in (False, True)]
+            if isinstance(path, int) or "older" not in ages:
                 call(path, *arguments, **named)
 
         return change

@@ -13,32 +13,20 @@ import torch
 from .agent import Agent
 from .guard import CACHES, QUIET, Guard
 
+LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 SAVERS = (
     ("safetensors.torch", "", "save_file"),
-    ("torch.distributed.checkpoint", "", "save"),
-    ("torch.distributed.checkpoint", "", "async_save"),
+    ("torch.distributed.checkpoint", "", "save async_save"),
     ("torch.export", "", "save"),
     ("torch.onnx", "", "export"),
-    ("transformers.trainer", "Trainer", "_save_checkpoint"),
-    ("transformers.trainer", "Trainer", "save_model"),
-    ("transformers.trainer", "Trainer", "push_to_hub"),
-    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
-    ("transformers.modeling_utils", "PreTrainedModel", "push_to_hub"),
-    ("accelerate.accelerator", "Accelerator", "save_state"),
-    ("accelerate.accelerator", "Accelerator", "save_model"),
-    ("huggingface_hub.hf_api", "HfApi", "upload_folder"),
-    ("huggingface_hub.hf_api", "HfApi", "upload_file"),
-    *(
-        (f"{name}.trainer.trainer", "Trainer", "save_checkpoint")
-        for name in ("lightning.pytorch", "pytorch_lightning")
-    ),
-    *(
-        (f"{name}.strategies.strategy", "Strategy", call)
-        for name in ("lightning.pytorch", "pytorch_lightning")
-        for call in ("save_checkpoint", "remove_checkpoint")
-    ),
+    ("transformers.trainer", "Trainer", "_save_checkpoint save_model push_to_hub"),
+    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained push_to_hub"),
+    ("accelerate.accelerator", "Accelerator", "save_state save_model"),
+    ("huggingface_hub.hf_api", "HfApi", "upload_folder upload_file"),
+    *((f"{name}.trainer.trainer", "Trainer", "save_checkpoint") for name in LIGHTNING),
+    *((f"{name}.strategies.strategy", "Strategy", "save_checkpoint remove_checkpoint") for name in LIGHTNING),
 )
-"""Module, class and function of what else writes, deletes or sends checkpoints."""
+"""Module, class and functions of what else writes, deletes or sends checkpoints."""
 
 _open = Counter[int]()  # saves of a thread that have not ended: those within one are part of it
 
@@ -110,17 +98,13 @@ class _Closing:
             _saved(agent, start_s)
 
 
-class _Writer(_Closing, io.BufferedWriter):
-    pass
-
-
-class _Random(_Closing, io.BufferedRandom):
-    pass
+_KINDS: dict[Any, Any] = {
+    kind: type(kind.__name__, (_Closing, kind), {}) for kind in (io.BufferedWriter, io.BufferedRandom)
+}
 
 
 def _watched_file(agent: Agent, opened: Any) -> Any:
-    kinds: dict[Any, Any] = {io.BufferedWriter: _Writer, io.BufferedRandom: _Random}
-    kind = kinds.get(type(opened))
+    kind = _KINDS.get(type(opened))
     name = str(getattr(opened, "name", ""))
     if kind is None or name.startswith(QUIET) or any(part in name for part in CACHES):
         return opened
@@ -139,17 +123,20 @@ def _loading(load: Any, guard: Guard) -> Any:
 
 
 def _watch_libraries(agent: Agent) -> None:
-    for module, owner, name in SAVERS:
+    for module, owner, names in SAVERS:
         holder = sys.modules.get(module)
         holder = getattr(holder, owner, None) if owner else holder
-        call = getattr(holder, name, None)
-        if call is None or hasattr(call, "_attach_watched"):
-            continue
-        watched = _timed(agent, call)
-        if "upload" in name or "push" in name:
+        for name in names.split():
+            call = getattr(holder, name, None)
+            if call is not None and not hasattr(call, "_attach_watched"):
+                is_sent = "upload" in name or "push" in name
+                watched = _not_sent(agent) if is_sent else _timed(agent, call)
+                watched._attach_watched = True
+                setattr(holder, name, watched)
 
-            def watched(*_: Any, **__: Any) -> None:
-                agent.facts["uploads"] = agent.facts.get("uploads", 0) + 1
 
-        watched._attach_watched = True
-        setattr(holder, name, watched)
+def _not_sent(agent: Agent) -> Any:
+    def counted(*_: Any, **__: Any) -> None:
+        agent.facts["uploads"] = agent.facts.get("uploads", 0) + 1
+
+    return counted
