@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import typer.main
 
-from tests.waiting import LIMIT_S, wait_until
+from tests.waiting import LIMIT_S
 
 # Ranks are threads here: one OpenMP thread each, or they wait for one another's pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -84,13 +84,6 @@ class _EveryName(set[str]):
 def named_by_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code of any `module:attribute` may be imported, as if a study file of the user's own named it."""
     monkeypatch.setattr("scaling.registry._OWN_CODE", _EveryName())
-
-
-def still_there(find: Callable[[], list[Any]]) -> list[Any]:
-    """What `find` still finds at last: processes that were killed take a moment to end."""
-    with suppress(TimeoutError):
-        wait_until(lambda: not find())
-    return find()
 
 
 def need(what: object, reason: str) -> None:

@@ -1,6 +1,9 @@
 """What tests of all folders are made of."""
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +17,18 @@ CPU = AvailableMachine(num_gpus=0, num_cores=8)
 GPUS = AvailableMachine(num_gpus=4, num_cores=64)
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
 ABSENT = object()
+
+
+def loaded(path: Path) -> ModuleType:
+    """A script as a module, which is not in the table of those that are imported."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)  # dataclasses look there
+        spec.loader.exec_module(module)
+    return module
 
 
 def contents(folder: Path) -> dict[str, bytes]:

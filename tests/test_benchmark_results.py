@@ -1,15 +1,14 @@
 """The tables of benchmarks/results say what the committed samples give."""
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from tests.made import loaded
 from tests.numbers_in_docs import holds_numbers
 from topologies.schema import load
 
@@ -90,18 +89,8 @@ def test_sums_in_host_memory_are_those_of_two_machines():
             assert shown == f"{median} [{low}, {high}]"
 
 
-@pytest.fixture
-def probe_against_model(monkeypatch):
-    spec = importlib.util.spec_from_file_location(
-        "probe_against_model", BENCHMARKS / "probe_against_model.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_probe_tables_are_what_file_and_samples_give(probe_against_model):
+def test_probe_tables_are_what_file_and_samples_give():
+    probe_against_model = loaded(BENCHMARKS / "probe_against_model.py")
     folder = RESULTS / "probe-4xh200"
     samples = probe_against_model.read_samples(folder / "samples.csv.gz")
     found = list(probe_against_model.compare(load(folder / "machine.yaml"), samples))

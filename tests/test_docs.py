@@ -113,12 +113,8 @@ def test_example_codec_runs_its_own_kernel_where_that_is_asked_for(examples, mon
 @pytest.mark.quality
 def test_everything_that_extending_says_to_verify_holds(examples):
     names = re.findall(r"scaling verify (my_\w+:\w+)", (ROOT / "docs/how-to/own-aggregator.md").read_text())
-    assert names == [
-        "my_aggregators:ScaledSigns",
-        "my_schedules:chain",
-        "my_schedules:Chain",
-        "my_codecs:LargestSigns",
-    ]
+    own = ["my_aggregators:ScaledSigns", "my_schedules:chain", "my_schedules:Chain", "my_codecs:LargestSigns"]
+    assert names == own
     for name in names:
         (subject,) = verification.subjects_of(name)
         finding = verification.examine(subject, [1, 2, 3])
@@ -171,9 +167,8 @@ def test_times_of_measured_steps_are_wall_clock_over_steps_of_their_folders(firs
     times_ms = []
     for folder in TIMED_TABLES[first]:
         with (REFERENCE / folder / "summary.csv").open() as file:
-            times_ms += [
-                1e3 * float(row["iteration_s"]) for row in csv.DictReader(file) if row["iteration_s"]
-            ]
+            times = [row["iteration_s"] for row in csv.DictReader(file)]
+            times_ms += [1e3 * float(iteration_s) for iteration_s in times if iteration_s]
     for row in rows:
         for heading, cell in zip(headings, row.strip("| ").split(" | "), strict=True):
             if re.fullmatch(r"\d+\.\d+", cell) and heading != "GB":

@@ -1,6 +1,5 @@
 """Commands in the documents exist with their options; the README's table is what `make figures` gives."""
 
-import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -12,6 +11,7 @@ from scaling.analysis.columns import is_of_older_code, to_rows
 from scaling.analysis.summary import read_study, summary_table
 from scaling.cli import app
 from scaling.store import ResultsFolder
+from tests.made import loaded
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "background" / "measured.md"]
@@ -71,11 +71,7 @@ def test_links_between_the_documents_lead_somewhere():
 
 @pytest.fixture(scope="module")
 def readme_figures():
-    path = ROOT / "tools" / "readme_figures.py"
-    spec = importlib.util.spec_from_file_location("readme_figures", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "tools" / "readme_figures.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,26 +1,19 @@
 """The page on the paper's machine says what the simulation gives."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.made import loaded
+
 ROOT = Path(__file__).parents[1]
-
-
-def script():
-    spec = importlib.util.spec_from_file_location(
-        "dual_k80_presets", ROOT / "benchmarks" / "dual_k80_presets.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SCRIPT = ROOT / "benchmarks" / "dual_k80_presets.py"
 
 
 @pytest.fixture(scope="module")
 def simulated():
-    module = script()
+    module = loaded(SCRIPT)
     return {
         (machine, n): {name: f"{s * 1e3:.1f}" for name, s in module.simulated_s(n, machine).items()}
         for machine in module.MACHINES
@@ -43,7 +36,7 @@ def test_order_at_two_gpus_is_the_papers(simulated):
 
 
 def test_every_line_shows_its_arithmetic(capsys):
-    script().main()
+    loaded(SCRIPT).main()
     lines = [line for line in capsys.readouterr().out.splitlines() if "speed-up" in line]
     assert len(lines) == 48
     for line in lines:

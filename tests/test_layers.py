@@ -6,18 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.read_imports import (
-    Module,
-    Modules,
-    circles,
-    is_ours,
-    planted,
-    reaches,
-    read_modules,
-    resolve,
-    uses_of,
-    writes,
-)
+from tests import read_imports
+from tests.read_imports import Module, Modules, circles, planted, reaches, read_modules, uses_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,17 +17,17 @@ AND_AXES = BOTTOM | {"scaling.axes"}
 GROUND = BOTTOM | {"scaling.process_group", "scaling.bucket", "scaling.registry", "topologies"}
 ALGORITHMS = GROUND | {"scaling.collectives", "scaling.codecs"}
 AGGREGATION = ALGORITHMS | {"scaling.aggregators", "scaling.conformance"}
-PARTS = AGGREGATION | {
-    "launchers",
-    "scaling.training",
-    "scaling.workloads",
-    "scaling.measure",
-    "scaling.store",
-    "scaling.runtime",
-}
+RUNNING = {"scaling.training", "scaling.workloads", "scaling.measure", "scaling.store", "scaling.runtime"}
+PARTS = AGGREGATION | RUNNING | {"launchers"}
 DECLARED = frozenset({"scaling.device_studies.declaration", "scaling.device_studies.registry"})
 READING = BOTTOM | {"scaling.cli.options", "scaling.analysis", "scaling.report", "scaling.store"}
 STUDYING = PARTS | {"scaling.cli.options", "scaling.study"}
+
+VERBS = (
+    *("attach", "claims", "compare", "doctor", "explain", "export", "history", "import_table", "listing"),
+    *("plan", "predict", "recommend", "report", "run", "schedule", "status", "submit", "synthesize"),
+    *("topology", "tune", "verify"),
+)
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling": frozenset(),
@@ -118,27 +108,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.status": READING,
     "scaling.cli": BOTTOM
     | {"topologies", "scaling.cli.options", "scaling.store"}
-    | {
-        f"scaling.cli.{verb}"
-        for verb in (
-            *(
-                "attach",
-                "claims",
-                "compare",
-                "doctor",
-                "explain",
-                "export",
-                "history",
-                "import_table",
-                "listing",
-                "plan",
-                "predict",
-                "recommend",
-                "report",
-            ),
-            *("run", "schedule", "status", "submit", "synthesize", "topology", "tune", "verify"),
-        )
-    },
+    | {f"scaling.cli.{verb}" for verb in VERBS},
     "scaling.__main__": frozenset({"scaling.cli", "scaling.import_path"}),
 }
 
@@ -149,6 +119,7 @@ MAY_IMPORT_FROM_OUTSIDE: dict[str, frozenset[str]] = {
 }
 """Units of the standard library only, with what they may use besides."""
 
+INSIDE_SCRIPTS = ("agent", "changes", "marking", "plan", "record", "settings")
 TORCH_DISTRIBUTED = frozenset(
     {
         "scaling.process_group.over_torch",
@@ -158,14 +129,9 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.aggregators.power_sgd_hook",  # torch's PowerSGD hook
         "scaling.training.fully_sharded",  # torch's FSDP2
         "scaling.runtime.workers",
-        "scaling.attach.inside.agent",  # inside the user's script, as the next four
-        "scaling.attach.inside.changes",
-        "scaling.attach.inside.marking",
-        "scaling.attach.inside.plan",
-        "scaling.attach.inside.record",
-        "scaling.attach.inside.settings",
         "scaling.runtime.meeting",  # at that store
         "scaling.runtime.zygote",  # holds the store at which the ranks meet
+        *(f"scaling.attach.inside.{name}" for name in INSIDE_SCRIPTS),
     }
 )
 CUDA_EVENTS = frozenset(
@@ -213,9 +179,9 @@ def wrong_imports(modules: Modules) -> list[str]:
             found.append(f"{name} belongs to no layer: enter it in MAY_IMPORT")
             continue
         for one in module.imports:
-            target = resolve(one.target, modules)
+            target = read_imports.resolve(one.target, modules)
             problem = f"{name}:{one.line} imports {target}"
-            if is_ours(target):
+            if read_imports.is_ours(target):
                 if unit_of(target) not in MAY_IMPORT[unit] | {unit}:
                     found.append(f"{problem}; {unit} may import {', '.join(sorted(MAY_IMPORT[unit]))}")
             elif unit in MAY_IMPORT_FROM_OUTSIDE:
@@ -257,7 +223,7 @@ def wrong_writers(modules: Modules) -> list[str]:
     return [
         f"{name}:{line} writes a file with {what}: results are written by scaling.store alone"
         for name, module in modules.items()
-        for what, line in sorted(writes(module))
+        for what, line in sorted(read_imports.writes(module))
         if what not in WRITERS.get(name, frozenset())
     ]
 
@@ -289,17 +255,10 @@ class TestTheProject:
     def test_no_modules_import_one_another(self, project):
         assert circles(project) == []
 
-    def test_report_never_reaches_torch(self, project):
-        assert reached_by_unit("scaling.report", frozenset({"torch"}), project) == []
-        assert reached_by_unit("scaling.prediction", frozenset({"torch"}), project) == []
-
-    def test_analysis_draws_nothing_and_needs_no_torch(self, project):
-        assert (
-            reached_by_unit("scaling.analysis", frozenset({"torch", "matplotlib", "jinja2"}), project) == []
-        )
-
-    def test_store_never_reaches_torch(self, project):
-        assert reached_by_unit("scaling.store", frozenset({"torch"}), project) == []
+    @pytest.mark.parametrize("unit", ["report", "prediction", "store", "analysis"])
+    def test_what_reads_results_never_reaches_torch_and_analysis_draws_nothing(self, project, unit):
+        never = frozenset({"torch", *(("matplotlib", "jinja2") if unit == "analysis" else ())})
+        assert reached_by_unit(f"scaling.{unit}", never, project) == []
 
     def test_cli_imports_nothing_heavy_when_it_is_imported(self, project):
         assert reaches("scaling.cli", LATE_IN_CLI, project, late=False) == []
@@ -409,19 +368,16 @@ class TestTheChecker:
             scaling__measure__clock="import torch.cuda",
             scaling="",
         )
-        assert reached_by_unit("scaling.report", frozenset({"torch"}), tree) == [
-            "scaling.report.page -> scaling.measure -> scaling.measure.clock -> torch.cuda"
-        ]
+        way = "scaling.report.page -> scaling.measure -> scaling.measure.clock -> torch.cuda"
+        assert reached_by_unit("scaling.report", frozenset({"torch"}), tree) == [way]
 
     def test_only_late_imports_may_be_heavy_in_the_command_line(self):
         late = planted(scaling__cli="def verb():\n    import torch", scaling="")
-        early = planted(
-            scaling__cli="import scaling.errors", scaling__errors="from numpy import array", scaling=""
-        )
+        source = "import scaling.errors"
+        early = planted(scaling__cli=source, scaling__errors="from numpy import array", scaling="")
         assert reaches("scaling.cli", LATE_IN_CLI, late, late=False) == []
-        assert reaches("scaling.cli", LATE_IN_CLI, early, late=False) == [
-            "scaling.cli -> scaling.errors -> numpy.array"
-        ]
+        way = "scaling.cli -> scaling.errors -> numpy.array"
+        assert reaches("scaling.cli", LATE_IN_CLI, early, late=False) == [way]
 
     @pytest.mark.parametrize(
         "source",

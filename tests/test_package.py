@@ -16,20 +16,13 @@ from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("scaling", "launchers", "topologies")
+DIGITS = "{model: {name: mlp, hidden: [8]}, dataset: digits, device: cpu, global_batch:"
 TINY = (
-    "parts.0.workloads=[{model: {name: mlp, hidden: [8]}, dataset: digits, global_batch: 32, device: cpu}]",
-    "parts.1.workloads=[{model: {name: mlp, hidden: [8]}, dataset: digits, global_batch: 32, device: cpu}]",
-    "parts.2.workloads=[{model: {name: mlp, hidden: [8]}, dataset: digits, global_batch: 100, epochs: 1, "
-    "learning_rate: 0.5, device: cpu}]",
-    "parts.1.aggregators=[ring]",
-    "parts.2.aggregators=[all_reduce]",
-    "parts.0.world_sizes=[1, 2]",
-    "parts.1.world_sizes=[2]",
-    "parts.2.world_sizes=[2]",
-    "parts.0.repeats=1",
-    "parts.1.repeats=1",
-    "parts.0.iterations=6",
-    "parts.1.iterations=6",
+    *(f"parts.{part}.workloads=[{DIGITS} 32}}]" for part in (0, 1)),
+    f"parts.2.workloads=[{DIGITS} 100, epochs: 1, learning_rate: 0.5}}]",
+    *("parts.1.aggregators=[ring]", "parts.2.aggregators=[all_reduce]"),
+    *("parts.0.world_sizes=[1, 2]", "parts.1.world_sizes=[2]", "parts.2.world_sizes=[2]"),
+    *(f"parts.{part}.{key}" for key in ("repeats=1", "iterations=6") for part in (0, 1)),
 )
 QUICK = ("--arms", "no_exchange", "--launches", "1", "--seconds", "1")
 SCRIPT = """
@@ -124,9 +117,8 @@ def test_third_party_modules_are_declared(source):
     names = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
     names["typing_extensions"] = "typing-extensions"
     without = {"horovod", "triton"}  # built by `make horovod`; part of torch where there are GPUs
-    imported = {
-        one.target.partition(".")[0] for module in read_modules(source).values() for one in module.imports
-    }
+    imports = (one for module in read_modules(source).values() for one in module.imports)
+    imported = {one.target.partition(".")[0] for one in imports}
     others = imported - set(PACKAGES) - set(sys.stdlib_module_names)
     assert {names.get(module, module) for module in others} - without <= declared
 

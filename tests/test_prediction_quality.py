@@ -86,9 +86,8 @@ def test_intervals_of_one_step_hold_what_they_say_and_are_no_wider(scores, rows)
 def test_folds_that_leave_out_a_machine_are_inside_as_often_as_they_say(quality, scores):
     """Above 97% too: of GPT-2 nearly all cells of another GPU are inside."""
     named = {fold.name: fold for fold in (quality.LATER_FOLD, *quality.H100_FOLDS)}
-    later, others = (
-        scores.figures(quality.rows_of(named[name])) for name in ("paper-2xh200, 2 from 1", "H100 from H200")
-    )
+    names = ("paper-2xh200, 2 from 1", "H100 from H200")
+    later, others = (scores.figures(quality.rows_of(named[name])) for name in names)
     assert 0.93 <= later["coverage"] <= 0.97
     assert others["coverage"] >= 0.93
     assert (later["cells"], others["cells"] - others["not_predicted"]) == (90, 81)
@@ -121,10 +120,8 @@ def test_predicted_cells_have_no_say_in_their_prediction(quality, rows, monkeypa
 
 def test_files_of_predictions_meet_the_cells_of_their_own_folder_alone(quality):
     lines = [line for line in quality.blind() if line.endswith("too fast")]
-    assert [line.partition(",")[0] for line in lines if "as committed" in line] == [
-        "gpt-2xh100-predicted.json",
-        "gpt-2xh200-predicted.json",
-    ]
+    names = [line.partition(",")[0] for line in lines if "as committed" in line]
+    assert names == ["gpt-2xh100-predicted.json", "gpt-2xh200-predicted.json"]
     assert "29 cells, median error 0.5%, largest 5.0%, 27 inside" in lines[0]
     assert "14 cells, median error 2.0%, largest 3.9%, 8 inside" in lines[3]
 
@@ -137,10 +134,8 @@ def test_cells_of_another_gpu_are_in_no_fold_of_h200(quality):
 
 
 def test_regret_is_what_the_chosen_cell_takes_above_the_best(scores):
-    rivals = [
-        {"predicted_s": predicted, "measured_s": measured}
-        for predicted, measured in ((1.0, 2.4), (2.0, 2.0), (3.0, 3.0))
-    ]
+    times = ((1.0, 2.4), (2.0, 2.0), (3.0, 3.0))
+    rivals = [{"predicted_s": predicted, "measured_s": measured} for predicted, measured in times]
     assert scores.regret(rivals) == pytest.approx(0.2)
     assert list(scores.ordered_right(rivals)) == [False, True, True]
 

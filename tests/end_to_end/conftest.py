@@ -1,22 +1,37 @@
 """Runs the real command in real processes, and sees to it that none is left."""
 
+import csv
 import io
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from scaling.cli import main
 from scaling.store import ResultsFolder
-from tests.conftest import still_there
 from tests.ranks import kept_zygote
-from tests.waiting import LIMIT_S, wait_until
+from tests.waiting import LIMIT_S, still_there, wait_until
 
 HERE = Path(__file__).parent
+SYNTHETIC = {
+    "model": {"name": "mlp", "hidden": [16]},
+    "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},
+    "global_batch": 16,
+}
+
+
+def trained(name: str, hidden: int = 8, batch: int = 256, **keys: Any) -> dict[str, Any]:
+    """A study that trains for an epoch on two processes."""
+    workload = {"model": {"name": "mlp", "hidden": [hidden]}, "dataset": "digits", "global_batch": batch}
+    made = {"name": name, "kind": "convergence", "device": "cpu", "workloads": [workload], "epochs": 1}
+    return {**made, "world_sizes": [2], "scaling": "strong", **keys}
 
 
 class Scaling:
@@ -28,11 +43,15 @@ class Scaling:
         self.study = folder / "study.yaml"
         self._command: subprocess.Popen[str] | None = None
         known_path = filter(None, [os.environ.get("PYTHONPATH")])
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), *known_path]),
-            "MPLBACKEND": "Agg",
-        }
+        path = os.pathsep.join([str(HERE.parents[1]), str(HERE), *known_path])
+        self.environment = {**os.environ, "PYTHONPATH": path, "MPLBACKEND": "Agg"}
+
+    def write(self, study: dict[str, Any]) -> None:
+        self.study.write_text(yaml.safe_dump(study))
+
+    def rows(self, name: str = "summary.csv") -> list[dict[str, str]]:
+        """Of a table in the results folder."""
+        return list(csv.DictReader((self.out / name).read_text().splitlines()))
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """`scaling run` to its end."""
@@ -64,26 +83,23 @@ class Scaling:
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         """`scaling run`, in the background."""
-        command = [sys.executable, "-m", "scaling", "run", str(self.study), "--out", str(self.out)]
-        command += arguments
-        self._command = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = ["run", str(self.study), "--out", str(self.out), *arguments]
+        place: dict[str, Any] = {"cwd": self.folder, "env": {**self.environment, **environment}}
+        place |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._command = subprocess.Popen([sys.executable, "-m", "scaling", *words], **place, text=True)
         return self._command
+
+    def ended(self, command: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        """Any command, run to its end in the study's folder."""
+        place: dict[str, Any] = {"cwd": self.folder, "env": {**self.environment, **environment}}
+        return subprocess.run(command, **place, capture_output=True, text=True, timeout=LIMIT_S)
 
     def torchrun(self, world_size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Workers under a torchrun written by hand."""
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world_size}"]
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
         command += ["-m", "scaling.worker", str(self.study), "--out", str(self.out), *arguments]
-        return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        return self.ended(command)
 
     def results(self) -> ResultsFolder:
         return ResultsFolder(self.out)

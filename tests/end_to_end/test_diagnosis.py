@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -20,19 +19,13 @@ def test_a_slow_rank_and_a_slow_tenth_step_are_named_in_real_processes(scaling):
     ]
     study = {
         **{"name": "planted", "scaling": "strong", "world_sizes": [2], "step": "overlapped", "threads": 1},
-        **{
-            "warmup": 2,
-            "iterations": 60,
-            "precision_goal": None,
-            "noise_pair": False,
-            "profiled_iterations": 12,
-        },
-        **{"aggregators": ["all_reduce"], "bucket_mb": [0.008]},
+        **{"warmup": 2, "iterations": 60, "precision_goal": None, "noise_pair": False},
+        **{"profiled_iterations": 12, "aggregators": ["all_reduce"], "bucket_mb": [0.008]},
         "workloads": [
             {"model": {**network, **one}, "dataset": "synthetic", "global_batch": 64} for one in planted
         ],
     }
-    scaling.study.write_text(yaml.safe_dump(study))
+    scaling.write(study)
     scaling.environment["PYTHONPATH"] += f"{os.pathsep}{BENCHMARKS}"
     done = scaling.run_here()
     assert done.returncode == 0, done.stderr

@@ -12,20 +12,10 @@ from scaling.study.cell import AvailableMachine
 from scaling.study.launches import remaining_launches
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
-from tests.conftest import still_there
-from tests.waiting import LIMIT_S
+from tests.end_to_end.conftest import trained
+from tests.waiting import LIMIT_S, still_there
 
 pytestmark = pytest.mark.processes
-
-STUDY = {
-    "name": "tiny",
-    "kind": "convergence",
-    "device": "cpu",
-    "workloads": [{"model": {"name": "mlp", "hidden": [8]}, "dataset": "digits", "global_batch": 100}],
-    "world_sizes": [2],
-    "scaling": "strong",
-    "epochs": 1,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -39,17 +29,16 @@ def worker(scaling, launcher, **environment):
     return launcher.run(2, *words, cwd=scaling.folder, env={**scaling.environment, **environment})
 
 
-def write_study(scaling, *aggregators, **keys):
-    scaling.study.write_text(yaml.safe_dump({**STUDY, "aggregators": list(aggregators), **keys}))
+def write_study(scaling, *aggregators, name="tiny", **keys):
+    scaling.write(trained(name, batch=100, aggregators=list(aggregators), **keys))
 
 
 def write_study_that_begins_with(scaling, first, *others):
     """The order of cells is random, but the same for the same name: one is chosen."""
     for number in range(100):
         write_study(scaling, first, *others, name=f"tiny{number}")
-        study = resolve(
-            parse_study(yaml.safe_load(scaling.study.read_text()), "study"), AvailableMachine(0, 2)
-        )
+        study = parse_study(yaml.safe_load(scaling.study.read_text()), "study")
+        study = resolve(study, AvailableMachine(0, 2))
         (launch,) = remaining_launches(ResultsFolder(scaling.out), study)
         if launch.cells[0].aggregator == first:
             return
@@ -60,11 +49,11 @@ def rows_and_losses(scaling):
     """cell -> (its row, rank 0's losses)."""
     rows = summary_table(scaling.results()).to_dict("records")
     assert {row["state"] for row in rows} == {"done"}
-    losses = {row["cell_id"]: scaling.results().samples(row["cell_id"], 0)[0] for row in rows}
-    return {
-        row["cell_id"]: (row, [loss for epoch in losses[row["cell_id"]] for loss in epoch["step_losses"]])
-        for row in rows
-    }
+    found = {}
+    for row in rows:
+        epochs = scaling.results().samples(row["cell_id"], 0)[0]
+        found[row["cell_id"]] = (row, [loss for epoch in epochs for loss in epoch["step_losses"]])
+    return found
 
 
 SAME_VALUES = ("kind", "model", "aggregator", "world_size", "global_batch", "threads", "wire_bytes_per_rank")

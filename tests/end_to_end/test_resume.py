@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -16,29 +15,20 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.summary import summary_table
 from scaling.store import ResultsFolder
 from scaling.training.checkpoint import DIGEST_BYTES, MAGIC
+from tests.end_to_end.conftest import trained
+from tests.ranks import free_port
 from tests.waiting import LIMIT_S, wait_until
 from topologies.detect_host import this_start
 
 EPOCHS = 150
-STUDY = {
-    "name": "killed",
-    "kind": "convergence",
-    "workloads": [{"model": {"name": "mlp", "hidden": [16]}, "dataset": "digits", "global_batch": 32}],
-    "aggregators": ["all_reduce"],
-    "world_sizes": [1],
-    "scaling": "strong",
-    "device": "cpu",
-    "epochs": EPOCHS,
-    "schedule": "cosine",
-}
+STUDY = trained(
+    "killed", 16, 32, aggregators=["all_reduce"], world_sizes=[1], epochs=EPOCHS, schedule="cosine"
+)
 
 
 def start(study, out, *overrides) -> subprocess.Popen:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "scaling.worker", str(study), "--out", str(out), *overrides]
     return subprocess.Popen(command, env={**os.environ, **place, **meeting}, stderr=subprocess.DEVNULL)
 

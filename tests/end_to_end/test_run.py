@@ -1,6 +1,5 @@
 """`scaling run` and hand-started workers, end to end on CPU processes."""
 
-import csv
 import json
 import os
 import signal
@@ -8,11 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from scaling.aggregators.registry import BUILT_IN, create
-from tests.conftest import still_there
-from tests.waiting import LIMIT_S, wait_until
+from tests.end_to_end.conftest import SYNTHETIC
+from tests.waiting import LIMIT_S, still_there, wait_until
 from topologies.detect_host import boot_id
 
 pytestmark = pytest.mark.processes
@@ -27,47 +25,36 @@ HERE = [
 
 FEW = {"warmup": 1, "iterations": 6, "precision_goal": None, "profiled_iterations": 2, "noise_pair": False}
 
-WORKLOAD = {
-    "model": {"name": "mlp", "hidden": [16]},
-    "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},
-    "global_batch": 16,
-}
+DIGITS = {"model": "mlp", "dataset": "digits", "global_batch": 100, "learning_rate": 0.05}
+SLOW = "faulty_aggregators:Slow"
 
 
-def write_study(scaling, aggregators, world_sizes=(2,), **keys):
-    study = {
-        "name": "test",
-        "kind": "iteration",
-        "device": "cpu",
-        "workloads": [WORKLOAD],
-        "aggregators": list(aggregators),
-        "world_sizes": list(world_sizes),
-        "scaling": "strong",
-        **FEW,
-        **keys,
-    }
-    scaling.study.write_text(yaml.safe_dump(study))
+def write_study(scaling, aggregators, world_sizes=(2,), kind="iteration", **keys):
+    few = {**FEW, "workloads": [SYNTHETIC]} if kind == "iteration" else {"workloads": [DIGITS]}
+    made = {"name": "test", "kind": kind, "device": "cpu", "scaling": "strong", **few, **keys}
+    scaling.write({**made, "aggregators": list(aggregators), "world_sizes": list(world_sizes)})
+
+
+def has_ended(process, code):
+    """What it said, having ended with that code."""
+    _, stderr = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == code, stderr
+    return stderr
 
 
 def test_study_is_run_reported_and_not_measured_twice(scaling):
-    timed = {"kind": "iteration", "workloads": [WORKLOAD], "momentum": 0.0, **FEW}
-    digits = {"model": "mlp", "dataset": "digits", "global_batch": 100, "learning_rate": 0.05}
-    study = {
-        "name": "test",
-        "device": "cpu",
-        "world_sizes": [1, 2],
-        "scaling": "strong",
-        "parts": [
-            {**timed, "aggregators": HERE, "world_sizes": [2]},
-            {**timed, "aggregators": ["none", "ring"], "world_sizes": [1]},
-            {"kind": "convergence", "workloads": [digits], "aggregators": ["ring"], "epochs": 8},
-        ],
-    }
-    scaling.study.write_text(yaml.safe_dump(study))
+    timed = {"kind": "iteration", "workloads": [SYNTHETIC], "momentum": 0.0, **FEW}
+    parts = [
+        {**timed, "aggregators": HERE, "world_sizes": [2]},
+        {**timed, "aggregators": ["none", "ring"], "world_sizes": [1]},
+        {"kind": "convergence", "workloads": [DIGITS], "aggregators": ["ring"], "epochs": 8},
+    ]
+    common = {"name": "test", "device": "cpu", "world_sizes": [1, 2], "scaling": "strong"}
+    scaling.write({**common, "parts": parts})
     first = scaling.run_here()
     assert first.returncode == 0, first.stderr
 
-    rows = list(csv.DictReader((scaling.out / "summary.csv").read_text().splitlines()))
+    rows = scaling.rows()
     measured = {(row["aggregator"], int(row["world_size"])) for row in rows if row["kind"] == "iteration"}
     assert measured == {(create(name).label(), 2) for name in HERE} | {("none", 1), ("ring", 1)}
     assert all(row["state"] == "done" and row["launcher"] == "local" for row in rows)
@@ -86,13 +73,8 @@ def test_study_is_run_reported_and_not_measured_twice(scaling):
 
 
 def test_exact_losses_are_the_same_bits_in_another_process_run(scaling):
-    digits = {"model": "mlp", "dataset": "digits", "global_batch": 100, "learning_rate": 0.05}
-    write_study(
-        scaling, ["all_reduce", "ring", "tree", "host_serial", "host_parallel"], kind="convergence",
-        workloads=[digits], epochs=2, repeats=2,
-    )  # fmt: skip
-    study = yaml.safe_load(scaling.study.read_text())
-    scaling.study.write_text(yaml.safe_dump({k: v for k, v in study.items() if k not in FEW}))
+    exact = ["all_reduce", "ring", "tree", "host_serial", "host_parallel"]
+    write_study(scaling, exact, kind="convergence", epochs=2, repeats=2)
     outcome = scaling.run()
     assert outcome.returncode == 0, outcome.stderr
     losses = {}
@@ -111,12 +93,8 @@ def test_failing_cells_are_recorded_and_the_others_finish_in_the_same_launch(sca
     assert outcome.returncode == 1
     assert "Traceback" not in outcome.stderr
     records = {record.cell["aggregator_label"]: record for record in scaling.results().runs()}
-    assert {label: record.state for label, record in records.items()} == {
-        "raises": "failed",
-        "out_of_memory": "failed",
-        "all_reduce": "done",
-        "ring": "done",
-    }
+    states = {"raises": "failed", "out_of_memory": "failed", "all_reduce": "done", "ring": "done"}
+    assert {label: record.state for label, record in records.items()} == states
     assert records["raises"].reason == "rank 1: RuntimeError: planted failure"
     assert "out of memory: tried to allocate too much" in records["out_of_memory"].reason
     assert len(list((scaling.out / "launches").glob("*.log"))) == 1
@@ -132,12 +110,8 @@ def test_failing_cells_are_recorded_and_the_others_finish_in_the_same_launch(sca
 @pytest.mark.parametrize("kind", ["iteration", "convergence"])
 def test_wrong_means_and_replicas_that_drift_apart_fail_and_say_where(scaling, kind):
     faulty = [f"faulty_aggregators:{name}" for name in ("SevenTimes", "StopsExchanging", "RoundsOnRank1")]
-    digits = {"model": "mlp", "dataset": "digits", "global_batch": 100, "learning_rate": 0.05}
-    few = {**FEW, "iterations": 30} if kind == "iteration" else {"workloads": [digits], "epochs": 4}
+    few = {"iterations": 30} if kind == "iteration" else {"epochs": 4}
     write_study(scaling, [*faulty, "ring", "sign"], kind=kind, **few)
-    if kind == "convergence":
-        study = yaml.safe_load(scaling.study.read_text())
-        scaling.study.write_text(yaml.safe_dump({k: v for k, v in study.items() if k not in FEW}))
     assert scaling.run_here().returncode == 1
     records = {record.cell["aggregator_label"]: record for record in scaling.results().runs()}
     reasons = {label: record.reason or "" for label, record in records.items()}
@@ -175,11 +149,10 @@ def test_cell_whose_worker_dies_twice_fails_and_the_others_finish(scaling):
 
 
 def test_killed_worker_loses_nothing_and_nothing_is_measured_twice(scaling):
-    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce", "ring"], repeats=2)
+    write_study(scaling, [SLOW, "all_reduce", "ring"], repeats=2)
     process = scaling.start()
     os.kill(scaling.wait_for_worker(), signal.SIGKILL)
-    _, stderr = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, stderr
+    has_ended(process, 0)
     again = scaling.run_here()
     assert again.returncode == 0, again.stderr
     assert set(scaling.states().values()) == {"done"}
@@ -190,13 +163,11 @@ def test_killed_worker_loses_nothing_and_nothing_is_measured_twice(scaling):
 
 
 def test_killed_zygote_loses_nothing(scaling):
-    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce"])
+    write_study(scaling, [SLOW, "all_reduce"])
     process = scaling.start()
     leader = parent(scaling.wait_for_worker())
     os.kill(parent(leader), signal.SIGKILL)
-    _, stderr = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, stderr
-    assert "a run was cut off: the zygote" in stderr
+    assert "a run was cut off: the zygote" in has_ended(process, 0)
     assert set(scaling.states().values()) == {"done"}
 
 
@@ -205,7 +176,7 @@ def parent(pid):
 
 
 def test_everything_killed_is_finished_by_the_same_command(scaling):
-    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce", "ring"])
+    write_study(scaling, [SLOW, "all_reduce", "ring"])
     process = scaling.start()
     scaling.wait_for_worker()
     process.kill()
@@ -221,12 +192,11 @@ def test_everything_killed_is_finished_by_the_same_command(scaling):
 
 
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(scaling):
-    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce", "ring"])
+    write_study(scaling, [SLOW, "all_reduce", "ring"])
     process = scaling.start()
     scaling.wait_for_worker()
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 130
+    stderr = has_ended(process, 130)
     assert "the same command goes on" in stderr
     assert "report of what is done" in stderr
     assert "Traceback" not in stderr
@@ -240,7 +210,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(scaling):
 
 
 def test_second_ctrl_c_leaves_no_process_either(scaling):
-    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce"])
+    write_study(scaling, [SLOW, "all_reduce"])
     process = scaling.start()
     os.kill(scaling.wait_for_worker(), signal.SIGSTOP)
     process.send_signal(signal.SIGINT)

@@ -1,12 +1,10 @@
 """Four workers on one GPU, or on two, learn what one worker learns: `scaling run` on real GPUs."""
 
-import csv
 import json
 import os
 
 import pytest
 import torch
-import yaml
 
 NUM_GPUS = torch.cuda.device_count()
 
@@ -26,8 +24,7 @@ def visible(num_gpus):
 
 
 def run(scaling, num_gpus, parts, **keys):
-    study = {"name": "shared", "kind": "convergence", **PLAIN, **keys, "parts": parts}
-    scaling.study.write_text(yaml.safe_dump(study))
+    scaling.write({"name": "shared", "kind": "convergence", **PLAIN, **keys, "parts": parts})
     done = scaling.run(CUDA_VISIBLE_DEVICES=visible(num_gpus))
     logs = "\n".join(path.read_text()[-3000:] for path in scaling.out.glob("launches/*.log"))
     assert done.returncode == 0, f"{done.stderr}\n{logs}"
@@ -50,16 +47,13 @@ TWO = pytest.param(2, marks=pytest.mark.gpu(2))
 class TestFourWorkers:
     def test_exact_aggregators_take_the_steps_of_one_worker_and_lossy_ones_learn(self, scaling, num_gpus):
         common = {"workloads": [DIGITS], "workers_per_gpu": 4}
-        runs = run(
-            scaling,
-            num_gpus,
-            [
-                {**common, "aggregators": ["all_reduce"], "world_sizes": [1]},
-                {**common, "aggregators": [*EXACT, *LOSSY], "world_sizes": [4]},
-                {**common, "aggregators": ["all_reduce", "ring", "one_bit"], "world_sizes": [4],
-                 "step": "overlapped"},
-            ],
-        )  # fmt: skip
+        overlapped = {"aggregators": ["all_reduce", "ring", "one_bit"], "step": "overlapped"}
+        parts = [
+            {**common, "aggregators": ["all_reduce"], "world_sizes": [1]},
+            {**common, "aggregators": [*EXACT, *LOSSY], "world_sizes": [4]},
+            {**common, **overlapped, "world_sizes": [4]},
+        ]
+        runs = run(scaling, num_gpus, parts)
         assert {record.state for record in runs.values()} == {"done"}
         alone = losses(scaling, runs["all_reduce", "eager", 1])
         for (name, step, size), record in runs.items():
@@ -78,35 +72,22 @@ class TestFourWorkers:
 
     @staticmethod
     def _check_report(scaling):
-        rows = list(csv.DictReader((scaling.out / "summary.csv").read_text().splitlines()))
-        shared = [row for row in rows if row["world_size"] == "4"]
+        shared = [row for row in scaling.rows() if row["world_size"] == "4"]
         assert len(shared) == len(EXACT) + len(LOSSY) + 3
         for row in shared:
             assert row["final_test_accuracy"]
             assert (row["train_s"], row["seconds_to_target"], row["joules_per_sample"]) == ("", "", "")
             assert row["warnings"].startswith("shared GPUs: 4 workers on")
-        (launch,) = [
-            one
-            for path in sorted((scaling.out / "launches").glob("[0-9]*.json"))
-            if (one := json.loads(path.read_text()))["world_size"] == 4
-        ]
+        launches = [json.loads(path.read_text()) for path in (scaling.out / "launches").glob("[0-9]*.json")]
+        (launch,) = [one for one in launches if one["world_size"] == 4]
         assert launch["settings"]["workers_per_gpu"] in (2, 4)
 
     def test_statistics_of_the_global_batch_are_those_of_one_worker(self, scaling, num_gpus):
-        network = {
-            "model": "resnet-56",
-            "dataset": {"name": "synthetic", "input_shape": [3, 32, 32], "num_classes": 10},
-            "global_batch": 32,
-        }
-        runs = run(
-            scaling,
-            num_gpus,
-            [
-                {"aggregators": ["all_reduce"], "world_sizes": [1, 4], "workloads": [network],
-                 "workers_per_gpu": 4, "batch_norm": "sync", "step": ["eager", "overlapped"]},
-            ],
-            epochs=1,
-        )  # fmt: skip
+        images = {"name": "synthetic", "input_shape": [3, 32, 32], "num_classes": 10}
+        network = {"model": "resnet-56", "dataset": images, "global_batch": 32}
+        part = {"aggregators": ["all_reduce"], "world_sizes": [1, 4], "workloads": [network]}
+        part |= {"workers_per_gpu": 4, "batch_norm": "sync", "step": ["eager", "overlapped"]}
+        runs = run(scaling, num_gpus, [part], epochs=1)
         assert {record.state for record in runs.values()} == {"done"}
         alone = losses(scaling, runs["all_reduce", "eager", 1])
         for step in ("eager", "overlapped"):
@@ -124,7 +105,7 @@ def test_captured_steps_and_times_of_shared_gpus_are_refused_before_anything_run
         study = {**common, **keys, "workers_per_gpu": 4}
         if keys["kind"] == "iteration":
             del study["epochs"]
-        scaling.study.write_text(yaml.safe_dump(study))
+        scaling.write(study)
         done = scaling.run(CUDA_VISIBLE_DEVICES=visible(1))
         assert done.returncode == 2
         assert said in " ".join(done.stderr.split())

@@ -2,52 +2,26 @@
 
 import platform
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
-import yaml
 
-from tests.conftest import still_there
-from tests.waiting import LIMIT_S
+from tests.end_to_end.conftest import trained
+from tests.ranks import free_port
+from tests.waiting import LIMIT_S, still_there
 
 pytestmark = pytest.mark.processes
 
 
-def write_study(scaling, aggregators):
-    study = {
-        "name": "two-nodes",
-        "kind": "convergence",
-        "device": "cpu",
-        "workloads": [{"model": {"name": "mlp", "hidden": [8]}, "dataset": "digits", "global_batch": 256}],
-        "aggregators": aggregators,
-        "world_sizes": [2],
-        "scaling": "strong",
-        "epochs": 1,
-    }
-    scaling.study.write_text(yaml.safe_dump(study))
-
-
 def start(scaling, nodes, out):
     """One torchrun a node, of two workers in all."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={2 // nodes}",
-    ]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "scaling.worker"]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
+    command += [f"--nproc-per-node={2 // nodes}", "--rdzv-backend=c10d"]
+    command += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "-m", "scaling.worker"]
     command += [str(scaling.study), "--out", str(out)]
-    environment = {**scaling.environment, "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(command, cwd=scaling.folder, env=environment, stderr=subprocess.PIPE, text=True)
-        for _ in range(nodes)
-    ]
+    place = {"cwd": scaling.folder, "env": {**scaling.environment, "OMP_NUM_THREADS": "1"}}
+    return [subprocess.Popen(command, **place, stderr=subprocess.PIPE, text=True) for _ in range(nodes)]
 
 
 def finish(processes):
@@ -63,20 +37,19 @@ def losses(folder):
 
 
 def test_two_nodes_give_what_one_gives(scaling):
-    write_study(scaling, ["all_reduce", "ring"])
+    scaling.write(trained("two-nodes", aggregators=["all_reduce", "ring"]))
     one_node = type(scaling.results())(scaling.folder / "one")
     codes, errors = finish([*start(scaling, 2, scaling.out), *start(scaling, 1, one_node.path)])
     assert codes == [0, 0, 0], errors
-    assert {(r.state, r.launch["launcher"], r.launch["num_nodes"]) for r in scaling.results().runs()} == {
-        ("done", "torchrun", 2)
-    }
-    assert {tuple(r.launch["nodes"]) for r in scaling.results().runs()} == {(platform.node(),)}
+    for run in scaling.results().runs():
+        assert (run.state, run.launch["launcher"], run.launch["num_nodes"]) == ("done", "torchrun", 2)
+        assert tuple(run.launch["nodes"]) == (platform.node(),)
     assert {(r.state, r.launch["num_nodes"]) for r in one_node.runs()} == {("done", 1)}
     assert losses(scaling.results()) == losses(one_node)
 
 
 def test_torchrun_that_is_told_to_stop_leaves_its_run_planned_and_no_process(scaling):
-    write_study(scaling, ["faulty_aggregators:Slow"])
+    scaling.write(trained("two-nodes", aggregators=["faulty_aggregators:Slow"]))
     processes = start(scaling, 1, scaling.out)
     scaling.wait_for_worker()
     processes[0].send_signal(signal.SIGTERM)

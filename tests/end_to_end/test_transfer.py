@@ -1,39 +1,22 @@
 """`kind: transfer`, end to end with two processes on the CPU, beside a cell that trains."""
 
-import csv
 import json
 
 import pytest
-import yaml
 
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
+from tests.end_to_end.conftest import SYNTHETIC
 from topologies.schema import load
 
 pytestmark = pytest.mark.processes
 
-STUDY = {
-    "name": "links",
-    "device": "cpu",
-    "world_sizes": [2],
-    "parts": [
-        {"kind": "transfer", "seconds": 0.5},
-        {
-            "kind": "iteration",
-            "workloads": [
-                {
-                    "model": {"name": "mlp", "hidden": [16]},
-                    "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},
-                    "global_batch": 16,
-                }
-            ],
-            "aggregators": ["all_reduce"],
-            "scaling": "strong",
-            "iterations": 6,
-            "noise_pair": False,
-        },
-    ],
+TIMED = {
+    **{"kind": "iteration", "workloads": [SYNTHETIC], "aggregators": ["all_reduce"], "scaling": "strong"},
+    **{"iterations": 6, "noise_pair": False},
 }
+LINKS = {"kind": "transfer", "seconds": 0.5}
+STUDY = {"name": "links", "device": "cpu", "world_sizes": [2], "parts": [LINKS, TIMED]}
 
 
 def report_of(scaling):
@@ -41,18 +24,15 @@ def report_of(scaling):
 
 
 def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
-    scaling.study.write_text(yaml.safe_dump(STUDY))
+    scaling.write(STUDY)
     done = scaling.run_here()
     assert done.returncode == 0, done.stderr
     assert "Transfers: 2 workers on the CPU, 1 thread each" in report_of(scaling)
     assert len(list(scaling.out.glob("launches/*.log"))) == 1  # both cells have the same settings
 
-    rows = list(csv.DictReader((scaling.out / "summary.csv").open(newline="")))
-    assert [(row["kind"], row["state"], row["model"] != "") for row in rows] == [
-        ("iteration", "done", True),
-        ("transfer", "done", False),
-    ]
-    transfers = list(csv.DictReader((scaling.out / "transfers.csv").open(newline="")))
+    expected = [("iteration", "done", True), ("transfer", "done", False)]
+    assert [(row["kind"], row["state"], row["model"] != "") for row in scaling.rows()] == expected
+    transfers = scaling.rows("transfers.csv")
     operations = {"host_copy", "host_sum", "send", "swap", "shift", "all_reduce"}
     assert {row["operation"] for row in transfers} == operations
     assert all(float(row["seconds"]) > 0 and int(row["n"]) >= 3 for row in transfers)
@@ -76,19 +56,17 @@ def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
 
 
 def test_mpi_is_measured_where_mpirun_starts_the_workers_and_predictions_know_which(scaling, openmpi):
-    scaling.study.write_text(yaml.safe_dump({**STUDY, "parts": STUDY["parts"][:1]}))
+    scaling.write({**STUDY, "parts": [LINKS]})
     done = scaling.run_here("--launcher", "mpirun")
     assert done.returncode == 0, done.stderr
     assert "MPI all-reduce" in report_of(scaling)
-    transfers = list(csv.DictReader((scaling.out / "transfers.csv").open(newline="")))
-    by_mpi = [row for row in transfers if row["operation"] == "mpi_all_reduce"]
+    by_mpi = [row for row in scaling.rows("transfers.csv") if row["operation"] == "mpi_all_reduce"]
     assert len(by_mpi) >= 2
     assert all(int(row["n"]) >= 3 and row["who"] == "at once" for row in by_mpi)
     for row in by_mpi:  # two ranks send each byte once
         assert float(row["busbw_bytes_per_s"]) == pytest.approx(int(row["num_bytes"]) / float(row["seconds"]))
 
-    (study,) = [part for part in STUDY["parts"] if part["kind"] == "iteration"]
-    scaling.study.write_text(yaml.safe_dump({**STUDY, "parts": [{**study, "aggregators": ["mpi"]}]}))
+    scaling.write({**STUDY, "parts": [{**TIMED, "aggregators": ["mpi"]}]})
     machine = ("--topology", str(scaling.out / "probed.yaml"), "--from", str(scaling.out))
     told = scaling.here("predict", str(scaling.study), "--json", *machine)
     assert told.returncode == 0, told.stderr

@@ -3,23 +3,15 @@
 from collections import Counter
 
 import pytest
-import yaml
 
 from scaling.store import ResultsFolder
 
 pytestmark = pytest.mark.processes
 
 STUDY = {
-    "name": "small",
-    "device": "cpu",
-    "world_sizes": [2],
-    "scaling": "strong",
-    "step": "overlapped",
+    **{"name": "small", "device": "cpu", "world_sizes": [2], "scaling": "strong", "step": "overlapped"},
     "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 64}],
-    "aggregators": ["all_reduce"],
-    "iterations": 10,
-    "warmup": 2,
-    "profiled_iterations": 3,
+    **{"aggregators": ["all_reduce"], "iterations": 10, "warmup": 2, "profiled_iterations": 3},
 }
 
 
@@ -28,7 +20,7 @@ def tune(scaling):
 
 
 def test_buckets_are_probed_measured_and_judged_and_a_second_time_only_judged(scaling):
-    scaling.study.write_text(yaml.safe_dump(STUDY), encoding="utf-8")
+    scaling.write(STUDY)
     first = tune(scaling)
     assert first.returncode == 0, first.stderr
     probe, buckets = (ResultsFolder(scaling.out / name) for name in ("probe", "buckets"))
@@ -44,9 +36,8 @@ def test_buckets_are_probed_measured_and_judged_and_a_second_time_only_judged(sc
     assert launches[1.0, 25.0] == 4
     assert "ms a step" in first.stdout
     assert "Without exchange the step takes" in first.stdout
-    assert "By the model no buckets of the 4 gradients end their exchange before" in " ".join(
-        first.stdout.split()
-    )
+    said = "By the model no buckets of the 4 gradients end their exchange before"
+    assert said in " ".join(first.stdout.split())
 
     again = tune(scaling)
     assert again.stdout == first.stdout

@@ -26,9 +26,8 @@ def test_every_command_of_the_tutorial_works(tmp_path):
     commands = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
     assert len(commands) > 10
     for command in commands:
-        ended = subprocess.run(
-            ["bash", "-c", SCALING + command], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        words = ["bash", "-c", SCALING + command]
+        ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
         allowed = UNDECIDED.get(command.split()[1], {0})
         assert ended.returncode in allowed, f"{command}\n{ended.stdout}\n{ended.stderr}"
         assert "Traceback" not in ended.stderr

@@ -1,15 +1,13 @@
 """torchrun by hand on two hosts and a slow link: it holds full gradients back, and the bits stay the same."""
 
 import math
-import subprocess
 import sys
 
 import pytest
-import yaml
 
 from launchers.two_hosts import HostLink, why_not
 from scaling.analysis import summary_table
-from tests.waiting import LIMIT_S
+from tests.end_to_end.conftest import trained
 
 pytestmark = pytest.mark.processes
 
@@ -27,19 +25,7 @@ ONE_BIT_BYTES = sum(columns * (8 + 4 * math.ceil(rows / 32)) for rows, columns i
 def study(scaling, need):
     reason = why_not()
     need(reason is None, str(reason))
-    study = {
-        "name": "slow",
-        "kind": "convergence",
-        "device": "cpu",
-        "workloads": [
-            {"model": {"name": "mlp", "hidden": [HIDDEN]}, "dataset": "digits", "global_batch": 512}
-        ],
-        "aggregators": ["all_reduce", "one_bit"],
-        "world_sizes": [2],
-        "scaling": "strong",
-        "epochs": 1,
-    }
-    scaling.study.write_text(yaml.safe_dump(study))
+    scaling.write(trained("slow", HIDDEN, 512, aggregators=["all_reduce", "one_bit"]))
     return scaling
 
 
@@ -48,10 +34,7 @@ def on_two_hosts(scaling, link):
     command += [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=host1:29400"]
     command += ["-m", "scaling.worker", str(scaling.study), "--out", str(scaling.out)]
-    environment = {**scaling.environment, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=scaling.folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    return scaling.ended(command, OMP_NUM_THREADS="1")
 
 
 def rows_and_epochs(scaling):

@@ -17,22 +17,12 @@ WORKLOAD = {
     "global_batch": 16,
 }
 FEW = {"warmup": 10, "iterations": 60, "precision_goal": None, "profiled_iterations": 2, "noise_pair": False}
+ON_TWO_CORES = {"device": "cpu", "threads": 1, "world_sizes": [2], "scaling": "strong"}
 
 
 def study_of(**keys):
-    return {
-        "name": "faults",
-        "kind": "iteration",
-        "device": "cpu",
-        "threads": 1,
-        "world_sizes": [2],
-        "scaling": "strong",
-        "stall_timeout": STALL_TIMEOUT_S,
-        "workloads": [WORKLOAD],
-        "aggregators": ["all_reduce"],
-        **FEW,
-        **keys,
-    }
+    made = {"name": "faults", "kind": "iteration", "stall_timeout": STALL_TIMEOUT_S, **ON_TWO_CORES, **FEW}
+    return {**made, "workloads": [WORKLOAD], "aggregators": ["all_reduce"], **keys}
 
 
 def command_in(folder: Path) -> Scaling:
@@ -61,10 +51,6 @@ def worker(command, rank, port, *arguments, before=(), **environment):
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "scaling.worker", str(command.study), "--out", str(command.out)]
-    return subprocess.Popen(
-        [*before, *words, *arguments],
-        cwd=command.folder,
-        env={**command.environment, **place, **meeting, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    variables = {**command.environment, **place, **meeting, **environment}
+    words = [*before, *words, *arguments]
+    return subprocess.Popen(words, cwd=command.folder, env=variables, stderr=subprocess.PIPE, text=True)

@@ -22,41 +22,18 @@ VALUES: list[Any] = [
     *("", "x", "0", "1e5", "none", "../..", "a:b", "=1+1", "@SUM(A1)", "\u202e", "x" * 100_000, "é\u2028"),
     *([], {}, [[]], [None], [1, "a"], {"a": {"b": 1}}, ["x"] * 1000, [0.1] * 3),
     *(f"{RAW}NaN", f"{RAW}Infinity", f"{RAW}1e999", f"{RAW}.nan", f"{RAW}{'9' * 400}", f"{RAW}{'9' * 5000}"),
-    *(
-        f"{RAW}{'[' * 1000}{']' * 1000}",
-        f"{RAW}{'[' * 70}{']' * 70}",
-        f'{RAW}"\\u001b[31mred"',
-        f'{RAW}"\\ud800"',
-    ),
+    *(f"{RAW}{'[' * number}{']' * number}" for number in (1000, 70)),
+    *(f'{RAW}"\\u001b[31mred"', f'{RAW}"\\ud800"'),
     *(f'{RAW}"\\u0000"', f"{RAW}&x [*x]", f"{RAW}!!python/object/apply:os.system [x]", f"{RAW}2026-01-01"),
     *(f"{RAW}{{", f"{RAW}]", f"{RAW}'", f"{RAW}: :", f"{RAW}*none", f"{RAW}-"),
 ]
 
 
 WORDS = (
-    *(
-        "-1",
-        "0",
-        "-0.0",
-        "1.5",
-        "1e300",
-        "1e-300",
-        "9007199254740993",
-        "1e400",
-        "0x10",
-        "1_000",
-        "\u0663",
-        "007",
-    ),
+    *["-1", "0", "-0.0", "1.5", "1e300", "1e-300", "9007199254740993", "1e400", "0x10", "1_000", "٣", "007"],
     *(
         "",
-        "x",
-        "[red]x[/red]",
-        "%s{0}",
-        "{{x}}",
-        "<script>",
-        "../../x",
-        "=1+1",
+        *["x", "[red]x[/red]", "%s{0}", "{{x}}", "<script>", "../../x", "=1+1"],
         "x" * 5000,
         "\u202e",
         "&#27;[31m",
@@ -65,6 +42,8 @@ WORDS = (
 """What stands in the place of a number or a quoted text, in whatever format."""
 
 
+CONTROL = [b"\0", b"\x1b[2J", b"\xff\xfe", b"\x9b", b"\r", b"\xe2\x80\xa8", b"\t", b'"']
+IN_PLACE = ["none", "empty", "folder", "loop", "dangling", "pipe", "other", "junk", "no parent", "spaces"]
 MUTANT = "mutant"
 """The folder of the one that is being tried."""
 
@@ -185,9 +164,7 @@ def _change_bytes(path: Path, _: Sequence[Path], draw: random.Random) -> str:
         "junk": draw.randbytes(stop - start),
         "cut": b"",
         "repeat": content[start:stop] * draw.choice([2, 3, 50]),
-        "control": draw.choice(
-            [b"\0", b"\x1b[2J", b"\xff\xfe", b"\x9b", b"\r", b"\xe2\x80\xa8", b"\t", b'"']
-        ),
+        "control": draw.choice(CONTROL),
     }[what]
     changed = content[:start] + middle + (b"" if what == "cut" else content[stop:])
     path.write_bytes(gzip.compress(changed) if packed else changed)
@@ -196,9 +173,7 @@ def _change_bytes(path: Path, _: Sequence[Path], draw: random.Random) -> str:
 
 def _change_file(path: Path, files: Sequence[Path], draw: random.Random) -> str:
     """What stands in its place."""
-    what = draw.choice(
-        ["none", "empty", "folder", "loop", "dangling", "pipe", "other", "junk", "no parent", "spaces"]
-    )
+    what = draw.choice(IN_PLACE)
     other = draw.choice(files)
     content = other.read_bytes()
     if what == "no parent" and path.parent.name != MUTANT:
@@ -215,9 +190,8 @@ def _change_file(path: Path, files: Sequence[Path], draw: random.Random) -> str:
     elif what == "dangling":
         path.symlink_to(path.with_name("nowhere"))
     elif what not in ("none", "no parent"):
-        path.write_bytes(
-            {"empty": b"", "other": content, "junk": draw.randbytes(2000), "spaces": b" \n" * 9}[what]
-        )
+        new = {"empty": b"", "other": content, "junk": draw.randbytes(2000), "spaces": b" \n" * 9}
+        path.write_bytes(new[what])
     return f"{what} in its place"
 
 

@@ -40,14 +40,7 @@ MOST_CALLS = 15_000_000
 
 CODES = {
     **{"compare": {0, 2, 3}, "status": {0, 1, 2}, "recommend": {0, 2, 3}, "explain": {0, 2}},
-    **{
-        "export": {0, 2},
-        "predict": {0, 2},
-        "plan": {0, 2},
-        "report": {0, 2},
-        "topology": {0, 2},
-        "schedule": {0, 2},
-    },
+    **{verb: {0, 2} for verb in ("export", "predict", "plan", "report", "topology", "schedule")},
 }
 """Verb -> exit codes that docs/reference says it may end with."""
 
@@ -108,11 +101,8 @@ def complaint(words: Sequence[object], ended: Ended, folder: Path) -> str | None
     """What is wrong with how a command ended; None where nothing is."""
     if ended.traceback:
         *_, last = ended.traceback.strip().splitlines()
-        ours = [
-            line.strip()
-            for line in ended.traceback.splitlines()
-            if "/scaling/" in line or "/topologies/" in line
-        ]
+        lines = ended.traceback.splitlines()
+        ours = [line.strip() for line in lines if "/scaling/" in line or "/topologies/" in line]
         return f"{last[:150]} in {ours[-1] if ours else '?'}"
     if ended.num_calls > MOST_CALLS:
         return f"made {ended.num_calls} calls"
@@ -234,23 +224,16 @@ def main() -> None:
     bases = [base for base in [*BASES, *LARGE, *REPORTS] if options.only in base.name]
     tell = functools.partial(print, flush=True)
     with tempfile.TemporaryDirectory() as place:
-        tried = try_mutants(
-            options.seed, options.mutants, Path(place), bases, tell, lambda: time.monotonic() > end_s
-        )
+        drawn = (options.seed, options.mutants, Path(place), bases)
+        tried = try_mutants(*drawn, tell, lambda: time.monotonic() > end_s)
     for problem, mutants in sorted(tried.failures.items(), key=lambda item: -len(item[1])):
         print(f"{len(mutants):4} {problem}\n       {mutants[0][:400]}")
     refused = sum(count for (_, is_refused), count in tried.counts.items() if is_refused)
     print(f"{tried.num_mutants} mutants, {refused} refused, at most {tried.most_calls} calls, "
           f"{tried.most_cpu_s[0]:.1f} CPU seconds ({tried.most_cpu_s[1][:200]}), "
           f"{sum(map(len, tried.failures.values()))} wrong in {len(tried.failures)} ways")  # fmt: skip
-    print(
-        json.dumps(
-            {
-                f"{name}{' refused' if refused else ''}": n
-                for (name, refused), n in sorted(tried.counts.items())
-            }
-        )
-    )
+    counts = sorted(tried.counts.items())
+    print(json.dumps({f"{name}{' refused' if refused else ''}": n for (name, refused), n in counts}))
 
 
 if __name__ == "__main__":

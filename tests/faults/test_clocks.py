@@ -7,12 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WALL = {
-    "time.time",
-    "time.time_ns",
-    "datetime.now",
-    "datetime.utcnow",
-    "datetime.today",
-    "time.clock_gettime",
+    *("time.time", "time.time_ns", "time.clock_gettime"),
+    *("datetime.now", "datetime.utcnow", "datetime.today"),
 }
 ENDS = {name.rpartition(".")[2] for name in WALL}
 TIMES_OF_DAY = {

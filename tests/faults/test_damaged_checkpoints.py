@@ -12,20 +12,14 @@ import yaml
 
 from scaling.store import ResultsFolder
 from scaling.training.checkpoint import DIGEST_BYTES, MAGIC
-from tests.faults.commands import command_in
+from tests.faults.commands import ON_TWO_CORES, command_in
 
 pytestmark = pytest.mark.processes
 
 EPOCHS = 8
 STUDY = {
-    "name": "killed",
-    "kind": "convergence",
-    "device": "cpu",
-    "threads": 1,
-    "world_sizes": [2],
-    "scaling": "strong",
+    **{"name": "killed", "kind": "convergence", "epochs": EPOCHS, **ON_TWO_CORES},
     "workloads": [{"model": {"name": "mlp", "hidden": [16]}, "dataset": "digits", "global_batch": 256}],
-    "epochs": EPOCHS,
 }
 DIGEST = "its digest is another one: it was changed, or cut short"
 SAID = {
@@ -133,13 +127,9 @@ def test_training_whose_last_checkpoint_is_damaged(tmp_path, draw, killed, other
 
 def test_training_of_which_no_checkpoint_is_good(tmp_path, draw, killed, other, found):
     command = killed(tmp_path / "killed")
+    kinds = [how for how in SAID if how not in ("removed", "of the other rank")]
     for path in files_of(command.out, f"checkpoint-rank{draw.randrange(2)}*.pt"):
-        damage(
-            path,
-            draw.choice([how for how in SAID if how not in ("removed", "of the other rank")]),
-            draw,
-            other,
-        )
+        damage(path, draw.choice(kinds), draw, other)
     notes = notes_after(command)
     assert "no checkpoint is good on all ranks: the training began anew" in notes
     assert not any("went on from there" in note for note in notes)

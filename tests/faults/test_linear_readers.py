@@ -103,11 +103,8 @@ def many_runs(path, num_models, num_buckets):
         model, bucket = divmod(number, num_buckets)
         for size, aggregator in ((1, "none"), (2, "none"), (2, "ring"), (2, "one_bit")):
             names = {"aggregator": aggregator, "aggregator_label": aggregator, "model_label": f"m{model}"}
-            names |= {
-                "model_parameters": {"hidden": [model]},
-                "bucket_mb": bucket + 1.0,
-                "lossy": "bit" in aggregator,
-            }
+            names |= {"model_parameters": {"hidden": [model]}, "bucket_mb": bucket + 1.0}
+            names["lossy"] = "bit" in aggregator
             spans = [split(step, 0.01, ("backward", "compute", 0.0, 0.005 + size / 1e3)) for step in (3, 4)]
             runs = [
                 [[*(iteration(step, step_s, profiled=False) for step in (0, 1)), *spans]] * size

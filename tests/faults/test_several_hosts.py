@@ -38,17 +38,10 @@ def on_two_hosts(tmp_path, draw, need):
         command.study.write_text(yaml.safe_dump(study))
         port = free_port()
         place = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-        workers = [
-            worker(
-                command,
-                str(one),
-                port,
-                before=[*named, f"host{1 + one // 2}"],
-                LOCAL_RANK=str(one % 2),
-                **place,
-            )
-            for one in range(4)
-        ]
+        workers = []
+        for one in range(4):
+            before, local = [*named, f"host{1 + one // 2}"], str(one % 2)
+            workers.append(worker(command, str(one), port, before=before, LOCAL_RANK=local, **place))
         said = [one.communicate(timeout=LIMIT_S)[1] for one in workers]
         print(*said, sep="\n----\n")
         return rank, [said[0] + said[1], said[2] + said[3]], [one.returncode for one in workers]

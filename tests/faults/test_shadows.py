@@ -11,24 +11,11 @@ from launchers.base import LaunchSpec
 from launchers.zygote import Zygote
 from tests.waiting import LIMIT_S
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(sys.platform != "linux", reason="zygotes are Linux's"),
-]
+not_linux = pytest.mark.skipif(sys.platform != "linux", reason="zygotes are Linux's")
+pytestmark = [pytest.mark.processes, not_linux]
 
-SHADOWS = [
-    "scaling",
-    "launchers",
-    "numpy",
-    "torch",
-    "statistics",
-    "types",
-    "json",
-    "os",
-    "random",
-    "yaml",
-    "sklearn",
-]
+SHADOWS = ["scaling", "launchers", "numpy", "torch", "yaml", "sklearn"]
+SHADOWS += ["statistics", "types", "json", "os", "random"]
 OWN = "import numpy, statistics, scaling.errors\ndef main(words):\n    print('ran', words)\n"
 
 
@@ -55,9 +42,8 @@ def test_forked_workers_import_what_is_installed_and_the_users_own_module(shadow
 def test_program_imports_what_is_installed(shadowed, module):
     for name in ("scaling", "launchers", "types", "os"):  # Python itself imports these before any of ours
         (shadowed / f"{name}.py").unlink()
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False, timeout=LIMIT_S
-    )
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert "imported" not in done.stdout
 

@@ -17,6 +17,7 @@ from tests.waiting import LIMIT_S
 pytestmark = pytest.mark.processes
 
 ALONE = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+NOTHING = "nothing: nothing has begun"
 PLUG_INS = {
     "sys.exit(0)": "SystemExit: 0",
     "raise SystemExit('bye')": "SystemExit: bye",
@@ -34,6 +35,11 @@ def command(tmp_path):
     made = command_in(tmp_path)
     made.study.write_text(yaml.safe_dump(study_of(world_sizes=[1], iterations=10, warmup=2)))
     return made
+
+
+def started(command, *words):
+    options = {"capture_output": True, "text": True, "timeout": LIMIT_S}
+    return subprocess.run(words, cwd=command.folder, env=command.environment, **options)
 
 
 def said_by(one):
@@ -60,10 +66,8 @@ def test_plug_in_that_raises_when_it_is_imported(tmp_path, monkeypatch, key, cod
     assert (ended.code, complaint(("plan", path), ended, tmp_path)) == (2, None)
     assert "cannot load a_plug_in_of_a_test:Own: " in ended.err
     assert PLUG_INS[code] in ended.err
-    found(
-        "error: STUDY: aggregator 'MODULE:NAME': cannot load MODULE:NAME: what it raises",
-        "nothing: nothing has begun",
-    )
+    said = "error: STUDY: aggregator 'MODULE:NAME': cannot load MODULE:NAME: what it raises"
+    found(said, NOTHING)
 
 
 WRONG = {
@@ -81,7 +85,7 @@ def test_variable_of_the_environment_that_is_wrong(command, variable, found):
     lines = [line for line in said_by(one).splitlines() if line.startswith("error: ")]
     assert one.returncode == 2
     assert [variable in line and said in line for line in lines] == [True]
-    found("error: VARIABLE is VALUE; it must be ...", "nothing: nothing has begun")
+    found("error: VARIABLE is VALUE; it must be ...", NOTHING)
 
 
 def test_backend_of_matplotlib_that_there_is_none_of(command):
@@ -93,10 +97,8 @@ def test_backend_of_matplotlib_that_there_is_none_of(command):
 def test_join_timeout_that_is_wrong_starts_no_launch(command):
     outcome = command.run_here(SCALING_JOIN_TIMEOUT_S="soon")
     assert outcome.returncode == 2
-    assert (
-        outcome.stderr.splitlines(keepends=True)[-1]  # a busy machine is warned of before
-        == "error: SCALING_JOIN_TIMEOUT_S is 'soon'; it must be a number of seconds above 0\n"
-    )
+    said = "error: SCALING_JOIN_TIMEOUT_S is 'soon'; it must be a number of seconds above 0\n"
+    assert outcome.stderr.splitlines(keepends=True)[-1] == said  # a busy machine is warned of before
 
 
 def test_address_of_rank_0_that_nobody_has(command, found):
@@ -106,13 +108,8 @@ def test_address_of_rank_0_that_nobody_has(command, found):
     line = "rank 1 cannot join the other workers: nobody answered at nowhere.invalid, port 29555"
     assert (one.returncode, said.count("\n")) == (2, 1)
     assert line in said
-    found(
-        said.strip()
-        .replace("rank 1", "rank N")
-        .replace("nowhere.invalid, port 29555", "ADDRESS, port N")
-        .replace("3 s", "N s"),
-        "nothing: nothing has begun",
-    )
+    said = said.strip().replace("rank 1", "rank N").replace("3 s", "N s")
+    found(said.replace("nowhere.invalid, port 29555", "ADDRESS, port N"), NOTHING)
 
 
 def test_standard_streams_that_are_closed(command, found):
@@ -128,20 +125,18 @@ def test_folder_that_was_removed_while_a_command_is_in_it(command, found):
     gone = command.folder / "gone"
     gone.mkdir()
     words = [sys.executable, "-m", "scaling", "list", "aggregators"]
-    in_it = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(gone), *words]
-    ended = subprocess.run(in_it, env=command.environment, capture_output=True, text=True, timeout=LIMIT_S)
+    ended = started(command, "sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(gone), *words)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: the current folder was removed; go to another one, as with `cd`\n"
-    found(ended.stderr.strip(), "nothing: nothing has begun")
+    found(ended.stderr.strip(), NOTHING)
 
 
 def test_limit_of_open_files_that_is_too_low(command, found):
     words = [sys.executable, "-m", "scaling", "run", str(command.study), "--out", str(command.out)]
-    few = ["sh", "-c", 'ulimit -n 12 && exec "$@"', "sh", *words]
-    ended = subprocess.run(few, env=command.environment, capture_output=True, text=True, timeout=LIMIT_S)
+    ended = started(command, "sh", "-c", 'ulimit -n 12 && exec "$@"', "sh", *words)
     assert ended.returncode == 2
     assert ended.stderr == "error: at most 12 files may be open (`ulimit -n`); at least 64 are needed\n"
-    found(ended.stderr.strip().replace("12", "N"), "nothing: nothing has begun")
+    found(ended.stderr.strip().replace("12", "N"), NOTHING)
 
 
 @pytest.mark.parametrize("place", ["a file", "a link to nothing", "a link to itself"])
@@ -154,10 +149,8 @@ def test_folder_of_runs_whose_place_something_else_takes(tmp_path, place, found)
         ended = run(words)
         assert (ended.code, complaint(words, ended, tmp_path)) == (2, None)
         assert f"{runs} is no folder" in ended.err
-    found(
-        "error: PATH/runs is no folder; put it back, or remove what stands in its place",
-        "nothing: nothing is written",
-    )
+    said = "error: PATH/runs is no folder; put it back, or remove what stands in its place"
+    found(said, "nothing: nothing is written")
 
 
 @pytest.mark.parametrize("verb", ["run", "status", "plan"])
@@ -165,10 +158,8 @@ def test_name_whose_bytes_are_no_text(verb, found):
     ended = run((verb, os.fsdecode(b"out\xff\xc3")))
     assert ended.code == 2
     assert ended.err.startswith("error: 'out\\\\udcff\\\\udcc3' is no text here: its bytes are no utf-8; ")
-    found(
-        "error: NAME is no text here: its bytes are no utf-8; use another name, or a locale with UTF-8",
-        "nothing: nothing has begun",
-    )
+    said = "error: NAME is no text here: its bytes are no utf-8; use another name, or a locale with UTF-8"
+    found(said, NOTHING)
 
 
 @pytest.mark.parametrize("verb", ["status", "report", "plan"])
@@ -177,14 +168,11 @@ def test_name_that_is_too_long_for_the_file_system(tmp_path, verb, found):
     ended = run((verb, path))
     assert (ended.code, complaint((verb, path), ended, tmp_path)) == (2, None)
     assert "File name too long" in ended.err or "no study " in ended.err
-    found("error: PATH: cannot be read or written: File name too long", "nothing: nothing has begun")
+    found("error: PATH: cannot be read or written: File name too long", NOTHING)
 
 
 def test_results_folder_whose_name_looks_like_an_option(command, found):
-    words = [sys.executable, "-m", "scaling", "run", "study.yaml", "--out=-x"]
-    ended = subprocess.run(
-        words, cwd=command.folder, env=command.environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    ended = started(command, sys.executable, "-m", "scaling", "run", "study.yaml", "--out=-x")
     assert ended.returncode == 0, ended.stderr
     assert os.path.isfile(command.folder / "-x" / "report.html")
     found("it is taken as any other name")

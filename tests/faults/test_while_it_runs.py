@@ -111,9 +111,8 @@ def test_ranks_that_build_different_models(study, found):
     command, _ = study
     (record,) = [r for r in command.results().runs() if r.cell["model"] == "planted:other_width"]
     assert record.state == "failed"
-    assert (
-        "rank 1 has built another model than rank 0: 0.weight is [9, 20] float32 on rank 1" in record.reason
-    )
+    said = "rank 1 has built another model than rank 0: 0.weight is [9, 20] float32 on rank 1"
+    assert said in record.reason
     found(record.reason, "nothing: that cell fails, the others run")
 
 
@@ -145,9 +144,8 @@ def test_ranks_that_are_started_with_other_arguments_studies_or_code(tmp_path, f
     line = line_with(said[0], "error: ranks were not started with the same: arguments: ", "on rank 1")
     assert "the study file study.yaml: " in line
     assert "the code of of_this_rank: " in line
-    found(
-        "error: ranks were not started with the same: arguments: A on rank N, B on rank 0; the study file ..."
-    )
+    said = "error: ranks were not started with the same: arguments: A on rank N, B on rank 0"
+    found(f"{said}; the study file ...")
 
 
 def test_port_that_another_program_holds(tmp_path, found):
@@ -204,9 +202,8 @@ def test_ctrl_c_twice(scaling, draw, found):
     assert process.returncode in (130, -signal.SIGINT), said  # the second may come when all is over
     assert set(scaling.states().values()) == {"planned"}
     assert zombies_of(os.getpid()) == []
-    found(
-        "stopping the workers; what is finished is kept", "nothing: the run that was cut off is planned again"
-    )
+    lost = "nothing: the run that was cut off is planned again"
+    found("stopping the workers; what is finished is kept", lost)
 
 
 def parent_of(pid):
@@ -244,9 +241,8 @@ def test_disk_that_is_full(tmp_path, draw, found, need):
     try:
         command = command_in(tmp_path)
         command.out = small / "out"
-        command.study.write_text(
-            yaml.safe_dump({**study_of(), "parts": [{}, {"iterations": 4000, "aggregators": ["ring"]}]})
-        )
+        parts = [{}, {"iterations": 4000, "aggregators": ["ring"]}]
+        command.study.write_text(yaml.safe_dump({**study_of(), "parts": parts}))
         outcome = command.run()
         assert outcome.returncode == 2, outcome.stderr
         assert "Traceback" not in outcome.stderr

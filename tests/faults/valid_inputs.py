@@ -58,19 +58,13 @@ NCCL_TESTS = {
     "config": {"nthreads": 1, "ngpus": 1, "graph": 0, "devices": [{"rank": rank} for rank in range(4)]},
 }
 OSU = "# OSU MPI Allreduce Latency Test v7.3\n# Size   Avg Latency(us)\n8   10.5\n1024   20.25\n"
-NVBANDWIDTH = {
-    "nvbandwidth": {
-        "version": "v0.8",
-        "testcases": [
-            {"name": "host_to_device_memcpy_ce", "bandwidth_matrix": [["55.1", "54.9"]]},
-            {"name": "device_to_host_memcpy_ce", "bandwidth_matrix": [["55.1", "54.9"]]},
-            {
-                "name": "device_to_device_memcpy_write_ce",
-                "bandwidth_matrix": [["N/A", "390"], ["391", "N/A"]],
-            },
-        ],
-    }
+MATRICES = {
+    "host_to_device_memcpy_ce": [["55.1", "54.9"]],
+    "device_to_host_memcpy_ce": [["55.1", "54.9"]],
+    "device_to_device_memcpy_write_ce": [["N/A", "390"], ["391", "N/A"]],
 }
+CASES = [{"name": name, "bandwidth_matrix": matrix} for name, matrix in MATRICES.items()]
+NVBANDWIDTH = {"nvbandwidth": {"version": "v0.8", "testcases": CASES}}
 SAMPLES = """launch,operation,ranks,memory,captured,num_threads,num_bytes,repeats,seconds
 default,all_reduce,0 1,,False,,1048576,1,2e-05
 default,all_reduce,0 1,,False,,4194304,1,4e-05
@@ -138,9 +132,8 @@ def _study(folder: Path, times: int = 1) -> None:
 
 def _read_study(folder: Path, name: str, draw: random.Random) -> Sequence[object]:
     study = folder / "own.yaml"
-    key = draw.choice(
-        ["repeats", "parts.0.max_seconds", "workloads.0.model", "seed", "world_sizes", "parts", "name"]
-    )
+    keys = ["repeats", "parts.0.max_seconds", "workloads.0.model", "seed", "world_sizes", "parts", "name"]
+    key = draw.choice(keys)
     override = f"{key}={unquoted(json.dumps(draw.choice(VALUES)))}"
     some = [("plan", study), ("plan", study, "--json"), ("plan", study, override)]
     return draw.choice([*some, ("predict", study, "--topology", "hgx-h200-4")])

@@ -9,9 +9,8 @@ import tempfile
 import pytest
 
 from launchers.processes import descendants, start_any
-from tests.conftest import still_there
-from tests.launchers.test_processes import ended, is_running, pids_in
-from tests.waiting import wait_until
+from tests.launchers.test_processes import pids_in
+from tests.waiting import left_of, wait_until
 
 # A child in a session of its own that ignores SIGTERM; all pids go to the file.
 TREE = """
@@ -50,11 +49,24 @@ def test_command_that_is_not_there_does_not_start(tmp_path):
 def test_what_a_command_leaves_ends_with_it(tmp_path):
     process = kept(tmp_path, TREE, tmp_path / "pids")
     assert process.wait() == 0
-    assert ended(pids_in(tmp_path / "pids"))
+    assert not left_of(pids_in(tmp_path / "pids"))
 
 
-HEEDING = ["env", "--default-signal"]
-"""What is started below nohup ignores a hangup otherwise."""
+def left_by(folder, words, name, wait_for):
+    """What is left of a verb that a signal ends once `wait_for(process)` has told the pids."""
+    heeding = ["env", "--default-signal"]  # what is started below nohup ignores a hangup otherwise
+    process = subprocess.Popen([*heeding, sys.executable, "-m", "scaling", *words], cwd=folder)
+    try:
+        pids = wait_for(process)
+        process.send_signal(signal.Signals[name])
+        process.wait()
+        left = left_of(pids)
+    finally:
+        process.kill()
+        process.wait()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return left
 
 
 @linux
@@ -62,18 +74,7 @@ HEEDING = ["env", "--default-signal"]
 @pytest.mark.parametrize("name", SIGNALS)
 def test_nothing_of_an_attached_command_is_left(tmp_path, name):
     words = ["attach", "--out", "out", "--", sys.executable, "-c", TREE + WAITS, str(tmp_path / "pids")]
-    process = subprocess.Popen([*HEEDING, sys.executable, "-m", "scaling", *words], cwd=tmp_path)
-    try:
-        pids = pids_in(tmp_path / "pids")
-        process.send_signal(signal.Signals[name])
-        process.wait()
-        left = still_there(lambda: [pid for pid in pids if is_running(pid)])
-    finally:
-        process.kill()
-        process.wait()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == []
+    assert left_by(tmp_path, words, name, lambda _: pids_in(tmp_path / "pids")) == []
 
 
 @linux
@@ -89,17 +90,9 @@ def test_nothing_of_an_attached_command_is_left(tmp_path, name):
     ids=["probe", "run"],
 )
 def test_nothing_of_the_workers_of_a_verb_is_left(tmp_path, words, name):
-    process = subprocess.Popen([*HEEDING, sys.executable, "-m", "scaling", *words], cwd=tmp_path)
-    try:
+    def started(process):
         wait_until(lambda: len(descendants(process.pid)) >= 3 or process.poll() is not None)
         assert process.poll() is None
-        pids = descendants(process.pid)  # a starter and two workers
-        process.send_signal(signal.Signals[name])
-        process.wait()
-        left = still_there(lambda: [pid for pid in pids if is_running(pid)])
-    finally:
-        process.kill()
-        process.wait()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == []
+        return descendants(process.pid)  # a starter and two workers
+
+    assert left_by(tmp_path, words, name, started) == []

@@ -11,8 +11,7 @@ import pytest
 
 from launchers import processes
 from launchers.processes import end, run_to_end, start
-from tests.conftest import still_there
-from tests.waiting import LIMIT_S, wait_until
+from tests.waiting import LIMIT_S, is_running, left_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 # Starts a child of its own, writes both pids to the file it is given, and waits for ever: by short sleeps,
@@ -30,20 +29,9 @@ DEAF_TREE = TREE.replace("import time; time", "import signal, time; signal.signa
 )
 
 
-def is_running(pid):
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-
-
 def pids_in(path):
     wait_until(path.exists, "the launch to start")
     return [int(pid) for pid in path.read_text().split()]
-
-
-def ended(pids):
-    return not still_there(lambda: [pid for pid in pids if is_running(pid)])
 
 
 def run(program, *arguments, limit_s=LIMIT_S):
@@ -64,7 +52,7 @@ def test_launch_past_its_limit_is_ended_with_its_children(tmp_path, program):
     code, _ = run(program, str(tmp_path / "pids"), limit_s=3.0)
     assert code is None
     pids = tmp_path / "pids"  # on a busy machine the limit may come before the children
-    assert ended(pids_in(pids) if pids.exists() else [])
+    assert not left_of(pids_in(pids) if pids.exists() else [])
 
 
 def started(program, *arguments):
@@ -80,7 +68,7 @@ def test_launch_is_asked_to_end_before_it_is_forced(tmp_path, monkeypatch):
     process, pids = started(in_order + TREE, tmp_path / "pids")
     end(process)
     assert process.returncode == 7
-    assert ended(pids)
+    assert not left_of(pids)
 
 
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -100,7 +88,7 @@ def test_what_ignores_the_request_to_end_is_killed(tmp_path, monkeypatch, progra
     try:
         end(process)
         assert process.returncode == code
-        assert ended(pids)
+        assert not left_of(pids)
     finally:
         for pid in filter(is_running, pids):
             os.kill(pid, signal.SIGKILL)
@@ -125,7 +113,7 @@ def test_launch_ends_when_the_process_that_started_it_is_killed(tmp_path):
     finally:
         process.kill()
         process.wait()
-    left = [] if ended(pids) else pids
+    left = left_of(pids)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"processes {left} were left behind"

@@ -7,10 +7,6 @@ from launchers.rank_info import FIELDS, LAUNCHER_VARIABLE, TABLES, RankError, Ra
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 
 
-def without(variable: str) -> dict[str, str]:
-    return {name: value for name, value in TORCHRUN.items() if name != variable}
-
-
 def test_torchruns_variables_are_read():
     info = RankInfo.from_env({**TORCHRUN, "HOME": "/root"})
     assert (info.rank, info.local_rank, info.world_size, info.local_world_size) == (5, 1, 8, 4)
@@ -19,15 +15,9 @@ def test_torchruns_variables_are_read():
 
 def test_it_says_which_variable_gave_each_value():
     info = RankInfo.from_env(TORCHRUN)
-    assert info.variables == {
-        "rank": "RANK",
-        "local_rank": "LOCAL_RANK",
-        "world_size": "WORLD_SIZE",
-        "local_world_size": "LOCAL_WORLD_SIZE",
-    }
-    assert info.describe() == (
-        "rank 5 (RANK) of 8 (WORLD_SIZE), local rank 1 (LOCAL_RANK) of 4, started by torchrun"
-    )
+    assert info.variables == dict(zip(FIELDS, TORCHRUN, strict=True))
+    said = "rank 5 (RANK) of 8 (WORLD_SIZE), local rank 1 (LOCAL_RANK) of 4, started by torchrun"
+    assert info.describe() == said
 
 
 def test_launcher_of_ours_is_recorded_by_its_own_name():
@@ -60,7 +50,7 @@ def test_no_launcher_is_an_error_that_says_what_was_looked_for_and_how_to_start(
 @pytest.mark.parametrize("variable", TORCHRUN)
 def test_variable_that_is_missing_is_named_with_those_that_are_there(variable):
     with pytest.raises(RankError, match=f"torchrun set .*, but {variable} is missing"):
-        RankInfo.from_env(without(variable))
+        RankInfo.from_env({name: value for name, value in TORCHRUN.items() if name != variable})
 
 
 @pytest.mark.parametrize("variable", TORCHRUN)
@@ -94,25 +84,18 @@ def test_every_table_names_every_field(launcher):
 
 
 SRUN = {
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NTASKS": "8",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-    "SLURM_JOB_ID": "17",
-    "SLURM_JOB_NODELIST": "n[1-2]",
+    **{"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+    **{"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]"},
 }
+FIRST = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 
 
 def test_sruns_variables_are_read_and_say_where_the_ranks_meet():
     info = RankInfo.from_env(SRUN)
     assert (info.rank, info.local_rank, info.world_size, info.local_world_size) == (5, 1, 8, 4)
     assert (info.launcher, info.table, info.job_id) == ("srun", "srun", "17")
-    assert info.meeting_variables(SRUN) == {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "MASTER_ADDR": "n1",
-        "MASTER_PORT": "20017",
-    }
+    place = {"MASTER_ADDR": "n1", "MASTER_PORT": "20017"}
+    assert info.meeting_variables(SRUN) == {"RANK": "5", "WORLD_SIZE": "8", **place}
 
 
 def test_torchrun_inside_a_task_of_srun_comes_first_and_sets_where_the_ranks_meet():
@@ -135,24 +118,19 @@ def test_batch_script_is_no_task_of_srun():
         ({"SLURM_LOCALID": "2"}, "task 5 is number 2 of 4 on its node.*--distribution=block"),
         ({"SLURM_PROCID": "9"}, "srun's variables contradict one another"),
         ({"SLURM_NTASKS": "x"}, "SLURM_NTASKS is 'x'"),
-    ],
-    ids=str,
-)
-def test_tasks_that_do_not_make_equal_nodes_are_an_error(change, message):
-    with pytest.raises(RankError, match=message):
-        RankInfo.from_env({**SRUN, **change})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
         ({"SLURM_STEP_NUM_TASKS": "4"}, "SLURM_NTASKS is 8, and SLURM_STEP_NUM_TASKS makes 4 tasks"),
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, "SLURM_NTASKS is 8, and SLURM_STEP_TASKS_PER_NODE makes 12"),
     ],
+    ids=str,
 )
-def test_slurms_numbers_of_tasks_have_to_agree(change, message):
+def test_tasks_that_do_not_make_equal_nodes_or_numbers_that_do_not_agree_are_an_error(change, message):
     with pytest.raises(RankError, match=message):
         RankInfo.from_env({**SRUN, **change})
+
+
+def refused(environ, said):
+    with pytest.raises(RankError, match=said):
+        RankInfo.from_env(environ).meeting_variables(environ)
 
 
 def test_host_file_that_has_rank_0_elsewhere_is_refused_by_every_rank_with_both_hosts(tmp_path):
@@ -160,33 +138,20 @@ def test_host_file_that_has_rank_0_elsewhere_is_refused_by_every_rank_with_both_
     hosts.write_text("n2\nn2\nn2\nn2\nn1\nn1\nn1\nn1\n")
     for rank in range(8):
         own = {**SRUN, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 4)}
-        environ = {**own, "SLURM_HOSTFILE": str(hosts)}
-        with pytest.raises(RankError, match="would meet on n1, and rank 0 is on n2"):
-            RankInfo.from_env(environ).meeting_variables(environ)
-        ordered = {**own, "SLURM_ARBITRARY_NODELIST": "n2,n1"}
-        with pytest.raises(RankError, match="would meet on n1, and rank 0 is on n2"):
-            RankInfo.from_env(ordered).meeting_variables(ordered)
+        for order in ({"SLURM_HOSTFILE": str(hosts)}, {"SLURM_ARBITRARY_NODELIST": "n2,n1"}):
+            refused({**own, **order}, "would meet on n1, and rank 0 is on n2")
 
 
 @pytest.mark.parametrize("address", ["n2", "n1-ib0", "head.internal", "10.0.0.7"])
 def test_another_name_that_the_user_gives_is_not_compared(address):
-    environ = {
-        **SRUN,
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURMD_NODENAME": "n2",
-        "MASTER_ADDR": address,
-    }
+    environ = {**FIRST, "SLURMD_NODENAME": "n2", "MASTER_ADDR": address}
     assert RankInfo.from_env(environ).meeting_variables(environ)["MASTER_ADDR"] == address
 
 
 def test_without_the_host_file_nodes_by_number_tell_it():
-    environ = {**SRUN, "SLURM_NODEID": "0"}  # rank 5 of 4 a node
-    with pytest.raises(RankError, match="would meet on n1, and rank 0 is on another one"):
-        RankInfo.from_env(environ).meeting_variables(environ)
-    first = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n2"}
-    with pytest.raises(RankError, match="would meet on n1, and rank 0 is on n2"):
-        RankInfo.from_env(first).meeting_variables(first)
+    fifth_of_four_a_node = {**SRUN, "SLURM_NODEID": "0"}
+    refused(fifth_of_four_a_node, "would meet on n1, and rank 0 is on another one")
+    refused({**FIRST, "SLURMD_NODENAME": "n2"}, "would meet on n1, and rank 0 is on n2")
     right = {**SRUN, "SLURM_NODEID": "1", "SLURMD_NODENAME": "n2"}
     assert RankInfo.from_env(right).meeting_variables(right)["MASTER_ADDR"] == "n1"
 
@@ -196,14 +161,10 @@ def test_address_that_the_user_sets_is_taken():
     assert RankInfo.from_env(environ).meeting_variables(environ)["MASTER_ADDR"] == "10.0.0.1"
 
 
-@pytest.mark.parametrize("variables", [{"SLURM_STEP_NODELIST": "(null)"}, {"SLURM_JOB_NODELIST": "(null)"}])
-def test_null_is_no_host(variables):
-    environ = {**SRUN, **variables}
-    if variables.get("SLURM_JOB_NODELIST"):
-        with pytest.raises(RankError, match="no host name in the node list"):
-            RankInfo.from_env(environ).meeting_variables(environ)
-    else:
-        assert RankInfo.from_env(environ).meeting_variables(environ)["MASTER_ADDR"] == "n1"
+def test_null_is_no_host():
+    refused({**SRUN, "SLURM_JOB_NODELIST": "(null)"}, "no host name in the node list")
+    environ = {**SRUN, "SLURM_STEP_NODELIST": "(null)"}
+    assert RankInfo.from_env(environ).meeting_variables(environ)["MASTER_ADDR"] == "n1"
 
 
 OPENMPI = dict(zip(TABLES["openmpi"].values(), ("3", "1", "4", "2"), strict=True))
@@ -257,20 +218,14 @@ def test_place_to_meet_that_cannot_be_told_is_an_error():
         info.meeting_variables({"SLURM_JOB_ID": "17"})
 
 
+OF_MPI = ("{}_RANK", "{}_LOCAL_RANK", "{}_SIZE", "{}_LOCAL_SIZE")
 MPI_AND_HOROVOD = {
-    "openmpi": {
-        "OMPI_COMM_WORLD_RANK": "5",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_SIZE": "8",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    },
-    "mpich": {"PMI_RANK": "5", "MPI_LOCALRANKID": "1", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"},
-    "horovodrun": {
-        "HOROVOD_RANK": "5",
-        "HOROVOD_LOCAL_RANK": "1",
-        "HOROVOD_SIZE": "8",
-        "HOROVOD_LOCAL_SIZE": "4",
-    },
+    "openmpi": [name.format("OMPI_COMM_WORLD") for name in OF_MPI],
+    "mpich": ["PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"],
+    "horovodrun": [name.format("HOROVOD") for name in OF_MPI],
+}
+MPI_AND_HOROVOD = {
+    name: dict(zip(names, ("5", "1", "8", "4"), strict=True)) for name, names in MPI_AND_HOROVOD.items()
 }
 
 

@@ -66,9 +66,8 @@ def test_worker_learns_its_place_from_the_variables_that_the_launcher_names(own)
 
 
 def test_variables_that_do_not_name_every_field_are_refused():
-    with pytest.raises(
-        RankError, match="SCALING_RANK_VARIABLES is 'A,B'; it must name the variables of rank,"
-    ):
+    said = "SCALING_RANK_VARIABLES is 'A,B'; it must name the variables of rank,"
+    with pytest.raises(RankError, match=said):
         RankInfo.from_env({"SCALING_RANK_VARIABLES": "A,B", "A": "0", "B": "1"})
 
 

@@ -15,10 +15,6 @@ OPTIONS = JobOptions(
 )
 
 
-def test_script_is_pure():
-    assert script(OPTIONS) == script(replace(OPTIONS))
-
-
 @pytest.mark.parametrize(
     ("time", "seconds"),
     [
@@ -74,15 +70,11 @@ def test_job_without_gpus_asks_for_none():
 
 @pytest.mark.parametrize("word", ["a b", "ü", "key=[1, 2]", "x;y", "$HOME", "it's", "`id`", "\\"])
 def test_awkward_words_reach_the_command_as_they_are(word):
-    line = next(
-        line
-        for line in script(replace(OPTIONS, study=word, python="printf '%s\\n'")).splitlines()
-        if " scaling run " in line
-    )
+    lines = script(replace(OPTIONS, study=word, python="printf '%s\\n'")).splitlines()
+    line = next(line for line in lines if " scaling run " in line)
     words = line.partition(" -m scaling run ")[2].removesuffix(" \\")
-    shown = subprocess.run(
-        ["bash", "-c", f"printf '%s\\n' {words}"], capture_output=True, text=True, check=True
-    )
+    command = ["bash", "-c", f"printf '%s\\n' {words}"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines()[0] == word
 
 
@@ -91,19 +83,7 @@ record() { printf '%s\\0' "$@" "$MARK" >> "$RECORD"; }
 sbatch() { record sbatch "$@"; cat >> "$RECORD.report"; }
 scontrol() { echo host1; }
 """
-HOSTILE = [
-    "x;touch<>pwned",
-    "a|touch",
-    "a&b",
-    "*",
-    "(b)",
-    "a<b>c",
-    "~",
-    "{a,b}",
-    "!x",
-    "x%j",
-    "é\N{GRINNING FACE}",
-]
+HOSTILE = ["x;touch<>pwned", *["a|touch", "a&b", "*", "(b)", "a<b>c", "~", "{a,b}", "!x", "x%j", "é😀"]]
 ONLY_WORDS = [
     "$(touch pwned)",
     "`touch pwned`",
@@ -131,9 +111,8 @@ def started(tmp_path, options):
     variables = {"RECORD": str(tmp_path / "record"), "MARK": "end of words", "PATH": "/usr/bin:/bin"}
     variables |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "host1", "HOME": "/root"}
     variables |= dict.fromkeys(("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_JOB_ID"), "1")
-    done = subprocess.run(
-        ["bash", "-c", FAKES + text], env=variables, cwd=tmp_path, capture_output=True, text=True
-    )
+    command = ["bash", "-c", FAKES + text]
+    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert not (tmp_path / "pwned").exists()
     assert sorted(path.name for path in tmp_path.iterdir() if "record" not in path.name) == [program.name]
@@ -147,18 +126,12 @@ def started(tmp_path, options):
 def test_no_value_of_an_option_is_read_as_code(tmp_path, value, array):
     given = {"study": value, "out": value, "overrides": [f"a={value}", value], "array": array}
     one_word = {name: value for name in ("partition", "account", "job_name") if value in HOSTILE}
-    options = replace(
-        OPTIONS, **given, **one_word, setup=["true", "REPORT() { true; }", ": '", "REPORT", "'"]
-    )
+    setup = ["true", "REPORT() { true; }", ": '", "REPORT", "'"]
+    options = replace(OPTIONS, **given, **one_word, setup=setup)
     calls, report, program = started(tmp_path, options)
     run = ["program", "-m", "scaling", "run", value, f"a={value}", value, "--out", value]
-    run += [
-        "--launcher",
-        "slurm-torchrun",
-        "--workers-per-node",
-        "4",
-        *(["--world-size", "1"] if array else []),
-    ]
+    run += ["--launcher", "slurm-torchrun", "--workers-per-node", "4"]
+    run += ["--world-size", "1"] if array else []
     assert calls[-1] == run
     for name, given_word in one_word.items():
         assert f"--{name.replace('_', '-')}={given_word}" in sbatch_words(script(options))
@@ -166,15 +139,13 @@ def test_no_value_of_an_option_is_read_as_code(tmp_path, value, array):
         named = [f"--job-name={options.job_name}-report"]
         queue = [f"--{name}={value}" for name in ("partition", "account") if name in one_word]
         assert calls[0][:-4] == ["sbatch", *named, *queue]
-        assert shlex.split(report.removesuffix("\n").rpartition("'\n")[2]) == [
-            program, "-m", "scaling", "report", value,
-        ]  # fmt: skip
+        words = [program, "-m", "scaling", "report", value]
+        assert shlex.split(report.removesuffix("\n").rpartition("'\n")[2]) == words
 
 
 def sbatch_words(text):
-    return [
-        word for line in text.splitlines() if line.startswith("#SBATCH") for word in shlex.split(line[8:])
-    ]
+    lines = (line for line in text.splitlines() if line.startswith("#SBATCH"))
+    return [word for line in lines for word in shlex.split(line[8:])]
 
 
 @pytest.mark.parametrize(
@@ -186,16 +157,13 @@ def sbatch_words(text):
         ({"directives": ["--x\nrm"]}, "is no option of sbatch"),
         ({"study": "a\nb"}, "must be on one line each"),
         ({"world_sizes": [8]}, "world size 8 needs 2 nodes of 4 workers, and 1 are asked for"),
-        ({"world_sizes": [6], "nodes": 2, "workers_per_node": 5}, None),
         ({"world_sizes": [7], "nodes": 2}, "7 workers do not spread evenly"),
         ({"time": "00:02:00"}, "used up at once"),
     ],
     ids=str,
 )
 def test_options_that_contradict_one_another_are_an_error(change, message):
-    if message is None:
-        assert replace(OPTIONS, **change)
-        return
+    assert replace(OPTIONS, world_sizes=[6], nodes=2, workers_per_node=5)
     with pytest.raises(ValueError, match=message):
         replace(OPTIONS, **change)
 

@@ -30,9 +30,8 @@ def test_first_host_is_the_one_that_scontrol_names(text, tmp_path, need):
     (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\n")
     environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     command = [shutil.which("scontrol"), "show", "hostnames", text]
-    shown = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True, timeout=LIMIT_S
-    )
+    told = {"capture_output": True, "text": True, "check": True, "timeout": LIMIT_S}
+    shown = subprocess.run(command, env=environment, **told)
     assert shown.stdout.splitlines()[0] == LISTS[text]
 
 

@@ -14,9 +14,7 @@ from launchers import processes
 from launchers.base import LaunchSpec
 from launchers.processes import end
 from launchers.zygote import Zygote, ZygoteError, Zygotes
-from tests.conftest import still_there
-from tests.launchers.test_processes import is_running
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, is_running, left_of, still_there
 
 pytestmark = [
     pytest.mark.processes,
@@ -47,7 +45,7 @@ def launch(zygote, tmp_path):
 
     yield start
     pids = [pid for one in started for pid in (one.pid, *one.rank_pids)]
-    assert not still_there(lambda: [pid for pid in pids if is_running(pid)])
+    assert not left_of(pids)
 
 
 def ranks_of(running):
@@ -150,7 +148,7 @@ def test_killed_zygote_is_named_ends_its_launch_and_is_replaced(tmp_path):
         assert running.wait(LIMIT_S) != 0
         assert f"(pid {running._zygote.pid}) was ended by SIGKILL" in running.killed
         assert "the zygote" in running.killed
-        assert not still_there(lambda: [pid for pid in (running.pid, *ranks) if is_running(pid)])
+        assert not left_of((running.pid, *ranks))
         spec = LaunchSpec(2, 1, MODULE, ["facts", str(tmp_path)])
         assert zygotes.launch(0, spec, os.environ, tmp_path / "log").wait(LIMIT_S) == 0
     finally:
@@ -176,7 +174,7 @@ def test_all_end_when_the_command_is_killed(tmp_path):
     command.kill()
     command.communicate()
     assert len(pids) == 4
-    assert not still_there(lambda: [pid for pid in pids if is_running(pid)])
+    assert not left_of(pids)
 
 
 def test_module_that_cannot_be_imported_is_named(tmp_path):

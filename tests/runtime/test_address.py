@@ -42,10 +42,8 @@ def environ():
     server.kept = {}
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_address[1]),
-    }
+    place = {"ADDR": "127.0.0.1", "PORT": str(server.server_address[1])}
+    yield {f"HOROVOD_GLOO_RENDEZVOUS_{name}": value for name, value in place.items()}
     server.shutdown()
     thread.join()
     server.server_close()
@@ -64,9 +62,8 @@ def test_others_hear_what_rank_0_says_even_if_they_ask_first(environ):
 def test_proxy_of_the_environment_is_not_asked(environ, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
-    assert (
-        over_horovodrun(info(0), environ, 1.0)("here") == over_horovodrun(info(1), environ, 1.0)("") == "here"
-    )
+    assert over_horovodrun(info(0), environ, 1.0)("here") == "here"
+    assert over_horovodrun(info(1), environ, 1.0)("") == "here"
 
 
 def test_rank_0_that_does_not_come_is_said(environ):

@@ -29,9 +29,8 @@ with closing_on_signals(lambda: close_runs(folder, rank, 2)):
 def folder(tmp_path):
     folder = ResultsFolder(tmp_path / "out")
     for cell, size, state in (("a", 2, "done"), ("b", 2, "running"), ("c", 1, "running")):
-        folder.write_run(
-            RunRecord(cell, 0, {"kind": "own", "device": "cpu", "world_size": size}, state=state)
-        )
+        variables = {"kind": "own", "device": "cpu", "world_size": size}
+        folder.write_run(RunRecord(cell, 0, variables, state=state))
     return folder
 
 
@@ -45,9 +44,8 @@ def states(folder):
 def test_signal_ends_the_worker_and_rank_0_puts_its_launchs_run_back(folder, number, rank, state):
     command = [sys.executable, "-c", PROGRAM, str(folder.path), str(rank)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=environment, **pipes)
     try:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)

@@ -4,6 +4,7 @@ import json
 import platform
 import socket
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
@@ -11,7 +12,7 @@ from torch.distributed import HashStore
 from launchers.base import MEETING_TOKEN_VARIABLE
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
-from scaling.runtime import meeting
+from scaling.runtime import meeting, workers
 from scaling.runtime.meeting import RankPlace, Signed, Waiting, Watched, here, require_here, say_pids
 
 
@@ -78,22 +79,49 @@ def test_what_one_rank_has_said_cannot_be_said_in_anothers_place(store):
         Signed(store).get("trouble")
 
 
+def token_for_watchers():
+    watched = Watched()
+    try:
+        return watched.place(RankInfo(0, 0, 2, 1, "torchrun", table="torchrun")).meeting[2]
+    finally:
+        watched._listener.close()
+
+
 def test_token_is_not_in_what_is_said_at_the_store(store):
     inside = Signed(store)._store
     assert b"ours" not in inside.get("1")
-    watched = Watched()
-    try:
-        place = watched.place(RankInfo(0, 0, 2, 1, "torchrun", table="torchrun"))
-        assert place.meeting[2] == "", "the watchers of several hosts know it from their environment"
-    finally:
-        watched._listener.close()
+    assert token_for_watchers() == "", "the watchers of several hosts know it from their environment"
 
 
 def test_without_a_token_of_the_launcher_rank_0_draws_one_for_the_watchers(monkeypatch):
     monkeypatch.delenv(MEETING_TOKEN_VARIABLE, raising=False)
-    watched = Watched()
-    try:
-        place = watched.place(RankInfo(0, 0, 2, 1, "torchrun", table="torchrun"))
-        assert len(place.meeting[2]) == 32
-    finally:
-        watched._listener.close()
+    assert len(token_for_watchers()) == 32
+
+
+LISTENS = "0A"
+OF_LOOPBACK = {"::1": "0" * 24 + "01000000", "127.0.0.2": "0200007F"}
+OF_HOST = ("192.0.2.7", "some-host")
+
+
+def listening(port):
+    """The addresses of IPv4 and IPv6 at which somebody of this host listens at the port."""
+    tables = (Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
+    lines = [line.split() for table in tables for line in table.splitlines()]
+    sockets = [(*line[1].split(":"), line[3]) for line in lines if ":" in line[1]]
+    return [address for address, number, state in sockets if state == LISTENS and int(number, 16) == port]
+
+
+@pytest.mark.parametrize("text", ["rubbish", "-1", "65536"])
+def test_port_that_is_none_is_refused(text):
+    said = f"^MASTER_PORT is '{text}'; it must be the number of a port, 1 to 65535$"
+    with pytest.raises(LaunchError, match=said):
+        workers._master_port({"MASTER_PORT": text})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.0.0.2", "::1", "192.0.2.7", "some-host"])
+def test_ranks_that_meet_on_loopback_are_reached_from_this_host_alone(address):
+    info = RankInfo.from_env({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    store = workers._store(info, 0, 5.0, address)
+    assert (listening(store.port) == [OF_LOOPBACK.get(address, "0100007F")]) == (address not in OF_HOST)
+    store.set("key", "value")
+    assert store.get("key") == b"value"

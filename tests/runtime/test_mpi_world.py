@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import still_there
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, left_of
 
 pytestmark = pytest.mark.processes
 
@@ -50,13 +49,6 @@ def test_rank_that_raises_or_leaves_ends_all(mpirun, how, word):
     assert word in done.stderr
 
 
-def is_running(pid):
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_workers_do_not_outlive_an_mpirun_that_is_killed_by_force(mpirun):
     process = mpirun.start(2, ENDING, "wait", cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
@@ -65,7 +57,7 @@ def test_workers_do_not_outlive_an_mpirun_that_is_killed_by_force(mpirun):
     finally:
         process.kill()
         process.communicate(timeout=LIMIT_S)
-    left = still_there(lambda: [pid for pid in pids if is_running(pid)])
+    left = left_of(pids)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left

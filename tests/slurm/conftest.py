@@ -19,6 +19,7 @@ import yaml
 
 from launchers import processes
 from scaling.store import ResultsFolder
+from tests.end_to_end.conftest import trained
 from tests.faults.conftest import found
 from tests.waiting import LIMIT_S, wait_until
 
@@ -146,9 +147,8 @@ class Cluster:
 
     def ask(self, *command, text=None):
         """The output of one of Slurm's commands; empty where it fails."""
-        done = subprocess.run(
-            command, env=self.environment, input=text, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        told = {"input": text, "capture_output": True, "text": True, "timeout": LIMIT_S}
+        done = subprocess.run(command, env=self.environment, **told)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def wait(self, condition, what):
@@ -235,37 +235,23 @@ class Study:
         self.cluster, self.folder = cluster, folder
         self.study, self.out, self.go = folder / "study.yaml", folder / "out", folder / "go"
         self.jobs: list[str] = []
-        self.environment = {
-            **cluster.environment,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
-            "MPLBACKEND": "Agg",
-            "SCALING_TEST_GO": str(self.go),
-        }
+        own = {"MPLBACKEND": "Agg", "SCALING_TEST_GO": str(self.go)}
+        own["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+        self.environment = {**cluster.environment, **own}
 
     def write(self, aggregators=("all_reduce", "ring"), world_sizes=(2,), **keys):
-        workload = {"model": {"name": "mlp", "hidden": [8]}, "dataset": "digits", "global_batch": 256}
-        study = {
-            "name": "small",
-            "kind": "convergence",
-            "device": "cpu",
-            "workloads": [{**workload, "epochs": 1, "learning_rate": 0.05}],
-            "aggregators": list(aggregators),
-            "world_sizes": list(world_sizes),
-            "scaling": "strong",
-            **keys,
-        }
+        keys |= {"aggregators": list(aggregators), "world_sizes": list(world_sizes), "learning_rate": 0.05}
+        study = trained("small", **keys)
         self.study.write_text(yaml.safe_dump(study))
+
+    def ended(self, command, **environment):
+        """A command, run to its end in the study's folder."""
+        place = {"cwd": self.folder, "env": {**self.environment, **environment}}
+        return subprocess.run(command, **place, capture_output=True, text=True, timeout=LIMIT_S)
 
     def scaling(self, *arguments, **environment):
         """The `scaling` command, to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "scaling", *arguments],
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        return self.ended([sys.executable, "-m", "scaling", *arguments], **environment)
 
     def submit(self, *options, **environment):
         """`scaling submit`; returns the job's id."""
@@ -299,13 +285,12 @@ class Study:
 
     def wait_for_run(self, aggregator, state="running"):
         """Waits until a cell of that aggregator is in that state, with the others done."""
-        return self.cluster.wait(
-            lambda: (
-                self.results().exists()
-                and state in [s for (a, _), s in self.states().items() if a == aggregator]
-            ),
-            f"{aggregator} to be {state}",
-        )
+
+        def is_in_it():
+            states = self.states().items() if self.results().exists() else ()
+            return state in [other for (name, _), other in states if name == aggregator]
+
+        return self.cluster.wait(is_in_it, f"{aggregator} to be {state}")
 
     def log(self, job):
         """What the job printed."""

@@ -3,21 +3,15 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import LIMIT_S
-
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
 WAITS = "waiting_aggregators:Waits"
-NOT_ALL_THERE = {
-    "torchrun": "not all nodes came within 20 s",
-    "srun": "1 of 2 ranks did not come within 20 s",
-}
+LATE = {"torchrun": "not all nodes came within 20 s", "srun": "1 of 2 ranks did not come within 20 s"}
 
 
 def worker_of(study, rank):
@@ -41,7 +35,7 @@ def waiting(cluster, study_in, tmp_path_factory):
     late_start = "import os, time\nif os.environ.get('SLURM_NODEID') == '1':\n    time.sleep(600)\n"
     (late / "sitecustomize.py").write_text(late_start)
     made = {}
-    for style in NOT_ALL_THERE:
+    for style in LATE:
         study = study_in(tmp_path_factory.mktemp(style))
         study.write()
         path = os.pathsep.join([str(late), study.environment["PYTHONPATH"]])
@@ -106,18 +100,15 @@ def test_job_completes_where_the_rest_cannot_run_there_and_says_what_stays_plann
     assert study.states() == {("all_reduce", 2): "done", ("mpi", 2): "planned"}
     line, *_ = messages(study.log(job), "1 run of mpi stays planned, since this launch lacks mpi")
     assert cluster.wait_for(after, "COMPLETED", "FAILED", "CANCELLED") == "COMPLETED"
-    found(
-        f"{line}; the job is COMPLETED, and those that wait for that begin", "nothing: that run stays planned"
-    )
+    said = f"{line}; the job is COMPLETED, and those that wait for that begin"
+    found(said, "nothing: that run stays planned")
 
 
 def test_fewer_workers_than_asked_for_are_refused_on_every_rank(study, cluster):
     study.write()
     command = ["srun", "--ntasks=1", "--time=5", sys.executable, "-m", "scaling.worker", study.study.name]
     command += ["--out", study.out.name, "--world-size=2"]
-    done = subprocess.run(
-        command, cwd=study.folder, env=study.environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    done = study.ended(command)
     assert done.returncode == 2
     errors = messages(done.stderr, "error: ")
     assert errors[0] == (
@@ -141,12 +132,12 @@ def test_port_that_is_occupied_ends_the_job_with_one_message(study, cluster):
     assert set(study.states().values()) == {"planned"}
 
 
-@pytest.mark.parametrize("style", NOT_ALL_THERE)
+@pytest.mark.parametrize("style", LATE)
 def test_node_that_does_not_come_ends_the_job_with_one_message(waiting, cluster, style):
     study, job = waiting[style]
     assert cluster.wait_for(job, "FAILED", "COMPLETED") == "FAILED"
     (error,) = messages(study.log(job), "error: ")
-    assert NOT_ALL_THERE[style] in error
+    assert LATE[style] in error
     assert set(study.states().values()) == {"planned"}
 
 

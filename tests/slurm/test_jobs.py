@@ -1,12 +1,10 @@
 """The same small study under every launcher: the same cells, columns and bits, the launcher in each row."""
 
-import subprocess
 import sys
 
 import pytest
 
 from scaling.analysis import summary_table
-from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
@@ -33,10 +31,7 @@ def by_hand(study, command):
     """The study after workers that a user's own command line has started."""
     study.write()
     words = ["-m", "scaling.worker", study.study.name, "--out", study.out.name]
-    environment = {**study.environment, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *words], cwd=study.folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    done = study.ended([*command, *words], OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     return study
 

@@ -15,13 +15,8 @@ SCRIPTS = sorted([*ROOT.glob("slurm/*.sbatch"), *ROOT.glob("tests/launchers/batc
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=[path.stem for path in SCRIPTS])
 def test_script_could_be_run_as_it_stands(cluster, path):
-    done = subprocess.run(
-        ["sbatch", "--test-only", str(path)],
-        env=cluster.environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    told = {"capture_output": True, "text": True, "timeout": LIMIT_S}
+    done = subprocess.run(["sbatch", "--test-only", str(path)], env=cluster.environment, **told)
     assert done.returncode == 0, done.stderr
     assert "to start at" in done.stderr
 

@@ -30,15 +30,13 @@ def run(study, openmpi, need):
         script = study.folder / f"{mpi}.sbatch"
         words = {"mpi": mpi, "nodes": nodes, "library": library, "python": sys.executable}
         script.write_text(SCRIPT.format(**words, study=study.study, out=study.out))
-        job = study.cluster.ask(
-            "sbatch", "--parsable", f"--chdir={study.folder}", f"--export=ALL,{study.exported}", str(script)
-        )
+        options = [f"--chdir={study.folder}", f"--export=ALL,{study.exported}"]
+        job = study.cluster.ask("sbatch", "--parsable", *options, str(script))
         study.jobs.append(job)
         return study.cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), study.log(job)
 
-    study.exported = ",".join(
-        f"{name}={study.environment[name]}" for name in ("PYTHONPATH", "SCALING_TEST_GO")
-    )
+    names = ("PYTHONPATH", "SCALING_TEST_GO")
+    study.exported = ",".join(f"{name}={study.environment[name]}" for name in names)
     study.write(["all_reduce", "mpi"])
     return submit
 

@@ -11,8 +11,7 @@ import pytest
 
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
-from tests.conftest import still_there
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, still_there
 from topologies.drawing import draw
 from topologies.schema import load
 

@@ -1,10 +1,14 @@
-"""What becomes of tests that are marked `gpu` where there are fewer GPUs, or where they are promised."""
+"""What becomes of tests that are marked `gpu` or `sampled`: by the GPUs there are, and by who runs them."""
 
+import itertools
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from tests.conftest import _draw
 
 pytest_plugins = ["pytester"]
 
@@ -109,9 +113,8 @@ def test_promised_gpus_that_are_not_there_are_failures(run):
 
 def test_where_there_are_more_than_promised_they_are_used(run):
     ended = run("1", 4)
-    assert {name for name, how in ended.items() if how == "passed: "} == {
-        *("test_one", "TestSeveral::test_two[1]", "TestSeveral::test_two[2]", "test_four")
-    }
+    ran = {"test_one", "TestSeveral::test_two[1]", "TestSeveral::test_two[2]", "test_four"}
+    assert {name for name, how in ended.items() if how == "passed: "} == ran
 
 
 def test_a_promise_that_is_no_number_is_refused(machine, pytester):
@@ -129,3 +132,31 @@ def test_junit_file_says_where_when_and_of_what_the_tests_ran(run, pytester):
     assert said["SCALING_TEST_GPUS"] == "2"
     assert {"date", "commit", "files differ from the commit", "cpu", "gpus", "driver", "nccl"} <= set(said)
     assert [suite.get(ended) for ended in ("tests", "errors", "failures", "skipped")] == ["7", "1", "0", "3"]
+
+
+class Case:
+    """What the draw sees of a test's case."""
+
+    def __init__(self, **params):
+        self.nodeid = f"test_it[{'-'.join(map(str, params.values()))}]"
+        self.callspec = SimpleNamespace(params=params)
+        self.marks = {"sampled": SimpleNamespace(args=(8,))}
+        self.add_marker = lambda name: self.marks.setdefault(name, name)
+        self.get_closest_marker = self.marks.get
+
+
+@pytest.mark.parametrize("shape", [(40,), (5, 8), (3, 4, 7)])
+def test_each_value_of_each_parameter_is_run_by_make_test_all_and_one_case_in_eight_by_make_test(shape):
+    every = itertools.product(*map(range, shape))
+    drawn = [Case(**dict(zip("abc", values, strict=False))) for values in every]
+    _draw(drawn)
+    left_out = [case for case in drawn if "every_case" in case.marks]
+    in_make_test = [case for case in drawn if not {"every_case", "quality"} & set(case.marks)]
+    run = [case for case in drawn if case not in left_out]
+    assert len(in_make_test) == -(-len(drawn) // 8)
+    assert len(run) <= len(in_make_test) + sum(shape)
+    for number, name in zip(shape, "abc", strict=False):
+        assert {case.callspec.params[name] for case in run} == set(range(number))
+    again = [Case(**case.callspec.params) for case in drawn]
+    _draw(again)
+    assert [case.marks.keys() for case in again] == [case.marks.keys() for case in drawn]
