@@ -335,7 +335,8 @@ def learning_plans(
         cells: the samples, by cell id.
         max_memory_bytes: that a timed cell may take on a GPU.
     """
-    usable = [row for row in rows if columns.is_unchanged(row) and not columns.is_aa_replicate(row)]
+    usable = [row for row in rows if not columns.has_no_model(row) and not columns.is_aa_replicate(row)]
+    usable = [row for row in usable if columns.is_unchanged(row)]
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
     timed = [row for row in usable if row["kind"] == "iteration" and row["iteration_s"]]
     timed = [row for row in timed if not columns.shares_gpus(row)]
