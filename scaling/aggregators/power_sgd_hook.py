@@ -15,7 +15,7 @@ Distributed Optimization", NeurIPS 2019; PyTorch, ddp_comm_hooks/powerSGD_hook.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -117,7 +117,8 @@ class PowerSgdHookState:
                 "torch's PowerSGD hook waits for a GPU wherever there is one: set CUDA_VISIBLE_DEVICES= for "
                 "cells on the CPU, or use power_sgd"
             )
-        scalar = next((name for layout in layouts.values() for name in _scalars(layout)), None)
+        tensors = ((name, s) for of in layouts.values() for name, s in zip(of.names, of.shapes, strict=True))
+        scalar = next((name for name, shape in tensors if not shape), None)
         if scalar is not None:
             raise StudyError(
                 f"parameter {scalar!r} is a scalar, which torch's PowerSGD hook does not take; give it the "
@@ -182,7 +183,3 @@ class PowerSgdHookState:
     def _tensors(self) -> dict[str, dict[int, Tensor]]:
         state = self.state
         return {"residual": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
-
-
-def _scalars(layout: BucketLayout) -> Sequence[str]:
-    return [name for name, shape in zip(layout.names, layout.shapes, strict=True) if not shape]

@@ -209,11 +209,6 @@ class StripesState(AggregatorState):
         return total[: self.layout.num_elements]
 
 
-def stripe_parts(layout: BucketLayout, chunks: Chunks, stripes: list[Span]) -> StripeParts:
-    firsts = [min(start * chunks.chunk_elements, chunks.num_elements) for start, _ in stripes]
-    return StripeParts(layout, (*firsts, chunks.num_elements))
-
-
 @dataclass(frozen=True)
 class Striped(Aggregator[StripesState]):
     """Base of aggregators by compressed stripes.
@@ -253,7 +248,7 @@ class Striped(Aggregator[StripesState]):
         chunks = codec.chunks(layout.num_elements)
         stripes = stripes_of(chunks.num_chunks, group.world_size)
         num_columns = stripes[group.rank][1] - stripes[group.rank][0]
-        size = chunks.chunk_elements
+        size, n, firsts = chunks.chunk_elements, chunks.num_elements, [start for start, _ in stripes]
         words, words_back = codec.row_words(size), back.row_words(size)
         of_gradient, of_sums = self.feeds_back()
 
@@ -274,7 +269,10 @@ class Striped(Aggregator[StripesState]):
             sums=zeros(chunks.num_chunks, words_back, dtype=torch.int32),
             result=zeros(layout.num_elements, dtype=dtype),
             watch=FiniteWatch.of_chunks(layout, size, device),
-            parts=stripe_parts(layout, chunks, stripes) if of_sums else None,
+            # Filling belongs to nobody.
+            parts=StripeParts(layout, tuple(min(start * size, n) for start in (*firsts, chunks.num_chunks)))
+            if of_sums
+            else None,
         )
 
     @final

@@ -158,10 +158,15 @@ def _bisect(weights: Weights, members: list[int], generator: random.Random) -> t
 
 
 def _by_backtracking(weights: Weights, root: int) -> list[int] | None:
+    def weight(leaves: list[int]) -> float:
+        edges = list(tree_edges(leaves))
+        num_idle = len(leaves) // 2 - 1 - sum(stride > 1 for _, _, stride in edges)
+        return float(sum(weights[parent, child] for parent, child, _ in edges)) - IDLE_PENALTY * num_idle
+
     depth = _depth(len(weights))
     candidates = _all_trees(weights, [root], 2**depth)
     if depth <= MAX_OPTIMAL_DEPTH:
-        return max(candidates, key=lambda leaves: _tree_weight(weights, leaves), default=None)
+        return max(candidates, key=weight, default=None)
     return next(candidates, None)
 
 
@@ -178,12 +183,6 @@ def _all_trees(weights: Weights, leaves: list[int], num_leaves: int) -> Iterator
     for rank in range(len(weights)):
         if rank == parent or (rank not in leaves and weights[parent, rank] > 0):
             yield from _all_trees(weights, [*leaves, rank], num_leaves)
-
-
-def _tree_weight(weights: Weights, leaves: list[int]) -> float:
-    edges = list(tree_edges(leaves))
-    num_idle = len(leaves) // 2 - 1 - sum(stride > 1 for _, _, stride in edges)
-    return float(sum(weights[parent, child] for parent, child, _ in edges)) - IDLE_PENALTY * num_idle
 
 
 MAX_RANKS = 256

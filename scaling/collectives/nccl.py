@@ -121,7 +121,9 @@ def _search(pairs: _Pairs) -> Rings:
     in_turn = np.arange(pairs.num_gpus)[None, :]
     (is_nvlink,) = pairs.all_nvlink(in_turn)
     loads = pairs.of_orders(in_turn)
-    by_rank = _rings(pairs, in_turn, np.array([_alone(pairs, loads[0])]))
+    used = loads[0] > 0
+    alone = (pairs.capacity[used] / loads[0][used]).min()
+    by_rank = _rings(pairs, in_turn, np.array([alone]))
     if pairs.num_gpus == 2 or by_rank.bytes_per_s >= 0.999 * pairs.most(nvlink=is_nvlink):
         return by_rank
     if pairs.num_gpus > MOST_SEARCHED:
@@ -130,11 +132,6 @@ def _search(pairs: _Pairs) -> Rings:
     orders = np.array([(0, *rest) for rest in permutations(range(1, pairs.num_gpus))])
     over_nvlink = orders[pairs.all_nvlink(orders)]
     return _together(pairs, over_nvlink if len(over_nvlink) else orders)
-
-
-def _alone(pairs: _Pairs, load: NDArray[np.float64]) -> float:
-    used = load > 0
-    return float((pairs.capacity[used] / load[used]).min())
 
 
 def _together(pairs: _Pairs, orders: NDArray[np.int64]) -> Rings:

@@ -162,7 +162,9 @@ class StepReader:
         lanes, lane_of = self._lanes(targets[adds], starts[adds], stops[adds])
         after, is_first = _one_after_the_other(lanes, lane_of)
         elements[adds] -= self._copied(lanes, lane_of, is_first, len(adds))
-        self._fill(targets, starts, stops)
+        in_host = targets >= self._schedule.world_size
+        first = (targets[in_host] - self._schedule.world_size) * self._schedule.num_chunks
+        self._filled[ranges(first + starts[in_host], first + stops[in_host])] = True
         sums = Moves(sources[adds], targets[adds], elements[adds] * self._element_bytes)
         return StepWork(messages, sums, message[adds], after)
 
@@ -193,11 +195,6 @@ class StepReader:
         chunks = places[copies] % self._schedule.num_chunks
         sizes = np.diff(self._elements_before)[chunks]
         return np.bincount(lane_of[copies], sizes, minlength=num_adds).astype(np.int64)
-
-    def _fill(self, targets: Ints, starts: Ints, stops: Ints) -> None:
-        in_host = targets >= self._schedule.world_size
-        first = (targets[in_host] - self._schedule.world_size) * self._schedule.num_chunks
-        self._filled[ranges(first + starts[in_host], first + stops[in_host])] = True
 
 
 def _one_after_the_other(lanes: Ints, lane_of: Ints) -> tuple[tuple[Ints, Ints], Ints]:
@@ -378,8 +375,12 @@ def _price_steps(
     by_kind: dict[Hashable, int] = {}
     by_work: dict[Hashable, int] = {}
     price_of_step = []
+    # Steps of one kind cost the same, but most kinds say nothing of unequal chunks, nor of host memory that
+    # is empty in one step only.
+    alike = not schedule.num_hosts or getattr(schedule.steps, "hosts_are_alike", False)
+    by_the_kind = alike and schedule.chunk_elements is None
     for index in range(len(schedule.steps)):
-        kind = _kind(schedule, index)
+        kind: Hashable = schedule.kind(index) if by_the_kind else index
         if kind not in by_kind:
             work = reader.read(schedule.steps[index])
             by_kind[kind] = by_work.setdefault(work.key(), len(prices))
@@ -387,10 +388,3 @@ def _price_steps(
                 prices.append(price_of(work))
         price_of_step.append(by_kind[kind])
     return prices, price_of_step
-
-
-def _kind(schedule: Schedule, index: int) -> Hashable:
-    """The step's kind, where those of one kind cost the same."""
-    # Most kinds say nothing of unequal chunks, nor of host memory that is empty in one step only.
-    alike = not schedule.num_hosts or getattr(schedule.steps, "hosts_are_alike", False)
-    return schedule.kind(index) if alike and schedule.chunk_elements is None else index

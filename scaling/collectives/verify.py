@@ -246,7 +246,10 @@ class _Interpreter:
 
     def _read(self, index: int, step: ScheduleStep) -> _Moves:
         if not isinstance(step, Columns):
-            self._check_operations(index, step)
+            wrong = next((t for t in step if t.operation not in OPERATIONS), None)
+            if wrong is not None:
+                allowed = ", ".join(OPERATIONS)
+                raise ScheduleError(f"{self._where(index, wrong)}: unknown operation; allowed: {allowed}")
         columns = Columns.of(step)
         sources, targets, starts, stops = columns.source, columns.target, columns.start, columns.stop
         self._check_ranges(index, step, sources, targets, starts, stops)
@@ -266,12 +269,6 @@ class _Interpreter:
         if self.schedule.num_hosts and 0 in arriving:
             self._refuse(moves, int(np.argmax(arriving == 0)), "is empty at the source")
         return moves
-
-    def _check_operations(self, index: int, step: ScheduleStep) -> None:
-        wrong = next((t for t in step if t.operation not in OPERATIONS), None)
-        if wrong is not None:
-            allowed = ", ".join(OPERATIONS)
-            raise ScheduleError(f"{self._where(index, wrong)}: unknown operation; allowed: {allowed}")
 
     def _write_at_once(self, moves: _Moves) -> None:
         """Where no place is written twice."""

@@ -75,18 +75,16 @@ class _SynchronizedBatchNorm(_BatchNorm):
         output, mean, variance, count = _Normalize.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, self.eps, self._group
         )
-        self._update_statistics(mean, variance * (count / (count - 1).clamp(min=1)))
         result: Tensor = output
-        return result
-
-    @torch.no_grad()
-    def _update_statistics(self, mean: Tensor, unbiased_variance: Tensor) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked.add_(1)
-        share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
-        for running, new in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
-            running.mul_(1 - share).add_(new.to(running.dtype), alpha=share)
+            return result
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                running.mul_(1 - share).add_(new.to(running.dtype), alpha=share)
+        return result
 
 
 class _Normalize(torch.autograd.Function):

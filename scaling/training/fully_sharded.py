@@ -103,15 +103,6 @@ class ShardedReplica(Replica):
     def full_parameters(self) -> list[Tensor]:
         return [whole(shard.detach()) for shard in self.shards]
 
-    def full_gradients(self) -> list[Tensor]:
-        """[layout.shapes] the mean gradients; zeros where the loss does not depend on one. Collective."""
-        return [
-            torch.zeros(shape, dtype=shard.dtype, device=shard.device)
-            if shard.grad is None
-            else whole(shard.grad)
-            for shard, shape in zip(self.shards, self.layout.shapes, strict=True)
-        ]
-
     def backward(self, loss: Tensor, *, adding: bool = False) -> None:
         if not adding:
             for shard in self.shards:  # the module's own are whole ones between the passes
@@ -227,7 +218,12 @@ class FullyShardedStep:
             local_gradients = repeatable_gradients(compute, like, self._group.largest, autocast)
         loss = take_passes(replica, inputs, targets, marks, self.treatment.scaled, around=self._syncing_last)
         if self.record is not None and local_gradients is not None:
-            means = replica.full_gradients()
+            means = [
+                torch.zeros(shape, dtype=shard.dtype, device=shard.device)  # the loss does not depend on it
+                if shard.grad is None
+                else whole(shard.grad)
+                for shard, shape in zip(replica.shards, replica.layout.shapes, strict=True)
+            ]
             self.record += recomputed_exchanges(
                 replica.layout.names, local_gradients, means, replica.compute.autocast
             )

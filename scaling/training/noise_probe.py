@@ -32,7 +32,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator
 from scaling.process_group import Group
 from scaling.training.captured import CapturedStep
-from scaling.training.exchanges import BucketExchange, Record
+from scaling.training.exchanges import Record
 from scaling.training.gradients import GradientSettings
 from scaling.training.local_updates import LocalStep
 from scaling.training.overlapped import OverlappedStep
@@ -122,13 +122,13 @@ class NoiseProbe:
     def _recorded(self, record: Record) -> Tensor:
         """[2]: the squared norms of this rank's gradient and of the mean, of all buckets."""
         small = sum(square(exchange.contribution) for exchange in record)
-        big = sum(square(self._mean(exchange)) for exchange in record)
-        return torch.stack([torch.as_tensor(small), torch.as_tensor(big)])
-
-    def _mean(self, exchange: BucketExchange) -> Tensor:
-        if self.source == "delivered" and exchange.mean is not None:
-            return exchange.mean
-        return self._summed(exchange.contribution.float())
+        means = (
+            exchange.mean
+            if self.source == "delivered" and exchange.mean is not None
+            else self._summed(exchange.contribution.float())
+            for exchange in record
+        )
+        return torch.stack([torch.as_tensor(small), torch.as_tensor(sum(map(square, means)))])
 
     def _summed(self, gradient: Tensor) -> Tensor:
         """The mean over the ranks, in place."""

@@ -162,11 +162,6 @@ class FlatReplica(Replica):
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def whole_batch(_: bool) -> AbstractContextManager[None]:
-    """Of steps for which the last micro-batch is as the others."""
-    return nullcontext()
-
-
 def take_passes(
     replica: Replica,
     inputs: Tensor,
@@ -175,7 +170,7 @@ def take_passes(
     scaled: Callable[[Tensor], Tensor],
     *,
     forward: Callable[[Tensor], Tensor] | None = None,
-    around: Callable[[bool], AbstractContextManager[None]] = whole_batch,
+    around: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
     after: Callable[[], None] | None = None,
 ) -> Tensor:
     """Forward and backward passes of a batch; leaves the gradient of its mean loss.

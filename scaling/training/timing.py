@@ -103,12 +103,6 @@ class Extent:
             return "seconds"
         return None
 
-    def num_profiled(self, pace_s: float) -> int:
-        if self.max_seconds is None:
-            return self.profiled_iterations
-        fitting = int(self.max_seconds / 2 / max(pace_s, 1e-9))
-        return max(min(self.profiled_iterations, fitting), min(MIN_ITERATIONS, self.profiled_iterations))
-
 
 @dataclass
 class Measurement:
@@ -172,7 +166,10 @@ class Measurement:
     def profile(self, *, settle_each: bool) -> None:
         start = time.perf_counter()
         self._profile(PROFILED_SETTLING, settle_each=settle_each, warmup=True)
-        num_kept = self.extent.num_profiled(self._pace_s)
+        num_kept, most_s = self.extent.profiled_iterations, self.extent.max_seconds
+        if most_s is not None:
+            fitting = int(most_s / 2 / max(self._pace_s, 1e-9))
+            num_kept = max(min(num_kept, fitting), min(MIN_ITERATIONS, num_kept))
         self._profile(num_kept, settle_each=settle_each, warmup=False)
         self.seconds["profiled"] = self.agreement.largest(time.perf_counter() - start)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
@@ -142,7 +142,7 @@ class Model:
     shape: DataShape | None
     dataset: str
     source: str
-    parameters: dict[str, object]
+    parameters: dict[str, object] = field(default_factory=dict)
     loss: Loss = cross_entropy
     shape_of: Callable[..., DataShape] | None = None
 

@@ -90,5 +90,4 @@ alexnet_s = Model(
     shape=DataShape((3, 224, 224), 1000),
     dataset="synthetic",
     source=f"AlexNet-S of {BENCHMARK_PAPER}, in its Torch version (hclhkbu/dlbench)",
-    parameters={},
 )

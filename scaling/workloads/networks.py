@@ -71,7 +71,6 @@ fcn_r = Model(
     shape=DataShape((1, 28, 28), 10),
     dataset="mnist",
     source=f"FCN-R of {BENCHMARK_PAPER}",
-    parameters={},
 )
 
 fcn_s = Model(
@@ -80,7 +79,6 @@ fcn_s = Model(
     shape=DataShape((FCN_S_WIDTH,), FCN_S_WIDTH),
     dataset="synthetic",
     source=f"FCN-S, three hidden layers as in the programs (hclhkbu/dlbench) for {BENCHMARK_PAPER}",
-    parameters={},
 )
 
 fcn_s4 = Model(
@@ -89,7 +87,6 @@ fcn_s4 = Model(
     shape=DataShape((FCN_S_WIDTH,), FCN_S_WIDTH),
     dataset="synthetic",
     source=f"FCN-S, four hidden layers as in the text of {BENCHMARK_PAPER}",
-    parameters={},
 )
 
 mlp = Model(

@@ -50,5 +50,4 @@ lstm = Model(
     shape=DataShape((LENGTH,), VOCABULARY, tokens=True),
     dataset="synthetic",
     source=f"LSTM of {BENCHMARK_PAPER}",
-    parameters={},
 )

@@ -135,7 +135,6 @@ resnet_56 = Model(
     shape=DataShape((3, 32, 32), 10),
     dataset="cifar10",
     source=f"{PAPER}; no ReLU after a sum, as in the Torch version for arXiv 1608.07249 (hclhkbu/dlbench)",
-    parameters={},
 )
 
 resnet_50 = Model(
@@ -144,5 +143,4 @@ resnet_50 = Model(
     shape=DataShape((3, 224, 224), 1000),
     dataset="synthetic",
     source=f"{PAPER}; the stride is in the 3 x 3 convolutions, as in facebookarchive/fb.resnet.torch",
-    parameters={},
 )
