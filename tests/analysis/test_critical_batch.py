@@ -1,9 +1,12 @@
 """Steps to a target by batch, and seconds by workers, from trainings whose curve is known."""
 
+import json
 import math
 
+import matplotlib
 import numpy as np
 import pytest
+import typer
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.critical_batch import (
@@ -15,6 +18,10 @@ from scaling.analysis.critical_batch import (
 )
 from scaling.analysis.samples import TrainingSamples, read_cells
 from scaling.analysis.summary import build_table
+from scaling.errors import ScalingError
+from scaling.report.figures.base import FigureInput
+from scaling.report.figures.style import SETTINGS
+from scaling.report.figures.target_by_workers import target_by_workers
 from scaling.report.text import text_of
 
 LEAST, CRITICAL, SAMPLES = 200.0, 500.0, 16384
@@ -274,11 +281,12 @@ def test_two_workloads_are_two_plans_and_only_the_timed_one_has_seconds(trained,
     assert second.fit.least.value == pytest.approx(2 * LEAST, rel=0.05)
 
 
-def test_control_arms_and_settings_above_the_memory_are_no_choice(trained, plans, study):
+def test_control_arms_transfers_and_settings_above_the_memory_are_no_choice(trained, plans, study):
     for batch in BATCHES:
         trained(batch)
     time_steps(study, sizes=(2,), aggregator="none")
     time_steps(study, sizes=(2,), aggregator="ring")
+    study.add(["planned"], kind="transfer", model=None, dataset=None, aggregator=None)
     (plan,) = plans()
     assert {one.row["aggregator"] for one in plan.settings} == {"ring"}
     assert plans(max_memory_bytes=10**9)[0].settings == []
@@ -294,6 +302,57 @@ def test_a_noise_scale_that_contradicts_the_fit_is_said(trained, plans):
     for one in plan.trained:
         one.rows[0].update(noise_scale=600.0, noise_scale_low=400.0, noise_scale_high=None)
     assert "at least 400, does not contradict the fit" in texts(plan)
+
+
+def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):
+    for batch in BATCHES:
+        trained(batch)
+
+    def drawn_of():
+        cells = read_cells(study.folder)
+        data = FigureInput(to_rows(build_table("by-hand", cells)), {cell.cell_id: cell for cell in cells})
+        with matplotlib.rc_context(SETTINGS):
+            return list(target_by_workers.draw(data))
+
+    time_steps(study, sizes=(1,))
+    assert drawn_of() == [], "of one number of workers there is nothing to draw"
+    time_steps(study, sizes=(2, 4))
+    (drawn,) = drawn_of()
+    (axes,) = drawn.figure.axes
+    lines = [line for line in axes.lines if list(line.get_xdata()) == [1, 2, 4]]
+    assert len(lines) == len(BATCHES)
+    assert drawn.title == "mlp on synthetic, to 90.0%"
+    assert "the knee, " in drawn.caption
+    written = [text.get_text() for text in axes.texts]
+    assert {"knee", *(f"{batch:,}" for batch in BATCHES)} == set(written)
+
+
+def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, study, capsys):
+    from scaling.cli.recommend import recommend
+
+    def call(**more):
+        try:
+            recommend(study.folder.path, "time_to_target", None, **more)
+        except typer.Exit as error:
+            return error.exit_code, capsys.readouterr().out
+        return 0, capsys.readouterr().out
+
+    with pytest.raises(ScalingError, match="no training with a target"):
+        call()
+    for batch in BATCHES[:2]:
+        trained(batch)
+    code, out = call()
+    assert (code, "there are 2" in out) == (3, True)
+    for batch in BATCHES[2:]:
+        trained(batch)
+    time_steps(study)
+    code, out = call()
+    assert code == 0
+    assert "fastest is 4 workers" in " ".join(out.split())
+    (found,) = json.loads(call(as_json=True)[1])
+    assert found["critical_batch"]["critical"]["value"] == pytest.approx(CRITICAL, rel=0.05)
+    assert len(found["settings"]) == 12
+    assert found["seconds_by_workers"]["best"]["world_size"] == 4
 
 
 @pytest.mark.quality
