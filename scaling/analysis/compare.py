@@ -79,7 +79,14 @@ def compare(
 def _side(folders: Sequence[ResultsFolder]) -> Side:
     names = [study_name(folder) for folder in folders]
     cells = [read_cells(folder) for folder in folders]
-    return Side.of([build_table(*study) for study in zip(names, cells, strict=True)], cells)
+    side = Side.of([build_table(*study) for study in zip(names, cells, strict=True)], cells)
+    for folder, rows in zip(folders, side.rows, strict=True):
+        if not any(has_time(row) for row in rows):
+            raise ScalingError(
+                f"{folder.path} has no cell that `compare` reads; allowed: {' and '.join(COMPARED_KINDS)} "
+                "with a GPU a worker; `scaling report DIR` shows what it has"
+            )
+    return side
 
 
 def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
@@ -246,12 +253,6 @@ def _nothing_in_common(a: Sequence[Row], b: Sequence[Row], *, matched: bool) -> 
             "the studies share cells, but none that is done in both; finish them with the same `run`, "
             "`scaling status DIR` shows what is left"
         )
-    for name, rows in (("first", a), ("second", b)):
-        if not any(has_time(row) for row in rows):
-            return (
-                f"the {name} folder has no cell that `compare` reads; allowed: "
-                f"{' and '.join(COMPARED_KINDS)} with a GPU a worker; `scaling report DIR` shows what it has"
-            )
     different = nearest_differences(a, b)
     nearest = f"; the nearest ones differ in {', '.join(different)}" if different else ""
     return (

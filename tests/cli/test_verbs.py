@@ -172,7 +172,7 @@ def test_watch_of_a_finished_study_ends_by_itself(call):
     [
         (("compare", SMALL, "nowhere"), "no results folder nowhere"),
         (("compare", SMALL, TIMED), "no cell in common"),
-        (("compare", SMALL, MOVED), "the second folder has no cell that `compare` reads"),
+        (("compare", SMALL, MOVED), f"{MOVED} has no cell that `compare` reads"),
         (("recommend", MOVED), "`scaling report"),
         (("compare", SMALL, SMALL, "--fail-if", "slow"), "allowed: 'slower > P%'"),
         (("compare", SMALL, SMALL, "--level", "2"), "a probability between 0 and 1"),
