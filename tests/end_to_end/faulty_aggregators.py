@@ -74,40 +74,32 @@ class Slow(AllReduce):
         return super().aggregate(state, gradient, phase)
 
 
-@dataclass(frozen=True)
-class RaisesOverMpi(AllReduce):
-    """The last rank raises; the others wait for it in MPI."""
+class _RaisesOverLibrary(AllReduce):
+    """The last rank raises; the others wait for it in a library's own exchange, over `over`."""
 
+    def start(self, layout, group, dtype, device):
+        self.over.of(group)
+        return super().start(layout, group, dtype, device)
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        if _last(state):
+            raise RuntimeError("planted failure")
+        self.over.of(state.group).all_reduce(gradient)
+        return gradient
+
+
+@dataclass(frozen=True)
+class RaisesOverMpi(_RaisesOverLibrary):
     name = "raises_over_mpi"
     library = "mpi"
-
-    def start(self, layout, group, dtype, device):
-        MpiGroup.of(group)
-        return super().start(layout, group, dtype, device)
-
-    def aggregate(self, state, gradient, phase=unmarked):
-        if _last(state):
-            raise RuntimeError("planted failure")
-        MpiGroup.of(state.group).all_reduce(gradient)
-        return gradient
+    over = MpiGroup
 
 
 @dataclass(frozen=True)
-class RaisesOverHorovod(AllReduce):
-    """The last rank raises; the others wait for it in Horovod."""
-
+class RaisesOverHorovod(_RaisesOverLibrary):
     name = "raises_over_horovod"
     library = "horovod"
-
-    def start(self, layout, group, dtype, device):
-        HorovodGroup.of(group)
-        return super().start(layout, group, dtype, device)
-
-    def aggregate(self, state, gradient, phase=unmarked):
-        if _last(state):
-            raise RuntimeError("planted failure")
-        HorovodGroup.of(state.group).all_reduce(gradient)
-        return gradient
+    over = HorovodGroup
 
 
 @dataclass(frozen=True)

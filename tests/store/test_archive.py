@@ -285,9 +285,8 @@ class TestNothingIsLost:
         other.parent.mkdir(parents=True)
         other.write_text("{}")
         before = contents(folder.path)
-        with pytest.raises(
-            StoreError, match=r"run\.json is not what .* holds; move one of the two elsewhere"
-        ):
+        said = r"run\.json is not what .* holds; move one of the two elsewhere"
+        with pytest.raises(StoreError, match=said):
             getattr(folder, change)()
         assert contents(folder.path) == before
 

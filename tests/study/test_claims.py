@@ -32,10 +32,8 @@ def test_page_and_readme_have_every_verdict_as_it_is_computed(found):
     read = {path: read_claims(path) for path in FILES}
     page = markdown(read, check_all(read))
     assert (ROOT / "docs" / "background" / "claims.md").read_text(encoding="utf-8") == page
-    counts = [
-        sum(one.verdict == name for one in found.values())
-        for name in ("holds", "holds under an assumption", "does not hold here", "not testable")
-    ]
+    names = ("holds", "holds under an assumption", "does not hold here", "not testable")
+    counts = [sum(one.verdict == name for one in found.values()) for name in names]
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     said = re.search(r"Of (\d+) claims .* \[(\d+) hold under .* (\d+) do not, (\d+) are not", readme)
     assert [int(count) for count in said.groups()] == [sum(counts), counts[0] + counts[1], *counts[2:]]

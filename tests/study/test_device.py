@@ -1,12 +1,14 @@
 """`kind: device`: which keys it has, which cells, which launches, and what a plan says of them."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import yaml
 
-from scaling.device_studies.base import Budget
+from scaling.device_studies.base import Budget, Experiment, LeftOutError
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
@@ -24,14 +26,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "background" / "device-studies.m
 ONE_GPU = AvailableMachine(num_gpus=1, num_cores=16)
 NO_GPU = AvailableMachine(num_gpus=0, num_cores=2)
 SMALL = {
-    "name": "small-networks",
-    "widths": [10, 20],
-    "batches": [1],
-    "depths": [2],
-    "input_sizes": [64],
-    "equal_parameters": [],
-    "width": 10,
-    "batch": 1,
+    **{"name": "small-networks", "width": 10, "batch": 1, "widths": [10, 20], "batches": [1], "depths": [2]},
+    **{"input_sizes": [64], "equal_parameters": []},
 }
 STUDY = {"name": "small", "kind": "device", "experiment": SMALL}
 
@@ -57,9 +53,8 @@ class TestKeys:
 
     @pytest.mark.parametrize("key", ["world_sizes", "workloads", "aggregators", "device", "threads"])
     def test_key_of_other_kinds_is_an_error_that_says_whose_it_is(self, key):
-        with pytest.raises(
-            StudyError, match=f"key '{key}' belongs to kind: .*kind: device runs an experiment"
-        ):
+        said = f"key '{key}' belongs to kind: .*kind: device runs an experiment"
+        with pytest.raises(StudyError, match=said):
             parse_study({**STUDY, key: 1}, "s")
 
     @pytest.mark.parametrize(
@@ -74,12 +69,8 @@ class TestKeys:
             parse_study({"name": "small", "kind": "device"}, "s")
 
     def test_keys_beside_the_parts_are_for_the_parts_that_know_them(self):
-        raw = {
-            "name": "two",
-            "world_sizes": [1, 2],
-            "repeats": 2,
-            "parts": [{"kind": "device", "experiment": SMALL}],
-        }
+        parts = [{"kind": "device", "experiment": SMALL}]
+        raw = {"name": "two", "world_sizes": [1, 2], "repeats": 2, "parts": parts}
         (part,) = parse_study(raw, "s").parts
         assert part.repeats == 2
 
@@ -210,3 +201,78 @@ def test_study_of_the_documents_is_valid():
     text = DOCUMENT.read_text(encoding="utf-8")
     study = parse_study(yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0]), "docs")
     assert resolve(study, ONE_GPU).cells
+
+
+CPU = torch.device("cpu")
+ALLOCATOR = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"
+
+
+@dataclass(frozen=True)
+class Faulty(Experiment):
+    """Yields one sample, then does what its point says."""
+
+    name = "faulty"
+
+    def points(self):
+        return [{"fault": "none"}]
+
+    def measure(self, point, device, budget):
+        yield {"phase": "step", "seconds": 0.5}
+        fault = point["fault"]
+        if fault == "left out":
+            raise LeftOutError("it would take too long")
+        if fault == "memory":
+            raise MemoryError("no room for 9 GB")
+        if fault == "cuda memory":
+            said = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of"
+            raise torch.OutOfMemoryError(said)
+        if fault == "allocator":
+            raise RuntimeError(ALLOCATOR)
+        if fault == "hidden memory":
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            except torch.OutOfMemoryError:
+                raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+        if fault == "bug":
+            raise RuntimeError("a bug")
+
+
+def rows_of(fault):
+    cell = DeviceCell("faulty", {}, {"fault": fault}, "cpu", 1, 0.1, 1.0, 1)
+    rows = []
+    with mock.patch("scaling.study.rank.device.create", return_value=Faulty()):
+        budget = Budget(cell.seconds, limit_s=cell.limit_s)
+        measure_point(cell.experiment, cell.parameters, cell.point, budget, CPU, rows.extend)
+    return rows
+
+
+def left_out(rows):
+    return [row["value"] for row in rows if row.get("fact") == "left_out"]
+
+
+def test_samples_are_handed_out_with_the_load_before():
+    rows = rows_of("none")
+    assert {"phase": "step", "seconds": 0.5} in rows
+    assert [row["fact"] for row in rows if "fact" in row] == ["load_average"]
+
+
+def test_point_that_is_left_out_is_a_result_with_its_reason():
+    assert left_out(rows_of("left out")) == ["it would take too long"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("memory", "out of memory: no room for 9 GB"),
+        ("cuda memory", "out of memory: CUDA out of memory. Tried to allocate 20.00 GiB"),
+        ("allocator", f"out of memory: {ALLOCATOR}"),
+        ("hidden memory", "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_point_that_does_not_fit_is_a_result(fault, reason):
+    assert left_out(rows_of(fault)) == [reason]
+
+
+def test_any_other_error_fails_the_cell():
+    with pytest.raises(RuntimeError, match=r"^a bug$"):
+        rows_of("bug")

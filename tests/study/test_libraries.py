@@ -77,10 +77,8 @@ def test_runs_that_stay_planned_are_named_in_a_line_with_what_to_start_instead(w
     some = study("ring", "mpi", "mpi_one_bit", "horovod")
     results = folder(some)
     lines = runnable(some, by_mpi=False).record_missing_libraries(results)
-    assert sorted(line.partition(" since")[0] for line in lines) == [
-        "2 runs of horovod stay planned,",
-        "4 runs of mpi, mpi_one_bit stay planned,",
-    ]
+    planned = ["2 runs of horovod stay planned,", "4 runs of mpi, mpi_one_bit stay planned,"]
+    assert sorted(line.partition(" since")[0] for line in lines) == planned
     assert any("`mpirun -np N python -m scaling.worker STUDY`" in line for line in lines)
     reasons = {record.cell["aggregator"]: record.reason for record in results.runs()}
     assert reasons["ring"] is None

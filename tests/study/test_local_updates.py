@@ -38,12 +38,9 @@ class TestCells:
     def test_numbers_have_the_defaults_of_their_papers_and_of_cntk(self):
         names = ["average", "block_momentum", "nesterov", "cntk_model_averaging", "cntk_block_momentum"]
         found = cells(sync_every=2, outer_update=names, world_sizes=[4])
+        numbers = [(None, None), (0.75, 1.0), (0.9, 0.7), (None, None), (0.75, 1.0)]
         assert [of(cell)[1:] for cell in found] == [
-            ("average", None, None),
-            ("block_momentum", 0.75, 1.0),
-            ("nesterov", 0.9, 0.7),
-            ("cntk_model_averaging", None, None),
-            ("cntk_block_momentum", 0.75, 1.0),
+            (name, *two) for name, two in zip(names, numbers, strict=True)
         ]
         assert len({cell.id for cell in found}) == 5
 
@@ -53,9 +50,8 @@ class TestCells:
 
     def test_control_arm_and_lossy_aggregators_are_measured_without_where_the_study_has_that(self):
         found = cells(sync_every=[1, 4], aggregators=["none", "ring", "one_bit", "fp16"])
-        assert [(cell.aggregator, cell.sync_every) for cell in found] == [
-            *[("none", 1), ("ring", 1), ("ring", 4), ("one_bit", 1), ("fp16", 1), ("fp16", 4)]
-        ]
+        expected = [("none", 1), ("ring", 1), ("ring", 4), ("one_bit", 1), ("fp16", 1), ("fp16", 4)]
+        assert [(cell.aggregator, cell.sync_every) for cell in found] == expected
 
     def test_description_says_how_often_models_are_exchanged(self):
         (cell,) = cells(sync_every=4)
@@ -76,10 +72,7 @@ def test_every_exact_aggregator_and_16_bits_can_be_local_and_no_other():
         ({"step": "overlapped", "aggregators": ["fsdp2"]}, "step: overlapped exchanges each gradient"),
         ({"step": ["eager", "overlapped"], "aggregators": ["all_reduce"]}, "add 1 to sync_every"),
         ({"sync_every": [1, 4], "aggregators": ["one_bit"]}, "'one_bit' encodes"),
-        (
-            {"outer_update": "nesterov", "aggregators": ["ring", "top_k"]},
-            "outer_update: nesterov: aggregator",
-        ),
+        ({"outer_update": "nesterov", "aggregators": ["ring", "top_k"]}, "outer_update: nesterov: aggreg"),
         ({"precision": "fp16"}, "ranks would skip different steps"),
         ({"batch_norm": "sync"}, "exchanges statistics in every step"),
         ({"outer_momentum": 0.9}, "outer_momentum belongs to outer_update"),

@@ -22,15 +22,11 @@ BASE = {"workloads": [RESNET], "aggregators": ["all_reduce"], "world_sizes": [1]
 study, cells, problem = partial(made_study, **BASE), partial(made_cells, **BASE), partial(problem_of, **BASE)
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 BOTH = ["contiguous", "channels_last"]
+SYNTHETIC = {"dataset": "synthetic", "dataset_parameters": {"input_shape": None, "num_classes": None}}
 CELL = {
     **TRAINED.to_dict(),
-    "model": "resnet-56",
-    "model_parameters": {},
-    "dataset": "synthetic",
-    "dataset_parameters": {"input_shape": None, "num_classes": None},
-    "learning_rate": 0.01,
-    "local_batch": 4,
-    "global_batch": 4,
+    **{"model": "resnet-56", "model_parameters": {}, **SYNTHETIC},
+    **{"learning_rate": 0.01, "local_batch": 4, "global_batch": 4},
 }
 
 
@@ -62,9 +58,8 @@ class TestAxis:
 class TestRefused:
     @pytest.mark.parametrize("name", ["fcn-r", "lstm"])
     def test_networks_that_convolve_nothing(self, name):
-        said = problem(
-            workloads=[RESNET, {"model": name, "dataset": "synthetic", "global_batch": 4}], memory_format=BOTH
-        )
+        other = {"model": name, "dataset": "synthetic", "global_batch": 4}
+        said = problem(workloads=[RESNET, other], memory_format=BOTH)
         assert "memory_format: channels_last" in said
         assert f"{name} on synthetic has" in said
         assert "use memory_format: contiguous" in said

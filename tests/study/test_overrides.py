@@ -55,20 +55,8 @@ class TestNames:
 
     @pytest.mark.parametrize("name", ["converge-fcn", "converge-alexnet"])
     def test_captured_trainings_to_a_target_are_timed_too_so_that_it_can_be_predicted(self, name):
-        same = (
-            "model",
-            "dataset",
-            "aggregator",
-            "step",
-            "world_size",
-            "local_batch",
-            "threads",
-            "peer_access",
-            "tf32",
-            "momentum",
-            "weight_decay",
-            "nesterov",
-        )
+        same = [*("model", "dataset", "aggregator", "step", "world_size", "local_batch", "threads")]
+        same += ("peer_access", "tf32", "momentum", "weight_decay", "nesterov")
         cells = [cell.to_dict() for cell in resolve(load_study(name), AvailableMachine(4, 64)).cells.values()]
         timed = [[cell[key] for key in same] for cell in cells if cell["kind"] == "iteration"]
         trained = [cell for cell in cells if cell["kind"] == "convergence" and cell["step"] == "captured"]
@@ -80,23 +68,22 @@ class TestNames:
         assert shipped_studies()[name].startswith("# ")
 
     def test_unknown_name_is_an_error_with_the_names_there_are(self):
-        with pytest.raises(
-            StudyError, match=r"no study 'mnits': give a YAML file, or .*: .*mnist.*quickstart"
-        ):
+        said = r"no study 'mnits': give a YAML file, or .*: .*mnist.*quickstart"
+        with pytest.raises(StudyError, match=said):
             load_study("mnits")
 
-    def test_file_that_is_not_there_is_an_error_with_its_name(self, tmp_path):
-        with pytest.raises(StudyError, match=r"none\.yaml: cannot be read: No such file"):
-            load_study(str(tmp_path / "none.yaml"))
-
-    def test_file_that_is_no_text_is_an_error_with_its_name(self, tmp_path):
-        (tmp_path / "my.yaml").write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(StudyError, match=r"my\.yaml: it is no UTF-8 text \(line 1\)"):
-            load_study(str(tmp_path / "my.yaml"))
-
-    def test_file_that_is_no_yaml_is_an_error_with_its_name(self, tmp_path):
-        (tmp_path / "my.yaml").write_text("name: [")
-        with pytest.raises(StudyError, match=r"my\.yaml: no valid YAML"):
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (None, "cannot be read: No such file"),
+            (b"\xff\xfe\x00", r"it is no UTF-8 text \(line 1\)"),
+            (b"name: [", "no valid YAML"),
+        ],
+    )
+    def test_file_that_is_no_study_is_an_error_with_its_name(self, tmp_path, content, said):
+        if content is not None:
+            (tmp_path / "my.yaml").write_bytes(content)
+        with pytest.raises(StudyError, match=rf"my\.yaml: {said}"):
             load_study(str(tmp_path / "my.yaml"))
 
     def test_file_needs_no_suffix(self, tmp_path):
@@ -146,9 +133,8 @@ class TestOverrides:
         raw = yaml.safe_load(TEXT)
         raw.update(raw.pop("parts")[0])
         (tmp_path / "flat.yaml").write_text(yaml.safe_dump(raw))
-        study = load_study(
-            str(tmp_path / "flat.yaml"), ["repeats=4", "workloads.0.global_batch=32", "aggregators.0=tree"]
-        )
+        overrides = ["repeats=4", "workloads.0.global_batch=32", "aggregators.0=tree"]
+        study = load_study(str(tmp_path / "flat.yaml"), overrides)
         assert (study.parts[0].repeats, study.parts[0].workloads[0].global_batch) == (4, [32])
         assert aggregators(study.parts[0]) == ["tree", "ring"]
 

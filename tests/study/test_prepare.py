@@ -17,11 +17,8 @@ from scaling.workloads.digits import Digits
 from tests.made import CPU, GPUS, contents, made_study
 
 ENVIRONMENT: dict[str, Any] = {
-    "hostname": "here",
-    "cpu": {"model": "A fast one", "usable_cores": 8},
-    "gpus": [],
-    "versions": {"torch": "2.6.0"},
-    "settings": {},
+    **{"hostname": "here", "cpu": {"model": "A fast one", "usable_cores": 8}, "gpus": []},
+    **{"versions": {"torch": "2.6.0"}, "settings": {}},
 }
 BASE: dict[str, Any] = {"aggregators": ["ring", "tree"], "repeats": 2, "threads": 1}
 

@@ -1,25 +1,17 @@
 """How far a study is, on a clock that the test moves."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 
 from scaling.study.progress import LineProgress, progress_for, remaining_s
 
 
-class FakeClock:
-    """Seconds that move when the test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> SimpleNamespace:
+    """Seconds that move when the test says so."""
+    return SimpleNamespace(now_s=1000.0)
 
 
 @pytest.fixture
@@ -28,19 +20,13 @@ def stream() -> io.StringIO:
 
 
 @pytest.fixture
-def progress(stream: io.StringIO, clock: FakeClock) -> LineProgress:
-    return LineProgress(stream, clock)
+def progress(stream: io.StringIO, clock: SimpleNamespace) -> LineProgress:
+    return LineProgress(stream, lambda: clock.now_s)
 
 
-class TestRemaining:
-    def test_rest_takes_as_long_per_run_as_what_is_done(self):
-        assert remaining_s(elapsed_s=60, num_done=3, num_left=2) == 40
-
-    def test_nothing_is_known_before_the_first_run_is_done(self):
-        assert remaining_s(60, 0, 2) is None
-
-    def test_nothing_is_left_at_the_end(self):
-        assert remaining_s(60, 3, 0) == 0
+@pytest.mark.parametrize(("num_done", "num_left", "seconds"), [(3, 2, 40), (0, 2, None), (3, 0, 0)])
+def test_rest_takes_as_long_per_run_as_what_is_done_in_a_minute(num_done, num_left, seconds):
+    assert remaining_s(60, num_done, num_left) == seconds
 
 
 class TestLines:

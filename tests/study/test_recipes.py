@@ -44,9 +44,8 @@ class TestRates:
 
     def test_rule_follows_the_batch_of_all_workers_under_weak_scaling(self):
         weak = [{"model": "mlp", "dataset": "digits", "local_batch": 64}]
-        own = cells(
-            workloads=weak, scaling="weak", world_sizes=[1, 4], learning_rate_rule="linear", base_batch=64
-        )
+        rule = {"learning_rate_rule": "linear", "base_batch": 64}
+        own = cells(workloads=weak, scaling="weak", world_sizes=[1, 4], **rule)
         assert [plan_of(cell).learning_rate.peak for cell in own] == pytest.approx([0.1, 0.4])
 
     def test_workload_has_its_own_schedule_and_none_of_its_parts_milestones(self):

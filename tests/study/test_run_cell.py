@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -26,28 +27,11 @@ from scaling.training.timing import PROFILED_SETTLING
 from scaling.workloads.base import DataShape, Model
 from tests.made import cell_of
 
-TIMED = cell_of(
-    aggregator="all_reduce",
-    world_size=1,
-    global_batch=32,
-    warmup=2,
-    iterations=30,
-    precision_goal=0.5,
-    min_seconds=0.0,
-    max_seconds=20.0,
-    profiled_iterations=4,
-    model_parameters={"hidden": [8]},
-)
-TRAINED = replace(
-    TIMED,
-    kind="convergence",
-    local_batch=128,
-    global_batch=128,
-    warmup=None,
-    iterations=None,
-    profiled_iterations=None,
-    epochs=1,
-)
+ALONE = {"aggregator": "all_reduce", "world_size": 1, "model_parameters": {"hidden": [8]}}
+EXTENT = {"warmup": 2, "iterations": 30, "profiled_iterations": 4, "precision_goal": 0.5}
+TIMED = cell_of(**ALONE, **EXTENT, global_batch=32, min_seconds=0.0, max_seconds=20.0)
+OF_TRAINING = {"kind": "convergence", "local_batch": 128, "global_batch": 128, "epochs": 1}
+TRAINED = replace(TIMED, **OF_TRAINING, warmup=None, iterations=None, profiled_iterations=None)
 
 
 class Noting(nn.Sequential):
@@ -77,9 +61,8 @@ class Narrow(nn.Module):
 
 
 narrow = Model("narrow", Narrow, None, "digits", "these tests", {})
-narrow_head = Model(
-    "narrow_head", lambda shape: Narrow(shape, torch.float32), None, "digits", "these tests", {}
-)
+of_float32 = partial(Narrow, body=torch.float32)
+narrow_head = Model("narrow_head", of_float32, None, "digits", "these tests", {})
 noting = Model("noting", Noting, None, "digits", "these tests", {})
 
 
@@ -158,14 +141,8 @@ class TestInitialWeights:
 
 def test_tokens_of_a_sample_are_recorded_of_models_of_tokens_alone(runner, group):
     assert run(runner, group, TIMED)[1].tokens_per_sample is None
-    decoder = replace(
-        TIMED,
-        model="gpt",
-        model_parameters={"size": "nano", "context": 8},
-        dataset="synthetic",
-        iterations=2,
-        precision_goal=None,
-    )
+    gpt = {"model": "gpt", "model_parameters": {"size": "nano", "context": 8}, "dataset": "synthetic"}
+    decoder = replace(TIMED, **gpt, iterations=2, precision_goal=None)
     assert run(runner, group, decoder)[1].tokens_per_sample == 8
     text = replace(decoder, dataset="text", dataset_parameters={"max_bytes": 2000})
     assert run(runner, group, text)[1].tokens_per_sample == 8
@@ -208,9 +185,8 @@ class TestMatrixRate:
 
 
 class TestFullyShardedParametersOf16Bits:
-    CELL = replace(
-        TIMED, aggregator="fsdp2", step="overlapped", bucket_mb=25.0, model_parameters={}, iterations=2
-    )
+    SHARDED = {"aggregator": "fsdp2", "step": "overlapped", "bucket_mb": 25.0}
+    CELL = replace(TIMED, **SHARDED, model_parameters={}, iterations=2)
 
     def test_those_of_one_dtype_are_trained_and_checked(self, runner, group):
         trust([f"{__name__}:narrow"])
@@ -265,11 +241,8 @@ class TestDataThatDoesNotFit:
         assert summary.data_in_host_memory
 
     def test_data_of_other_cells_make_room_first(self, runner, group, fail):
-        run(
-            runner,
-            group,
-            replace(TIMED, dataset="synthetic", dataset_parameters={"input_shape": [4], "num_classes": 3}),
-        )
+        shape = {"input_shape": [4], "num_classes": 3}
+        run(runner, group, replace(TIMED, dataset="synthetic", dataset_parameters=shape))
         moved = fail(count=1)
         _, summary = run(runner, group, TRAINED)
         assert moved == [1, 0, 0], "with the other data set, then alone: training and test samples"

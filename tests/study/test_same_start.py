@@ -42,9 +42,8 @@ def test_study_arguments_own_code_and_versions_are_facts(tmp_path, monkeypatch):
     module.write_text("a = 2\n")
     second = start_facts(str(study), [str(study)])
     assert {name for name in first if first[name] != second[name]} == {"the code of mine_of_this_test"}
-    assert (
-        start_facts(str(tmp_path / "missing.yaml"), [])[f"the study file {tmp_path / 'missing.yaml'}"] is None
-    )
+    missing = str(tmp_path / "missing.yaml")
+    assert start_facts(missing, [])[f"the study file {missing}"] is None
 
 
 def model_of(rank, what):

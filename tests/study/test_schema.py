@@ -1,16 +1,21 @@
 """What may stand in a study file; every error names the key, what is allowed, and the rule."""
 
+import json
 import re
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
 from scaling.errors import StudyError
 from scaling.study.kinds.convergence import ConvergencePart
 from scaling.study.kinds.iteration import IterationPart
+from scaling.study.overrides import shipped_studies
 from scaling.study.parts import Alternatives
-from scaling.study.schema import parse_study
+from scaling.study.schema import editor_schema, parse_study
 from tests.made import ABSENT, WORKLOAD, made_study
+from tests.test_reference_results import REFERENCE
 
 
 def problems(**changes: Any) -> str:
@@ -36,10 +41,8 @@ class TestWhatIsAllowed:
 
     def test_component_may_be_a_name_or_a_mapping_with_parameters(self):
         (part,) = made_study(aggregators=["ring", {"name": "one_bit", "threshold": "mean"}]).parts
-        assert [(one.name, one.parameters) for one in part.aggregators] == [
-            ("ring", {}),
-            ("one_bit", {"threshold": "mean"}),
-        ]
+        expected = [("ring", {}), ("one_bit", {"threshold": "mean"})]
+        assert [(one.name, one.parameters) for one in part.aggregators] == expected
 
     def test_keys_beside_parts_are_defaults_of_every_part(self):
         parts = made_study(repeats=3, parts=[{}, {"repeats": 5}]).parts
@@ -56,9 +59,8 @@ class TestWhatIsAllowed:
         assert len(part.workloads[0].first_available) == 2
 
     def test_weak_scaling_takes_a_local_batch(self):
-        (part,) = made_study(
-            scaling="weak", workloads=[{"model": "mlp", "dataset": "digits", "local_batch": 8}]
-        ).parts
+        workload = {"model": "mlp", "dataset": "digits", "local_batch": 8}
+        (part,) = made_study(scaling="weak", workloads=[workload]).parts
         assert part.workloads[0].local_batch == [8]
 
     def test_number_that_yaml_takes_for_a_text_is_a_number(self):
@@ -102,9 +104,8 @@ class TestUnknownKeys:
     def test_key_of_another_kind_says_so(self):
         expected = "key 'epochs' belongs to kind: convergence; leave it out, or change the part's kind"
         assert expected in problems(epochs=3)
-        assert "key 'parts.0.warmup' belongs to kind: iteration" in problems(
-            parts=[{"kind": "convergence", "warmup": 1}]
-        )
+        message = problems(parts=[{"kind": "convergence", "warmup": 1}])
+        assert "key 'parts.0.warmup' belongs to kind: iteration" in message
 
     @pytest.mark.parametrize(("key", "value"), [("epochs", 3), ("target_accuracy", 0.9)])
     def test_workloads_key_of_another_kind_says_so(self, key, value):
@@ -113,21 +114,17 @@ class TestUnknownKeys:
 
 
 class TestMissingKeys:
-    @pytest.mark.parametrize("key", ["workloads", "aggregators", "world_sizes"])
+    @pytest.mark.parametrize("key", ["name", "workloads", "aggregators", "world_sizes"])
     def test_key_that_is_missing_is_named(self, key):
         assert f"key '{key}' is missing" in problems(**{key: ABSENT})
 
     def test_scaling_is_never_implied(self):
-        assert "key 'scaling' is missing (strong keeps the global batch, weak the local batch)" in problems(
-            scaling=ABSENT
-        )
+        said = "key 'scaling' is missing (strong keeps the global batch, weak the local batch)"
+        assert said in problems(scaling=ABSENT)
 
     def test_nested_key_that_is_missing_is_named_with_its_place(self):
         workload = {"model": "mlp", "global_batch": 3}
         assert "key 'parts.0.workloads.0.dataset' is missing" in problems(parts=[{"workloads": [workload]}])
-
-    def test_name_is_needed(self):
-        assert "key 'name' is missing" in problems(name=ABSENT)
 
     def test_all_that_is_wrong_is_said_at_once(self):
         message = problems(workloads=ABSENT, repeets=1, world_sizes=[0])
@@ -221,12 +218,51 @@ class TestBatchRule:
     def test_batch_must_be_the_one_that_the_scaling_keeps(self, scaling, wanted, other, given):
         batches = {"other": {other: 8}, "both": {wanted: 8, other: 8}, "none": {}}[given]
         message = problems(scaling=scaling, workloads=[{"model": "mlp", "dataset": "digits", **batches}])
-        assert (
-            f"workloads.0: scaling: {scaling} keeps the {wanted} constant over world sizes, so the workload "
-            f"needs {wanted} and must not have {other}"
-        ) in message
+        said = (
+            f"workloads.0: scaling: {scaling} keeps the {wanted} constant over world sizes, so the workload"
+        )
+        assert f"{said} needs {wanted} and must not have {other}" in message
 
     def test_alternatives_are_checked_too(self):
         wrong = {"model": "mlp", "dataset": "digits", "local_batch": 8}
         message = problems(parts=[{"workloads": [{"first_available": [WORKLOAD, wrong]}]}])
         assert "parts.0.workloads.0: scaling: strong" in message
+
+
+CHECK = jsonschema.Draft202012Validator(editor_schema())
+
+
+def test_editors_get_a_schema_and_it_is_printed(call):
+    jsonschema.Draft202012Validator.check_schema(editor_schema())
+    code, out, _ = call("list", "schema")
+    assert (code, json.loads(out)) == (0, editor_schema())
+
+
+@pytest.mark.parametrize("name", shipped_studies())
+def test_editors_schema_takes_shipped_studies(name):
+    CHECK.validate(yaml.safe_load(shipped_studies()[name]))
+
+
+@pytest.mark.parametrize("name", ["mnist-4xh200", "converge-fcn-2xh200"])
+def test_editors_schema_takes_a_written_study(name):
+    CHECK.validate(yaml.safe_load((REFERENCE / name / "study.yaml").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_taken"),
+    [
+        ({}, True),
+        ({"world_sizes": "auto", "step": "captured"}, True),
+        ({"aggregators": [{"name": "one_bit", "threshold": "mean"}]}, True),
+        ({"step": "capture"}, False),
+        ({"wordl_sizes": [1]}, False),
+        ({"world_sizes": "some"}, False),
+        ({"repeats": 0}, False),
+        ({"workloads": [{**WORKLOAD, "batch": 3}]}, False),
+        ({"aggregators": [3]}, False),
+        ({"parts": [{"kind": "transfer", "epochs": 3}]}, False),
+    ],
+)
+def test_editors_schema_refuses_unknown_keys_and_wrong_values(keys, is_taken):
+    study = {"name": "mine", "scaling": "strong", "world_sizes": 1, "workloads": [WORKLOAD], **keys}
+    assert CHECK.is_valid(study) == is_taken

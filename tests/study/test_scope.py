@@ -1,25 +1,24 @@
 """One `scaling run` is concerned with all launches of a folder, or with one world size beside others."""
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from launchers.local import LocalLauncher
 from launchers.slurm_steps import SlurmSrun
-from scaling.errors import LaunchError, StoreError
+from scaling.errors import LaunchError, StoreError, StudyError
 from scaling.store import ResultsFolder, RunRecord
+from scaling.study.resolve import JobShape, job_shape
 from scaling.study.run import alone_on_this_host, retry_failed
 from scaling.study.scope import Scope, scope_for
-from tests.made import resolved_study
+from tests.made import made_study, resolved_study
 from tests.waiting import LIMIT_S, wait_until
 
 JOB = {
-    "SLURM_JOB_ID": "17",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_NODEID": "0",
-    "SLURM_GPUS_ON_NODE": "4",
+    **{"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"},
+    **{"SLURM_NODEID": "0", "SLURM_GPUS_ON_NODE": "4"},
 }
 
 
@@ -71,12 +70,7 @@ def test_launcher_is_chosen_by_name():
 @pytest.mark.parametrize(
     ("name", "workers", "environ", "message"),
     [
-        (
-            "pbs",
-            None,
-            JOB,
-            "no launcher 'pbs'; allowed: local, torchrun, mpirun, horovodrun, slurm-torchrun,",
-        ),
+        ("pbs", None, JOB, "no launcher 'pbs'; allowed: local, torchrun, mpirun, horovodrun, slurm-torch"),
         ("local", 2, {}, "--workers-per-node is for the launchers of Slurm"),
         ("slurm-srun", None, {}, "SLURM_JOB_NUM_NODES is not set; `scaling submit` makes the job"),
         ("slurm-srun", None, {**JOB, "SCALING_JOIN_TIMEOUT_S": "x"}, "SCALING_JOIN_TIMEOUT_S is 'x'"),
@@ -116,12 +110,10 @@ def study(*sizes: int):
 def test_sizes_that_the_job_does_not_hold_stay_planned_and_are_named(tmp_path):
     folder = ResultsFolder(tmp_path)
     for cell, size, state in (("a", 2, "done"), ("b", 4, "planned"), ("c", 4, "planned"), ("d", 8, "done")):
-        folder.write_run(
-            RunRecord(cell, 0, {"kind": "own", "device": "cpu", "world_size": size}, state=state)
-        )
-    assert job(1).left_out(folder, study(2, 4, 8)) == [
-        "2 runs with 4 workers stay planned: 4 workers need 2 nodes of 2; the job has 1"
-    ]
+        variables = {"kind": "own", "device": "cpu", "world_size": size}
+        folder.write_run(RunRecord(cell, 0, variables, state=state))
+    said = "2 runs with 4 workers stay planned: 4 workers need 2 nodes of 2; the job has 1"
+    assert job(1).left_out(folder, study(2, 4, 8)) == [said]
     assert job(4).too_large(study(2, 4, 8)) == {}
     assert Scope().too_large(study(10**6)) == {}, "elsewhere it is an error when its launch comes"
 
@@ -129,3 +121,38 @@ def test_sizes_that_the_job_does_not_hold_stay_planned_and_are_named(tmp_path):
 def test_job_that_holds_no_size_of_the_study_is_refused():
     with pytest.raises(LaunchError, match="4 workers need 2 nodes of 2; the job has 1"):
         job(1).too_large(study(4, 8))
+
+
+asked = partial(made_study, name="x", world_sizes=[1, 4, 2])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "shape"),
+    [
+        (None, None, JobShape([1, 2, 4], 1, 4, 4)),
+        (2, None, JobShape([1, 2, 4], 2, 2, 2)),
+        (None, 2, JobShape([1, 2, 4], 2, 2, 2)),
+        (None, 8, JobShape([1, 2, 4], 1, 8, 8)),
+        (3, 2, JobShape([1, 2, 4], 3, 2, 2)),
+        (1, 0, JobShape([1, 2, 4], 1, 4, 0)),
+    ],
+)
+def test_what_is_not_asked_for_follows_from_the_largest_world_size(nodes, gpus, shape):
+    assert job_shape(asked(), nodes, gpus) == shape
+
+
+def test_study_on_processors_asks_for_no_gpus():
+    assert job_shape(asked(device="cpu"), 2) == JobShape([1, 2, 4], 2, 2, 0)
+
+
+def test_sizes_that_the_study_drops_where_gpus_are_missing_are_not_asked_for():
+    assert job_shape(asked(missing_devices="drop"), 1, 2).world_sizes == [1, 2]
+    assert job_shape(asked(missing_devices="error"), 1, 2).world_sizes == [1, 2, 4]
+    assert job_shape(asked(missing_devices="drop", device="cpu"), 1, 2).world_sizes == [1, 2, 4]
+
+
+def test_study_of_which_no_size_fits_or_that_says_cuda_without_gpus_is_refused():
+    with pytest.raises(StudyError, match="no world size of study 'x' fits on 1 x 2 GPUs"):
+        job_shape(asked(missing_devices="drop", world_sizes=[4]), 1, 2)
+    with pytest.raises(StudyError, match="has device: cuda; give --gpus-per-node"):
+        job_shape(asked(device="cuda"), None, 0)

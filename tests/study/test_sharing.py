@@ -58,9 +58,8 @@ class TestWorldSizes:
     def test_sharing_is_on_one_node(self):
         machine = AvailableMachine(2, 32, num_nodes=2)
         assert shares(machine, workers_per_gpu=2) == {1: None, 2: None, 4: None}
-        assert "world size 8 needs 8 GPUs and 4 can be used" in problem(
-            machine, workers_per_gpu=2, world_sizes=[8]
-        )
+        said = problem(machine, workers_per_gpu=2, world_sizes=[8])
+        assert "world size 8 needs 8 GPUs and 4 can be used" in said
 
     def test_without_a_gpu_there_is_nothing_to_share(self):
         assert "use device=cpu" in problem(AvailableMachine(0, 8), workers_per_gpu=4, device="cuda")
@@ -103,10 +102,8 @@ class TestIdentity:
 class TestRules:
     @pytest.mark.parametrize("kind", ["iteration", "transfer"])
     def test_times_of_sharing_workers_are_refused_with_the_reason(self, kind):
-        of_model = (
-            dict.fromkeys(("workloads", "aggregators", "scaling"), ABSENT) if kind == "transfer" else {}
-        )
-        said = problem(kind=kind, world_sizes=[4], workers_per_gpu=2, **of_model)
+        of_model = ("workloads", "aggregators", "scaling") if kind == "transfer" else ()
+        said = problem(kind=kind, world_sizes=[4], workers_per_gpu=2, **dict.fromkeys(of_model, ABSENT))
         assert re.search(r"kind: convergence.*times are not those of as many GPUs", said)
 
     def test_a_study_wide_key_is_for_the_trainings_alone(self):
@@ -175,8 +172,8 @@ class TestLaunch:
     def test_a_plan_knows_that_sharing_takes_longer(self):
         (shared,) = cells(workers_per_gpu=2, world_sizes=[4])
         apart = replace(shared, workers_per_gpu=None)
-        times = [
-            estimate_seconds(Launch(Settings.of(cell), 0, [cell]), {cell.id: ModelSize(10**7)}, 8)
-            for cell in (apart, shared)
-        ]
-        assert times[0] < times[1]
+
+        def seconds(cell):
+            return estimate_seconds(Launch(Settings.of(cell), 0, [cell]), {cell.id: ModelSize(10**7)}, 8)
+
+        assert seconds(apart) < seconds(shared)

@@ -35,12 +35,8 @@ class TestPrecision:
 
     def test_precisions_are_cells_of_their_own(self):
         found = cells(num_gpus=2, precision=["float32", "tf32", "bf16", "fp16"])
-        assert [(cell.tf32, cell.precision) for cell in found] == [
-            (False, None),
-            (True, None),
-            (False, "bf16"),
-            (False, "fp16"),
-        ]
+        expected = [(False, None), (True, None), (False, "bf16"), (False, "fp16")]
+        assert [(cell.tf32, cell.precision) for cell in found] == expected
         assert len({cell.id for cell in found}) == 4
 
     def test_a_cpu_has_no_tf32(self):
@@ -67,13 +63,8 @@ class TestOptimizer:
 
 
 def test_ddps_arguments_are_those_of_ddp_alone():
-    ddp, bare = cells(
-        step="overlapped",
-        aggregators=["all_reduce", "none"],
-        static_graph=True,
-        gradient_as_bucket_view=True,
-        first_bucket_mb=2,
-    )
+    own = {"static_graph": True, "gradient_as_bucket_view": True, "first_bucket_mb": 2}
+    ddp, bare = cells(step="overlapped", aggregators=["all_reduce", "none"], **own)
     assert (ddp.static_graph, ddp.gradient_as_bucket_view, ddp.first_bucket_mb) == (True, True, 2)
     assert (bare.static_graph, bare.gradient_as_bucket_view, bare.first_bucket_mb) == (None, None, None)
 
@@ -92,6 +83,7 @@ def test_aggregators_that_encode_have_a_wire_of_their_own():
     ]
 
 
+RESHARDED = {"step": "overlapped", "aggregators": [{"name": "fsdp2", "reshard_after_forward": 3}]}
 REFUSED = [
     ({"tf32": True, "precision": "bf16"}, "tf32: true is precision: tf32"),
     ({"precision": "fp16", "aggregators": ["host_serial"]}, "precision: fp16 needs its loss scaled"),
@@ -102,14 +94,7 @@ REFUSED = [
     ({"clip_norm": 1, "clip_gradient": "local", "step": "overlapped"}, "begins under the backward pass"),
     ({"clip_gradient": "local"}, "set clip_norm, or leave it out"),
     ({"accumulate": 3}, "accumulate: 3 does not divide the local batch of 4"),
-    (
-        {
-            "step": "overlapped",
-            "aggregators": [{"name": "fsdp2", "reshard_after_forward": 3}],
-            "world_sizes": [2, 4],
-        },
-        "reshard_after_forward is 3, and 4 ranks are no groups of 3",
-    ),
+    ({**RESHARDED, "world_sizes": [2, 4]}, "reshard_after_forward is 3, and 4 ranks are no groups of 3"),
     ({"static_graph": True}, "static_graph is an argument of torch's DDP"),
     ({"compile": True, "step": "captured"}, "compile: true goes with step: eager and overlapped"),
     (
@@ -160,11 +145,8 @@ class TestBitsPerByte:
 class TestBucketSizes:
     def test_a_list_in_the_list_is_one_cell_with_sizes_one_by_one(self):
         found = cells(step="overlapped", bucket_mb=[25, [1, 25], [0.5, 2.25]])
-        assert [(cell.bucket_mb, cell.bucket_sizes_mb) for cell in found] == [
-            (25, None),
-            (None, (1, 25)),
-            (None, (0.5, 2.25)),
-        ]
+        expected = [(25, None), (None, (1, 25)), (None, (0.5, 2.25))]
+        assert [(cell.bucket_mb, cell.bucket_sizes_mb) for cell in found] == expected
         assert len({cell.id for cell in found}) == 3
         assert found[2].describe().endswith("overlapped, buckets of 0.5 2.25 MiB")
 

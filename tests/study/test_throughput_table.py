@@ -26,9 +26,8 @@ def imported(tmp_path):
     def make(text, *options):
         (tmp_path / "resnet50.csv").write_text(text)
         out = tmp_path / "out"
-        done = CliRunner().invoke(
-            app, ["import-table", str(tmp_path / "resnet50.csv"), "--out", str(out), *options]
-        )
+        words = ["import-table", str(tmp_path / "resnet50.csv"), "--out", str(out), *options]
+        done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         return out, done.stderr
 
@@ -85,9 +84,8 @@ def test_further_gpus_are_predicted_where_the_models_size_is_known(imported):
 
 
 def test_all_sizes_of_the_table_are_predicted_without_being_named(imported):
-    out, _ = imported(
-        "GPUs,images_per_sec\n1,243\n2,460\n4,930\n", "--batch", "64", "--parameters", "25557032"
-    )
+    text = "GPUs,images_per_sec\n1,243\n2,460\n4,930\n"
+    out, _ = imported(text, "--batch", "64", "--parameters", "25557032")
     found = json.loads(run("predict", out, "--topology", "hgx-h100", "--json"))
     assert [row["world_size"] for row in found] == [2, 4]
 
@@ -130,9 +128,7 @@ def test_page_of_an_imported_table_says_whose_the_numbers_are_and_offers_no_run(
     folder, _ = imported(REPEATED)
     run("report", folder)
     page = (folder / "report.html").read_text()
-    assert (
-        "Nothing here was measured by this tool: the throughputs are those of <code>resnet50.csv</code>"
-        in page
-    )
+    said = "Nothing here was measured by this tool: the throughputs are those of <code>resnet50.csv</code>"
+    assert said in page
     assert "scaling run" not in page
     assert "Warm-up steps are stored" not in page

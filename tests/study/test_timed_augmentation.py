@@ -57,17 +57,13 @@ class TestKey:
     def test_parts_of_both_kinds_take_it_from_beside_them(self):
         parts = [{"kind": "iteration", "noise_pair": False}, {"kind": "convergence"}]
         own = cells(augmentation="standard", parts=parts, noise_pair=ABSENT)
-        assert [(one.kind, one.augmentation) for one in own] == [
-            ("iteration", "standard"),
-            ("convergence", "standard"),
-        ]
+        kinds = [("iteration", "standard"), ("convergence", "standard")]
+        assert [(one.kind, one.augmentation) for one in own] == kinds
 
     def test_both_cells_of_an_a_a_pair_have_it(self):
         found = resolved_study(**{**BASE, "augmentation": "standard", "noise_pair": True}).trained
-        assert [(cell.aa_replicate, cell.augmentation) for cell in found] == [
-            (0, "standard"),
-            (1, "standard"),
-        ]
+        pair = [(0, "standard"), (1, "standard")]
+        assert [(cell.aa_replicate, cell.augmentation) for cell in found] == pair
 
     @pytest.mark.parametrize("model", ["fcn-s", "lstm"], ids=["vectors", "tokens"])
     def test_data_that_are_no_images_are_refused(self, model):
@@ -132,10 +128,8 @@ def test_a_study_that_was_recorded_has_the_cells_that_it_had(name):
 @pytest.mark.parametrize("name", ["converge-alexnet", "converge-resnet"])
 def test_shipped_studies_time_the_steps_that_they_train(name):
     found = resolve(load_study(name), GPUS).trained
-    assert {(cell.kind, cell.augmentation) for cell in found} == {
-        ("iteration", "standard"),
-        ("convergence", "standard"),
-    }
+    kinds = {("iteration", "standard"), ("convergence", "standard")}
+    assert {(cell.kind, cell.augmentation) for cell in found} == kinds
 
 
 class Seeing(nn.Sequential):
@@ -198,12 +192,8 @@ class TestSteps:
         for seed in (0, 1):
             inputs, _ = seen(runner, group, augmentation="standard", seed=seed)
             (own, *_) = epoch_batches(len(images), 32, seed, 1)
-            fits = [
-                torch.equal(
-                    inputs[0], crop_and_flip(images[own], epoch_variations(len(images), other, 1)[own])
-                )
-                for other in (0, 1)
-            ]
+            varied = (epoch_variations(len(images), other, 1)[own] for other in (0, 1))
+            fits = [torch.equal(inputs[0], crop_and_flip(images[own], one)) for one in varied]
             assert fits == [seed == 0, seed == 1]
 
     def test_augmenting_is_marked_as_input(self, runner, group):  # noqa: F811

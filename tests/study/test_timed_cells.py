@@ -116,10 +116,8 @@ class TestExtent:
 
     def test_loader_has_two_workers_and_other_placements_have_none(self):
         found = cells(input_placement=["device", "loader"], world_sizes=1, noise_pair=False)
-        assert {(cell.input_placement, cell.loader_workers) for cell in found} == {
-            ("device", None),
-            ("loader", 2),
-        }
+        expected = {("device", None), ("loader", 2)}
+        assert {(cell.input_placement, cell.loader_workers) for cell in found} == expected
         assert cells(input_placement="loader")[0].describe().endswith("eager, input loader")
 
     def test_convergence_has_none_of_it(self):

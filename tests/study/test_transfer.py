@@ -18,12 +18,8 @@ from scaling.study.schema import parse_study
 
 FOUR_GPUS = AvailableMachine(num_gpus=4, num_cores=64)
 STUDY = {"name": "links", "kind": "transfer", "world_sizes": [1, 2, 4], "peer_access": [True, False]}
-MODEL = {
-    "kind": "iteration",
-    "workloads": [{"model": "fcn-r", "dataset": "synthetic", "global_batch": 16}],
-    "aggregators": ["none", "ring"],
-    "scaling": "strong",
-}
+FCN = {"model": "fcn-r", "dataset": "synthetic", "global_batch": 16}
+MODEL = {"kind": "iteration", "workloads": [FCN], "aggregators": ["none", "ring"], "scaling": "strong"}
 
 
 def cells(machine=FOUR_GPUS, **keys):
@@ -41,11 +37,8 @@ class TestKeys:
         "key", ["step", "workloads", "aggregators", "scaling", "tf32", "seed", "learning_rate"]
     )
     def test_key_of_training_is_an_error_that_names_the_rule(self, key):
-        with pytest.raises(
-            StudyError,
-            match=f"key '{key}' belongs to kind: iteration or convergence; kind: transfer has no model and "
-            "takes no step; leave it out",
-        ):
+        said = "kind: iteration or convergence; kind: transfer has no model and takes no step; leave it out"
+        with pytest.raises(StudyError, match=f"key '{key}' belongs to {said}"):
             parse_study({**STUDY, key: "eager"}, "links.yaml")
 
     @pytest.mark.parametrize(("key", "value"), [("global_batch", 64), ("secondz", 3)])
@@ -59,9 +52,8 @@ class TestKeys:
             parse_study({**STUDY, "seconds": seconds}, "links.yaml")
 
     def test_key_of_transfers_is_none_of_iterations(self):
-        with pytest.raises(
-            StudyError, match="key 'seconds' belongs to kind: transfer or device; leave it out"
-        ):
+        said = "key 'seconds' belongs to kind: transfer or device; leave it out"
+        with pytest.raises(StudyError, match=said):
             parse_study({"name": "x", "world_sizes": 1, **MODEL, "seconds": 3}, "x.yaml")
 
 
@@ -72,22 +64,13 @@ class TestCells:
 
     def test_processes_have_no_access_to_forbid(self):
         found = cells(AvailableMachine(num_gpus=0, num_cores=8))
-        assert [(cell.device, cell.world_size, cell.peer_access) for cell in found] == [
-            ("cpu", 1, None),
-            ("cpu", 2, None),
-            ("cpu", 4, None),
-        ]
+        expected = [("cpu", size, None) for size in (1, 2, 4)]
+        assert [(cell.device, cell.world_size, cell.peer_access) for cell in found] == expected
 
     def test_all_that_decides_the_result_is_in_the_identity(self):
         one = TransferCell(world_size=2, device="cuda", threads=4, peer_access=True, seconds=20.0)
-        changes = [
-            {"world_size": 4},
-            {"device": "cpu"},
-            {"threads": 5},
-            {"peer_access": False},
-            {"seconds": 5.0},
-        ]
-        ids = {TransferCell(**{**one.__dict__, **change}).id for change in changes}
+        changes = {"world_size": 4, "device": "cpu", "threads": 5, "peer_access": False, "seconds": 5.0}
+        ids = {TransferCell(**{**one.__dict__, key: value}).id for key, value in changes.items()}
         assert len({one.id, *ids}) == 1 + len(changes)
         assert one.to_dict()["kind"] == "transfer"
 
@@ -102,11 +85,8 @@ class TestCells:
         (launch,) = remaining_launches(ResultsFolder(tmp_path), resolved)
         assert sum(isinstance(cell, TransferCell) for cell in launch.cells) == 1
         assert len(launch.cells) == len(resolved.trained) + 1
-        assert {label_of(cell.to_dict()) for cell in launch.cells} == {
-            "transfer",
-            "iteration fcn-r, none",
-            "iteration fcn-r, ring",
-        }
+        labels = {"transfer", "iteration fcn-r, none", "iteration fcn-r, ring"}
+        assert {label_of(cell.to_dict()) for cell in launch.cells} == labels
 
 
 def test_plan_has_its_time_and_no_parameters(tmp_path):

@@ -73,9 +73,8 @@ def test_the_default_and_the_fastest_alone_have_the_launches_that_decide(repeats
     cells = cells_to_tune(study, resolved)[:2]
     screening = measured_study(study, resolved, cells, [[(0.5, 2.0), (4.0,)], []])
     deciding = resolve(deciding_study(screening, study, resolved, cells, [(4.0,), None]), MACHINE)
-    launches = {
-        (cell.aggregator, cell.bucket_sizes_mb): deciding.repeats[cell.id] for cell in deciding.trained
-    }
+    repeats = deciding.repeats
+    launches = {(cell.aggregator, cell.bucket_sizes_mb): repeats[cell.id] for cell in deciding.trained}
     screened = [("all_reduce", (0.5, 2.0)), ("none", None), ("ring", (1.0, 25.0))]
     decided = [("all_reduce", (1.0, 25.0)), ("all_reduce", (4.0,))]
     assert launches == {**dict.fromkeys(screened, 2), **dict.fromkeys(decided, decided_by)}

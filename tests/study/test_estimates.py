@@ -1,4 +1,4 @@
-"""What `scaling plan` assumes of device cells is what they took where they were measured."""
+"""What `scaling plan` estimates is near what launches took where they were measured."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +14,9 @@ from scaling.study.kinds.device import CELL_TIMES, DeviceCell
 from scaling.study.launches import estimate_seconds, remaining_launches
 from scaling.study.overrides import load_study
 from scaling.study.resolve import resolve
+from tests.made import loaded
 
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "plan_quality.py"
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 FACTOR = 1.5
 FEWEST_CELLS = 10
@@ -22,17 +24,8 @@ DEVICE = KINDS["device"]
 
 
 def cell(**changes):
-    values = {
-        "experiment": "small-networks",
-        "parameters": {},
-        "point": {},
-        "device": "cpu",
-        "threads": 2,
-        "seconds": 0.25,
-        "limit_s": 4.0,
-        "launch_threads": 2,
-    }
-    return DeviceCell(**{**values, **changes})
+    values = {"experiment": "small-networks", "parameters": {}, "point": {}, "device": "cpu", "threads": 2}
+    return DeviceCell(**{**values, "seconds": 0.25, "limit_s": 4.0, "launch_threads": 2, **changes})
 
 
 def seconds(one, num_cores=2):
@@ -68,20 +61,18 @@ def test_estimate_is_near_what_reference_launches_took():
 def test_every_built_in_experiment_is_known_on_the_devices_that_it_asks(name):
     only = {point.get("only_device") for point in create(name).points()}
     devices = {"cpu", "cuda"} if None in only else only
-    assert {(name, device) for device in devices if (name, device) not in CELL_TIMES} <= {
-        ("cpu-threads", "cuda")
-    }
+    unknown = {(name, device) for device in devices if (name, device) not in CELL_TIMES}
+    assert unknown <= {("cpu-threads", "cuda")}
 
 
 @pytest.mark.parametrize(
-    ("name", "least_s", "most_s"),
-    [("small-networks", 150 / FACTOR, 150 * FACTOR), ("cpu-threads", 180 / FACTOR, 180 * FACTOR),
-     ("batch-sizes", 420 / FACTOR, 420 * FACTOR)],
-)  # fmt: skip
-def test_shipped_studies_take_on_two_cores_about_what_they_took(name, least_s, most_s, tmp_path):
+    ("name", "took_s"), [("small-networks", 150), ("cpu-threads", 180), ("batch-sizes", 420)]
+)
+def test_shipped_studies_take_on_two_cores_about_what_they_took(name, took_s, tmp_path):
     study = resolve(load_study(name, []), AvailableMachine(0, 2))
     launches = remaining_launches(ResultsFolder(tmp_path), study)
-    assert least_s < sum(estimate_seconds(launch, {}, 2) for launch in launches) < most_s
+    estimated_s = sum(estimate_seconds(launch, {}, 2) for launch in launches)
+    assert 1 / FACTOR < estimated_s / took_s < FACTOR
 
 
 def test_longer_measurements_and_higher_limits_take_longer():
@@ -102,3 +93,17 @@ def test_cores_share_what_is_work_and_the_limit_bounds_it():
 def test_experiments_of_others_have_an_estimate():
     for device in ("cpu", "cuda"):
         assert seconds(cell(experiment="mine:Own", device=device)) > 0.25
+
+
+@pytest.fixture(scope="module")
+def plan_quality():
+    return loaded(SCRIPT)
+
+
+@pytest.mark.parametrize(
+    "name", ["budget-4xh200", "converge-alexnet-2xh200", "gpt-1xh200", "gpt-2xh200", "converge-gpt-cpu"]
+)
+def test_estimate_of_a_study_is_within_a_factor_of_one_and_a_half(plan_quality, name):
+    runs, measured_s, estimated_s = plan_quality.seconds_of(plan_quality.REFERENCE / name)
+    assert runs
+    assert 1 / FACTOR < estimated_s / measured_s < FACTOR
