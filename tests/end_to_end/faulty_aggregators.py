@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -75,7 +76,9 @@ class Slow(AllReduce):
 
 
 class _RaisesOverLibrary(AllReduce):
-    """The last rank raises; the others wait for it in a library's own exchange, over `over`."""
+    """The last rank raises; the others wait for it in a library's own exchange."""
+
+    over: ClassVar[type[MpiGroup | HorovodGroup]]
 
     def start(self, layout, group, dtype, device):
         self.over.of(group)

@@ -218,10 +218,8 @@ class TestBatchRule:
     def test_batch_must_be_the_one_that_the_scaling_keeps(self, scaling, wanted, other, given):
         batches = {"other": {other: 8}, "both": {wanted: 8, other: 8}, "none": {}}[given]
         message = problems(scaling=scaling, workloads=[{"model": "mlp", "dataset": "digits", **batches}])
-        said = (
-            f"workloads.0: scaling: {scaling} keeps the {wanted} constant over world sizes, so the workload"
-        )
-        assert f"{said} needs {wanted} and must not have {other}" in message
+        said = f"workloads.0: scaling: {scaling} keeps the {wanted} constant over world sizes, so the "
+        assert f"{said}workload needs {wanted} and must not have {other}" in message
 
     def test_alternatives_are_checked_too(self):
         wrong = {"model": "mlp", "dataset": "digits", "local_batch": 8}
