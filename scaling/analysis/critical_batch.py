@@ -1,19 +1,17 @@
 """Seconds to a target by workers and batch: the steps that trainings took, times the time of a step.
 
-1. Trainings belong together where they differ only in batch, learning rate and its rule, workers, exact
-   exchange, seed, and settings that change the time alone.
-2. A training's steps lie in the epoch that first shows the target: they are interpolated from the evaluation
-   before (half of the first epoch), with the variance of any place in the epoch, width^2 / 12, which more
-   seeds do not make smaller.
-3. Of each batch the rate with the fewest mean steps counts, among rates at which all seeds reach the target.
-4. S(B) = S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv 1812.06162; measured by Shallue et al. 2019,
-   arXiv 1811.03600) is fitted to log S by least squares, weighted by the variance of seeds and evaluation. To
-   it comes the lack of fit with which the batches are as far from the curve as expected (R. C. Paule,
-   J. Mandel, J. Res. Natl. Bur. Stand. 87, 1982), if any.
-5. Intervals are by profile, of all curves whose sum of squares is within t^2 of the least; t has two degrees
-   of freedom less than there are batches, whatever the seeds, since every curve of batches fits somewhat
-   badly. An end is open (0 or inf) where the batches show no plateau, or nothing else.
-6. Seconds are iteration_s x S(B); lossy exchanges have their own steps, trained at that batch on as many
+Trainings belong together where they differ only in batch, learning rate and its rule, workers, exact
+exchange, seed, and settings that change the time alone.
+
+1. A training's steps lie in the epoch that first shows the target: they are interpolated from the evaluation
+   before (half of the first epoch), with the variance of any place in the epoch, width^2 / 12.
+2. Of each batch the rate with the fewest mean steps counts, of rates at which all seeds reach the target.
+3. S(B) = S_min (1 + B_crit / B) (arXiv 1812.06162, 1811.03600) is fitted to log S by least squares, weighted
+   by the variance of seeds and evaluation. To it comes the lack of fit, if any, with which the batches are as
+   far from the curve as expected (R. C. Paule, J. Mandel, J. Res. Natl. Bur. Stand. 87, 1982).
+4. Intervals are of all curves whose sum of squares is within t^2 of the least; t has two degrees of freedom
+   less than there are batches. An end is open (0 or inf) where the batches show no plateau, or nothing else.
+5. Seconds are iteration_s x S(B); lossy exchanges have their own steps, trained at that batch on as many
    workers. Evaluation and the rest of the epoch that reaches the target are not counted.
 """
 
@@ -80,9 +78,9 @@ class BatchSteps:
         return np.log(np.array(self.steps))
 
     def values(self) -> dict[str, Any]:
-        found = {"steps": float(np.exp(self.logs.mean())), "num_seeds": len(self.steps)}
-        is_at_end = self.rate in (self.rates[0], self.rates[-1])
-        return {"batch": self.batch, "rate": self.rate, "rates": self.rates, "is_at_end": is_at_end, **found}
+        found: dict[str, Any] = {"steps": float(np.exp(self.logs.mean())), "num_seeds": len(self.steps)}
+        found |= {"rates": self.rates, "is_at_end": self.rate in (self.rates[0], self.rates[-1])}
+        return {"batch": self.batch, "rate": self.rate, **found}
 
 
 @dataclass(frozen=True)
@@ -136,8 +134,8 @@ class StepsFit:
     def log_ratio(self, first: float, second: float) -> Estimate:
         """The logarithm of S(second) / S(first), whose curve is the same."""
         shapes = self._shape(second) - self._shape(first)
-        allowed, half = shapes[self._inside], self.quantile * math.sqrt(2 * self.misfit)
-        half = 0.0 if first == second else half
+        allowed = shapes[self._inside]
+        half = 0.0 if first == second else self.quantile * math.sqrt(2 * self.misfit)
         return Estimate(float(shapes[self._best]), float(allowed.min()) - half, float(allowed.max()) + half)
 
 
@@ -147,8 +145,8 @@ def fit_steps(trained: Sequence[BatchSteps]) -> StepsFit | None:
 
     if len(trained) < FEWEST_BATCHES:
         return None
-    batches, logs = np.array([one.batch for one in trained]), np.array([one.logs.mean() for one in trained])
-    evaluation, counts = np.array([(one.evaluation, len(one.steps)) for one in trained]).T
+    described = [(one.batch, one.logs.mean(), one.evaluation, len(one.steps)) for one in trained]
+    batches, logs, evaluation, counts = np.array(described, dtype=float).T
     of_seeds, of_batches = int(counts.sum()) - len(trained), len(trained) - 2
     squares_of_seeds = sum(float(((one.logs - one.logs.mean()) ** 2).sum()) for one in trained)
     seeds = squares_of_seeds / max(of_seeds, 1)
@@ -165,8 +163,7 @@ def fit_steps(trained: Sequence[BatchSteps]) -> StepsFit | None:
     def excess(log_misfit: float) -> float:
         return float(curves(math.exp(log_misfit))[0].min()) - of_batches
 
-    fits = excess(SMALLEST) <= 0
-    misfit = math.exp(SMALLEST if fits else brentq(excess, SMALLEST, 9.0))
+    misfit = math.exp(SMALLEST if excess(SMALLEST) <= 0 else brentq(excess, SMALLEST, 9.0))
     squares, least, weight = curves(misfit)
     quantile = float(t_quantile(of_batches, (1 + CONFIDENCE) / 2))
     new_variance = seeds + float(evaluation.mean()) + misfit
@@ -240,12 +237,10 @@ class Setting:
         return float(self.row["world_size"] * self.seconds.value / 3600)
 
     def values(self) -> dict[str, Any]:
-        return {
-            **{name: self.row[name] for name in ("world_size", "global_batch", "iteration_s", "cell_id")},
-            **{"exchange": columns.with_local_updates(self.row), "unit": columns.unit_of_workers(self.row)},
-            **{"steps": self.steps._asdict(), "seconds": self.seconds._asdict(), "hours": self.hours},
-            **{"is_extrapolated": self.is_extrapolated, "is_own": self.is_own},
-        }
+        found = {name: self.row[name] for name in ("world_size", "global_batch", "iteration_s", "cell_id")}
+        found |= {name: value for name, value in vars(self).items() if name != "row"} | {"hours": self.hours}
+        unit = columns.unit_of_workers(self.row)
+        return {**found, "exchange": columns.with_local_updates(self.row), "unit": unit}
 
 
 @dataclass(frozen=True)
@@ -302,8 +297,8 @@ class LearningPlan:
         if self.fit is None:
             yield Finding("critical_batch_unknown", ids, values)
             return
-        critical, least = self.fit.critical, self.fit.least
-        values |= {"critical": critical._asdict(), "least": least._asdict(), "nearly": NEARLY_LEAST}
+        critical = self.fit.critical
+        values |= {"critical": critical, "least": self.fit.least, "nearly": NEARLY_LEAST}
         values |= {"enough": critical.value / NEARLY_LEAST, "misfit": math.sqrt(self.fit.misfit)}
         values["differs"] = bool(known) and (critical.low > max(highs) or critical.high < min(lows))
         yield Finding("critical_batch", ids, values)
@@ -315,12 +310,11 @@ class LearningPlan:
             "given": self.given,
             "best": self.settings[0].values(),
             "base": base.values(),
-            "others": [{**one.values(), "times": self.times_faster(one, base)._asdict()} for one in others],
+            "others": [{**one.values(), "times": self.times_faster(one, base)} for one in others],
             "front": [one.values() for one in self.front],
             "knee": self.knee.values(),
             "not_trained": self.not_trained,
-            "lacks": {one.row["augmentation"] or "none" for one in self.settings}
-            != {rows[0]["augmentation"] or "none"},
+            "lacks": any(_augmentation(one.row) != _augmentation(rows[0]) for one in self.settings),
         }
         yield Finding("seconds_by_workers", tuple(one.row["cell_id"] for one in self.settings), values)
 
@@ -328,13 +322,8 @@ class LearningPlan:
 def learning_plans(
     rows: Sequence[Row], cells: Mapping[str, CellResult], max_memory_bytes: float = math.inf
 ) -> list[LearningPlan]:
-    """One plan for each target of trainings with an exact exchange, in the table's order.
-
-    Args:
-        rows: of the summary.
-        cells: the samples, by cell id.
-        max_memory_bytes: that a timed cell may take on a GPU.
-    """
+    """One plan for each target of trainings with an exact exchange, in the summary's order, from steps that
+    were timed within so much memory of a GPU."""
     usable = [row for row in rows if not columns.has_no_model(row) and not columns.is_aa_replicate(row)]
     usable = [row for row in usable if columns.is_unchanged(row)]
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
@@ -363,8 +352,8 @@ def learning_plans(
         missed = [batch for batch, best in found.items() if best is None]
         settings, not_trained = [], []
         same_step = [row for row in timed if all(row[name] == first[name] for name in _TIMED)]
-        augmented = {"none", first["augmentation"] or "none"}
-        same_step = [row for row in same_step if (row["augmentation"] or "none") in augmented]
+        augmented = ("none", _augmentation(first))
+        same_step = [row for row in same_step if _augmentation(row) in augmented]
         for key, alike in by_key(same_step if fit else [], _own).items():
             row, steps = min(alike, key=lambda row: float(row["iteration_s"])), own.get(key)
             is_outside = not trained[0].batch <= row["global_batch"] <= trained[-1].batch
@@ -380,6 +369,10 @@ def learning_plans(
     return [plan for plan in plans if plan.trained or plan.missed]
 
 
+def _augmentation(row: Row) -> str:
+    return row["augmentation"] or "none"
+
+
 def _own(row: Row) -> Hashable:
     return tuple(row[name] for name in _OWN)
 
@@ -390,12 +383,9 @@ def _setting(row: Row, steps: Estimate, is_extrapolated: bool, *, is_own: bool) 
 
 
 def _steps_of(trained: BatchSteps, fit: StepsFit) -> Estimate:
-    """Of one more training of a lossy exchange; that of one seed scatters as the exact ones do."""
-    count, mean = len(trained.steps), float(trained.logs.mean())
-    half = fit.quantile * math.sqrt(2 * fit.new_variance)
-    if count > 1:
-        variance = float(trained.logs.var(ddof=1)) * (1 + 1 / count) + trained.evaluation
-        half = float(t_quantile(count - 1.0, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
+    """Of one more training of a lossy exchange, which scatters as the exact ones do."""
+    mean = float(trained.logs.mean())
+    half = fit.quantile * math.sqrt(fit.new_variance * (1 + 1 / len(trained.steps)))
     return _widened(Estimate(mean, mean, mean), half)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from scaling.analysis.candidates import Candidate
-from scaling.analysis.critical_batch import LearningPlan
+from scaling.analysis.critical_batch import Estimate, LearningPlan
 from scaling.analysis.recommend import Recommendation
 from scaling.report.terminal import filled
 from scaling.report.text import line_of, text_of
@@ -96,6 +96,8 @@ def plan_as_dict(plan: LearningPlan) -> dict[str, Any]:
 
 
 def _closed(value: Any) -> Any:
+    if isinstance(value, Estimate):
+        value = value._asdict()
     if isinstance(value, dict):
         return {name: _closed(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
