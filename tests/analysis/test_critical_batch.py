@@ -301,7 +301,7 @@ def test_a_noise_scale_that_contradicts_the_fit_is_said(trained, plans):
     assert "10,000 to 30,000, disagrees with the fitted critical batch" in texts(plan)
     for one in plan.trained:
         one.rows[0].update(noise_scale=600.0, noise_scale_low=400.0, noise_scale_high=None)
-    assert "at least 400, does not contradict the fit" in texts(plan)
+    assert "400 or more, does not contradict the fit" in texts(plan)
 
 
 def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):
