@@ -395,24 +395,40 @@ def _need() -> Callable[[object, str], None]:
     return need
 
 
-@pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., tuple[int, str, str]]:
+class Call:
     """call(*words): runs `scaling *words` in this process and an empty folder: exit code, stdout, stderr."""
-    from scaling.cli import main
 
-    monkeypatch.chdir(tmp_path)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
 
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["scaling", *map(str, words)])
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        from scaling.cli import main
+
+        self._monkeypatch.setattr(sys, "argv", ["scaling", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
             raise SystemExit(0)
-        captured = capsys.readouterr()
+        captured = self._capsys.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
 
-    return run
+    def refused(self, *words: object) -> str:
+        """What is said of input that is bad: one message, exit code 2."""
+        code, out, err = self(*words)
+        assert (code, out) == (2, "")
+        assert "Traceback" not in err
+        return err
+
+    def printed(self, *words: object) -> str:
+        """What it prints where nothing is wrong."""
+        code, out, err = self(*words)
+        assert code == 0, err
+        return out
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    monkeypatch.chdir(tmp_path)
+    return Call(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -17,9 +17,15 @@ AND_AXES = BOTTOM | {"scaling.axes"}
 GROUND = BOTTOM | {"scaling.process_group", "scaling.bucket", "scaling.registry", "topologies"}
 ALGORITHMS = GROUND | {"scaling.collectives", "scaling.codecs"}
 AGGREGATION = ALGORITHMS | {"scaling.aggregators", "scaling.conformance"}
-RUNNING = {"scaling.training", "scaling.workloads", "scaling.measure", "scaling.store", "scaling.runtime"}
-PARTS = AGGREGATION | RUNNING | {"launchers"}
-DECLARED = frozenset({"scaling.device_studies.declaration", "scaling.device_studies.registry"})
+PARTS = AGGREGATION | {
+    "launchers",
+    "scaling.training",
+    "scaling.workloads",
+    "scaling.measure",
+    "scaling.store",
+    "scaling.runtime",
+}
+DECLARED = frozenset({"scaling.device_studies.declaration"})
 READING = BOTTOM | {"scaling.cli.options", "scaling.analysis", "scaling.report", "scaling.store"}
 STUDYING = PARTS | {"scaling.cli.options", "scaling.study"}
 
@@ -63,8 +69,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"scaling.registry", "scaling.analysis", "scaling.store", "scaling.measure"}
     | {"scaling.aggregator_names", "scaling.collectives", "topologies"}
     | DECLARED,
-    "scaling.device_studies.declaration": frozenset(),
-    "scaling.device_studies.registry": BOTTOM | {"scaling.registry"},
+    "scaling.device_studies.declaration": BOTTOM | {"scaling.registry"},
     "scaling.prediction": AND_AXES | {"scaling.collectives", "scaling.bucket", "topologies"},
     "scaling.prediction.attached": AND_AXES | {"scaling.bucket", "scaling.store", "topologies"},
     "scaling.prediction.calibration_data": AND_AXES
@@ -85,7 +90,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"scaling.prediction", "scaling.prediction.attached", "scaling.prediction.calibration_data"}
     | {"scaling.cli.schedule"},
     "scaling.cli.listing": STUDYING | DECLARED | {"scaling.device_studies"},
-    "scaling.cli.plan": STUDYING | {"scaling.cli.predict"},
     "scaling.cli.report": READING,
     "scaling.cli.run": STUDYING | READING | {"scaling.cli.report", "scaling.cli.run_against"},
     "scaling.cli.history": STUDYING | READING | {"scaling.cli.run", "scaling.cli.run_against"},
@@ -96,19 +100,22 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"scaling.cli.options", "scaling.cli.schedule", "scaling.collectives", "scaling.report"},
     "scaling.cli.verify": AGGREGATION
     | {"scaling.cli.options", "scaling.store", "scaling.conformance.fidelity"},
-    "scaling.cli.import_table": STUDYING,
-    "scaling.cli.attach": STUDYING | {"scaling.attach"},
+    "scaling.cli.foreign": STUDYING | {"scaling.attach"},
     "scaling.cli.doctor": frozenset({"scaling.cli.options", "scaling.doctor"}),
     "scaling.cli.submit": STUDYING,
-    "scaling.cli.claims": STUDYING,
     "scaling.cli.compare": READING,
-    "scaling.cli.explain": READING,
     "scaling.cli.export": READING,
-    "scaling.cli.recommend": READING | {"topologies"},
+    "scaling.cli.advice": READING | {"topologies"},
     "scaling.cli.status": READING,
     "scaling.cli": BOTTOM
     | {"topologies", "scaling.cli.options", "scaling.store"}
-    | {f"scaling.cli.{verb}" for verb in VERBS},
+    | {
+        f"scaling.cli.{verb}"
+        for verb in (
+            *("advice", "compare", "doctor", "export", "foreign", "history", "listing", "predict", "report"),
+            *("run", "schedule", "status", "submit", "synthesize", "topology", "tune", "verify"),
+        )
+    },
     "scaling.__main__": frozenset({"scaling.cli", "scaling.import_path"}),
 }
 

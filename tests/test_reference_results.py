@@ -14,7 +14,7 @@ from scaling.analysis.columns import columns
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table, study_name, table_csv
 from scaling.report.device import read_devices, with_devices
-from scaling.report.warnings_text import with_texts
+from scaling.report.text import with_texts
 from scaling.store import ResultsFolder, Snapshot
 from tests.numbers_in_docs import holds_numbers
 

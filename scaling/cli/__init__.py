@@ -1,4 +1,4 @@
-"""The command line, one file a verb. stdout is data, stderr is chatter; what is heavy is imported late.
+"""The command line. stdout is data, stderr is chatter; what is heavy is imported late.
 
 Exit codes: 0 ok, 1 failed cells or laws or cells left to another launch, 2 bad usage or input, 3 undecided or
 regression, 130 interrupted, 141 (as a program that SIGPIPE ends) who read stdout has gone.
@@ -23,19 +23,15 @@ from typer import Option
 from typer.core import TyperCommand
 
 from scaling import __version__
-from scaling.cli.attach import attach
-from scaling.cli.claims import claims
+from scaling.cli.advice import explain, recommend
 from scaling.cli.compare import AgainstCommand, compare
 from scaling.cli.doctor import doctor
-from scaling.cli.explain import explain
 from scaling.cli.export import export
+from scaling.cli.foreign import attach, claims, import_table
 from scaling.cli.history import history
-from scaling.cli.import_table import import_table
 from scaling.cli.listing import list_
 from scaling.cli.options import Group, note
-from scaling.cli.plan import plan
-from scaling.cli.predict import predict
-from scaling.cli.recommend import recommend
+from scaling.cli.predict import plan, predict
 from scaling.cli.report import report
 from scaling.cli.run import run
 from scaling.cli.schedule import import_, schedule

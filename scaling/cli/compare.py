@@ -82,7 +82,6 @@ def compare(
 
 
 def _apply(gate: Gate, comparison: Comparison) -> None:
-    """Names what fails, and ends with exit code 3 if anything does."""
     from scaling.analysis.comparison import changed_time, changed_times
     from scaling.report.text import text_of
 
@@ -103,7 +102,6 @@ def _apply(gate: Gate, comparison: Comparison) -> None:
 
 
 def show_comparison(a: ResultsFolder, b: ResultsFolder) -> None:
-    """Prints how the times of two folders differ."""
     from scaling.analysis.compare import compare as compare_folders
 
     _print(compare_folders([a], [b]))

@@ -43,7 +43,7 @@ def export(
     from scaling.analysis.columns import to_rows
     from scaling.analysis.summary import read_study
     from scaling.errors import ScalingError
-    from scaling.report.explain_text import choose
+    from scaling.report.advice_text import choose
     from scaling.report.exports import FILES, FORMATS
     from scaling.store import ResultsFolder
     from scaling.store.files import inside, write_whole

@@ -105,7 +105,7 @@ def topologies() -> list[dict[str, Any]]:
 def experiments() -> list[dict[str, Any]]:
     """All experiments of `kind: device`, with their parameters."""
     from scaling.device_studies.base import create, parameters_of
-    from scaling.device_studies.registry import EXPERIMENTS
+    from scaling.device_studies.declaration import EXPERIMENTS
 
     return [
         {
@@ -158,7 +158,6 @@ def list_(
 
 
 def _show(entries: list[dict[str, Any]], *, as_json: bool) -> None:
-    """Prints names with descriptions, or all of them as JSON."""
     if as_json:
         typer.echo(json.dumps(entries, indent=1))
         return

@@ -52,7 +52,6 @@ def _without_types(options: Any) -> Any:
 
 
 def note(message: str) -> None:
-    """Prints a message on stderr; stdout is for data."""
     typer.echo(redacted(message), err=True)
 
 

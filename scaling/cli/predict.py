@@ -1,4 +1,4 @@
-"""`scaling predict`: predicts a study's times on another machine."""
+"""`scaling predict` and `plan`: a study's times on another machine; its cells, launches and time here."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from scaling.cli.options import AsJson, OverridesAsInRun
+from scaling.cli.options import AsJson, Out, Overrides, OverridesAsInRun, StudyArgument, resolved_study
+from scaling.cli.schedule import write_file
 from scaling.errors import StudyError
 
 if TYPE_CHECKING:
     from scaling.prediction.predict import Prediction
     from scaling.study.cell import Cell
     from scaling.study.predicting import NotPredicted
+    from scaling.study.pruning import CellChoice
     from scaling.study.schema import Study
     from topologies.model import Topology
+
 
 MAX_UNNAMED_WORKERS = 128  # the largest world size that is predicted when `--world-sizes` is not given
 
@@ -120,14 +123,8 @@ def predict(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is predicted.
-
-    Attributes:
-        cells: of a study, or mappings of an attached script.
-        left_out: those that the machine has no place for.
-        study: None of a script.
-        tensor_shapes: of a script.
-    """
+    """What is predicted: cells of a study, or mappings of an attached script, which has no `study`, but
+    `tensor_shapes`; `left_out`: those that the machine has no place for."""
 
     cells: list[Any]
     left_out: list[NotPredicted]
@@ -171,13 +168,9 @@ def _parsed(text: str) -> list[int]:
 def predicted(
     cells: list[Any], machine: Topology, sources: Any, *, known: bool, tensor_shapes: str = ""
 ) -> tuple[list[Prediction], list[dict[str, Any]]]:
-    """The predictions, and each cell as a row: predicted, or with the reason why not.
-
-    Cells of an attached script are mappings, and have `tensor_shapes`.
-
-    Raises:
-        StudyError: steps are to be predicted, and all of them are another device's than the machine's.
-    """
+    """The predictions, and each cell as a row: predicted, or with the reason why not. Cells of an attached
+    script are mappings, and have `tensor_shapes`. Raises StudyError: steps are to be predicted, and all of
+    them are another device's than the machine's."""
     from scaling.prediction.rows import reason_row, row_of
     from scaling.prediction.terms import of_other_device
     from scaling.study.predicting import predict_cells, strategy_of
@@ -203,7 +196,6 @@ def _next_measurement(
     predictions: list[Prediction], cells: list[Cell], study: Study, path: Path | None
 ) -> str | None:
     """What would narrow the intervals most, in a line; its study is written to `path`."""
-    from scaling.cli.schedule import write_file
     from scaling.prediction.narrowing import next_measurement
     from scaling.study.pruning import study_of_cell
 
@@ -240,7 +232,7 @@ def _require_predictions(
         typer.echo(f"{max(sizes)} workers were not predicted: {has}", err=True)
 
 
-def plan_by_predictions(
+def _judged(
     study: str,
     overrides: list[str] | None,
     results: list[Path],
@@ -249,14 +241,12 @@ def plan_by_predictions(
     write: Path | None,
     *,
     skip_dominated: bool,
-    as_json: bool,
-) -> None:
-    """`scaling plan --skip-dominated --budget`: which cells to measure, and which not, and why."""
-    from scaling.cli.schedule import write_file
+) -> list[CellChoice]:
+    """Which cells to measure, and which not, and why; those to measure are written as a study."""
     from scaling.prediction.calibration_data import sources_of
     from scaling.study.cell import AvailableMachine
     from scaling.study.overrides import load_study
-    from scaling.study.pruning import describe, judge, parse_budget, study_of
+    from scaling.study.pruning import judge, parse_budget, study_of
     from scaling.study.resolve import resolve
     from topologies.schema import load
 
@@ -284,7 +274,46 @@ def plan_by_predictions(
     verdicts = judge(trained, rows, cells.repeats, limit, skip_dominated=skip_dominated)
     if write is not None:
         write_file(write, study_of(loaded, verdicts, cells).encode())
-    if as_json:
-        typer.echo(json.dumps([verdict.as_dict() for verdict in verdicts], indent=1))
-    else:
-        typer.echo(describe(verdicts))
+    return verdicts
+
+
+def plan(
+    study: StudyArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    skip_dominated: Annotated[
+        bool, Option("--skip-dominated", help="Predict which cells can be the fastest, and skip the rest.")
+    ] = False,
+    budget: Annotated[
+        str | None, Option(metavar="TIME", help="Keep only what fits into this time: 10m, 90s, 2h.")
+    ] = None,
+    results: Annotated[
+        list[Path] | None, Option("--from", metavar="DIR", help="Results folder to predict from.")
+    ] = None,
+    topology_name: Annotated[
+        str | None, Option("--topology", metavar="NAME", help="Machine to predict for (default: this one).")
+    ] = None,
+    write: Annotated[
+        Path | None, Option(metavar="FILE", help="Write a study of the cells to measure.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the cells and launches of a study and an estimate of the time; runs nothing."""
+    if skip_dominated or budget:
+        from scaling.study.pruning import describe
+
+        sources = results or ([out] if out else [])
+        verdicts = _judged(
+            study, overrides, sources, topology_name, budget, write, skip_dominated=skip_dominated
+        )
+        chosen = [verdict.as_dict() for verdict in verdicts]
+        typer.echo(json.dumps(chosen, indent=1) if as_json else describe(verdicts))
+        return
+    from scaling.study.planning import describe_plan, plan_as_dict
+
+    resolved = resolved_study(study, overrides)
+    folder = out or Path("results") / resolved.name
+    text = (
+        json.dumps(plan_as_dict(resolved, folder), indent=1) if as_json else describe_plan(resolved, folder)
+    )
+    typer.echo(text)

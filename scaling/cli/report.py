@@ -51,8 +51,7 @@ def report(
 
 
 def show(made: Report) -> None:
-    """Prints the answer in one screen."""
-    from scaling.report.screen import screen
+    from scaling.report.terminal import screen
 
     command = shlex.join(["scaling", "report", str(made.page.parent), "--all"])
     for line in screen(made.content.answer, command=command, page=str(made.page)):
@@ -60,11 +59,9 @@ def show(made: Report) -> None:
 
 
 def _show_all(made: Report) -> None:
-    """Prints all tables of cells, and the answer."""
     from rich.console import Console
 
-    from scaling.report.screen import folded_answer
-    from scaling.report.terminal import render_tables
+    from scaling.report.terminal import folded_answer, render_tables
     from scaling.report.transfer_tables import render_transfers
 
     console = Console(soft_wrap=True)

@@ -127,7 +127,6 @@ def measured(
     *,
     retry_failed: bool = False,
 ) -> RunResult[Report]:
-    """Runs or resumes a study, and makes its report (`scaling.study.session`)."""
     from scaling.study.session import run_session
 
     return run_session(
@@ -150,7 +149,6 @@ def _reported(folder: ResultsFolder, before_page: Callable[[], None]) -> Report:
 
 @contextmanager
 def _interrupted(folder: ResultsFolder, with_report: bool) -> Iterator[None]:
-    """Ends with exit code 130 after Ctrl-C, and says how to go on."""
     try:
         yield
     except KeyboardInterrupt:
@@ -161,7 +159,6 @@ def _interrupted(folder: ResultsFolder, with_report: bool) -> Iterator[None]:
 
 
 def _show(made: Report) -> None:
-    """Prints how the wall time divided, and last the answer."""
     from scaling.report.text import text_of
 
     if made.times is not None:

@@ -148,7 +148,6 @@ def _run(
 
 
 def _end(folders: Sequence[ResultsFolder], out: Path, times: CommandTimes) -> None:
-    """The comparison and how the wall time divided, then what has failed, which sets the exit code."""
     from scaling.analysis.progress import wall_time
     from scaling.report.text import text_of
     from scaling.store import ResultsFolder

@@ -35,8 +35,7 @@ def status(
     failed.
     """
     from scaling.analysis.progress import progress
-    from scaling.report.progress import progress_lines
-    from scaling.report.status import describe_status, status_table
+    from scaling.report.status import describe_status, progress_lines, status_table
     from scaling.store import ResultsFolder, Snapshot
 
     if follow:
@@ -53,12 +52,11 @@ def status(
 
 
 def _follow(directory: Path, every_s: float, *, as_json: bool) -> None:
-    """Shows states, rate, what is left and the last error, until the study is over."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    from scaling.report.progress import progress_as_dict, progress_lines
+    from scaling.report.status import progress_as_dict, progress_lines
 
     looks = _looks(directory, every_s)
     console = Console(soft_wrap=True)
@@ -81,7 +79,6 @@ def _follow(directory: Path, every_s: float, *, as_json: bool) -> None:
 
 
 def _looks(directory: Path, every_s: float) -> Iterator[Progress]:
-    """What the folder says, until the study is over."""
     from scaling.analysis.progress import progress
     from scaling.store import ResultsFolder
 

@@ -82,7 +82,6 @@ def tune(
 
 
 def _measured(study: Study, out: Path, scope: Scope, zygotes: Zygotes) -> ResultsFolder:
-    """Runs or resumes a study that is written beside its folder; ends the command if cells failed."""
     from scaling.store.files import write_whole
     from scaling.study.tuning import text_of
 
@@ -97,7 +96,6 @@ def _measured(study: Study, out: Path, scope: Scope, zygotes: Zygotes) -> Result
 
 
 def _cells_by_part(study: Study, folder: ResultsFolder) -> list[list[CellResult]]:
-    """Of each part of the study its measured cells; the same cell may be of several."""
     from scaling.analysis.samples import read_cells
     from scaling.study.prepare import this_machine
     from scaling.study.resolve import resolve
@@ -150,7 +148,6 @@ class _Model:
         return cls(gradients, curve, of_default(DDP_BUCKETS_MB, gradients, curve))
 
     def finding(self, measured: Sequence[CellResult]) -> Finding:
-        """Which buckets to use, with what the model says of them."""
         from scaling.analysis.tuned import tuned_buckets
         from scaling.bucket import DDP_BUCKETS_MB
         from scaling.prediction.buckets import best_partition, of_default

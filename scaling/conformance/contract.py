@@ -16,8 +16,7 @@ from scaling.aggregators.schedule import Scheduled
 from scaling.bucket import BucketLayout
 from scaling.collectives.composition import split_at_reduction
 from scaling.collectives.verify import Verification, verify
-from scaling.conformance.cases import Case, smallest
-from scaling.conformance.run import Outcome, RunRanks, parameters_of, run_steps
+from scaling.conformance.cases import Case, Outcome, RunRanks, parameters_of, run_steps, smallest
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
 
@@ -84,9 +83,7 @@ def check_resumed(
     aggregator: Aggregator[Any], through: Sequence[Sequence[Outcome]], resumed: Sequence[Sequence[Outcome]]
 ) -> None:
     """Checks that [step][rank] outcomes of a state that was saved and loaded are those of one that was not.
-
-    An AssertionError names the first step and rank that differ.
-    """
+    An AssertionError names the first step and rank that differ."""
     # Bit for bit, or to rounding where the aggregator cannot give more.
     to_rounding = partial(torch.allclose, rtol=1e-5, atol=1e-6)
     are_equal = to_rounding if aggregator.order_varies else torch.equal
@@ -104,14 +101,8 @@ def check_resumed(
 
 
 def check_schedule(aggregator: Scheduled, world_size: int, layout: BucketLayout) -> Verification:
-    """Checks that the schedule delivers the sum, and leaves it where the aggregator takes its step.
-
-    Returns:
-        What the schedule sends.
-
-    Raises:
-        ScheduleError: it does not; the message says what is wrong, and where.
-    """
+    """What the schedule sends. Raises ScheduleError: it does not deliver the sum, or leaves it elsewhere than
+    where the aggregator takes its step; the message says what is wrong, and where."""
     schedule = aggregator.schedule(world_size, layout)
     if schedule.world_size != world_size:
         raise ScheduleError(f"{schedule.name}: made for {schedule.world_size} ranks, asked for {world_size}")
@@ -290,18 +281,12 @@ def _check_mean(
 
 
 class _Bound:
-    """The float64 mean, and how far off it rounding and what the aggregator states may bring an element.
+    """The float64 mean of the ranks' values, and how far off it rounding, and what a lossy aggregator states
+    (`bounds`), may bring an element.
 
     A sum of n terms and its division round n times, by half a unit in the last place of what the sum of
     magnitudes bounds; so do terms that are divided before they are summed. The mean of float64 values rounds
-    as often. Below the normal numbers a unit is the smallest number.
-
-    Args:
-        values: of each rank.
-        bounds: of lossy aggregators, each rank's `error_bound`.
-        dtype: of the mean.
-        integers: what the values are.
-    """
+    as often. Below the normal numbers a unit is the smallest number."""
 
     def __init__(
         self, values: Sequence[Tensor], bounds: Sequence[Tensor], dtype: torch.dtype, *, integers: bool

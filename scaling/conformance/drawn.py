@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scaling.aggregators.base import DTYPES, Aggregator
-from scaling.conformance.cases import KINDS, Case, Shape, fixed_cases
+from scaling.conformance.cases import KINDS, Case, RunRanks, Shape, fixed_cases
 from scaling.conformance.contract import check
-from scaling.conformance.run import RunRanks
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
 
@@ -59,15 +58,9 @@ def check_drawn(
     seed: int = 0,
     run: RunRanks = run_in_process,
 ) -> DrawnCases:
-    """Checks the contract on the fixed cases and on drawn ones, in all `dtypes` of the aggregator.
-
-    Args:
-        num_examples: cases to draw; the same `seed` gives the same ones.
-        run: what the ranks are.
-
-    Raises:
-        AssertionError: it fails; with the smallest case that was found, and what does not hold.
-    """
+    """Checks the contract on the fixed cases and on `num_examples` drawn ones, which the `seed` gives, in all
+    `dtypes` of the aggregator, on ranks that `run` makes. Raises AssertionError: it fails; with the smallest
+    case that was found, and what does not hold."""
     dtypes = [dtype for dtype in DTYPES if dtype in aggregator.dtypes]
     if torch.float32 not in dtypes:
         raise AssertionError(f"dtypes is {aggregator.dtypes}; allowed is what has torch.float32")

@@ -179,11 +179,8 @@ def has_sheet(aggregator: Aggregator[Any]) -> bool:
 
 
 def sheet_of(name: str) -> Sheet | None:
-    """That of an aggregator, by its name or as module:attribute; None for those that have none.
-
-    Raises:
-        StudyError: there is no such aggregator.
-    """
+    """That of an aggregator, by its name or as module:attribute; None for those that have none. Raises
+    StudyError: there is no such aggregator."""
     aggregator = create(name)
     if not has_sheet(aggregator):
         return None
@@ -279,11 +276,8 @@ def _timed(aggregator: Aggregator[Any], device: torch.device) -> tuple[list[int]
 
 
 class _PhaseSeconds:
-    """A phase marker that adds up the seconds of each phase; waits for the device at its ends.
-
-    Attributes:
-        host_s: how long encoding and decoding kept the host, which does not wait for the device in them.
-    """
+    """A phase marker that adds up the seconds of each phase, and waits for the device at its ends; `host_s`:
+    how long encoding and decoding kept the host, which does not wait for the device in them."""
 
     def __init__(self, device: torch.device) -> None:
         self._clock = clock_for(device)

@@ -53,14 +53,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SubjectResult:
-    """How one subject did.
-
-    Attributes:
-        kind: "collective", "aggregator" or "schedule", the last a user's own.
-        checked: what holds.
-        failure: what does not hold first; None if all does.
-        sample: what the schedule sends; None where there is none.
-    """
+    """How one subject did. `kind`: "collective", "aggregator" or "schedule", the last a user's own.
+    `checked`: what holds. `failure`: what does not hold first, None if all does. `sample`: what the schedule
+    sends, if any."""
 
     name: str
     kind: str
@@ -81,12 +76,8 @@ class SubjectResult:
 
 @dataclass
 class Examination:
-    """What is asked for (as of `examine`), and how far it has come.
-
-    Attributes:
-        where: the case being checked, for messages.
-        again: the command that shows a failure there again; empty where it is the same as was given.
-    """
+    """What is asked for (as of `examine`), and how far it has come: `where` is the case being checked,
+    `again` the command that shows a failure there again ("" where it is the one that was given)."""
 
     name: str
     world_sizes: Sequence[int]
@@ -112,10 +103,7 @@ class Subject:
 
 def subjects_of(name: str) -> list[Subject]:
     """The collective and the aggregator of that name, or what `module:attribute` or a schedule's file is.
-
-    Raises:
-        StudyError: there is none, or it is neither an aggregator nor a function that makes schedules.
-    """
+    Raises StudyError: there is none, or it is neither an aggregator nor a function that makes schedules."""
     if ":" in name:
         return [_own(name)]
     if is_file(name):
@@ -136,11 +124,8 @@ def subjects_of(name: str) -> list[Subject]:
 
 
 def all_subjects(world_sizes: Sequence[int]) -> list[Subject]:
-    """Every collective of the catalogue, then every registered aggregator.
-
-    Raises:
-        StudyError: no aggregator can be checked at these world sizes.
-    """
+    """Every collective of the catalogue, then every registered aggregator. Raises StudyError: no aggregator
+    can be checked at these world sizes."""
     if not set(world_sizes) & set(conformance.WORLD_SIZES):
         allowed = spelled(conformance.WORLD_SIZES)
         raise StudyError(f"--all: aggregators are checked at {allowed}; name one in --world-sizes")
@@ -166,19 +151,11 @@ def examine(
     num_examples: int = conformance.NUM_EXAMPLES,
     seed: int = 0,
 ) -> SubjectResult:
-    """Checks one subject, up to what fails first.
+    """Checks one subject, up to what fails first; `say` is called with what is being checked.
 
-    Args:
-        subject: what to check.
-        world_sizes: of schedules, ascending; the contract is checked at those of them that are among
-            `conformance.WORLD_SIZES`.
-        say: called with what is being checked.
-        num_examples: cases of the contract to draw for each world size.
-        seed: of the drawing.
-
-    Raises:
-        StudyError: there is nothing to check at these world sizes, or the subject is not what it should be.
-    """
+    `world_sizes`: of schedules, ascending; the contract is checked at those of them that are among
+    `conformance.WORLD_SIZES`, in `num_examples` cases each, drawn by the `seed`. Raises StudyError: there is
+    nothing to check at these world sizes, or the subject is not what it should be."""
     examination = Examination(subject.name, world_sizes, say, num_examples, seed)
     failure = None
     try:
@@ -198,11 +175,8 @@ def examine_all(
     num_examples: int = conformance.NUM_EXAMPLES_OF_COMMANDS,
     seed: int = 0,
 ) -> Iterator[SubjectResult]:
-    """Checks several subjects as `examine` does, on all cores; results in the order of the subjects.
-
-    Raises:
-        StudyError: as `examine`.
-    """
+    """Checks several subjects as `examine` does, on all cores; results in the order of the subjects. Raises
+    StudyError: as `examine`."""
 
     def examined(index: int) -> SubjectResult:
         return examine(subjects[index], world_sizes, num_examples=num_examples, seed=seed)

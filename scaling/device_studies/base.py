@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scaling.device_studies.declaration import Report
-from scaling.device_studies.registry import EXPERIMENTS
+from scaling.device_studies.declaration import EXPERIMENTS, Report
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 Value = int | float | str | bool
 Point = dict[str, Value]
+Samples = Iterator[dict[str, Any]]
 WARMUP_CALLS = 3  # at least: the first call sets libraries up, the second may still grow caches of memory
 SLOW_CALLS = 3
 """After so many a point is left out for their time: the first, and the faster of two that follow."""
@@ -57,31 +57,21 @@ class Budget:
     limit_s: float = 10.0
 
     def require(self, expected_s: float, why: str) -> None:
-        """Refuses a point whose fewest samples would take longer than the limit.
-
-        `why` is how the seconds of a call are known ("a step takes 2 s or more on 64 samples").
-
-        Raises:
-            LeftOutError: saying so.
-        """
+        """Refuses a point whose fewest samples would take longer than the limit. `why` is how the seconds of
+        a call are known ("a step takes 2 s or more on 64 samples"). Raises LeftOutError: saying so."""
         if expected_s * self.min_samples > self.limit_s:
             raise LeftOutError(
                 f"{why}, so that {self.min_samples} samples would pass the limit of {self.limit_s:g} s"
             )
 
     def refuse_slow(self, seconds: Sequence[float], why: str, calls: int = 1) -> float:
-        """Refuses a point by its first calls, as soon as that is certain.
+        """Refuses a point by its first calls, as soon as that is certain; else the least of them, without the
+        first.
 
         The first call sets libraries up, and a single slow one may be somebody else's doing: it takes three
-        calls, or one that is beyond doubt.
-
-        Args:
-            seconds: of the calls so far, waited for; the least but for the first is returned.
-            why: for people, with a place for the seconds ("a step took {:.2g} s").
-
-        Raises:
-            LeftOutError: the fewest samples would take longer than the limit.
-        """
+        calls, or one that is beyond doubt. `seconds`: of the calls so far, waited for. `why`: for people,
+        with a place for the seconds ("a step took {:.2g} s"). Raises LeftOutError: the fewest samples would
+        take longer than the limit."""
         one_s = min(seconds[1:] or seconds)
         doubtless = one_s * calls * self.min_samples > DOUBTLESS * self.limit_s and len(seconds) > 1
         if len(seconds) >= SLOW_CALLS or doubtless or one_s > self.limit_s + SET_UP_S:
@@ -91,18 +81,12 @@ class Budget:
     def samples(
         self, step: Callable[[], object], device: torch.device, per_sample: int | None = None
     ) -> list[float]:
-        """Seconds of one call of `step`, sampled after a warm-up.
+        """Seconds of one call of `step`, sampled after a warm-up. Raises LeftOutError: calls are too slow.
 
-        On a GPU the time is that between CUDA events in a queue that does not run empty: what a call takes
-        in a loop, be it bound by the host or by the device. On the CPU it is that of the monotonic clock.
-
-        Args:
-            step: what is timed; on a GPU it need not wait for the device.
-            per_sample: calls that a sample covers and is divided by; None: as many as take a millisecond.
-
-        Raises:
-            LeftOutError: the calls are so slow that the limit would be passed.
-        """
+        On a GPU the time is that between CUDA events in a queue that does not run empty: what a call takes in
+        a loop, be it bound by the host or by the device; `step` need not wait for the device. On the CPU it
+        is that of the monotonic clock. `per_sample`: calls that a sample covers and is divided by; None: as
+        many as take a millisecond."""
         from scaling.measure.clock import clock_for
 
         clock = clock_for(device)
@@ -176,9 +160,7 @@ class Experiment(ABC):
         """
 
     @abstractmethod
-    def measure(
-        self, point: Mapping[str, Any], device: torch.device, budget: Budget
-    ) -> Iterator[dict[str, Any]]:
+    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
         """Raw samples of one cell, and facts.
 
         Args:
@@ -197,17 +179,14 @@ class Experiment(ABC):
         """
 
 
-def steps(samples: list[float], phase: str = "step") -> Iterator[dict[str, Any]]:
+def steps(samples: list[float], phase: str = "step") -> Samples:
     """Samples of `Budget.samples` as rows of that phase."""
     yield from ({"phase": phase, "seconds": seconds} for seconds in samples)
 
 
 def create(name: str, parameters: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of that name with those parameters, checked against its fields' types.
-
-    Raises:
-        StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
-    """
+    """The experiment of that name with those parameters, checked against its fields' types. Raises
+    StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value."""
     experiment: Experiment = EXPERIMENTS.create(name, Experiment, parameters)
     return experiment
 

@@ -6,13 +6,13 @@ the report says so. On the CPU with all cores; on the GPU eager and captured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from pydantic import PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point
+from scaling.device_studies.base import Budget, Experiment, Point, Samples
 from scaling.device_studies.cpu_threads import SEVEN_NETWORKS
 from scaling.device_studies.declaration import ARMS, Enough, Lines, Panels, Report, Rows, Setting
 
@@ -64,9 +64,7 @@ class BatchSizes(Experiment):
                 points += [{**common, "step": "eager"}, {**common, "step": "captured", "only_device": "cuda"}]
         return points
 
-    def measure(
-        self, point: Mapping[str, Any], device: torch.device, budget: Budget
-    ) -> Iterator[dict[str, Any]]:
+    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
         from scaling.device_studies.training_step import network_steps, timed
 
         make = network_steps(point["model"], device, captured=point["step"] == "captured")

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scaling.device_studies.base import Budget, LeftOutError, steps
+from scaling.device_studies.base import Budget, LeftOutError, Samples, steps
 
 COMPARED = 16  # so many rows and columns of a product are compared with float64
 TF32_CAPABILITY = (8, 0)  # the first compute capability that has it
@@ -39,11 +39,8 @@ def dtype_of(precision: str) -> torch.dtype:
 
 @contextmanager
 def multiplying(precision: str, device: torch.device) -> Iterator[None]:
-    """Within it float32 is multiplied as TF32, if `precision` says so, else as float32.
-
-    Raises:
-        LeftOutError: the device has no TF32.
-    """
+    """Within it float32 is multiplied as TF32, if `precision` says so, else as float32. Raises LeftOutError:
+    the device has no TF32."""
     if precision == "tf32":
         if device.type != "cuda":
             raise LeftOutError("TF32 is a number format of GPUs")
@@ -94,15 +91,12 @@ Convolve = Callable[[Tensor, Tensor], Tensor]
 
 def measure_convolution(
     layer: Layer, batch: int, choice: str, dtype: torch.dtype, device: torch.device, budget: Budget
-) -> Iterator[dict[str, Any]]:
-    """Phases `step` (forward and backward) and `forward`, the error, and on a GPU the workspace.
+) -> Samples:
+    """Phases `step` (forward and backward) and `forward`, the error, and on a GPU the workspace. Raises
+    LeftOutError: the device or the layer has no such choice.
 
     On a GPU, torch keeps the algorithm that it has taken for a shape, however it was found: in a process in
-    which `library` has been measured `autotuned` is the same, and the other way round.
-
-    Raises:
-        LeftOutError: the device or the layer has no such choice.
-    """
+    which `library` has been measured `autotuned` is the same, and the other way round."""
     convolve = _convolution(layer, choice, device)
     torch.manual_seed(1)
     images = torch.randn(batch, layer.inputs, layer.size, layer.size, device=device)
@@ -129,9 +123,7 @@ def measure_convolution(
             yield {"fact": "workspace_bytes", "value": _beside(forward, device)}
 
 
-def measure_product(
-    point: Mapping[str, Any], device: torch.device, budget: Budget
-) -> Iterator[dict[str, Any]]:
+def measure_product(point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
     columns, inner = map(int, point["case"].split("x"))
     batch, dtype = point["batch"], dtype_of(point["precision"])
     torch.manual_seed(1)
@@ -183,10 +175,8 @@ def _convolution(layer: Layer, choice: str, device: torch.device) -> Convolve:
 
 @contextmanager
 def _chosen(choice: str, device: torch.device) -> Iterator[None]:
-    """torch's settings of that choice, and afterwards those of before.
-
-    By single attributes: `cudnn.flags` sets the precision of multiplications too.
-    """
+    """torch's settings of that choice, and afterwards those of before. By single attributes: `cudnn.flags`
+    sets the precision of multiplications too."""
     cudnn, onednn = torch.backends.cudnn, torch.backends.mkldnn
     if device.type != "cuda":
         before = bool(onednn.enabled)
@@ -206,10 +196,8 @@ def _chosen(choice: str, device: torch.device) -> Iterator[None]:
 
 
 def fft_convolution(images: Tensor, weight: Tensor, padding: int) -> Tensor:
-    """The same as `conv2d` of stride 1: a product of transforms, one matrix product a frequency.
-
-    Images are [n, inputs, size, size], weights [outputs, inputs, kernel, kernel].
-    """
+    """The same as `conv2d` of stride 1: a product of transforms, one matrix product a frequency. Images are
+    [n, inputs, size, size], weights [outputs, inputs, kernel, kernel]."""
     kernel = weight.shape[-1]
     padded = images.shape[-1] + 2 * padding
     size = (padded, padded)
@@ -241,10 +229,8 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Request:
-    """What a process measures: every layer in every precision.
-
-    `choice` is `library` or `autotuned`; without `cap_mib` the workspace has no limit.
-    """
+    """What a process measures: every layer in every precision. `choice` is `library` or `autotuned`; without
+    `cap_mib` the workspace has no limit."""
 
     layers: tuple[str, ...]
     batch: int
@@ -264,12 +250,8 @@ class Request:
 
 
 def measured_apart(request: Request, layer: str, precision: str) -> Rows:
-    """Rows of one of the request's measurements, as `measure_convolution` has them.
-
-    Raises:
-        LeftOutError: it was left out.
-        RuntimeError: the process fails, with its last lines.
-    """
+    """Rows of one of the request's measurements, as `measure_convolution` has them. Raises LeftOutError: it
+    was left out; RuntimeError: the process fails, with its last lines."""
     rows = _measure_all(request)[_key(layer, precision)]
     reason = next((row["left_out"] for row in rows if "left_out" in row), None)
     if reason is not None:

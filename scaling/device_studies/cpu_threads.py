@@ -7,26 +7,21 @@ within a second or two. Threads are those that torch's operations share; the pro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from pydantic import PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point
+from scaling.device_studies.base import Budget, Experiment, Point, Samples
 from scaling.device_studies.declaration import STEP_TIME, Enough, Lines, Panels, Report, Rows, Setting, Show
 
 if TYPE_CHECKING:
     import torch
 
 REDUCED_BATCHES = {
-    "fcn-r": 64,
-    "alexnet-r": 64,
-    "resnet-56": 16,
-    "fcn-s4": 16,
-    "alexnet-s": 4,
-    "resnet-50": 2,
-    "lstm": 16,
+    **{"fcn-r": 64, "alexnet-r": 64, "resnet-56": 16},
+    **{"fcn-s4": 16, "alexnet-s": 4, "resnet-50": 2, "lstm": 16},
 }
 SEVEN_NETWORKS = tuple(REDUCED_BATCHES)
 OTHER_BATCH = 16  # of a network that is not among the seven
@@ -61,12 +56,8 @@ REPORT = Report(
 @final
 @dataclass(frozen=True)
 class CpuThreads(Experiment):
-    """Time of a training step over the number of threads.
-
-    Attributes:
-        threads: numbers of threads; those above twice the cores are left out, "all" is every core.
-        batches: network -> samples of a step, where it is not to be the reduced batch.
-    """
+    """Time of a training step over the number of threads; those above twice the cores are left out, "all" is
+    every core. `batches`: network -> samples of a step, where it is not to be the reduced batch."""
 
     name: ClassVar[str] = "cpu-threads"
     report: ClassVar[Report] = REPORT
@@ -77,18 +68,14 @@ class CpuThreads(Experiment):
     batches: dict[str, PositiveInt] = field(default_factory=dict)
 
     def points(self) -> list[Point]:
+        batches = {**dict.fromkeys(self.networks, OTHER_BATCH), **REDUCED_BATCHES, **self.batches}
         return [
-            {"model": name, "batch": self._batch(name), "only_device": "cpu", "threads": threads}
+            {"model": name, "batch": batches[name], "only_device": "cpu", "threads": threads}
             for name in self.networks
             for threads in self.threads
         ]
 
-    def _batch(self, name: str) -> int:
-        return self.batches.get(name) or REDUCED_BATCHES.get(name, OTHER_BATCH)
-
-    def measure(
-        self, point: Mapping[str, Any], device: torch.device, budget: Budget
-    ) -> Iterator[dict[str, Any]]:
+    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
         import torch
 
         from scaling.device_studies.training_step import network_steps, timed

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from scaling.registry import Registry
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -74,9 +76,7 @@ class Lines:
 @dataclass(frozen=True)
 class Bars:
     """A figure of times in ms: a panel for each value of `by`, a bar for each of `bar`, coloured by `colour`.
-
-    A white line in a bar is the time of the phase `mark`.
-    """
+    A white line in a bar is the time of the phase `mark`."""
 
     name: str
     caption: str
@@ -126,10 +126,7 @@ STEP_TIME = (Show("ms a step"), Show("95% interval, ms", "interval"), Show("samp
 @dataclass(frozen=True)
 class Rows:
     """A table with a row for each value of `by`, and columns for each of `variants`; none: of the only cell.
-
-    Attributes:
-        ratio: whether the last column is the CPU's least time over the GPU's.
-    """
+    With `ratio` the last column is the CPU's least time over the GPU's."""
 
     title: str
     by: tuple[str, ...]
@@ -142,11 +139,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """From which value of `x` on the `first` take less time than the fastest of `than`, for each of `by`.
-
-    Attributes:
-        threads: all threads against the fewest, said where there is no GPU; not GPU against CPU.
-    """
+    """From which value of `x` on the `first` take less time than the fastest of `than`, for each of `by`;
+    with `threads` all threads against the fewest, said where there is no GPU; not GPU against CPU."""
 
     text: str
     x: str
@@ -253,3 +247,15 @@ class Report:
     order: Mapping[str, tuple[Any, ...] | Setting] = field(default_factory=dict)
     variants: tuple[Variant, ...] = ARMS
     own: str = ""
+
+
+BUILT_IN = {
+    "small-networks": "scaling.device_studies.small_networks:SmallNetworks",
+    "cpu-threads": "scaling.device_studies.cpu_threads:CpuThreads",
+    "batch-sizes": "scaling.device_studies.batch_sizes:BatchSizes",
+    "lstm-fused": "scaling.device_studies.lstm_fused:LstmFused",
+    "surface-regression": "scaling.device_studies.surface_regression:SurfaceRegression",
+    "kernel-choices": "scaling.device_studies.kernel_choices:KernelChoices",
+}
+
+EXPERIMENTS = Registry("experiment", "scaling.experiments", BUILT_IN)

@@ -18,13 +18,13 @@ Reference: S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking state-of-the-art deep l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
 
 from pydantic import PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point, Value
+from scaling.device_studies.base import Budget, Experiment, Point, Samples, Value
 from scaling.device_studies.declaration import (
     STEP_TIME,
     Bars,
@@ -41,11 +41,12 @@ from scaling.device_studies.declaration import (
 if TYPE_CHECKING:
     import torch
 
-    from scaling.device_studies.convolutions import Request
-
 MATMUL, CONVOLUTION = "matmul", "convolution"
 MATMUL_CHOICES = ("transposed", "transpose-first", "already-transposed")
-CONVOLUTION_CHOICES = ("library", "autotuned", "native", "fft")
+LayerName = Literal["AlexNet 11x11", "AlexNet 5x5", "ResNet 3x3"]
+ConvolutionChoice = Literal["library", "autotuned", "native", "fft"]
+CONVOLUTION_CHOICES: tuple[ConvolutionChoice, ...] = get_args(ConvolutionChoice)
+Precision = Literal["float32", "tf32", "bfloat16"]
 OF_THE_LIBRARY = ("library", "autotuned")  # convolutions of other choices are in float32 alone
 OLDER_INTERFACE = "older-interface"
 NO_CAP = "none"
@@ -164,7 +165,7 @@ REPORT = Report(
     order={
         "device": ("cuda", "cpu"),
         "choice": (*MATMUL_CHOICES, *CONVOLUTION_CHOICES, OLDER_INTERFACE),
-        "precision": ("float32", "tf32", "bfloat16"),
+        "precision": get_args(Precision),
     },
 )  # fmt: skip
 
@@ -187,20 +188,11 @@ class KernelChoices(Experiment):
 
     products: tuple[Product, ...] = ((1024, 2048, 26752), (64, 2048, 26752))
     cpu_products: tuple[Product, ...] = ((1024, 2048, 3344), (64, 2048, 26752))
-    layers: tuple[Literal["AlexNet 11x11", "AlexNet 5x5", "ResNet 3x3"], ...] = (
-        "AlexNet 11x11",
-        "AlexNet 5x5",
-        "ResNet 3x3",
-    )
+    layers: tuple[LayerName, ...] = get_args(LayerName)
     batch: PositiveInt = 64
     cpu_batch: PositiveInt = 4
-    precisions: tuple[Literal["float32", "tf32", "bfloat16"], ...] = ("float32", "tf32", "bfloat16")
-    convolution_choices: tuple[Literal["library", "autotuned", "native", "fft"], ...] = (
-        "library",
-        "autotuned",
-        "native",
-        "fft",
-    )
+    precisions: tuple[Precision, ...] = get_args(Precision)
+    convolution_choices: tuple[ConvolutionChoice, ...] = CONVOLUTION_CHOICES
     caps_mib: tuple[PositiveInt, ...] = (1, 64)
 
     def points(self) -> list[Point]:
@@ -209,7 +201,11 @@ class KernelChoices(Experiment):
             *self._product_points("cpu", self.cpu_products),
             *self._convolution_points("cuda", self.batch),
             *self._convolution_points("cpu", self.cpu_batch),
-            *self._capped_points(),
+            *(
+                _point("cuda", CONVOLUTION, layer, self.batch, OLDER_INTERFACE, "float32", cap=cap)
+                for cap in ([NO_CAP, *(f"{cap} MiB" for cap in self.caps_mib)] if self.caps_mib else [])
+                for layer in self.layers
+            ),
         ]
 
     def _product_points(self, device: str, products: tuple[Product, ...]) -> list[Point]:
@@ -229,19 +225,10 @@ class KernelChoices(Experiment):
             if choice in OF_THE_LIBRARY or precision == "float32"
         ]
 
-    def _capped_points(self) -> list[Point]:
-        caps = [NO_CAP, *(f"{cap} MiB" for cap in self.caps_mib)] if self.caps_mib else []
-        return [
-            _point("cuda", CONVOLUTION, layer, self.batch, OLDER_INTERFACE, "float32", cap)
-            for cap in caps
-            for layer in self.layers
-        ]
-
-    def measure(
-        self, point: Mapping[str, Any], device: torch.device, budget: Budget
-    ) -> Iterator[dict[str, Any]]:
+    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
         from scaling.device_studies.convolutions import (
             LAYERS,
+            Request,
             dtype_of,
             measure_convolution,
             measure_product,
@@ -253,39 +240,24 @@ class KernelChoices(Experiment):
             with multiplying(point["precision"], device):
                 yield from measure_product(point, device, budget)
         elif device.type == "cuda" and point["choice"] in (*OF_THE_LIBRARY, OLDER_INTERFACE):
-            request = self._request(point, device, budget)
+            older, cap = point["choice"] == OLDER_INTERFACE, point["workspace_cap"]
+            request = Request(
+                layers=self.layers,
+                batch=point["batch"],
+                precisions=("float32",) if older else self.precisions,
+                choice="autotuned" if older else point["choice"],
+                older_interface=older,
+                cap_mib=None if cap == NO_CAP else int(cap.split()[0]),
+                seconds=budget.seconds,
+                limit_s=budget.limit_s,
+                device=str(device),
+            )
             yield from measured_apart(request, point["case"], point["precision"])
         else:
             dtype, layer = dtype_of(point["precision"]), LAYERS[point["case"]]
             with multiplying(point["precision"], device):
                 yield from measure_convolution(layer, point["batch"], point["choice"], dtype, device, budget)
 
-    def _request(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Request:
-        from scaling.device_studies.convolutions import Request
 
-        older, cap = point["choice"] == OLDER_INTERFACE, point["workspace_cap"]
-        return Request(
-            layers=self.layers,
-            batch=point["batch"],
-            precisions=("float32",) if older else self.precisions,
-            choice="autotuned" if older else point["choice"],
-            older_interface=older,
-            cap_mib=None if cap == NO_CAP else int(cap.split()[0]),
-            seconds=budget.seconds,
-            limit_s=budget.limit_s,
-            device=str(device),
-        )
-
-
-def _point(
-    device: str, operation: str, case: str, batch: int, choice: str, precision: str, cap: str = NO_CAP
-) -> dict[str, Value]:
-    return {
-        "operation": operation,
-        "case": case,
-        "batch": batch,
-        "choice": choice,
-        "precision": precision,
-        "workspace_cap": cap,
-        "only_device": device,
-    }
+def _point(device: str, *named: Value, cap: str = NO_CAP) -> Point:
+    return {**dict(zip(NAMED, named, strict=True)), "workspace_cap": cap, "only_device": device}

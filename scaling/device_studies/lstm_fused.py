@@ -13,13 +13,13 @@ in pairs. On a CPU these trainings take one thread, so that accuracies do not de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from pydantic import PositiveFloat, PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point
+from scaling.device_studies.base import Budget, Experiment, Point, Samples
 from scaling.device_studies.declaration import (
     DEVICES,
     Lines,
@@ -42,6 +42,11 @@ FUSED = {**TIMED, "implementation": "fused", "precision": "float32"}
 PHASES = {"step": "training", "evaluate": "evaluation", "predict": "prediction"}
 NAMES = {"elementary": "elementary operations", "cell": "LSTMCell loop", "fused": "fused nn.LSTM"}
 NAMED = ("task", "width", "batch", "precision", "implementation")
+IMPLEMENTATIONS = tuple(
+    Variant(f"{device.name}, {name}", {**device.where, "implementation": implementation})
+    for device in DEVICES
+    for implementation, name in NAMES.items()
+)
 REPORT = Report(
     question="Does the accuracy change with the implementation or the precision?",
     named=NAMED,
@@ -56,10 +61,7 @@ REPORT = Report(
                 Panels("batch", where=TIMED, by=("precision",), title=f"{name}, {{precision}}", phase=phase)
                 for phase, name in PHASES.items()
             ),
-            tuple(
-                Variant(f"{device.name}, {name}", {**device.where, "implementation": implementation})
-                for device in DEVICES for implementation, name in NAMES.items()
-            ),
+            IMPLEMENTATIONS,
             label="samples/s", per="batch", columns=3,
         ),
     ),
@@ -68,10 +70,7 @@ REPORT = Report(
             "ms of one LSTM layer in float32", ("task", "width", "batch"),
             (Show("training, ms"), Show("evaluation, ms", phase="evaluate")),
             {"precision": "float32", "task": tuple(REAL)},
-            tuple(
-                Variant(f"{device.name}, {name}", {**device.where, "implementation": implementation})
-                for device in DEVICES for implementation, name in NAMES.items()
-            ),
+            IMPLEMENTATIONS,
         ),
         Rows(
             "speed of one LSTM layer", NAMED,
@@ -150,33 +149,25 @@ class LstmFused(Experiment):
     training_limit_s: PositiveFloat = 20.0
 
     def points(self) -> list[Point]:
-        real = self._real_task()
+        from scaling.workloads.registry import create_dataset
+
+        wanted = self.real
+        if wanted == "auto":
+            wanted = "mnist" if create_dataset("mnist").available() else "digits"
+        real = next(task for task, dataset in REAL.items() if dataset == wanted)
         trained = [(task, self.accuracy_width, self.accuracy_batch) for task in (SYNTHETIC, real)]
         timed = [(real, self.width, batch) for batch in self.batches]
         return [
             {
-                "task": task,
-                "implementation": implementation,
-                "precision": precision,
-                "width": width,
-                "batch": batch,
+                **{"task": task, "implementation": implementation, "precision": precision},
+                **{"width": width, "batch": batch},
             }
             for task, width, batch in dict.fromkeys([*trained, *timed])
             for precision in self.precisions
             for implementation in self.implementations
         ]
 
-    def _real_task(self) -> str:
-        wanted = self.real
-        if wanted == "auto":
-            from scaling.workloads.registry import create_dataset
-
-            wanted = "mnist" if create_dataset("mnist").available() else "digits"
-        return next(task for task, dataset in REAL.items() if dataset == wanted)
-
-    def measure(
-        self, point: Mapping[str, Any], device: torch.device, budget: Budget
-    ) -> Iterator[dict[str, Any]]:
+    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
         from scaling.device_studies.lstm_training import Measurement, image_rows, temporal_order
 
         sizes = (self.train_samples, self.test_samples)

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scaling.device_studies.base import Budget, LeftOutError, steps
+from scaling.device_studies.base import Budget, LeftOutError, Samples, steps
 from scaling.workloads.base import cross_entropy
 from scaling.workloads.registry import create_dataset
 
@@ -53,19 +53,16 @@ architectures", ICML 2015.
 
 
 class ElementaryLstm(nn.Module):
-    """Every operation on its own; parameters are named and shaped as in `nn.LSTMCell`.
-
-    `inputs` numbers are read at a step; the state has `width`.
-    """
+    """Every operation on its own; parameters are named and shaped as in `nn.LSTMCell`. `inputs` numbers are
+    read at a step; the state has `width`."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.width = width
         bound = width**-0.5  # range and order are those of nn.LSTM
-        self.weight_ih = nn.Parameter(torch.empty(4 * width, inputs).uniform_(-bound, bound))
-        self.weight_hh = nn.Parameter(torch.empty(4 * width, width).uniform_(-bound, bound))
-        self.bias_ih = nn.Parameter(torch.empty(4 * width).uniform_(-bound, bound))
-        self.bias_hh = nn.Parameter(torch.empty(4 * width).uniform_(-bound, bound))
+        shapes = [(4 * width, inputs), (4 * width, width), (4 * width,), (4 * width,)]
+        drawn = (nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes)
+        self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh = drawn
 
     def forward(self, sequence: Tensor) -> Tensor:
         """[n, length, inputs] -> the last output, [n, width]."""
@@ -106,11 +103,9 @@ class FusedLstm(nn.Module):
 
 
 class SequenceClassifier(nn.Module):
-    """An LSTM layer and a linear layer on its last output.
-
-    Two of different implementations have the same weights after the same `torch.manual_seed`: both draw the
-    layer's four tensors in the same order from the same range.
-    """
+    """An LSTM layer and a linear layer on its last output. Two of different implementations have the same
+    weights after the same `torch.manual_seed`: both draw the layer's four tensors in the same order from the
+    same range."""
 
     def __init__(self, implementation: str, inputs: int, width: int, num_classes: int) -> None:
         super().__init__()
@@ -133,10 +128,8 @@ LOSS_SCALE = 1024.0
 
 
 class PreciseTraining:
-    """A network in training.
-
-    The network, which is on its device, is changed to the precision; Adam has torch's other defaults.
-    """
+    """A network in training. The network, which is on its device, is changed to the precision; Adam has
+    torch's other defaults."""
 
     def __init__(self, network: nn.Module, precision: str, learning_rate: float) -> None:
         self.network = network.to(PRECISIONS[precision])
@@ -157,23 +150,14 @@ class PreciseTraining:
             return loss.detach()
         loss = cross_entropy(logits.float(), targets)
         (loss * LOSS_SCALE).backward()  # type: ignore[no-untyped-call]
-        self._update_masters()
+        with torch.no_grad():
+            for weight, master in zip(self._weights, self._masters, strict=True):
+                assert weight.grad is not None
+                master.grad = weight.grad.float() / LOSS_SCALE
+            self._optimizer.step()
+            for weight, master in zip(self._weights, self._masters, strict=True):
+                weight.copy_(master)
         return loss.detach()
-
-    @torch.no_grad()
-    def _update_masters(self) -> None:
-        for weight, master in zip(self._weights, self._masters, strict=True):
-            assert weight.grad is not None
-            master.grad = weight.grad.float() / LOSS_SCALE
-        self._optimizer.step()
-        for weight, master in zip(self._weights, self._masters, strict=True):
-            weight.copy_(master)
-
-
-@torch.inference_mode()
-def num_right(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    right: Tensor = (network(inputs).argmax(1) == targets).sum()
-    return right
 
 
 NUM_SYMBOLS = 6
@@ -183,11 +167,7 @@ DATA_SEED = 0  # of the synthetic task's sequences: the same for every seed of a
 
 @dataclass(frozen=True)
 class SequenceTask:
-    """Sequences in memory.
-
-    Attributes:
-        inputs, targets: to train on: [n, length, features] float32, [n] int64.
-    """
+    """Sequences in memory; to train on: [n, length, features] float32, [n] int64."""
 
     inputs: Tensor
     targets: Tensor
@@ -221,13 +201,9 @@ def temporal_order(length: int, num_train: int, num_test: int) -> SequenceTask:
 
 @lru_cache(maxsize=2)
 def image_rows(name: str, shrink: int, num_train: int, num_test: int) -> SequenceTask:
-    """The first images of a data set of grey ones, row by row; kept between cells.
-
-    `shrink` pixels in both directions become one, their mean; `num_train` and `num_test` at most are taken.
-
-    Raises:
-        DataError: a file is missing or damaged.
-    """
+    """The first images of a data set of grey ones, row by row; kept between cells. `shrink` pixels in both
+    directions become one, their mean; `num_train` and `num_test` at most are taken. Raises DataError: a file
+    is missing or damaged."""
     dataset = create_dataset(name)
     splits = dataset.load(dataset.shape(None), num_train, DATA_SEED)
     train, test = splits.train, splits.test
@@ -253,7 +229,7 @@ class Measurement:
     point: Mapping[str, Any]
     device: torch.device
 
-    def rows(self, budget: Budget) -> Iterator[dict[str, Any]]:
+    def rows(self, budget: Budget) -> Samples:
         point, task = self.point, self.task
         yield {"fact": "sequence_length", "value": task.inputs.shape[1]}
         yield {"fact": "features", "value": task.inputs.shape[2]}
@@ -281,7 +257,7 @@ class Measurement:
             logits = network(inputs.to(self.device, dtype)).cpu().double()
             return float((logits - exact(inputs.double())).abs().max())
 
-    def _accuracies(self, task: SequenceTask) -> Iterator[dict[str, Any]]:
+    def _accuracies(self, task: SequenceTask) -> Samples:
         seeds = self.study.seeds
         try:
             scores = [self._accuracy(task, seed) for seed in seeds]
@@ -295,13 +271,10 @@ class Measurement:
         yield {"fact": "training_steps", "value": self.study.steps}
 
     def _accuracy(self, task: SequenceTask, seed: int) -> float:
-        """Right answers per held-out sample after a training.
-
-        Raises:
-            LeftOutError: the cell's trainings would take too long.
-        """
-        network = self._network(seed).to(self.device)
-        training = PreciseTraining(network, self.point["precision"], self.study.learning_rate)
+        """Right answers per held-out sample after a training. Raises LeftOutError: the cell's trainings would
+        take too long."""
+        network, study = self._network(seed).to(self.device), self.study
+        training = PreciseTraining(network, self.point["precision"], study.learning_rate)
         generator = torch.Generator().manual_seed(seed)
         shape = (self.study.steps, self.point["batch"])
         order = torch.randint(len(task.targets), shape, generator=generator).to(self.device)
@@ -312,23 +285,20 @@ class Measurement:
             if done == 0:
                 start = now()
             elif done == PILOT_STEPS and seed == self.study.seeds[0]:
-                self._check_time((now() - start) / PILOT_STEPS)
+                expected_s = (now() - start) / PILOT_STEPS * study.steps * len(study.seeds)
+                if expected_s > study.training_limit_s:
+                    raise LeftOutError(
+                        f"{len(study.seeds)} trainings of {study.steps} steps would take {expected_s:.0f} s, "
+                        f"more than training_limit_s: {study.training_limit_s:g}"
+                    )
         right = 0
-        for first in range(0, len(task.test_targets), TEST_BATCH):
-            part = slice(first, first + TEST_BATCH)
-            right += int(num_right(network, task.test_inputs[part], task.test_targets[part]))
+        with torch.inference_mode():
+            for first in range(0, len(task.test_targets), TEST_BATCH):
+                part = slice(first, first + TEST_BATCH)
+                right += int((network(task.test_inputs[part]).argmax(1) == task.test_targets[part]).sum())
         return right / len(task.test_targets)
 
-    def _check_time(self, step_s: float) -> None:
-        study = self.study
-        expected_s = step_s * study.steps * len(study.seeds)
-        if expected_s > study.training_limit_s:
-            raise LeftOutError(
-                f"{len(study.seeds)} trainings of {study.steps} steps would take {expected_s:.0f} s, more "
-                f"than training_limit_s: {study.training_limit_s:g}"
-            )
-
-    def _phases(self, placed: SequenceTask, budget: Budget) -> Iterator[dict[str, Any]]:
+    def _phases(self, placed: SequenceTask, budget: Budget) -> Samples:
         device = self.device
         picked = (torch.arange(self.point["batch"]) % len(placed.targets)).to(device)
         inputs, targets = placed.inputs[picked], placed.targets[picked]

@@ -9,13 +9,13 @@ threads, on the GPU eager and captured: launching kernels decides the time of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from pydantic import PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point
+from scaling.device_studies.base import Budget, Experiment, Point, Samples
 from scaling.device_studies.declaration import (
     ARMS,
     BreakEven,
@@ -166,9 +166,7 @@ class SmallNetworks(Experiment):
             {"network": "mlp", **common, **forward, "batch": self.batch},
         )
 
-    def measure(
-        self, point: Mapping[str, Any], device: torch.device, budget: Budget
-    ) -> Iterator[dict[str, Any]]:
+    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
         import torch
 
         from scaling.device_studies.training_step import num_parameters, timed, training_step
@@ -203,10 +201,8 @@ def lstm_width(parameters: int) -> int:
 
 
 def mlp_width(parameters: int, inputs: int, depth: int) -> int:
-    """The width w at which a perceptron has about that many.
-
-    They are (depth - 1) w (w + 1) + (inputs + 1) w + (w + 1) classes.
-    """
+    """The width w at which a perceptron has about that many. They are (depth - 1) w (w + 1) + (inputs + 1) w
+    + (w + 1) classes."""
     linear = inputs + 1 + NUM_CLASSES + depth - 1
     return max(1, round(_positive_root(depth - 1.0, linear, NUM_CLASSES - parameters)))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from pydantic import PositiveFloat, PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point, steps
+from scaling.device_studies.base import Budget, Experiment, Point, Samples, steps
 from scaling.device_studies.declaration import (
     STEP_TIME,
     BreakEven,
@@ -137,9 +137,7 @@ class SurfaceRegression(Experiment):
             elif side == self.fit_side:
                 yield {"step": mode, "data": "device"}
 
-    def measure(
-        self, point: Mapping[str, Any], device: torch.device, budget: Budget
-    ) -> Iterator[dict[str, Any]]:
+    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
         from scaling.device_studies.surface_training import SurfaceTraining, ready, require_loader
 
         side = round(point["points"] ** 0.5)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from scaling.device_studies.base import Budget, LeftOutError
+from scaling.device_studies.base import Budget, LeftOutError, Samples
 from scaling.device_studies.training_step import capture
 
 PICTURE_SIDE = 101
@@ -48,11 +48,9 @@ def grid_points(side: int) -> tuple[Tensor, Tensor]:
 
 
 def surface_network(activation: str = "relu") -> nn.Sequential:
-    """2-20-5-1, 171 parameters, by torch's global seed.
-
-    Weights start as those of Flux's `Dense`: uniform by X. Glorot, Y. Bengio, "Understanding the difficulty
-    of training deep feedforward neural networks" (2010), and biases at zero.
-    """
+    """2-20-5-1, 171 parameters, by torch's global seed. Weights start as those of Flux's `Dense`: uniform by
+    X. Glorot, Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks" (2010),
+    and biases at zero."""
     nonlinear = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
     network = nn.Sequential(nn.Linear(2, 20), nonlinear(), nn.Linear(20, 5), nonlinear(), nn.Linear(5, 1))
     for layer in network:
@@ -70,12 +68,8 @@ class SurfaceTraining:
         torch.manual_seed(settings.seed)
         self._network = surface_network(settings.activation).to(device)
         self._initial = [weight.detach().clone() for weight in self._network.parameters()]
-        self._optimizer = torch.optim.Adam(
-            self._network.parameters(),
-            lr=settings.learning_rate,
-            fused=True,
-            capturable=device.type == "cuda",
-        )
+        how = {"lr": settings.learning_rate, "fused": True, "capturable": device.type == "cuda"}
+        self._optimizer = torch.optim.Adam(self._network.parameters(), **how)
         self._source = _source(*grid_points(side), place, device)
         self._forward: Callable[[Tensor], Tensor] = self._network
         self.loss = torch.zeros((), device=device)
@@ -101,9 +95,10 @@ class SurfaceTraining:
             for value in state.values():
                 value.zero_()
 
-    def whole(self, step: Callable[[], object]) -> Iterator[dict[str, Any]]:
+    def whole(self, step: Callable[[], object]) -> Samples:
         num_epochs = self._settings.epochs
-        kept: dict[int, Tensor] = {epoch: torch.zeros_like(self.loss) for epoch in curve_epochs(num_epochs)}
+        places = sorted({round(num_epochs ** (at / (CURVE_POINTS - 1))) for at in range(CURVE_POINTS)})
+        kept: dict[int, Tensor] = {epoch: torch.zeros_like(self.loss) for epoch in places}
         _wait(self._device)
         start = time.perf_counter()
         for epoch in range(1, num_epochs + 1):
@@ -117,7 +112,7 @@ class SurfaceTraining:
         yield from self._fit()
 
     @torch.inference_mode()
-    def _fit(self) -> Iterator[dict[str, Any]]:
+    def _fit(self) -> Samples:
         inputs, heights = grid_points(self._settings.fit_side)
         residual = self._network(inputs.to(self._device)).cpu() - heights
         yield {"fact": "rms_residual", "value": float(residual.square().mean().sqrt())}
@@ -128,17 +123,9 @@ class SurfaceTraining:
         yield {"fact": "fit", "value": PICTURE_SIDE, "grid": [[round(z, 4) for z in row] for row in rows]}
 
 
-def curve_epochs(num_epochs: int) -> list[int]:
-    exponents = [place / (CURVE_POINTS - 1) for place in range(CURVE_POINTS)]
-    return sorted({round(num_epochs**exponent) for exponent in exponents})
-
-
 def ready(training: SurfaceTraining, mode: str) -> tuple[Callable[[], object], float | None]:
-    """The step to be called, and the seconds that it took to have it compiled or captured.
-
-    Raises:
-        LeftOutError: it cannot be compiled or captured here.
-    """
+    """The step to be called, and the seconds that it took to have it compiled or captured. Raises
+    LeftOutError: it cannot be compiled or captured here."""
     training.step()  # libraries set themselves up on first use; that is not compiling
     _wait(training.loss.device)
     if mode == "eager":
@@ -164,13 +151,8 @@ def _source(inputs: Tensor, heights: Tensor, place: str, device: torch.device) -
     if place == "host":
         return lambda: (inputs.to(device), heights.to(device))
     loader = DataLoader(TensorDataset(inputs, heights), batch_size=len(inputs))
-    epochs = (batch for _ in itertools.count() for batch in loader)
-
-    def next_batch() -> tuple[Tensor, Tensor]:
-        loaded_inputs, loaded_heights = next(epochs)
-        return loaded_inputs.to(device), loaded_heights.to(device)
-
-    return next_batch
+    epochs = ((loaded[0].to(device), loaded[1].to(device)) for _ in itertools.count() for loaded in loader)
+    return lambda: next(epochs)
 
 
 def require_loader(num_points: int, budget: Budget) -> None:

@@ -7,13 +7,13 @@ same batch is taken again and again: what a step takes does not depend on it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from scaling.device_studies.base import SLOW_CALLS, Budget, LeftOutError, steps
+from scaling.device_studies.base import SLOW_CALLS, Budget, LeftOutError, Samples, steps
 from scaling.workloads.base import DataShape, Loss, Model, cross_entropy
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
@@ -27,12 +27,8 @@ StepFunction = Callable[[], object]
 def training_step(
     module: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss = cross_entropy, captured: bool = False
 ) -> StepFunction:
-    """One optimizer update of `module`, ready to be called; `captured` as a CUDA graph.
-
-    Raises:
-        LeftOutError: the step cannot be captured.
-        torch.OutOfMemoryError: it does not fit.
-    """
+    """One optimizer update of `module`, ready to be called; `captured` as a CUDA graph. Raises LeftOutError:
+    the step cannot be captured; torch.OutOfMemoryError: it does not fit."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE, momentum=MOMENTUM)
 
@@ -44,23 +40,14 @@ def training_step(
     return capture(step) if captured else step
 
 
-class _Captured:
-    """Replays a graph, and keeps what it works on: the graph holds addresses, not tensors."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, step: StepFunction) -> None:
-        self._graph, self._step = graph, step
-
-    def __call__(self) -> None:
-        self._graph.replay()
+def _replay(graph: torch.cuda.CUDAGraph, step: StepFunction) -> None:
+    """Keeps what the graph works on, too: it holds addresses, not tensors."""
+    graph.replay()
 
 
 def capture(step: StepFunction) -> StepFunction:
-    """The step, which holds static tensors, as a CUDA graph: the same kernels, launched at once.
-
-    Raises:
-        LeftOutError: it cannot be captured.
-        torch.OutOfMemoryError: it does not fit.
-    """
+    """The step, which holds static tensors, as a CUDA graph: the same kernels, launched at once. Raises
+    LeftOutError: it cannot be captured; torch.OutOfMemoryError: it does not fit."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -79,7 +66,7 @@ def capture(step: StepFunction) -> StepFunction:
             raise
         first_line = str(error).partition("\n")[0]
         raise LeftOutError(f"the step cannot be captured in a CUDA graph: {first_line}") from error
-    return _Captured(graph, step)
+    return partial(_replay, graph, step)
 
 
 def batch_of(shape: DataShape, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -92,11 +79,8 @@ def batch_of(shape: DataShape, batch: int, device: torch.device) -> tuple[Tensor
 
 
 def model_and_shape(name: str) -> tuple[Model, DataShape]:
-    """A network of `scaling.workloads`, and the shape of the data set that it was published with.
-
-    Raises:
-        StudyError: the name is unknown.
-    """
+    """A network of `scaling.workloads`, and the shape of the data set that it was published with. Raises
+    StudyError: the name is unknown."""
     model = create_model(name)
     return model, resolve_shape(model, create_dataset(model.dataset))
 
@@ -104,10 +88,8 @@ def model_and_shape(name: str) -> tuple[Model, DataShape]:
 def network_steps(
     name: str, device: torch.device, *, captured: bool = False
 ) -> Callable[[int], StepFunction]:
-    """Training steps of one network by their batch size, on random samples.
-
-    Its weights are drawn once: of a large network that takes longer than many steps.
-    """
+    """Training steps of one network by their batch size, on random samples. Its weights are drawn once: of a
+    large network that takes longer than many steps."""
     model, shape = model_and_shape(name)
     with device:
         module = build_module(model, shape)
@@ -118,40 +100,25 @@ def network_steps(
     return make
 
 
-def timed(
-    make: Callable[[int], StepFunction], batch: int, device: torch.device, budget: Budget
-) -> Iterator[dict[str, Any]]:
-    """Samples of a training step on `batch` samples, and how many these are.
-
-    On a CPU steps on smaller batches are tried first: a large one could take hours.
-
-    Raises:
-        LeftOutError: it would take too long.
-    """
-    if device.type == "cpu":
-        for pilot in pilots(batch):
-            _try(make(pilot), pilot, batch, budget)
+def timed(make: Callable[[int], StepFunction], batch: int, device: torch.device, budget: Budget) -> Samples:
+    """Samples of a training step on `batch` samples, and how many these are. On a CPU steps on smaller
+    batches are tried first: a large one could take hours. Raises LeftOutError: it would take too long."""
+    for pilot in pilots(batch) if device.type == "cpu" else []:
+        step, samples, seconds = make(pilot), f"{pilot} sample{'s' * (pilot > 1)}", list[float]()
+        for _ in range(SLOW_CALLS):
+            start = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - start)
+            budget.refuse_slow(
+                seconds, f"a step on {samples} takes {{:.2g}} s, one on {batch:,} takes longer"
+            )
     yield {"fact": "samples", "value": batch}
     yield from steps(budget.samples(make(batch), device))
 
 
-def _try(step: StepFunction, pilot: int, batch: int, budget: Budget) -> None:
-    """Refuses the batch where a step on the smaller one is too slow already."""
-    samples = f"{pilot} sample{'s' * (pilot > 1)}"
-    seconds: list[float] = []
-    for _ in range(SLOW_CALLS):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
-        budget.refuse_slow(seconds, f"a step on {samples} takes {{:.2g}} s, one on {batch:,} takes longer")
-
-
 def pilots(batch: int) -> Sequence[int]:
     """Smaller batches, ascending, each a quarter of the next; the largest is a quarter of `batch`."""
-    sizes: list[int] = []
-    while (batch := batch // PILOT_FACTOR) >= 1:
-        sizes.append(batch)
-    return sizes[::-1]
+    return [*pilots(batch // PILOT_FACTOR), batch // PILOT_FACTOR] if batch >= PILOT_FACTOR else []
 
 
 def num_parameters(module: nn.Module) -> int:

@@ -22,8 +22,7 @@ from scaling.report.formats import (
     spread,
 )
 from scaling.report.tables import Column, Table, table_of, without_empty_columns
-from scaling.report.text import text_of
-from scaling.report.titles import short_names, title_parts
+from scaling.report.text import short_names, text_of, title_parts
 from scaling.report.verdict_text import names_of, verdict_lines
 
 LIMITS = {
@@ -53,7 +52,6 @@ class Answer:
 
     @property
     def lines(self) -> list[str]:
-        """The sentence and the details, the last one with the command."""
         lines = [*filter(None, [self.sentence]), *self.details]
         return [*lines[:-1], f"{lines[-1]} {self.command}"] if self.command else lines
 
@@ -80,7 +78,6 @@ def answer_of(
 
 
 def question_answer(answers: Sequence[Finding]) -> Answer:
-    """The sentence of the first row, and the table of all; at least one."""
     first, names = answers[0], _workloads(answers)
     is_several = len(answers) > 1 and first.kind != "answer_trained"
     sentence = f"{names[0] + ': ' if is_several else ''}{text_of(first)}"
@@ -106,18 +103,22 @@ def _workloads(answers: Sequence[Finding]) -> list[str]:
 
 
 def _choice(kind: str) -> list[Column[Any]]:
-    """The fastest exact, or lossy, setting against DDP."""
-
-    def shown(show: Callable[[dict[str, Any]], str]) -> Callable[[Any], str]:
-        return lambda item: show(item[1][kind]) if item[1][kind] else MISSING
-
+    shown: dict[str, Callable[[dict[str, Any]], str]] = {
+        f"fastest {kind}": lambda one: ", ".join(filter(None, [one["aggregator"], one["step"]])),
+        f"{kind}, ms": lambda one: milliseconds(one["iteration_s"]),
+        "x DDP": lambda one: f"{one['times']:.2f}{of_times(one)}",
+    }
     return [
-        Column(
-            f"fastest {kind}", shown(lambda one: ", ".join(filter(None, [one["aggregator"], one["step"]])))
-        ),
-        Column(f"{kind}, ms", shown(lambda one: milliseconds(one["iteration_s"]))),
-        Column("x DDP", shown(lambda one: f"{one['times']:.2f}{of_times(one)}")),
+        Column(header, lambda item, show=show: show(item[1][kind]) if item[1][kind] else MISSING)  # type: ignore[misc]
+        for header, show in shown.items()
     ]
+
+
+def _least(item: Any) -> str:
+    values, choice, size = item[1], item[1]["choice"], item[1]["choice"]["world_size"]
+    on = "" if size == values["world_size"] else f" on {size}"
+    off = ", host-only" if choice["peer_access"] is False else ""
+    return f"{choice['aggregator']}{on}{off}" if size > 1 else "one worker"
 
 
 _WORKLOAD = Column[Any]("workload", lambda item: item[0])
@@ -147,7 +148,7 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
             _GPUS,
             Column("DDP, GB", lambda item: number(item[1]["memory_peak_bytes"] / 1e9)),
             _DDP_MS,
-            Column("least memory", lambda item: _least(item[1])),
+            Column("least memory", _least),
             Column("GB", lambda item: number(item[1]["choice"]["memory_peak_bytes"] / 1e9)),
             Column("ms", lambda item: milliseconds(item[1]["choice"]["iteration_s"])),
         ],
@@ -179,67 +180,43 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
 """Kind of an answer -> title, statistic and columns of its table."""
 
 
-def _least(values: dict[str, Any]) -> str:
-    choice, size = values["choice"], values["choice"]["world_size"]
-    on = "" if size == values["world_size"] else f" on {size}"
-    off = ", host-only" if choice["peer_access"] is False else ""
-    return f"{choice['aggregator']}{on}{off}" if size > 1 else "one worker"
-
-
 def workers_table(verdicts: Sequence[Finding]) -> Table:
-    """How many workers each workload takes, how fast it is then, and what limits it."""
     units = {verdict.values["unit"] for verdict in verdicts}
-    columns: list[Column[tuple[str, Finding]]] = [
-        Column("workload", lambda one: one[0]),
-        Column(
-            f"{units.pop() if len(units) == 1 else 'worker'}s", lambda one: str(one[1].values["world_size"])
-        ),
-        Column("time", lambda one: text_of(one[1], "time").partition(" a step")[0]),
-        Column("±", lambda one: _spread(one[1])),
-        Column("speedup", _speedup),
-        Column("aggregator", lambda one: _aggregator(one[1])),
-        Column("limit", lambda one: limit_word(one[1])),
-    ]
-    rows = [*zip(map(_short, names_of(verdicts)), verdicts, strict=True)]
-    table = table_of(
-        "The fastest of each workload",
-        "Time of a step, or of a training to its target; ±: half of its 95% interval (several launches).",
-        columns,
-        rows,
-        cells=[list(verdict.cells) for verdict in verdicts],
+    worker = units.pop() if len(units) == 1 else "worker"
+    headings = ["workload", f"{worker}s", "time", "±", "speedup", "aggregator", "limit"]
+    rows = []
+    for name, verdict in zip(names_of(verdicts), verdicts, strict=True):
+        values, size = verdict.values, verdict.values["world_size"]
+        more = f" or {len(values['ties'])} more" if values["ties"] else ""
+        is_alone = [*values["world_sizes"]] == [1]
+        # One launch shows no more than the spread of its own steps.
+        width = "" if values["confidence"] == "one_launch" else spread(values["half_width_ratio"])
+        rows.append(
+            [
+                _short(name),
+                str(size),
+                text_of(verdict, "time").partition(" a step")[0],
+                width or MISSING,
+                MISSING if is_alone else ratio(values["speedup"]) + of_speedup(values),
+                MISSING if size == 1 else f"{text_of(verdict, 'choice')}{more}",
+                limit_word(verdict),
+            ]
+        )
+    statistic = (
+        "Time of a step, or of a training to its target; ±: half of its 95% interval (several launches)."
     )
-    return without_empty_columns(table)
-
-
-def _speedup(one: tuple[str, Finding]) -> str:
-    """A dash where only one worker was measured."""
-    values = one[1].values
-    is_alone = [*values["world_sizes"]] == [1]
-    return MISSING if is_alone else ratio(values["speedup"]) + of_speedup(values)
+    cells = [list(verdict.cells) for verdict in verdicts]
+    return without_empty_columns(
+        Table("The fastest of each workload", statistic, headings, rows, cells=cells)
+    )
 
 
 def _short(name: str) -> str:
-    """A workload's name where room is short."""
     without = name.replace(" strong scaling,", "").replace(" weak scaling,", "")  # the batch says it
     return without.replace("global batch", "batch")
 
 
-def _spread(verdict: Finding) -> str:
-    """One launch shows no more than the spread of its own steps."""
-    values = verdict.values
-    return MISSING if values["confidence"] == "one_launch" else spread(values["half_width_ratio"]) or MISSING
-
-
-def _aggregator(verdict: Finding) -> str:
-    values = verdict.values
-    if values["world_size"] == 1:
-        return MISSING
-    num_more = len(values["ties"])
-    return f"{text_of(verdict, 'choice')}{f' or {num_more} more' if num_more else ''}"
-
-
 def limit_word(verdict: Finding) -> str:
-    """What limits in a word or two; a dash where that is not known."""
     values = verdict.values
     if values["is_too_noisy"]:
         return "unknown (noise)"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from scaling.analysis.columns import Row, is_control_arm, workers_of
+from scaling.analysis.columns import Row, by_key, is_control_arm, workers_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, in_order_of
 from scaling.analysis.learning import over_seeds
@@ -14,9 +14,16 @@ from scaling.axes import workers
 from scaling.measure.statistics import ONE_LAUNCH
 from scaling.report.formats import milliseconds, of_speedup, percent, ratio
 from scaling.report.page_tables import answer_columns, answer_legend, best_of_rows, quality_of
-from scaling.report.sections import SavedFigure, Section, arrange
-from scaling.report.tables import Column, Table, table_of, without_empty_columns
-from scaling.report.titles import short_names, title_parts
+from scaling.report.tables import (
+    Column,
+    SavedFigure,
+    Section,
+    Table,
+    arrange,
+    table_of,
+    without_empty_columns,
+)
+from scaling.report.text import short_names, title_parts
 
 ANSWER = "answer"  # the section of figures and tables that stand open
 TRAINING = "training: "  # what the name of a variant of trainings begins with
@@ -47,19 +54,13 @@ def blocks_of(
     *,
     has_answer_table: bool = False,
 ) -> list[Block]:
-    """All workloads, those of the first answers first.
-
-    Args:
-        groups, figures, tables, verdicts: of the report.
-        has_answer_table: the answer's own table has the trainings already.
-    """
+    """All workloads, those of the first answers first; `has_answer_table`: the answer's own table has the
+    trainings already."""
     named = {cell for verdict in verdicts for cell in verdict.cells}
     ordered = in_order_of([verdict.cells[0] for verdict in verdicts], groups)
     titles = short_names([title_parts(group.given) for group in ordered])
-    members: dict[str, list[tuple[CellGroup, list[str]]]] = {}
-    for group, title in zip(ordered, titles, strict=True):
-        members.setdefault(title[0], []).append((group, title))
     blocks = []
+    members = by_key(zip(ordered, titles, strict=True), lambda pair: pair[1][0])
     for name, same_workload in members.items():
         variants = [_variant(group, title, figures, tables, named) for group, title in same_workload]
         if has_answer_table:
@@ -125,32 +126,23 @@ def _answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     rows = [row for row in timed if row["world_size"] == size]
     rows.sort(key=lambda row: float(row["iteration_s"]))
     what = "Aggregators" if rows[0]["arm"] is None else "Variants of the script"
-    table = without_empty_columns(
-        table_of(
-            f"{what} on {workers(size, group.unit)}, fastest first",
-            f"Step time ± half of its 95% interval{_of_one_launch(rows)}."
-            + (
-                " No exchange: about the bound on speed, not a choice."
-                if size > 1 and any(map(is_control_arm, rows))
-                else ""
-            )
-            + " Exchange: exposed communication, waits, copies, encoding and sums, from profiled steps."
-            + (
-                f" No speedup: no step without exchange was timed on one {group.unit}."
-                if size > 1 and all(row["speedup"] is None for row in rows) and rows[0]["arm"] is None
-                else ""
-            )
-            + (" Green: the answer's aggregators." if _named(rows, named) else ""),
-            answer_columns(group, rows),
-            rows,
-            remarks=[*filter(None, [answer_legend(rows)])],
-        )
+    is_one_launch = all(row["interval_method"] == ONE_LAUNCH for row in rows)
+    has_no_speedup = all(row["speedup"] is None for row in rows) and rows[0]["arm"] is None
+    said = {
+        f"Step time ± half of its 95% interval{' within the only launch' * is_one_launch}.": True,
+        "No exchange: about the bound on speed, not a choice.": size > 1 and any(map(is_control_arm, rows)),
+        "Exchange: exposed communication, waits, copies, encoding and sums, from profiled steps.": True,
+        f"No speedup: no step without exchange was timed on one {group.unit}.": size > 1 and has_no_speedup,
+        "Green: the answer's aggregators.": bool(_named(rows, named)),
+    }
+    table = table_of(
+        f"{what} on {workers(size, group.unit)}, fastest first",
+        " ".join(sentence for sentence, is_so in said.items() if is_so),
+        answer_columns(group, rows),
+        rows,
+        remarks=[*filter(None, [answer_legend(rows)])],
     )
-    return _marked(table, rows, group, named)
-
-
-def _of_one_launch(rows: Sequence[Row]) -> str:
-    return " within the only launch" if all(row["interval_method"] == ONE_LAUNCH for row in rows) else ""
+    return _marked(without_empty_columns(table), rows, group, named)
 
 
 def _training_table(group: CellGroup, named: Collection[str]) -> Table | None:
@@ -158,31 +150,24 @@ def _training_table(group: CellGroup, named: Collection[str]) -> Table | None:
     if not rows:
         return None
     quality, has_target = quality_of(group), any(row["target_state"] for row in rows)
-    rows.sort(key=lambda row: (row["seconds_to_target"] or math.inf, _worse(row)))
-    return _marked(
-        table_of(
-            f"All trainings, the {'fastest to the target' if has_target else 'best'} first",
-            f"{str(quality.header).capitalize()} after the last epoch; seconds leave evaluation out.",
-            [
-                Column("aggregator", group.name),
-                Column(f"{group.unit}s", lambda row: str(row["world_size"])),
-                quality,
-                *([Column("s to target", _to_target)] if has_target else []),
-                Column("training, s", lambda row: f"{row['train_s']:.4g}" if row["train_s"] else ""),
-                Column("seed", lambda row: str(row["seed"])),
-            ],
-            rows,
-        ),
-        rows,
-        group,
-        named,
-    )
 
+    def place(row: Row) -> tuple[float, float]:
+        """The fastest to the target first, and then what ended best."""
+        bits, accuracy = row["bits_per_byte"], row["final_test_accuracy"]
+        return row["seconds_to_target"] or math.inf, -(accuracy or 0.0) if bits is None else float(bits)
 
-def _worse(row: Row) -> float:
-    """The smaller, the better it ended."""
-    bits, accuracy = row["bits_per_byte"], row["final_test_accuracy"]
-    return -(accuracy or 0.0) if bits is None else float(bits)
+    rows.sort(key=place)
+    columns = [
+        Column("aggregator", group.name),
+        Column(f"{group.unit}s", lambda row: str(row["world_size"])),
+        quality,
+        *([Column("s to target", _to_target)] if has_target else []),
+        Column("training, s", lambda row: f"{row['train_s']:.4g}" if row["train_s"] else ""),
+        Column("seed", lambda row: str(row["seed"])),
+    ]
+    title = f"All trainings, the {'fastest to the target' if has_target else 'best'} first"
+    statistic = f"{str(quality.header).capitalize()} after the last epoch; seconds leave evaluation out."
+    return _marked(table_of(title, statistic, columns, rows), rows, group, named)
 
 
 def _marked(table: Table, rows: Sequence[Row], group: CellGroup, named: Collection[str]) -> Table:

@@ -9,8 +9,7 @@ from scaling.analysis.columns import BUDGET_COLUMNS, Row, workers_of
 from scaling.analysis.groups import CellGroup
 from scaling.report.formats import MISSING, like
 from scaling.report.tables import Column, Table, table_of
-from scaling.report.text import text_of
-from scaling.report.titles import title_of
+from scaling.report.text import text_of, title_of
 
 HIDDEN = ("hidden_comm_s", "hidden_h2d_s")  # under the computation, so no part of the sum
 _AFTER_THE_SUM = {
@@ -45,24 +44,24 @@ def budget_table(group: CellGroup, rows: Sequence[Row] | None = None) -> Table |
     known = budget_rows(group)
     if not known:
         return None
-    lines = _lines(known)
-    if any(row["exposed_check"] is not None for row in known):
-        lines.append(Column(CHECK, _check))
     shown = known if rows is None else rows
+    parts = {name: part_label(name) for name in BUDGET_COLUMNS if name not in HIDDEN}
     columns = [
         Column("aggregator", group.name),
         Column(f"{group.unit}s", lambda row: str(row["world_size"])),
-        *lines,
+        *_times(known, {**parts, "profiled_iteration_s": SUM}),
+        Column(UNPROFILED, _unprofiled),
+        *_times(known, _AFTER_THE_SUM),
     ]
+    if any(row["exposed_check"] is not None for row in known):
+        columns.append(Column(CHECK, _check))
     differing = [row for row in shown if _check(row) == DIFFERS]
     return table_of(
         f"Where a step's time goes, ms: {title_of(group.given)}",
         READING,
         columns,
         shown,
-        remarks=[
-            f"{group.name(row)} on {workers_of(row)}: {text_of(row['exposed_check'])}" for row in differing
-        ],
+        remarks=[f"{group.name(r)} on {workers_of(r)}: {text_of(r['exposed_check'])}" for r in differing],
         cells=[[row["cell_id"]] for row in shown],
         section="budget",
     )
@@ -70,13 +69,6 @@ def budget_table(group: CellGroup, rows: Sequence[Row] | None = None) -> Table |
 
 def budget_rows(group: CellGroup) -> list[Row]:
     return [row for row in group.rows if row["profiled_iteration_s"] is not None]
-
-
-def _lines(rows: Sequence[Row]) -> list[Column[Row]]:
-    """A column for each part that occurs in a row, for the sum, and for what is not in it."""
-    parts = {name: part_label(name) for name in BUDGET_COLUMNS if name not in HIDDEN}
-    labels = {**parts, "profiled_iteration_s": SUM}
-    return [*_times(rows, labels), Column(UNPROFILED, _unprofiled), *_times(rows, _AFTER_THE_SUM)]
 
 
 def _times(rows: Sequence[Row], labels: Mapping[str, str]) -> list[Column[Row]]:

@@ -18,8 +18,7 @@ from scaling.axes import workers
 from scaling.report.formats import MISSING, like, listed, number, percent
 from scaling.report.tables import bare_table
 from scaling.report.terminal import wrapped
-from scaling.report.text import text_of
-from scaling.report.titles import title_of
+from scaling.report.text import text_of, title_of
 
 NAME_WIDTH = 19
 SAME = f"same within {percent(TIE_RATIO, 0)}"
@@ -42,9 +41,10 @@ MOST_UNMATCHED = 4  # cells without a partner that are named; more are counted
 
 
 def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
-    """How many cells and what of the environments differ, a table a kind and group, and reasons."""
-    for line in _counted(comparison):
-        yield wrapped(line)
+    for kind, what in COUNTED.items():
+        counts = Counter(verdict_of(cell) for cell in comparison.cells if cell.kind == kind)
+        if counted := ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name]):
+            yield wrapped(f"Of {counts.total()} {what} of B: {counted}.")
     yield from _environment(comparison)
     tables = by_key(comparison.cells, lambda cell: (cell.kind, title_of(cell.given)))
     for kind in HEADINGS:
@@ -93,7 +93,6 @@ def _table(title: str, cells: Sequence[CellComparison]) -> Table:
 
 
 def verdict_of(cell: CellComparison) -> str:
-    """For people: one of VERDICTS."""
     if cell.reason is not None:
         return f"{cell.verdict} ({cell.reason})"
     return SAME if cell.verdict == "same" else cell.verdict
@@ -118,14 +117,6 @@ def _ratio(value: float) -> str:
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
-def _counted(comparison: Comparison) -> Iterator[str]:
-    for kind, what in COUNTED.items():
-        counts = Counter(verdict_of(cell) for cell in comparison.cells if cell.kind == kind)
-        counted = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
-        if counted:
-            yield f"Of {counts.total()} {what} of B: {counted}."
-
-
 def _remarks(comparison: Comparison) -> Iterator[str]:
     if comparison.is_paired:
         yield "Launches of A and B took turns in one campaign: what a pair of launches shares cancels."
@@ -145,16 +136,14 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
 
 
 def _shift(shift: Shift) -> str:
-    """What all cells of a world size have in common."""
     ratio = f"{_ratio(shift.difference.ratio)} ({_interval(shift.difference)})"
     what = f"All {shift.num_cells} {COUNTED[shift.kind]} on {workers(shift.world_size)}: B/A {ratio}"
-    shifted = "shifted" if shift.difference.is_significant else "no shift shown"
+    few = "; with so few cells a campaign's shift is not taken out of their ratios"
+    then = "" if shift.is_measured else few
     if shift.is_relative:
         why = "" if shift.is_measured else ", as two campaigns differ by such a shift"
-        return f"{what}, {shifted}; cells are called relative to it{why}."
-    if shift.is_measured:
-        return f"{what}, {shifted}."
-    return f"{what}, {shifted}; with so few cells a campaign's shift is not taken out of their ratios."
+        then = f"; cells are called relative to it{why}"
+    return f"{what}, {'shifted' if shift.difference.is_significant else 'no shift shown'}{then}."
 
 
 def _sensitivity(comparison: Comparison) -> Iterator[str]:
@@ -172,7 +161,6 @@ def _sensitivity(comparison: Comparison) -> Iterator[str]:
 
 
 def _one_launch(comparison: Comparison) -> Iterator[str]:
-    """What is missing where one launch was measured."""
     cells = [cell for cell in comparison.cells if cell.within_one_launch]
     if not cells:
         return
@@ -190,15 +178,10 @@ def _one_launch(comparison: Comparison) -> Iterator[str]:
 
 
 def _differing(comparison: Comparison) -> Iterator[str]:
-    differing = Counter(name for cell in comparison.cells for name in cell.match.differing)
-    for name, count in differing.items():
-        pairs = dict.fromkeys(
-            f"{a} against {b}"
-            for cell in comparison.cells
-            for a, b in [cell.match.differing.get(name, (None, None))]
-            if name in cell.match.differing
-        )
-        yield f"In {count} cells {name} differs: {listed(list(pairs)[:3])}."
+    found = [pair for cell in comparison.cells for pair in cell.match.differing.items()]
+    for name, same in by_key(found, lambda pair: pair[0]).items():
+        pairs = dict.fromkeys(f"{a} against {b}" for _, (a, b) in same)
+        yield f"In {len(same)} cells {name} differs: {listed(list(pairs)[:3])}."
 
 
 def _unmatched(comparison: Comparison) -> Iterator[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.columns import SEPARATOR, Row, to_rows
+from scaling.aggregator_names import REGISTRY
+from scaling.analysis.columns import SEPARATOR, Row, aggregator_name, by_key, has_no_model, to_rows
 from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
@@ -25,17 +27,41 @@ from scaling.axes import ATTACHED
 from scaling.report.answer import Answer, answer_of, question_answer
 from scaling.report.blocks import Block, blocks_of
 from scaling.report.formats import MISSING
-from scaling.report.glosses import aggregators_of, settings_of
 from scaling.report.page_tables import page_tables
-from scaling.report.sections import SavedFigure, Section, arrange
-from scaling.report.tables import Table
+from scaling.report.tables import SavedFigure, Section, Table, arrange
 from scaling.report.text import Sentence, sentences_of, text_of
 from scaling.report.verdict_text import asked, command_of
 from scaling.store import ResultsFolder
 
+SETTINGS = {
+    "peer_access": "Peer access: GPUs copy to each other directly; without it every copy goes through the "
+    "host's memory.",
+    "step": "Eager step: the exchange follows the backward pass. Overlapped: it runs during the backward "
+    "pass. Captured: the whole step is one CUDA graph.",
+}
+"""Column -> what its values mean; said where a study has several of them."""
+
+
+def aggregators_of(rows: Iterable[Row]) -> dict[str, str]:
+    """Name -> description of each aggregator of the summary, "" where it has none."""
+    compared = (row for row in rows if not has_no_model(row) and row["arm"] is None)
+    names = dict.fromkeys(aggregator_name(row["aggregator"]) for row in compared)
+    return {name: REGISTRY.description(name) for name in names}
+
+
+def name_in(label: str) -> str:
+    """The aggregator's name in a table's row: `ring(directions=2)`, `cntk, older code`."""
+    return re.split(r"\W", label, maxsplit=1)[0]
+
+
+def settings_of(rows: Iterable[Row]) -> list[str]:
+    of_studies = [row for row in rows if row["kind"] != "device"]
+    differing = [name for name in SETTINGS if len({row[name] for row in of_studies} - {None}) > 1]
+    return [SETTINGS[name] for name in differing]
+
+
 CAUTIONS = ("nothing_done", "more_threads_than_cores", "several_hosts", "launch_set_aside", "unfinished")
 """Kinds of findings that stand at the top of the page, whatever the answer is."""
-
 
 IN_ANSWERS = ("final_accuracy", "seed_noise", "seed_noise_unknown", "transfer_rates")
 """Kinds of findings that say at length what an answer and its table say."""
@@ -144,17 +170,8 @@ def content_of(
     extras: Extras | None = None,
     folder: Path | str = "DIR",
 ) -> Content:
-    """Everything that a report of these results says.
-
-    Args:
-        study: the resolved study; its name, notes are shown.
-        environment: where it was run, nested as it comes; None where it was not recorded.
-        table: what `summary_table` made.
-        figures: what was drawn.
-        times: how the wall time divided; None where that was not recorded.
-        extras: what else there is.
-        folder: see `Content`.
-    """
+    """Everything that a report says of a resolved study, of its environment, nested as it comes, of what
+    `summary_table` made and of what was drawn; None where something was not recorded."""
     rows, extras = to_rows(table), extras or Extras()
     notes, script_answer = notes_of(study)
     groups = group_rows(rows)
@@ -162,14 +179,15 @@ def content_of(
     tables = [table for group in groups for table in page_tables(group, groups)]
     cautions = [text_of(finding) for finding in findings if finding.kind in CAUTIONS]
     sentences = [*sentences_of(findings), *extras.findings]
+    answer = _found(extras, sentences)
+    if extras.verdicts:
+        answer = answer_of(extras.verdicts, extras.command, cautions, extras.answers)
     return Content(
         name=str(study.get("name", "study")),
         folder=shlex.quote(str(folder)),
         findings=sentences,
         verdicts=extras.verdicts,
-        answer=answer_of(extras.verdicts, extras.command, cautions, extras.answers)
-        if extras.verdicts
-        else _found(extras, sentences),
+        answer=answer,
         blocks=blocks_of(
             groups,
             figures,
@@ -183,9 +201,7 @@ def content_of(
         notes=notes,
         cell_notes=_notes(rows),
         failed=[row for row in rows if row["state"] == "failed"],
-        states={
-            state: sum(row["state"] == state for row in rows) for state in ("planned", "running", "done")
-        },
+        states={one: sum(row["state"] == one for row in rows) for one in ("planned", "running", "done")},
         num_cells=len(rows),
         environment=None if environment is None else flatten(environment),
         machine=machine_of(environment, rows),
@@ -198,7 +214,6 @@ def content_of(
 
 
 def study_answer(folder: ResultsFolder, study: MeasuredStudy, known: Known) -> Answer | None:
-    """What `report`, `recommend` and `explain` begin with; None of a study that timed and trained nothing."""
     question = question_of(folder.study(), known.rows)
     found = asked(verdicts(study.table, study.cells, known=known), question)
     if not found:
@@ -206,7 +221,7 @@ def study_answer(folder: ResultsFolder, study: MeasuredStudy, known: Known) -> A
     findings = summary_findings(study.table, known.scatter, known.num_cores, known.lossy)
     cautions = [text_of(finding) for finding in findings if finding.kind in CAUTIONS]
     answers = question_answers(question, study.table, study.cells)
-    return answer_of(found, command_of(found[0], folder), cautions, answers)
+    return answer_of(found, command_of(found, [], folder), cautions, answers)
 
 
 def _found(extras: Extras, sentences: Sequence[Sentence]) -> Answer:
@@ -215,15 +230,11 @@ def _found(extras: Extras, sentences: Sequence[Sentence]) -> Answer:
     if not asked.sentence:
         return Answer("".join(one.text for one in sentences[:1]), None, [one.text for one in sentences[1:]])
     said = [one.text for one in sentences if one.kind not in IN_ANSWERS]
-    details = [text for text in said if not _repeats(text, asked.sentence)]
+    question, mark, _ = asked.sentence.partition("?")  # what answers it at length is no detail
+    details = [text for text in said if not mark or text.partition("?")[0] != question]
     if extras.command:
         details.append("Next: train with three seeds, to see how much is chance:")
     return replace(asked, details=details, command=extras.command)
-
-
-def _repeats(text: str, headline: str) -> bool:
-    """Whether a finding is what the headline says, at length: the same question is answered."""
-    return "?" in headline and text.partition("?")[0] == headline.partition("?")[0]
 
 
 def machine_of(environment: Mapping[str, Any] | None, rows: Sequence[Row]) -> str:
@@ -253,8 +264,9 @@ def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     """The cells' notes, each once, with the cells that it belongs to."""
-    cells: dict[str, list[str]] = {}
-    for row in rows:
-        for note in filter(None, (row["notes"] or "").split(SEPARATOR)):
-            cells.setdefault(note, []).append(f"{row['aggregator'] or row['kind']} x {row['world_size']}")
-    return [f"{note} ({', '.join(dict.fromkeys(names))})" for note, names in cells.items()]
+    noted = [(note, row) for row in rows for note in filter(None, (row["notes"] or "").split(SEPARATOR))]
+    texts = []
+    for note, same in by_key(noted, lambda pair: pair[0]).items():
+        names = dict.fromkeys(f"{row['aggregator'] or row['kind']} x {row['world_size']}" for _, row in same)
+        texts.append(f"{note} ({', '.join(names)})")
+    return texts

@@ -10,8 +10,6 @@ from typing import Any
 from scaling.axes import workers
 
 MISSING = "–"  # noqa: RUF001 (an en dash is what stands in an empty field)
-
-
 _RATES = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
 
 
@@ -33,14 +31,6 @@ def two_digits(seconds: float) -> str:
 def like(seconds: float | None, largest_s: float) -> str:
     """Milliseconds with the decimals that show four digits of `largest_s`: a column to be added up."""
     return MISSING if seconds is None else f"{1000 * seconds:.{min(_decimals(1000 * largest_s, 4), 4)}f}"
-
-
-def half_width(low: float | None, high: float | None) -> str:
-    """Half of an interval's width in milliseconds, without its unit."""
-    if low is None or high is None:
-        return MISSING
-    half_ms = 1000 * (high - low) / 2
-    return f"{half_ms:.{min(_decimals(half_ms, 2), 4)}f}"
 
 
 def half_width_percent(value: float, low: float | None, high: float | None) -> str:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from scaling.analysis.environments import machine_changes
 from scaling.analysis.history import COMMON, LEARNED, SEEN_SHARE, Change, Floats, Ratio, Watch
 from scaling.report.figures.draw import svg_of
-from scaling.report.figures.style import BEST, BOUND, OTHER, SETTINGS
+from scaling.report.figures.parts import BEST, BOUND, OTHER, SETTINGS
 from scaling.report.figures.svg import for_page, page_styles
 from scaling.report.text import TEMPLATES, environment
 from scaling.store.history import Campaign, HistoryFolder

@@ -9,14 +9,14 @@ which lines of these files are taken and what is done with them. A test follows 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaling.report.content import Content
+from scaling.report.content import Content, name_in
+from scaling.report.figures.parts import DRAWN_OTHERS, SHOW_OTHERS
 from scaling.report.figures.svg import for_page, page_styles
-from scaling.report.glosses import name_in
-from scaling.report.sections import SavedFigure, Section
-from scaling.report.text import TEMPLATES, environment
-from scaling.report.titles import title_parts
+from scaling.report.tables import SavedFigure, Section
+from scaling.report.text import TEMPLATES, environment, title_parts
 from scaling.report.verdict_text import names_of
 
 
@@ -172,3 +172,29 @@ def _of_no_group(section: Section) -> Section | None:
 
 def _label(figure: SavedFigure) -> str:
     return f"{figure.name.partition('-')[0]}: {figure.title}"
+
+
+OPEN_SECTIONS = ("speedup", "training", "devices")  # their tables stand open; others unfold
+
+
+def render_markdown(content: Content) -> str:
+    """The text, in GitHub's Markdown; figures are SVG files in figures/, in its folder."""
+    templates = environment(TEMPLATES, autoescape=False)
+    templates.filters |= {"md": _escaped, "row": _row, "in_file": _in_file}
+    template = templates.get_template("report.md.j2")
+    return template.render(content=content, open_sections=OPEN_SECTIONS).rstrip() + "\n"
+
+
+def _row(values: Sequence[str]) -> str:
+    return f"| {' | '.join(_escaped(value).replace('|', chr(92) + '|') for value in values)} |"
+
+
+def _in_file(caption: str) -> str:
+    """A figure's caption where the page's buttons are not."""
+    return caption.replace(SHOW_OTHERS, DRAWN_OTHERS)
+
+
+def _escaped(text: str) -> str:
+    for mark, written in (("&", "&amp;"), ("<", "&lt;"), ("*", r"\*"), ("[", r"\["), ("]", r"\]")):
+        text = text.replace(mark, written)
+    return " ".join(text.split())

@@ -1,7 +1,4 @@
-"""The tables of timed cells and of trainings: a group of cells in human units, a row a cell.
-
-Every row knows the cells that it is made of.
-"""
+"""The tables of timed cells and of trainings: a group of cells in human units, a row a cell."""
 
 from __future__ import annotations
 
@@ -41,9 +38,7 @@ from scaling.report.formats import (
     seconds_of_seeds,
 )
 from scaling.report.tables import Column, Table, table_of
-from scaling.report.text import recipe_text, text_of
-from scaling.report.titles import title_of
-from scaling.report.warnings_text import warnings_of
+from scaling.report.text import recipe_text, text_of, title_of, warnings_of
 
 AGGREGATOR_WIDTH = 26
 """Longer labels are folded in a terminal: with five columns of numbers, this is what 80 characters leave."""
@@ -89,28 +84,33 @@ def columns_of(group: CellGroup, groups: Sequence[CellGroup] = ()) -> list[Colum
     """The columns of a group's table, on the page and in a terminal; `groups` are all of the study."""
     throughput, unit = group.throughput
     rates = [Column[Row](unit, lambda row: number(row[throughput]))]
-    if any(row["mfu"] is not None for row in group.rows):
-        rates.append(Column("MFU (measured peak)", lambda row: percent(row["mfu"])))
-    if any(row["mfu_data_sheet"] is not None for row in group.rows):
-        rates.append(Column("MFU (data sheet)", lambda row: percent(row["mfu_data_sheet"])))
-    is_trained = group.kind == "convergence"
+    for name, header in (("mfu", "MFU (measured peak)"), ("mfu_data_sheet", "MFU (data sheet)")):
+        if any(row[name] is not None for row in group.rows):
+            rates.append(Column(header, lambda row, name=name: percent(row[name])))  # type: ignore[misc]
+
+    def with_state(row: Row) -> str:
+        """The cell's name, with the state where not all repeats are in the numbers."""
+        partial = row["repeats"] and row["state"] != "done"
+        return f"{group.name(row)} ({row['state']})" if partial else group.name(row)
+
+    # In a terminal the one quality that the trainings are judged by.
+    quality = replace(quality_of(group), header=None)
+    trained = [*CONVERGENCE_COLUMNS[:1], quality, *CONVERGENCE_COLUMNS[1:]]
     gain = _gain_over_itself(group, groups)
     speedups = [*SPEEDUP_COLUMNS[:2], *gain, exchange_column(group.rows), *SPEEDUP_COLUMNS[2:]]
     return [
         Column("aggregator", group.name),
-        Column(None, lambda row: _with_state(group, row), "aggregator", AGGREGATOR_WIDTH),
+        Column(None, with_state, "aggregator", AGGREGATOR_WIDTH),
         Column(f"{group.unit}s", lambda row: str(row["world_size"]), f"{group.unit}s"),
         Column("batch a worker", lambda row: str(row["local_batch"])),
-        *(_training_columns(group) if is_trained else (*TIME_COLUMNS, *rates, *speedups)),
+        *(trained if group.kind == "convergence" else (*TIME_COLUMNS, *rates, *speedups)),
         Column("state", lambda row: str(row["state"])),
     ]
 
 
 def _gain_over_itself(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[Column[Row]]:
     """What more workers bring a strategy that costs something on one too; nothing where none was timed so.
-
-    One worker has no peers: its time with peer access on serves the rows without it, too.
-    """
+    One worker has no peers: its time with peer access on serves the rows without it, too."""
     timed = [row for row in group.rows if row["samples_per_s"] and not is_control_arm(row)]
     same = [other for other in groups if _but_peer_access(other) == _but_peer_access(group)]
     alone = {
@@ -141,34 +141,31 @@ def quality_of(group: CellGroup) -> Column[Row]:
     return BITS if trained and is_of_bytes else ACCURACY
 
 
-def _training_columns(group: CellGroup) -> list[Column[Row]]:
-    """Those of the page, and in a terminal the one quality that the trainings are judged by."""
-    quality = replace(quality_of(group), header=None)
-    return [*CONVERGENCE_COLUMNS[:1], quality, *CONVERGENCE_COLUMNS[1:]]
-
-
 def best_of_rows(rows: Sequence[Row]) -> Row | None:
     """Highest throughput that is a choice: no control arm of several workers. One worker exchanges nothing;
     where it was timed without, that is its row. Of a script of the user's, only what it does unchanged."""
-    measured = [
-        row
-        for row in rows
-        if row["iteration_s"] is not None and (is_unchanged(row) or row["world_size"] == 1)
-    ]
+    timed = [row for row in rows if row["iteration_s"] is not None]
+    measured = [row for row in timed if is_unchanged(row) or row["world_size"] == 1]
     has_single = any(row["world_size"] == 1 and is_control_arm(row) for row in measured)
     choices = [row for row in measured if is_control_arm(row) == (row["world_size"] == 1 and has_single)]
     return max(choices, key=lambda row: float(row["samples_per_s"]), default=None)
 
 
 def answer_columns(group: CellGroup, rows: Sequence[Row]) -> list[Column[Row]]:
-    """The columns of timed settings that answer, with the marks of `answer_legend` of these rows."""
     throughput, unit = group.throughput
     return [
         Column(
             "aggregator" if all(row["arm"] is None for row in group.rows) else "variant",
             lambda row: f"no exchange ({group.name(row)})" if is_control_arm(row) else group.name(row),
         ),
-        Column("ms a step", _time_with_mark),
+        Column(
+            "ms a step",
+            lambda row: (
+                milliseconds(row["iteration_s"])
+                + (f" ±{_width(row)}" if _width(row) else "")
+                + (f" {WIDE}" if _is_wide(row) else "")
+            ),
+        ),
         Column(unit, lambda row: rate(row[throughput])),
         Column("speedup", lambda row: ratio(row["speedup"]) + of_speedup(row)),
         Column("efficiency", lambda row: percent(row["parallel_efficiency"], 0) + of_speedup(row)),
@@ -178,12 +175,8 @@ def answer_columns(group: CellGroup, rows: Sequence[Row]) -> list[Column[Row]]:
 
 def answer_legend(rows: Sequence[Row]) -> str:
     """What the marks in `answer_columns` of some rows mean; "" where there are none."""
-    wide = (
-        [f"{WIDE}: an interval wider than ±{percent(WIDEST_INTERVAL, 0)}."]
-        if any(map(_is_wide, rows))
-        else []
-    )
-    return " ".join([*wide, *_legend_of_exchange(rows)])
+    wide = f"{WIDE}: an interval wider than ±{percent(WIDEST_INTERVAL, 0)}."
+    return " ".join([*([wide] if any(map(_is_wide, rows)) else []), *_legend_of_exchange(rows)])
 
 
 def _legend_of_exchange(rows: Sequence[Row]) -> Iterator[str]:
@@ -208,10 +201,8 @@ def _legend_of_exchange(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _time_with_mark(row: Row) -> str:
-    width = half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"])
-    mark = f" {WIDE}" if _is_wide(row) else ""
-    return f"{milliseconds(row['iteration_s'])}{f' ±{width}' if width else ''}{mark}"
+def _width(row: Row) -> str:
+    return half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"])
 
 
 def _is_wide(row: Row) -> bool:
@@ -266,18 +257,16 @@ def _convergence_table(group: CellGroup) -> Table:
 
 
 def _unpredicted(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
-    """Why a time to the target is not predicted, and what a study needs for that."""
     aimed = [row for row in merged if row["epochs_to_target"] is not None and not shares_gpus(row)]
     without = [row for row in aimed if row["predicted_s_to_target"] is None]
-    if not without:
-        return
     names = [f"{group.name(row)} on {workers_of(row)}" for row in without]
     who = "no combination" if len(without) == len(aimed) else f"not {listed(names)}"
-    yield (
-        f"Estimated: {who}, as no cell of kind: iteration here was measured with the same step (model, "
-        "aggregator, batch, workers, step, threads, input on the device; and, where the training has no "
-        "augmentation, without it). A study that has such a part with the training predicts it."
-    )
+    if without:
+        yield (
+            f"Estimated: {who}, as no cell of kind: iteration here was measured with the same step (model, "
+            "aggregator, batch, workers, step, threads, input on the device; and, where the training has no "
+            "augmentation, without it). A study that has such a part with the training predicts it."
+        )
 
 
 def _unaugmented(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
@@ -296,7 +285,6 @@ def _unaugmented(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
 
 
 def _other_seeds(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
-    """Between which epochs the seeds of a combination reach the target, where others are of fewer seeds."""
     if len({row["num_seeds"] for row in merged if row["repeats"]}) < 2:
         return
     for row in merged:
@@ -353,12 +341,6 @@ def _utilization(group: CellGroup) -> str:
     )
 
 
-def _with_state(group: CellGroup, row: Row) -> str:
-    """The cell's name, with the state where not all repeats are in the numbers."""
-    partial = row["repeats"] and row["state"] != "done"
-    return f"{group.name(row)} ({row['state']})" if partial else group.name(row)
-
-
 def _time(row: Row) -> str:
     low, high = row["iteration_s_low"], row["iteration_s_high"]
     width = None if low is None or high is None else high - low
@@ -369,18 +351,13 @@ def _accuracy(row: Row) -> str:
     return percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else str(row["state"])
 
 
-def _bits(row: Row) -> str:
-    return number(row["bits_per_byte"], digits=4) if row["repeats"] else str(row["state"])
-
-
 def _accuracy_with_spread(row: Row) -> str:
-    spread = row["seed_sd_accuracy"] if row["repeats"] else None
+    spread, bits = row["seed_sd_accuracy"] if row["repeats"] else None, row["bits_per_byte"]
     accuracy = _accuracy(row) if spread is None else f"{_accuracy(row)} ± {100 * spread:.2f}"
-    return accuracy + ("" if row["bits_per_byte"] is None else f", {row['bits_per_byte']:.3f} bits a byte")
+    return accuracy + ("" if bits is None else f", {bits:.3f} bits a byte")
 
 
 def _to_target(row: Row) -> str:
-    """The seconds, or why there are none."""
     if row["seconds_to_target"] is None and row["target_state"] is not None:
         return str(row["target_state"])
     return seconds_of_seeds(row)
@@ -394,21 +371,14 @@ def _to_target_in_short(row: Row) -> str:
 
 
 def _predicted(row: Row) -> str:
-    low, high = row["predicted_s_to_target_low"], row["predicted_s_to_target_high"]
-    value = number(row["predicted_s_to_target"])
-    return value if low is None else f"{value} ({number(low)} to {number(high)})"
+    value, low, high = (number(row[f"predicted_s_to_target{end}"]) for end in ("", "_low", "_high"))
+    return value if low == MISSING else f"{value} ({low} to {high})"
 
 
 TIME_COLUMNS: tuple[Column[Row], ...] = (
     Column("ms a step", _time, "ms/step"),
     Column("95% interval, ms", lambda row: interval(row["iteration_s_low"], row["iteration_s_high"])),
-    Column(
-        None,
-        lambda row: (
-            half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"]) or MISSING
-        ),
-        "±",
-    ),
+    Column(None, lambda row: _width(row) or MISSING, "±"),
 )
 SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
     Column("speedup", lambda row: ratio(row["speedup"]) + of_speedup(row), "speedup"),
@@ -418,7 +388,11 @@ SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
     Column("steps", lambda row: number(row["iterations"], digits=1)),
 )
 ACCURACY = Column[Row]("test accuracy", _accuracy, "accuracy")
-BITS = Column[Row]("bits per byte", _bits, "bits/byte")
+BITS = Column[Row](
+    "bits per byte",
+    lambda row: number(row["bits_per_byte"], digits=4) if row["repeats"] else str(row["state"]),
+    "bits/byte",
+)
 CONVERGENCE_COLUMNS: tuple[Column[Row], ...] = (
     Column("test accuracy", _accuracy_with_spread),
     Column("training accuracy", lambda row: percent(row["train_accuracy"], decimals=2)),

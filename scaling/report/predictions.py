@@ -51,7 +51,6 @@ class PredictedCell:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the measured time is inside the predicted interval."""
         measured_s = self.measured["iteration_s"] if self.measured else None
         if not measured_s:
             return None
@@ -99,7 +98,6 @@ COLUMNS: tuple[Column[PredictedCell], ...] = (
 
 
 def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[PredictedCell]:
-    """The folder's predictions of whole steps, with what was measured since."""
     measured = {row["cell_id"]: row for row in rows if row.get("state") == "done"}
     return [
         PredictedCell(row["cell_id"], _name(row), row, measured.get(row["cell_id"]))
@@ -109,31 +107,19 @@ def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[Predict
 
 
 def predicted_csv(predicted: Sequence[PredictedCell]) -> str:
-    table = pd.DataFrame([_csv_row(cell) for cell in predicted], columns=list(CSV_COLUMNS))
-    return table_csv(table, digits=DIGITS)
-
-
-def _csv_row(cell: PredictedCell) -> Row:
-    row: Row = {name: cell.predicted.get(name) for name in CSV_COLUMNS}
-    row |= {
-        **{
-            shown.key: shown.show(shown.value(cell.predicted))
-            for shown in map(axis, ("precision", "memory_format"))
-        },
-        "simulated_s": cell.predicted["iteration_s"],
-        "simulated_s_low": cell.predicted["iteration_s_low"],
-        "simulated_s_high": cell.predicted["iteration_s_high"],
-    }
-    if cell.measured and cell.error_ratio is not None:
-        row |= {
-            "measured_s": cell.measured["iteration_s"],
-            "measured_s_low": cell.measured.get("iteration_s_low"),
-            "measured_s_high": cell.measured.get("iteration_s_high"),
-            "error_ratio": cell.error_ratio,
-            "is_inside": cell.is_inside,
-            "failed_assumption": cell.failed_assumption(),
-        }
-    return row
+    rows = []
+    for cell in predicted:
+        row: Row = {name: cell.predicted.get(name) for name in CSV_COLUMNS}
+        for shown in map(axis, ("precision", "memory_format")):
+            row[str(shown.key)] = shown.show(shown.value(cell.predicted))
+        row |= {f"simulated_s{end}": cell.predicted[f"iteration_s{end}"] for end in ("", "_low", "_high")}
+        if cell.measured and cell.error_ratio is not None:
+            measured = cell.measured
+            row |= {f"measured_s{end}": measured.get(f"iteration_s{end}") for end in ("", "_low", "_high")}
+            row |= {"error_ratio": cell.error_ratio, "is_inside": cell.is_inside}
+            row["failed_assumption"] = cell.failed_assumption()
+        rows.append(row)
+    return table_csv(pd.DataFrame(rows, columns=list(CSV_COLUMNS)), digits=DIGITS)
 
 
 def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:
@@ -156,7 +142,6 @@ def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:
 
 
 def prediction_findings(predicted: Sequence[PredictedCell]) -> list[Finding]:
-    """Median and 95th percentile of the errors, and the worst cell with the assumption that failed."""
     compared = [(abs(cell.error_ratio), cell) for cell in predicted if cell.error_ratio is not None]
     if not compared:
         return []
@@ -174,9 +159,12 @@ def prediction_findings(predicted: Sequence[PredictedCell]) -> list[Finding]:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    # As in the tables of `scaling.prediction.rows`.
-    access = ", host-only" if row.get("peer_access") is False else ""
-    access += ", channels_last" if row.get("memory_format") == "channels_last" else ""
-    access += ", tf32" if row.get("tf32") else ""
-    access += ", augmented" if row.get("augmentation") == "standard" else ""
-    return f"{row['model']}, {row['aggregator']}, {row['step']}, {row['world_size']} workers{access}"
+    """As in the tables of `scaling.prediction.rows`."""
+    marks = {
+        ", host-only": row.get("peer_access") is False,
+        ", channels_last": row.get("memory_format") == "channels_last",
+        ", tf32": row.get("tf32"),
+        ", augmented": row.get("augmentation") == "standard",
+    }
+    more = "".join(mark for mark, is_so in marks.items() if is_so)
+    return f"{row['model']}, {row['aggregator']}, {row['step']}, {row['world_size']} workers{more}"

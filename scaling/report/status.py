@@ -1,19 +1,20 @@
-"""How far a study is, in words: the states of its cells, what runs, what is left. Reads no samples."""
+"""How far a study is and how fast it goes on, in words: states, what runs, what is left. Reads no samples."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from scaling.analysis.columns import TRANSFER, Row, by_key, is_aa_replicate, to_rows
-from scaling.analysis.progress import KILLED, seen_state
+from scaling.analysis.progress import KILLED, LONGEST_START_S, Progress, seen_state
 from scaling.analysis.samples import CellResult, read_records
 from scaling.analysis.summary import build_table, study_name
-from scaling.axes import Axis, Role, with_columns
+from scaling.axes import Axis, Role, with_columns, workers
 from scaling.files.texts import WIDTH, folded
+from scaling.report.formats import duration
 from scaling.store import ResultsFolder, RunRecord
 
 COLUMNS = (
@@ -26,41 +27,43 @@ MOST_OF_STATES = 20  # characters of a cell's states side by side; what is longe
 
 
 def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
-    """The state of every cell, in the summary's order.
+    """The state of every cell, in the summary's order. Raises StoreError: the folder is none, or a record is
+    damaged.
 
-    Returns:
-        One dict a cell: cell_id, kind, model, dataset, aggregator (labels), step, world_size, global_batch,
-        aa_replicate (1 for the second cell of an A/A pair), state (of the cell), states (one a repeat, in
-        their order; of a run that was killed by force `killed`), reason (why it failed, or what the last
-        launch lacked that left it planned; else None), num_waiting (runs left planned so), name (what sets
-        it apart from the others of its model). A cell of which runs have samples, but no record, has a dict
-        more, of state `no record`; what nobody knows of it is None.
-
-    Raises:
-        StoreError: the folder is none, or a record is damaged.
-    """
+    One dict a cell: cell_id, kind, model, dataset, aggregator (labels), step, world_size, global_batch,
+    aa_replicate (1 for the second cell of an A/A pair), state (of the cell), states (one a repeat, in their
+    order; of a run that was killed by force `killed`), reason (why it failed, or what the last launch lacked
+    that left it planned; else None), num_waiting (runs left planned so), name (what sets it apart from the
+    others of its model). A cell of which runs have samples, but no record, has a dict more, of state `no
+    record`; what nobody knows of it is None."""
     folder.require()
     records = read_records(folder)
     cells = [CellResult(cell_id, of_cell[0].cell, of_cell, [], []) for cell_id, of_cell in records.items()]
     rows = to_rows(build_table(study_name(folder), cells))
     lost = without_record(folder)
-    same_model = by_key(rows, _of_model)
-    differing = {model: _differing(of_model) for model, of_model in same_model.items()}
-    states = {cell: [seen_state(record, folder) for record in of_cell] for cell, of_cell in records.items()}
-    return [
-        {
-            **{name: row[name] for name in COLUMNS},
-            "state": _state(row, states[row["cell_id"]]),
-            "reason": row["reason"]
-            or next((record.reason for record in _waiting(records[row["cell_id"]])), None),
-            "num_waiting": len(_waiting(records[row["cell_id"]])),
-            "states": states[row["cell_id"]],
-            "name": _name(row, differing[_of_model(row)])
-            if row["model"]
-            else without_model(records[row["cell_id"]][0].cell),
-        }
-        for row in rows
-    ] + [_lost_row(cell_id, repeats) for cell_id, repeats in lost.items()]
+    differing = {model: _differing(same) for model, same in by_key(rows, _of_model).items()}
+    shown = []
+    for row in rows:
+        of_cell = records[row["cell_id"]]
+        states = [seen_state(record, folder) for record in of_cell]
+        # What a launch has left planned, since it lacked what it needs.
+        waiting = [one.reason for one in of_cell if one.state == "planned" and one.reason is not None]
+        name = _name(row, differing[_of_model(row)]) if row["model"] else without_model(of_cell[0].cell)
+        shown.append(
+            {
+                **{name: row[name] for name in COLUMNS},
+                "state": KILLED if row["state"] == "running" and KILLED in states else row["state"],
+                "reason": row["reason"] or next(iter(waiting), None),
+                "num_waiting": len(waiting),
+                "states": states,
+                "name": name,
+            }
+        )
+    for cell_id, repeats in lost.items():
+        known = {"cell_id": cell_id, "state": NO_RECORD, "reason": lost_text(cell_id, repeats)}
+        states = [NO_RECORD] * len(repeats)
+        shown.append({**dict.fromkeys(COLUMNS), **known, "num_waiting": 0, "states": states, "name": cell_id})
+    return shown
 
 
 NO_RECORD = "no record"  # state of a run that has samples, but no run.json
@@ -68,34 +71,16 @@ NO_RECORD = "no record"  # state of a run that has samples, but no run.json
 
 def without_record(folder: ResultsFolder) -> dict[str, list[int]]:
     """Cell id -> the repeats that have samples, but no record."""
-    lost: dict[str, list[int]] = {}
-    for cell_id, repeat in folder.without_record():
-        lost.setdefault(cell_id, []).append(repeat)
-    return lost
+    found = by_key(folder.without_record(), lambda run: run[0])
+    return {cell_id: [repeat for _, repeat in runs] for cell_id, runs in found.items()}
 
 
 def lost_text(cell_id: str, repeats: Sequence[int]) -> str:
-    """What is said of them."""
     which = f"repeat{'s' * (len(repeats) > 1)} {', '.join(map(str, repeats))}"
     return (
         f"cell {cell_id}, {which}: samples without a record: run.json is gone; `scaling run` with the same "
         "study measures it again and keeps the samples"
     )
-
-
-def _lost_row(cell_id: str, repeats: Sequence[int]) -> dict[str, Any]:
-    known = {"cell_id": cell_id, "state": NO_RECORD, "reason": lost_text(cell_id, repeats)}
-    states = {"num_waiting": 0, "states": [NO_RECORD] * len(repeats), "name": cell_id}
-    return {**dict.fromkeys(COLUMNS), **known, **states}
-
-
-def _state(row: Row, states: Sequence[str]) -> Any:
-    return KILLED if row["state"] == "running" and KILLED in states else row["state"]
-
-
-def _waiting(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Those that a launch has left planned, since it lacked what they need."""
-    return [record for record in records if record.state == "planned" and record.reason is not None]
 
 
 def without_model(cell: Mapping[str, Any]) -> str:
@@ -113,7 +98,6 @@ def _of_model(row: Row) -> tuple[str, str]:
 
 
 def _differing(rows: Sequence[Row]) -> list[Axis]:
-    """What sets cells of one model apart; what is known only of what has run counts where it is known."""
     differing = []
     for axis in with_columns(role=Role.CHOSEN | Role.RECIPE | Role.REPETITION):
         values = {row[axis.key] for row in rows}
@@ -130,7 +114,6 @@ def _name(row: Row, differing: Sequence[Axis]) -> str:
 
 
 def describe_status(rows: list[dict[str, Any]]) -> str:
-    """The same as text of a terminal's width: the cells of each model, then what is left."""
     lost = [folded("", row["reason"], indent=2) for row in rows if row.get("state") == NO_RECORD]
     rows = [row for row in rows if row.get("state") != NO_RECORD]
     if lost and not rows:
@@ -159,10 +142,9 @@ def _lines(row: dict[str, Any], width: int) -> Iterator[str]:
             yield line
         line = f"{start if not at else '':{len(start)}}{name:{width}} {state}".rstrip()
     reason = f"  {row['reason'] or ''}".rstrip()
-    if len(line) + len(reason) <= WIDTH:
-        yield line + reason
-    else:
-        yield line
+    fits = len(line) + len(reason) <= WIDTH
+    yield line + reason if fits else line
+    if not fits:
         yield folded("    ", reason.strip())
 
 
@@ -186,10 +168,9 @@ def what_is_left(rows: list[dict[str, Any]]) -> str:
     num_runs = sum(len(row["states"]) for row in rows)
     num_failed = sum(row["states"].count("failed") for row in rows)
     failed = f"; {num_failed} failed, `--retry-failed` runs them again" if num_failed else ""
-    left: dict[int, int] = {}
+    left: Counter[int] = Counter()
     for row in rows:
-        num_left = sum(state not in ("done", "failed") for state in row["states"])
-        left[row["world_size"]] = left.get(row["world_size"], 0) + num_left
+        left[row["world_size"]] += sum(state not in ("done", "failed") for state in row["states"])
     parts = [
         f"{number} with {size} worker{'s' * (size > 1)}" for size, number in sorted(left.items()) if number
     ]
@@ -200,3 +181,50 @@ def what_is_left(rows: list[dict[str, Any]]) -> str:
     others = f"; {num_waiting} of them need another launch, as said above" if num_waiting else ""
     goes_on = "; the same `run` or `submit` goes on" if sum(left.values()) > num_waiting else ""
     return f"{how_many}{goes_on}{others}{failed}"
+
+
+def progress_lines(progress: Progress) -> list[str]:
+    """Each as wide as a terminal: states, what runs, rate and rest, the last error."""
+    states = ", ".join(f"{count} {state}" for state, count in progress.counts.items() if count)
+    lines = [f"{progress.num_over}/{progress.num_runs} runs over: {states}"]
+    lines += [f"now: {run_name(run)}, for {duration(seconds)}" for run, seconds in progress.running]
+    lines += [
+        f"killed while it ran: {run_name(run)}, begun {duration(seconds)} ago"
+        for run, seconds in progress.killed
+    ]
+    if progress.without_record:
+        lines.append(f"{progress.without_record} more have samples, but no record: `scaling status`")
+    if progress.idle_s is not None:
+        perhaps = " (a launch may be starting)" if progress.idle_s < LONGEST_START_S else ""
+        lines.append(f"nothing runs now{perhaps}; the last run ended {duration(progress.idle_s)} ago")
+    if not progress.is_over and progress.runs_per_hour is not None and progress.left_s is not None:
+        lines.append(f"{progress.runs_per_hour:.0f} runs an hour, about {duration(progress.left_s)} left")
+    if progress.last_error is not None:
+        lines.append(f"last error: {run_name(progress.last_error)}: {progress.last_error.reason}")
+    return [folded("", line, indent=2) for line in lines]
+
+
+def progress_as_dict(progress: Progress) -> dict[str, Any]:
+    last = progress.last_error
+    return {
+        "counts": progress.counts,
+        "num_runs": progress.num_runs,
+        "num_over": progress.num_over,
+        "is_over": progress.is_over,
+        "running": [{"cell": run_name(run), "seconds": seconds} for run, seconds in progress.running],
+        "killed": [{"cell": run_name(run), "seconds": seconds} for run, seconds in progress.killed],
+        "without_record": progress.without_record,
+        "runs_per_hour": progress.runs_per_hour,
+        "left_s": progress.left_s,
+        "idle_s": progress.idle_s,
+        "last_error": None if last is None else {"cell": run_name(last), "reason": str(last.reason)},
+    }
+
+
+def run_name(record: RunRecord) -> str:
+    """`ring on 4 workers, repeat 2`; of cells without an aggregator, their kind or experiment."""
+    cell = record.cell
+    what = cell.get("aggregator_label") or cell.get("aggregator") or without_model(cell)
+    replicate = " (A/A replicate)" if cell.get("aa_replicate") else ""
+    model = f", {cell['model_label']}" if cell.get("model_label") else ""
+    return f"{what}{replicate} on {workers(cell['world_size'])}{model}, repeat {record.repeat}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import rich.table
@@ -41,7 +42,7 @@ class Table:
         headings, rows: text.
         remarks, warnings: what stands below it.
         cells: of each row, the ids of the cells that it is made of; [] where rows are not of cells.
-        section: where it stands (`scaling.report.sections`).
+        section: where it stands (`scaling.report.tables`).
         source: the file that has the same values in full.
         group: key of the comparable cells that it shows; "" where it shows none or several.
         bounds: numbers of the rows that exchange nothing: a bound, not a choice.
@@ -71,21 +72,14 @@ class Table:
 def table_of(
     title: str, statistic: str, columns: Sequence[Column[Item]], items: Iterable[Item], **more: Any
 ) -> Table:
-    """The table of some items, a row each.
-
-    Args:
-        title, statistic: see `Table`.
-        columns: those with a header are shown.
-        items: in the order of the rows.
-        more: further attributes of `Table`.
-    """
+    """The table of some items, a row each, of those columns that have a header; `more`: further attributes of
+    `Table`."""
     shown = [column for column in columns if column.header is not None]
     rows = [[column.text(item) for column in shown] for item in items]
     return Table(title, statistic, [str(column.header) for column in shown], rows, **more)
 
 
 def without_empty_columns(table: Table) -> Table:
-    """The table without the columns in which no row has a value."""
     columns = [*zip(table.headings, *table.rows, strict=True)]
     kept = [columns[0], *(column for column in columns[1:] if {*column[1:]} - {MISSING, ""})]
     headings, *rows = map(list, zip(*kept, strict=True))
@@ -109,7 +103,56 @@ def in_terminal(
 
 
 def bare_table(title: Text, gap: int = 2) -> rich.table.Table:
-    """A table in a terminal without lines, before it has columns."""
     return rich.table.Table(
         title=title, title_justify="left", box=None, pad_edge=False, padding=(0, gap, 0, 0)
     )
+
+
+@dataclass(frozen=True)
+class SavedFigure:
+    name: str
+    title: str
+    caption: str
+    section: str
+    svg: Path
+    source: str
+    kind: str
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    name: str
+    title: str
+    figures: list[SavedFigure] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+TITLES = {
+    "answer": "The answer",
+    "speedup": "Every measured cell",
+    "budget": "Where a step's time goes",
+    "links": "Bytes on the links",
+    "choices": "Bucket size, input and costs",
+    "training": "Training",
+    "prediction": "Predicted and measured",
+    "lossy": "What lossy aggregators lose",
+    "devices": "One device alone",
+    "transfers": "Transfers",
+    "more": "More figures",
+}
+"""Section -> its heading, in the page's order."""
+
+
+def arrange(
+    figures: Iterable[SavedFigure], tables: Iterable[Table], remarks: Iterable[tuple[str, str]] = ()
+) -> list[Section]:
+    sections = {name: Section(name, title) for name, title in TITLES.items()}
+    for figure in figures:
+        sections[figure.section].figures.append(figure)
+    for table in tables:
+        sections[table.section].tables.append(table)
+    for name, text in remarks:
+        sections[name].remarks.append(text)
+    return [section for section in sections.values() if section.figures or section.tables or section.remarks]

@@ -1,16 +1,20 @@
-"""The summary in a terminal of 80 columns."""
+"""A report in a terminal of 80 columns: all tables, or one screen of the answer and its table.
+
+The screen says what limits, how sure that is, and what next.
+"""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import pandas as pd
+import rich.table
 from rich.console import Group as Lines
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from scaling.analysis.columns import Row, to_rows, workers_of
@@ -19,13 +23,13 @@ from scaling.analysis.groups import CellGroup, group_rows, in_order_of, main_var
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.noise import noise_finding
 from scaling.axes import workers
+from scaling.files.texts import NO_BREAK, folded
+from scaling.report.answer import Answer
 from scaling.report.budget_table import CHECK, MARK, MARK_READING, SUM, budget_rows, budget_table
 from scaling.report.formats import MISSING, milliseconds
 from scaling.report.page_tables import columns_of
-from scaling.report.tables import Column, bare_table, in_terminal
-from scaling.report.text import recipe_text, text_of
-from scaling.report.titles import title_of, title_parts
-from scaling.report.warnings_text import warnings_of
+from scaling.report.tables import Column, Table, bare_table, in_terminal
+from scaling.report.text import recipe_text, text_of, title_of, title_parts, warnings_of
 
 WIDTH = 80
 FIXED = 2  # columns of a budget that are no part of the step: the aggregator and the workers
@@ -40,8 +44,7 @@ MOST_WARNINGS = 3  # of one kind, with its numbers; more are counted
 
 def render_tables(table: pd.DataFrame, answers: Sequence[str] = ()) -> list[Lines]:
     """For every group of comparable cells its table, with what belongs to it; at most 80 columns wide. The
-    groups of the cells that the study's answers choose (their ids) stand first.
-    """
+    groups of the cells that the study's answers choose (their ids) stand first."""
     groups = in_order_of(answers, group_rows(to_rows(table)))
     return [Lines(*_render(group, groups)) for group in groups]
 
@@ -82,7 +85,6 @@ def _baseline_elsewhere(group: CellGroup, groups: Sequence[CellGroup]) -> str | 
 
 
 def _marked(columns: Sequence[Column[Row]]) -> list[Column[Row]]:
-    """The terminal's columns; the last one has a mark at cells that have warnings."""
     *others, last = (column for column in columns if column.terminal is not None)
     return [*others, replace(last, text=lambda row: f"{last.text(row)} {WARNED if row['warnings'] else ' '}")]
 
@@ -136,7 +138,7 @@ def _blocks(lines: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[li
     block: list[Sequence[str]] = []
     used = max(map(len, lines))
     for cell in cells:
-        widest = max(map(len, [*_folded(cell[0]), *cell[FIXED:]]))
+        widest = max(map(len, [*_label_lines(cell[0]), *cell[FIXED:]]))
         if block and used + 2 + widest > WIDTH:
             yield block
             block, used = [], max(map(len, lines))
@@ -145,11 +147,11 @@ def _blocks(lines: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[li
     yield block
 
 
-def _block(lines: Sequence[str], cells: Sequence[Sequence[str]], title: Text) -> Table:
+def _block(lines: Sequence[str], cells: Sequence[Sequence[str]], title: Text) -> rich.table.Table:
     rendered = bare_table(title)
     rendered.add_column("", no_wrap=True)
     for cell in cells:
-        header = Text("\n".join(_folded(cell[0])), justify="right")
+        header = Text("\n".join(_label_lines(cell[0])), justify="right")
         rendered.add_column(header, justify="right", no_wrap=True)
     for line, *values in zip(lines, *(cell[FIXED:] for cell in cells), strict=True):
         if any(value != MISSING for value in values):
@@ -158,8 +160,87 @@ def _block(lines: Sequence[str], cells: Sequence[Sequence[str]], title: Text) ->
     return rendered
 
 
-def _folded(label: str) -> list[str]:
+def _label_lines(label: str) -> list[str]:
     """A cell's name in lines: parameters begin a new one, and a number stays with its unit."""
     unbroken = label.replace(" MiB", "\N{NO-BREAK SPACE}MiB").replace("(", " (")
     lines = textwrap.wrap(unbroken, BUDGET_COLUMN_WIDTH) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+MOST_LINES = 30
+GAP = 2
+LONGEST_WORD, NARROWEST = 16, 7
+"""Of a column: longer words are cut where that makes room, and more where it must."""
+
+LAST_DETAILS = 2  # how sure it is, and what next
+FEWEST_ROWS = 6  # so many rows of a table stand before details do
+
+
+def screen(answer: Answer, *, command: str, page: str) -> list[str]:
+    """At most MOST_LINES lines of at most WIDTH characters; a command that is longer goes over several."""
+    last = ["", f"All tables: {command}", f"Page: {page}"]
+    first = _folded(answer.sentence, answer.command)
+    details = [_folded(text, answer.command) for text in answer.lines[bool(answer.sentence) :]]
+    rows = table_lines(answer.table) if answer.table else []
+    room = MOST_LINES - height([*first, *last]) - bool(details) - bool(rows)
+    needed = sum(map(height, rows[: 1 + FEWEST_ROWS])) + (len(rows) > 1 + FEWEST_ROWS)
+    least = sum(map(height, details[-LAST_DETAILS:])) + (len(details) > LAST_DETAILS)
+    table = _fitting(rows, max(room - sum(map(height, details)), min(needed, room - least)), "rows")
+    shown = _fitting(details, room - sum(map(height, table)), "details")
+    parts = [first, [line for row in table for line in row], [line for text in shown for line in text]]
+    lines = [line for part in parts if part for line in [*part, ""]][:-1]
+    return [*lines, *last]
+
+
+def folded_answer(answer: Answer) -> list[str]:
+    return [line for text in answer.lines for line in _folded(text, answer.command)]
+
+
+def height(lines: Sequence[str]) -> int:
+    """The lines of a terminal that these take."""
+    return sum(max(1, -(-len(line) // WIDTH)) for line in lines)
+
+
+def _folded(text: str, command: str) -> list[str]:
+    """A command stays on a line of its own, to be pasted."""
+    unbroken = text.replace(command, command.replace(" ", NO_BREAK)) if command else text
+    return folded("", unbroken, indent=2).splitlines()
+
+
+def _fitting(blocks: Sequence[list[str]], room: int, what: str) -> list[list[str]]:
+    """The blocks that have room, and how many have none; the last details always have."""
+    if sum(map(height, blocks)) <= room:
+        return list(blocks)
+    ends = list(blocks[-LAST_DETAILS:]) if what == "details" and blocks[-1][0].startswith("Next") else []
+    while ends and sum(map(height, ends)) >= room:
+        ends.pop(0)
+    left, shown = room - 1 - sum(map(height, ends)), []
+    for block in blocks[: len(blocks) - len(ends)]:
+        if height(block) > left:
+            break
+        shown.append(block)
+        left -= height(block)
+    num_more = len(blocks) - len(shown) - len(ends)
+    return [*shown, [f"({num_more} more {what[: None if num_more > 1 else -1]})"], *ends]
+
+
+def table_lines(table: Table) -> list[list[str]]:
+    texts = [list(table.headings), *table.rows]
+    columns = [*zip(*texts, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    room = WIDTH - GAP * (len(widths) - 1)
+    words = [max(len(word) for text in column for word in text.split() or [""]) for column in columns]
+    for least in ([min(word, LONGEST_WORD) for word in words], [NARROWEST] * len(widths)):
+        while sum(widths) > room and (spare := max(map(int.__sub__, widths, least))) > 0:
+            widths[[width - word for width, word in zip(widths, least, strict=True)].index(spare)] -= 1
+    aligned = [str.ljust if place in table.words else str.rjust for place in range(len(columns))]
+    lines = []
+    for row in texts:
+        cells = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)]
+        lines.append([_line(parts, widths, aligned) for parts in zip_longest(*cells, fillvalue="")])
+    return lines
+
+
+def _line(parts: Sequence[str], widths: Sequence[int], aligned: Sequence[Callable[[str, int], str]]) -> str:
+    texts = [align(part, width) for part, width, align in zip(parts, widths, aligned, strict=True)]
+    return (" " * GAP).join(texts).rstrip()

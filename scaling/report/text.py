@@ -7,21 +7,62 @@ Line breaks and indents of a template are no part of the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 
-from scaling.analysis.columns import Row
+from scaling.analysis.columns import OLDER_CODE, SEPARATOR, Row, workers_of
 from scaling.analysis.findings import Finding
-from scaling.axes import workers
+from scaling.analysis.groups import CellGroup, without_older_code
+from scaling.axes import axis, workers
 from scaling.files.texts import gigabytes
 from scaling.measure.probe.series import size_text
 from scaling.report import formats
-from scaling.report.titles import title_of, unit_of
+from scaling.report.formats import listed, percent
+
+UNITS = {
+    "iteration_ms": "ms a step",
+    "sample_us": "us a sample",
+    "memory_gb": "GB on the fullest GPU",
+    "gpu_hours": "GPU hours a billion samples",
+    "worker_hours": "worker hours a billion samples",
+    "energy": "J a thousand samples",
+}
+"""Quantity of a candidate (`scaling.analysis.candidates`) -> its unit."""
+
+
+def unit_of(values: Mapping[str, Any]) -> str:
+    if values["quantity"] == "training_s":
+        return f"s to {percent(values['target_accuracy'])}"
+    return UNITS[values["quantity"]]
+
+
+def title_parts(given: Mapping[str, Any]) -> list[str]:
+    """What cells of a group or workload have in common, part by part, the model and the data set first."""
+    first = f"{given['model']} on {given['dataset']}"
+    further = [axis(name).text(value) for name, value in given["further"].items()]
+    if "target_accuracy" in given:
+        return [f"{first} to an accuracy of {percent(given['target_accuracy'])}", given["device"], *further]
+    is_weak = given["scaling"] == "weak"
+    batch = f"local batch {given['batch']}" if is_weak else f"global batch {given['batch']}"
+    return [first, f"{given['scaling']} scaling", batch, given["device"], *further]
+
+
+def title_of(given: Mapping[str, Any]) -> str:
+    return ", ".join(title_parts(given))
+
+
+def short_names(titles: Sequence[Sequence[str]]) -> list[list[str]]:
+    if len(titles) < 2:
+        return [list(parts[:1]) for parts in titles]
+    shared = set(titles[0]).intersection(*titles[1:])
+    return [[parts[0], *(part for part in parts[1:] if part not in shared)] for parts in titles]
+
 
 TEMPLATES = Path(__file__).parent / "templates"
 FINDINGS = TEMPLATES / "findings"
@@ -71,12 +112,10 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     shown = (
-        "duration interval like megabytes milliseconds number of_speedup of_times on_gpus percent points "
-        "rate ratio"
+        "bar duration interval like megabytes milliseconds number of_speedup of_times on_gpus percent points "
+        "rate ratio spread two_digits"
     )
-    templates.filters |= {
-        name: getattr(formats, name) for name in (*shown.split(), "bar", "spread", "two_digits")
-    }
+    templates.filters |= {name: getattr(formats, name) for name in shown.split()}
     templates.filters |= {"listed": _listed, "setting": _setting, "setting_name": _setting_name}
     templates.filters |= {"title": title_of, "unit": unit_of, "workers": workers}
     templates.filters |= {"gigabytes": gigabytes, "size": size_text}
@@ -87,7 +126,8 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
     templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
-    templates.filters |= {"cost": _cost, "untried": untried, "repeats": _repeats}
+    templates.filters |= {"untried": untried, "repeats": _repeats}
+    templates.filters["cost"] = lambda ratio: formats.percent(ratio, 1 if abs(ratio) < 0.1 else 0)
     templates.filters["gb"] = lambda num_bytes: formats.number(num_bytes / 1e9)
     templates.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"
     return templates
@@ -138,7 +178,6 @@ def _listed(words: Iterable[Any], last: str = "and") -> str:
 
 
 def _setting(setting: Mapping[str, Any]) -> str:
-    """`ring on 4 workers`."""
     return f"{setting['name']} on {workers(setting['world_size'], setting.get('unit', 'worker'))}"
 
 
@@ -147,6 +186,43 @@ def _setting_name(setting: Mapping[str, Any]) -> str:
     return f"{setting['name']} ({further})" if further else str(setting["name"])
 
 
-def _cost(ratio: float) -> str:
-    """`3.1%`, `24%`."""
-    return formats.percent(ratio, 1 if abs(ratio) < 0.1 else 0)
+def warning_text(warning: Finding) -> str:
+    return f"{text_of(warning, 'title')}: {text_of(warning)}"
+
+
+def with_texts(table: pd.DataFrame) -> pd.DataFrame:
+    shown: dict[str, Callable[[Any], str]] = {
+        "warnings": lambda warnings: SEPARATOR.join(map(warning_text, warnings)),
+        "exposed_check": text_of,
+    }
+    texts = {name: table[name].map(show, na_action="ignore") for name, show in shown.items()}
+    return table.assign(**{name: column.astype("string") for name, column in texts.items()})
+
+
+def warnings_of(group: CellGroup, most: int | None = None) -> list[str]:
+    kinds: dict[str, dict[str, list[str]]] = {}
+    older: dict[str, dict[str, list[int]]] = {}
+    for row in group.rows:
+        for warning in row["warnings"] or ():
+            if warning.kind == OLDER_CODE:
+                sizes = older.setdefault(text_of(warning, "cells"), {})
+                sizes.setdefault(without_older_code(group.name(row)), []).append(row["world_size"])
+                continue
+            names = kinds.setdefault(text_of(warning, "title"), {}).setdefault(text_of(warning), [])
+            names.append(f"{group.name(row)} on {workers_of(row)}")
+    said = [f"{_with_sizes(sizes, group.unit)}: {text}" for text, sizes in older.items()]
+    for title, details in kinds.items():
+        texts = [f"{detail} ({', '.join(names)})" for detail, names in details.items()]
+        if most is not None and len(texts) > most + 1:
+            texts[most:] = [f"{len(texts) - most} more in summary.csv"]
+        said.append(f"{title}: {'; '.join(texts)}")
+    return said
+
+
+def _with_sizes(sizes: Mapping[str, Sequence[int]], unit: str) -> str:
+    """`cntk (2 and 4 GPUs), one_bit (1 GPU)`."""
+    texts = []
+    for name, numbers in sizes.items():
+        *fewer, most = sorted(set(numbers))
+        texts.append(f"{name} ({listed([*map(str, fewer), workers(most, unit)])})")
+    return ", ".join(texts)

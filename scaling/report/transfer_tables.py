@@ -50,15 +50,10 @@ def title_of(group: TransferGroup) -> str:
     return f"Transfers: {who}, {group.threads} thread{'s' if group.threads > 1 else ''} each"
 
 
-def name_of_operation(operation: str) -> str:
-    """`messages to the next`."""
-    return NAMES.get(operation, operation)
-
-
 def name_of(line: TransferLine) -> str:
     """`h2d pinned`, `all-reduce, captured, host-only`."""
     what = line.what
-    named = " ".join(filter(None, [name_of_operation(what.operation), what.memory]))
+    named = " ".join(filter(None, [NAMES.get(what.operation, what.operation), what.memory]))
     threads = "1 thread" if what.num_threads == 1 else ""
     captured = "captured" if what.captured else ""
     return ", ".join(filter(None, [named, threads, captured, "host-only" if line.host_only else ""]))
@@ -90,13 +85,9 @@ COLUMNS: tuple[Column[TransferLine], ...] = (
 
 
 def render_transfers(results: Sequence[TransferResult]) -> list[rich.table.Table]:
+    more = "; ms, GB/s (more sizes: transfers.csv)"
     return [
-        in_terminal(
-            Text(f"{title_of(group)}; ms, GB/s (more sizes: transfers.csv)"),
-            COLUMNS,
-            largest_of(lines_of(group)),
-            gap=1,
-        )
+        in_terminal(Text(title_of(group) + more), COLUMNS, largest_of(lines_of(group)), gap=1)
         for group in transfer_groups(results)
     ]
 
@@ -107,29 +98,27 @@ IN_ANSWER = ("all_reduce", "peer_copy", "h2d", "d2h")  # operations of the table
 def answer_table(results: Sequence[TransferResult]) -> Table | None:
     """The largest size of what a step does most, of the most workers; None without any."""
     for group in transfer_groups(results)[-1:]:
-        lines = [
-            line
-            for line in largest_of(lines_of(group))
-            if line.what.operation in IN_ANSWER and line.what.memory != "pageable"
-        ]
+        largest = [line for line in largest_of(lines_of(group)) if line.what.operation in IN_ANSWER]
+        lines = [line for line in largest if line.what.memory != "pageable"]
         columns = [column for column in COLUMNS if column.header not in ("low", "high")]
-        cells = [[*dict.fromkeys(member.result.cell_id for member in line.members)] for line in lines]
-        return table_of(title_of(group), "Milliseconds, GB/s.", columns, lines, cells=cells)
+        return _table(group, "Milliseconds, GB/s.", columns, lines)
     return None
 
 
 def page_tables(results: Sequence[TransferResult]) -> list[Table]:
+    where = {"section": "transfers", "source": "transfers.csv"}
     return [
-        table_of(
-            title_of(group),
-            "Read as the table above." if place else STATISTIC,
-            COLUMNS,
-            lines_of(group),
-            cells=[
-                [*dict.fromkeys(member.result.cell_id for member in line.members)] for line in lines_of(group)
-            ],
-            section="transfers",
-            source="transfers.csv",
-        )
+        _table(group, "Read as the table above." if place else STATISTIC, COLUMNS, lines_of(group), **where)
         for place, group in enumerate(transfer_groups(results))
     ]
+
+
+def _table(
+    group: TransferGroup,
+    statistic: str,
+    columns: Sequence[Column[TransferLine]],
+    lines: Sequence[TransferLine],
+    **where: str,
+) -> Table:
+    cells = [[*dict.fromkeys(member.result.cell_id for member in line.members)] for line in lines]
+    return table_of(title_of(group), statistic, columns, lines, cells=cells, **where)

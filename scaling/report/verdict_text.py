@@ -21,15 +21,13 @@ from scaling.analysis.summary import read_study
 from scaling.analysis.verdict import verdicts
 from scaling.axes import ATTACHED
 from scaling.errors import StudyError
-from scaling.report.text import text_of, untried
-from scaling.report.titles import short_names, title_parts
+from scaling.report.text import short_names, text_of, title_parts, untried
 from scaling.store import ResultsFolder, RunRecord, Snapshot
 
 MPI_TABLES = {"openmpi", "mpich"}  # launchers of records, where mpirun started the workers: `mpi` needs that
 
 
 def facts_of(verdict: Finding) -> Iterator[tuple[str, str]]:
-    """What stands below the headline, and why: aggregator, limit and step if known, how sure it is."""
     for label, part in (("Aggregator: ", "aggregator"), ("Limit: ", "limit"), ("Step: ", "step")):
         if value := text_of(verdict, part):
             yield f"{label}{value}", "" if part == "step" else text_of(verdict, f"{part}_why")
@@ -38,8 +36,7 @@ def facts_of(verdict: Finding) -> Iterator[tuple[str, str]]:
 
 def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
     """All parts of the first answer, a line each, with the workload's name where there are several; the last
-    one with the command of its next experiment (`command_of`).
-    """
+    one with the command of its next experiment (`command_of`)."""
     if not verdicts:
         return []
     first = verdicts[0]
@@ -79,7 +76,6 @@ class NextRun:
 
 
 def next_run(verdict: Finding, folder: ResultsFolder) -> NextRun | None:
-    """An answer's next experiment; None where it is none that one command runs."""
     path, changed = path_in_commands(folder), _changes(verdict, folder)
     if changed is None or {run.cell["kind"] for run in folder.runs()} == {ATTACHED}:  # no study of ours
         return None
@@ -89,24 +85,20 @@ def next_run(verdict: Finding, folder: ResultsFolder) -> NextRun | None:
     return NextRun(f"{path}/study.yaml", f"{path}{ending}", launcher, words)
 
 
-def command_of(verdict: Finding, folder: ResultsFolder) -> str:
-    """The command of the first answer's next experiment, to be pasted; "" where there is none."""
-    return _command(folder) if next_run(verdict, folder) is not None else ""
-
-
-def _command(folder: ResultsFolder) -> str:
-    return shlex.join(["scaling", "run", str(path_in_commands(folder)), "--next", "1"])
-
-
-def seeds_command(found: Sequence[Finding], folder: ResultsFolder) -> str:
-    """The command that trains with three seeds, where no spread over seeds was found; "" elsewhere."""
-    return _command(folder) if [one.kind for one in found] == ["seed_noise_unknown"] else ""
+def command_of(verdicts: Sequence[Finding], noise: Sequence[Finding], folder: ResultsFolder) -> str:
+    """The command of the next experiment, to be pasted: that of the first answer, or three seeds where there
+    is neither an answer nor a spread over seeds; "" where there is none."""
+    if verdicts:
+        has_next = next_run(verdicts[0], folder) is not None
+    else:
+        has_next = [one.kind for one in noise] == ["seed_noise_unknown"]
+    return shlex.join(["scaling", "run", str(path_in_commands(folder)), "--next", "1"]) if has_next else ""
 
 
 def _seeds_run(folder: ResultsFolder, rows: Sequence[Row], cells: Sequence[CellResult]) -> NextRun | None:
     by_id = {cell.cell_id: cell for cell in cells}
     found = [seed_noise_finding(noise) for noise in seed_noise(group_rows(rows), by_id)]
-    if not seeds_command(found, folder):
+    if not command_of([], found, folder):
         return None
     path, kinds = path_in_commands(folder), {row["kind"] for row in rows}
     words = [*(["kind=convergence"] if len(kinds) > 1 else []), "seed=[0,1,2]"]
@@ -115,11 +107,8 @@ def _seeds_run(folder: ResultsFolder, rows: Sequence[Row], cells: Sequence[CellR
 
 def next_of(path: Path, number: int) -> NextRun:
     """What `scaling run DIR --next NUMBER` runs: the next experiment of the folder's answer of that number.
-
-    Raises:
-        StudyError: there is no such answer, or it has none that one command runs.
-        StoreError: the folder is none, or damaged.
-    """
+    Raises StudyError: there is no such answer, or it has none that one command runs; StoreError: the folder
+    is none, or damaged."""
     folder = Snapshot.of(ResultsFolder(path).require())
     read = read_study(folder)
     rows = to_rows(read.table)
@@ -147,14 +136,10 @@ def asked(answers: Sequence[Finding], question: str) -> list[Finding]:
 
 
 def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] | None:
-    """What the next run changes, and the ending of its folder; None: no command."""
     values, limit = verdict.values, verdict.values["limit"]
     is_open = values["confidence"] != "sure"
-    repeats = (
-        FEWEST
-        if values["confidence"] == "one_launch"
-        else values["num_launches"] + (values["more_repeats"] or 0)
-    )
+    is_one_launch = values["confidence"] == "one_launch"
+    repeats = FEWEST if is_one_launch else values["num_launches"] + (values["more_repeats"] or 0)
     runs = list(folder.runs())
     # Trainings may take hours, and tell nothing of a step; nor do steps of trainings.
     kind = "iteration" if "iteration_s" in values else "convergence"
@@ -162,7 +147,7 @@ def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] |
     sizes = ",".join(map(str, [1, *values["world_sizes"]]))
     again = "-again" if kind == "iteration" or not timed else "-trainings"
     one_worker = [f"world_sizes=[{sizes}]"] if values["lacks_one_worker"] else []
-    if is_open and (values["doubts"] or (values["is_noisy"] and values["confidence"] != "one_launch")):
+    if is_open and (values["doubts"] or (values["is_noisy"] and not is_one_launch)):
         return timed, again
     if is_open and repeats > values["num_launches"]:
         is_another = bool(one_worker) or folder.is_archived()
@@ -181,7 +166,10 @@ def _changes(verdict: Finding, folder: ResultsFolder) -> tuple[list[str], str] |
         workload = {name: {"name": cell[name], **cell[f"{name}_parameters"]} for name in ("model", "dataset")}
         larger = f"workloads={json.dumps([{**workload, 'global_batch': batch}])}"
         return [*timed, larger, _few_aggregators(verdict, runs)], f"-batch-{batch}"
-    if limit is not None and not is_one and _tf32_comes_first(limit, runs):
+    # Another precision, if it comes first, where one command sets it for all cells.
+    is_computed = limit is not None and not is_one and limit.kind == "computation"
+    is_first = is_computed and limit.values["has_tf32_left"] and not limit.values["lacks_compile"]
+    if is_first and not any(run.cell.get("precision") for run in runs if run.cell["kind"] == "iteration"):
         older = any("tf32" in part for part in folder.study().get("parts", []))
         precision = ["tf32=null", "precision=tf32"] if older else ["precision=tf32"]
         return [*timed, *precision, _few_aggregators(verdict, runs)], "-tf32"
@@ -205,14 +193,6 @@ def _few_aggregators(verdict: Finding, runs: Sequence[RunRecord], step: str = ""
     taken = {other["step"] for other in timed if other.get("aggregator_label", other["aggregator"]) == label}
     is_taken = name in CAPTURED if step == "captured" else {other["step"] for other in timed} == taken
     return f"aggregators=[{','.join(dict.fromkeys(['none', *[choice] * is_taken, 'all_reduce']))}]"
-
-
-def _tf32_comes_first(limit: Finding, runs: Sequence[RunRecord]) -> bool:
-    """Whether the first experiment of a limit is another precision, and one command sets it for all cells."""
-    values = limit.values
-    is_first = limit.kind == "computation" and values["has_tf32_left"] and not values["lacks_compile"]
-    timed = [run.cell for run in runs if run.cell["kind"] == "iteration"]
-    return is_first and not any(cell.get("precision") for cell in timed)
 
 
 def _step_to_try(limit: Finding) -> str:

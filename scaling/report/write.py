@@ -42,26 +42,21 @@ from scaling.report.device import (
     read_devices,
     with_devices,
 )
-from scaling.report.fidelity import fidelity_tables, sheet_tables
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.draw import Formats, draw_figures
-from scaling.report.figures.link_map import link_remarks
-from scaling.report.html import render_page
-from scaling.report.markdown import render_markdown
+from scaling.report.figures.maps import link_remarks
+from scaling.report.html import render_markdown, render_page
+from scaling.report.lossy_tables import fidelity_tables, noise_table, seed_noise_tables, sheet_tables
 from scaling.report.predictions import (
-    PredictedCell,
     predicted_csv,
     prediction_findings,
     prediction_tables,
     read_predictions,
 )
-from scaling.report.seed_noise_table import noise_table, seed_noise_tables
 from scaling.report.status import lost_text, without_record
-from scaling.report.text import Sentence, sentences_of, text_of
-from scaling.report.titles import title_of
+from scaling.report.text import Sentence, sentences_of, text_of, title_of, with_texts
 from scaling.report.transfer_tables import answer_table, page_tables
-from scaling.report.verdict_text import asked, command_of, path_in_commands, seeds_command
-from scaling.report.warnings_text import with_texts
+from scaling.report.verdict_text import asked, command_of, path_in_commands
 from scaling.store import ResultsFolder, Snapshot
 from topologies.errors import TopologyError
 from topologies.file_text import validated
@@ -83,12 +78,10 @@ class Report:
 
     @property
     def answer(self) -> list[str]:
-        """The answer, and of the first workload what limits, how sure, what next."""
         return self.content.answer.lines
 
     @property
     def chosen(self) -> list[str]:
-        """The cell that each answer chooses."""
         return [verdict.cells[0] for verdict in self.content.verdicts]
 
     def markdown(self) -> str:
@@ -111,11 +104,19 @@ def write_all(
     folder = Snapshot.of(folder.require())
     cells, experiments = read_cells(folder), read_devices(folder)
     table = with_devices(build_table(study_name(folder), cells), experiments)
-    _write_summary(folder, table, cells)
+    folder.write_text("summary.csv", table_csv(with_texts(table)))
+    folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
+    if any(cell.trainings or cell.begun for cell in cells):
+        folder.write_text("convergence.csv", table_csv(epoch_table(cells), digits=STEP_DIGITS))
     by_id, rows = {cell.cell_id: cell for cell in cells}, to_rows(table)
     links, remarks = _write_links(folder, rows, by_id)
     transfers, predicted = read_transfers(folder), read_predictions(folder, rows)
-    _write_tables(folder, transfers, predicted)
+    if transfers:
+        folder.write_text("transfers.csv", transfers_csv(study_name(folder), transfers))
+    if transfers and (machine := machine_text(transfers)) is not None:
+        folder.write_text("probed.yaml", machine)
+    if predicted:
+        folder.write_text("predicted.csv", predicted_csv(predicted))
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = environment_of(folder)
     question = question_of(folder.study(), rows)
@@ -150,7 +151,7 @@ def write_all(
         ],
         remarks=[*remarks, *(("more", text) for text in (*failures, *left_out))],
         verdicts=answers,
-        command=command_of(answers[0], folder) if answers else seeds_command(found, folder),
+        command=command_of(answers, found, folder),
         scatter=known.scatter,
         lossy=lossy_ids(cells),
         answers=question_answers(question, table, cells),
@@ -168,8 +169,7 @@ def write_all(
 def drawn_rows(rows: Sequence[Row], *, everything: bool) -> tuple[list[Row], list[str]]:
     """The rows of which figures are drawn: of a large study the first groups, with a remark on the others."""
     groups = [] if everything or len(rows) <= MANY_CELLS else group_rows(rows)
-    left_out: list[str] = []
-    room = MOST_DRAWN
+    left_out, room = list[str](), MOST_DRAWN
     for group in groups:
         if len(group.rows) > room:
             left_out += [row["cell_id"] for row in (*group.rows, *group.replicates)]
@@ -182,24 +182,6 @@ def drawn_rows(rows: Sequence[Row], *, everything: bool) -> tuple[list[Row], lis
         f"{MANY_CELLS}: `scaling report DIR --all` draws them."
     )
     return [row for row in rows if row["cell_id"] not in known], [remark]
-
-
-def _write_summary(folder: ResultsFolder, table: pd.DataFrame, cells: Sequence[CellResult]) -> None:
-    folder.write_text("summary.csv", table_csv(with_texts(table)))
-    folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
-    if any(cell.trainings or cell.begun for cell in cells):
-        folder.write_text("convergence.csv", table_csv(epoch_table(cells), digits=STEP_DIGITS))
-
-
-def _write_tables(
-    folder: ResultsFolder, transfers: Sequence[TransferResult], predicted: Sequence[PredictedCell]
-) -> None:
-    if transfers:
-        folder.write_text("transfers.csv", transfers_csv(study_name(folder), transfers))
-    if transfers and (machine := machine_text(transfers)) is not None:
-        folder.write_text("probed.yaml", machine)
-    if predicted:
-        folder.write_text("predicted.csv", predicted_csv(predicted))
 
 
 def _write_links(

@@ -6,7 +6,7 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.summary import summary_table
 from scaling.report.page_tables import page_tables
-from scaling.report.warnings_text import warning_text, warnings_of
+from scaling.report.text import warning_text, warnings_of
 from scaling.study.rank.context import RankSummary, notes_of
 
 

@@ -12,7 +12,7 @@ from scaling.analysis.periodic import comb, periodic_slowness
 from scaling.analysis.rank_times import excess_s
 from scaling.analysis.samples import IterationLaunch, read_cells
 from scaling.measure.budget import RankStep, Span
-from scaling.report.explain_text import overview
+from scaling.report.advice_text import overview
 from scaling.report.text import line_of, text_of
 from scaling.store import ResultsFolder
 

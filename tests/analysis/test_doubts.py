@@ -7,8 +7,8 @@ import pytest
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
+from scaling.report.advice_text import lines_of
 from scaling.report.answer import answer_of, limit_word
-from scaling.report.recommend_text import lines_of
 from scaling.report.text import next_experiment, text_of
 from scaling.report.verdict_text import next_run, verdict_lines
 from tests.analysis.test_verdict import add, answers

@@ -15,7 +15,7 @@ from scaling.analysis.samples import read_cells
 from scaling.analysis.study_scatter import cell_times, study_scatter
 from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
-from scaling.report.recommend_text import as_dict
+from scaling.report.advice_text import recommendation_as_dict as as_dict
 from scaling.report.text import text_of
 
 SLOWER = np.array([0.5, 0.1, 0.4, 0.2, 0.6, 0.3, 0.15, 0.35])

@@ -17,9 +17,8 @@ from scaling.analysis.summary_findings import unfinished_trainings
 from scaling.report import write_report
 from scaling.report.exports import FORMATS
 from scaling.report.figures.base import FigureInput
-from scaling.report.figures.style import aggregator_looks
-from scaling.report.figures.target import target, target_bars
-from scaling.report.figures.training import draw_training, training_lines
+from scaling.report.figures.parts import aggregator_looks
+from scaling.report.figures.training import draw_training, target, target_bars, training_lines
 from scaling.report.page_tables import page_tables
 from scaling.report.text import recipe_text
 from tests.made_studies import texts_of

@@ -9,7 +9,7 @@ from scaling.analysis.recommend import recommend
 from scaling.analysis.sample_lines import per_step
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
-from scaling.report.titles import title_of
+from scaling.report.text import title_of
 
 BLOCK = {"sync_every": 4, "outer_update": "average", "lossy": True, "aggregator": "ring", "world_size": 2}
 

@@ -14,7 +14,7 @@ from scaling.prediction.compute import ComputeModel
 from scaling.prediction.measured import MeasuredCell
 from scaling.report.exports import FORMATS
 from scaling.report.status import status_table
-from scaling.report.titles import title_of
+from scaling.report.text import title_of
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.pruning import judge
 from scaling.study.resolve import resolve

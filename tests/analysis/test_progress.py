@@ -6,8 +6,7 @@ from datetime import datetime, timezone
 import pytest
 
 from scaling.analysis.progress import progress
-from scaling.report.progress import progress_as_dict, progress_lines, run_name
-from scaling.report.status import describe_status, status_table
+from scaling.report.status import describe_status, progress_as_dict, progress_lines, run_name, status_table
 from scaling.store import ResultsFolder, RunRecord
 
 

@@ -14,9 +14,8 @@ from scaling.analysis.recommend import _names, recommend
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table, read_study
 from scaling.errors import ScalingError
-from scaling.report.recommend_text import as_dict
-from scaling.report.text import text_of
-from scaling.report.titles import title_of
+from scaling.report.advice_text import recommendation_as_dict as as_dict
+from scaling.report.text import text_of, title_of
 from scaling.store import ResultsFolder
 
 GENERATOR_SEED = 4

@@ -21,7 +21,7 @@ from scaling.analysis.verdict import verdicts
 from scaling.axes import Role, columns_without
 from scaling.errors import ScalingError
 from scaling.report.answer import answer_of
-from scaling.report.screen import MOST_LINES, WIDTH, height, screen
+from scaling.report.terminal import MOST_LINES, WIDTH, height, screen
 from scaling.report.text import line_of, text_of
 from scaling.report.verdict_text import next_run
 from scaling.store import ResultsFolder

@@ -10,7 +10,7 @@ from scaling.analysis.samples import read_cells
 from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
 from scaling.analysis.summary import build_table
 from scaling.report import write_report
-from scaling.report.seed_noise_table import seed_noise_tables
+from scaling.report.lossy_tables import seed_noise_tables
 from scaling.report.text import text_of
 from tests.made_studies import texts_of
 

@@ -14,12 +14,11 @@ from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table
 from scaling.errors import ScalingError
 from scaling.report import write_report
-from scaling.report.exports.mllog import mllog
+from scaling.report.exports.logs import mllog
 from scaling.report.exports.tidy_csv import tidy_csv
-from scaling.report.figures.target import target_bars
+from scaling.report.figures.training import target_bars
 from scaling.report.page_tables import page_tables
-from scaling.report.text import text_of
-from scaling.report.warnings_text import warnings_of
+from scaling.report.text import text_of, warnings_of
 from tests.made_studies import findings
 
 TRAIN_S = 1234.5

@@ -13,7 +13,7 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table, table_csv
 from scaling.errors import StoreError
-from scaling.report.titles import title_of
+from scaling.report.text import title_of
 
 
 def rows_of(study):

@@ -11,9 +11,8 @@ from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
 from scaling.report.answer import answer_of
-from scaling.report.screen import folded_answer
-from scaling.report.text import text_of
-from scaling.report.titles import short_names, title_of
+from scaling.report.terminal import folded_answer
+from scaling.report.text import short_names, text_of, title_of
 from scaling.report.verdict_text import names_of, next_run, verdict_lines
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine

@@ -171,6 +171,6 @@ def test_next_is_the_experiment_of_the_answer_that_is_named(monkeypatch):
     monkeypatch.chdir(REFERENCE)
     found, words = reference("fcn-r-4xh200")
     assert shlex.split(next_of(Path("fcn-r-4xh200"), 1).command)[5:] == words[5:]
-    assert command_of(found, ResultsFolder(Path("fcn-r-4xh200"))) == "scaling run fcn-r-4xh200 --next 1"
+    assert command_of([found], [], ResultsFolder(Path("fcn-r-4xh200"))) == "scaling run fcn-r-4xh200 --next 1"
     with pytest.raises(StudyError, match="--next 9: gpt-2xh200 has 2 answers"):
         next_of(Path("gpt-2xh200"), 9)

@@ -92,11 +92,8 @@ def test_every_script_that_users_edit_is_one_of_these():
         (["mnist", "--sbatch", "exclusive"], "'exclusive' is no option of sbatch; write it as --name=value"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_submitted_is_one_message_and_exit_code_2(arguments, message):
-    code, out, err = dry_run(arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert "Traceback" not in err
+def test_what_cannot_be_submitted_is_one_message_and_exit_code_2(call, arguments, message):
+    assert message in call.refused("submit", *arguments, *PYTHON, "--dry-run")
 
 
 @pytest.fixture
@@ -114,35 +111,25 @@ def sbatch(tmp_path, monkeypatch):
     return put
 
 
-def submit(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["scaling", "submit", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    captured = capsys.readouterr()
-    return ended.value.code or 0, captured.out, captured.err
-
-
-def test_script_goes_to_sbatch_and_the_job_id_comes_back(sbatch, monkeypatch, capsys, tmp_path):
+def test_script_goes_to_sbatch_and_the_job_id_comes_back(sbatch, call, tmp_path):
     sbatch(
         f"""[ "$*" = --parsable ] || exit 1
 while IFS= read -r line; do printf '%s\\n' "$line"; done > '{tmp_path}/got'
 echo "17;cluster\""""
     )
-    assert submit(monkeypatch, capsys, "mnist", "--gpus-per-node", "4", *PYTHON)[:2] == (0, "17\n")
+    assert call.printed("submit", "mnist", "--gpus-per-node", "4", *PYTHON) == "17\n"
     assert (tmp_path / "got").read_text() == (EDITED / "one_node.sbatch").read_text()
 
 
-def test_what_slurm_says_against_the_job_is_passed_on(sbatch, monkeypatch, capsys):
+def test_what_slurm_says_against_the_job_is_passed_on(sbatch, call):
     sbatch("while read -r l; do :; done\necho 'sbatch: error: invalid partition' >&2\nexit 1")
-    code, out, err = submit(monkeypatch, capsys, "mnist")
-    assert (code, out) == (2, "")
+    err = call.refused("submit", "mnist")
     assert err == "error: Slurm does not take the job: sbatch: error: invalid partition\n"
 
 
-def test_without_slurm_the_message_says_what_to_do(sbatch, monkeypatch, capsys):
-    code, out, err = submit(monkeypatch, capsys, "mnist")
-    assert (code, out) == (2, "")
-    assert "sbatch is not installed here: submit on a login node of the cluster, or print" in err
+def test_without_slurm_the_message_says_what_to_do(sbatch, call):
+    said = "sbatch is not installed here: submit on a login node of the cluster, or print"
+    assert said in call.refused("submit", "mnist")
 
 
 if __name__ == "__main__":

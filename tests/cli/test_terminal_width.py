@@ -27,8 +27,7 @@ def too_long(text: str) -> list[str]:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", FOLDED, ids=" ".join)
 def test_texts_fit_eighty_columns(call, words):
-    code, out, err = call(*words)
-    assert code == 0, err
+    out = call.printed(*words)
     assert out.count("\n") > 1
     assert too_long(out) == []
 

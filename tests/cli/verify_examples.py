@@ -45,12 +45,13 @@ class CorrectRoot(Scheduled):
         return star(world_size)
 
 
-class Sum(Correct):
-    """Forgets to divide."""
+def changed_mean(change, base=Correct, **attributes):
+    """A class of those attributes that gives `change(mean, group)` where the mean is right."""
 
     def aggregate(self, state, gradient, phase=unmarked):
-        state.group.all_reduce(gradient)
-        return gradient
+        return change(base.aggregate(self, state, gradient), state.group)
+
+    return type("Changed", (base,), {"aggregate": aggregate, **attributes})
 
 
 class Own(Correct):
@@ -64,16 +65,18 @@ class LossyOwn(Own):
     lossy = True
 
 
-class BeyondItsBound(Correct):
-    """Lossy, and further off than it says."""
-
-    lossy = True
-
-    def aggregate(self, state, gradient, phase=unmarked):
-        return super().aggregate(state, gradient).mul_(1.25)
-
-    def error_bound(self, gradient, world_size):
-        return gradient.abs() / (8 * world_size)
+Sum = changed_mean(lambda mean, group: mean.mul_(group.world_size))
+WrongLength = changed_mean(lambda mean, group: mean[:-1])
+WrongType = changed_mean(lambda mean, group: mean.double())
+Missing = changed_mean(lambda mean, group: mean if group.rank == 0 else None)
+NotFinite = changed_mean(lambda mean, group: mean.div_(0), lossy=True)
+NotFiniteOnOneRank = changed_mean(lambda mean, group: mean.div_(group.rank != 1), lossy=True)
+OtherOnOneRank = changed_mean(lambda mean, group: mean.add_(group.rank == 1), InOtherSpans, lossy=True)
+BeyondItsBound = changed_mean(
+    lambda mean, group: mean.mul_(1.25),
+    lossy=True,
+    error_bound=lambda self, gradient, world_size: gradient.abs() / (8 * world_size),
+)
 
 
 class NoDoubles(Correct):
@@ -103,36 +106,6 @@ class ChangedInput(Correct):
     modifies_input = False
 
 
-class WrongLength(Correct):
-    def aggregate(self, state, gradient, phase=unmarked):
-        return super().aggregate(state, gradient)[:-1]
-
-
-class WrongType(Correct):
-    def aggregate(self, state, gradient, phase=unmarked):
-        return super().aggregate(state, gradient).double()
-
-
-class Missing(Correct):
-    def aggregate(self, state, gradient, phase=unmarked):
-        mean = super().aggregate(state, gradient)
-        return mean if state.group.rank == 0 else None
-
-
-class NotFinite(Correct):
-    lossy = True
-
-    def aggregate(self, state, gradient, phase=unmarked):
-        return super().aggregate(state, gradient).div_(0)
-
-
-class NotFiniteOnOneRank(Correct):
-    lossy = True
-
-    def aggregate(self, state, gradient, phase=unmarked):
-        return super().aggregate(state, gradient).div_(state.group.rank != 1)
-
-
 class ChangedOnOneRank(Correct):
     modifies_input = False
 
@@ -141,13 +114,6 @@ class ChangedOnOneRank(Correct):
         if state.group.rank == 1:
             gradient.add_(1)
         return mean
-
-
-class OtherOnOneRank(InOtherSpans):
-    lossy = True
-
-    def aggregate(self, state, gradient, phase=unmarked):
-        return super().aggregate(state, gradient).add_(state.group.rank == 1)
 
 
 class WrongBytes(Correct):
@@ -261,53 +227,39 @@ def correct(world_size):
     return ring(world_size)
 
 
-def changed(world_size, change):
-    steps = [list(step) for step in ring(world_size).steps]
-    change(steps)
-    return Schedule("mine", world_size, world_size, tuple(map(tuple, steps)))
+def changed(change):
+    """The ring's schedule of more than one rank with `change(steps)`, by world size."""
 
-
-def dropped(world_size):
-    return changed(world_size, lambda steps: steps[-1].pop(0) if steps else None)
-
-
-def doubled(world_size):
-    return changed(world_size, lambda steps: steps.insert(1, steps[0]) if steps else None)
-
-
-def two_copies(world_size):
-    return changed(world_size, lambda steps: steps[-1].append(steps[-1][0]) if steps else None)
-
-
-def wrong_chunk(world_size):
-    def change(steps):
+    def make(world_size):
+        steps = [list(step) for step in ring(world_size).steps]
         if steps:
-            transfer = steps[0][0]
-            steps[0][0] = transfer._replace(start=transfer.start + 1, stop=transfer.stop + 1)
+            change(steps)
+        return Schedule("mine", world_size, world_size, tuple(map(tuple, steps)))
 
-    return changed(world_size, change)
-
-
-def no_such_chunk(world_size):
-    return changed(world_size, lambda steps: steps[0].append(Transfer(0, 1, 7, 8, "add")) if steps else None)
+    return make
 
 
-def float_rank(world_size):
+def first_of(step, **fields):
+    """`change`: those fields of the step's first transfer are others."""
+
     def change(steps):
-        if steps:
-            steps[1][0] = steps[1][0]._replace(source=0.0)
+        steps[step][0] = steps[step][0]._replace(**fields)
 
-    return changed(world_size, change)
+    return changed(change)
 
 
-def negative_rank(world_size):
-    return changed(world_size, lambda steps: steps[0].append(Transfer(-1, 1, 0, 1, "add")) if steps else None)
+dropped = changed(lambda steps: steps[-1].pop(0))
+doubled = changed(lambda steps: steps.insert(1, steps[0]))
+two_copies = changed(lambda steps: steps[-1].append(steps[-1][0]))
+wrong_chunk = first_of(0, start=1, stop=2)
+no_such_chunk = changed(lambda steps: steps[0].append(Transfer(0, 1, 7, 8, "add")))
+float_rank = first_of(1, source=0.0)
+negative_rank = changed(lambda steps: steps[0].append(Transfer(-1, 1, 0, 1, "add")))
 
 
 def negative_chunk(world_size):
-    return Schedule(
-        "mine", world_size, world_size, ring(world_size).steps, 0, (1, -2, *[4] * (world_size - 2))
-    )
+    sizes = (1, -2, *[4] * (world_size - 2))
+    return Schedule("mine", world_size, world_size, ring(world_size).steps, 0, sizes)
 
 
 def float_world(world_size):

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,69 +40,43 @@ class Right(Aggregator[Counted]):
         gradient.mul_(PLACE["scale"])
 
 
-class AtOneStep(Right):
-    def is_wrong(self, state, gradient):
-        return state.calls == PLACE["step"]
+def wrong(is_wrong, spoil=None, **attributes):
+    """A class whose mean is spoiled where `is_wrong(state, gradient)`."""
+    named: dict[str, Any] = {"is_wrong": lambda self, state, gradient: is_wrong(state, gradient)}
+    if spoil is not None:
+        named["spoil"] = lambda self, gradient: spoil(gradient)
+    return type("Wrong", (Right,), {**named, **attributes})
 
 
-class FromAStepOn(Right):
-    def is_wrong(self, state, gradient):
-        return state.calls >= PLACE["step"]
+def scale(elements):
+    elements *= PLACE["scale"]
 
 
-class EverySoManyCalls(Right):
-    def is_wrong(self, state, gradient):
-        return state.calls % PLACE["every"] == 0
+def is_there(state, gradient):
+    return (state.group.rank, state.calls) == (PLACE["rank"], PLACE["step"])
 
 
-class AtOneElement(Right):
-    def is_wrong(self, state, gradient):
-        return gradient.numel() > PLACE["element"]
-
-    def spoil(self, gradient):
-        gradient[PLACE["element"]] *= PLACE["scale"]
-
-
-class BeyondAnElement(Right):
-    def is_wrong(self, state, gradient):
-        return gradient.numel() > 25 * PLACE["element"]
-
-    def spoil(self, gradient):
-        gradient[25 * PLACE["element"] :] *= PLACE["scale"]
-
-
-class OnOneRankAtOneStep(Right):
-    def is_wrong(self, state, gradient):
-        return (state.group.rank, state.calls) == (PLACE["rank"], PLACE["step"])
-
-
-class OnLossyRankAtOneStep(OnOneRankAtOneStep):
-    lossy = True
-
-
-class InOneType(Right):
-    def is_wrong(self, state, gradient):
-        return str(gradient.dtype) == PLACE["dtype"]
-
-
-class WithAnEmptyTensorInTheMiddle(Right):
-    def is_wrong(self, state, gradient):
-        return any(0 in shape for shape in state.layout.shapes[1:-1])
-
-
-class AtOneWorldSize(Right):
-    def is_wrong(self, state, gradient):
-        return state.group.world_size == PLACE["world_size"]
-
-
-class OnZerosAfterValues(Right):
-    """The mean of zeros is not zero, but in the first step."""
-
-    def is_wrong(self, state, gradient):
-        return state.calls > 1 and not gradient.any()
-
-    def spoil(self, gradient):
-        gradient.fill_(torch.finfo(gradient.dtype).tiny * 1000)
+AtOneStep = wrong(lambda state, _: state.calls == PLACE["step"])
+FromAStepOn = wrong(lambda state, _: state.calls >= PLACE["step"])
+EverySoManyCalls = wrong(lambda state, _: state.calls % PLACE["every"] == 0)
+AtOneElement = wrong(
+    lambda _, gradient: gradient.numel() > PLACE["element"],
+    lambda gradient: scale(gradient[PLACE["element"] : PLACE["element"] + 1]),
+)
+BeyondAnElement = wrong(
+    lambda _, gradient: gradient.numel() > 25 * PLACE["element"],
+    lambda gradient: scale(gradient[25 * PLACE["element"] :]),
+)
+OnOneRankAtOneStep = wrong(is_there)
+OnLossyRankAtOneStep = wrong(is_there, lossy=True)
+InOneType = wrong(lambda _, gradient: str(gradient.dtype) == PLACE["dtype"])
+WithAnEmptyTensorInTheMiddle = wrong(lambda state, _: any(0 in shape for shape in state.layout.shapes[1:-1]))
+AtOneWorldSize = wrong(lambda state, _: state.group.world_size == PLACE["world_size"])
+# The mean of zeros is not zero, but in the first step.
+OnZerosAfterValues = wrong(
+    lambda state, gradient: state.calls > 1 and not gradient.any(),
+    lambda gradient: gradient.fill_(torch.finfo(gradient.dtype).tiny * 1000),
+)
 
 
 class AfterLoading(Right):

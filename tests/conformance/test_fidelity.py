@@ -116,7 +116,6 @@ class TestBreakEven:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.usefixtures("small")
 class TestCommand:
     def test_lines_follow_the_finding(self, call):
         code, out, _ = call("verify", "ef_sign", "--world-sizes", "2")

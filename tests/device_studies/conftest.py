@@ -1,9 +1,27 @@
-"""A made-up clock, so that what is measured is known."""
+"""A made-up clock, so that what is measured is known; what a point gives, in short."""
 
 import pytest
 import torch
 
+from scaling.device_studies.base import Budget
+
 CPU = torch.device("cpu")
+SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))
+
+
+def measured(experiment, point):
+    """The rows of a point, as the runner hands it over."""
+    kept = {key: value for key, value in point.items() if key not in ("only_device", "threads")}
+    return list(experiment.measure(kept, CPU, SHORT))
+
+
+def fact(rows, name):
+    """Its value, or values of a list; None where there is none."""
+    return next((row.get("value", row.get("y")) for row in rows if row.get("fact") == name), None)
+
+
+def phases(rows):
+    return list(dict.fromkeys(row["phase"] for row in rows if "phase" in row))
 
 
 class FakeClock:

@@ -1,11 +1,9 @@
 """How long a point is measured, and when it is left out."""
 
 import pytest
-import torch
 
 from scaling.device_studies.base import SHORTEST_SAMPLE_S, Budget, LeftOutError, steps
-
-CPU = torch.device("cpu")
+from tests.device_studies.conftest import CPU
 
 
 def test_samples_are_seconds_of_one_call(takes):
@@ -28,28 +26,25 @@ def test_caller_says_how_many_calls_a_sample_covers(takes):
     assert step.calls >= 53
 
 
-def test_slow_calls_give_the_fewest_samples_and_no_more(takes):
+def test_samples_are_neither_fewer_nor_more_than_asked(takes):
     assert len(Budget(seconds=0.1, min_samples=6, limit_s=10).samples(takes(1.0), CPU)) == 6
-
-
-def test_no_more_than_the_most_samples(takes):
     assert len(Budget(seconds=10.0, max_samples=20).samples(takes(0.01), CPU)) == 20
 
 
-def test_calls_that_would_pass_the_limit_are_left_out_with_the_numbers(takes):
-    step = takes(2.0)
-    with pytest.raises(
-        LeftOutError, match=r"a step took 2 s, so that 6 samples would pass the limit of 10 s"
-    ):
+@pytest.mark.parametrize(
+    ("seconds", "first", "message", "calls"),
+    [
+        (2.0, None, r"a step took 2 s, so that 6 samples would pass the limit of 10 s", 3),
+        (4.0, None, "a step took 4 s", 2),  # beyond doubt
+        (0.01, 100.0, r"took 1e\+02 s|took 100 s", 1),
+    ],
+    ids=["three calls", "the second beyond doubt", "the first alone"],
+)
+def test_calls_that_would_pass_the_limit_are_left_out_with_the_numbers(takes, seconds, first, message, calls):
+    step = takes(seconds, first=first)
+    with pytest.raises(LeftOutError, match=message):
         Budget(seconds=1.0, limit_s=10.0).samples(step, CPU)
-    assert step.calls == 3
-
-
-def test_second_call_beyond_doubt_is_enough(takes):
-    step = takes(4.0)
-    with pytest.raises(LeftOutError, match="a step took 4 s"):
-        Budget(seconds=1.0, limit_s=10.0).samples(step, CPU)
-    assert step.calls == 2
+    assert step.calls == calls
 
 
 def test_one_slow_call_is_forgiven_since_others_may_have_worked(clock):
@@ -65,13 +60,6 @@ def test_one_slow_call_is_forgiven_since_others_may_have_worked(clock):
 def test_slow_first_call_is_forgiven_since_libraries_set_themselves_up(takes):
     samples = Budget(seconds=0.1, limit_s=10.0).samples(takes(0.01, first=5.0), CPU)
     assert samples == pytest.approx([0.01] * len(samples))
-
-
-def test_first_call_that_alone_passes_the_limit_is_enough(takes):
-    step = takes(0.01, first=100.0)
-    with pytest.raises(LeftOutError, match=r"took 1e\+02 s|took 100 s"):
-        Budget(seconds=0.1, limit_s=10.0).samples(step, CPU)
-    assert step.calls == 1
 
 
 def test_expectation_is_refused_before_anything_is_made():

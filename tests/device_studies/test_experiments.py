@@ -1,24 +1,11 @@
 """The points of the experiments on networks, and what they measure."""
 
 import pytest
-import torch
 
-from scaling.device_studies.base import Budget, create, parameters_of
+from scaling.device_studies.base import create, parameters_of
 from scaling.device_studies.small_networks import SmallNetworks, lstm_width, mlp_width
 from scaling.errors import StudyError
-
-CPU = torch.device("cpu")
-SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))
-
-
-def measured(experiment, point):
-    """The rows of a point, as the runner hands it over."""
-    kept = {key: value for key, value in point.items() if key not in ("only_device", "threads")}
-    return list(experiment.measure(kept, CPU, SHORT))
-
-
-def fact(rows, name):
-    return next(row["value"] for row in rows if row.get("fact") == name)
+from tests.device_studies.conftest import fact, measured
 
 
 class TestRegistry:
@@ -95,12 +82,8 @@ class TestSmallNetworks:
 class TestNetworks:
     def test_threads_are_those_of_the_study_on_the_cpu(self):
         points = create("cpu-threads", {"threads": [1, "all"], "networks": ["fcn-r", "lstm"]}).points()
-        assert [(p["model"], p["threads"], p["only_device"]) for p in points] == [
-            ("fcn-r", 1, "cpu"),
-            ("fcn-r", "all", "cpu"),
-            ("lstm", 1, "cpu"),
-            ("lstm", "all", "cpu"),
-        ]
+        asked = [(model, threads, "cpu") for model in ("fcn-r", "lstm") for threads in (1, "all")]
+        assert [(p["model"], p["threads"], p["only_device"]) for p in points] == asked
 
     def test_study_can_set_the_reduced_batch(self):
         (point,) = create(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from scaling.device_studies import convolutions
-from scaling.device_studies.base import Budget, LeftOutError, create
+from scaling.device_studies.base import LeftOutError, create
 from scaling.device_studies.convolutions import (
     CAP_VARIABLE,
     LAYERS,
@@ -20,45 +20,31 @@ from scaling.device_studies.convolutions import (
 )
 from scaling.device_studies.kernel_choices import MATMUL_CHOICES, KernelChoices
 from scaling.errors import StudyError
+from tests.device_studies.conftest import CPU, SHORT, fact, phases
 
-CPU = torch.device("cpu")
-SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))
 TINY = Layer(inputs=3, outputs=4, size=9, kernel=3, stride=1, padding=1)
-
-
-def value(rows, name):
-    return next((row["value"] for row in rows if row.get("fact") == name), None)
-
-
-def phases(rows):
-    return list(dict.fromkeys(row["phase"] for row in rows if "phase" in row))
 
 
 class TestProducts:
     def rows(self, choice, precision="float32"):
         experiment = KernelChoices(cpu_products=((24, 32, 40),))
-        (point,) = [
-            p
-            for p in experiment.points()
-            if p["operation"] == "matmul"
-            and p["only_device"] == "cpu"
-            and (p["choice"], p["precision"]) == (choice, precision)
-        ]
+        wanted = {"operation": "matmul", "only_device": "cpu", "choice": choice, "precision": precision}
+        (point,) = [one for one in experiment.points() if wanted.items() <= one.items()]
         assert (point["case"], point["batch"]) == ("32x40", 24)
         return list(experiment.measure(point, CPU, SHORT))
 
     @pytest.mark.parametrize("choice", MATMUL_CHOICES)
     def test_every_way_to_read_gives_the_product(self, choice):
         rows = self.rows(choice)
-        assert value(rows, "error") < 1e-6
-        assert value(rows, "flop") == 2 * 24 * 32 * 40
+        assert fact(rows, "error") < 1e-6
+        assert fact(rows, "flop") == 2 * 24 * 32 * 40
 
     def test_copy_is_timed_apart_where_there_is_one(self):
         assert phases(self.rows("transpose-first")) == ["step", "transpose"]
         assert phases(self.rows("transposed")) == ["step"]
 
     def test_bfloat16_is_less_exact(self):
-        assert 1e-4 < value(self.rows("transposed", "bfloat16"), "error") < 1e-1
+        assert 1e-4 < fact(self.rows("transposed", "bfloat16"), "error") < 1e-1
 
     def test_cpu_has_no_tf32(self):
         with pytest.raises(LeftOutError, match="TF32"):
@@ -77,9 +63,9 @@ class TestConvolutions:
     @pytest.mark.parametrize("choice", ["library", "native", "fft"])
     def test_every_choice_gives_the_convolution(self, choice):
         rows = list(measure_convolution(TINY, 2, choice, torch.float32, CPU, SHORT))
-        assert value(rows, "error") < 1e-5
+        assert fact(rows, "error") < 1e-5
         assert phases(rows) == ["step", "forward"]
-        assert value(rows, "workspace_bytes") is None
+        assert fact(rows, "workspace_bytes") is None
 
     def test_settings_are_put_back(self):
         before = torch.backends.mkldnn.enabled
@@ -107,15 +93,8 @@ class TestConvolutions:
 class TestApart:
     def request_of(self, **changes):
         asked = {
-            "layers": ("ResNet 3x3",),
-            "batch": 1,
-            "precisions": ("float32",),
-            "choice": "library",
-            "older_interface": False,
-            "cap_mib": None,
-            "seconds": 0.001,
-            "limit_s": 30.0,
-            "device": "cpu",
+            **{"layers": ("ResNet 3x3",), "batch": 1, "precisions": ("float32",), "choice": "library"},
+            **{"older_interface": False, "cap_mib": None, "seconds": 0.001, "limit_s": 30.0, "device": "cpu"},
         }
         return Request(**{**asked, **changes})
 
@@ -150,9 +129,8 @@ class TestApart:
 
         monkeypatch.setattr(convolutions.subprocess, "run", lambda *a, **k: calls.append(a) or Done())
         request = self.request_of(batch=3)
-        assert measured_apart(request, "ResNet 3x3", "float32") == measured_apart(
-            request, "ResNet 3x3", "float32"
-        )
+        first, second = (measured_apart(request, "ResNet 3x3", "float32") for _ in range(2))
+        assert first == second
         assert len(calls) == 1
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from scaling.device_studies import lstm_training
-from scaling.device_studies.base import Budget, create
+from scaling.device_studies.base import create
 from scaling.device_studies.lstm_fused import LstmFused
 from scaling.device_studies.lstm_training import (
     IMPLEMENTATIONS,
@@ -16,30 +16,17 @@ from scaling.device_studies.lstm_training import (
     temporal_order,
 )
 from scaling.errors import StudyError
+from tests.device_studies.conftest import CPU, SHORT, fact, measured
 
-CPU = torch.device("cpu")
-SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))
 SMALL = {
-    "width": 8,
-    "accuracy_width": 8,
-    "length": 12,
-    "real": "digits",
-    "train_samples": 256,
-    "test_samples": 64,
+    **{"width": 8, "accuracy_width": 8, "length": 12},
+    **{"real": "digits", "train_samples": 256, "test_samples": 64},
 }
 
 
 def classifier(implementation, seed=3):
     torch.manual_seed(seed)
     return SequenceClassifier(implementation, 5, 8, 4).double()
-
-
-def measured(experiment, point):
-    return list(experiment.measure(point, CPU, SHORT))
-
-
-def fact(rows, name):
-    return next((row.get("value", row.get("y")) for row in rows if row.get("fact") == name), None)
 
 
 class TestImplementations:
@@ -151,11 +138,8 @@ class TestPoints:
 
 class TestMeasure:
     point = {
-        "task": "temporal-order",
-        "implementation": "cell",
-        "precision": "float32",
-        "width": 8,
-        "batch": 16,
+        **{"task": "temporal-order", "implementation": "cell", "precision": "float32"},
+        **{"width": 8, "batch": 16},
     }
 
     def test_three_phases_and_the_accuracy_of_every_seed(self):
@@ -174,16 +158,8 @@ class TestMeasure:
 
     def test_accuracy_does_not_depend_on_the_implementation_in_float64(self):
         experiment = LstmFused(**SMALL, accuracy_batch=16, steps=10, seeds=(1,), learning_rate=0.01)
-        scores = {
-            implementation: fact(
-                measured(
-                    experiment, {**self.point, "implementation": implementation, "precision": "float64"}
-                ),
-                "accuracy",
-            )
-            for implementation in IMPLEMENTATIONS
-        }
-        assert len(set(scores.values())) == 1
+        points = [{**self.point, "precision": "float64", "implementation": one} for one in IMPLEMENTATIONS]
+        assert len({fact(measured(experiment, point), "accuracy") for point in points}) == 1
 
     def test_logits_of_float16_are_further_from_float64_than_those_of_float32(self):
         experiment = LstmFused(**SMALL, accuracy_batch=8)
@@ -197,13 +173,11 @@ class TestMeasure:
         times = iter(float(second) for second in range(10**6))
         monkeypatch.setattr(lstm_training.time, "thread_time", lambda: next(times))
         experiment = LstmFused(**SMALL, accuracy_batch=16, steps=100, training_limit_s=10.0)
-        rows = list(self._until_phases(experiment))
+        rows = []
+        for row in experiment.measure(self.point, CPU, SHORT):
+            rows.append(row)
+            if row.get("fact") == "accuracy_left_out":
+                break
         reason = fact(rows, "accuracy_left_out")
         assert "3 trainings of 100 steps would take 100 s, more than training_limit_s: 10" in reason
         assert fact(rows, "accuracy") is None
-
-    def _until_phases(self, experiment):
-        for row in experiment.measure(self.point, CPU, SHORT):
-            yield row
-            if row.get("fact") == "accuracy_left_out":
-                return

@@ -9,9 +9,8 @@ from scaling.device_studies import surface_training, training_step
 from scaling.device_studies.base import Budget, LeftOutError
 from scaling.device_studies.surface_regression import SurfaceRegression
 from scaling.device_studies.surface_training import SurfaceTraining, grid_points, height, surface_network
+from tests.device_studies.conftest import CPU, SHORT, fact
 
-CPU = torch.device("cpu")
-SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6, limit_s=float("inf"))
 SMALL = {"sides": (6,), "fit_side": 6, "epochs": 20}
 
 
@@ -21,10 +20,6 @@ def point(side=6, step="eager", data="device"):
 
 def facts(rows, name):
     return [row for row in rows if row.get("fact") == name]
-
-
-def value(rows, name):
-    return facts(rows, name)[0]["value"]
 
 
 class TestSurface:
@@ -102,8 +97,8 @@ class TestMeasure:
     def test_fit_comes_with_its_training(self):
         rows = list(SurfaceRegression(**SMALL).measure(point(), CPU, SHORT))
         assert [row["phase"] for row in rows if "phase" in row] == ["step"] * 6 + ["train"]
-        assert value(rows, "samples") == 36
-        assert 0 < value(rows, "rms_residual") <= value(rows, "largest_residual")
+        assert fact(rows, "samples") == 36
+        assert 0 < fact(rows, "rms_residual") <= fact(rows, "largest_residual")
         (fit,) = facts(rows, "fit")
         assert len(fit["grid"]) == fit["value"] == len(fit["grid"][0])
         (loss,) = facts(rows, "loss")
@@ -115,7 +110,7 @@ class TestMeasure:
         experiment = SurfaceRegression(**SMALL)
         long = Budget(seconds=0.001, min_samples=30, max_samples=30)
         residuals = [
-            value(list(experiment.measure(point(), CPU, budget)), "rms_residual") for budget in (SHORT, long)
+            fact(list(experiment.measure(point(), CPU, budget)), "rms_residual") for budget in (SHORT, long)
         ]
         assert residuals[0] == residuals[1]
 

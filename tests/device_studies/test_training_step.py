@@ -15,8 +15,7 @@ from scaling.device_studies.training_step import (
     training_step,
 )
 from scaling.workloads.base import DataShape, cross_entropy
-
-CPU = torch.device("cpu")
+from tests.device_studies.conftest import CPU
 
 
 def test_step_trains():

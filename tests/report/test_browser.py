@@ -19,8 +19,7 @@ CHROMIUM = next(
 AGGREGATORS = ("none", "all_reduce", "ring", "one_bit(threshold=mean)")
 PHONE = {"width": 360, "height": 740}
 WIDE = {"width": 1280, "height": 900}
-
-
+UNFOLD = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 QUICKSTART = "quickstart on a CPU"
 QUICKSTART_CELL = {
     "model_label": "mlp(hidden=[512, 512])",
@@ -138,7 +137,7 @@ def test_page_makes_no_request_even_if_something_in_it_tried(open_page):
 
 def test_every_figure_is_seen_with_axes_and_values(open_page):
     page = open_page()
-    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    page.evaluate(UNFOLD)
     captions = page.locator("figcaption").all_text_contents()
     names = [re.search(r"figures/(\w+)-", text)[1] for text in captions]
     timed = ["speedup", "step", "target", "rate", "budget", "arrivals", "gpu"]  # the last: GPU hours and time
@@ -178,7 +177,7 @@ def test_rows_keep_together_when_they_are_sorted(open_page):
 
 def test_filter_keeps_the_rows_that_have_all_words_and_counts_them(open_page):
     page = open_page()
-    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    page.evaluate(UNFOLD)
     table = page.locator("table", has_text="MB moved a rank")
     rows = table.locator("tbody tr:visible").count()
     box = page.locator(".filter", has_text="Filter rows:").first
@@ -307,7 +306,7 @@ def test_legend_shows_and_hides_lines_and_keeps_the_others_hidden_at_first(open_
 
 def test_every_command_has_a_button_that_copies_it(open_page):
     page = open_page()
-    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    page.evaluate(UNFOLD)
     commands = page.locator(".command")
     assert commands.count() >= 4
     page.evaluate("document.body.append(Object.assign(document.createElement('textarea'), {id: 'pasted'}))")
@@ -387,20 +386,32 @@ def committed(request, tmp_path_factory):
     return write_report(ResultsFolder(path)).page
 
 
-def test_nothing_is_cut_off_on_a_phone_and_a_wide_screen(browser, committed):
+@pytest.fixture
+def opened(browser, committed):
+    """That page in a window of a width."""
+    pages = []
+
+    def page(width=1280):
+        pages.append(browser.new_page(viewport={"width": width, "height": 900}))
+        pages[-1].goto(committed.as_uri())
+        return pages[-1]
+
+    yield page
+    for one in pages:
+        one.close()
+
+
+def test_nothing_is_cut_off_on_a_phone_and_a_wide_screen(opened):
     for width in (390, 1400):
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        page.goto(committed.as_uri())
+        page = opened(width)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate(CLIPPED) == []
-        page.close()
 
 
-def test_table_wider_than_its_box_says_so(browser, committed):
+def test_table_wider_than_its_box_says_so(opened):
     for width in (390, 1400):
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        page.goto(committed.as_uri())
-        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        page = opened(width)
+        page.evaluate(UNFOLD)
         page.wait_for_timeout(300)
         said = page.evaluate(
             "[...document.querySelectorAll('.box')].filter(one => one.clientWidth).map(one => "
@@ -409,22 +420,16 @@ def test_table_wider_than_its_box_says_so(browser, committed):
         )
         assert all(is_wide == is_shaded == is_told for is_wide, is_shaded, is_told in said)
         assert any(is_wide for is_wide, _, _ in said) == (width == 390)
-        page.close()
 
 
-def test_command_wraps_on_a_phone(browser, committed):
-    page = browser.new_page(viewport={"width": 390, "height": 900})
-    page.goto(committed.as_uri())
-    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+def test_command_wraps_on_a_phone(opened):
+    page = opened(390)
+    page.evaluate(UNFOLD)
     cut = (
         "[...document.querySelectorAll('.command code')].filter(one => one.scrollWidth > one.clientWidth + 1)"
     )
     assert page.evaluate(f"{cut}.length") == 0
-    page.close()
 
 
-def test_print_is_under_ten_pages(browser, committed):
-    page = browser.new_page()
-    page.goto(committed.as_uri())
-    assert len(re.findall(rb"/Type\s*/Page\b(?!s)", page.pdf(format="A4"))) < 10
-    page.close()
+def test_print_is_under_ten_pages(opened):
+    assert len(re.findall(rb"/Type\s*/Page\b(?!s)", opened().pdf(format="A4"))) < 10

@@ -6,19 +6,14 @@ import re
 import pytest
 from rich.console import Console
 
-from scaling.analysis.columns import to_rows
-from scaling.analysis.groups import group_rows
 from scaling.analysis.summary import summary_table
 from scaling.measure.budget import PARTS
 from scaling.report import write_report
 from scaling.report.budget_table import budget_table
-from scaling.report.figures.answer_budget import GROUPED, answer_bars
+from scaling.report.figures.budget import GROUPED, answer_bars
 from scaling.report.page_tables import page_tables
 from scaling.report.terminal import render_tables
-
-
-def groups_of(study):
-    return group_rows(to_rows(summary_table(study.folder)))
+from tests.report.conftest import groups_of
 
 
 def printed(study):

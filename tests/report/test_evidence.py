@@ -80,20 +80,20 @@ class Report:
             for run in runs
         ]
 
+    def launches(self, cell_id):
+        """[repeat][iteration] seconds of the slowest rank, unprofiled and not warm-up."""
+        kept = [
+            [[x["step_s"] for x in rank if not x["warmup"] and not is_split(x)] for rank in ranks]
+            for ranks in self.lines(cell_id)
+        ]
+        return [[max(steps) for steps in zip(*ranks, strict=True)] for ranks in kept]
+
     def iteration_s(self, cell_id):
-        """The median over repeats and iterations of the slowest rank, unprofiled and not warm-up."""
-        slowest = []
-        for ranks in self.lines(cell_id):
-            kept = [
-                [
-                    line["step_s"]
-                    for line in rank
-                    if not line["warmup"] and not line.get("profiled", line.get("split"))
-                ]
-                for rank in ranks
-            ]
-            slowest += [max(steps) for steps in zip(*kept, strict=True)]
-        return statistics.median(slowest)
+        return statistics.median(step_s for launch in self.launches(cell_id) for step_s in launch)
+
+
+def is_split(line):
+    return line.get("profiled", line.get("split"))
 
 
 def iterations(report, aggregator, size):
@@ -105,14 +105,7 @@ def test_time_per_iteration_is_the_median_of_the_slowest_ranks_samples(report):
         row = iterations(report, aggregator, size)
         assert float(row["ms a step"]) == pytest.approx(1000 * report.iteration_s(row["cell"]), rel=1e-3)
         low, high = (float(part) for part in row["95% interval, ms"].split(" to "))
-        medians = []
-        for ranks in report.lines(row["cell"]):
-            kept = [
-                [x["step_s"] for x in rank if not x["warmup"] and not x.get("profiled", x.get("split"))]
-                for rank in ranks
-            ]
-            medians.append(statistics.median(max(steps) for steps in zip(*kept, strict=True)))
-        middle = 1000 * statistics.geometric_mean(medians)
+        middle = 1000 * statistics.geometric_mean(map(statistics.median, report.launches(row["cell"])))
         assert low < middle < high
         assert low * high == pytest.approx(middle**2, rel=2e-3)  # the same factor to both sides
 
@@ -129,7 +122,7 @@ def test_speedup_and_efficiency_are_ratios_of_two_cells_samples(report):
 def test_parts_of_a_step_are_the_spans_of_its_split_lines(report):
     row = report.shown("Where a step's time goes", "ring", 2)
     (ranks, *_) = report.lines(row["cell"])
-    marked = [line for line in ranks[1] if line.get("profiled", line.get("split"))]
+    marked = [*filter(is_split, ranks[1])]
     spans = {name: stop - start for name, _, start, stop in marked[0]["spans"]}
     assert float(row["forward"]) == pytest.approx(1000 * spans["forward"], rel=1e-3)
     # Rank 1 arrives last at the exchange: all of it is exposed, and none of it waiting.
@@ -141,9 +134,7 @@ def test_skew_is_the_last_ranks_arrival_after_the_first(report):
     row = report.shown("Where a step's time goes", "ring", 2)
     (ranks, *_) = report.lines(row["cell"])
     skews = []
-    for steps in zip(
-        *([line for line in rank if line.get("profiled", line.get("split"))] for rank in ranks), strict=True
-    ):
+    for steps in zip(*(filter(is_split, rank) for rank in ranks), strict=True):
         arrivals = [one["start_s"] + one["spans"][1][2] for one in steps]
         skews.append(max(arrivals) - min(arrivals))
     assert float(row["skew"]) == pytest.approx(1000 * statistics.median(skews), rel=1e-3)
@@ -157,16 +148,8 @@ def test_noise_floor_is_the_distance_of_an_a_a_pair(report):
         for run in sorted(report.path.glob("runs/*/0/run.json"))
         if json.loads(run.read_text())["cell"].get("aa_replicate")
     )
-    distances = []
-    for own, other in zip(report.lines(cell_id), report.lines(replicate), strict=True):
-        pair = []
-        for ranks in (own, other):
-            kept = [
-                [x["step_s"] for x in rank if not x["warmup"] and not x.get("profiled", x.get("split"))]
-                for rank in ranks
-            ]
-            pair.append(statistics.median(max(steps) for steps in zip(*kept, strict=True)))
-        distances.append(math.log(pair[1] / pair[0]))
+    own, other = (map(statistics.median, report.launches(one)) for one in (cell_id, replicate))
+    distances = [math.log(second / first) for first, second in zip(own, other, strict=True)]
     assert floor == pytest.approx(abs(statistics.mean(distances)), abs=0.0006)
 
 

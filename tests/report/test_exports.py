@@ -11,11 +11,22 @@ import pytest
 from scaling.analysis.samples import read_cells
 from scaling.errors import ScalingError
 from scaling.report.exports import FORMATS
-from scaling.report.exports.tensorboard import event_files, masked_crc, record, scalar_event
+from scaling.report.exports.logs import event_files, masked_crc, record, scalar_event
 
 
 def text(study, name, end="\n"):
     return end.join(FORMATS[name](study.folder, read_cells(study.folder)))
+
+
+def regions(study):
+    """Names after what is common to all, and the data lines, of Extra-P's input."""
+    lines = text(study, "extra-p").splitlines()
+    assert all(line.startswith(f"REGION {COMMON}->") for line in lines if line.startswith("REGION"))
+    names = [line.removeprefix(f"REGION {COMMON}->") for line in lines if line.startswith("REGION")]
+    return names, [float(line.removeprefix("DATA ")) for line in lines if line.startswith("DATA")]
+
+
+COMMON = "mlp->synthetic->strong->eager"
 
 
 @pytest.fixture
@@ -159,31 +170,21 @@ def test_extra_p_keeps_cells_apart_that_differ_in_precision_memory_format_or_aug
     for size in (1, 2):
         study.add_steps([[0.1 / size] * 3], world_size=size, **base)
         study.add_steps([[0.06 / size] * 3], world_size=size, **{**base, **changes})
-    lines = text(study, "extra-p").splitlines()
-    common = "REGION mlp->synthetic->strong->eager->none"
-    assert [line for line in lines if line.startswith("REGION")] == [f"{common}->{name}" for name in names]
-    values = [line for line in lines if line.startswith("DATA")]
-    assert values == [f"DATA {seconds:.9f}" for seconds in (0.1, 0.05, 0.06, 0.03)]
+    assert regions(study) == ([f"none->{name}" for name in names], [0.1, 0.05, 0.06, 0.03])
 
 
 def test_extra_p_keeps_cells_without_access_to_peers_apart_and_shares_the_single_worker(study):
     study.add_steps([[0.1] * 3], world_size=1, peer_access=True)
     study.add_steps([[0.05] * 3], world_size=2, peer_access=True)
     study.add_steps([[0.07] * 3], world_size=2, peer_access=False)
-    lines = text(study, "extra-p").splitlines()
-    common = "REGION mlp->synthetic->strong->eager->none"
-    regions = [line for line in lines if line.startswith("REGION")]
-    assert regions == [f"{common}->peer_access", f"{common}->host-only"]
-    values = [line for line in lines if line.startswith("DATA")]
-    assert values == [f"DATA {seconds:.9f}" for seconds in (0.1, 0.05, 0.1, 0.07)]
+    assert regions(study) == (["none->peer_access", "none->host-only"], [0.1, 0.05, 0.1, 0.07])
 
 
 def test_extra_p_takes_the_single_worker_of_the_same_access_where_there_is_one(study):
     for has_access, seconds in ((True, 0.1), (False, 0.2)):
         for size in (1, 2):
             study.add_steps([[seconds / size] * 3], world_size=size, peer_access=has_access)
-    values = [line for line in text(study, "extra-p").splitlines() if line.startswith("DATA")]
-    assert values == [f"DATA {seconds:.9f}" for seconds in (0.1, 0.05, 0.2, 0.1)]
+    assert regions(study)[1] == [0.1, 0.05, 0.2, 0.1]
 
 
 @pytest.mark.parametrize(
@@ -193,9 +194,7 @@ def test_extra_p_does_not_name_what_all_regions_share(study, same):
     for size in (1, 2):
         for aggregator in ("none", "ring"):
             study.add_steps([[0.1 / size] * 3], world_size=size, aggregator=aggregator, **same)
-    regions = [line for line in text(study, "extra-p").splitlines() if line.startswith("REGION")]
-    common = "REGION mlp->synthetic->strong->eager"
-    assert regions == [f"{common}->none", f"{common}->ring"]
+    assert regions(study)[0] == ["none", "ring"]
 
 
 def test_event_files_have_a_scalar_a_step_in_records_as_the_library_writes_them(timed):

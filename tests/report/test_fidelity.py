@@ -2,18 +2,13 @@
 
 import pytest
 
-from scaling.analysis.columns import to_rows
-from scaling.analysis.groups import group_rows
-from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import build_table
-from scaling.report.fidelity import fidelity_tables, sheet_tables
-from scaling.report.figures.target import target_bars
+from scaling.report.figures.training import target_bars
+from scaling.report.lossy_tables import fidelity_tables, sheet_tables
+from tests.report.conftest import cells_of, groups_of
 
 
 def tables(study):
-    cells = read_cells(study.folder)
-    groups = group_rows(to_rows(build_table("by-hand", cells)))
-    return fidelity_tables(groups, {cell.cell_id: cell for cell in cells})
+    return fidelity_tables(groups_of(study), cells_of(study))
 
 
 def add(study, aggregator, step_s, sent, *, lossy=False, size=2, **phases):
@@ -27,7 +22,7 @@ def add(study, aggregator, step_s, sent, *, lossy=False, size=2, **phases):
 @pytest.fixture(autouse=True)
 def lossy_cells(monkeypatch):
     """Cells made by hand say that they are exact: these are lossy by their name."""
-    import scaling.report.fidelity as fidelity
+    import scaling.report.lossy_tables as fidelity
 
     monkeypatch.setattr(fidelity, "_is_lossy", lambda row, _: row["aggregator"].startswith("one_bit"))
 
@@ -80,7 +75,7 @@ def test_target_bars_tell_what_was_reached_and_what_was_not(study, epoch_line):
             [[[epoch_line(1, 1.5, 0.5, accuracy)]]],
             kind="convergence", aggregator=aggregator, target_accuracy=0.95,
         )  # fmt: skip
-    (group,) = group_rows(to_rows(build_table("by-hand", read_cells(study.folder))))
+    (group,) = groups_of(study)
     ring, tree = target_bars(group)
     assert (ring.name, ring.seconds, ring.state) == ("ring, 1 worker", 1.5, "reached")
     assert tree.seconds is None

@@ -9,25 +9,17 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from scaling.analysis.columns import to_rows
-from scaling.analysis.groups import group_rows, main_variant
+from scaling.analysis.groups import main_variant
 from scaling.analysis.links import CellLinks, LinkUse
 from scaling.analysis.objectives import front
-from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import build_table, summary_table
 from scaling.measure.budget import PARTS, PHASES
 from scaling.report.figures import draw as drawing
-from scaling.report.figures.arrivals import arrivals
 from scaling.report.figures.base import FigureInput
-from scaling.report.figures.buckets import bucket_responses
 from scaling.report.figures.budget import BudgetBar, axis_end_ms, budget_bars, draw_budget
+from scaling.report.figures.choices import bucket_responses, placed
 from scaling.report.figures.draw import Formats, draw_figures
-from scaling.report.figures.link_map import draw_links
-from scaling.report.figures.parts import draw_point, set_title
-from scaling.report.figures.placements import placed
-from scaling.report.figures.scaling_lines import draw_scaling
-from scaling.report.figures.speedup import speedup_lines
-from scaling.report.figures.style import (
+from scaling.report.figures.maps import arrivals, draw_links
+from scaling.report.figures.parts import (
     BEST,
     BOUND,
     FURTHER,
@@ -39,26 +31,23 @@ from scaling.report.figures.style import (
     PREDICTED,
     REFERENCE,
     aggregator_looks,
+    draw_point,
     part_look,
+    set_title,
 )
-from scaling.report.figures.throughput import throughput_lines
+from scaling.report.figures.scaling_lines import draw_scaling, speedup_lines, throughput_lines
 from scaling.report.figures.trade import Point, label_places, trade_points
 from scaling.report.figures.training import draw_training, training_lines
 from scaling.report.formats import MISSING
 from scaling.report.page_tables import columns_of
-from scaling.report.titles import title_of
+from scaling.report.text import title_of
+from tests.report.conftest import cells_of, groups_of, rows_of
 
 STEP = "step-mlp-synthetic-strong-64-cpu"
 
 
-def groups_of(study):
-    return group_rows(to_rows(summary_table(study.folder)))
-
-
 def draw(study):
-    cells = read_cells(study.folder)
-    rows = to_rows(build_table("by-hand", cells))
-    data = FigureInput(rows, {cell.cell_id: cell for cell in cells})
+    data = FigureInput(rows_of(study), cells_of(study))
     drawn, failures = draw_figures(study.folder, data)
     assert failures == []
     return drawn
@@ -150,8 +139,7 @@ def test_arrivals_are_of_the_largest_world_size_by_rank_and_step(study, split_li
     study.add_split([[1.0]], late_steps(split_line, [0.1, 0.4]), aggregator="ring")
     study.add_split([[1.0]], late_steps(split_line, [0.1, 0.1, 0.3]), aggregator="ring")
     study.add_split([[1.0]], [[split_line(9, 1.0, ("forward", "main", 0.0, 0.5))]] * 3)
-    cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-    (panel,) = arrivals(groups_of(study)[0], cells)
+    (panel,) = arrivals(groups_of(study)[0], cells_of(study))
     assert (panel.aggregator, panel.iterations) == ("ring", [10, 11, 12])
     assert panel.late_ms == pytest.approx(np.array([[0.0] * 3, [0.0] * 3, [200.0] * 3]))
     assert [figure.name.partition("-mlp")[0] for figure in draw(study)] == [
@@ -170,9 +158,9 @@ def test_bucket_response_is_a_line_an_aggregator_at_the_largest_world_size(study
             )
         study.add_steps([[0.5]], world_size=size, step="overlapped")
     (group,) = groups_of(study)
-    (line,) = bucket_responses(group)
-    assert (line.aggregator, line.values) == ("ring", [4.0, 25.0, 100.0])
-    assert line.iteration_ms == pytest.approx([2000.0, 1000.0, 3000.0])
+    ((label, rows),) = bucket_responses(group).items()
+    assert (label, [row["bucket_mb"] for row in rows]) == ("ring", [4.0, 25.0, 100.0])
+    assert [row["iteration_s"] for row in rows] == pytest.approx([2.0, 1.0, 3.0])
     assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"rate", "buckets"}
 
 
@@ -185,7 +173,7 @@ def test_captured_step_layer_by_layer_is_told_from_the_one_that_exchanges_at_the
 
 def test_one_bucket_size_gives_no_response(study):
     study.add_steps([[1.0]], aggregator="ring", world_size=2, step="overlapped", bucket_mb=25.0)
-    assert bucket_responses(groups_of(study)[0]) == []
+    assert bucket_responses(groups_of(study)[0]) == {}
 
 
 def test_placements_are_bars_of_the_largest_world_size_in_their_order(study):
@@ -193,10 +181,8 @@ def test_placements_are_bars_of_the_largest_world_size_in_their_order(study):
         for placement, step_s in (("pageable", 3.0), ("device", 1.0)):
             study.add_steps([[step_s / size]], world_size=size, input_placement=placement)
     (group,) = groups_of(study)
-    assert [(bar.aggregator, bar.placement, bar.iteration_ms) for bar in placed(group)] == [
-        ("none", "device", 500.0),
-        ("none", "pageable", 1500.0),
-    ]
+    shown = [(row["aggregator"], placement, row["iteration_s"]) for placement, row in placed(group)]
+    assert shown == [("none", "device", 0.5), ("none", "pageable", 1.5)]
     assert [group.name(row) for row in group.rows] == ["none, device", "none, pageable"] * 2
     assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"speedup", "rate", "input"}
 
@@ -242,8 +228,7 @@ def test_training_line_is_the_median_over_repeats_with_gaps_where_not_finite(stu
         [[[epoch_line(1, 1.0, first, 0.5), epoch_line(2, 2.0, last, 0.6)]] for first, last in losses],
         kind="convergence",
     )
-    cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-    (line,) = training_lines(groups_of(study)[0], cells)
+    (line,) = training_lines(groups_of(study)[0], cells_of(study))
     assert (line.epochs, line.train_s, line.test_accuracy) == ([1, 2], [1.0, 2.0], [0.5, 0.6])
     assert line.train_loss[0] == 2.0
     assert math.isnan(line.train_loss[1])
@@ -371,8 +356,7 @@ def test_accuracy_against_bytes_counts_all_steps_of_the_training(study, epoch_li
         summary = {"wire_bytes_per_rank": [num_bytes]}
         study.add([[lines]], kind="convergence", aggregator=label, summary=summary)
     (group,) = groups_of(study)
-    cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-    found = {point.name: point.x for point in trade_points(group, cells, "bytes")}
+    found = {point.name: point.x for point in trade_points(group, cells_of(study), "bytes")}
     assert found == pytest.approx({"all_reduce": 60.0, "one_bit": 2.0})
 
 
@@ -389,8 +373,7 @@ def test_labels_of_points_do_not_overlap_and_stay_in_the_plot():
 
 def test_training_near_all_right_is_drawn_as_its_error(study, epoch_line):
     study.add([[[epoch_line(1, 1.0, 0.5, 0.8), epoch_line(2, 2.0, 0.4, 0.97)]]], kind="convergence")
-    cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-    lines = training_lines(groups_of(study)[0], cells)
+    lines = training_lines(groups_of(study)[0], cells_of(study))
     figure = draw_training("", lines, aggregator_looks([lines[0].aggregator]), "epochs")
     assert figure.axes[1].get_yscale() == "log"
     assert figure.axes[1].lines[0].get_ydata() == pytest.approx([0.2, 0.03])
@@ -457,8 +440,7 @@ def test_training_that_diverged_at_once_is_drawn(study, epoch_line):
 
 def test_figures_for_a_paper_are_a_column_wide_without_a_title_and_with_text_as_text(study, line):
     study.add([[[line(i, 0.01, forward_s=0.005) for i in range(8)]]])
-    cells = read_cells(study.folder)
-    data = FigureInput(to_rows(build_table("by-hand", cells)), {cell.cell_id: cell for cell in cells})
+    data = FigureInput(rows_of(study), cells_of(study))
     for titles in (False, True):
         draw_figures(study.folder, data, Formats(paper=True, titles=titles))
         text = (study.folder.path / "figures" / "paper" / f"{STEP}.svg").read_text()

@@ -7,17 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from scaling.analysis.columns import to_rows
-from scaling.analysis.groups import group_rows
 from scaling.analysis.links import CellLinks, LinkUse, link_table, links_of
-from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import build_table
 from scaling.registry import trust
 from scaling.report import write_report
-from scaling.report.figures.link_map import busiest_links, draw_links, link_name, link_remarks
+from scaling.report.figures.maps import busiest_links, draw_links, link_name, link_remarks
 from scaling.report.write import read_topology
 from scaling.study.rank.launch import plan_record
 from tests.made import cell_of
+from tests.report.conftest import cells_of, groups_of
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "budget-4xh200"
 PARAMETERS = 1000
@@ -41,10 +38,8 @@ def add(study, sent, size=4, plan=None, plan_unknown=None, **cell):
 
 
 def links(study):
-    cells = read_cells(study.folder)
-    groups = group_rows(to_rows(build_table("by-hand", cells)))
-    (group,) = [one for one in groups if max(one.world_sizes) > 1]
-    return links_of(group, {cell.cell_id: cell for cell in cells}, read_topology(study.folder))
+    (group,) = [one for one in groups_of(study) if max(one.world_sizes) > 1]
+    return links_of(group, cells_of(study), read_topology(study.folder))
 
 
 def test_a_ring_puts_what_its_ranks_sent_on_each_ranks_link_in_both_directions(on_gpus):

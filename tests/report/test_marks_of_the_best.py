@@ -4,21 +4,13 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from scaling.analysis.columns import to_rows
 from scaling.analysis.findings import Finding
-from scaling.analysis.groups import group_rows
-from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import build_table
 from scaling.report import write_report
 from scaling.report.blocks import blocks_of
 from scaling.report.figures.base import FigureInput
-from scaling.report.figures.buckets import buckets
-from scaling.report.figures.parts import EndLabel, label_ends
-from scaling.report.figures.style import BEST
-
-
-def groups_of(study):
-    return group_rows(to_rows(build_table("by-hand", read_cells(study.folder))))
+from scaling.report.figures.choices import buckets
+from scaling.report.figures.parts import BEST, EndLabel, label_ends
+from tests.report.conftest import groups_of, rows_of
 
 
 def test_labels_at_the_ends_of_lines_stay_inside_the_plot_and_apart():
@@ -35,8 +27,7 @@ def test_no_control_arm_is_marked_as_the_best(study):
             study.add_steps(
                 [[bucket_mb]] * 2, aggregator=name, world_size=2, step="overlapped", bucket_mb=bucket_mb
             )
-    rows = to_rows(build_table("by-hand", read_cells(study.folder)))
-    (drawn,) = buckets.draw(FigureInput(rows, {}))
+    (drawn,) = buckets.draw(FigureInput(rows_of(study), {}))
     (axes,) = drawn.figure.axes
     assert [bar.get_facecolor() == to_rgba(BEST) for bar in axes.patches].count(True) == 1
 

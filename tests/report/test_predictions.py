@@ -8,11 +8,11 @@ import pytest
 from scaling.analysis.columns import columns, to_rows
 from scaling.analysis.summary import summary_table
 from scaling.report import write_report
+from scaling.report.figures.parts import aggregator_looks
 from scaling.report.figures.predictions import PredictedPoint, draw_predictions, predicted_points
-from scaling.report.figures.style import aggregator_looks
 from scaling.report.formats import MISSING
 from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
-from tests.made_studies import texts_of
+from tests.made_studies import iteration, texts_of
 
 PREDICTED_S = 0.0123456
 
@@ -63,18 +63,26 @@ def test_errors_and_intervals_are_of_measured_cells_alone(folder):
     assert "simulated" in table.headings[1]
 
 
-def test_the_sentence_names_the_worst_cell_and_the_part_that_failed(study):
-    spans = {"forward_s": 0.004, "backward_s": 0.005, "communicate_s": 0.001}
-    lines = [
-        [{"iteration": n, "warmup": False, "step_s": 0.010, **spans} for n in range(3)] for _ in range(2)
-    ]
-    cell = study.add([lines], aggregator="ring", world_size=2)
-    study.folder.write_predictions([predicted(cell, 0.020, compute_s=0.019)])
-    found = read_predictions(study.folder, to_rows(summary_table(study.folder)))
-    (sentence,) = texts_of(prediction_findings(found))
-    assert "off by 100.0%" in sentence
-    assert "the computation was predicted" in sentence
-    assert "too long (compute extrapolated)" in sentence
+@pytest.fixture
+def measured(study):
+    """Predictions of a cell of two workers with those phases, of 10 ms; `measured({...}, 0.020, ...)`."""
+
+    def make(spans, seconds, **changes):
+        lines = [iteration(number, 0.010, **spans) for number in range(3)]
+        cell = study.add([[lines] * 2], aggregator=changes.get("aggregator", "ring"), world_size=2)
+        study.folder.write_predictions([predicted(cell, seconds, **changes)])
+        return read_predictions(study.folder, to_rows(summary_table(study.folder)))
+
+    return make
+
+
+EXCHANGED = {"forward_s": 0.004, "backward_s": 0.005, "communicate_s": 0.001}
+
+
+def test_the_sentence_names_the_worst_cell_and_the_part_that_failed(measured):
+    (sentence,) = texts_of(prediction_findings(measured(EXCHANGED, 0.020, compute_s=0.019)))
+    for text in ("off by 100.0%", "the computation was predicted", "too long (compute extrapolated)"):
+        assert text in sentence
 
 
 def test_folders_without_predictions_say_nothing(study):
@@ -87,40 +95,36 @@ def test_predictions_are_marked_in_the_file(folder):
     assert json.loads((folder.path / "predictions.json").read_text())["simulated"] is True
 
 
-def test_a_cell_that_exchanges_nothing_blames_no_exchange(study):
-    spans = {"forward_s": 0.004, "backward_s": 0.005}
-    lines = [
-        [{"iteration": n, "warmup": False, "step_s": 0.010, **spans} for n in range(3)] for _ in range(2)
-    ]
-    cell = study.add([lines], aggregator="none", world_size=2)
-    changes = {"aggregator": "none", "compute_s": 0.020, "exposed_comm_s": 0.0}
-    study.folder.write_predictions([predicted(cell, 0.020, **changes)])
-    (one,) = read_predictions(study.folder, to_rows(summary_table(study.folder)))
-    assert "the computation was predicted" in one.failed_assumption()
+ALONE = {"aggregator": "none", "exposed_comm_s": 0.0}
 
 
-def test_steps_whose_phases_tell_of_another_time_leave_open_what_failed(study):
-    spans = {"forward_s": 0.002, "backward_s": 0.002}
-    lines = [
-        [{"iteration": n, "warmup": False, "step_s": 0.010, **spans} for n in range(3)] for _ in range(2)
-    ]
-    cell = study.add([lines], aggregator="none", world_size=2)
-    changes = {"aggregator": "none", "compute_s": 0.004, "exposed_comm_s": 0.0}
-    study.folder.write_predictions([predicted(cell, 0.004, **changes)])
-    (one,) = read_predictions(study.folder, to_rows(summary_table(study.folder)))
-    assert "the wrong part is not known" in one.failed_assumption()
+@pytest.mark.parametrize(
+    ("spans", "seconds", "changes", "text"),
+    [
+        (
+            {"forward_s": 0.004, "backward_s": 0.005},
+            0.020,
+            {**ALONE, "compute_s": 0.020},
+            "the computation was predicted",
+        ),
+        (
+            {"forward_s": 0.002, "backward_s": 0.002},
+            0.004,
+            {**ALONE, "compute_s": 0.004},
+            "the wrong part is not known",
+        ),
+    ],
+    ids=["a cell that exchanges nothing blames no exchange", "phases that tell of another time"],
+)
+def test_what_failed_is_named_where_it_is_known(measured, spans, seconds, changes, text):
+    (one,) = measured(spans, seconds, **changes)
+    assert text in one.failed_assumption()
 
 
-def test_what_is_no_assumption_did_not_fail(study):
-    spans = {"forward_s": 0.004, "backward_s": 0.005, "communicate_s": 0.001}
-    lines = [
-        [{"iteration": n, "warmup": False, "step_s": 0.010, **spans} for n in range(3)] for _ in range(2)
-    ]
-    cell = study.add([lines], aggregator="ring", world_size=2)
+def test_what_is_no_assumption_did_not_fail(measured):
     notes = ["rates as in the machine file", "models are exchanged every 8 steps"]
     changes = {"compute_s": 0.009, "exposed_comm_s": 0.011, "notes": notes, "remarks": notes[1:]}
-    study.folder.write_predictions([predicted(cell, 0.020, **changes)])
-    (one,) = read_predictions(study.folder, to_rows(summary_table(study.folder)))
+    (one,) = measured(EXCHANGED, 0.020, **changes)
     assert "rates as in the machine file" in one.failed_assumption()
     assert "every 8 steps" not in one.failed_assumption()
 

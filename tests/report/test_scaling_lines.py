@@ -2,12 +2,9 @@
 
 import html
 
-from scaling.analysis.columns import to_rows
-from scaling.analysis.groups import group_rows
-from scaling.analysis.summary import summary_table
 from scaling.report import write_report
-from scaling.report.figures.scaling_lines import caption_of, draw_scaling
-from scaling.report.figures.speedup import speedup_lines
+from scaling.report.figures.scaling_lines import caption_of, draw_scaling, speedup_lines
+from tests.report.conftest import groups_of
 
 
 def lines_of(study, **times):
@@ -15,7 +12,7 @@ def lines_of(study, **times):
     study.add_steps([[4.0], [4.001]])
     for aggregator, step_s in times.items():
         study.add_steps([[step_s], [step_s * 1.0001]], aggregator=aggregator, world_size=2)
-    (group,) = group_rows(to_rows(summary_table(study.folder)))
+    (group,) = groups_of(study)
     return speedup_lines(group)
 
 

@@ -14,8 +14,8 @@ from scaling.report.figures.draw import Formats
 from scaling.report.formats import spread
 from scaling.report.html import first_sentence
 from scaling.report.page_tables import DIFFERS, exchange_column
-from scaling.report.screen import MOST_LINES, WIDTH, height, screen, table_lines
 from scaling.report.tables import Table
+from scaling.report.terminal import MOST_LINES, WIDTH, height, screen, table_lines
 from scaling.report.verdict_text import next_of
 from scaling.store import ResultsFolder
 from tests.analysis.test_verdict import add, answers

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from scaling.measure.budget import PARTS
-from scaling.report.figures.style import SETTINGS, part_look
+from scaling.report.figures.parts import SETTINGS, part_look
 from scaling.report.figures.svg import compact, for_page, page_styles, with_tip
 
 

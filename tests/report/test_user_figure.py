@@ -10,7 +10,7 @@ MODULE = """
 from matplotlib.figure import Figure
 
 from scaling.report.figures.base import Drawn, figure
-from scaling.report.titles import title_of
+from scaling.report.text import title_of
 
 CAPTION = "Samples a second over the workers (columns world_size and samples_per_s)."
 

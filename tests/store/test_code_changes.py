@@ -10,7 +10,7 @@ from scaling.analysis.columns import is_of_older_code, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
-from scaling.report.warnings_text import warning_text, warnings_of
+from scaling.report.text import warning_text, warnings_of
 from scaling.store import CODE_CHANGES, ResultsFolder, RunRecord, changes_since
 from scaling.store import code_changes as module
 from scaling.store.code_changes import CodeChange

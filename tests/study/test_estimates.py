@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scaling.device_studies.base import create
-from scaling.device_studies.registry import BUILT_IN
+from scaling.device_studies.declaration import BUILT_IN
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
 from scaling.study.kinds import KINDS

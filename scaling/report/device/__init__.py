@@ -18,29 +18,17 @@ from scaling.analysis.decisions import FEWEST
 from scaling.analysis.rates import MEDIAN_OF_STEPS
 from scaling.device_studies.declaration import DEVICES, Lines
 from scaling.report.device import accuracy, fit
-from scaling.report.device.cells import STEP, DeviceResult, place
 from scaling.report.device.comparisons import LEAD
 from scaling.report.device.drawing import DRAWN
 from scaling.report.device.findings import sentences as of_findings
 from scaling.report.device.findings import short_answer as of_answer
-from scaling.report.device.results import Results, read_devices
+from scaling.report.device.results import STEP, DeviceResult, Results, place, read_devices
 from scaling.report.device.tables import declared_table, left_out_table, missing_remark
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
 from scaling.store.files import fitting
 
-__all__ = [
-    "Results",
-    "device_answer_table",
-    "device_headline",
-    "device_sentences",
-    "device_tables",
-    "experiments",
-    "figures",
-    "read_devices",
-    "sentences",
-    "with_devices",
-]
+__all__ = ["Results", "read_devices"]
 
 SECTION = "devices"
 
@@ -121,8 +109,6 @@ def sentences(results: Results) -> Iterator[str]:
 
 
 def device_sentences(experiments: Sequence[Results]) -> list[str]:
-    """What was found, of all experiments: of each what is unfinished, its answer, then the rest."""
-
     def of_one(results: Results) -> list[str]:
         *others, answer = sentences(results)
         return [*_unfinished(results), answer, *others]
@@ -131,7 +117,6 @@ def device_sentences(experiments: Sequence[Results]) -> list[str]:
 
 
 def device_headline(experiments: Sequence[Results]) -> str:
-    """Question and answer of all experiments, each in one short sentence; "" where one has none."""
     said = []
     for results in experiments:
         with _fitting(results):
@@ -167,11 +152,9 @@ def _unfinished(results: Results) -> Iterator[str]:
 
 
 def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.DataFrame:
-    """The summary with what device cells have: columns of a step's time filled, others appended.
-
-    Appended are `experiment`, the points' variables, `<phase>_seconds` with `_low` and `_high` for what was
-    timed besides the step, and the facts; one whose name the summary has already stands there.
-    """
+    """The summary with what device cells have: columns of a step's time filled, others appended. Appended are
+    `experiment`, the points' variables, `<phase>_seconds` with `_low` and `_high` for what was timed besides
+    the step, and the facts; one whose name the summary has already stands there."""
     if not experiments:
         return table
     filled = table.astype(object).where(table.notna(), None)
@@ -194,18 +177,9 @@ def _values(cell: DeviceResult) -> dict[str, Any]:
         estimate = cell.estimate(phase)
         if estimate is None:
             continue
-        low, median, high = estimate.low, estimate.median, estimate.high
+        name = "iteration_s" if phase == STEP else f"{phase}_seconds"
+        values |= {name: estimate.median, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
         if phase == STEP:
-            values |= {
-                "iterations": estimate.num_samples,
-                "iteration_s": median,
-                "iteration_s_low": low,
-                "iteration_s_high": high,
-                "interval_method": estimate.method,
-                "iteration_form": MEDIAN_OF_STEPS,
-                "samples_per_s": cell.samples_per_s,
-            }
-        else:
-            name = f"{phase}_seconds"
-            values |= {name: median, f"{name}_low": low, f"{name}_high": high}
+            values |= {"iterations": estimate.num_samples, "interval_method": estimate.method}
+            values |= {"iteration_form": MEDIAN_OF_STEPS, "samples_per_s": cell.samples_per_s}
     return {**cell.scalars, **values}

@@ -19,13 +19,11 @@ from matplotlib.ticker import FuncFormatter
 from scaling.analysis.seed_decisions import bound
 from scaling.device_studies.declaration import DEVICES
 from scaling.measure.statistics import CONFIDENCE
-from scaling.report.device.cells import DeviceResult
 from scaling.report.device.drawing import MARKERS, stacked
-from scaling.report.device.results import Results
+from scaling.report.device.results import DeviceResult, Results
 from scaling.report.device.tables import Cells, cells_table, scientific
 from scaling.report.figures.base import Drawn
-from scaling.report.figures.parts import add_tip
-from scaling.report.figures.style import DEVICE_COLOURS, GREY
+from scaling.report.figures.parts import DEVICE_COLOURS, GREY, add_tip
 from scaling.report.formats import MISSING, listed, milliseconds, number, percent
 from scaling.report.tables import Column, Table, table_of
 
@@ -85,10 +83,8 @@ class AccuracyComparison:
 
     @property
     def differences(self) -> dict[str, float]:
-        """Combination -> mean, over the seeds that both have, of its accuracy less the reference's.
-
-        Empty without the reference, which is not among them.
-        """
+        """Combination -> mean, over the seeds that both have, of its accuracy less the reference's. Empty
+        without the reference, which is not among them."""
         if REFERENCE not in self.cells:
             return {}
         less = self.scores.sub(self.scores.loc[REFERENCE]).drop(REFERENCE).mean(axis=1).dropna()
@@ -134,19 +130,15 @@ def name_of(cell: DeviceResult) -> str:
 def tables(results: Results) -> Iterator[Table]:
     compared = comparisons(results)
     of = {cell.cell_id: (one, name) for one in compared for name, cell in one.cells.items()}
-
-    def score(cells: Cells) -> str:
-        one, name = of[cells[0].cell_id]
-        return one.score_text(name)
-
-    columns: list[Column[Cells]] = [
-        Column("task", lambda cells: of[cells[0].cell_id][0].where),
-        Column("precision", lambda cells: str(cells[0].point["precision"])),
-        Column("implementation", lambda cells: str(cells[0].point["implementation"])),
-        Column("accuracy", score),
-        Column("difference, points", lambda cells: difference_text(*of[cells[0].cell_id])),
-        Column("logits", lambda cells: scientific(cells[0].fact("logit_difference"))),
-    ]
+    told: dict[str, Callable[[DeviceResult], str]] = {
+        "task": lambda cell: of[cell.cell_id][0].where,
+        "precision": lambda cell: str(cell.point["precision"]),
+        "implementation": lambda cell: str(cell.point["implementation"]),
+        "accuracy": lambda cell: AccuracyComparison.score_text(*of[cell.cell_id]),
+        "difference, points": lambda cell: difference_text(*of[cell.cell_id]),
+        "logits": lambda cell: scientific(cell.fact("logit_difference")),
+    }
+    columns = [Column[Cells](name, lambda row, text=text: text(row[0])) for name, text in told.items()]  # type: ignore[misc]
     below = [
         f"No accuracy of {one.where}, {name_of(cell)}: {cell.fact('accuracy_left_out')}."
         for one in compared
@@ -160,7 +152,7 @@ def tables(results: Results) -> Iterator[Table]:
 
 def _timed(results: Results) -> list[DeviceResult]:
     """The implementations in float32 at the middle batch, device by device."""
-    every = [cell for cell in results.all(precision="float32") if cell.estimate() is not None]
+    every = [cell for cell in results.where({"precision": "float32"}) if cell.estimate() is not None]
     batches = sorted({cell.point["batch"] for cell in every if not cell.facts("accuracy_by_seed")})
     timed = results.where({"batch": batches[len(batches) // 2 : len(batches) // 2 + 1]}, every)
     return sorted(timed, key=lambda cell: cell.device)
@@ -172,7 +164,6 @@ def _over_fused(timed: Sequence[DeviceResult], cell: DeviceResult) -> float | No
 
 
 def answer_table(results: Results) -> Table | None:
-    """Time of a step and accuracy of each implementation in float32; None without any."""
     compared, timed = {one.where: one for one in comparisons(results)}, _timed(results)
 
     def accuracy(cell: DeviceResult, text: Callable[[AccuracyComparison, str], str]) -> str:
@@ -183,7 +174,7 @@ def answer_table(results: Results) -> Table | None:
         Column("on", lambda cell: ON[cell.device]),
         Column("implementation", lambda cell: str(cell.point["implementation"])),
         Column("ms a step", lambda cell: milliseconds(cell.median())),
-        Column("x fused", lambda cell: _times(_over_fused(timed, cell))),
+        Column("x fused", lambda cell: number(_over_fused(timed, cell), 2)),
         Column("accuracy", lambda cell: accuracy(cell, AccuracyComparison.score_text)),
         Column("points", lambda cell: accuracy(cell, difference_text)),
     ]
@@ -194,10 +185,6 @@ def answer_table(results: Results) -> Table | None:
     trained = f"after {steps} steps of width {results.parameters['accuracy_width']}"
     title = "Speed and accuracy in float32"
     return table_of(title, f"A step of {what}; accuracy: {trained}.", columns, timed)
-
-
-def _times(value: float | None) -> str:
-    return number(value, 2)
 
 
 def difference_text(one: AccuracyComparison, name: str) -> str:
@@ -260,21 +247,24 @@ def short(results: Results) -> str:
         for cell in timed
         if cell.point["implementation"] == "elementary" and (times := _over_fused(timed, cell))
     }
-    each = [f"{_times(times)} times as long on the {where}" for where, times in slow.items()]
+    each = [f"{number(times, 2)} times as long on the {where}" for where, times in slow.items()]
     once = ", seen in one launch" if results.num_launches == 1 else ""
     return f"{answer} Elementary operations take {listed(each)} as the fused ones{once}." if each else answer
 
 
 def _answer(compared: AccuracyComparison) -> str:
-    """`mnist-rows on the GPU: no change beyond chance; ...`."""
-    where, noise = compared.where, compared.noise
+    where, noise, missing = compared.where, compared.noise, ""
+    if compared.left_out:
+        missing = f" (not trained, as it would take too long: {'; '.join(map(name_of, compared.left_out))})"
     if REFERENCE not in compared.cells:
-        return (
-            f"{where}: unknown, as the fused implementation in float32 has no accuracy{_spread(compared)}"
-            f"{_missing(compared)}."
-        )
+        means, others = sorted(compared.means.values()), ""
+        if len(means) > 1:
+            ends = f"{percent(means[0], 2)} to {percent(means[-1], 2)}"
+            others = f"; the {len(means)} others that were trained reach {ends}"
+        unknown = "unknown, as the fused implementation in float32 has no accuracy"
+        return f"{where}: {unknown}{others}{missing}."
     if not compared.differences:
-        return f"{where}: unknown, as nothing else was trained{_missing(compared)}."
+        return f"{where}: unknown, as nothing else was trained{missing}."
     name, most = max(compared.differences.items(), key=lambda pair: abs(pair[1]))
     points = f"{100 * most:+.2f}" if abs(most) >= 0.00005 or most == 0 else "less than 0.01"
     largest = f"the largest difference is {points} points ({name})" if most else "all reach the same number"
@@ -286,20 +276,5 @@ def _answer(compared: AccuracyComparison) -> str:
     return (
         f"{where}: {verdict}; fused in float32 reaches {compared.score_text(REFERENCE)} over {num_seeds} "
         f"seeds, {largest}; two means of that many seeds differ by up to {100 * noise:.2f} points by chance"
-        f"{unseen}{_missing(compared)}."
+        f"{unseen}{missing}."
     )
-
-
-def _spread(compared: AccuracyComparison) -> str:
-    means = sorted(compared.means.values())
-    if len(means) < 2:
-        return ""
-    return (
-        f"; the {len(means)} others that were trained reach {percent(means[0], 2)} to {percent(means[-1], 2)}"
-    )
-
-
-def _missing(compared: AccuracyComparison) -> str:
-    if not compared.left_out:
-        return ""
-    return f" (not trained, as it would take too long: {'; '.join(map(name_of, compared.left_out))})"

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from scaling.analysis.decisions import TIE_RATIO, Difference, adjusted
 from scaling.measure.statistics import CONFIDENCE
-from scaling.report.device.cells import DeviceResult
-from scaling.report.device.results import Results
+from scaling.report.device.results import DeviceResult, Results
 from scaling.report.formats import listed
 
 TIE = f"a tie within {TIE_RATIO:.0%}"
@@ -25,15 +24,11 @@ UNDECIDED = "undecided"
 LEAD = "Seen in one launch: "
 
 
-def seen(results: Results) -> str:
-    """What stands at the end of a sentence about times that one launch took; "" with several."""
-    return " (seen in one launch)" if results.num_launches == 1 else ""
-
-
 def finding(results: Results, before: str, clauses: Sequence[str], after: str = "") -> Iterator[str]:
     """The sentence of these clauses, marked if one launch stands behind it; none without clauses."""
     if clauses:
-        yield f"{before}{'; '.join(clauses)}{after}{seen(results)}."
+        seen = " (seen in one launch)" if results.num_launches == 1 else ""
+        yield f"{before}{'; '.join(clauses)}{after}{seen}."
 
 
 def times(ratio: float) -> str:

@@ -17,12 +17,20 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from scaling.device_studies.declaration import Bars, BreakEven, BreakEvenMap, Lines, Panels, Variant
-from scaling.report.device.cells import DeviceResult
 from scaling.report.device.comparisons import Crossing, rounded, times
 from scaling.report.device.findings import crossings, ratios
-from scaling.report.device.results import Results
-from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
-from scaling.report.figures.style import BLACK, BLUE, DEVICE_COLOURS, GREY, VERMILLION, LineStyle
+from scaling.report.device.results import DeviceResult, Results
+from scaling.report.figures.parts import (
+    BLACK,
+    BLUE,
+    DEVICE_COLOURS,
+    GREY,
+    VERMILLION,
+    LineStyle,
+    add_tip,
+    legend_below,
+    new_figure,
+)
 
 Floats = npt.NDArray[np.float64]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
@@ -31,15 +39,14 @@ MARGIN = 1.9  # room beyond the outermost points of a map, as a factor
 Panel = tuple[str, Panels, list[DeviceResult]]  # title, axis and cells
 
 
-def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    set_title(figure, title)
+def _panels(title: str, height: float, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:
+    figure = new_figure(title, height)
     return figure, figure.subplots(rows, columns, squeeze=False, **how)
 
 
 def stacked(title: str, sizes: dict[str, int], row: float, room: float) -> tuple[Figure, list[Axes]]:
     heights = [room + size for size in sizes.values()]
-    figure, panels = new_figure(title, 1.0 + row * sum(heights), len(sizes), height_ratios=heights)
+    figure, panels = _panels(title, 1.0 + row * sum(heights), len(sizes), height_ratios=heights)
     for axes, name in zip(panels[:, 0], sizes, strict=True):
         axes.set_title(name, loc="left")
     return figure, list(panels[:, 0])
@@ -62,17 +69,12 @@ class Hue:
 
 def hues(variants: Sequence[Variant]) -> list[Hue]:
     keys = [repr({**variant.where, "device": None}) for variant in variants]
-    looks = dict(
-        zip(dict.fromkeys(keys), zip(cycle(DEVICE_COLOURS), cycle(MARKERS), strict=False), strict=False)
-    )
-    return [
-        Hue(
-            variant.name,
-            *looks[key],
-            (0, (4, 2)) if keys.count(key) > 1 and variant.where["device"] == "cpu" else "-",
-        )
-        for variant, key in zip(variants, keys, strict=True)
-    ]
+    every_look = zip(cycle(DEVICE_COLOURS), cycle(MARKERS), strict=False)
+    looks, made = dict(zip(dict.fromkeys(keys), every_look, strict=False)), []
+    for variant, key in zip(variants, keys, strict=True):
+        is_dashed = keys.count(key) > 1 and variant.where["device"] == "cpu"
+        made.append(Hue(variant.name, *looks[key], (0, (4, 2)) if is_dashed else "-"))
+    return made
 
 
 def lines_of(declared: Lines, results: Results) -> list[Variant]:
@@ -129,7 +131,7 @@ def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
     columns = min(declared.columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     height = 0.9 + (ROW_HEIGHT if len(panels) > 1 else 3.6) * rows
-    figure, grid = new_figure(title, height, rows, columns, sharey="row" if columns > 2 else False)
+    figure, grid = _panels(title, height, rows, columns, sharey="row" if columns > 2 else False)
     looks = hues(variants)
     if declared.over_first:
         at = sorted({float(cell.value(panels[0][1].x)) for cell in timed})
@@ -163,10 +165,8 @@ def _draw_line(axes: Axes, hue: Hue, at: Floats, values: Floats, label: str) -> 
 
 
 def log_axes(axes: Axes, x: str, y: str) -> None:
-    """Both logarithmic, ticks at powers of ten and numbers without exponents as far as they are short.
-
-    What is drawn is to be drawn before: an axis of less than two powers of ten has ticks at 2 and 5, too.
-    """
+    """Both logarithmic, ticks at powers of ten and numbers without exponents as far as they are short. What
+    is drawn is to be drawn before: an axis of less than two powers of ten has ticks at 2 and 5, too."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -187,16 +187,16 @@ def short(value: float) -> str:
 
 def draw_bars(declared: Bars, results: Results, title: str) -> Figure | None:
     timed = [cell for cell in results.where(declared.where) if cell.estimate()]
-    groups = [
-        (results.text(declared.panel, cells[0]), cells)
+    groups = {
+        results.text(declared.panel, cells[0]): cells
         for cells in results.grouped(timed, *declared.by).values()
-    ]
+    }
     if not groups:
         return None
-    figure, panels = stacked(title, {name: len(cells) for name, cells in groups}, 0.19, 1.6)
+    figure, panels = stacked(title, {name: len(cells) for name, cells in groups.items()}, 0.19, 1.6)
     values = [*results.grouped(timed, declared.colour)]
     colours = dict(zip(values, DEVICE_COLOURS, strict=False))
-    for axes, (_, cells) in zip(panels, groups, strict=True):
+    for axes, cells in zip(panels, groups.values(), strict=True):
         for place, cell in enumerate(cells):
             _bar(axes, place, cell, colours[cell.value(declared.colour)], declared.mark)
         axes.set_yticks(range(len(cells)), [results.text(declared.bar, cell).strip() for cell in cells])
@@ -221,35 +221,27 @@ def _bar(axes: Axes, place: int, cell: DeviceResult, colour: str, mark: str) -> 
 
 
 def draw_map(declared: BreakEvenMap, results: Results, title: str) -> Figure | None:
-    """A panel for each way of launching the step on the GPU; None where there is no GPU."""
     if not results.gpu_arms:
         return None
     cells = results.where(declared.where)
-    figure, grid = new_figure(title, 0.9 + 3.4 * len(results.gpu_arms), len(results.gpu_arms))
+    figure, grid = _panels(title, 0.9 + 3.4 * len(results.gpu_arms), len(results.gpu_arms))
+    xs, ys = ([*results.grouped(cells, name)] for name in (declared.x, declared.y))
     answer = BreakEven("", declared.y, where=declared.where, by=declared.x)
     for axes, arm in zip(grid[:, 0], results.gpu_arms, strict=True):
-        _map_axes(axes, declared, [[*results.grouped(cells, name)] for name in (declared.x, declared.y)])
+        log_axes(axes, declared.x, declared.y)
+        axes.set_xlim(xs[0] / MARGIN, xs[-1] * MARGIN**2)
+        axes.set_ylim(ys[0] / MARGIN, ys[-1] * MARGIN)
+        axes.set_xticks(xs, labels=[f"{x:,}" for x in xs])
+        axes.set_yticks(ys, labels=[f"{y:,}" for y in ys])
         found = ratios(results, cells, arm.where, {"device": "cpu"}, (declared.x, declared.y))
         for (x, y), difference in found.items():
             _ratio(axes, x, y, difference.ratio if difference else None)
         _break_even_line(axes, crossings(answer, results, arm))
         axes.set_title(f"{arm.name} against the CPU threads of least time", loc="left")
     line = Line2D([], [], color=BLACK, marker="D", markersize=4, label="break-even, with its 95% interval")
-    gpu, cpu = (
-        Patch(color=VERMILLION, label="CPU / GPU: less time on the GPU"),
-        Patch(color=BLUE, label="on the CPU"),
-    )
-    legend_below(figure, [line, gpu, cpu])
+    gpu = Patch(color=VERMILLION, label="CPU / GPU: less time on the GPU")
+    legend_below(figure, [line, gpu, Patch(color=BLUE, label="on the CPU")])
     return figure
-
-
-def _map_axes(axes: Axes, declared: BreakEvenMap, ticks: Sequence[Sequence[float]]) -> None:
-    xs, ys = ticks
-    log_axes(axes, declared.x, declared.y)
-    axes.set_xlim(xs[0] / MARGIN, xs[-1] * MARGIN**2)
-    axes.set_ylim(ys[0] / MARGIN, ys[-1] * MARGIN)
-    axes.set_xticks(xs, labels=[f"{x:,}" for x in xs])
-    axes.set_yticks(ys, labels=[f"{y:,}" for y in ys])
 
 
 def _ratio(axes: Axes, x: float, y: float, ratio: float | None) -> None:
@@ -265,12 +257,10 @@ def _ratio(axes: Axes, x: float, y: float, ratio: float | None) -> None:
 
 
 def _break_even_line(axes: Axes, found: dict[Any, Crossing | None]) -> None:
-    """Through the points that have one, and a bar for its interval, to the edge where that is open."""
     known = [(x, one.at, one) for x, one in found.items() if one and one.at is not None]
     look: dict[str, Any] = {"color": BLACK, "zorder": 3}
-    axes.plot(
-        [x for x, _, _ in known], [y for _, y, _ in known], marker="D", markersize=4, linewidth=1.2, **look
-    )
+    xs, ys = [x for x, _, _ in known], [y for _, y, _ in known]
+    axes.plot(xs, ys, marker="D", markersize=4, linewidth=1.2, **look)
     floor, ceiling = axes.get_ylim()
     for x, y, one in known:
         add_tip(axes, x, y, f"{x:,}: from {rounded(y)}{one.bounds} on")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from scaling.analysis.columns import by_key
 from scaling.analysis.decisions import Difference
 from scaling.device_studies.declaration import (
     DEVICES,
@@ -17,7 +18,6 @@ from scaling.device_studies.declaration import (
     Variant,
     Where,
 )
-from scaling.report.device.cells import STEP, DeviceResult, fastest
 from scaling.report.device.comparisons import (
     Crossing,
     Reached,
@@ -32,7 +32,7 @@ from scaling.report.device.comparisons import (
     spread,
     times_of,
 )
-from scaling.report.device.results import Results
+from scaling.report.device.results import STEP, DeviceResult, Results, fastest
 from scaling.report.formats import listed, number
 
 
@@ -56,21 +56,19 @@ def crossings(declared: BreakEven, results: Results, first: Variant) -> dict[Any
     """Value of `by` -> from where on the first takes less time; without `by` of all cells, under None."""
     cells = results.where(declared.where)
     groups = results.grouped(cells, declared.by) if declared.by else {None: cells}
-    than = _fewest(results) if declared.threads else declared.than
+    than = declared.than
+    if declared.threads:
+        than = {"device": "cpu", "threads": min(cell.threads for cell in results.where({"device": "cpu"}))}
     return {
         value: crossing(ratios(results, same, first.where, than, [declared.x]))
         for value, same in groups.items()
     }
 
 
-def _fewest(results: Results) -> Where:
-    return {"device": "cpu", "threads": min(cell.threads for cell in results.all("cpu"))}
-
-
 def firsts(declared: BreakEven, results: Results) -> list[Variant]:
     """What is compared with the others: arms of the GPU, or all threads."""
     if declared.threads:
-        counts = {cell.threads for cell in results.all("cpu")}
+        counts = {cell.threads for cell in results.where({"device": "cpu"})}
         if len(counts) < 2 or results.gpu_arms:
             return []
         return [Variant("", {"device": "cpu", "threads": max(counts)})]
@@ -83,15 +81,14 @@ def _break_even(declared: BreakEven, results: Results) -> Iterator[str]:
         return
     clauses = []
     for first in firsts(declared, results):
-        groups: dict[str, list[str]] = {}
-        for value, found in crossings(declared, results, first).items():
-            groups.setdefault(crossing_text(found, declared.unit), []).append(results.label(value))
+        found = crossings(declared, results, first)
+        groups = by_key(found, lambda value, of=found: crossing_text(of[value], declared.unit))  # type: ignore[misc]
         name = f"{first.name}, " if first.name and declared.by else f"{first.name} ".lstrip()
-        where = {
-            text: f"at {declared.by} {listed(values)} " if declared.by else ""
+        at = {
+            text: f"at {declared.by} {listed([*map(results.label, values)])} " if declared.by else ""
             for text, values in groups.items()
         }
-        clauses.append(name + "; ".join(f"{where[text]}{text}" for text in groups))
+        clauses.append(name + "; ".join(f"{where}{text}" for text, where in at.items()))
     threads = sorted({cell.threads for cell in results.where(declared.than)})
     more = {"fewest": threads[0], "most": threads[-1]} if threads else {}
     cell = next(iter(results.where(declared.than, cells)), None)
@@ -106,20 +103,14 @@ def _short_break_even(declared: BreakEven, results: Results) -> str:
         if any(found is None or found.wins == "nowhere" or not found.is_decided for found in every):
             return ""
         points = [found.at for found in every if found and found.at is not None]
-        where = (
-            f"from {declared.unit} {rounded(max(points))} on"
-            if points
-            else f"at every measured {declared.unit}"
-        )
-        clauses.append(f"{first.name} {where}")
+        start = f"from {declared.unit} {rounded(max(points))} on" if points else ""
+        clauses.append(f"{first.name} {start or f'at every measured {declared.unit}'}")
     return f"At every measured {declared.by}, {' and '.join(clauses)}." if clauses and declared.by else ""
 
 
 def enough(declared: Enough, cells: Sequence[DeviceResult]) -> Reached | None:
-    """The least `x` that is enough, if points not measured yet cannot change it.
-
-    These are the points of smaller values, below one that is not enough: times are taken to fall until there.
-    """
+    """The least `x` that is enough, if points not measured yet cannot change it. These are the points of
+    smaller values, below one that is not enough: times are taken to fall until there."""
     need = reached(cells, declared.x, declared.ratio)
     if need is None or (not declared.is_bound and sum(cell.estimate() is not None for cell in cells) < 2):
         return None
@@ -129,9 +120,8 @@ def enough(declared: Enough, cells: Sequence[DeviceResult]) -> Reached | None:
 
 
 def _arms(declared: Enough, results: Results) -> list[Variant]:
-    if declared.x == "threads":
-        return [device for device in DEVICES if results.where(device.where)]
-    return results.arms
+    devices = [device for device in DEVICES if results.where(device.where)]
+    return devices if declared.x == "threads" else results.arms
 
 
 def needs(declared: Enough, results: Results, arm: Variant) -> dict[Any, Reached]:
@@ -145,18 +135,15 @@ def needs(declared: Enough, results: Results, arm: Variant) -> dict[Any, Reached
 
 
 def _gain(declared: Enough, results: Results, need: Reached) -> Difference | None:
-    """The time with the least `x` over that with what is enough."""
     return need.shown.difference(results.first_along(need.shown, declared.x))
 
 
 def _is_largest(declared: Enough, results: Results, need: Reached) -> bool:
     """Whether no larger value was measured: then a larger one may be needed."""
-    if not declared.is_bound:
-        return False
     others = {**need.shown.point, "device": need.shown.device}
-    others.pop(declared.x)
-    largest = max(cell.value(declared.x) for cell in results.where(others) if cell.estimate())
-    return bool(need.shown.value(declared.x) == largest)
+    others.pop(declared.x, None)
+    larger = [cell.value(declared.x) for cell in results.where(others) if cell.estimate()]
+    return declared.is_bound and bool(need.shown.value(declared.x) == max(larger))
 
 
 def _enough(declared: Enough, results: Results) -> Iterator[str]:
@@ -174,10 +161,8 @@ def _enough(declared: Enough, results: Results) -> Iterator[str]:
             each.append(f"{value} {text} ({bracket})")
         clauses += [f"on the {arm.name}: {', '.join(each)}"] if each else []
         if without := [value for value in every_value if value not in known]:
-            which = (
-                f"every {results.label(declared.by)}" if len(without) == len(every_value) else listed(without)
-            )
-            missing.append(f"on the {arm.name} for {which}")
+            every = f"every {results.label(declared.by)}" if not known else ""
+            missing.append(f"on the {arm.name} for {every or listed(without)}")
     yield from finding(results, results.text(declared.text, **counts), clauses)
     if missing:
         yield f"Not answered, as points are missing, {'; '.join(missing)}."
@@ -231,7 +216,6 @@ def _short_enough(declared: Enough, results: Results) -> str:
 
 
 def groups_of(declared: Fastest, results: Results, device: Variant) -> dict[Any, list[DeviceResult]]:
-    """Values of `by` -> the cells that are compared on a device."""
     return results.grouped(results.where(declared.where, results.where(device.where)), *declared.by)
 
 
@@ -258,12 +242,10 @@ def _fastest(declared: Fastest, results: Results) -> Iterator[str]:
 def _other(
     declared: Fastest, results: Results, best: Sequence[DeviceResult], cells: Sequence[DeviceResult]
 ) -> tuple[str, Difference] | None:
-    """Where there are two choices and one takes less: the other, and how long it takes."""
     choices = results.grouped(results.where(declared.where), declared.choice)
     others = [cell for cell in cells if cell.estimate() and cell not in best]
-    difference = (
-        best[0].difference(others[0]) if len(choices) == 2 and len(best) == len(others) == 1 else None
-    )
+    is_clear = len(choices) == 2 and len(best) == len(others) == 1
+    difference = best[0].difference(others[0]) if is_clear else None
     return (results.label(others[0].value(declared.choice)), difference) if difference else None
 
 
@@ -276,9 +258,8 @@ def _short_fastest(declared: Fastest, results: Results) -> str:
             continue
         best = [least(cells) for cells in groups]
         everywhere = set.intersection(*({cell.value(declared.choice) for cell in one} for one in best))
-        common = [
-            results.label(value) for value in results.grouped(best[0], declared.choice) if value in everywhere
-        ]
+        choices = results.grouped(best[0], declared.choice)
+        common = [results.label(value) for value in choices if value in everywhere]
         found = [_other(declared, results, *pair) for pair in zip(best, groups, strict=True)]
         times = [other[1].ratio for other in found if other]
         longer = f" (the other {spread(times)} times as long)" if times else ""
@@ -289,26 +270,23 @@ def _short_fastest(declared: Fastest, results: Results) -> str:
 
 
 def _times(declared: Times, results: Results) -> Iterator[str]:
+    sides: list[tuple[str, Where]] = [
+        (label.format(**more), {**of, **more})
+        for label, of in declared.of.items()
+        for value in (results.grouped(results.where(of), declared.vary) if declared.vary else [None])
+        for more in [{declared.vary: value} if declared.vary else {}]
+    ]
     is_across = any("device" in side for side in (declared.over, *declared.of.values()))
     for device in [None] if is_across else DEVICES:
         cells = results.where(device.where) if device else results.cells
         compared = results.where(declared.over, cells)
         clauses = []
         for phase, word in declared.phases.items():
-            found = [_item(declared, results, cells, *pair, phase) for pair in _sides(declared, results)]
-            items = [*filter(None, found)]
+            items = [item for pair in sides if (item := _item(declared, results, cells, *pair, phase))]
             clauses += [f"{word} {listed(items)}".strip()] if items else []
         if clauses:
             text = results.text(declared.text, compared[0], error=_largest(declared, compared))
             yield from finding(results, text, clauses, declared.after)
-
-
-def _sides(declared: Times, results: Results) -> Iterator[tuple[str, Where]]:
-    for label, of in declared.of.items():
-        values = results.grouped(results.where(of), declared.vary) if declared.vary else [None]
-        for value in values:
-            more = {declared.vary: value} if declared.vary else {}
-            yield label.format(**more), {**of, **more}
 
 
 def _item(
@@ -322,25 +300,20 @@ def _item(
     if not known:
         return ""
     if declared.each:
-        pairs = [(key if isinstance(key, tuple) else (key,), known[key]) for key in known]
-        names = [dict(zip(declared.at, map(results.label, key), strict=True)) for key, _ in pairs]
-        each = [
-            declared.each.format(times=times_of([difference]), **values)
-            for (_, difference), values in zip(pairs, names, strict=True)
-        ]
+        each = []
+        for key, difference in known.items():
+            values = map(results.label, key if isinstance(key, tuple) else (key,))
+            names = dict(zip(declared.at, values, strict=True))
+            each.append(declared.each.format(times=times_of([difference]), **names))
         text = listed(each)
     else:
-        asked = results.grouped(
-            [*results.where(declared.over, cells), *results.where(of, cells)], *declared.at
-        )
-        where = f" at {declared.at[0]} {listed([results.label(key) for key in known])}"
-        text = times_of([*known.values()]) + (
-            where if len(known) < len(asked) and len(declared.at) == 1 else ""
-        )
-    error = (
-        f" (relative error up to {_largest(declared, results.where(of, wanted))})" if declared.error else ""
-    )
-    return f"{text} {label}{error}".strip()
+        both = [*results.where(declared.over, cells), *results.where(of, cells)]
+        text = times_of([*known.values()])
+        if len(known) < len(results.grouped(both, *declared.at)) and len(declared.at) == 1:
+            text += f" at {declared.at[0]} {listed([*map(results.label, known)])}"
+    if declared.error:
+        label += f" (relative error up to {_largest(declared, results.where(of, wanted))})"
+    return f"{text} {label}".strip()
 
 
 def _largest(declared: Times, cells: Iterable[DeviceResult]) -> str:
@@ -352,25 +325,20 @@ def _noted(declared: Noted, results: Results) -> Iterator[str]:
     return (results.text(declared.text, cell) for cell in results.cells if declared.only(cell))
 
 
-SENTENCES: dict[type, Callable[[Any, Results], Iterator[str]]] = {
-    BreakEven: _break_even,
-    Enough: _enough,
-    Fastest: _fastest,
-    Times: _times,
-    Noted: _noted,
+SAID: dict[type, tuple[Callable[[Any, Results], Iterator[str]], Callable[[Any, Results], str]]] = {
+    BreakEven: (_break_even, _short_break_even),
+    Enough: (_enough, _short_enough),
+    Fastest: (_fastest, _short_fastest),
+    Times: (_times, lambda *_: ""),
+    Noted: (_noted, lambda *_: ""),
 }
-SHORT: dict[type, Callable[[Any, Results], str]] = {
-    BreakEven: _short_break_even,
-    Enough: _short_enough,
-    Fastest: _short_fastest,
-}
+"""Kind of a finding -> its sentences, and the short answer."""
 
 
 def sentences(declared: Sequence[Finding], results: Results) -> Iterator[str]:
     for one in declared:
-        yield from SENTENCES[type(one)](one, results)
+        yield from SAID[type(one)][0](one, results)
 
 
 def short_answer(declared: Sequence[Finding], results: Results) -> str:
-    said = (SHORT[type(one)](one, results) for one in declared if type(one) in SHORT)
-    return " ".join(filter(None, said))
+    return " ".join(filter(None, (SAID[type(one)][1](one, results) for one in declared)))

@@ -6,24 +6,21 @@ A training's total is the sum of two phases, and the fit is a picture: no other 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from scaling.analysis.decisions import Difference
 from scaling.analysis.study_scatter import CellTimes, study_scatter
 from scaling.device_studies.declaration import Variant
-from scaling.report.device.cells import DeviceResult
 from scaling.report.device.comparisons import finding, is_longer, rounded
 from scaling.report.device.drawing import hues, log_axes
-from scaling.report.device.results import Results
+from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures.base import Drawn
-from scaling.report.figures.parts import WIDTH, legend_below, set_title
+from scaling.report.figures.parts import legend_below, new_figure
 from scaling.report.formats import listed, milliseconds, number
 
 Grid = NDArray[np.float64]
@@ -91,10 +88,8 @@ def trainings(results: Results) -> list[FitTraining]:
 
 
 def surface(side: int) -> Grid:
-    """The surface on a grid of `side` x `side`, the first axis being x.
-
-    The formula is that of `scaling.device_studies.surface_training`, which needs torch.
-    """
+    """The surface on a grid of `side` x `side`, the first axis being x. The formula is that of
+    `scaling.device_studies.surface_training`, which needs torch."""
     axis = np.linspace(-EXTENT, EXTENT, side)
     x, y = np.meshgrid(axis, axis, indexing="ij")
     return np.asarray(
@@ -124,8 +119,7 @@ def figures(results: Results) -> Iterator[Drawn]:
     best, fit = min(with_fit, key=lambda pair: pair[0].total_s)
     how = f"{best.arm.name}, {activation(results)}, {best.epochs:,} epochs"
     title = f"{results.experiment}: surface, fit and residual ({how})"
-    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
-    set_title(figure, title)
+    figure = new_figure(title, 5.2)
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.0, 1.15])[:, 0]
     panels = above.subplots(1, 3, sharex=True, sharey=True)
     truth = surface(len(fit))
@@ -153,7 +147,6 @@ def figures(results: Results) -> Iterator[Drawn]:
 
 
 def findings(results: Results) -> Iterator[str]:
-    """After how many epochs compiling or capturing has paid for itself; the residual."""
     trained = trainings(results)
     eager = {one.cell.device: one for one in trained if one.cell.point["step"] == "eager"}
     for training in trained:
@@ -166,27 +159,19 @@ def findings(results: Results) -> Iterator[str]:
         residuals = sorted({number(training.cell.fact("rms_residual")) for training in trained}, key=float)
         between = residuals[0] if len(residuals) == 1 else f"between {residuals[0]} and {residuals[-1]}"
         height = number(trained[0].cell.fact("rms_height"))
-        yield (
+        text = (
             f"{results.experiment}: after {trained[0].epochs:,} epochs the root mean square of the residual "
             f"with {activation(results)} is {between}, on a surface of heights that deviate by {height}."
-            f"{_swing(trained)}"
         )
-
-
-def _swing(trained: Sequence[FitTraining]) -> str:
-    """What the residual does in the last half of the epochs, whatever the arm."""
-    late = [
-        math.sqrt(loss)
-        for training in trained
-        for epoch, loss in zip(*training.losses, strict=True)
-        if 2 * epoch >= training.epochs
-    ]
-    if len(late) < 2:
-        return ""
-    return (
-        f" Over the last half of the epochs it moves between {number(min(late))} and {number(max(late))}: "
-        "a smaller difference of two ways tells where the last epoch fell, not which way fits better."
-    )
+        points = [(one, *point) for one in trained for point in zip(*one.losses, strict=True)]
+        late = [math.sqrt(loss) for training, epoch, loss in points if 2 * epoch >= training.epochs]
+        if len(late) > 1:
+            ends = f"{number(min(late))} and {number(max(late))}"
+            text += (
+                f" Over the last half of the epochs it moves between {ends}: a smaller difference of two "
+                "ways tells where the last epoch fell, not which way fits better."
+            )
+        yield text
 
 
 def _paid(training: FitTraining, base: FitTraining) -> str:
@@ -222,21 +207,17 @@ def short(results: Results) -> str:
     gpu, cpu = (training.cell.cell_id for training in shortest)
     scatter = study_scatter({training.cell.cell_id: training.times for training in every})
     times = " and ".join(f"{number(training.total_s)} s on {training.arm.name}" for training in shortest)
-    return f"{_verdict(scatter.difference(gpu, cpu))}a complete training takes {times}."
-
-
-def _verdict(difference: Difference) -> str:
-    if difference.error is None:
-        return ""
-    if not difference.is_significant:
-        return f"{'Either' if difference.is_same() else 'Undecided'}: "
-    return "Yes: " if difference.is_larger else "No: "
+    difference, verdict = scatter.difference(gpu, cpu), ""
+    if difference.error is not None:
+        verdict = "Yes: " if difference.is_larger else "No: "
+        if not difference.is_significant:
+            verdict = f"{'Either' if difference.is_same() else 'Undecided'}: "
+    return f"{verdict}a complete training takes {times}."
 
 
 def answer(results: Results) -> Iterator[str]:
-    whole = [
-        f"{number(training.total_s)} s on {training.arm.name}"
-        + (f" ({number(training.made_s)} s of it {training.verb})" if training.made_s else "")
-        for training in trainings(results)
-    ]
+    whole = []
+    for training in trainings(results):
+        made = f" ({number(training.made_s)} s of it {training.verb})" if training.made_s else ""
+        whole.append(f"{number(training.total_s)} s on {training.arm.name}{made}")
     yield from finding(results, "A complete training takes ", [listed(whole)] if whole else [])

@@ -6,17 +6,24 @@ every interval and every difference of two cells rests on it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from statistics import geometric_mean, median
 from typing import Any
 
+import numpy as np
+
 from scaling.analysis.columns import DEVICE, by_key
-from scaling.analysis.study_scatter import CellTimes, study_scatter
+from scaling.analysis.decisions import Difference
+from scaling.analysis.study_scatter import CellTimes, StudyScatter, estimate_within, study_scatter
 from scaling.analysis.summary import environment_of, num_cores
 from scaling.device_studies.declaration import (
     ARMS,
     DEVICES,
+    EXPERIMENTS,
     STEP_TIME,
     BreakEven,
     Fastest,
@@ -30,22 +37,149 @@ from scaling.device_studies.declaration import (
     Variant,
     Where,
 )
-from scaling.device_studies.registry import EXPERIMENTS
 from scaling.errors import StoreError, StudyError
-from scaling.report.device.cells import LEFT_OUT, DeviceResult, size_of
+from scaling.measure.statistics import Estimate, interval_of_launches, interval_of_mean
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.records import MEND
 from scaling.store.run_samples import DeviceLineModel, validate_lines
+
+LEFT_OUT = "left_out"
+SAMPLES = "samples"
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    cell_id: str
+    cell: Mapping[str, Any]
+    records: list[RunRecord]
+    launches: Mapping[int, list[dict[str, Any]]]
+    scatters: dict[str, StudyScatter] = field(default_factory=dict, repr=False)
+
+    @property
+    def point(self) -> dict[str, Any]:
+        return dict(self.cell["point"])
+
+    @property
+    def device(self) -> str:
+        return str(self.cell["device"])
+
+    @property
+    def threads(self) -> int:
+        return int(self.cell["threads"])
+
+    def value(self, name: str) -> Any:
+        known = {"step": "eager", **self.point, "device": self.device, "threads": self.threads}
+        return known[name] if name in known else self.fact(name)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it has no numbers: it was left out, or has failed; None where it has, or is not done."""
+        left_out = self.fact(LEFT_OUT)
+        if left_out is not None:
+            return str(left_out)
+        return next((record.reason for record in self.records if record.state == "failed"), None)
+
+    @cached_property
+    def phases(self) -> list[str]:
+        return list(dict.fromkeys(row["phase"] for row in self._rows if "phase" in row))
+
+    @property
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        return chain.from_iterable(self.launches.values())
+
+    def seconds(self, phase: str = STEP) -> dict[int, list[float]]:
+        launches = {
+            repeat: [row["seconds"] for row in rows if row.get("phase") == phase]
+            for repeat, rows in self.launches.items()
+        }
+        return {repeat: samples for repeat, samples in launches.items() if samples}
+
+    def estimate(self, phase: str = STEP) -> Estimate | None:
+        launches = [*self.seconds(phase).values()]
+        return estimate_within(launches, self.scatters.get(phase), self.cell_id) if launches else None
+
+    def median(self, phase: str = STEP) -> float:
+        estimate = self.estimate(phase)
+        return estimate.median if estimate else math.inf
+
+    def mean(self, phase: str = STEP) -> tuple[float, float | None, float | None] | None:
+        """Of a phase's seconds the launches' means, combined on the log scale, and its 95% interval: what a
+        rate is of, since a median has no long steps in it. None where there is no sample."""
+        launches = [np.array(samples) for samples in self.seconds(phase).values()]
+        if not launches or min(one.mean() for one in launches) <= 0:
+            return None
+        means = [float(one.mean()) for one in launches]
+        ends = interval_of_launches(means) if len(means) > 1 else interval_of_mean(launches[0])
+        return geometric_mean(means) if len(means) > 1 else means[0], *ends
+
+    def difference(
+        self, other: DeviceResult, phase: str = STEP, log_factor: float = 0.0
+    ) -> Difference | None:
+        """The other's time over this one's, times e to the power log_factor; None where one has none."""
+        scatter = self.scatters.get(phase)
+        if scatter is None or not (
+            scatter.num_launches(self.cell_id) and scatter.num_launches(other.cell_id)
+        ):
+            return None
+        return scatter.difference(self.cell_id, other.cell_id, log_factor)
+
+    def facts(self, name: str) -> list[dict[str, Any]]:
+        return [row for row in self._rows if row.get("fact") == name]
+
+    def fact(self, name: str) -> Any:
+        return next((row["value"] for row in self.facts(name) if "value" in row), None)
+
+    @cached_property
+    def scalars(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        for row in self._rows:
+            if "fact" in row and isinstance(row.get("value"), (int, float, str)):
+                facts.setdefault(row["fact"], row["value"])
+        return facts
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.fact(SAMPLES) or 1)
+
+    @property
+    def has_failed(self) -> bool:
+        return any(record.state == "failed" for record in self.records)
+
+    @property
+    def is_over(self) -> bool:
+        return all(record.state in ("done", "failed") for record in self.records)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        mean, samples = self.mean(), self.fact(SAMPLES)
+        return samples / mean[0] if mean and samples else None
+
+
+def fastest(cells: Iterable[DeviceResult], phase: str = STEP) -> DeviceResult | None:
+    """The cell with the least median time; None where none has one, or one of several is not measured yet."""
+    every = [*cells]
+    timed = [cell for cell in every if cell.estimate(phase)]
+    if len(every) > 1 and not all(cell.is_over for cell in every):
+        return None
+    return min(timed, key=lambda cell: cell.median(phase), default=None)
+
+
+def size_of(value: Any) -> tuple[int, float, str]:
+    return (0, float(value), "") if isinstance(value, (int, float)) else (1, 0.0, str(value))
+
+
+def place(cell: DeviceResult) -> tuple[Any, ...]:
+    """By the point's values, then device and threads: the order of columns in the summary."""
+    return ([size_of(value) for value in cell.point.values()], cell.device, cell.threads, cell.cell_id)
+
 
 PLAIN = "Milliseconds (column iteration_s)."
 
 
 def plain_report(cells: Sequence[DeviceResult]) -> Report:
-    """What can be said of cells that nothing is declared of.
-
-    A figure over the number that has most values, one table, and where the GPU begins to take less time, or
-    which word of a variable takes the least.
-    """
+    """What can be said of cells that nothing is declared of. A figure over the number that has most values,
+    one table, and where the GPU begins to take less time, or which word of a variable takes the least."""
     values: dict[str, set[Any]] = {}
     for name, value in (pair for cell in cells for pair in cell.point.items()):
         values.setdefault(name, set()).add(value)
@@ -100,10 +234,6 @@ class Results:
         every = self.cells if cells is None else cells
         return [cell for cell in every if all(cell.value(name) in values for name, values in wanted.items())]
 
-    def all(self, device: str | None = None, **point: Any) -> list[DeviceResult]:
-        """The cells there with these values of their variables."""
-        return self.where({**({"device": device} if device else {}), **point})
-
     def _allowed(self, value: Any) -> Sequence[Any]:
         given = self.parameters.get(value.name, ()) if isinstance(value, Setting) else value
         return given if isinstance(given, (list, tuple)) else (given,)
@@ -135,7 +265,7 @@ class Results:
     def arms(self) -> list[Variant]:
         if self.report.variants != ARMS:
             return [variant for variant in self.report.variants if self.where(variant.where)]
-        threads = sorted({cell.threads for cell in self.all("cpu")})
+        threads = sorted({cell.threads for cell in self.where({"device": "cpu"})})
         cpu = [
             Variant(f"CPU, {count} thread{'s' * (count != 1)}", {"device": "cpu", "threads": count})
             for count in threads
@@ -183,23 +313,25 @@ def report_of(experiment: str, cells: Sequence[DeviceResult]) -> Report:
 
 
 def read_devices(folder: ResultsFolder) -> list[Results]:
-    """The experiments of a folder, in the order of their names.
-
-    Raises:
-        StoreError: a record or a sample of a done run is missing or damaged.
-    """
+    """The experiments of a folder, in the order of their names. Raises StoreError: a record or a sample of a
+    done run is missing or damaged."""
     all_runs = (record for record in folder.runs() if record.cell.get("kind") == DEVICE)
     records = by_key(all_runs, lambda record: record.cell_id)
     if not records:
         return []
-    experiments: dict[tuple[str, str], list[DeviceResult]] = {}
+    found = []
     for cell_id, runs in records.items():
-        cell = runs[0].cell
         launches = {record.repeat: _rows(folder, record) for record in runs if record.state == "done"}
-        key = (cell["experiment"], repr(sorted(cell["parameters"].items())))
-        experiments.setdefault(key, []).append(DeviceResult(cell_id, cell, runs, launches))
+        found.append(DeviceResult(cell_id, runs[0].cell, runs, launches))
+    experiments = by_key(
+        found, lambda one: (one.cell["experiment"], repr(sorted(one.cell["parameters"].items())))
+    )
     no_gpu = any(str(note).startswith(NO_GPU) for note in folder.study().get("notes") or [])
-    asked, cores = _asked(folder), num_cores(environment_of(folder))
+    asked: dict[str, set[str]] = {}
+    for part in folder.study().get("parts", []):
+        if part.get("kind") == DEVICE:
+            asked.setdefault(part["experiment"]["name"], set()).update(part["devices"])
+    cores = num_cores(environment_of(folder))
     read: list[Results] = []
     for (name, _), cells in sorted(experiments.items(), key=lambda item: item[0]):
         same = sum(other.experiment == name for other in read)
@@ -237,11 +369,3 @@ def _rows(folder: ResultsFolder, record: RunRecord) -> list[dict[str, Any]]:
         raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded; {MEND}")
     validate_lines(DeviceLineModel, rows, f"{where}/rank0.jsonl")
     return rows
-
-
-def _asked(folder: ResultsFolder) -> dict[str, set[str]]:
-    asked: dict[str, set[str]] = {}
-    for part in folder.study().get("parts", []):
-        if part.get("kind") == DEVICE:
-            asked.setdefault(part["experiment"]["name"], set()).update(part["devices"])
-    return asked

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from scaling.analysis.cautions import LONG_STEPS
 from scaling.device_studies.declaration import DEVICES, Rows, Show, Variant
-from scaling.report.device.cells import STEP, DeviceResult, fastest
-from scaling.report.device.results import Results
+from scaling.report.device.results import STEP, DeviceResult, Results, fastest
 from scaling.report.formats import MISSING, interval, milliseconds, number, ratio
 from scaling.report.tables import Column, Table, table_of
 
@@ -19,19 +18,6 @@ LEFT_OUT = (
     "Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not fit, or as the "
     "reason says."
 )
-
-
-def time_cell(cell: DeviceResult | None, phase: str = STEP) -> str:
-    estimate = cell.estimate(phase) if cell else None
-    if estimate is None:
-        return MISSING
-    width = None if estimate.low is None or estimate.high is None else estimate.high - estimate.low
-    return milliseconds(estimate.median, width)
-
-
-def interval_cell(cell: DeviceResult | None, phase: str = STEP) -> str:
-    estimate = cell.estimate(phase) if cell else None
-    return MISSING if estimate is None else interval(estimate.low, estimate.high)
 
 
 def scientific(value: float | None) -> str:
@@ -46,15 +32,15 @@ def per_s(cell: DeviceResult, name: str, phase: str = STEP) -> float | None:
 def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
     if cell is None:
         return MISSING
-    if show.kind == "time":
-        return time_cell(cell, show.phase)
-    if show.kind == "seconds":
-        return number(cell.median(show.phase) if cell.estimate(show.phase) else None)
-    if show.kind == "interval":
-        return interval_cell(cell, show.phase)
-    if show.kind == "both":
-        ends = interval_cell(cell, show.phase)
-        return time_cell(cell, show.phase) + ("" if ends == MISSING else f" ({ends})")
+    if show.kind in ("time", "seconds", "interval", "both"):
+        estimate = cell.estimate(show.phase)
+        if estimate is None:
+            return MISSING
+        ends = interval(estimate.low, estimate.high)
+        width = None if estimate.low is None or estimate.high is None else estimate.high - estimate.low
+        time = milliseconds(estimate.median, width)
+        both = time if ends == MISSING else f"{time} ({ends})"
+        return {"time": time, "seconds": number(estimate.median), "interval": ends, "both": both}[show.kind]
     if show.kind == "over_first":
         difference = cell.difference(results.first_along(cell, show.name))
         return ratio(difference.ratio) if difference else MISSING
@@ -62,21 +48,6 @@ def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
     if show.kind == "error" or value is None:
         return scientific(value)
     return results.label(value) if show.kind == "fact" else number(value * show.scale)
-
-
-def on(results: Results, cell: DeviceResult) -> str:
-    """The name of how the cell was computed: `GPU eager`."""
-    return next((arm.name for arm in results.arms if results.where(arm.where, [cell])), cell.device)
-
-
-def median_text(results: Results) -> str:
-    """What a number of the experiment is, for above its tables."""
-    every = [cell.estimate(phase) for cell in results.cells for phase in cell.phases]
-    methods = dict.fromkeys(estimate.method for estimate in every if estimate)
-    return (
-        "Times are medians, rates are of mean times; 95% intervals of times: "
-        f"{'; '.join(methods) or MISSING}. A dash: not measured, see below."
-    )
 
 
 def declared_table(results: Results, rows: Rows) -> Iterator[Table]:
@@ -123,20 +94,28 @@ def cells_table(
 ) -> Table:
     """A table of an experiment with a row for each of the groups of cells; medians of times unless said."""
     ids = [[cell.cell_id for cell in cells] for cells in groups]
-    above = median_text(results) if statistic is None else statistic
+    every = [cell.estimate(phase) for cell in results.cells for phase in cell.phases]
+    methods = dict.fromkeys(estimate.method for estimate in every if estimate)
+    above = statistic or (
+        "Times are medians, rates are of mean times; 95% intervals of times: "
+        f"{'; '.join(methods) or MISSING}. A dash: not measured, see below."
+    )
     name = f"{results.experiment}: {title}" if title else results.experiment
     return table_of(name, above, columns, groups, remarks=below, cells=ids)
 
 
 def left_out_table(results: Results) -> Iterator[Table]:
+    def on(cells: Cells) -> str:
+        """How the cell was computed: `GPU eager`."""
+        return next((arm.name for arm in results.arms if results.where(arm.where, cells)), cells[0].device)
+
     without = [[cell] for cell in results.cells if cell.reason is not None]
-    named = [variable(results, name) for name in results.report.named]
-    more: dict[str, Callable[[Cells], str]] = {
-        "on": lambda cells: on(results, cells[0]),
-        "state": lambda cells: "failed" if cells[0].has_failed else "left out",
-        "reason": lambda cells: cells[0].reason or "",
-    }
-    columns = [*named, *(Column(header, text) for header, text in more.items())]
+    columns = [
+        *(variable(results, name) for name in results.report.named),
+        Column("on", on),
+        Column("state", lambda cells: "failed" if cells[0].has_failed else "left out"),
+        Column("reason", lambda cells: cells[0].reason or ""),
+    ]
     if without:
         yield cells_table(results, "points without numbers, and why", columns, without, statistic=LEFT_OUT)
 

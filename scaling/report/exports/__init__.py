@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from scaling.analysis.samples import CellResult
 from scaling.report.exports.chrome import chrome_trace
 from scaling.report.exports.extra_p import extra_p
-from scaling.report.exports.mllog import mllog
-from scaling.report.exports.tensorboard import event_files
+from scaling.report.exports.logs import event_files, mllog
 from scaling.report.exports.tidy_csv import tidy_csv
 from scaling.store import ResultsFolder
 

@@ -28,11 +28,7 @@ Region = dict[int, CellResult]
 
 
 def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
-    """The lines of the file.
-
-    Raises:
-        ScalingError: there is no timing of two world sizes.
-    """
+    """The lines of the file. Raises ScalingError: there is no timing of two world sizes."""
     regions = _regions([cell for cell in cells if cell.launches and not cell.cell.get("aa_replicate")])
     sizes = _common_sizes(regions)
     complete = {name: region for name, region in regions.items() if set(sizes) <= set(region)}

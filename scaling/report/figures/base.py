@@ -14,9 +14,9 @@ from scaling.analysis.groups import CellGroup, group_rows
 from scaling.analysis.samples import CellResult
 from scaling.analysis.transfers import TransferResult
 from scaling.errors import StudyError
-from scaling.report.figures.style import Look, aggregator_looks
-from scaling.report.sections import TITLES
-from scaling.report.titles import title_parts
+from scaling.report.figures.parts import Look, aggregator_looks
+from scaling.report.tables import TITLES
+from scaling.report.text import title_parts
 
 if TYPE_CHECKING:  # they draw figures themselves
     from scaling.analysis.links import CellLinks
@@ -50,11 +50,9 @@ class FigureInput:
 
     @cached_property
     def groups(self) -> list[CellGroup]:
-        """Comparable cells, in the table's order."""
         return group_rows(self.rows)
 
     def groups_of(self, kind: str) -> Iterator[CellGroup]:
-        """Those of one kind: iteration or convergence."""
         return (group for group in self.groups if group.kind == kind)
 
     @cached_property
@@ -65,7 +63,6 @@ class FigureInput:
         return aggregator_looks(labels, trained)
 
     def best_of(self, group: CellGroup) -> set[str]:
-        """The labels of the aggregators that the study's answers choose in this group."""
         return {row["aggregator"] for row in group.rows if row["cell_id"] in self.best}
 
     def titled(self, what: str, group: CellGroup) -> str:
@@ -106,14 +103,8 @@ class FigureKind:
 
 
 def figure(*, section: str) -> Callable[[Draw], FigureKind]:
-    """Makes a figure of a function that yields what it draws; nothing where the results do not have it.
-
-    Args:
-        section: where it stands on the page.
-
-    Raises:
-        StudyError: there is no such section.
-    """
+    """Makes a figure of a function that yields what it draws; nothing where the results do not have it. It
+    stands in that section of the page; StudyError: there is none such."""
     if section not in TITLES:
         raise StudyError(f"a figure's section is one of {', '.join(TITLES)}, not {section!r}")
     return lambda draw: FigureKind(section, draw)

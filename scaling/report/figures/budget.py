@@ -1,10 +1,11 @@
-"""Where a step's time goes: the budgets of a group's cells as stacked bars."""
+"""Where a step's time goes: the parts of each cell's step as stacked bars; of the best, a few parts."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,17 +13,28 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from scaling.analysis.columns import PART_COLUMNS, Row
-from scaling.analysis.groups import CellGroup
+from scaling.analysis.columns import PART_COLUMNS, Row, aggregator_name, is_control_arm
+from scaling.analysis.groups import CellGroup, main_variant
 from scaling.axes import workers
 from scaling.measure.budget import PARTS
 from scaling.report.budget_table import part_label
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import ANSWER_WIDTH, add_tip, in_ms, legend_below, set_title
-from scaling.report.figures.style import HIDDEN_LOOK, part_look
+from scaling.report.figures.parts import (
+    GROUPED_PARTS,
+    HIDDEN_LOOK,
+    LONG_STEPS,
+    add_tip,
+    answer_height,
+    in_ms,
+    legend_below,
+    name_bars,
+    one_plot,
+    part_look,
+)
+from scaling.report.figures.scaling_lines import best_of, speedup_lines
 from scaling.report.figures.svg import with_tip
-from scaling.report.formats import percent
-from scaling.report.titles import title_of
+from scaling.report.formats import milliseconds, percent
+from scaling.report.text import title_of
 
 CAPTION = (
     "Mean over the middle half of the profiled steps, on the rank that the others wait for (columns "
@@ -60,10 +72,8 @@ class BudgetBar:
 
 
 def budget_bars(group: CellGroup) -> list[BudgetBar]:
-    """One bar a cell that has profiled steps; parts it never had have no entry.
-
-    They are sorted by the workers, the most first, and then by the time of the step.
-    """
+    """One bar a cell that has profiled steps; parts it never had have no entry. They are sorted by the
+    workers, the most first, and then by the time of the step."""
     bars = [_bar(group, row) for row in group.rows if row["profiled_iteration_s"] is not None]
     return sorted(bars, key=lambda bar: (-bar.world_size, bar.iteration_ms))
 
@@ -83,26 +93,20 @@ def _bar(group: CellGroup, row: Row) -> BudgetBar:
 
 
 def draw_budget(title: str, bars: Sequence[BudgetBar], worker: str = "worker") -> Figure:
-    """One stacked bar a cell, in their order, with the unprofiled step as a diamond; `worker`: its name."""
     names = [name for name in PARTS if any(name in bar.parts_ms for bar in bars)]
-    places, end_ms = _places(bars), axis_end_ms(bars)
-    figure = Figure(
-        figsize=(ANSWER_WIDTH, 1.4 + 0.17 * (places[-1] + 1) + 0.09 * len(names)), layout="constrained"
-    )
-    axes = figure.add_subplot()
+    gaps = (1.0 if bar.world_size == after.world_size else 2.0 for bar, after in pairwise(bars))
+    places, end_ms = [*accumulate(gaps, initial=0.0)], axis_end_ms(bars)
+    figure, axes = one_plot(title, 1.4 + 0.17 * (places[-1] + 1) + 0.09 * len(names))
     axes.set_xlim(0, end_ms)
     axes.set_ylim(places[-1] + 0.9, -0.9)
     for place, bar in zip(places, bars, strict=True):
         _draw_bar(axes, place, bar)
         if sum(bar.parts_ms.values()) > end_ms:
             _break(axes, place, bar)
-    axes.set_yticks(places, [bar.name for bar in bars], fontsize=7.5)
+    name_bars(axes, places, [bar.name for bar in bars], "milliseconds a step", fontsize=7.5)
     for size in dict.fromkeys(bar.world_size for bar in bars):
         first = next(place for place, bar in zip(places, bars, strict=True) if bar.world_size == size)
         axes.text(end_ms, first - 0.55, workers(size, worker), ha="right", va="bottom", fontsize=7.5)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("milliseconds a step")
-    set_title(figure, title)
     patches = [Patch(label=part_label(f"{name}_s"), **part_look(name)) for name in names]
     if any(bar.hidden_ms for bar in bars):
         patches.append(Patch(label="hidden comm.", **HIDDEN_LOOK))
@@ -120,34 +124,25 @@ def axis_end_ms(bars: Sequence[BudgetBar]) -> float:
 
 
 def _break(axes: Axes, place: float, bar: BudgetBar) -> None:
-    """A gap across a bar that goes on beyond the axis, and its length."""
     end_ms = axes.get_xlim()[1]
     at = 0.84 * end_ms
-    axes.plot(
-        [at, at + 0.012 * end_ms],
-        [place + 0.5, place - 0.5],
-        color="white",
-        linewidth=3.0,
-        solid_capstyle="butt",
-    )
-    axes.text(
-        0.995 * end_ms,
-        place,
-        f"{bar.iteration_ms:.3g}",
-        ha="right",
-        va="center",
-        fontsize=7.5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
-    )
+    gap: dict[str, Any] = {"color": "white", "linewidth": 3.0, "solid_capstyle": "butt"}
+    axes.plot([at, at + 0.012 * end_ms], [place + 0.5, place - 0.5], **gap)
+    look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 7.5}
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+    axes.text(0.995 * end_ms, place, f"{bar.iteration_ms:.3g}", **look, bbox=box)
 
 
 def _draw_bar(axes: Axes, place: float, bar: BudgetBar) -> None:
     left = hidden_end = 0.0
+    all_ms = sum(bar.parts_ms.values())
     for name in PARTS:
         if name in bar.parts_ms:
-            (part,) = axes.barh(place, bar.parts_ms[name], left=left, height=BAR_HEIGHT, **part_look(name))
-            with_tip(part, _part_tip(bar, name))
-            left += bar.parts_ms[name]
+            own_ms = bar.parts_ms[name]
+            (part,) = axes.barh(place, own_ms, left=left, height=BAR_HEIGHT, **part_look(name))
+            share = f", {percent(own_ms / all_ms, 0)} of {all_ms:.4g} ms" if all_ms else ""
+            with_tip(part, f"{_who(bar)}: {part_label(f'{name}_s')} {own_ms:.4g} ms{share}")
+            left += own_ms
             hidden_end = left if name in HIDES else hidden_end
     if bar.hidden_ms:
         above: dict[str, Any] = {"height": HIDDEN_HEIGHT, **HIDDEN_LOOK}
@@ -158,16 +153,6 @@ def _draw_bar(axes: Axes, place: float, bar: BudgetBar) -> None:
         with_tip(part, f"{_who(bar)}: hidden communication {bar.hidden_ms:.4g} ms")
     if bar.iteration_ms <= axes.get_xlim()[1]:
         _draw_iteration(axes, place, bar)
-
-
-def _places(bars: Sequence[BudgetBar]) -> list[float]:
-    """Top to bottom, with a gap between numbers of workers."""
-    places, place = [], 0.0
-    for index, bar in enumerate(bars):
-        if index:
-            place += 1.0 if bar.world_size == bars[index - 1].world_size else 2.0
-        places.append(place)
-    return places
 
 
 def _draw_iteration(axes: Axes, place: float, bar: BudgetBar) -> None:
@@ -181,15 +166,9 @@ def _draw_iteration(axes: Axes, place: float, bar: BudgetBar) -> None:
         is_cut_off = bar.high_ms > end_ms
         mark: dict[str, Any] = {"marker": ">", "markersize": 4} if is_cut_off else {"marker": "|"}
         axes.plot(ends[1:], places[1:], color="black", clip_on=False, **mark)
-    axes.plot(
-        [bar.iteration_ms],
-        [place],
-        **{
-            **_DIAMOND,
-            "markerfacecolor": "white" if is_hollow else "black",
-            "markeredgecolor": "black" if is_hollow else "white",
-        },
-    )
+    face, edge = ("white", "black") if is_hollow else ("black", "white")
+    look = {**_DIAMOND, "markerfacecolor": face, "markeredgecolor": edge}
+    axes.plot([bar.iteration_ms], [place], **look)
     interval = "" if bar.low_ms is None else f" (95% interval {bar.low_ms:.4g} to {bar.high_ms:.4g} ms)"
     add_tip(axes, bar.iteration_ms, place, f"{_who(bar)}: step {bar.iteration_ms:.4g} ms{interval}")
 
@@ -198,16 +177,108 @@ def _who(bar: BudgetBar) -> str:
     return f"{bar.name}, {workers(bar.world_size)}"
 
 
-def _part_tip(bar: BudgetBar, name: str) -> str:
-    own_ms, split_ms = bar.parts_ms[name], sum(bar.parts_ms.values())
-    share = f", {percent(own_ms / split_ms, 0)} of {split_ms:.4g} ms" if split_ms else ""
-    return f"{_who(bar)}: {part_label(f'{name}_s')} {own_ms:.4g} ms{share}"
-
-
 _DIAMOND: Any = {
-    "color": "black",
-    "marker": "D",
-    "markersize": 3.5,
-    "markeredgecolor": "white",
-    "markeredgewidth": 0.6,
+    **{"color": "black", "marker": "D", "markersize": 3.5},
+    **{"markeredgecolor": "white", "markeredgewidth": 0.6},
 }
+
+
+ANSWER_CAPTION = (
+    "Mean of the slowest rank's profiled steps, scaled to the typical (median) unprofiled step. "
+    "The bar ends at the wall clock of a step. {}ommunication hidden during the computation is not drawn."
+)
+
+GROUPED = {
+    "computation": ("forward", "backward"),
+    "exposed communication": ("exposed_comm", "wait"),
+    "encoding, decoding": ("encode", "decode"),
+    "copies and sums": ("d2h", "reduce", "h2d_result"),
+    "input, update, other": ("input", "h2d", "clip", "update", "unattributed"),
+}
+"""Part of the figure -> the parts of a step (`scaling.measure.budget`) that it sums."""
+
+SMALLEST_SHARE = 0.002  # of the longest step: a smaller part cannot be seen, and has no entry in the legend
+
+
+@figure(section="answer")
+def answer_budget(data: FigureInput) -> Iterator[Drawn]:
+    for group in data.groups_of("iteration"):
+        name, bars = answer_bars(group, data.best_of(group))
+        if bars:
+            exchanges = aggregator_name(name) != "none" and max(bar.world_size for bar in bars) > 1
+            of_whom = f": {name}" if exchanges else ""
+            title = data.titled(f"Where the step goes{of_whom}", group)
+            drawing = _draw_answer_budget(title, bars, group.unit)
+            of_one = any(bar.world_size == 1 for bar in bars)
+            alone = f"{workers(1, group.unit)} exchanges nothing; c" if of_one else "C"
+            caption = ANSWER_CAPTION.format(alone)
+            yield Drawn(f"step-{group.slug}", title_of(group.given), caption, drawing, group=group)
+
+
+@dataclass(frozen=True)
+class AnswerBar:
+    """One world size: its grouped parts in seconds, which add up to its wall clock a step."""
+
+    world_size: int
+    parts_s: dict[str, float]
+    iteration_s: float
+
+
+def answer_bars(group: CellGroup, best: Collection[str]) -> tuple[str, list[AnswerBar]]:
+    """The best aggregator, a bar for each of its world sizes; one worker is that without exchange."""
+    label = best_of(speedup_lines(group), best) or _fastest(group, best)
+    if label is None:
+        return "", []
+    rows = {row["world_size"]: row for row in main_variant(group, label)}
+    for row in group.rows:
+        if row["world_size"] == 1 and aggregator_name(row["aggregator"]) == "none":
+            rows.setdefault(1, row)
+    known = [row for _, row in sorted(rows.items()) if row["profiled_iteration_s"] is not None]
+    name = next((group.name(row) for row in reversed(known) if row["aggregator"] == label), label)
+    return name, [_answer_bar(row) for row in known]
+
+
+def _fastest(group: CellGroup, best: Collection[str]) -> str | None:
+    """Of those that the answer names, else of all; control arms only where nothing else was timed."""
+    timed = [row for row in group.rows if row["iteration_s"] is not None]
+    rows = [row for row in timed if row["aggregator"] in best] or timed
+    label = min(rows, key=lambda row: (is_control_arm(row), float(row["iteration_s"])), default=None)
+    return None if label is None else str(label["aggregator"])
+
+
+def _answer_bar(row: Row) -> AnswerBar:
+    parts = {
+        name: sum(row[PART_COLUMNS[part]] or 0.0 for part in members) for name, members in GROUPED.items()
+    }
+    typical_s = min(row["typical_iteration_s"] or row["iteration_s"], row["iteration_s"])
+    scale = typical_s / (sum(parts.values()) or typical_s)
+    scaled = {name: scale * seconds for name, seconds in parts.items()}
+    scaled[LONG_STEPS] = row["iteration_s"] - typical_s
+    return AnswerBar(row["world_size"], scaled, row["iteration_s"])
+
+
+def _draw_answer_budget(title: str, bars: Sequence[AnswerBar], worker: str = "worker") -> Figure:
+    height = max(answer_height(len(bars)), 1.4 + 0.55 * len(bars))
+    figure, axes = one_plot(title, height)
+    looks: Any = {name: {"facecolor": c, "edgecolor": "none"} for name, c in GROUPED_PARTS.items()}
+    longest = max(sum(bar.parts_s.values()) for bar in bars)
+    for place, bar in enumerate(bars):
+        left, total = 0.0, sum(bar.parts_s.values())
+        for name, seconds in bar.parts_s.items():
+            if not seconds:
+                continue
+            (part,) = axes.barh(place, 1000 * seconds, left=1000 * left, height=0.62, **looks[name])
+            what = f"{name} {milliseconds(seconds)} ms, {percent(seconds / total, 0)} of the step"
+            with_tip(part, f"{workers(bar.world_size, worker)}: {what}")
+            left += seconds
+        end_ms = 1000 * (left + 0.012 * longest)
+        axes.text(end_ms, place, f"{milliseconds(bar.iteration_s)} ms", va="center", fontsize=9)
+    axes.set_xlim(0, 1.16 * 1000 * longest)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    sizes = [workers(bar.world_size, worker) for bar in bars]
+    name_bars(axes, range(len(bars)), sizes, "milliseconds a step")
+    shown = [
+        name for name in bars[0].parts_s if any(bar.parts_s[name] > SMALLEST_SHARE * longest for bar in bars)
+    ]
+    legend_below(figure, [Patch(label=name, **looks[name]) for name in shown], fontsize="small")
+    return figure

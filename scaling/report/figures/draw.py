@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from scaling.errors import StoreError, StudyError
 from scaling.registry import Registry
 from scaling.report.figures.base import Drawn, FigureInput, FigureKind
-from scaling.report.figures.style import SETTINGS
+from scaling.report.figures.parts import SETTINGS
 from scaling.report.figures.svg import compact, resized
-from scaling.report.sections import SavedFigure
+from scaling.report.tables import SavedFigure
 from scaling.store import ResultsFolder
 from topologies.detect import num_usable_cores
 
@@ -28,19 +28,19 @@ GROUP = "scaling.figures"  # the entry-point group in which other packages offer
 _HERE = "scaling.report.figures"
 
 BUILT_IN = {
-    "speedup": f"{_HERE}.speedup:speedup",
-    "step": f"{_HERE}.answer_budget:answer_budget",
-    "rate": f"{_HERE}.throughput:throughput",
+    "speedup": f"{_HERE}.scaling_lines:speedup",
+    "step": f"{_HERE}.budget:answer_budget",
+    "rate": f"{_HERE}.scaling_lines:throughput",
     "memory": f"{_HERE}.trade:memory",
     "budget": f"{_HERE}.budget:budget",
-    "arrivals": f"{_HERE}.arrivals:late_ranks",
-    "buckets": f"{_HERE}.buckets:buckets",
-    "input": f"{_HERE}.placements:placements",
+    "arrivals": f"{_HERE}.maps:late_ranks",
+    "buckets": f"{_HERE}.choices:buckets",
+    "input": f"{_HERE}.choices:placements",
     "costs": f"{_HERE}.trade:others",
-    "links": f"{_HERE}.link_map:link_map",
+    "links": f"{_HERE}.maps:link_map",
     "loss": f"{_HERE}.training:training",
     "trade": f"{_HERE}.trade:trade",
-    "target": f"{_HERE}.target:target",
+    "target": f"{_HERE}.training:target",
     "workers": f"{_HERE}.target_by_workers:target_by_workers",
     "predicted": f"{_HERE}.predictions:predicted",
     "bandwidth": f"{_HERE}.transfers:bandwidths",
@@ -62,14 +62,8 @@ PAPER_SCALE = 0.8  # of the text in such a figure: 7 points for 9
 
 @dataclass(frozen=True)
 class Formats:
-    """In which forms figures are saved besides the page's SVG.
-
-    Attributes:
-        png: as pixels.
-        paper: for a column of a paper, in figures/paper.
-        titles: whether the paper's have titles; their captions say it usually.
-        everything: also of all groups of a large study.
-    """
+    """In which forms figures are saved besides the page's SVG: as pixels; for a column of a paper, in
+    figures/paper, with `titles` or only captions; `everything`: also those of all groups of a large study."""
 
     png: bool = False
     paper: bool = False
@@ -84,21 +78,15 @@ Placed = tuple[int, SavedFigure]  # a figure, and the place of its group among t
 def draw_figures(
     folder: ResultsFolder, data: FigureInput, formats: Formats = PAGE_ONLY
 ) -> tuple[list[SavedFigure], list[str]]:
-    """Draws and saves every figure that the results allow.
-
-    Args:
-        folder: where they go.
-        data: what they are made of.
-        formats: in which forms besides the page's.
-
-    Returns:
-        The figures, those of a group together; and which figures of other packages failed, and why.
-
-    Raises:
-        StoreError: a file cannot be written.
-    """
+    """Draws and saves every figure that the results allow: the figures, those of a group together; and which
+    figures of other packages failed, and why. StoreError: a file cannot be written."""
     saved: dict[str, Placed] = {}
-    registry, failures = _usable()
+    registry, failures = FIGURES, []
+    try:
+        registry.targets()
+    except StudyError as error:  # a name is offered twice
+        registry = Registry("figure", "", BUILT_IN)
+        failures = [f"The figures of other packages are left out: {error}."]
     job = _Job(folder, data, formats)
     for placed in _drawn_by_processes(job, list(BUILT_IN)):
         saved |= placed
@@ -124,15 +112,17 @@ class _Job:
         places = {(group.kind, group.slug): place for place, group in enumerate(self.data.groups)}
         made: dict[str, Placed] = {}
         with matplotlib.rc_context(SETTINGS):
-            is_asked = OF_QUESTIONS.get(self.data.question) == name
-            for section, drawn in _drawn(registry, name, self.data):
+            kind = registry.load(name)
+            if not isinstance(kind, FigureKind):
+                raise StudyError(
+                    f"{registry.targets()[name]} is no figure; decorate its function with @figure"
+                )
+            section = "answer" if OF_QUESTIONS.get(self.data.question) == name else kind.section
+            for drawn in kind.draw(self.data):
                 if drawn.name in saved or drawn.name in made:
                     raise StudyError(f"there is a figure {drawn.name!r} already; give it another name")
                 place = len(places) if drawn.group is None else places[drawn.group.kind, drawn.group.slug]
-                made[drawn.name] = (
-                    place,
-                    save(self.folder, drawn, "answer" if is_asked else section, name, self.formats),
-                )
+                made[drawn.name] = (place, save(self.folder, drawn, section, name, self.formats))
         return made
 
     def draw_built_in(self, name: str) -> dict[str, Placed]:
@@ -161,39 +151,21 @@ def _draw_taken(name: str) -> dict[str, Placed]:
     return _taken[0].draw_built_in(name)
 
 
-def _usable() -> tuple[Registry, list[str]]:
-    """All figures; where a name is offered twice the built-in ones, and why others are left out."""
-    try:
-        FIGURES.targets()
-    except StudyError as error:
-        return Registry("figure", "", BUILT_IN), [f"The figures of other packages are left out: {error}."]
-    return FIGURES, []
-
-
-def _drawn(registry: Registry, name: str, data: FigureInput) -> Iterator[tuple[str, Drawn]]:
-    kind = registry.load(name)
-    if not isinstance(kind, FigureKind):
-        raise StudyError(f"{registry.targets()[name]} is no figure; decorate its function with @figure")
-    for drawn in kind.draw(data):
-        yield kind.section, drawn
-
-
 def save(
     folder: ResultsFolder, drawn: Drawn, section: str, kind: str, formats: Formats = PAGE_ONLY
 ) -> SavedFigure:
-    """Writes its files; within `SETTINGS`.
-
-    Raises:
-        StoreError: one cannot be written.
-    """
+    """Writes its files, within `SETTINGS`; StoreError: one cannot be written."""
     FigureCanvasAgg(drawn.figure)
     svg = folder.write_figure(f"{drawn.name}.svg", _svg(drawn).encode())
     if formats.png:
         pixels = io.BytesIO()
         drawn.figure.savefig(pixels, format="png")
         folder.write_figure(f"{drawn.name}.png", pixels.getvalue())
-    if formats.paper:
-        folder.write_figure(f"paper/{drawn.name}.svg", _for_paper(drawn, titles=formats.titles).encode())
+    if formats.paper:  # set for a narrower page, with its text at `PAPER_SCALE`; it is of no other use then
+        if not formats.titles:
+            drawn.figure.suptitle("")
+        drawn.figure.set_figwidth(PAPER_WIDTH / PAPER_SCALE)
+        folder.write_figure(f"paper/{drawn.name}.svg", resized(_svg(drawn), PAPER_WIDTH).encode())
     group = drawn.group.key if drawn.group else ""
     return SavedFigure(drawn.name, drawn.title, drawn.caption, section, svg, drawn.source, kind, group)
 
@@ -209,11 +181,3 @@ def svg_of(figure: Figure, name: str, description: str) -> str:
         vectors = io.StringIO()
         figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
     return compact(vectors.getvalue(), description)
-
-
-def _for_paper(drawn: Drawn, *, titles: bool) -> str:
-    """The figure set for a narrower page, with its text at `PAPER_SCALE`; it is of no other use then."""
-    if not titles:
-        drawn.figure.suptitle("")
-    drawn.figure.set_figwidth(PAPER_WIDTH / PAPER_SCALE)
-    return resized(_svg(drawn), PAPER_WIDTH)

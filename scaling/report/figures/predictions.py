@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,10 +13,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from scaling.analysis.columns import Row, has_no_model
+from scaling.analysis.columns import has_no_model
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import WIDTH, Looks, add_tip, aggregator_handle, legend_below, set_title
-from scaling.report.figures.style import aggregator_looks
+from scaling.report.figures.parts import (
+    WIDTH,
+    Looks,
+    add_tip,
+    aggregator_handle,
+    aggregator_looks,
+    in_ms,
+    legend_below,
+    new_figure,
+)
 from scaling.report.predictions import PredictedCell
 
 CAPTION = (
@@ -66,27 +75,18 @@ class PredictedPoint:
 
 def predicted_points(predicted: Iterable[PredictedCell]) -> list[PredictedPoint]:
     """Those that were measured since."""
-    return [
-        _point(cell, cell.measured) for cell in predicted if cell.measured and cell.error_ratio is not None
-    ]
-
-
-def _point(cell: PredictedCell, measured: Row) -> PredictedPoint:
-    low_s, high_s = measured.get("iteration_s_low"), measured.get("iteration_s_high")
-    values = cell.predicted
-    return PredictedPoint(
-        str(values["model"]),
-        str(values["aggregator"]),
-        1e3 * measured["iteration_s"],
-        None if low_s is None else 1e3 * low_s,
-        None if high_s is None else 1e3 * high_s,
-        1e3 * values["iteration_s"],
-        1e3 * values["iteration_s_low"],
-        1e3 * values["iteration_s_high"],
-        values.get("peer_access") is False,
-        f"{cell.name}: {1e3 * values['iteration_s']:.4g} ms predicted, "
-        f"{1e3 * measured['iteration_s']:.4g} measured, {cell.error_ratio or 0.0:+.1%}",
-    )
+    points = []
+    for cell in predicted:
+        if cell.measured and cell.error_ratio is not None:
+            values, names = cell.predicted, ("iteration_s", "iteration_s_low", "iteration_s_high")
+            measured = [in_ms(cell.measured.get(name)) for name in names]
+            own = [1000 * values[name] for name in names]
+            is_hollow = values.get("peer_access") is False
+            text = f"{own[0]:.4g} ms predicted, {measured[0]:.4g} measured, {cell.error_ratio:+.1%}"
+            who = str(values["model"]), str(values["aggregator"])
+            point: Any = (*who, *measured, *own, is_hollow, f"{cell.name}: {text}")
+            points.append(PredictedPoint(*point))
+    return points
 
 
 def draw_predictions(title: str, points: Sequence[PredictedPoint], looks: Looks) -> Figure:
@@ -94,13 +94,12 @@ def draw_predictions(title: str, points: Sequence[PredictedPoint], looks: Looks)
     columns = min(len(networks), MOST_COLUMNS)
     rows = -(-len(networks) // columns)
     side = WIDTH / columns
-    figure = Figure(figsize=(WIDTH, 1.2 + rows * min(side, 0.75 * WIDTH)), layout="constrained")
+    figure = new_figure(title, 1.2 + rows * min(side, 0.75 * WIDTH))
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, network in zip(panels, networks, strict=False):
         _draw_panel(axes, network, [point for point in points if point.network == network], looks)
     for axes in panels[len(networks) :]:
         axes.set_visible(False)
-    set_title(figure, title)
     used = {point.aggregator for point in points}
     handles = [aggregator_handle(label, looks) for label in looks if label in used]
     legend_below(figure, [*handles, *_meanings(points)])
@@ -108,16 +107,11 @@ def draw_predictions(title: str, points: Sequence[PredictedPoint], looks: Looks)
 
 
 def _draw_panel(axes: Axes, network: str, points: Sequence[PredictedPoint], looks: Looks) -> None:
-    low, high = _limits(points)
-    ends = [low, high]
-    axes.fill_between(
-        ends,
-        [(1 - BAND_RATIO) * end for end in ends],
-        [(1 + BAND_RATIO) * end for end in ends],
-        color=BAND_COLOUR,
-        alpha=0.6,
-        linewidth=0,
-    )
+    # All points, and the band at them; intervals may be cut off.
+    values = [value for point in points for value in (point.measured_ms, point.predicted_ms)]
+    low, high = ends = [min(values) / ROOM, max(values) * ROOM]
+    below, above = ([(1 + side) * end for end in ends] for side in (-BAND_RATIO, BAND_RATIO))
+    axes.fill_between(ends, below, above, color=BAND_COLOUR, alpha=0.6, linewidth=0)
     axes.plot(ends, ends, color=DIAGONAL_COLOUR, linestyle=(0, (2, 2)), linewidth=1.2)
     for point in points:
         _draw_point(axes, point, looks)
@@ -137,41 +131,17 @@ def _draw_panel(axes: Axes, network: str, points: Sequence[PredictedPoint], look
 
 
 def _draw_point(axes: Axes, point: PredictedPoint, looks: Looks) -> None:
-    look = looks[point.aggregator]
-    axes.plot(
-        [point.measured_ms] * 2,
-        [point.predicted_low_ms, point.predicted_high_ms],
-        color=look.colour,
-        linewidth=0.7,
-        alpha=0.5,
-    )
+    look, x, y = looks[point.aggregator], point.measured_ms, point.predicted_ms
+    bar: dict[str, Any] = {"color": look.colour, "linewidth": 0.7, "alpha": 0.5}
+    axes.plot([x] * 2, [point.predicted_low_ms, point.predicted_high_ms], **bar)
     if point.measured_low_ms and point.measured_high_ms:
-        axes.plot(
-            [point.measured_low_ms, point.measured_high_ms],
-            [point.predicted_ms] * 2,
-            color=look.colour,
-            linewidth=0.7,
-            alpha=0.5,
-        )
-    axes.plot(
-        [point.measured_ms],
-        [point.predicted_ms],
-        color=look.colour,
-        marker=look.marker,
-        linestyle="",
-        markerfacecolor="white" if point.is_hollow else look.colour,
-    )
-    add_tip(axes, point.measured_ms, point.predicted_ms, point.text)
-
-
-def _limits(points: Sequence[PredictedPoint]) -> tuple[float, float]:
-    """Of both axes: all points, and the band at them; intervals may be cut off."""
-    values = [value for point in points for value in (point.measured_ms, point.predicted_ms)]
-    return min(values) / ROOM, max(values) * ROOM
+        axes.plot([point.measured_low_ms, point.measured_high_ms], [y] * 2, **bar)
+    face = "white" if point.is_hollow else look.colour
+    axes.plot([x], [y], color=look.colour, marker=look.marker, linestyle="", markerfacecolor=face)
+    add_tip(axes, x, y, point.text)
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """The coarsest of which three lie inside."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in TICK_STEPS:
         ticks = sorted({step * 10.0**decade for decade in decades for step in steps})

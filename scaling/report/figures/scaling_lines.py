@@ -1,9 +1,12 @@
-"""Lines over the workers, on scales of powers of two: what speedup and throughput have in common."""
+"""Lines over the workers, on scales of powers of two: speedup, and samples or tokens a second.
+
+The best aggregator, the library's all-reduce and the bounds stand out; others are grey.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,21 +16,28 @@ from matplotlib.ticker import LogLocator
 
 from scaling.analysis.columns import Row, aggregator_name, is_control_arm, workers_of
 from scaling.analysis.groups import CellGroup, main_variant
+from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     ANSWER_HEIGHT,
-    ANSWER_WIDTH,
+    BEST,
+    BOUND,
+    IDEAL,
     LABEL_GAP,
+    OTHER,
+    OTHERS,
+    REFERENCE,
+    SHOW_OTHERS,
     EndLabel,
     add_tip,
     answer_height,
     draw_point,
     label_ends,
+    one_plot,
     plain_ticks,
-    set_title,
 )
-from scaling.report.figures.style import BEST, BOUND, IDEAL, OTHER, OTHERS, REFERENCE, SHOW_OTHERS
 from scaling.report.figures.svg import with_tip
-from scaling.report.formats import rate
+from scaling.report.formats import percent, rate
+from scaling.report.text import title_of
 
 LIBRARY = "all_reduce"  # the communication library's own all-reduce: what others are compared with
 HIDDEN_FACTOR = 4.0
@@ -50,10 +60,8 @@ _STANDS_OUT = (LIBRARY, "none")
 
 @dataclass(frozen=True)
 class ScalingLine:
-    """One aggregator's values, in one of its variants if it has several, which `name` tells.
-
-    `low` and `high` are NaN where there is no interval; `high` may be infinite. `tips`: a text a point.
-    """
+    """One aggregator's values, in one of its variants if it has several, which `name` tells. `low` and `high`
+    are NaN where there is no interval; `high` may be infinite. `tips`: a text a point."""
 
     aggregator: str
     name: str
@@ -76,22 +84,14 @@ def lines_over_workers(group: CellGroup, column: str, tip: Callable[[Row, str], 
         if not rows:
             continue
         name = group.name(rows[0])
-        bounds = [_interval(row, column) for row in rows]
-        tips = [
-            f"{name}, {workers_of(row)}: {tip(row, _ends(*ends))}"
-            for row, ends in zip(rows, bounds, strict=True)
+        lows, highs = zip(*(_interval(row, column) for row in rows), strict=True)
+        ends = [
+            "" if math.isnan(low) else f" (95% interval {_short(low)} to {_short(high)})"
+            for low, high in zip(lows, highs, strict=True)
         ]
-        lines.append(
-            ScalingLine(
-                label,
-                name,
-                [row["world_size"] for row in rows],
-                [float(row[column]) for row in rows],
-                [low for low, _ in bounds],
-                [high for _, high in bounds],
-                tips,
-            )
-        )
+        tips = [f"{name}, {workers_of(row)}: {tip(row, end)}" for row, end in zip(rows, ends, strict=True)]
+        sizes, values = [row["world_size"] for row in rows], [float(row[column]) for row in rows]
+        lines.append(ScalingLine(label, name, sizes, values, [*lows], [*highs], tips))
     return lines
 
 
@@ -107,10 +107,6 @@ def _interval(row: Row, column: str) -> tuple[float, float]:
         return math.nan, math.nan
     # A t interval of scattered launches can reach below 0 seconds: then the value has no upper bound.
     return fixed / high, fixed / low if low > 0 else math.inf
-
-
-def _ends(low: float, high: float) -> str:
-    return "" if math.isnan(low) else f" (95% interval {_short(low)} to {_short(high)})"
 
 
 def _short(value: float) -> str:
@@ -135,8 +131,7 @@ def draw_scaling(
 ) -> Figure:
     """Values over the world size, both on scales of powers of two, with labels at the ends of the lines."""
     sizes = sorted({size for line in lines for size in line.world_sizes})
-    figure = Figure(figsize=(ANSWER_WIDTH, answer_height(len(sizes))), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = one_plot(title, answer_height(len(sizes)))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     winner = best_of(lines, best)
@@ -147,7 +142,11 @@ def draw_scaling(
     margin = (sizes[-1] / sizes[0]) ** MARGIN
     axes.set_xlim(sizes[0] / margin, sizes[-1] * margin)
     start = ideal if sizes[0] == 1 else None
-    labels = _draw_ideal(axes, sizes, ideals) if ideals else []
+    labels = []
+    if ideals:
+        (dashed,) = axes.plot(sizes, ideals, color=IDEAL, linestyle=(0, (2, 2)), linewidth=1.2)
+        with_tip(dashed, "", "ideal")
+        labels.append(EndLabel(ideals[-1], f"ideal {_short(ideals[-1])}", IDEAL, "ideal"))
     for line in sorted(drawn, key=lambda line: line.aggregator in _STANDS_OUT or line.aggregator == winner):
         how = _how(line, winner)
         _draw_line(axes, line, how, limits, start)
@@ -162,14 +161,7 @@ def draw_scaling(
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
     axes.set_xlabel(f"{worker}s")
     axes.set_ylabel(unit)
-    set_title(figure, title)
     return figure
-
-
-def _draw_ideal(axes: Axes, sizes: Sequence[int], ideals: Sequence[float]) -> list[EndLabel]:
-    (line,) = axes.plot(sizes, ideals, color=IDEAL, linestyle=(0, (2, 2)), linewidth=1.2)
-    with_tip(line, "", "ideal")
-    return [EndLabel(ideals[-1], f"ideal {_short(ideals[-1])}", IDEAL, "ideal")]
 
 
 def _drawn_lines(lines: Sequence[ScalingLine], winner: str | None) -> list[ScalingLine]:
@@ -233,10 +225,8 @@ def _how(line: ScalingLine, winner: str | None) -> dict[str, Any]:
 def _draw_line(
     axes: Axes, line: ScalingLine, how: dict[str, Any], limits: tuple[float, float], start: float | None
 ) -> None:
-    """Values with the ends of their intervals, cut off at the limits; a hollow point has no interval.
-
-    A line without a value of one worker begins at `start`, that of one worker without exchange.
-    """
+    """Values with the ends of their intervals, cut off at the limits; a hollow point has no interval. A line
+    without a value of one worker begins at `start`, that of one worker without exchange."""
     colour, series = how["color"], how["series"]
     begin = [] if start is None or line.world_sizes[0] == 1 else [(1, start)]
     sizes, values = zip(*begin, *zip(line.world_sizes, line.values, strict=True), strict=True)
@@ -245,3 +235,53 @@ def _draw_line(
     for at, (size, value) in enumerate(zip(line.world_sizes, line.values, strict=True)):
         draw_point(axes, (size, value), (line.low[at], line.high[at]), limits, colour, series)
         add_tip(axes, size, value, line.tips[at], series)
+
+
+WHAT = "Throughput relative to one {} without exchange"
+
+
+@figure(section="answer")
+def speedup(data: FigureInput) -> Iterator[Drawn]:
+    for group in data.groups_of("iteration"):
+        lines = speedup_lines(group)
+        if len({size for line in lines for size in line.world_sizes}) > 1:
+            title = data.titled(f"Speedup over one {group.unit}", group)
+            drawing = draw_scaling(title, "speedup", lines, data.best_of(group), 1.0, group.unit)
+            caption = caption_of(WHAT.format(group.unit), lines, data.best_of(group))
+            yield Drawn(f"speedup-{group.slug}", title_of(group.given), caption, drawing, group=group)
+
+
+def speedup_lines(group: CellGroup) -> list[ScalingLine]:
+    """One line an aggregator that has a speedup, with its interval, which holds the baseline's scatter."""
+    return lines_over_workers(group, "speedup", _tip)
+
+
+def _tip(row: Row, interval: str) -> str:
+    return f"speedup {row['speedup']:.3g}{interval}, efficiency {percent(row['speedup'] / row['world_size'])}"
+
+
+RATE_WHAT = (
+    "{what} a second of all {worker}s (column {column}; ideal: one {worker} without exchange, "
+    "times the number of {worker}s)"
+)
+
+
+@figure(section="speedup")
+def throughput(data: FigureInput) -> Iterator[Drawn]:
+    for group in data.groups_of("iteration"):
+        lines = throughput_lines(group)
+        if len({size for line in lines for size in line.world_sizes}) > 1:
+            title = data.titled("Throughput", group)
+            column, unit = group.throughput
+            known = (row for row in group.rows if row["speedup"] is not None)
+            ideal = next((row[column] / row["speedup"] for row in known), None)  # of the baseline
+            drawing = draw_scaling(title, unit, lines, data.best_of(group), ideal, group.unit)
+            samples = unit.removesuffix("/s").capitalize()
+            what = RATE_WHAT.format(what=samples, worker=group.unit, column=column)
+            caption = caption_of(what, lines, data.best_of(group))
+            yield Drawn(f"rate-{group.slug}", title_of(group.given), caption, drawing, group=group)
+
+
+def throughput_lines(group: CellGroup) -> list[ScalingLine]:
+    column, unit = group.throughput
+    return lines_over_workers(group, column, lambda row, ends: f"{rate(row[column])} {unit}{ends}")

@@ -157,17 +157,16 @@ def _rounded(match: re.Match[str]) -> str:
 
 
 def for_page(text: str, name: str, label: str) -> Markup:
-    """A figure's SVG for the inside of a page, without its styles.
-
-    Matplotlib calls things `axes_1` and `m3f...` in every figure, and a reference takes the first thing of
-    that id in the page: ids are prefixed.
-    """
+    """A figure's SVG for the inside of a page, without its styles. Matplotlib calls things `axes_1` and
+    `m3f...` in every figure, and a reference takes the first thing of that id in the page: ids are
+    prefixed."""
     text = re.sub(r"<(style|desc)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href").replace(" />", "/>")
     prefix = f"f{hashlib.sha256(name.encode()).hexdigest()[:6]}"
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'href="#', f'href="#{prefix}-', text).replace("url(#", f"url(#{prefix}-")
-    text = re.sub(r'(fill|stroke)="(#[0-9a-f]{6})"', _as_style, text)
+    # A variable is read in a style, not in an attribute of its own.
+    text = re.sub(rf'(fill|stroke)="({"|".join(PAGE_COLOURS)})"', r'style="\1:\2"', text)
     text = re.sub(r'style="[^"]*"', lambda match: _with_variables(match[0]), text)
     opening = f'<svg role="group" aria-label="{Markup.escape(label)}" viewBox="'
     return Markup(re.sub(r'<svg[^>]*?viewBox="', lambda _: opening, text, count=1).strip())  # noqa: S704 (matplotlib's, the label escaped)
@@ -182,14 +181,9 @@ def page_styles(texts: Iterable[str]) -> Markup:
 
 def _with_variables(style: str) -> str:
     """Colours that a dark page changes become the page's variables."""
-    return re.sub(r"(fill|stroke):(#[0-9a-f]{6})", _as_variable, style)
 
+    def as_variable(match: re.Match[str]) -> str:
+        variable = PAGE_COLOURS.get(match[2])
+        return f"{match[1]}:var({variable})" if variable else match[0]
 
-def _as_style(match: re.Match[str]) -> str:
-    """A variable is read in a style, not in an attribute of its own."""
-    return f'style="{match[1]}:{match[2]}"' if match[2] in PAGE_COLOURS else match[0]
-
-
-def _as_variable(match: re.Match[str]) -> str:
-    variable = PAGE_COLOURS.get(match[2])
-    return f"{match[1]}:var({variable})" if variable else match[0]
+    return re.sub(r"(fill|stroke):(#[0-9a-f]{6})", as_variable, style)

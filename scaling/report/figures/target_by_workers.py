@@ -12,15 +12,15 @@ from scaling.analysis.findings import Finding
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     ANSWER_HEIGHT,
-    ANSWER_WIDTH,
+    BEST,
+    OTHER,
     EndLabel,
     add_tip,
     label_ends,
+    one_plot,
     plain_log,
     plain_ticks,
-    set_title,
 )
-from scaling.report.figures.style import BEST, OTHER
 from scaling.report.formats import number
 from scaling.report.text import text_of
 
@@ -42,8 +42,7 @@ def target_by_workers(data: FigureInput) -> Iterator[Drawn]:
 
 
 def _draw(title: str, plan: LearningPlan) -> Figure:
-    figure = Figure(figsize=(ANSWER_WIDTH, ANSWER_HEIGHT), layout="constrained")
-    axes, labels, best = figure.add_subplot(), [], plan.front
+    (figure, axes), labels, best = one_plot(title, ANSWER_HEIGHT), [], plan.front
     plain_ticks(axes, list(plan.by_workers))
     plain_log(axes, lambda value: f"{value:g}")
     for batch, same in by_key(plan.settings, lambda one: int(one.row["global_batch"])).items():
@@ -66,5 +65,4 @@ def _draw(title: str, plan: LearningPlan) -> Figure:
     label_ends(axes, labels)
     axes.set_xlabel(f"{unit_of_workers(plan.knee.row)}s; right of the plot: the batch")
     axes.set_ylabel("seconds to the target")
-    set_title(figure, title)
     return figure

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from scaling.analysis.candidates import MEMORY, Candidate, workloads
-from scaling.analysis.columns import Row, unit_of_workers
+from scaling.analysis.columns import Row, by_key, unit_of_workers
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import family_key, over_seeds
@@ -20,18 +20,19 @@ from scaling.analysis.samples import CellResult
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
-    ANSWER_WIDTH,
+    BEST,
     LABEL_GAP,
+    NEARLY_ALL,
+    OTHER,
     add_tip,
     broken,
+    one_plot,
     percent_tick,
     plain_log,
-    set_title,
 )
-from scaling.report.figures.style import BEST, NEARLY_ALL, OTHER
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import number, percent
-from scaling.report.titles import title_of, unit_of
+from scaling.report.text import title_of, unit_of
 
 CHARACTER, DOT, RIGHT_END = 0.021, 0.012, 1.02
 """A label's width per character, half of a point's size, and where labels end, as shares of the plot."""
@@ -101,12 +102,9 @@ class Point:
 
 def trade_points(group: CellGroup, cells: Mapping[str, CellResult], against: str) -> list[Point]:
     """Accuracy over bytes or seconds: a point a combination of a group's largest world size that trained."""
-    size = max(group.world_sizes)
-    members: dict[tuple[object, ...], list[Row]] = {}
-    for row in group.rows:
-        if row["world_size"] == size and row["repeats"] and row["final_test_accuracy"] is not None:
-            members.setdefault(family_key(row), []).append(row)
-    return [_accuracy(group, rows, cells, against) for rows in members.values()]
+    trained = [row for row in group.rows if row["repeats"] and row["final_test_accuracy"] is not None]
+    largest = [row for row in trained if row["world_size"] == max(group.world_sizes)]
+    return [_accuracy(group, rows, cells, against) for rows in by_key(largest, family_key).values()]
 
 
 def _accuracy(group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellResult], against: str) -> Point:
@@ -147,14 +145,10 @@ def _draw_accuracies(title: str, points: Sequence[Point], label: str) -> Figure:
 
 def _draw_times(title: str, candidates: Sequence[Candidate]) -> Figure:
     by_step = len({one.row["global_batch"] for one in candidates}) == 1
-    points = []
+    unit, points = "ms a step" if by_step else "us a sample", []
     for one in candidates:
-        time = (
-            1e3 * one.row["iteration_s"]
-            if by_step
-            else 1e6 * one.row["iteration_s"] / one.row["global_batch"]
-        )
-        unit = "ms a step" if by_step else "us a sample"
+        step_s = one.row["iteration_s"]
+        time = 1e3 * step_s if by_step else 1e6 * step_s / one.row["global_batch"]
         tip = f"{one.name}: {number(one.value)} {unit_of(one.values())}, {number(time)} {unit}"
         points.append(Point(one.parts[0], tip, one.value, time, time))
     figure, axes = _plot(title, points, unit_of(candidates[0].values()))
@@ -169,8 +163,7 @@ def _draw_times(title: str, candidates: Sequence[Candidate]) -> Figure:
 
 
 def _plot(title: str, points: Sequence[Point], label: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
-    axes, costs = figure.add_subplot(), [point.x for point in points]
+    (figure, axes), costs = one_plot(title, 3.2), [point.x for point in points]
     axes.set_xscale("log")
     span = max(costs) / min(costs)  # room for labels on the right, more where points are apart
     axes.set_xlim(min(costs) / min(1.25, max(1.04, span**0.2)), max(costs) * min(2.2, max(1.15, span**0.8)))
@@ -179,7 +172,6 @@ def _plot(title: str, points: Sequence[Point], label: str) -> tuple[Figure, Axes
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel(label)
-    set_title(figure, title)
     return figure, axes
 
 
@@ -209,6 +201,7 @@ def _draw_points(
 
 def label_places(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float] | None]:
     """Where each label begins: next to its point, over nothing else; None where there is no room."""
+    # Left, bottom, right and top of what is taken, as shares of the plot.
     taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]
     places: list[tuple[float, float] | None] = []
     for x, y, label in points:
@@ -217,19 +210,12 @@ def label_places(points: Sequence[tuple[float, float, str]]) -> list[tuple[float
         rows = [y + half + DOT, y - half - DOT, y]
         starts = [(x + 2 * DOT, row) for row in rows] + [(x - 2 * DOT - width, row) for row in rows]
         boxes = {(left, row): (left, row - half, left + width, row + half) for left, row in starts}
-        free = [place for place, box in boxes.items() if _is_free(box, taken)]
+        free = [
+            place
+            for place, (left, bottom, right, top) in boxes.items()
+            if (left >= 0 and bottom >= 0 and right <= RIGHT_END and top <= 1)
+            and not any(left < o[2] and o[0] < right and bottom < o[3] and o[1] < top for o in taken)
+        ]
         places.append(free[0] if free else None)
-        if free:
-            taken.append(boxes[free[0]])
+        taken += [boxes[place] for place in free[:1]]
     return places
-
-
-Box = tuple[float, float, float, float]  # left, bottom, right and top, as shares of the plot
-
-
-def _is_free(box: Box, taken: Sequence[Box]) -> bool:
-    left, bottom, right, top = box
-    is_inside = left >= 0 and bottom >= 0 and right <= RIGHT_END and top <= 1
-    return is_inside and not any(
-        left < other[2] and other[0] < right and bottom < other[3] and other[1] < top for other in taken
-    )

@@ -1,38 +1,50 @@
-"""Training loss and accuracy over epochs, seconds and joules."""
+"""Trainings: loss and accuracy over epochs, seconds and joules; seconds to the target accuracy as bars."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from scaling.analysis.columns import Row, unit_of_workers
+from scaling.analysis.columns import Row, by_key, shares_gpus, unit_of_workers, workers_of
 from scaling.analysis.groups import CellGroup
-from scaling.analysis.learning import family_key
+from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.samples import CellResult, TrainingSamples
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     ANSWER_WIDTH,
+    MEASURED,
+    MOST_COLOURED,
+    NEARLY_ALL,
+    ON_REQUEST,
+    OTHER,
+    OTHERS,
+    PREDICTED,
     EndLabel,
     Looks,
     add_tip,
     broken,
     label_ends,
+    legend_below,
+    line_styles,
+    name_bars,
+    new_figure,
+    one_plot,
     percent_tick,
     plain_log,
-    set_title,
 )
-from scaling.report.figures.style import MOST_COLOURED, NEARLY_ALL, ON_REQUEST, OTHER, OTHERS, line_styles
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import percent
-from scaling.report.titles import title_of
+from scaling.report.text import title_of
 
 Against = Literal["epochs", "seconds", "joules"]
 
@@ -65,7 +77,7 @@ def training(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("convergence"):
         lines = training_lines(group, data.cells)
         for against, caption in TRAININGS.items():
-            if known := _placed_lines(lines, against):
+            if known := [one for one in lines if math.isfinite(getattr(one, _PLACES[against][0])[-1])]:
                 title = data.titled(f"Training over {against}", group)
                 drawing = draw_training(title, known, data.looks, against)
                 name = f"loss-{against}-{group.slug}"
@@ -95,21 +107,22 @@ class TrainingLine:
 
 
 def training_lines(group: CellGroup, cells: Mapping[str, CellResult]) -> list[TrainingLine]:
-    """One line for all seeds and repeats of a combination: of those done, or else of those begun.
+    """One line for all seeds and repeats of a combination, in the table's order: of those done, or begun."""
 
-    They are in the table's order.
-    """
-    families: dict[tuple[Any, ...], list[Row]] = {}
-    for row in group.rows:
+    def family(row: Row) -> tuple[object, ...]:
         target = cells[row["cell_id"]].cell.get("target_accuracy")  # rows without results have none
-        families.setdefault(family_key({**row, "target_accuracy": target}), []).append(row)
+        return family_key({**row, "target_accuracy": target})
+
     lines = []
-    for family in families.values():
-        seeds = [cells[row["cell_id"]] for row in family]
+    for rows in by_key(group.rows, family).values():
+        seeds = [cells[row["cell_id"]] for row in rows]
         done = [training for cell in seeds for training in cell.trainings]
         if drawn := done or [training for cell in seeds for training in cell.begun]:
-            lines.append(_training_line(family[0], drawn, is_over=bool(done)))
+            lines.append(_training_line(rows[0], drawn, is_over=bool(done)))
     return lines
+
+
+MEDIANS = ("train_s", "train_loss", "test_accuracy", "train_accuracy", "train_j")
 
 
 def _training_line(row: Row, trainings: Sequence[TrainingSamples], *, is_over: bool) -> TrainingLine:
@@ -130,20 +143,11 @@ def _training_line(row: Row, trainings: Sequence[TrainingSamples], *, is_over: b
         row["aggregator"],
         row["world_size"],
         [int(epoch) for epoch in trainings[0].epochs[:length]],
-        train_s=medians("train_s"),
-        train_loss=medians("train_loss"),
-        test_accuracy=medians("test_accuracy"),
-        train_accuracy=medians("train_accuracy"),
-        train_j=medians("train_j"),
+        **{name: medians(name) for name in MEDIANS},
         ranges=ranges,
         is_over=is_over,
         worker=unit_of_workers(row),
     )
-
-
-def _placed_lines(lines: Sequence[TrainingLine], against: Against) -> list[TrainingLine]:
-    """Those whose place on that axis is known in the end."""
-    return [line for line in lines if math.isfinite(getattr(line, _PLACES[against][0])[-1])]
 
 
 def standing_out(lines: Sequence[TrainingLine], looks: Looks) -> list[TrainingLine]:
@@ -155,19 +159,19 @@ def standing_out(lines: Sequence[TrainingLine], looks: Looks) -> list[TrainingLi
 
 
 def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
-    """Training loss above, accuracy or error below; colour: aggregator, dashes: world size.
-
-    Of several trainings the median, in a band from the smallest to the largest.
-    """
-    figure = Figure(figsize=(ANSWER_WIDTH, 5.2), layout="constrained")
+    """Training loss above, accuracy or error below; colour: aggregator, dashes: world size. Of several
+    trainings the median, in a band from the smallest to the largest."""
+    figure = new_figure(title, 5.2, ANSWER_WIDTH)
     loss_axes, accuracy_axes = figure.subplots(2, 1, sharex=True)
-    chosen, is_error = standing_out(lines, looks), _is_drawn_as_error(lines)
+    chosen = standing_out(lines, looks)
+    is_error = any(NEARLY_ALL <= line.test_accuracy[-1] <= 1 for line in lines)
     panels = [_Panel(loss_axes, "train_loss"), _Panel(accuracy_axes, "test_accuracy", is_error)]
     for line in sorted(lines, key=lambda line: line in chosen):
         colour = looks[line.aggregator].colour if line in chosen else OTHER
         for panel in panels:
             _draw_line(panel, line, colour, chosen, against)
-    if _spans_decades(value for line in lines for value in line.train_loss):
+    every = [value for line in lines for value in line.train_loss if math.isfinite(value) and value > 0]
+    if every and max(every) > LOG_LOSS_RATIO * min(every):
         plain_log(loss_axes, "{:g}".format)
     loss_axes.set_ylabel("training loss")
     if is_error:
@@ -182,7 +186,6 @@ def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, again
     for panel in panels:
         panel.axes.set_xlim(right=max(getattr(line, _PLACES[against][0])[-1] for line in lines) * 1.02)
         label_ends(panel.axes, _end_labels(panel, chosen, looks), gap=0.09, size=8)
-    set_title(figure, title)
     return figure
 
 
@@ -197,12 +200,6 @@ class _Panel:
     def shown(self, values: Sequence[float]) -> list[float]:
         """What is drawn of them; without any error there is no place on a log scale."""
         return [(1 - value if value < 1 else math.nan) if self.is_error else value for value in values]
-
-
-def _is_drawn_as_error(lines: Sequence[TrainingLine]) -> bool:
-    """Whether any ends at an accuracy so near 1 that lines would be the same."""
-    ends = [line.test_accuracy[-1] for line in lines]
-    return any(NEARLY_ALL <= end <= 1 for end in ends)
 
 
 def _draw_line(
@@ -250,18 +247,103 @@ _NOT_OVER: Any = {"marker": "o", "markersize": 7, "markerfacecolor": "white", "l
 
 
 def _tip(line: TrainingLine, at: int) -> str:
+    seconds = f"{line.train_s[at]:.4g} s: " if math.isfinite(line.train_s[at]) else ""
     return (
         f"{line.aggregator} on {workers(line.world_size, line.worker)}, epoch {line.epochs[at]}, "
-        f"{_seconds(line.train_s[at])}training loss {line.train_loss[at]:.4g}, "
+        f"{seconds}training loss {line.train_loss[at]:.4g}, "
         f"test accuracy {percent(line.test_accuracy[at], 2)}"
     )
 
 
-def _seconds(train_s: float) -> str:
-    """`12.3 s: `; empty where they are not known."""
-    return f"{train_s:.4g} s: " if math.isfinite(train_s) else ""
+TARGET_CAPTION = (
+    "Seconds to the end of the first epoch that reaches the target, without evaluation (column "
+    "seconds_to_target; median over repeats and seeds{line})."
+)
+
+PREDICTION = (
+    " Estimated: time of a timed step x steps to the target, with its 95% interval{hollow}. The gap is what "
+    "a training does besides its steps."
+)
+
+_BAR: Any = {"facecolor": MEASURED, "edgecolor": "#202020", "linewidth": 0.4}
+_ESTIMATED: Any = {"color": PREDICTED, "marker": "D", "markersize": 4.5, "linestyle": ""}
 
 
-def _spans_decades(values: Iterable[float]) -> bool:
-    positive = [value for value in values if math.isfinite(value) and value > 0]
-    return bool(positive) and max(positive) > LOG_LOSS_RATIO * min(positive)
+@figure(section="answer")
+def target(data: FigureInput) -> Iterator[Drawn]:
+    for group in data.groups_of("convergence"):
+        if bars := target_bars(group):
+            goal = ", ".join(dict.fromkeys(percent(bar.target) for bar in bars))
+            title = data.titled(f"Seconds to {goal}", group)
+            line = "; black line: 95% interval over seeds" if any(bar.ends_s for bar in bars) else ""
+            caption = TARGET_CAPTION.format(line=line)
+            if predicted := [bar for bar in bars if bar.predicted_s is not None]:
+                is_hollow = any(bar.low_s is None for bar in predicted)
+                caption += PREDICTION.format(hollow="; hollow: no interval" if is_hollow else "")
+            drawing = _draw_target(title, bars)
+            yield Drawn(f"target-{group.slug}", title_of(group.given), caption, drawing, group=group)
+
+
+@dataclass(frozen=True)
+class TargetBar:
+    """`ends_s`: of the 95% interval of the seconds over seeds, `low_s` and `high_s` of those estimated."""
+
+    name: str
+    target: float
+    seconds: float | None
+    ends_s: tuple[float, float] | None
+    state: str
+    predicted_s: float | None
+    low_s: float | None
+    high_s: float | None
+
+
+def target_bars(group: CellGroup) -> list[TargetBar]:
+    """Those that aimed at a target and have a time, in the table's order; [] where none reached it."""
+    bars = []
+    for row in over_seeds(group.rows):
+        if row["target_accuracy"] is not None and row["repeats"] and not shares_gpus(row):
+            seeds = f", {row['num_seeds']} seeds" if (row["num_seeds"] or 1) > 1 else ""
+            name = f"{group.name(row)}, {workers_of(row)}{seeds}"
+            low, high = row.get("seconds_to_target_low"), row.get("seconds_to_target_high")
+            predicted = [row[f"predicted_s_to_target{end}"] for end in ("", "_low", "_high")]
+            reached = (
+                row["target_accuracy"],
+                row["seconds_to_target"],
+                None if low is None or high is None else (low, high),
+            )
+            bars.append(TargetBar(name, *reached, str(row["target_state"] or ""), *predicted))
+    return bars if any(bar.seconds is not None for bar in bars) else []
+
+
+def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
+    figure, axes = one_plot(title, 1.5 + 0.22 * len(bars))
+    known_s = [bar.seconds or 0.0 for bar in bars] + [bar.predicted_s or 0.0 for bar in bars]
+    ends_s = [bar.high_s or 0.0 for bar in bars] + [bar.ends_s[1] for bar in bars if bar.ends_s]
+    longest_s = min(1.5 * max(known_s), 1.08 * max([*known_s, *ends_s]))
+    for place, bar in enumerate(bars):
+        if bar.seconds is not None:
+            (drawn,) = axes.barh(place, bar.seconds, height=0.7, **_BAR)
+            seeds = "" if bar.ends_s is None else " ({:.4g} to {:.4g} over seeds)".format(*bar.ends_s)
+            with_tip(drawn, f"{bar.name}: {bar.seconds:.4g} s{seeds} to {percent(bar.target)}")
+            if bar.ends_s is not None:
+                low_s, high_s = max(0.0, bar.ends_s[0]), min(bar.ends_s[1], longest_s)
+                axes.plot([low_s, high_s], [place - 0.2] * 2, color="#202020", linewidth=1.2)
+        else:
+            axes.text(0, place, f"  {bar.state}", va="center", fontsize=8)
+        if bar.predicted_s is not None:
+            if bar.low_s is not None and bar.high_s is not None:
+                ends = [max(0.0, bar.low_s), min(bar.high_s, longest_s)]
+                axes.plot(ends, [place, place], color=PREDICTED, linewidth=1.2)
+            face = PREDICTED if bar.low_s is not None else "white"
+            axes.plot([bar.predicted_s], [place], **_ESTIMATED, markerfacecolor=face)
+            interval = "" if bar.low_s is None else f" ({bar.low_s:.4g} to {bar.high_s:.4g})"
+            add_tip(axes, bar.predicted_s, place, f"{bar.name}: estimated {bar.predicted_s:.4g} s{interval}")
+    axes.set_xlim(0, longest_s)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    name_bars(axes, range(len(bars)), [bar.name for bar in bars], "seconds of training, without evaluation")
+    handles: list[Any] = [Patch(label="measured", **_BAR)]
+    if any(bar.predicted_s is not None for bar in bars):
+        handles.append(Line2D([], [], label="estimated: step time x steps", **_ESTIMATED))
+    legend_below(figure, handles)
+    return figure

@@ -11,14 +11,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from scaling.analysis.columns import by_key
 from scaling.analysis.transfer_lines import TransferGroup, TransferLine, What, lines_of, transfer_groups
 from scaling.analysis.transfers import MESSAGES
 from scaling.measure.probe.series import size_text
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import WIDTH, EndLabel, add_tip, draw_point, label_ends, set_title
-from scaling.report.figures.style import FURTHER, ON_REQUEST, OTHER, OTHERS, REFERENCE, LineStyle
+from scaling.report.figures.parts import (
+    FURTHER,
+    ON_REQUEST,
+    OTHER,
+    OTHERS,
+    REFERENCE,
+    WIDTH,
+    EndLabel,
+    LineStyle,
+    add_tip,
+    draw_point,
+    label_ends,
+    one_plot,
+)
 from scaling.report.figures.svg import with_tip
-from scaling.report.transfer_tables import name_of, name_of_operation, title_of, who_did
+from scaling.report.transfer_tables import NAMES, name_of, title_of, who_did
 
 CAPTION = (
     "Bus bandwidth (busbw of nccl-tests; column busbw_bytes_per_s of transfers.csv) of the median time. "
@@ -48,10 +61,12 @@ def bandwidths(data: FigureInput) -> Iterator[Drawn]:
             # The figures with and without peer access show the same operations.
             family = [line for other, _, more in panels if FAMILIES[other] == FAMILIES[name] for line in more]
             standing = standing_out(family)
+            dashed = " Dashed: without peer access." if any(line.host_only for line in lines) else ""
+            grey = f" Grey: all others{ON_REQUEST}." if any(line not in standing for line in lines) else ""
             yield Drawn(
                 f"bandwidth-{name}-{group.slug}",
                 f"{title_of(group)}: {title}",
-                _caption(lines, standing),
+                f"{CAPTION}{dashed}{grey}",
                 draw_bandwidths(f"{title[0].upper()}{title[1:]}", lines, standing),
                 "transfers.csv",
             )
@@ -71,10 +86,8 @@ class BandwidthLine:
 
 
 def bandwidth_lines(group: TransferGroup, operations: Sequence[str]) -> list[BandwidthLine]:
-    series: dict[tuple[What, bool, str], list[TransferLine]] = {}
-    for line in lines_of(group):
-        if line.what.operation in operations:
-            series.setdefault((line.what, line.host_only, line.who), []).append(line)
+    wanted = [line for line in lines_of(group) if line.what.operation in operations]
+    series = by_key(wanted, lambda line: (line.what, line.host_only, line.who))
     return [_line(same) for same in series.values() if len(same) > 1]
 
 
@@ -132,16 +145,8 @@ def standing_out(lines: Sequence[BandwidthLine]) -> list[BandwidthLine]:
     return list(fastest.values())
 
 
-def _caption(lines: Sequence[BandwidthLine], standing: Sequence[BandwidthLine]) -> str:
-    dashed = " Dashed: without peer access." if any(line.host_only for line in lines) else ""
-    grey = f" Grey: all others{ON_REQUEST}." if any(line not in standing for line in lines) else ""
-    return f"{CAPTION}{dashed}{grey}"
-
-
 def draw_bandwidths(title: str, lines: Sequence[BandwidthLine], standing: Sequence[BandwidthLine]) -> Figure:
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    axes = figure.add_subplot()
-    set_title(figure, title)
+    figure, axes = one_plot(title, HEIGHT, WIDTH)
     _label_axes(axes, lines)
     operations = dict.fromkeys(line.what.operation for line in standing)
     colours = dict(zip(operations, COLOURS, strict=False))
@@ -150,7 +155,7 @@ def draw_bandwidths(title: str, lines: Sequence[BandwidthLine], standing: Sequen
         if line not in standing:
             _draw(axes, line, OTHER, OTHERS)
             continue
-        colour, series = colours[line.what.operation], name_of_operation(line.what.operation)
+        colour, series = colours[line.what.operation], NAMES.get(line.what.operation, line.what.operation)
         _draw(axes, line, colour, series)
         text = textwrap.fill(line.label, LABEL_CHARACTERS)
         labels.append(EndLabel(line.busbw[-1], text, colour, series))

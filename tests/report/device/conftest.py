@@ -11,7 +11,7 @@ import pytest
 from scaling.report.device import Results, read_devices, sentences
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.draw import draw_figures
-from scaling.report.sections import SavedFigure
+from scaling.report.tables import SavedFigure
 from scaling.store import ResultsFolder, RunRecord
 
 

@@ -15,33 +15,16 @@ def lstm(of):
     """A folder of `lstm-fused`; `add(way, precision, {seed: accuracy})`."""
 
     def make(has_gpu: bool = True):
-        folder = of(
-            "lstm-fused",
-            has_gpu=has_gpu,
-            width=8,
-            accuracy_width=8,
-            accuracy_batch=128,
-            steps=5,
-            seeds=[1, 2, 3],
-        )
+        settings = {"width": 8, "accuracy_width": 8, "accuracy_batch": 128, "steps": 5, "seeds": [1, 2, 3]}
+        folder = of("lstm-fused", has_gpu=has_gpu, **settings)
 
         def add(way, precision, scores=None, *, batch=128, seconds=SECONDS, device="cpu", extra=(), **facts):
             rows = list(extra)
             if scores is not None:
-                rows.append(
-                    {"fact": "accuracy_by_seed", "x": list(scores), "y": list(scores.values())},
-                )
-            folder.add(
-                seconds,
-                device=device,
-                facts={"test_samples": 1000, "logit_difference": 1e-7, **facts},
-                extra=rows,
-                task="mnist-rows",
-                implementation=way,
-                precision=precision,
-                width=8,
-                batch=batch,
-            )
+                rows.append({"fact": "accuracy_by_seed", "x": list(scores), "y": list(scores.values())})
+            facts = {"test_samples": 1000, "logit_difference": 1e-7, **facts}
+            point = {"task": "mnist-rows", "implementation": way, "precision": precision}
+            folder.add(seconds, device=device, facts=facts, extra=rows, **point, width=8, batch=batch)
 
         return folder, add
 
@@ -53,6 +36,41 @@ REFERENCE = {1: 0.90, 2: 0.92, 3: 0.94}
 
 def answer(folder):
     return sentences_of(folder.results())[-1]
+
+
+FUSED, CELL, HALF = ("fused", "float32"), ("cell", "float32"), ("fused", "float16")
+SAME = {FUSED: REFERENCE, CELL: REFERENCE}
+ANSWERS = {
+    "nothing": (SAME, ["the precision? Not beyond chance. After 5 steps"]),
+    "within the spread of seeds": (
+        {**SAME, HALF: {1: 0.91, 2: 0.92, 3: 0.94}},
+        [
+            "mnist-rows on the CPU: no change beyond chance;",
+            "fused in float32 reaches 92.00% ± 2.00 over 3 seeds",
+            "the largest difference is +0.33 points (fused, float16)",
+        ],
+    ),
+    "beyond it": (
+        {**SAME, HALF: {1: 0.70, 2: 0.72, 3: 0.74}},
+        ["the precision? Yes, in part. After 5 steps", "yes, for fused, float16;", "-20.00 points"],
+    ),
+    "the largest difference": (
+        {**SAME, HALF: {1: 0.90, 2: 0.92, 3: 0.94003}, ("cell", "float16"): {1: 0.89, 2: 0.91, 3: 0.93}},
+        ["the largest difference is -1.00 points (cell, float16)"],
+    ),
+    "one sample where seeds agree": (
+        {FUSED: {1: 1.0, 2: 1.0}, CELL: {1: 1.0, 2: 0.999}},
+        [": no change beyond chance;"],
+    ),
+    "one seed": ({FUSED: {1: 0.9}, CELL: {1: 0.5}}, ["with one seed it cannot be told from chance"]),
+    "no reference": (
+        {CELL: REFERENCE, ("elementary", "float32"): {1: 0.80, 2: 0.80, 3: 0.80}},
+        [
+            "unknown, as the fused implementation in float32 has no accuracy; the 2 others",
+            "reach 80.00% to 92.00%",
+        ],
+    ),
+}
 
 
 class TestAccuracy:
@@ -72,53 +90,14 @@ class TestAccuracy:
         # t of 2 x 2 degrees of freedom, for one comparison
         assert compared.noise == pytest.approx(2.7764 * 0.02 / 2**0.5 * (2 / 3) ** 0.5, rel=1e-4)
 
-    def test_within_the_seeds_spread_the_answer_is_no(self, lstm):
+    @pytest.mark.parametrize(("cells", "texts"), ANSWERS.values(), ids=ANSWERS)
+    def test_answer_says_what_is_beyond_chance(self, lstm, cells, texts):
         folder, add = lstm()
-        add("fused", "float32", REFERENCE)
-        add("cell", "float32", REFERENCE)
-        add("fused", "float16", {1: 0.91, 2: 0.92, 3: 0.94})
+        for (way, precision), scores in cells.items():
+            add(way, precision, scores)
         told = answer(folder)
-        assert "mnist-rows on the CPU: no change beyond chance;" in told
-        assert "fused in float32 reaches 92.00% ± 2.00 over 3 seeds" in told
-        assert "the largest difference is +0.33 points (fused, float16)" in told
-
-    def test_beyond_it_the_answer_names_what_differs(self, lstm):
-        folder, add = lstm()
-        add("fused", "float32", REFERENCE)
-        add("cell", "float32", REFERENCE)
-        add("fused", "float16", {1: 0.70, 2: 0.72, 3: 0.74})
-        told = answer(folder)
-        assert "yes, for fused, float16;" in told
-        assert "-20.00 points" in told
-
-    def test_first_words_answer_for_all_tasks_and_devices(self, lstm):
-        folder, add = lstm()
-        add("fused", "float32", REFERENCE)
-        add("cell", "float32", REFERENCE)
-        assert "the precision? Not beyond chance. After 5 steps" in answer(folder)
-        add("fused", "float16", {1: 0.70, 2: 0.72, 3: 0.74})
-        assert "the precision? Yes, in part. After 5 steps" in answer(folder)
-
-    def test_largest_difference_is_told(self, lstm):
-        folder, add = lstm()
-        add("fused", "float32", REFERENCE)
-        add("cell", "float32", REFERENCE)
-        add("fused", "float16", {1: 0.90, 2: 0.92, 3: 0.94003})
-        add("cell", "float16", {1: 0.89, 2: 0.91, 3: 0.93})
-        told = answer(folder)
-        assert "the largest difference is -1.00 points (cell, float16)" in told
-
-    def test_one_sample_is_no_difference_where_seeds_agree(self, lstm):
-        folder, add = lstm()
-        add("fused", "float32", {1: 1.0, 2: 1.0})
-        add("cell", "float32", {1: 1.0, 2: 0.999})
-        assert ": no change beyond chance;" in answer(folder)
-
-    def test_with_one_seed_nothing_is_claimed(self, lstm):
-        folder, add = lstm()
-        add("fused", "float32", {1: 0.9})
-        add("cell", "float32", {1: 0.5})
-        assert "with one seed it cannot be told from chance" in answer(folder)
+        for text in texts:
+            assert text in told
 
     def test_what_was_not_trained_is_named_with_its_reason(self, lstm):
         folder, add = lstm()
@@ -137,14 +116,6 @@ class TestAccuracy:
         told = answer(folder)
         assert "mnist-rows on the CPU: no" in told
         assert "mnist-rows on the GPU: no" in told
-
-    def test_without_the_reference_only_the_range_is_told(self, lstm):
-        folder, add = lstm()
-        add("cell", "float32", REFERENCE)
-        add("elementary", "float32", {1: 0.80, 2: 0.80, 3: 0.80})
-        told = answer(folder)
-        assert "unknown, as the fused implementation in float32 has no accuracy; the 2 others" in told
-        assert "reach 80.00% to 92.00%" in told
 
 
 class TestSpeed:

@@ -66,8 +66,8 @@ class TestThreads:
 
     def test_fewest_threads_within_a_tie_are_worth_it(self, threads):
         results = threads.results()
-        assert worthwhile(results.all("cpu", model="fcn-r")).text("threads") == "2"
-        assert worthwhile(results.all("cpu", model="lstm")).text("threads") == "1"
+        assert worthwhile(results.where({"device": "cpu", "model": "fcn-r"})).text("threads") == "2"
+        assert worthwhile(results.where({"device": "cpu", "model": "lstm"})).text("threads") == "1"
 
     def test_sentence_answers_the_question(self, threads):
         (sentence,) = sentences_of(threads.results())
@@ -132,7 +132,7 @@ class TestThreads:
 
 class TestBatches:
     def test_enough_is_the_smallest_batch_near_the_best(self, batches):
-        cpu, gpu = (enough(batches.results().all(device)) for device in ("cpu", "cuda"))
+        cpu, gpu = (enough(batches.results().where({"device": device})) for device in ("cpu", "cuda"))
         assert (cpu.text("batch"), cpu.best.samples_per_s) == ("4", pytest.approx(100.0))
         assert (gpu.text("batch"), gpu.best.samples_per_s) == ("16", pytest.approx(10_000.0))
 
@@ -143,18 +143,18 @@ class TestBatches:
         )
         assert "the time of a sample on the CPU over that on the GPU: fcn-r 100 times (seen in one" in answer
 
-    def test_page_begins_with_the_answer(self, batches):
+    def test_page_begins_with_the_short_answer_alone(self, batches):
         told = device_sentences([batches.results()])
         assert told[0].startswith("Which mini-batch does a device need?")
         assert sorted(told) == sorted(sentences_of(batches.results()))
-
-    def test_page_shows_the_short_answer_alone(self, batches):
         page = write_report(batches.folder).page.read_text(encoding="utf-8")
         said = page.partition('<section class="answer">')[2].partition("</section>")[0].strip()
         assert said.startswith(
             '<p class="say longer">Which mini-batch does a device need? Seen in one launch: for 90%'
         )
         assert len(said) < 300
+        figures = sorted(path.stem for path in (batches.folder.path / "figures").glob("*.svg"))
+        assert figures == ["device-batch-sizes-throughput", "device-batch-sizes-time"]
 
     def test_network_that_is_not_finished_is_compared_with_nothing(self, batches):
         batches.add(planned=True, device="cuda", step="eager", model="fcn-r", batch=64)
@@ -177,21 +177,17 @@ class TestBatches:
     def test_line_is_broken_at_a_batch_that_is_not_measured_yet(self, batches):
         batches.add(planned=True, threads=4, step="eager", model="fcn-r", batch=8)
         results, declared = batches.results(), batch_sizes.REPORT.figures[1]
-        at, (values, *_) = points_of(declared, results, declared.panels[0], results.all("cpu"))
+        at, (values, *_) = points_of(declared, results, declared.panels[0], results.where({"device": "cpu"}))
         assert [*at] == [1.0, 4.0, 8.0, 16.0]
         assert [*np.isnan(values)] == [False, False, True, False]
 
-    def test_without_a_gpu_the_answer_says_so(self, of):
+    def test_without_a_gpu_the_answer_says_so_and_its_columns_are_empty(self, of):
         made = of("batch-sizes", has_gpu=False, networks=["fcn-r"])
         made.add(exactly(0.1), threads=4, step="eager", model="fcn-r", batch=1, facts={"samples": 1})
         assert (
             "on the CPU, 4 threads: fcn-r at least 1 (10.0 samples/s) (seen in one launch). This machine has "
             "no" in sentences_of(made.results())[-1]
         )
-
-    def test_columns_of_a_missing_gpu_are_empty(self, of):
-        made = of("batch-sizes", has_gpu=False, networks=["fcn-r"])
-        made.add(exactly(0.1), threads=4, step="eager", model="fcn-r", batch=1, facts={"samples": 1})
         table, *_ = device_tables([made.results()])
         empty = [text for name, text in zip(table.headings, table.rows[0], strict=True) if "GPU" in name]
         assert empty == ["–"] * 6  # noqa: RUF001
@@ -204,7 +200,3 @@ class TestBatches:
         table, left_out = device_tables([batches.results()])
         assert table.rows[-1] == ["fcn-r", "64", *["–"] * 6]  # noqa: RUF001
         assert left_out.rows == [["fcn-r", "64", "GPU eager", "left out", reason]]
-
-    def test_figures_are_drawn(self, batches):
-        names = [figure.name for figure in write_figures(batches.folder, [batches.results()])]
-        assert names == ["device-batch-sizes-throughput", "device-batch-sizes-time"]

@@ -8,8 +8,7 @@ import pytest
 from scaling.analysis.columns import to_rows
 from scaling.analysis.study_scatter import MODERATED
 from scaling.analysis.summary import summary_table
-from scaling.device_studies.declaration import BreakEven, Report
-from scaling.device_studies.registry import EXPERIMENTS
+from scaling.device_studies.declaration import EXPERIMENTS, BreakEven, Report
 from scaling.errors import StoreError
 from scaling.report.device import device_tables, with_devices
 from scaling.report.device.tables import remarks

@@ -118,11 +118,8 @@ def test_sentence_without_a_gpu_says_that_it_has_no_answer(without_gpu):
 
 def test_columns_of_a_missing_gpu_are_empty_and_told(without_gpu):
     table, *_ = device_tables([without_gpu.results()])
-    assert table.headings[-3:] == [
-        "GPU eager: ms a step",
-        "GPU captured: ms a step",
-        "CPU / GPU, least of each",
-    ]
+    missing = ["GPU eager: ms a step", "GPU captured: ms a step", "CPU / GPU, least of each"]
+    assert table.headings[-3:] == missing
     assert {text for row in table.rows for text in row[-3:]} == {"–"}  # noqa: RUF001
     assert any("no GPU that torch can use" in remark for remark in table.remarks)
 
@@ -153,18 +150,17 @@ def test_failed_point_is_named_as_failed(with_gpu):
     assert device_tables([with_gpu.results()])[-1].rows[0][-2:] == ["failed", "rank 0: a bug"]
 
 
-def test_points_that_are_not_measured_yet_are_told(with_gpu):
-    with_gpu.add(step="eager", planned=True, **{**POINT, "width": 7, "batch": 1})
-    remarks = device_tables([with_gpu.results()])[-1].remarks
-    assert any("1 of 33 points are not measured yet" in remark for remark in remarks)
-
-
-def test_busy_machine_is_told(with_gpu):
-    with_gpu.add(around(1.0), step="eager", facts={"load_average": 9.0}, **{**POINT, "width": 7, "batch": 1})
-    assert any(
-        "load average reached 9.0 on 4 cores" in one
-        for one in device_tables([with_gpu.results()])[-1].remarks
-    )
+@pytest.mark.parametrize(
+    ("cell", "remark"),
+    [
+        ({"planned": True}, "1 of 33 points are not measured yet"),
+        ({"facts": {"load_average": 9.0}}, "load average reached 9.0 on 4 cores"),
+    ],
+    ids=["planned", "busy"],
+)
+def test_remarks_tell_points_that_are_missing_and_a_busy_machine(with_gpu, cell, remark):
+    with_gpu.add(around(1.0), step="eager", **cell, **{**POINT, "width": 7, "batch": 1})
+    assert any(remark in one for one in device_tables([with_gpu.results()])[-1].remarks)
 
 
 def test_threads_have_a_break_even_width_too(small):

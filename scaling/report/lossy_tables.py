@@ -8,16 +8,17 @@ no matter of a study: `scaling verify NAME --save-to DIR` measures it and puts t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scaling.analysis.columns import Row, aggregator_name, is_control_arm
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.samples import CellResult
-from scaling.report.formats import MISSING, megabytes, milliseconds, percent
+from scaling.analysis.seed_noise import BITS, Compared, SeedNoise
+from scaling.report.formats import MISSING, megabytes, milliseconds, number, percent, points
 from scaling.report.tables import Column, Table, table_of
-from scaling.report.titles import title_of
+from scaling.report.text import title_of
 
 REFERENCE = "all_reduce"
 """The exact aggregator that others are compared with; where it is missing, the fastest exact one."""
@@ -60,25 +61,19 @@ def _rate(header: str, key: str) -> Column[_NamedSheet]:
     return Column(header, text)
 
 
-def _host_us(named: _NamedSheet) -> str:
-    us = named[1].get("host_us_per_bucket")
-    return MISSING if us is None else f"{us:,.0f}"
-
-
-def _agreement(named: _NamedSheet) -> str:
-    return "the same bits" if named[1]["replicas_agree"] else f"off by {named[1]['replicas_off_by']:.3g}"
-
-
 SHEET_COLUMNS: tuple[Column[_NamedSheet], ...] = (
     Column("lossy", lambda named: named[0]),
     _value("error, first step", "first_error_ratio"),
     _value("error, all steps", "sum_error_ratio"),
-    Column("replicas", _agreement),
+    Column(
+        "replicas",
+        lambda of: "the same bits" if of[1]["replicas_agree"] else f"off by {of[1]['replicas_off_by']:.3g}",
+    ),
     _value("bytes", "metered_bytes", ","),
     _value("all_reduce's", "exact_bytes", ","),
     _rate("encode, GB/s", "encode"),
     _rate("decode, GB/s", "decode"),
-    Column("host, us a bucket", _host_us),
+    Column("host, us a bucket", lambda of: number(of[1].get("host_us_per_bucket"), digits=1)),
     _rate("pays below, GB/s", "break_even"),
     Column("measured on", lambda named: str(named[1]["measured_on"])),
 )
@@ -93,7 +88,6 @@ class _Pair:
     other: Row | None
 
     def both(self, name: str) -> tuple[Any, Any]:
-        """A column of both."""
         return self.row[name], self.other[name] if self.other else None
 
     def share(self, name: str) -> str:
@@ -179,9 +173,8 @@ def _exact_one(row: Row, exact: Iterable[Row]) -> Row | None:
 
     def order(other: Row) -> tuple[bool, bool, float]:
         is_reference = aggregator_name(other["aggregator"]) == REFERENCE
-        best = (
-            -(other["final_test_accuracy"] or 0.0) if row["kind"] == "convergence" else other["iteration_s"]
-        )
+        accuracy = -(other["final_test_accuracy"] or 0.0)
+        best = accuracy if row["kind"] == "convergence" else other["iteration_s"]
         return not is_reference, other["bucket_mb"] != row["bucket_mb"], best or 0.0
 
     return min(comparable, key=order, default=None)
@@ -189,14 +182,69 @@ def _exact_one(row: Row, exact: Iterable[Row]) -> Row | None:
 
 def _remarks(group: CellGroup, lossy: Sequence[Row], groups: Sequence[CellGroup]) -> list[str]:
     """Which of them no training of this folder tells the accuracy of."""
-    trained = {
-        row["aggregator"]
-        for other in groups
-        if other.kind == "convergence"
-        for row in other.rows
-        if row["final_test_accuracy"] is not None and row["model"] == group.rows[0]["model"]
-    }
-    missing = dict.fromkeys(row["aggregator"] for row in lossy if row["aggregator"] not in trained)
-    if not missing:
-        return []
-    return [f"What accuracy {', '.join(missing)} costs on this network was not measured in this study."]
+    rows = [row for other in groups if other.kind == "convergence" for row in other.rows]
+    same = [row for row in rows if row["model"] == group.rows[0]["model"]]
+    trained = {row["aggregator"] for row in same if row["final_test_accuracy"] is not None}
+    missing = ", ".join(dict.fromkeys(row["aggregator"] for row in lossy if row["aggregator"] not in trained))
+    text = f"What accuracy {missing} costs on this network was not measured in this study."
+    return [text] if missing else []
+
+
+NOISE_STATISTIC = (
+    "Exact aggregators sum the same numbers: together they are the reference, and their spread over seeds is "
+    "pooled. Difference: of the mean over seeds from theirs (of an exact one: from the others). Noise: a "
+    "smaller difference in that direction may be chance (Welch's t with moderated variances, Holm over the "
+    "lossy combinations). Same seed: the mean difference from exact trainings of the same seed, which start "
+    "from the same weights and see the same batches."
+)
+LEFT_OUT = ("step", "exchange", "same seed")  # columns that the answer's table does not have
+
+
+def _columns(score: str) -> list[Column[Compared]]:
+    unit, difference = ("", "{:+.3f}".format) if score == BITS else (", points", points)
+
+    def shown(value: float | None) -> str:
+        return MISSING if value is None else difference(value)
+
+    return [
+        Column("aggregator", lambda other: other.row["aggregator"]),
+        Column("workers", lambda other: str(other.row["world_size"])),
+        Column("step", lambda other: other.row["step"]),
+        Column("exchange", lambda other: other.exchange),
+        Column("seeds", lambda other: str(other.row["num_seeds"] or 1)),
+        Column(
+            "bits per byte" if score == BITS else "test accuracy", lambda other: _shown(score, other.mean)
+        ),
+        Column(f"difference{unit}", lambda other: shown(getattr(other.decision, "difference", None))),
+        Column(f"noise{unit}", lambda other: shown(getattr(other.decision, "noise", None)).lstrip("+")),
+        Column("verdict", lambda other: other.verdict),
+        Column(f"same seed{unit}", lambda other: shown(other.at_equal_seed)),
+    ]
+
+
+def _shown(score: str, value: float) -> str:
+    return f"{value:.3f}" if score == BITS else percent(value, 2)
+
+
+def seed_noise_tables(noises: Sequence[SeedNoise]) -> list[Table]:
+    return [_table(noise) for noise in noises if noise.combinations]
+
+
+def noise_table(noises: Sequence[SeedNoise]) -> Table | None:
+    """What the answer begins with, of the only recipe: each combination's difference and verdict."""
+    if len(noises) != 1 or not noises[0].combinations:
+        return None
+    table = _table(noises[0])
+    places = [place for place, name in enumerate(table.headings) if name.partition(",")[0] not in LEFT_OUT]
+    headings, *rows = ([row[place] for place in places] for row in (table.headings, *table.rows))
+    return replace(table, headings=headings, rows=rows, section="")
+
+
+def _table(noise: SeedNoise) -> Table:
+    what = "Bits per byte" if noise.score == BITS else "Accuracy"
+    title = f"{what} compared with the noise of seeds: {title_of(noise.given)}"
+    cells = [one.cells for one in noise.combinations]
+    spread = f"{noise.spread:.3f}" if noise.score == BITS else f"{100 * noise.spread:.2f} points"
+    statistic = f"{NOISE_STATISTIC} Exact: {_shown(noise.score, noise.mean)}, standard deviation {spread}."
+    columns = _columns(noise.score)
+    return table_of(title, statistic, columns, noise.combinations, cells=cells, section="training")

@@ -1,21 +1,25 @@
-"""What `explain` found, in a terminal of 80 columns."""
+"""What `explain` and `recommend` found, in a terminal of 80 columns and for JSON."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from scaling.analysis.columns import Row, is_control_arm, is_unchanged, workers_of
+from scaling.analysis.candidates import Candidate
+from scaling.analysis.columns import Row, by_key, is_control_arm, is_unchanged, workers_of
+from scaling.analysis.critical_batch import LearningPlan
 from scaling.analysis.explain import EXPLAINED_KINDS, RULES, is_limit
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_rows
+from scaling.analysis.recommend import Recommendation
 from scaling.axes import workers
 from scaling.errors import ScalingError
 from scaling.report.formats import milliseconds, percent
 from scaling.report.terminal import filled
-from scaling.report.text import line_of, next_experiment, text_of
-from scaling.report.titles import title_of
+from scaling.report.text import line_of, next_experiment, text_of, title_of, unit_of
 
 MOST_SHOWN = 2  # findings a cell in the overview
 SHORT = 60  # characters of an experiment that may be said again
@@ -53,16 +57,12 @@ def overview(rows: Sequence[Row], findings: Findings, of_script: Sequence[str] =
             yield filled(_named([f"{group.name(row)}{_time(row)}" for row in same]), indent=2)
             foremost = [_foremost(findings[row["cell_id"]]) for row in same]
             for finding, *others in zip(*foremost, strict=True):
-                yield filled(f"{_once(finding, said)}{_of_others(others)}", indent=4)
+                then = next_experiment(finding) or ""
+                is_again = len(then) > SHORT and then in said
+                said.add(then)
+                text = text_of(finding) if is_again else line_of(finding)
+                yield filled(f"{text}{_of_others(others)}", indent=4)
         yield ""
-
-
-def _once(finding: Finding, said: set[str]) -> str:
-    """What was found, with the experiment only if it is a short one or was not said before."""
-    then = next_experiment(finding) or ""
-    is_again = len(then) > SHORT and then in said
-    said.add(then)
-    return text_of(finding) if is_again else line_of(finding)
 
 
 def _named(names: Sequence[str]) -> str:
@@ -76,14 +76,15 @@ def _named(names: Sequence[str]) -> str:
 
 def _with_one_cause(rows: Sequence[Row], findings: Findings) -> list[list[Row]]:
     """The rows, those together of which the same is said first, in the order of their first."""
-    together: dict[Any, list[Row]] = {}
-    for row in rows:
-        causes = tuple(
-            (finding.kind, finding.values.get("rank"), finding.values.get("phase"), next_experiment(finding))
-            for finding in _foremost(findings[row["cell_id"]])
+
+    def causes(row: Row) -> tuple[object, ...]:
+        foremost = _foremost(findings[row["cell_id"]])
+        return tuple(
+            (one.kind, one.values.get("rank"), one.values.get("phase"), next_experiment(one))
+            for one in foremost
         )
-        together.setdefault(causes, []).append(row)
-    return list(together.values())
+
+    return list(by_key(rows, causes).values())
 
 
 def _of_others(findings: Sequence[Finding]) -> str:
@@ -112,20 +113,16 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
         group = next(candidate for candidate in groups if row in candidate.rows)
         yield f"{group.name(row)} on {workers_of(row)}{_time(row)}, cell {row['cell_id']}"
         for finding in findings[row["cell_id"]]:
-            yield from _detail(finding)
+            sentence, share = text_of(finding), finding.values["share"]
+            part = f"{percent(share, 0)} of the step"
+            is_said = share <= 0 or not is_limit(finding) or part in sentence
+            yield filled(f"- {sentence}{'' if is_said else f' [{part}]'}", indent=2)
+            if then := next_experiment(finding):
+                yield filled(f"next: {then}", indent=4)
         if not findings[row["cell_id"]]:
             yield "  nothing found"
         yield filled(f"in: {title_of(group.given)}", indent=2)
         yield ""
-
-
-def _detail(finding: Finding) -> Iterator[str]:
-    sentence, share = text_of(finding), finding.values["share"]
-    part = f"{percent(share, 0)} of the step"
-    is_said = share <= 0 or not is_limit(finding) or part in sentence
-    yield filled(f"- {sentence}{'' if is_said else f' [{part}]'}", indent=2)
-    if then := next_experiment(finding):
-        yield filled(f"next: {then}", indent=4)
 
 
 def as_dict(finding: Finding) -> dict[str, Any]:
@@ -142,26 +139,19 @@ def as_dict(finding: Finding) -> dict[str, Any]:
 
 
 def choose(rows: Sequence[Row], wanted: str) -> list[Row]:
-    """The cells that a user means: by id or its beginning, by aggregator, or as `ring@4`.
-
-    Raises:
-        ScalingError: there is none.
-    """
+    """The cells that a user means: by id or its beginning, by aggregator, or as `ring@4`. Raises
+    ScalingError: there is none."""
     named = {
         row["cell_id"]: (group.name(row), row["aggregator"]) for group in _groups(rows) for row in group.rows
     }
     label, _, size = wanted.rpartition("@") if "@" in wanted else (wanted, "", "")
     chosen = [row for row in rows if row["cell_id"] in named and row["cell_id"].startswith(wanted)]
     if not chosen:
-        chosen = [
-            row
-            for row in rows
-            if label in named.get(row["cell_id"], ()) and size in ("", str(row["world_size"]))
-        ]
+        labelled = [row for row in rows if label in named.get(row["cell_id"], ())]
+        chosen = [row for row in labelled if size in ("", str(row["world_size"]))]
     if not chosen:
-        known = dict.fromkeys(
-            f"{row['aggregator']}@{row['world_size']}" for row in rows if row["cell_id"] in named
-        )
+        of_groups = [row for row in rows if row["cell_id"] in named]
+        known = dict.fromkeys(f"{row['aggregator']}@{row['world_size']}" for row in of_groups)
         raise ScalingError(
             f"no cell {wanted!r}; name one by its id in summary.csv, or as one of {', '.join(known)}"
         )
@@ -176,3 +166,92 @@ def _time(row: Row) -> str:
     if row["iteration_s"] is None:
         return "" if row["repeats"] else f" ({row['state']})"
     return f": {milliseconds(row['iteration_s'])} ms a step"
+
+
+BY_SETTING = (
+    "target_missed",
+    "no_efficiency",
+    "efficiency_below",
+    "efficiency_perhaps_below",
+    "memory_above",
+)
+"""Reasons that hold for one setting of an aggregator, and not for another: the whole setting is named."""
+
+
+def lines_of(recommendation: Recommendation) -> Iterator[str]:
+    """The recommendation, and of each reason the cells that were left out for it."""
+    yield filled(text_of(recommendation.finding))
+    if recommendation.trade_off is not None:
+        yield filled(text_of(recommendation.trade_off), indent=2)
+    for remark in recommendation.remarks:
+        yield filled(text_of(remark), indent=2)
+    names: dict[str, dict[str, None]] = {}
+    for candidate in recommendation.excluded:
+        name = candidate.name if candidate.reason.kind in BY_SETTING else candidate.aggregator
+        names.setdefault(text_of(candidate.reason), {})[name] = None
+    for reason, those in names.items():
+        yield filled(f"left out: {', '.join(those)} ({reason})", indent=2)
+    yield ""
+
+
+def recommendation_as_dict(recommendation: Recommendation) -> dict[str, Any]:
+    return {
+        "objective": recommendation.objective,
+        "workload": title_of(recommendation.workload),
+        "state": recommendation.state,
+        "choice": _choice(recommendation.choice),
+        "runner_up": _choice(recommendation.runner_up),
+        "rivals": [_choice(rival.candidate) for rival in recommendation.rivals],
+        "ruled_out": [candidate.name for candidate in recommendation.ruled_out],
+        "trade_off": recommendation.trade_off and recommendation.trade_off.values["points"],
+        "remarks": [text_of(remark) for remark in recommendation.remarks],
+        "workers": recommendation.workers and asdict(recommendation.workers),
+        "aggregator": recommendation.aggregator and asdict(recommendation.aggregator),
+        "more_repeats": recommendation.more_repeats,
+        "is_noisy": recommendation.is_noisy,
+        "doubts": [line_of(doubt) for doubt in recommendation.doubts],
+        "limit": line_of(recommendation.limit) if recommendation.limit else None,
+        "if_wrong": text_of(recommendation.cost) if recommendation.cost else "",
+        "excluded": [
+            {"name": candidate.name, "reason": text_of(candidate.reason)}
+            for candidate in recommendation.excluded
+        ],
+        "sentence": text_of(recommendation.finding),
+    }
+
+
+def _choice(choice: Candidate | None) -> dict[str, Any] | None:
+    if choice is None:
+        return None
+    return {
+        "name": choice.name,
+        "cell_id": choice.row["cell_id"],
+        "aggregator": choice.row["aggregator"],
+        "world_size": choice.row["world_size"],
+        "value": choice.value,
+        "low": choice.low,
+        "high": choice.high,
+        "unit": unit_of(choice.values()),
+        "method": choice.method,
+        "launches": choice.num_launches,
+    }
+
+
+def plan_lines(plan: LearningPlan) -> str:
+    return "".join(f"{filled(text_of(finding))}\n" for finding in plan.findings())
+
+
+def plan_as_dict(plan: LearningPlan) -> dict[str, Any]:
+    """What was found, in words and values, and every setting; open ends of intervals are null."""
+    found = list(plan.findings())
+    said: dict[str, Any] = {"sentences": [text_of(finding) for finding in found]}
+    said |= {finding.kind: dict(finding.values) for finding in found}
+    return _closed({**said, "settings": [one.values() for one in plan.settings]})
+
+
+def _closed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _closed(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_closed(one) for one in value]
+    return None if value == math.inf else value
