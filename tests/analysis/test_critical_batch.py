@@ -20,7 +20,7 @@ from scaling.analysis.samples import TrainingSamples, read_cells
 from scaling.analysis.summary import build_table
 from scaling.errors import ScalingError
 from scaling.report.figures.base import FigureInput
-from scaling.report.figures.style import SETTINGS
+from scaling.report.figures.parts import SETTINGS
 from scaling.report.figures.target_by_workers import target_by_workers
 from scaling.report.text import text_of
 
@@ -328,7 +328,7 @@ def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):
 
 
 def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, study, capsys):
-    from scaling.cli.recommend import recommend
+    from scaling.cli.advice import recommend
 
     def call(**more):
         try:
