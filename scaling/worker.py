@@ -32,9 +32,8 @@ from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S, Heartbeat
 from scaling.errors import LaunchError, ScalingError, StoreError
 from scaling.registry import trust
 from scaling.runtime import LaunchLibraries
-from scaling.runtime.graceful_shutdown import close_runs, closing_on_signals
 from scaling.runtime.meeting import Watched, own_address
-from scaling.runtime.workers import Workers
+from scaling.runtime.workers import Workers, close_runs, closing_on_signals
 from scaling.store import ResultsFolder
 from scaling.study.launches import Launch, handed_over, remaining_launches
 from scaling.study.overrides import load_study, texts

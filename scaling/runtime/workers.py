@@ -5,6 +5,10 @@ that it outlives a cell whose data group broke. A group for a cell's tensors is 
 rank that fails leaves its group, which ends the others' pending operations on CPU; on a GPU they may hang,
 and the launch is given up. Workers that share a GPU have no NCCL group, which would refuse them: a second
 Gloo group carries their tensors, through host memory.
+
+A worker ends in order on SIGTERM or SIGUSR1. It may sit in an exchange that never ends, since its peers were
+asked to stop too: a handler of Python's would run only after it. A thread hears of the signal instead. Rank 0
+puts the run that is cut off back to planned, which is no death; the others leave that time to it.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ import gc
 import ipaddress
 import json
 import os
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -28,10 +34,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in i
 from torch.distributed.distributed_c10d import PrefixStore
 
 from launchers.base import LOOPBACK, join_timeout_s, require_loopback
+from launchers.processes import say_line
 from launchers.rank_info import RankInfo
 from scaling.errors import DiskFullError, LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup
 from scaling.runtime.meeting import RankPlace, Waiting, Watched, here, require_here
+from scaling.store import ResultsFolder
 from scaling.store.failures import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
 
 T = TypeVar("T")
@@ -324,3 +332,62 @@ def _is_lost(device: torch.device) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+EXIT_STOPPED = 130
+"""What an interrupted shell command gives, and `scaling run`."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+RECORDING = threading.Lock()
+"""Held while a run's end is recorded: a run that is done is not put back."""
+
+HEAD_START_S = 1.0
+"""What rank 0 has before the others leave: their end would fail the cell there."""
+
+
+def close_runs(folder: ResultsFolder, rank: int, world_size: int) -> None:
+    """What is to be done before a rank leaves its launch: puts running runs of that size back to planned.
+    `folder`: where the launch records; `rank`: of this process; those above 0 write nothing, and wait."""
+    if rank:
+        time.sleep(HEAD_START_S)
+        return
+    with RECORDING:
+        for record in folder.runs():
+            if record.state == "running" and record.cell["world_size"] == world_size:
+                folder.reset_run(record)
+    say_line("stopped by a signal: what is finished is kept, the rest is planned")
+
+
+@contextmanager
+def closing_on_signals(close: Callable[[], None]) -> Iterator[None]:
+    """Within it, either signal ends this process with EXIT_STOPPED after `close`. For the main thread alone.
+    `close`: called in a thread of its own, while the main thread goes on."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    handlers_before = {number: signal.signal(number, _heard_by_the_thread) for number in SIGNALS}
+    thread = threading.Thread(target=_wait, args=(reader, close), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        for number, handler in handlers_before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup_before)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+def _heard_by_the_thread(number: int, frame: object) -> None:
+    """The interpreter has written the number to the pipe before it calls this."""
+
+
+def _wait(reader: int, close: Callable[[], None]) -> None:
+    while number := os.read(reader, 1):
+        if number[0] in SIGNALS:
+            try:
+                close()
+            finally:
+                os._exit(EXIT_STOPPED)  # the main thread may be in a call that never returns

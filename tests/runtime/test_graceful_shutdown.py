@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from scaling.runtime.graceful_shutdown import EXIT_STOPPED, close_runs, closing_on_signals
+from scaling.runtime.workers import EXIT_STOPPED, close_runs, closing_on_signals
 from scaling.store import ResultsFolder, RunRecord
 from tests.waiting import LIMIT_S
 
 PROGRAM = """
 import ctypes, sys
-from scaling.runtime.graceful_shutdown import close_runs, closing_on_signals
+from scaling.runtime.workers import close_runs, closing_on_signals
 from scaling.store import ResultsFolder
 
 folder, rank = ResultsFolder(sys.argv[1]), int(sys.argv[2])

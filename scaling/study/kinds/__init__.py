@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scaling.study.kinds.attached import AttachedKind
 from scaling.study.kinds.base import Kind
 from scaling.study.kinds.convergence import ConvergenceKind
 from scaling.study.kinds.device import DeviceKind
 from scaling.study.kinds.iteration import IterationKind
-from scaling.study.kinds.transfer import TransferKind
+from scaling.study.kinds.transfer import AttachedKind, TransferKind
 
 KINDS: dict[str, Kind[Any, Any]] = {
     "iteration": IterationKind(),

@@ -21,8 +21,7 @@ from scaling.errors import LaunchError, ScalingError, StoreError, StudyError
 from scaling.files.redaction import redacted
 from scaling.process_group import TorchGroup
 from scaling.runtime import LaunchLibraries
-from scaling.runtime.graceful_shutdown import RECORDING
-from scaling.runtime.workers import CellOutcome, Workers, failure_kind
+from scaling.runtime.workers import RECORDING, CellOutcome, Workers, failure_kind
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.failures import DISK_FULL, OUT_OF_MEMORY
 from scaling.study.cell import AnyCell, Cell
