@@ -2,9 +2,11 @@
 
 import json
 import math
+from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 import typer
 
@@ -25,6 +27,7 @@ from scaling.report.figures.target_by_workers import target_by_workers
 from scaling.report.text import text_of
 
 LEAST, CRITICAL, SAMPLES = 200.0, 500.0, 16384
+MEASURED = Path(__file__).parents[2] / "benchmarks/results/critical-batch"
 BATCHES = (32, 128, 512, 2048)
 
 
@@ -353,6 +356,52 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
     assert found["critical_batch"]["critical"]["value"] == pytest.approx(CRITICAL, rel=0.05)
     assert len(found["settings"]) == 12
     assert found["seconds_by_workers"]["best"]["world_size"] == 4
+
+
+def committed():
+    """Batch -> its trainings at the best rate, of those that were measured for the page of results."""
+    table = pd.read_csv(MEASURED / "epochs.csv")
+    steps = {}
+    for key, epochs in table.groupby(["batch", "learning_rate", "seed"]):
+        each = np.diff(epochs["steps"], prepend=0).astype(float)
+        training = samples_of(epochs["test_accuracy"].to_numpy(), each)
+        steps[key] = steps_to_target(training, {"target_accuracy": 0.97})
+    found = {}
+    for batch in sorted({batch for batch, _, _ in steps}):
+        by_rate = {}
+        for (of_batch, rate, _), reached in sorted(steps.items()):
+            if of_batch == batch:
+                by_rate.setdefault(rate, []).append(reached)
+        best = min(by_rate, key=lambda rate: np.mean([one[0] for one in by_rate[rate]]))
+        each, variances = zip(*by_rate[best], strict=True)
+        found[batch] = made(batch, each, np.mean(variances), tuple(sorted(by_rate)), best)
+    return found
+
+
+def test_committed_prediction_is_the_fit_to_the_batches_that_were_not_blind():
+    found, predicted = committed(), json.loads((MEASURED / "prediction.json").read_text())
+    fit = fit_steps([found[batch] for batch in BATCHES])
+    known = {"least_steps": fit.least, "critical_batch": fit.critical}
+    for name, one in {**predicted["steps_of_one_training"]}.items():
+        known[name], predicted[name] = fit.steps(int(name)), one
+    for name, estimate in known.items():
+        assert estimate._asdict() == pytest.approx(predicted[name], rel=0.01), name
+
+
+def test_table_of_measured_steps_is_that_of_the_samples():
+    text = (MEASURED.parent / "README.md").read_text().partition("\n## critical-batch\n")[2]
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")][1:]
+    found = committed()
+    assert [int(row[0].split()[0].strip(",").replace(",", "")) for row in rows] == [*BATCHES, 256, 1024]
+    for row, batch in zip(rows, [*BATCHES, 256, 1024], strict=True):
+        one = found[batch]
+        assert row[1].strip() == f"{one.rate:g}"
+        assert row[2].strip() == ", ".join(f"{steps:,.0f}" for steps in one.steps)
+        if "blind" in row[0]:
+            guess = fit_steps([found[known] for known in BATCHES]).steps(batch)
+            error = abs(guess.value / math.exp(one.logs.mean()) - 1)
+            assert row[4].strip() == f"{error:.0%}"
+            assert all(guess.low < steps < guess.high for steps in one.steps)
 
 
 @pytest.mark.quality
