@@ -68,9 +68,6 @@ class Places:
 class StripeBuffers:
     """Residuals and messages of one rank.
 
-    Args:
-        marks: [tensors] bool: see below; one's own if None.
-
     Attributes:
         stripes, rank, places: the same, and where the messages are stored in `wire`.
         residual: [num_elements] float32, of the own gradient.

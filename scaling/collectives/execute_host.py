@@ -67,18 +67,13 @@ class _HostRun:
 
 
 class HostExecution:
-    """One rank's part. Collective to make and to run.
+    """One rank's part, of one host. Collective to make and to run.
 
     Args:
         schedule: ranks add into one host's memory in equal order and copy from it.
-        group: ranks of one host.
-        num_elements, dtype, device: of the flat buffers on the ranks.
         num_summing: ranks 0 to num_summing - 1 take turns in summing the pieces of a step.
         divisor: of the sums.
-        keep_sums: leave all sums in shared memory, for an update there.
-
-    Attributes:
-        sums: [num_elements] in shared host memory; None unless `keep_sums`.
+        keep_sums: leave all sums in shared memory, for an update there: [num_elements] `sums`.
 
     Raises:
         ScheduleError: the schedule is of another form.

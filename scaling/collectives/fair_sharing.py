@@ -73,9 +73,7 @@ class Activities:
 
     Attributes:
         delay_s: from the end of its last predecessor (or time 0) to the begin of its work.
-        work: units.
         highest_rate: units a second, even where the resources would give more; may be infinite.
-        uses: of resources.
         follows: entry i says that activity `follows[0][i]` waits until `follows[1][i]` has ended.
     """
 

@@ -24,8 +24,7 @@ class Price:
     """Seconds, by what they depend on.
 
     Attributes:
-        latency_s: what does not depend on the bytes.
-        flow_s: what does.
+        latency_s, flow_s: what does not depend on the bytes, and what does.
         busiest: the resource that bounds the bytes; None where nothing moves.
         choice: a library's algorithm and protocol, for people; "" of a schedule.
         note: what was assumed of the library; None if nothing.
@@ -122,7 +121,6 @@ class Placement:
     """The ranks and host memories of a schedule on a topology.
 
     Args:
-        topology: the machine.
         ranks: where each rank is.
         num_hosts: host memories of the schedule: one is that of node 0, of several host h is that of node h.
         peer_access: False forbids direct access between GPUs.

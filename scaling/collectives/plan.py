@@ -38,14 +38,11 @@ MOMENTUM_BYTES_MOVED = 5.0
 
 @dataclass(frozen=True)
 class Exchange:
-    """A schedule that runs on a buffer.
+    """A schedule that runs on a buffer; `name` is for people, the schedule's if empty.
 
     Attributes:
-        schedule: between all ranks.
-        num_elements: of the buffer.
         bytes_per_element: on the wire.
         num_messages: that each message is really sent as; its latency counts that often.
-        name: for people; the schedule's if empty.
         native: a library does it in its own way; the schedule stands for that (`scaling.collectives.nccl`).
         library: the owner, where it is not torch.distributed. "mpi": processes exchange in host memory
             (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do; "gloo": as "mpi".
@@ -70,13 +67,11 @@ class CodecWork:
     """Encoding, decoding, copying or summing by every rank at the same time, or by rank 0 alone.
 
     Attributes:
-        name: "encode", "decode", ...
         num_bytes: that each rank goes through.
         bytes_per_s: of one GPU, or of one core; None lets the memory decide, or how fast a core adds.
         where: by the rank itself, or in the host memory of its node.
         bytes_moved: in memory, read and written for each of `num_bytes`.
         num_threads: of the CPU, for each rank.
-        by_all: False: by rank 0 alone.
         messages: sent meanwhile through the memory that the time is of; they take none themselves.
     """
 
@@ -96,8 +91,6 @@ class Update:
 
     Attributes:
         site: every rank all parameters, rank 0 all, every rank those that it owns, or each node's host all.
-        num_elements: parameters.
-        bytes_per_element: of a parameter.
         bytes_moved: read and written for each byte of parameters.
         num_threads: of a host; a rank without a GPU has one core.
         owner_elements: of site "owner", the elements of each rank.
@@ -312,14 +305,11 @@ def _update_tasks(stage: Update, topology: Topology, ranks: list[Place]) -> list
 
 @dataclass(frozen=True)
 class Task:
-    """Bytes that are gone through at one place, by one GPU or by some cores.
+    """Bytes that are gone through at one place, a GPU or a host memory, by one GPU or by some cores.
 
     Attributes:
-        place: a GPU, or a host memory.
-        num_bytes: gone through.
         bytes_moved: in memory, for each of them.
         bytes_per_s: of them, by the GPU or one core; None lets the memory decide, or how fast a core adds.
-        num_threads: of the CPU.
     """
 
     place: Place

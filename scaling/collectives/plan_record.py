@@ -29,14 +29,9 @@ _PAIR = re.compile(r"(h?)(\d{1,7})>(h?)(\d{1,7})")
 
 @dataclass(frozen=True)
 class PlannedExchange:
-    """What one exchange sends in one training step.
+    """What one exchange sends in one training step: pair -> the bytes that its source sends to its target.
 
-    Attributes:
-        schedule: the name of the schedule.
-        native: a library does it in its own way; the schedule stands for that.
-        library: as of `plan.Exchange`.
-        num_steps: of the schedule.
-        num_bytes: pair -> the bytes that its source sends to its target.
+    `native`: a library does it in its own way, and the schedule stands for that.
     """
 
     schedule: str

@@ -70,10 +70,9 @@ class Moves:
 
 @dataclass(frozen=True)
 class StepPrice:
-    """What a step takes.
+    """What a step takes, from its begin to the end of its slowest activity.
 
     Attributes:
-        seconds: from its begin to the end of its slowest activity.
         arrived_s: when its last message has arrived.
         used: the resources that it used, by number.
         bytes_passed: over each of them.

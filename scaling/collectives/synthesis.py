@@ -52,10 +52,8 @@ class Synthesis:
     """The fastest schedule that was found.
 
     Attributes:
-        schedule: proven to deliver the sum.
         family: what it is, in words.
         is_built_in: whether it is one of `COLLECTIVES`.
-        simulation: of it.
         link_s: what its messages take if only the links count, step by step.
         bound: of the machine, for each byte.
         built_in_s: seconds of every built-in schedule between ranks.

@@ -35,7 +35,7 @@ OPERATIONS = ("add", "copy")
 
 
 def check_shape(schedule: Schedule) -> None:
-    """Checks everything but the steps' transfers. ScheduleError: naming the field, what it is and what is
+    """Checks everything but the steps' transfers. ScheduleError names the field, what it is and what is
     allowed."""
     for field, least in (("world_size", 1), ("num_chunks", 1), ("num_hosts", 0)):
         value = getattr(schedule, field)
@@ -54,7 +54,7 @@ def check_shape(schedule: Schedule) -> None:
 
 def check_types(name: str, index: int, step: ScheduleStep) -> None:
     """Checks what the transfers of a step consist of; whether nodes and chunks exist is not asked here.
-    ScheduleError: naming the step, the transfer and the field."""
+    ScheduleError names the step, the transfer and the field."""
     if not isinstance(step, Sequence):
         raise ScheduleError(f"{name}: step {index} is {_shown(step)}; allowed is a sequence of transfers")
     if isinstance(step, Columns):
@@ -144,10 +144,8 @@ class Verification:
     """What a correct schedule sends.
 
     Attributes:
-        num_steps: steps.
         messages_per_rank: messages that each rank sends; all transfers to one node in a step are one.
         sent_ratio_per_rank: bytes that each rank sends, as a fraction of the buffer's bytes S.
-        messages_per_host, sent_ratio_per_host: the same for host memories.
     """
 
     num_steps: int
@@ -158,20 +156,13 @@ class Verification:
 
     @property
     def num_messages(self) -> int:
-        """Messages of all ranks and hosts together."""
         return sum(self.messages_per_rank) + sum(self.messages_per_host)
 
 
 @dataclass(frozen=True)
 class SentSample:
-    """What a schedule sends at one world size.
-
-    Attributes:
-        world_size: ranks.
-        num_steps: steps.
-        max_messages_per_rank: of the rank that sends most messages.
-        max_sent_ratio_per_rank: bytes of the rank that sends most, as a ratio to the buffer's.
-    """
+    """What a schedule sends at one world size: of the rank that sends most messages, and of that which sends
+    most bytes, as a ratio to the buffer's."""
 
     world_size: int
     num_steps: int

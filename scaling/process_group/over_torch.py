@@ -72,7 +72,6 @@ class TorchGroup(Group):
     Args:
         data: the process group that carries tensors (NCCL or Gloo).
         control: a Gloo group of the same ranks, for barriers on the host and small objects.
-        ranks_on_this_host: how many of the ranks run on this host.
         peer_access: False forbids every access to another GPU's memory but NCCL's own, which obeys its
             environment.
         has_failed: whether any rank has failed since the group was made; asked while waiting in vain.

@@ -121,14 +121,12 @@ class CommHook:
 
 
 def comm_hook(name: str, model: DistributedDataParallel, **parameters: Any) -> tuple[CommHook, Any]:
-    """An aggregator for `model.register_comm_hook(*scaling.comm_hook(...))`. Collective.
+    """An aggregator for `model.register_comm_hook(*scaling.comm_hook(...))`: the hook's state, and the hook.
+    Collective.
 
     Args:
         name: of an aggregator that can run under the backward pass: `one_bit`, `power_sgd`, `top_k`, `bf16`.
         parameters: of the aggregator, as in a study (`approximation_size=4`).
-
-    Returns:
-        the hook's state, to be kept for `state_dict` and `load_state_dict`, and the hook.
 
     Raises:
         StudyError: the aggregator is no hook, or does not fit the model.

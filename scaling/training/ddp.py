@@ -33,7 +33,6 @@ class DdpSettings:
         bucket_sizes_mb: upper sizes of all buckets one by one, in MiB, in place of both; the last one is
             that of all further buckets too.
         find_unused_parameters: None: where the loss does not depend on some parameter.
-        static_graph: every step is promised to use the same parameters in the same way.
         compiled: torch.compile is given the wrapped model, so that it splits the graph at the buckets' ends.
     """
 

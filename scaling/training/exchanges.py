@@ -34,8 +34,8 @@ class BucketExchange:
     """One exchange of one bucket on this rank; all tensors are copies, flat and in the bucket's layout.
 
     Attributes:
-        contribution: [num_elements] what this rank brought, of the gradient's type: the gradient, or what an
-            aggregator with a momentum of its own makes of it.
+        contribution: [num_elements] what this rank brought: the gradient, or what an aggregator with a
+            momentum of its own makes of it.
         mean: [num_elements] what came back, of use in the owned elements; None where the rank owns none.
         old_residual, new_residual: [num_elements] before and after; None without residuals.
         repeats: of a gradient that was computed a second time, since the exchange does not show it.

@@ -44,9 +44,6 @@ class ShardedReplica(Replica):
         reshard_after_forward: see `Fsdp2`; a number only without `shard_ranks`.
         shard_ranks: neighbouring ranks that share a replica, as far as they divide the ranks; None: all.
 
-    Raises:
-        StudyError: the parameters to be trained are of several dtypes.
-
     Attributes:
         trainable: this rank's shards, as plain tensors; `layout` has the whole shapes.
         bytes_sent: per rank in a step, as torch fills shards up.

@@ -59,7 +59,7 @@ class Extent:
             `iterations`.
         min_seconds: the unprofiled part lasts so long at least, where `iterations` allow.
         max_seconds: a budget for warm-up and unprofiled iterations together, and half as much for profiled
-        ones.
+            ones.
         profiled_iterations: at most, and fewer where half of `max_seconds` does not hold them.
     """
 
