@@ -87,23 +87,6 @@ class OneBitState(AggregatorState):
         return self.buffers.stripe_residual
 
     @property
-    def columns(self) -> list[list[tuple[int, int]]]:
-        """[matrix][rank] first column and end."""
-        return [list(stripes) for stripes in self.buffers.stripes.bounds]
-
-    @property
-    def outgoing(self) -> list[Tensor]:
-        """[rank] int32 words: its stripes of the own gradient; at the own rank the sums'."""
-        own_rank = self.group.rank
-        sums = self.buffers.gathered[own_rank]
-        return [sums if rank == own_rank else words for rank, words in enumerate(self.buffers.outgoing)]
-
-    @property
-    def incoming(self) -> list[Tensor]:
-        """[rank] int32 words: the own stripes from it."""
-        return self.buffers.incoming
-
-    @property
     def notes(self) -> list[str]:
         return [self.codec.note] if self.group.world_size > 1 else []
 
@@ -124,7 +107,7 @@ class OneBitState(AggregatorState):
         if quantised.matrices:
             total.copy_(self.residual)
         stripes = self.buffers.own_stripes(self.stripe_residual)
-        tensors = zip(quantised.layout.views(total), stripes, self.columns, strict=True)
+        tensors = zip(quantised.layout.views(total), stripes, quantised.bounds, strict=True)
         for values, stripe, bounds in tensors:
             as_matrix(values, quantised.view)[:, slice(*bounds[self.group.rank])] += stripe
         return total.add_(self.result) if self.previous.numel() else total

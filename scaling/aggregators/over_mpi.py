@@ -126,7 +126,7 @@ class MpiOneBit(StripedOneBit):
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> MpiOneBitState:
         base = super().start(layout, group, dtype, device)
-        longest = max(message.numel() for message in (*base.outgoing, *base.incoming))
+        longest = max(base.buffers.stripes.words)
         num_buffers = group.world_size if device.type == "cuda" else 0
 
         def pinned() -> list[Tensor]:

@@ -52,7 +52,9 @@ def steps_of(
         for number in range(num_steps):
             group.meter.reset()
             mean = aggregator.aggregate(state, gradient_of(group.rank, number, layout))
-            stripes = stripes_in_place(layout, state.columns, group.rank, state.stripe_residual)
+            stripes = stripes_in_place(
+                layout, state.buffers.stripes.bounds, group.rank, state.stripe_residual
+            )
             meter = group.meter
             taken.append(
                 Step(mean.clone(), state.residual.clone(), stripes, meter.bytes_sent, meter.messages_sent)

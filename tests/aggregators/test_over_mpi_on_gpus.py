@@ -48,7 +48,7 @@ def test_all_reduce_meters_the_gradient_down_and_up(world_size):
 def test_stripes_meter_what_is_sent_down_and_what_is_received_up(world_size):
     def work(group):
         base = OneBit(kernels="torch").start(LAYOUT, group, torch.float32, CPU)
-        longest = max(message.numel() for message in (*base.outgoing, *base.incoming))
+        longest = max(base.buffers.stripes.words)
         rooms = [[torch.empty(longest, dtype=torch.int32) for _ in range(world_size)] for _ in range(2)]
         fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
         state = MpiOneBitState(**fields, over_mpi=group, sent=rooms[0], received=rooms[1])
