@@ -145,11 +145,8 @@ def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> 
 
 
 def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_FALSE_ALARM) -> Watch:
-    """What the campaigns say, in their order.
-
-    Raises:
-        ScalingError: they have no stream in common, or the rate is none.
-    """
+    """What the campaigns say, in their order; ScalingError without a stream in common, or where the rate is
+    none."""
     if not runs_per_false_alarm > 1:
         raise ScalingError(f"{runs_per_false_alarm:g} campaigns a false alarm; allowed: more than 1")
     every = dict.fromkeys(name for campaign in campaigns for name in campaign.seconds)

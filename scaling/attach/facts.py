@@ -152,8 +152,7 @@ BLOCKED = 0.5  # making a batch that computes for less of its time waits: for st
 
 def batch_making(measured: Measured) -> dict[str, Any]:
     """What making a batch takes, in loaders' workers too; empty if not seen. The median seconds, the parts on
-    a processor and waiting for one, and what it mostly waits for.
-    """
+    a processor and waiting for one, and what it mostly waits for."""
     fetches = np.array([fetch for rank in measured.alone for fetch in rank.get("fetches", [])])
     if not fetches.size:
         return {}
@@ -180,8 +179,7 @@ def saved_by_cached_input(measured: Measured) -> Saved | None:
 
 def loader_starts(measured: Measured) -> dict[str, Any]:
     """How often a loader of the training began anew in a run's steps, of that before its last batch, and
-    whether it starts workers each time; on the rank with the fewest.
-    """
+    whether it starts workers each time; on the rank with the fewest."""
     none: dict[str, Any] = {"step_s": [()]}
     rank = min(measured.alone, key=lambda rank: int(rank.get("iterators", 0)), default=none)
     count = rank.get("iterators", 0)

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +102,10 @@ def run_arm(
     blocks: Blocks | None = None,
     until_epoch: bool = False,
 ) -> Run:
-    """Runs the command as this arm in the folder `cwd`; its records and its output go to `out`.
-
-    With `blocks` several arms are switched within it; `arm` is a name for the folder alone.
-    With `until_epoch` it is not over before an epoch of a loader has ended.
-    Files from before `began_s` (seconds since the epoch; None: now) are the user's, which stay as they are.
-    """
+    """Runs the command as this arm in the folder `cwd`; its records and its output go to `out`. With `blocks`
+    several arms are switched within it; `arm` is a name for the folder alone. With `until_epoch` it is not
+    over before an epoch of a loader has ended. Files from before `began_s` (seconds since the epoch; None:
+    now) are the user's, which stay as they are."""
     words: list[str] = list(command)
     more: dict[str, str] = {}
     if row_of(arm).is_alone:
@@ -133,11 +131,9 @@ def run_arm(
     watch = _watching(arm, out, blocks) if blocks else None
     code = start_and_wait(words, wanted, out / "output.log", cwd, more, watch)
     took_s = time.monotonic() - started
-    if isinstance(code, str):
-        return Run(arm, reason=code, took_s=took_s, arms=arms)
     wanted_steps = warmup + (len(arms) * LONGEST_BLOCK if blocks else steps)
-    run = _read(arm, out, code, wanted_steps, deadline_s)
-    return Run(arm, run.ranks, run.reason, took_s, arms)
+    run = Run(arm, reason=code) if isinstance(code, str) else _read(arm, out, code, wanted_steps, deadline_s)
+    return replace(run, took_s=took_s, arms=arms)
 
 
 def _watching(arm: str, out: Path, blocks: Blocks) -> Callable[[], None]:
@@ -177,8 +173,7 @@ def start_and_wait(
     watch: Callable[[], None] | None = None,
 ) -> int | str | None:
     """Runs the command with the agent until it ends or has to; `watch` is called meanwhile. Its exit code;
-    None where it was ended here; a text where it does not start.
-    """
+    None where it was ended here; a text where it does not start."""
     path = os.pathsep.join(filter(None, (str(INJECT), os.environ.get("PYTHONPATH"))))
     mlflow = (Path(wanted["out"]).resolve() / "mlflow").as_uri()
     environment = {
@@ -212,11 +207,10 @@ def _shorten(log_path: Path) -> None:
     if size <= 2 * MOST_LOG_BYTES:
         return
     with log_path.open("r+b") as log:
-        start = log.read(MOST_LOG_BYTES)
         log.seek(size - MOST_LOG_BYTES)
         end = log.read()
-        log.seek(0)
-        log.write(b"%s\n[%d bytes left out]\n%s" % (start, size - len(start) - len(end), end))
+        log.seek(MOST_LOG_BYTES)
+        log.write(b"\n[%d bytes left out]\n%s" % (size - MOST_LOG_BYTES - len(end), end))
         log.truncate()
 
 
@@ -323,10 +317,8 @@ def _last_line(out: Path) -> str:
 
 
 def one_worker(command: Sequence[str]) -> list[str] | None:
-    """The command with one worker; None where it does not say how many there are.
-
-    Only the launcher's own options count: those after the script belong to the script.
-    """
+    """The command with one worker; None where it does not say how many there are. Only the launcher's own
+    options count: those after the script belong to the script."""
     changed, options, says_how_many = list(command), "", False
     last, left_out = "", set[int]()
     for index, word in enumerate(command):

@@ -56,19 +56,15 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
 
 
 def _anchor(made: Sequence[int]) -> int:
-    """The optimizer that makes the script's steps: the one with the fewest; of several, the last.
-
-    An optimizer within another one (SAM, ZeroRedundancyOptimizer) ends its step before the outer one does.
-    """
+    """The optimizer that makes the script's steps: the one with the fewest; of several, the last. An
+    optimizer within another one (SAM, ZeroRedundancyOptimizer) ends its step before the outer one does."""
     return min(range(len(made)), key=lambda index: (made[index], -index))
 
 
 def _spans(marked: Sequence[Any], start_s: float) -> list[tuple[str, float, float]]:
     """What is marked, the forward pass from the end of input to backward, and from backward to the update.
-
     What runs inside another span is part of that, but for the script's own collectives in a backward pass
-    (synchronized batch normalization). Without input, the forward pass is from the start of the step.
-    """
+    (synchronized batch normalization). Without input, the forward pass is from the start of the step."""
     spans: list[tuple[str, float, float]] = []
     after: list[tuple[float, float]] = []
     began_s = None if any(name == "input" for name, _, _ in marked) else start_s
@@ -128,11 +124,9 @@ def blocks_of(steps: Sequence[Sequence[Step]]) -> dict[str, dict[int, list[list[
 
 
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]]:
-    """The most frequent signature of a run, and the steps that have it after the warm-up, [rank][step].
-
-    A step that is another one on any rank is left out on all of them, and so is one with a save that most
-    have not.
-    """
+    """The most frequent signature of a run, and the steps that have it after the warm-up, [rank][step]. A
+    step that is another one on any rank is left out on all of them, and so is one with a save that most have
+    not."""
     signature, by_rank, others = _kinds(ranks)
     positions = [
         at
@@ -168,10 +162,8 @@ def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) ->
 
 def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, float]]:
     """How much longer the mean step is than the steady one, and the phases of the others, as such ratios.
-
     Steps of another kind (evaluations, saves, starts of an epoch) make it so, also where one is the first of
-    a block. Of the rank with the least; the phases are of the rank with the most, for which others wait.
-    """
+    a block. Of the rank with the least; the phases are of the rank with the most, for which others wait."""
     found: list[tuple[float, dict[str, float]]] = []
     _, by_rank, at_others = _kinds(ranks)
     for every, steps in zip(by_rank, steady(ranks)[1], strict=True):

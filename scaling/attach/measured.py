@@ -247,8 +247,7 @@ class Measured:
 
     def _saved_apart(self, arm: str) -> Saved | None:
         """Of an arm in a process of its own: compared with the clock, which has no hook either. It is certain
-        where each of several runs is faster than all unchanged ones, by more than the spread.
-        """
+        where each of several runs is faster than all unchanged ones, by more than the spread."""
         if arm not in self.rates_s:
             return None
         own, clock, hooked = (
@@ -279,8 +278,7 @@ class Measured:
 
     def long_steps_found(self) -> tuple[float, LongSteps, float]:
         """What steps over twice the usual time add: the least of all unchanged runs and the usual one; third,
-        how much of it is in their input, 0 where that is not seen.
-        """
+        how much of it is in their input, 0 where that is not seen."""
         runs = self.long_steps["baseline"]
         usual = sorted(runs, key=lambda found: found.more_ratio)[len(runs) // 2]
         seen = [found.input_ratio for found in self.long_steps.get(self.phase_source, [])]
@@ -290,8 +288,7 @@ class Measured:
     @property
     def own_arm(self) -> str:
         """The arm that tells what each rank takes by itself: where a script has collectives of its own, a
-        GPU's waiting in them shows only where each is timed to its end.
-        """
+        GPU's waiting in them shows only where each is timed to its end."""
         collectives = [rank.get("collective", 0.0) for rank in self.phases_of("marked")]
         return "marked" if self.device == "cuda" and any(collectives) else "no_exchange"
 
@@ -302,8 +299,7 @@ class Measured:
     @property
     def phase_words(self) -> list[tuple[str, str]]:
         """A phase and its word. Nothing tells the forward pass from input and logging without a DataLoader,
-        nor from what an optimizer does between several backward passes of a batch (LBFGS, SAM).
-        """
+        nor from what an optimizer does between several backward passes of a batch (LBFGS, SAM)."""
         backward, batches, *_ = self.signatures["baseline"]
         if self.has_loader and backward <= batches:
             return list(PHASES)
@@ -313,8 +309,7 @@ class Measured:
     @property
     def phase_source(self) -> str:
         """The arm whose phases count: without exchange no rank's wait for others is in them; on a GPU, whose
-        work ends after the call that asks for it, the run that waits for it.
-        """
+        work ends after the call that asks for it, the run that waits for it."""
         return "marked" if self.device == "cuda" or "no_exchange" not in self.phases else "no_exchange"
 
 

@@ -37,11 +37,7 @@ MOST_LONGER = 1.1  # one worker's step with the same batch, which has no exchang
 
 
 class AttachedFolder:
-    """The results folder of an attached script.
-
-    Raises:
-        AttachError: it holds something already.
-    """
+    """The results folder of an attached script; AttachError where it holds something already."""
 
     def __init__(self, path: Path, command: Sequence[str], settings: dict[str, Any]) -> None:
         self.folder = ResultsFolder(path)
@@ -135,9 +131,7 @@ class AttachedFolder:
 
     def _is_other_work(self, run: Run) -> bool:
         """Whether one worker's step is seen to be another one than a rank's of several: nothing scales then.
-
-        Of batches that are not seen, a longer step tells that they are larger.
-        """
+        Of batches that are not seen, a longer step tells that they are larger."""
         if not row_of(run.arm).is_alone or not run.ranks or not self.first_steps:
             return False
         (signature, steps), (usual, usual_steps) = steady(run.ranks), self.first_steps

@@ -57,11 +57,7 @@ class Plan:
 
 
 def arms_of(names: str | None) -> list[str]:
-    """The arms of `a,b`; all without a name. The baseline is always one.
-
-    Raises:
-        AttachError: a name is no arm's.
-    """
+    """The arms of `a,b`; all without a name, always the baseline; AttachError where a name is no arm's."""
     chosen = list(ARMS) if names is None else [name.strip() for name in names.split(",") if name.strip()]
     wrong = [name for name in chosen if name not in ARMS]
     if wrong:
@@ -74,11 +70,8 @@ class Terminated(KeyboardInterrupt):
 
 
 def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
-    """Runs the plan, writes the results folder `out`, and returns the answer's lines and the exit code.
-
-    Raises:
-        AttachError: the folder is not empty, or the script cannot be measured.
-    """
+    """Runs the plan, writes the results folder `out`, and returns the answer's lines and the exit code;
+    AttachError where the folder is not empty, or the script cannot be measured."""
     settings = {"arms": list(plan.arms), "warmup": plan.warmup, "steps": plan.steps}
     folder = AttachedFolder(out, plan.command, {**settings, "launches": plan.launches})
     session, cwd, code = _Session(plan, folder, out, say), Path.cwd(), 0
@@ -254,11 +247,8 @@ class _Session:
 
 
 def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None:
-    """Runs the command on this node, in every run of an `attach` that another node has begun in the folder.
-
-    Raises:
-        AttachError: nothing was begun there for a long time, or the command does not start.
-    """
+    """Runs the command on this node, in every run of an `attach` that another node has begun in the folder;
+    AttachError where nothing was begun there for a long time, or the command does not start."""
     launches, joined = path / "launches", set[str]()
     signal.signal(signal.SIGTERM, _terminate)
     quiet_since = time.monotonic()

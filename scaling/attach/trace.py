@@ -38,13 +38,10 @@ class Traced:
 def read_traces(paths: Sequence[Path], num_steps: int) -> Traced | None:
     """What the ranks' traces say, in the order of ranks; None without a kernel on a GPU."""
     ranks = [_events(path) for path in paths]
-    by_rank = [_read(events, num_steps) for events in ranks]
-    if not by_rank or any(figures is None for figures in by_rank):
+    by_rank = [figures for events in ranks if (figures := _read(events, num_steps))]
+    if not ranks or len(by_rank) < len(ranks):
         return None
-    each_rank = [figures for figures in by_rank if figures is not None]
-    step_s, nccl_s, exposed_s, busy_s, syncs, waited = (
-        float(np.median(column)) for column in zip(*each_rank, strict=True)
-    )
+    step_s, nccl_s, exposed_s, busy_s, syncs, waited = map(float, np.median(by_rank, axis=0))
     kernels = [_nccl(events) for events in ranks]
     same_kernels = len(set(map(len, kernels))) == 1
     moving_s = sum(map(min, zip(*kernels, strict=True))) / num_steps if same_kernels else nccl_s

@@ -50,11 +50,8 @@ class HistoryFolder:
         self.path = path
 
     def campaigns(self) -> list[Campaign]:
-        """All of them, in their order; [] where there is none yet.
-
-        Raises:
-            StoreError: a line is damaged, changed or out of order, or a folder lacks or has changed samples.
-        """
+        """All of them, in their order; [] where there is none yet. StoreError where a line is damaged,
+        changed or out of order, or a folder is missing or has changed samples."""
         lines = self.path / LINES
         campaigns: list[Campaign] = []
         text = text_of(lines, MEND).splitlines() if lines.exists() else []
@@ -90,10 +87,7 @@ class HistoryFolder:
 
     def accepted(self, campaigns: list[Campaign], newly: str | None = None) -> list[Campaign]:
         """Those of the machine as it is now: all, or from the accepted one on; `newly` accepts another.
-
-        Raises:
-            StoreError: what was accepted is none of them.
-        """
+        StoreError where what was accepted is none of them."""
         path, names = self.path / ACCEPTED, [campaign.name for campaign in campaigns]
         begins = newly
         if begins is None:

@@ -197,8 +197,7 @@ class Agent:
             index = len(self._optimizers)
             self._optimizers.append(optimizer)
         if -1 in self.marks:  # it accumulated: backward passes were no steps
-            for kept in (self.marks, self.counts_of, self.events):
-                kept.pop(-1, None)
+            self._forget(-1)
             self.facts.pop("steps_are_backward", None)
             self.plan.labels.clear()
         self._mark(index, optimizer)
@@ -270,9 +269,12 @@ class Agent:
         if len(marks) >= self.warmup + self.steps:
             since_s = marks[-self.warmup - self.steps]
             for index in [index for index, others in self.marks.items() if others[-1] < since_s]:
-                for kept in (self.marks, self.counts_of, self.events):
-                    kept.pop(index, None)
+                self._forget(index)
         return min(map(len, self.marks.values()))
+
+    def _forget(self, index: int) -> None:
+        for kept in (self.marks, self.counts_of, self.events):
+            kept.pop(index, None)
 
     def _passes(self, optimizer: Optimizer) -> bool:
         """A step without a model that is wrapped; whether it is none of ours."""
@@ -294,8 +296,7 @@ class Agent:
 
     def _begin_without(self) -> bool:
         """Whether steps of several ranks count though no model is wrapped; `no_exchange` is then without the
-        script's own collectives.
-        """
+        script's own collectives."""
         if not dist.is_initialized() or dist.get_world_size() < 2:
             return False
         self.facts["without_ddp"] = True

@@ -15,11 +15,9 @@ COPIES = 4  # given in turn, so that batches which are in use at the same time s
 
 
 class Repeats:
-    """A batch that stays as it is, whatever the script does to what it gets.
-
-    Copies are given in turn. A copy that the script has changed in place is made anew before it is given
-    again; torch counts such changes, but not those through numpy or `.data`.
-    """
+    """A batch that stays as it is, whatever the script does to what it gets. Copies are given in turn. A copy
+    that the script has changed in place is made anew before it is given again; torch counts such changes, but
+    not those through numpy or `.data`."""
 
     def __init__(self, batch: Any) -> None:
         self._kept = copied(batch)
@@ -109,10 +107,8 @@ class Repeated(dataloader._BaseDataLoaderIter):
 
 
 def cache_input(agent: Agent) -> None:
-    """While the arm is on every batch is a loader's first one; epochs keep their length.
-
-    A stream has no length: its epoch does not end. What an evaluation draws is loaded as ever.
-    """
+    """While the arm is on every batch is a loader's first one; epochs keep their length. A stream has no
+    length: its epoch does not end. What an evaluation draws is loaded as ever."""
     _follow_epochs()
     iterator, iterate = dataloader._BaseDataLoaderIter, dataloader.DataLoader.__iter__
     draw = iterator.__next__

@@ -14,11 +14,9 @@ from typing import Any
 
 
 class Copies:
-    """In the run's folder, for all its processes.
-
-    `instead/` has one copy for each older file that was written to, named by what identifies that file.
-    `removed-HOST-PID` has a line for each path that was removed. Files from before `began_s` are older.
-    """
+    """In the run's folder, for all its processes. `instead/` has one copy for each older file that was
+    written to, named by what identifies that file. `removed-HOST-PID` has a line for each path that was
+    removed. Files from before `began_s` are older."""
 
     def __init__(self, out: str, began_s: float) -> None:
         self._out, self._began_s = out, began_s
@@ -73,10 +71,8 @@ class Copies:
         return place if os.access(place, os.F_OK) else path
 
     def begin(self, status: os.stat_result, name: str | None) -> str:
-        """Where a file's copy is or will be; it is made if there is none yet.
-
-        `name`: where its content is; None if the copy is written from its start.
-        """
+        """Where a file's copy is or will be; it is made if there is none yet. `name`: where its content is;
+        None if the copy is written from its start."""
         with suppress(FileExistsError):
             self._mkdir(self._folder)
         place = self.place(status)

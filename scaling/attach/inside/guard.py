@@ -55,12 +55,10 @@ def _named(module: str, name: str) -> Any:
 
 
 class Guard:
-    """Of one process, and of those that it forks.
-
-    Calls that would delete, replace or write over an older file do nothing, or write to a copy, which later
-    reads of that file are given, in all processes of the run. Each path that is kept is a line of a file
-    `kept-HOST-PID`; each that is new, of `made-HOST-PID`: what is there after the run is moved to its folder.
-    """
+    """Of one process, and of those that it forks. Calls that would delete, replace or write over an older
+    file do nothing, or write to a copy, which later reads of that file are given, in all processes of the
+    run. Each path that is kept is a line of a file `kept-HOST-PID`; each that is new, of `made-HOST-PID`:
+    what is there after the run is moved to its folder."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._out, self._began_s = str(order["out"]), float(order["began_s"])

@@ -131,11 +131,8 @@ def _updates(agent: Agent) -> None:
 
 
 def _counted(agent: Agent, name: str, call: Any) -> Any:
-    """The call; counted where a step's signature has it.
-
-    A call inside another one is part of that: checkpointed layers run a backward pass of their own in it, in
-    another thread on a GPU.
-    """
+    """The call; counted where a step's signature has it. A call inside another one is part of that:
+    checkpointed layers run a backward pass of their own in it, in another thread on a GPU."""
     is_counted = name in agent.done
 
     def key() -> tuple[str, int]:
@@ -207,10 +204,8 @@ def _parts(batch: Any) -> Iterable[Any]:
 
 
 def _batches(agent: Agent) -> None:
-    """Counts the batches that a loader gives, and the iterators over it, but for those of an evaluation.
-
-    What another thread draws ahead belongs to no step: its size alone is noted.
-    """
+    """Counts the batches that a loader gives, and the iterators over it, but for those of an evaluation. What
+    another thread draws ahead belongs to no step: its size alone is noted."""
     iterator, iterate = dataloader._BaseDataLoaderIter, dataloader.DataLoader.__iter__
     draw = iterator.__next__
 

@@ -77,8 +77,7 @@ class Plan:
 
     def _is_over(self, number: int, rank: int) -> bool:
         """Whether this was the last round. Rank 0 says so one round ahead; the others come to know in time,
-        for no rank ends a round in which it exchanges before rank 0 has begun it.
-        """
+        for no rank ends a round in which it exchanges before rank 0 has begun it."""
         store = _store()
         if rank == 0 and not self._last:
             is_enough = self._enough.exists() or time.perf_counter() - self._began_s > self._budget_s
