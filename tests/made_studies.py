@@ -12,6 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from scaling.analysis.columns import to_rows
+from scaling.analysis.explain import explained
+from scaling.analysis.explain_view import Known
+from scaling.analysis.findings import Finding
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult, IterationLaunch, ProfiledStep, TrainingSamples, read_cells
 from scaling.analysis.seed_noise import lossy_ids
@@ -229,6 +233,10 @@ class Synthetic:
     def table(self) -> pd.DataFrame:
         """The summary."""
         return build_table("synthetic", self.cells)
+
+    def explained(self, num_cores: int | None = None) -> dict[str, list[Finding]]:
+        """What the rules find, by cell id."""
+        return explained(Known.of(to_rows(self.table), self.cells, num_cores))
 
 
 @pytest.fixture

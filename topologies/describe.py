@@ -9,7 +9,7 @@ from typing import Any
 
 from scaling.files.texts import NO_BREAK, WIDTH, compact, flops_per_s, folded, gigabytes_per_s, microseconds
 from topologies.machine import MATRIX_FIGURES
-from topologies.model import Device, Link, Path, Topology
+from topologies.model import Device, Link, Topology
 
 INDENT = "  "
 NARROW = 24  # characters that the last column of a table must have, to be folded next to the others
@@ -29,10 +29,10 @@ def describe(topology: Topology) -> str:
         ("Paths without peer access", host_only_path_lines(topology)),
         ("Sources", _sources(topology)),
     ]
-    parts = [
-        f"{title}\n{_indented(lines)}" if title else "\n".join(lines) for title, lines in sections if lines
-    ]
-    return "\n\n".join(parts)
+    told = [(title, lines) for title, lines in sections if lines]
+    indented = ["\n".join(folded(INDENT, line, indent=6) for line in lines) for _, lines in told[1:]]
+    parts = [f"{title}\n{text}" for (title, _), text in zip(told[1:], indented, strict=True)]
+    return "\n\n".join(["\n".join(told[0][1]), *parts])
 
 
 def as_dict(topology: Topology) -> dict[str, Any]:
@@ -53,7 +53,12 @@ def as_dict(topology: Topology) -> dict[str, Any]:
             [a, b] for at, a in enumerate(gpus) for b in gpus[at + 1 :] if machine.peer_access(a, b)
         ],
         "paths": [
-            {"source": _place(source), "target": _place(target), **_path_as_dict(topology, path)}
+            {
+                **{"source": _place(source), "target": _place(target), "kind": path.kind},
+                "bandwidth_bytes_per_s": topology.bandwidth_bytes_per_s(path),
+                "latency_s": path.latency_s,
+                "resources": dict(path.resources),
+            }
             for source, target in [*_gpu_pairs(topology), *_host_pairs(topology)]
             for path in [topology.path(source, target)]
         ],
@@ -123,15 +128,6 @@ def _place(place: Place) -> str:
     return device if node == 0 else f"node{node}/{device}"
 
 
-def _path_as_dict(topology: Topology, path: Path) -> dict[str, Any]:
-    return {
-        "kind": path.kind,
-        "bandwidth_bytes_per_s": topology.bandwidth_bytes_per_s(path),
-        "latency_s": path.latency_s,
-        "resources": dict(path.resources),
-    }
-
-
 def _head(topology: Topology) -> list[str]:
     gpus = len(topology.machine.of_kind("gpu"))
     size = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
@@ -190,19 +186,12 @@ def _network(topology: Topology) -> list[str]:
 
 def _message_latencies(topology: Topology) -> list[str]:
     latency = topology.machine.message_latency_s
-    return (
-        [", ".join(f"{kind} {microseconds(latency_s)}" for kind, latency_s in latency.items())]
-        if latency
-        else []
-    )
+    words = ", ".join(f"{kind} {microseconds(latency_s)}" for kind, latency_s in latency.items())
+    return [words] if words else []
 
 
 def _sources(topology: Topology) -> list[str]:
     return [f"{figure}: {text}" for figure, text in topology.sources.items()]
-
-
-def _indented(lines: Sequence[str]) -> str:
-    return "\n".join(folded(INDENT, line, indent=6) for line in lines)
 
 
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,15 +58,9 @@ def memory_bytes(meminfo: Path = Path("/proc/meminfo"), what: str = "MemTotal") 
 
 def nvidia_gpus() -> list[dict[str, Any]]:
     """The machine's NVIDIA GPUs as nvidia-smi lists them: index, name, memory_bytes, driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [parse_gpu_line(line) for line in answer.splitlines() if line.count(",") == 3]
+    query = ("--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits")
+    lines = detect_smi.nvidia_smi(*query).splitlines()
+    return [parse_gpu_line(line) for line in lines if line.count(",") == 3]
 
 
 def parse_gpu_line(line: str) -> dict[str, Any]:
@@ -104,7 +96,9 @@ def find_gpus() -> tuple[tuple[Gpu, ...], list[str]]:
     gpus = _gpus_of_nvml()
     if gpus is None:
         gpus = detect_smi.read_gpus()
-        return gpus, [*_asked_of_smi(gpus), *_untold(gpus)]
+        why = "needs NVML: pip install 'scaling-study[gpu]'"
+        missing = [f"bandwidth of the GPUs' memories, and where each NVLink ends: {why}"] if gpus else []
+        return gpus, [*missing, *_untold(gpus)]
     if len(gpus) > 1 and not any(gpu.nvlinks or gpu.switch_links or gpu.unseen_links for gpu in gpus):
         # Virtual machines may hide the links' ends, but not which pairs they join.
         with_links = detect_smi.with_links(gpus)
@@ -151,11 +145,6 @@ def _gpus_of_nvml() -> tuple[Gpu, ...] | None:
         return None
     finally:
         nvml.nvmlShutdown()
-
-
-def _asked_of_smi(gpus: tuple[Gpu, ...]) -> list[str]:
-    why = "needs NVML: pip install 'scaling-study[gpu]'"
-    return [f"bandwidth of the GPUs' memories, and where each NVLink ends: {why}"] if gpus else []
 
 
 def _untold(gpus: tuple[Gpu, ...]) -> list[str]:

@@ -18,14 +18,8 @@ from topologies.detect_host import short_bus_id
 from topologies.facts import Gpu, PcieLink
 
 FIELDS = (
-    "index",
-    "uuid",
-    "pci.bus_id",
-    "pcie.link.gen.max",
-    "pcie.link.width.max",
-    "pcie.link.gen.current",
-    "pcie.link.width.current",
-    "name",
+    *("index", "uuid", "pci.bus_id", "pcie.link.gen.max", "pcie.link.width.max", "pcie.link.gen.current"),
+    *("pcie.link.width.current", "name"),
 )
 TIMEOUT_S = 30
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

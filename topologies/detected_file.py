@@ -186,26 +186,18 @@ def _add_host(parts: _Parts, facts: Facts) -> None:
     for at, node in enumerate(nodes):
         if node.memory_bytes != 0:
             parts.device(
-                f"host{at}",
-                "memory",
-                "host_memory",
-                "main memory",
-                bandwidth_bytes_per_s=HOST_MEMORY,
+                f"host{at}", "memory", "host_memory", "main memory", bandwidth_bytes_per_s=HOST_MEMORY
             )
     for at, node in enumerate(nodes):
-        cores = (
-            Figure(node.usable_cores, "nominal: cores that this process may use")
-            if node.usable_cores
-            else None
-        )
+        cores = None
+        if node.usable_cores:
+            cores = Figure(node.usable_cores, "nominal: cores that this process may use")
         type_ = "cpu" if is_same else f"cpu-{node.usable_cores}"
         parts.device(f"cpu{at}", type_, "cpu", name, cores=cores, reduce_bytes_per_s=CORE_SUM)
     for at, node in enumerate(nodes):
         if node.memory_bytes != 0:
             parts.link(
-                "memory-bus",
-                "memory",
-                (f"cpu{at}", f"host{at}"),
+                *("memory-bus", "memory", (f"cpu{at}", f"host{at}")),
                 bandwidth_bytes_per_s=HOST_MEMORY,
                 latency_s=MEMORY_LATENCY,
             )
@@ -242,10 +234,7 @@ def _add_gpus(parts: _Parts, facts: Facts) -> None:
         kind = (gpu.name, gpu.memory_bits, gpu.memory_hz, gpu.memory_bytes_per_s)
         type_ = kinds.setdefault(kind, _unique(_slug(gpu.name), kinds.values()))
         parts.device(
-            gpu.id,
-            type_,
-            "gpu",
-            gpu.name,
+            *(gpu.id, type_, "gpu", gpu.name),
             bandwidth_bytes_per_s=memory,
             reduce_bytes_per_s=memory and gpu_sum(memory),
         )

@@ -10,15 +10,11 @@ DETECTED = "detected on this machine"
 
 @dataclass(frozen=True)
 class PcieLink:
-    """The PCIe link between a device and what is above it.
+    """The PCIe link between a device and what is above it."""
 
-    Attributes:
-        generation, width: the most that both of its ends can, and its lanes.
-        current_generation, current_width: at the moment; an idle device lowers its generation.
-    """
-
-    generation: int
+    generation: int  # generation, width: the most that both of its ends can, and its lanes
     width: int
+    # current_generation, current_width: at the moment; an idle device lowers its generation
     current_generation: int | None = None
     current_width: int | None = None
 
@@ -51,37 +47,27 @@ class Host:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        index: as NVML and nvidia-smi count.
-        uuid: `GPU-...`, the same for CUDA.
-        bus_id: its PCI address as /sys writes it: `0000:18:00.0`.
-        nvlinks: index of another GPU -> links that lead straight to it.
-        switch_links: NVLinks that lead to switches.
-        nvlink_bytes_per_s: of one NVLink, one direction, raw.
-        memory_bits, memory_hz: width and highest clock of its memory's bus.
-        peers: indices of the GPUs whose memory it may read; None where nobody says.
-        cpu_link_bytes_per_s: one direction of a link to the CPU other than PCIe (NVLink-C2C, POWER9).
-        memory_bytes_per_s, memory_source: of its memory where the bus is not known, and where that is from.
-        unseen_links: NVLinks to GPUs that are not visible here.
-    """
-
-    index: int
+    index: int  # as NVML and nvidia-smi count
     name: str
-    uuid: str
-    bus_id: str
+    uuid: str  # `GPU-...`, the same for CUDA
+    bus_id: str  # its PCI address as /sys writes it: `0000:18:00.0`
     pcie: PcieLink | None = None
+    # index of another GPU -> links that lead straight to it
     nvlinks: Mapping[int, int] = field(default_factory=dict)
-    switch_links: int = 0
-    nvlink_bytes_per_s: float | None = None
-    memory_bits: int | None = None
+    switch_links: int = 0  # NVLinks that lead to switches
+    nvlink_bytes_per_s: float | None = None  # of one NVLink, one direction, raw
+    memory_bits: int | None = None  # memory_bits, memory_hz: width and highest clock of its memory's bus
     memory_hz: float | None = None
+    # indices of the GPUs whose memory it may read; None where nobody says
     peers: frozenset[int] | None = None
+    # one direction of a link to the CPU other than PCIe (NVLink-C2C, POWER9)
     cpu_link_bytes_per_s: float | None = None
+    # memory_bytes_per_s, memory_source: of its memory where the bus is not known, and where that is from
     memory_bytes_per_s: float | None = None
     memory_source: str = ""
-    unseen_links: int = 0
+    unseen_links: int = 0  # NVLinks to GPUs that are not visible here
 
     @property
     def id(self) -> str:

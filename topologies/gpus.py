@@ -68,18 +68,8 @@ MODELS = (
 )
 
 LINK_BYTES_PER_S = {
-    "sm_60": 20e9,
-    "sm_70": 25e9,
-    "sm_75": 25e9,
-    "sm_80": 25e9,
-    "sm_86": 14.0625e9,
-    "sm_90": 25e9,
-    "sm_100": 50e9,
-    "sm_103": 50e9,
-    "gfx906": 46e9,
-    "gfx908": 46e9,
-    "gfx90a": 50e9,
-    "gfx942": 64e9,
+    **{"sm_60": 20e9, "sm_70": 25e9, "sm_75": 25e9, "sm_80": 25e9, "sm_86": 14.0625e9, "sm_90": 25e9},
+    **{"sm_100": 50e9, "sm_103": 50e9, "gfx906": 46e9, "gfx908": 46e9, "gfx90a": 50e9, "gfx942": 64e9},
     "gfx950": 76.8e9,
 }
 """Architecture -> one NVLink or Infinity Fabric link, one direction, raw.

@@ -39,17 +39,13 @@ PathKind = Literal["peer", "staged", "host", "network"]
 
 @dataclass(frozen=True)
 class Path:
-    """How bytes get from one device to another.
+    """How bytes get from one device to another."""
 
-    Attributes:
-        kind: "peer" directly between GPUs, "staged" through host memory, "host" from or to host memory,
-            "network" between nodes.
-        latency_s: of one message: along the links, and of the software.
-        resources: resource -> how often a byte passes it (host memory: once written, once read).
-    """
-
+    # "peer" directly between GPUs, "staged" through host memory, "host" from or to host memory, "network"
+    # between nodes
     kind: PathKind
-    latency_s: float
+    latency_s: float  # of one message: along the links, and of the software
+    # resource -> how often a byte passes it (host memory: once written, once read)
     resources: Mapping[str, float]
 
 

@@ -45,19 +45,15 @@ class _Card:
 
 @dataclass
 class _Found:
-    """What the walk through the tree has collected.
-
-    Attributes:
-        lost: GPUs and links that cannot be used, for people; they refuse the file.
-        notes: what else is left out or assumed.
-    """
+    """What the walk through the tree has collected."""
 
     source: str
     cards: list[_Card] = field(default_factory=list)
     places: dict[str, PciePlace] = field(default_factory=dict)
     bridges: dict[str, PcieLink] = field(default_factory=dict)
+    # GPUs and links that cannot be used, for people; they refuse the file
     lost: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what else is left out or assumed
 
 
 def facts_of(

@@ -26,32 +26,23 @@ EXPOSED = ("exposed_comm_s", "wait_s", "encode_s", "decode_s", "d2h_s", "reduce_
 
 STEP_COLUMNS: dict[str, str] = {
     "cell_id": "string",
-    "repeat": "Int64",
-    "rank": "Int64",
-    "iteration": "Int64",
-    "step_s": "float64",
-    **dict.fromkeys(BUDGET_COLUMNS, "float64"),
-    "arrived_after_first_s": "float64",
+    **dict.fromkeys(("repeat", "rank", "iteration"), "Int64"),
+    **dict.fromkeys(("step_s", *BUDGET_COLUMNS, "arrived_after_first_s"), "float64"),
 }
 """The columns of budget.csv, with their types."""
 
 
 @dataclass(frozen=True)
 class CellBudget:
-    """A cell's budget, in seconds.
+    """A cell's budget, in seconds."""
 
-    Attributes:
-        columns_s: those of BUDGET_COLUMNS that the cell has; `unattributed_s` always.
-        profiled_iteration_s: the steps' length, to which they sum but for what is hidden.
-        profiling_overhead_s: how much longer that is than the same mean of unprofiled iterations; negative
-            where it is shorter; None where the same steps are both, as in old folders.
-        skew_s: median over the profiled iterations of how long after the first rank the last one arrived at
-            the first exchange; None where that cannot be said.
-    """
-
-    columns_s: dict[str, float]
-    profiled_iteration_s: float
+    columns_s: dict[str, float]  # those of BUDGET_COLUMNS that the cell has; `unattributed_s` always
+    profiled_iteration_s: float  # the steps' length, to which they sum but for what is hidden
+    # how much longer that is than the same mean of unprofiled iterations; negative where it is shorter; None
+    # where the same steps are both, as in old folders
     profiling_overhead_s: float | None
+    # median over the profiled iterations of how long after the first rank the last one arrived at the first
+    # exchange; None where that cannot be said
     skew_s: float | None
 
     @property
@@ -82,11 +73,12 @@ def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
     values, names = [_by_column(step) for step in middle], _existing(launches)
     means_s = np.array([[columns[name] for columns in values] for name in names]).mean(axis=1)
     profiled_s = float(np.mean([step.step_s for step in middle]))
+    skews_s = [max(late_s) for late_s in _lateness_s(launches)]
     return CellBudget(
         dict(zip(names, means_s.tolist(), strict=True)),
         profiled_s,
         _profiling_overhead_s(launches, profiled_s),
-        _skew_s(launches),
+        median_of(skews_s) if skews_s else None,
     )
 
 
@@ -126,11 +118,6 @@ def _lateness_s(launches: Sequence[IterationLaunch]) -> Iterator[list[float]]:
             late_s = [rank.arrived_after_first_s for rank in ranks]
             if None not in late_s:
                 yield [seconds for seconds in late_s if seconds is not None]
-
-
-def _skew_s(launches: Sequence[IterationLaunch]) -> float | None:
-    skews_s = [max(late_s) for late_s in _lateness_s(launches)]
-    return median_of(skews_s) if skews_s else None
 
 
 def step_table(cells: Sequence[CellResult]) -> pd.DataFrame:

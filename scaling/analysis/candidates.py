@@ -134,22 +134,18 @@ def scatters_of(
     """The scatter of all workloads' candidates, and the workloads with intervals from that scatter."""
     if objective not in (ACCURACY, ENERGY, MEMORY):
         return Scatters(of_times, None), list(sets)
-    of_values = study_scatter(
-        {candidate.cell_id: candidate.times for workload in sets for candidate in workload.candidates}
-    )
-    with_intervals = [
-        replace(workload, candidates=[_with_interval(each, of_values) for each in workload.candidates])
-        for workload in sets
+    candidates = [one for workload in sets for one in workload.candidates]
+    of_values = study_scatter({one.cell_id: one.times for one in candidates})
+
+    def with_interval(one: Candidate) -> Candidate:
+        if (interval := of_values.interval(one.cell_id)) is None:
+            return one
+        low, high = interval[0] * (1 - one.open_ratio), interval[1] * (1 + one.open_ratio)
+        return replace(one, low=low, high=high, method=MODERATED)
+
+    return Scatters(of_times, of_values), [
+        replace(workload, candidates=[*map(with_interval, workload.candidates)]) for workload in sets
     ]
-    return Scatters(of_times, of_values), with_intervals
-
-
-def _with_interval(candidate: Candidate, scatter: StudyScatter) -> Candidate:
-    interval = scatter.interval(candidate.cell_id)
-    if interval is None:
-        return candidate
-    low, high = interval[0] * (1 - candidate.open_ratio), interval[1] * (1 + candidate.open_ratio)
-    return replace(candidate, low=low, high=high, method=MODERATED)
 
 
 def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[CandidateSet]:
@@ -170,8 +166,8 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
     differing = differing_settings(rows)
     if trained:
         return [_trained(family, differing, by_id) for family in families.values()]
-    trainings = Trainings(rows, cells)
-    return [_timed(objective, family, differing, by_id, trainings) for family in families.values()]
+    of_study = differing, by_id, Trainings(rows, cells)
+    return [_timed(objective, family, *of_study) for family in families.values()]
 
 
 def within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:
@@ -301,7 +297,9 @@ _MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | No
 
 
 def _trained(family: Sequence[Row], differing_of: Differing, cells: Mapping[str, CellResult]) -> CandidateSet:
-    first, differing, recipe = family[0], _differing(family), _recipe(family)
+    first, differing = family[0], _differing(family)
+    of_recipe = ("global_batch", *columns(role=Role.RECIPE))
+    recipe = [name for name in of_recipe if len({other[name] for other in family}) > 1]
     candidates, excluded = [], []
     singles = _one_of_each_single(family)
     for seeds in by_key(family, family_key).values():
@@ -331,7 +329,8 @@ def _trained(family: Sequence[Row], differing_of: Differing, cells: Mapping[str,
                 for seed in seeds
                 for number, value in enumerate(seconds_to_target(cells[seed["cell_id"]]))
             }
-            middle, times = median(seconds.values()), CellTimes(row["world_size"], seconds)
+            times = CellTimes(row["world_size"], seconds)
+            middle = median(seconds.values())
             candidates.append(Candidate(row, parts, middle, None, None, "training_s", ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
@@ -340,11 +339,6 @@ def _trained(family: Sequence[Row], differing_of: Differing, cells: Mapping[str,
         "further": settings_to_name(family, differing_of),
     }
     return CandidateSet(workload, sorted(candidates, key=lambda candidate: candidate.value), excluded)
-
-
-def _recipe(family: Sequence[Row]) -> list[str]:
-    names = ("global_batch", *columns(role=Role.RECIPE))
-    return [name for name in names if len({other[name] for other in family}) > 1]
 
 
 def _differing(family: Sequence[Row]) -> list[Axis]:

@@ -33,16 +33,11 @@ def energies_per_sample(cell: CellResult) -> list[Energy]:
     one."""
     values = []
     for record in cell.done:
-        gpus = [gpu or {} for gpu in record.summary.get("gpu") or record.summary.get("power") or []]
-        joules = [gpu.get("energy_per_sample_j") for gpu in gpus]
-        windows = [gpu.get("window_s") for gpu in gpus]
-        known = [
-            (energy, window) for energy, window in zip(joules, windows, strict=True) if energy and window
-        ]
-        if not gpus or len(known) < len(gpus):
+        known = [(gpu.get("energy_per_sample_j"), gpu.get("window_s")) for gpu in _gpus(record)]
+        if not known or not all(map(all, known)):
             return []
-        mean = sum(energy for energy, _ in known) / len(known)
-        values.append(Energy(mean, min(window for _, window in known)))
+        joules, windows = zip(*known, strict=True)
+        values.append(Energy(sum(joules) / len(joules), min(windows)))
     return values
 
 
@@ -170,29 +165,18 @@ def _of_precision(cell: CellResult, _: Row) -> _Cautions:
     if not missed:
         return
     half, record = max(missed, key=lambda pair: pair[0])
-    yield (
-        "missed_precision",
-        {
-            "goal_ratio": goal,
-            "half_width_ratio": None if math.isinf(half) else half,
-            "seconds": (record.summary.get("seconds") or {}).get("unprofiled"),
-            "iterations": len(launches[record.repeat].iterations),
-        },
-    )
+    values = {"goal_ratio": goal, "half_width_ratio": None if math.isinf(half) else half}
+    values["seconds"] = (record.summary.get("seconds") or {}).get("unprofiled")
+    values["iterations"] = len(launches[record.repeat].iterations)
+    yield "missed_precision", values
 
 
 def joules_per_sample(cell: CellResult) -> float | None:
     """Energy per sample of all GPUs: as above, the median over the repeats; None if one lacks it."""
     means = []
     for record in cell.done:
-        energies = [gpu.get("energy_per_sample_j") for gpu in _gpus(record)]
-        known = [energy for energy in energies if energy is not None]
-        if not energies or len(known) < len(energies):
+        energies: list[Any] = [gpu.get("energy_per_sample_j") for gpu in _gpus(record)]
+        if not energies or None in energies:
             return None
-        means.append(sum(known) / len(known))
+        means.append(sum(energies) / len(energies))
     return median(means) if means else None
-
-
-def memory_peak_bytes(cell: CellResult) -> int | None:
-    """The largest memory that any rank had allocated in any repeat."""
-    return max(memory_peaks(cell), default=None)

@@ -105,10 +105,10 @@ def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
     design = Design(are_campaigns, is_paired, offset, serial)
     times_a, times_b = (_times(side, are_campaigns=are_campaigns) for side in (a, b))
     matches, alone_a, alone_b = match_cells(rows_a, rows_b)
-    measured = [match for match in matches if _is_measured(match, times_a, times_b)]
+    by_state = by_key(matches, lambda match: _is_measured(match, times_a, times_b))
+    measured, unmeasured = by_state.get(True, []), by_state.get(False, [])
     if not measured:
         raise ScalingError(_nothing_in_common(rows_a, rows_b, matched=bool(matches)))
-    unmeasured = [match for match in matches if not _is_measured(match, times_a, times_b)]
     pairs: dict[str, CellComparison] = {}
     shifts, names = [], _names(rows_a)
     for family in by_key(measured, lambda match: times_a[match.a["cell_id"]].family).values():
@@ -199,14 +199,11 @@ def _pairs(
     """Cell id in a -> the pair, before all pairs are judged together."""
     pairs = {}
     for index, match in enumerate(family):
-        cell_id = match.a["cell_id"]
-        group, name = names[cell_id]
+        group, name = names[cell_id := match.a["cell_id"]]
         quantity = "train_s" if match.a["kind"] == "convergence" else "iteration_s"
         counts = len(times[0][index].by_launch), len(times[1][index].by_launch)
-        ratio, tested = compared.ratios[index], compared.tested[index]
-        pairs[cell_id] = CellComparison(
-            group, name, match, quantity, ratio, tested, None, "not resolved", counts
-        )
+        found = compared.ratios[index], compared.tested[index], None
+        pairs[cell_id] = CellComparison(group, name, match, quantity, *found, "not resolved", counts)
     return pairs
 
 
@@ -229,11 +226,11 @@ def _names(rows: Sequence[Row]) -> Mapping[str, tuple[dict[str, Any], str]]:
 
 
 def _judged(pairs: Sequence[CellComparison], level: float) -> list[CellComparison]:
-    p_values = [pair.tested.p_value for pair in pairs]
-    corrected = iter(adjusted([p_value for p_value in p_values if p_value is not None]))
+    known = [pair.tested.p_value for pair in pairs if pair.tested.p_value is not None]
+    corrected = iter(adjusted(known))
     return [
-        pair if p_value is None else _judge(replace(pair, p_adjusted=next(corrected)), level)
-        for pair, p_value in zip(pairs, p_values, strict=True)
+        pair if pair.tested.p_value is None else _judge(replace(pair, p_adjusted=next(corrected)), level)
+        for pair in pairs
     ]
 
 

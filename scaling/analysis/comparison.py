@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from scaling.analysis.columns import Row
@@ -80,9 +80,8 @@ class CellComparison:
     def launches_needed(self, level: float) -> int | None:
         """The launches per side needed to find a difference of this size at that level; None if impractically
         many. With one launch the scatter of a typical machine is assumed."""
-        if self.tested.error is None:
-            deviation = ONE_LAUNCH_SCATTER * 2**0.5
-        else:
+        deviation = ONE_LAUNCH_SCATTER * 2**0.5
+        if self.tested.error is not None:
             deviation = self.tested.error * min(self.num_launches) ** 0.5
         needed = launches_needed(self.tested.log_ratio, deviation, level)
         return None if needed is None else max(FEWEST, needed)
@@ -185,7 +184,7 @@ class Comparison:
             "family_wise_level": self.level,
             "tie_ratio": TIE_RATIO,
             "num_tests": self.num_tests,
-            "environment": [difference.as_dict() for difference in self.environment],
+            "environment": [asdict(difference) for difference in self.environment],
             "shifts": [shift.as_dict() for shift in self.shifts],
             "cells": [
                 {
@@ -221,12 +220,13 @@ class Gate:
 
     def failing(self, comparison: Comparison) -> list[CellComparison]:
         """The cells that fail; cells with one launch never do."""
+        sign = 1 if self.verdict == "slower" else -1
         return [
             cell
             for cell in comparison.cells
             if cell.verdict == self.verdict
             and (cell.p_adjusted or 0.0) < LEVEL_SHARE * comparison.level
-            and self._is_beyond(cell)
+            and cell.difference.ratio**sign > 1 + self.more_than
         ]
 
     def failing_shifts(self, comparison: Comparison) -> list[Shift]:
@@ -244,10 +244,6 @@ class Gate:
         """The cells that pass although a difference of that size could not have been detected in them."""
         failing = self.failing(comparison)
         return [cell for cell in comparison.cells if cell not in failing and self._is_blind(comparison, cell)]
-
-    def _is_beyond(self, cell: CellComparison) -> bool:
-        times = cell.difference.ratio if self.verdict == "slower" else 1 / cell.difference.ratio
-        return times > 1 + self.more_than
 
     def _is_blind(self, comparison: Comparison, cell: CellComparison) -> bool:
         half = cell.tested.half_width(LEVEL_SHARE * comparison.level_of_each)

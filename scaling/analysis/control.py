@@ -43,7 +43,8 @@ class Peers:
         measured = [cell for cell in cells if cell.launches]
         self._baselines: dict[Hashable, CellResult] = {}
         self._controls: dict[Hashable, CellResult] = {}
-        for cell in sorted(measured, key=lambda cell: (-_num_iterations(cell), cell.cell_id)):
+        num_iterations = {id(one): sum(len(launch.iterations) for launch in one.launches) for one in measured}
+        for cell in sorted(measured, key=lambda cell: (-num_iterations[id(cell)], cell.cell_id)):
             if cell.cell.get("aa_replicate"):
                 continue
             if _is_alone(cell.cell):
@@ -114,10 +115,6 @@ def control_labels(cell: Mapping[str, Any]) -> list[str]:
     return ["no_op" if own_path else "no_op(path=hook)", "none"]
 
 
-def _num_iterations(cell: CellResult) -> int:
-    return sum(len(launch.iterations) for launch in cell.launches)
-
-
 def exposed_check(
     arm: Row, control: Row, difference: Difference, differing_s: Callable[[], Mapping[str, float]]
 ) -> Finding | None:
@@ -149,9 +146,9 @@ def exposed_check(
         bound = "ratio" if abs(gap_s) <= tolerance_s else "launches"
         return Finding("exposed_times_agree", cells, {"bound": bound, "agreement_ratio": AGREEMENT})
     values = {"exchange_overhead_s": by_intervals, "exposed_by_difference_s": by_difference}
-    explanation = (
-        {"cause": "one_launch"} if half is None else _explanation(gap_s, arm, control, differing_s())
-    )
+    explanation = {"cause": "one_launch"}
+    if half is not None:
+        explanation = _explanation(gap_s, arm, control, differing_s())
     return Finding("exposed_times_differ", cells, {**values, "control": control["aggregator"], **explanation})
 
 
@@ -208,7 +205,9 @@ def _explanation(gap_s: float, arm: Row, control: Row, differing_s: Mapping[str,
     shared_s = control["exchange_overhead_s"] or 0.0
     if gap_s < 0 and shared_s >= enough_s:
         return {"cause": "path", "seconds": shared_s}
-    phases = _slowest_first(gap_s, differing_s)
+    sign = 1 if gap_s > 0 else -1
+    longer_s = [(phase, sign * differing_s.get(f"{phase}_s", 0.0)) for phase in COMPUTATION]
+    phases = sorted((pair for pair in longer_s if pair[1] > 0), key=lambda pair: -pair[1])
     total_s = 0.0
     for count, (_, seconds) in enumerate(phases, 1):
         total_s += seconds
@@ -227,13 +226,6 @@ def _differing(phases: Sequence[tuple[str, float]], total_s: float, gap_s: float
     names = [name for name, _ in phases]
     slows = gap_s > 0 and set(names) <= set(SLOWED_BY_EXCHANGE)
     return {"phases": names, "seconds": math.copysign(total_s, gap_s), "exchange_slows": slows}
-
-
-def _slowest_first(gap_s: float, differing_s: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The phases of computation that differ in the gap's direction, with the difference, largest first."""
-    sign = 1 if gap_s > 0 else -1
-    longer_s = [(phase, sign * differing_s.get(f"{phase}_s", 0.0)) for phase in COMPUTATION]
-    return sorted((pair for pair in longer_s if pair[1] > 0), key=lambda pair: -pair[1])
 
 
 def _difference(arm: Row, control: Row, column: str) -> float:

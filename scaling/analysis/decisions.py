@@ -127,10 +127,7 @@ def with_variance(difference: Difference, variance: float, degrees: float) -> Di
 
 
 def difference(
-    logs: tuple[float, float],
-    variances: tuple[float, float],
-    counts: tuple[int, int],
-    degrees: tuple[float, float],
+    logs: Sequence[float], variances: Sequence[float], counts: Sequence[int], degrees: Sequence[float]
 ) -> Difference:
     """The difference of two means over launches that have nothing in common.
 
@@ -218,20 +215,15 @@ def goes_along(absolute: Difference, relative: Difference) -> bool:
 
 @dataclass(frozen=True)
 class Design:
-    """How two sides were measured.
+    """How two sides were measured."""
 
-    Attributes:
-        are_campaigns: each value of a cell is that of a whole campaign; else of a launch.
-        is_paired: launches of both took turns in one campaign: column by column they belong together.
-        offset: variance of a cell's ratio by what stays however many launches there are, with its degrees of
-            freedom; (0, 0) where that is not known.
-        serial: correlation of the launches with those before.
-    """
-
-    are_campaigns: bool = False
+    are_campaigns: bool = False  # each value of a cell is that of a whole campaign; else of a launch
+    # launches of both took turns in one campaign: column by column they belong together
     is_paired: bool = False
+    # variance of a cell's ratio by what stays however many launches there are, with its degrees of freedom;
+    # (0, 0) where that is not known
     offset: tuple[float, float] = (0.0, 0.0)
-    serial: Serial = INDEPENDENT
+    serial: Serial = INDEPENDENT  # correlation of the launches with those before
 
     @property
     def campaign_variance(self) -> float:

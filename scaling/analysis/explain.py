@@ -13,17 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import pandas as pd
-
 from scaling.analysis import explain_exchange as exchange
 from scaling.analysis import explain_limits as limits
 from scaling.analysis.candidates import Candidate
 from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
-from scaling.analysis.columns import SPEEDUP, Row, is_aa_replicate, to_rows
+from scaling.analysis.columns import SPEEDUP, Row, is_aa_replicate
 from scaling.analysis.explain_view import Known, Values, View
 from scaling.analysis.findings import Finding
 from scaling.analysis.learning import REACHED
-from scaling.analysis.samples import CellResult
 from scaling.store.failures import OUT_OF_MEMORY, failure_kind
 
 WIDE_INTERVAL = 0.05
@@ -190,20 +187,9 @@ EXPLAINED_KINDS = ("iteration", "convergence")
 _IS_LIMIT = {rule.name for rule in LIMITS}
 
 
-def explain(
-    table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | None = None
-) -> dict[str, list[Finding]]:
-    """What the rules find in every cell of a study, which has `num_cores` CPU cores a node, if that is known.
-
-    Returns:
-        Cell id -> its findings, the most important first: the kind is the rule's name, and the value
-            `share` the part of the step that it is about. A/A replicates and cells without a model have
-            no entry.
-    """
-    return explained(Known.of(to_rows(table), cells, num_cores))
-
-
 def explained(known: Known) -> dict[str, list[Finding]]:
+    """Cell id -> what the rules find in it, the most important first: the kind is the rule's name, and the
+    value `share` the part of the step. A/A replicates, and cells without a model, have none."""
     return {
         row["cell_id"]: explain_cell(row, known)
         for row in known.rows
@@ -212,15 +198,12 @@ def explained(known: Known) -> dict[str, list[Finding]]:
 
 
 def explain_cell(row: Row, known: Known) -> list[Finding]:
-    cell_id = row["cell_id"]
-    if cell_id not in known.findings:
-        known.findings[cell_id] = _findings(View(row, known))
+    """What the rules find, limits by their share, then doubts."""
+    if (cell_id := row["cell_id"]) not in known.findings:
+        view = View(row, known)
+        limits = sorted(_found(view, LIMITS), key=lambda one: -round(one.values["share"] / EQUAL_SHARES))
+        known.findings[cell_id] = [*limits, *_found(view, DOUBTS)]
     return known.findings[cell_id]
-
-
-def _findings(view: View) -> list[Finding]:
-    limits = sorted(_found(view, LIMITS), key=lambda finding: -round(finding.values["share"] / EQUAL_SHARES))
-    return [*limits, *_found(view, DOUBTS)]
 
 
 def is_limit(finding: Finding) -> bool:
@@ -239,8 +222,8 @@ def _found(view: View, rules: Sequence[Rule]) -> list[Finding]:
         values = rule.holds(view)
         if values is not None:
             view.fired[rule.name] = values
-            values = {**values, "measured": view.measured}
-            findings.append(Finding(rule.name, (view.row["cell_id"],), values))
+            found = {**values, "measured": view.measured}
+            findings.append(Finding(rule.name, (view.row["cell_id"],), found))
     return findings
 
 

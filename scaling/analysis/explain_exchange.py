@@ -15,6 +15,7 @@ TINY_BUCKET_BYTES = 2**19
 FEW_BUCKETS = 4
 WAIT_SHARE = 0.1
 
+SAME_TRAINING = ("aggregator", "model", "dataset", "state", "world_size")
 _HOST_COLUMNS = ("d2h_s", "reduce_s", "h2d_result_s")
 
 
@@ -82,13 +83,12 @@ def not_hidden(view: View) -> Values | None:
     total = exposed + hidden
     if view.row["step"] != "overlapped" or not view.exchanges or not total or not view.step_s:
         return None
-    if hidden / total >= HIDDEN_SHARE or exposed / view.step_s < EXPOSED_SHARE:
-        return None
-    if _is_a_symptom(view, exposed / view.step_s):
+    share = exposed / view.step_s
+    if hidden / total >= HIDDEN_SHARE or share < EXPOSED_SHARE or _is_a_symptom(view, share):
         return None
     better = view.faster_with({"bucket_mb"}, aggregator=view.row["aggregator"])
     times = {"exposed_comm_s": exposed, "hidden_comm_s": hidden}
-    return {"share": exposed / view.step_s, "hidden_ratio": hidden / total, **times, **better}
+    return {"share": share, "hidden_ratio": hidden / total, **times, **better}
 
 
 def compression(view: View) -> Values | None:
@@ -97,19 +97,18 @@ def compression(view: View) -> Values | None:
     row, rate = view.row, view.bytes_per_s
     if not view.exchanges or rate is None or row["encode_s"] is not None or row["step"] == "overlapped":
         return None
+    new = [one for one in view.others({"aggregator", "bucket_mb"}) if not is_of_older_code(one)]
     coded = [
         other
-        for other in view.others({"aggregator", "bucket_mb"})
+        for other in new
         if other["cell_id"] in view.study.lossy
-        and not is_of_older_code(other)
         and (other["encode_s"] or 0) + (other["decode_s"] or 0) > 0
         and (other["wire_bytes_per_rank"] or row["wire_bytes_per_rank"]) < row["wire_bytes_per_rank"]
     ]
     is_beaten = any(
         (other["wire_bytes_per_rank"] or 0) > 0
         and (1 + TIE_RATIO) * other["iteration_s"] < row["iteration_s"]
-        and not is_of_older_code(other)
-        for other in view.others({"aggregator", "bucket_mb"})
+        for other in new
         if other["cell_id"] not in view.study.lossy
     )
     if not coded or is_beaten:  # by another exact exchange: that is the advice
@@ -131,10 +130,7 @@ def compression(view: View) -> Values | None:
         "pays": pays,
         "is_unsure": is_faster and not pays,
         "is_trained": any(
-            one["kind"] == "convergence"
-            and all(
-                one[name] == other[name] for name in ("aggregator", "model", "dataset", "state", "world_size")
-            )
+            one["kind"] == "convergence" and all(one[name] == other[name] for name in SAME_TRAINING)
             for one in view.study.rows
         ),
     }

@@ -55,13 +55,10 @@ def _cores(view: View) -> int | None:
     """The cores of a node that its ranks may use; all cores of the node if that was not recorded."""
     if (view.row["num_nodes"] or 1) > 1:
         return view.study.num_cores
-    allowed = [
-        {core for host in view.of_rank("host", rank) for core in host.get("cores") or ()}
-        for rank in range(view.row["world_size"])
-    ]
-    if not all(allowed):
-        return view.study.num_cores
-    return min(len(set().union(*allowed)), view.study.num_cores or len(set().union(*allowed)))
+    ranks = range(view.row["world_size"])
+    allowed = [{core for host in view.of_rank("host", r) for core in host.get("cores") or ()} for r in ranks]
+    num_cores = len(set().union(*allowed))
+    return min(num_cores, view.study.num_cores or num_cores) if all(allowed) else view.study.num_cores
 
 
 def launches(view: View) -> Values | None:
@@ -116,8 +113,7 @@ def _device_waits(view: View) -> Values | None:
         behind_s = max(behind_s, float(np.median(values)))
     if behind_s > max(SHORTEST_QUEUE_S, QUEUE_SHARE * view.compute_s):
         return None
-    share = view.share("forward_s", "backward_s")
-    return {"share": share, "behind_s": behind_s, "compute_s": view.compute_s}
+    return {"share": view.share("forward_s", "backward_s"), "behind_s": behind_s, "compute_s": view.compute_s}
 
 
 def small_batch(view: View) -> Values | None:
@@ -225,12 +221,8 @@ def _more_workers_help(view: View) -> bool:
     free = {"world_size", "local_batch", "global_batch", "num_nodes"}
     larger = [other for other in view.others(free) if other["world_size"] > row["world_size"]]
     if not larger:  # no exchange is faster than none
-        bounds = view.others({*free, "aggregator"})
-        larger = [
-            other
-            for other in bounds
-            if other["aggregator"] == "none" and other["world_size"] > row["world_size"]
-        ]
+        bounds = [other for other in view.others({*free, "aggregator"}) if other["aggregator"] == "none"]
+        larger = [other for other in bounds if other["world_size"] > row["world_size"]]
     rate = row["global_batch"] / row["iteration_s"] if row["iteration_s"] else 0.0
     return not larger or any(other["global_batch"] / other["iteration_s"] > rate for other in larger)
 
@@ -291,7 +283,7 @@ def slow_rank(view: View) -> Values | None:
         "bucket": slow.bucket,
         "num_buckets": slow.num_buckets,
         "late_s": list(slow.late_s),
-        "late_exchange": _first_late(slow.late_s),
+        "late_exchange": next((at for at, s in enumerate(slow.late_s) if s >= max(slow.late_s) / 2), None),
         "steps_ratio": slow.steps_ratio,
         "num_launches": view.row["repeats"],
         "queued_ratio": _queued_ratio(view, slow.rank),
@@ -347,8 +339,3 @@ def _queued_ratio(view: View, rank: int) -> float | None:
         return None
     longer = queued[rank] - float(np.median(np.delete(queued, rank)))
     return queued[rank] if longer >= slow.lost_s / view.step_s / 2 else None
-
-
-def _first_late(late_s: tuple[float, ...]) -> int | None:
-    """The first exchange by which most of the rank's lateness has occurred; None if unknown."""
-    return next((at for at, lateness_s in enumerate(late_s) if lateness_s >= max(late_s) / 2), None)

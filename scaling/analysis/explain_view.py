@@ -39,10 +39,6 @@ Values = dict[str, Any]  # of a rule's finding, with the part of the step that i
 Key = Callable[[Row], Hashable]
 
 
-def _values_of(names: Sequence[str]) -> Key:
-    return itemgetter(*names)
-
-
 def _value(row: Row, name: str) -> Any:
     return DEFAULTS[name] if row[name] is None else row[name]
 
@@ -80,8 +76,8 @@ class Known:
                 one for one in self.rows if one["iteration_s"] is not None and not is_aa_replicate(one)
             )
             by_time = sorted(measured, key=lambda one: float(one["iteration_s"]))
-            key = _values_of(names)
-            self._alike[free] = (key, by_key(by_time, key))
+            of: Key = itemgetter(*names)
+            self._alike[free] = (of, by_key(by_time, of))
         key, groups = self._alike[free]
         return groups.get(key(row), ())
 

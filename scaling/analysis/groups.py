@@ -138,13 +138,8 @@ def group_rows(rows: Sequence[Row]) -> list[CellGroup]:
 
 def in_order_of(cell_ids: Sequence[str], groups: Sequence[CellGroup]) -> list[CellGroup]:
     """The groups that hold one of some cells first, in the cells' order, and then the others in theirs."""
-    place = {cell_id: at for at, cell_id in enumerate(cell_ids)}
-    last = len(cell_ids)
-
-    def first_place(group: CellGroup) -> int:
-        return min((place.get(row["cell_id"], last) for row in group.rows), default=last)
-
-    return sorted(groups, key=first_place)
+    place, last = {cell_id: at for at, cell_id in enumerate(cell_ids)}, len(cell_ids)
+    return sorted(groups, key=lambda group: min(place.get(row["cell_id"], last) for row in group.rows))
 
 
 def group_key(row: Row) -> tuple[Any, ...]:
@@ -163,12 +158,12 @@ def _of_model(row: Row) -> tuple[Any, ...]:
 
 
 def _further(row: Row, differing: Container[str]) -> list[tuple[Axis, Any]]:
-    pairs = []
-    for axis in _axes(row):
-        value = axis.default_shown if row[axis.key] is None else row[axis.key]
-        if axis.key in differing and value is not None and not axis.role & Role.GIVEN:
-            pairs.append((axis, value))
-    return pairs
+    pairs = [(axis, axis.default_shown if row[axis.key] is None else row[axis.key]) for axis in _axes(row)]
+    return [
+        (axis, value)
+        for axis, value in pairs
+        if axis.key in differing and value is not None and not axis.role & Role.GIVEN
+    ]
 
 
 def _given(rows: Sequence[Row], further: Sequence[tuple[Axis, Any]]) -> dict[str, Any]:

@@ -28,65 +28,46 @@ from scaling.measure.statistics import estimate_median, interval_of_launches
 REACHED = "reached"
 BITS_TARGET = "target_bits_per_byte"  # the key of a target that a test loss has to fall to
 
+_EPOCH_VALUES = (
+    *("train_s", "train_j", "learning_rate", "train_loss", "train_accuracy", "test_loss", "test_accuracy"),
+)
+"""Columns of convergence.csv that `TrainingSamples` has an array of."""
+
+_NOISE_VALUES = ("noise_scale", "noise_scale_low", "noise_scale_high")
 EPOCH_COLUMNS = {
-    "cell_id": "string",
-    "model": "string",
-    "dataset": "string",
-    "aggregator": "string",
-    "world_size": "Int64",
-    "global_batch": "Int64",
-    "seed": "Int64",
-    "repeat": "Int64",
-    "epoch": "Int64",
-    "samples": "Int64",
-    "train_s": "float64",
-    "train_j": "float64",
-    "learning_rate": "float64",
-    "train_loss": "float64",
-    "train_accuracy": "float64",
-    "test_loss": "float64",
-    "test_accuracy": "float64",
-    "noise_scale": "float64",
-    "noise_scale_low": "float64",
-    "noise_scale_high": "float64",
+    **dict.fromkeys(("cell_id", "model", "dataset", "aggregator"), "string"),
+    **dict.fromkeys(("world_size", "global_batch", "seed", "repeat", "epoch", "samples"), "Int64"),
+    **dict.fromkeys((*_EPOCH_VALUES, *_NOISE_VALUES), "float64"),
     "state": "string",
 }
 """Of convergence.csv: one row an epoch; of a run whose state is not `done`, its epochs so far."""
-
-_EPOCH_VALUES = (
-    "train_s",
-    "train_j",
-    "learning_rate",
-    "train_loss",
-    "train_accuracy",
-    "test_loss",
-    "test_accuracy",
-)
-"""Those of its columns that `TrainingSamples` has an array of."""
 
 
 def convergence_values(cell: CellResult) -> Row:
     trainings, target = cell.trainings, cell.cell.get("target_accuracy")
     reached = [index_of_target(training, cell.cell) for training in trainings]
-    test_loss = _median(training.test_loss[-1] for training in trainings)
-    is_aimed = target is not None or cell.cell.get(BITS_TARGET) is not None
+    bits_target = cell.cell.get(BITS_TARGET)
+    last = {
+        name: _median(getattr(training, name)[-1] for training in trainings)
+        for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "train_s")
+    }
+    accuracy, test_loss = last.pop("test_accuracy"), last["test_loss"]
+    is_of_bytes = cell.cell.get("dataset") == "text" or bits_target is not None
+    is_aimed = target is not None or bits_target is not None
     samples = [training.samples(cell.cell["global_batch"]) for training in trainings]
     energies = [training.train_j for training in trainings]
     energy_per_sample = [joules[-1] / count[-1] for joules, count in zip(energies, samples, strict=True)]
     return {
         "epochs": min(len(training.epochs) for training in trainings),
-        "train_loss": _median(training.train_loss[-1] for training in trainings),
-        "train_accuracy": _median(training.train_accuracy[-1] for training in trainings),
-        "test_loss": test_loss,
-        "bits_per_byte": _bits_per_byte(cell.cell, test_loss),
-        "final_test_accuracy": _median(training.test_accuracy[-1] for training in trainings),
+        **last,
+        "bits_per_byte": test_loss / math.log(2) if is_of_bytes and test_loss is not None else None,
+        "final_test_accuracy": accuracy,
         "seconds_to_target": _median(_at(reached, [training.train_s for training in trainings])),
         "epochs_to_target": _median(_at(reached, [training.epochs for training in trainings])),
         "samples_to_target": _median(_at(reached, samples)),
         "joules_to_target": _median(_at(reached, energies)),
         "target_accuracy": target,
         "target_state": _target_state(cell.cell, trainings, reached) if is_aimed else None,
-        "train_s": _median(training.train_s[-1] for training in trainings),
         "joules_per_sample": _median(energy_per_sample),
         **noise_values(
             [
@@ -102,7 +83,7 @@ def noise_values(windows: Sequence[Sequence[Squares]]) -> Row:
     found = noise_scale(windows)
     if found is None:
         return {}
-    return {"noise_scale": found.value, "noise_scale_low": found.low, "noise_scale_high": found.high}
+    return dict(zip(_NOISE_VALUES, (found.value, found.low, found.high), strict=True))
 
 
 def index_of_target(training: TrainingSamples, cell: Mapping[str, Any]) -> int | None:
@@ -113,12 +94,6 @@ def index_of_target(training: TrainingSamples, cell: Mapping[str, Any]) -> int |
     else:
         epochs = np.flatnonzero(training.test_accuracy >= (math.inf if target is None else target))
     return int(epochs[0]) if len(epochs) else None
-
-
-def _bits_per_byte(cell: Mapping[str, Any], test_loss: float | None) -> float | None:
-    """The test loss of a text of bytes, which is given in nats, in bits per byte."""
-    is_of_bytes = cell.get("dataset") == "text" or cell.get(BITS_TARGET) is not None
-    return test_loss / math.log(2) if is_of_bytes and test_loss is not None else None
 
 
 def _at(reached: Sequence[int | None], values: Sequence[Any]) -> list[float]:
@@ -152,7 +127,8 @@ def _at_best(cell: Mapping[str, Any], missed: Sequence[TrainingSamples]) -> str:
 def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> None:
     """Adds to the rows of trainings, by cell id, the columns that depend on other cells: `num_seeds`,
     `seed_mean_accuracy`, `seed_sd_accuracy`, `predicted_s_to_target`, its bounds and `prediction_lacks`."""
-    for family in seed_families([cell for cell in cells if cell.trainings], rows):
+    trained = [cell for cell in cells if cell.trainings]
+    for family in by_key(trained, lambda cell: family_key(rows[cell.cell_id])).values():
         accuracies = [rows[cell.cell_id]["final_test_accuracy"] for cell in family]
         known = [accuracy for accuracy in accuracies if accuracy is not None]
         shared: Row = {"num_seeds": len(family)}
@@ -162,10 +138,6 @@ def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Ro
         shared.update(_prediction(family, cells, rows))
         for cell in family:
             rows[cell.cell_id].update(shared)
-
-
-def seed_families(cells: Iterable[CellResult], rows: Mapping[str, Row]) -> list[list[CellResult]]:
-    return [*by_key(cells, lambda cell: family_key(rows[cell.cell_id])).values()]
 
 
 def family_key(row: Row) -> tuple[Any, ...]:
@@ -197,7 +169,14 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
 
 def _timed(trained: CellResult, cells: Iterable[CellResult]) -> list[CellResult]:
     """The timed cells of a training's step: those with its augmentation, otherwise those without."""
-    same_step = [cell for cell in cells if cell.launches and _same_step(cell, trained)]
+    same_step = [
+        cell
+        for cell in cells
+        if cell.launches
+        and axis("input_placement").value(cell.cell) == "device"
+        and not cell.cell.get("aa_replicate")
+        and agree(Shared.TIMED, cell.cell, trained.cell)
+    ]
     same_augmentation = [cell for cell in same_step if _augmentation(cell) == _augmentation(trained)]
     return same_augmentation or [cell for cell in same_step if _augmentation(cell) == "none"]
 
@@ -220,11 +199,6 @@ def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
     return math.hypot(of_time, floor or 0.0, of_count)
 
 
-def _same_step(timed: CellResult, trained: CellResult) -> bool:
-    on_device = axis("input_placement").value(timed.cell) == "device"
-    return on_device and not timed.cell.get("aa_replicate") and agree(Shared.TIMED, timed.cell, trained.cell)
-
-
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
     """One row for all seeds of a combination: means of accuracies, medians of the rest, and the 95% interval
     of the seconds to the target, the widest of the noise scale; one seed's row is unchanged.
@@ -243,7 +217,10 @@ def _merged(rows: Sequence[Row]) -> Row:
         *(f"{what}_to_target" for what in ("seconds", "epochs", "samples", "joules")),
     )
     states = [row["state"] for row in rows]
-    merged = {**rows[0], **{name: _median_of(row[name] for row in rows) for name in medians}}
+    merged = {
+        **rows[0],
+        **{name: _median(math.nan if row[name] is None else row[name] for row in rows) for name in medians},
+    }
     epochs = [row["epochs"] for row in rows if row["epochs"] is not None]
     missed = sum(row["target_state"] not in (None, REACHED) for row in rows)
     merged.update(
@@ -301,7 +278,3 @@ def _median(values: Iterable[float]) -> float | None:
     """The median; None if a value is missing, because the median of the others would look too good."""
     median = float(np.median(list(values)))
     return None if math.isnan(median) else median
-
-
-def _median_of(values: Iterable[float | None]) -> float | None:
-    return _median(math.nan if value is None else value for value in values)

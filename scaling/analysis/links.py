@@ -71,14 +71,10 @@ _OWNERS = {"": "NCCL", "mpi": "MPI", "horovod": "Horovod", "gloo": "Gloo"}
 
 
 LINK_COLUMNS = {
-    "cell_id": "string",
-    "aggregator": "string",
+    **dict.fromkeys(("cell_id", "aggregator"), "string"),
     "world_size": "Int64",
-    "link": "string",
-    "kind": "string",
-    "bytes": "float64",
-    "bandwidth_bytes_per_s": "float64",
-    "utilisation": "float64",
+    **dict.fromkeys(("link", "kind"), "string"),
+    **dict.fromkeys(("bytes", "bandwidth_bytes_per_s", "utilisation"), "float64"),
     "source": "string",
 }
 """Of links.csv: one row a cell and link."""

@@ -206,12 +206,8 @@ class WallTime:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "num_launches": self.num_launches,
-            "total_s": self.total_s,
-            "start_up_s": self.start_up_s,
-            "setup_s": self.setup_s,
-            "warmup_s": self.warmup_s,
-            "measuring_s": self.measuring_s,
+            **{name: getattr(self, name) for name in ("num_launches", "total_s", "start_up_s", "setup_s")},
+            **{name: getattr(self, name) for name in ("warmup_s", "measuring_s")},
             **{f"{name.replace(' ', '_')}_s": seconds for name, seconds in self.outside_s.items()},
             "other_s": self.other_s,
         }

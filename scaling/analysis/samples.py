@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.columns import by_key, has_no_model, shares_gpus
+from scaling.analysis.environments import environment_of
 from scaling.analysis.gradient_noise import Squares, squares_of
 from scaling.analysis.launch_effects import FEWEST_LAUNCHES, slow_launches
 from scaling.analysis.rates import Rate, blocks_by_rule, blocks_of_lengths, rate_of
@@ -224,14 +225,18 @@ def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:
     done = [record for record in records if record.state == "done"]
     cell = records[0].cell
     launches = [_read_launch(folder, record) for record in done if cell["kind"] in TIMED_KINDS]
-    trainings = [_read_training(folder, record) for record in done if cell["kind"] == "convergence"]
+    trainings = [
+        _training(record, _lines(folder, record, where), where)
+        for record in done
+        if cell["kind"] == "convergence"
+        for where in [_where(folder, record)]
+    ]
     begun = filter(None, (_read_begun(folder, record) for record in records))
     return CellResult(records[0].cell_id, cell, records, launches, trainings, tuple(begun), _gpu(folder))
 
 
 def _gpu(folder: ResultsFolder) -> str | None:
-    known = folder.environment() if (folder.path / "environment.json").exists() else {}
-    models = {gpu.get("name") for gpu in known.get("gpus") or []}
+    models = {gpu.get("name") for gpu in (environment_of(folder) or {}).get("gpus") or []}
     return models.pop() if len(models) == 1 else None
 
 
@@ -246,16 +251,17 @@ def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
     numbers = aligned(unprofiled, "iteration", where)
     ordered = [by_number(lines, "iteration") for lines in unprofiled]
     rank_steps_s = np.array([[line["step_s"] for line in lines] for lines in ordered], dtype=np.float64)
-    starts_s = _starts_s(ordered)
+    starts_s = None
+    if all(line.get("start_s") is not None for lines in ordered for line in lines):
+        starts_s = np.array([[line["start_s"] for line in lines] for lines in ordered], dtype=np.float64)
     blocks = _blocks(record, numbers, rank_steps_s, starts_s)
-    profiled_steps = _profiled_steps(profiled, where)
+    profiled_numbers = aligned(profiled, "iteration", where, required=False)
+    recorded = [[rank_step(line, where) for line in by_number(lines, "iteration")] for lines in profiled]
+    profiled_steps = [
+        ProfiledStep(int(number), list(step))
+        for number, *step in zip(profiled_numbers, *recorded, strict=True)
+    ]
     return IterationLaunch(record.repeat, numbers, rank_steps_s, profiled_steps, starts_s, blocks)
-
-
-def _starts_s(ranks: Sequence[Sequence[Line]]) -> Floats | None:
-    if any(line.get("start_s") is None for lines in ranks for line in lines):
-        return None
-    return np.array([[line["start_s"] for line in lines] for lines in ranks], dtype=np.float64)
 
 
 def _blocks(
@@ -267,17 +273,6 @@ def _blocks(
     if record.cell["kind"] == ATTACHED or record.cell.get("precision_goal") is None:
         return (0, *(int(index) + 1 for index in np.flatnonzero(np.diff(numbers) > 1)))
     return blocks_by_rule(rank_steps_s, starts_s)
-
-
-def _profiled_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[ProfiledStep]:
-    numbers = aligned(ranks, "iteration", where, required=False)
-    recorded = [[rank_step(line, where) for line in by_number(lines, "iteration")] for lines in ranks]
-    return [ProfiledStep(int(number), list(step)) for number, *step in zip(numbers, *recorded, strict=True)]
-
-
-def _read_training(folder: ResultsFolder, record: RunRecord) -> TrainingSamples:
-    where = _where(folder, record)
-    return _training(record, _lines(folder, record, where), where)
 
 
 def _read_begun(folder: ResultsFolder, record: RunRecord) -> TrainingSamples | None:
@@ -304,7 +299,7 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
             loss(line, name, where) if required or name in line else math.nan for line in ordered[0]
         )
 
-    joules = [[_joules(line) for line in lines] for lines in ordered]
+    joules = [[loss({"train_j": None, **line}, "train_j", where) for line in lines] for lines in ordered]
     counted = math.nan if shares_gpus(record.cell) else 1.0
     learning_rate, train_accuracy, test_loss = (
         of_rank_0(name, required=False) for name in ("learning_rate", "train_accuracy", "test_loss")
@@ -324,19 +319,11 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
     )
 
 
-def _joules(line: Line) -> float:
-    """Joules; NaN in lines without them: on a CPU, or in a window too short for the GPU's counter."""
-    value = line.get("train_j")
-    return math.nan if value is None else float(value)
-
-
 def _lines(
     folder: ResultsFolder, record: RunRecord, where: str, *, unfinished: bool = False
 ) -> list[list[Line]]:
-    ranks, expected = (
-        folder.samples(record.cell_id, record.repeat, unfinished=unfinished),
-        record.cell["world_size"],
-    )
+    ranks = folder.samples(record.cell_id, record.repeat, unfinished=unfinished)
+    expected = record.cell["world_size"]
     if len(ranks) != expected:
         raise StoreError(f"{where}: samples of {len(ranks)} ranks are there, its world size is {expected}")
     for rank, lines in enumerate(ranks):

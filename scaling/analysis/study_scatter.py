@@ -52,28 +52,19 @@ class _CellPlace:
 
 @dataclass(frozen=True)
 class StudyScatter:
-    """The scatter of a study's cells.
+    """The scatter of a study's cells."""
 
-    Attributes:
-        logs: of each family the logarithms of the values, [cell, launch], NaN where there is no such launch.
-        scatters: of each family.
-        places: where each cell is found in these.
-        offset_variance: of a cell's mean, by which A/A pairs differ beyond the scatter over launches; 0 where
-            that is not known.
-        offset_degrees: of freedom behind it.
-        pairs: differences of all A/A pairs, by the scatter over launches alone.
-        serial: correlation of its launches with those before, which the variances of the scatters allow for.
-        remarks: what about the launches a reader must know to believe the intervals.
-    """
-
+    # of each family the logarithms of the values, [cell, launch], NaN where there is no such launch
     logs: list[FloatArray]
-    scatters: list[Scatter]
-    places: Mapping[Hashable, _CellPlace]
+    scatters: list[Scatter]  # of each family
+    places: Mapping[Hashable, _CellPlace]  # where each cell is found in these
+    # of a cell's mean, by which A/A pairs differ beyond the scatter over launches; 0 where that is not known
     offset_variance: float = 0.0
-    offset_degrees: float = 0.0
-    pairs: tuple[Difference, ...] = ()
+    offset_degrees: float = 0.0  # of freedom behind it
+    pairs: tuple[Difference, ...] = ()  # differences of all A/A pairs, by the scatter over launches alone
+    # correlation of its launches with those before, which the variances of the scatters allow for
     serial: Serial = INDEPENDENT
-    remarks: tuple[Finding, ...] = ()
+    remarks: tuple[Finding, ...] = ()  # what about the launches a reader must know to believe the intervals
 
     def remarks_on(self, cells: Collection[str]) -> list[Finding]:
         """The remarks that some of these cells are in, or that are about the whole study."""
@@ -128,21 +119,18 @@ class StudyScatter:
     def _apart(self, base: _CellPlace, other: _CellPlace) -> Difference:
         places, totals = (base, other), [self.scatters[place.family].total for place in (base, other)]
         logs = [self.logs[place.family][place.index] for place in places]
-        indices = [place.index for place in places]
+        degrees = [float(total.degrees[at.index]) for at, total in zip(places, totals, strict=True)]
         result = difference(
-            (float(np.nanmean(logs[0])), float(np.nanmean(logs[1]))),
-            (float(totals[0].values[indices[0]]), float(totals[1].values[indices[1]])),
-            (int(np.isfinite(logs[0]).sum()), int(np.isfinite(logs[1]).sum())),
-            (float(totals[0].degrees[indices[0]]), float(totals[1].degrees[indices[1]])),
+            [float(np.nanmean(own)) for own in logs],
+            [float(total.values[at.index]) for at, total in zip(places, totals, strict=True)],
+            [int(np.isfinite(own).sum()) for own in logs],
+            degrees,
         )
-        if (
-            result.degrees is None
-            or max(len(self.logs[place.family]) for place in places) >= FEWEST_FOR_MEDIAN
-        ):
+        largest = max(len(self.logs[place.family]) for place in places)
+        if result.degrees is None or largest >= FEWEST_FOR_MEDIAN:
             return result
         # Small families share what is known of their variances: it does not count twice.
-        most = max(float(total.degrees[index]) for total, index in zip(totals, indices, strict=True))
-        return replace(result, degrees=min(result.degrees, most))
+        return replace(result, degrees=min(result.degrees, max(degrees)))
 
 
 def study_scatter(

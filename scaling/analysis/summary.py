@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from scaling.analysis.budgets import cell_budget
-from scaling.analysis.cautions import cautions, joules_per_sample, memory_peak_bytes
+from scaling.analysis.cautions import cautions, joules_per_sample, memory_peaks
 from scaling.analysis.columns import SEPARATOR, Row, columns, row_order, safe_cell, shares_gpus, to_table
 from scaling.analysis.control import Peers, differences_of_launches, exposed_check
+from scaling.analysis.environments import environment_of
 from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
 from scaling.analysis.noise import noise_floors, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
@@ -102,7 +103,7 @@ def cell_row(study: str, cell: CellResult) -> Row:
         model_flops=_only(record.summary.get("model_flops") for record in cell.done),
         reason=shortened(_joined(one.reason for one in cell.records if one.state == "failed") or "") or None,
         notes=_joined([*(note for record in cell.records for note in record.notes), *_divergence(cell)]),
-        memory_peak_bytes=memory_peak_bytes(cell),
+        memory_peak_bytes=max(memory_peaks(cell), default=None),
         cell_id=cell.cell_id,
     )
     if cell.launches:
@@ -244,11 +245,6 @@ def read_study(folder: ResultsFolder) -> MeasuredStudy:
     damaged."""
     name, cells = study_name(folder.require()), read_cells(folder)
     return MeasuredStudy(name, build_table(name, cells), cells, num_cores(environment_of(folder)))
-
-
-def environment_of(folder: ResultsFolder) -> dict[str, Any] | None:
-    """The recorded environment, if any; StoreError where it is damaged."""
-    return folder.environment() if (folder.path / "environment.json").exists() else None
 
 
 def num_cores(environment: Mapping[str, Any] | None) -> int | None:

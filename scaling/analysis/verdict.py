@@ -98,7 +98,7 @@ def verdict_of(
         "lacks_one_worker": sizes[0] > 1 and measured["speedup"] is None and row["arm"] is None,
         "open_world_sizes": open_sizes,
         "untrained": _untrained(candidates, excluded),
-        "lossy_sizes": sorted(_untrained_sizes(excluded) - {*sizes}),
+        "lossy_sizes": sorted({row["world_size"] for row in _timed_lossy(excluded)} - {*sizes}),
         **measured,
         "setting": _choice_setting(choice, ties),
         "shared": _shared(choice, ties),
@@ -159,34 +159,25 @@ def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) ->
     """The fastest lossy cell of unknown accuracy, if one worker is the only other choice."""
     if any(candidate.row["world_size"] > 1 for candidate in candidates):
         return None
-    rows = [
-        other.row
-        for other in excluded
-        if other.row is not None
-        and other.reason.kind == "lossy_not_trained"
-        and other.row["iteration_s"] is not None
-        and (other.row["speedup"] or 0.0) > 1.0
-    ]
+    rows = [row for row in _timed_lossy(excluded) if (row["speedup"] or 0.0) > 1.0]
     best = max(rows, key=lambda row: float(row["samples_per_s"]), default=None)
     return best and {name: best[name] for name in ("aggregator", "world_size", "speedup", "wire")}
 
 
-def _untrained_sizes(excluded: Sequence[Excluded]) -> set[int]:
+def _timed_lossy(excluded: Sequence[Excluded]) -> list[Row]:
     rows = [other.row for other in excluded if other.row and other.reason.kind == "lossy_not_trained"]
-    return {row["world_size"] for row in rows if row["iteration_s"] is not None}
+    return [row for row in rows if row["iteration_s"] is not None]
 
 
 def _lossy(choice: Candidate, excluded: Sequence[Excluded]) -> dict[str, list[str]]:
     """Lossy aggregators of unknown accuracy in the choice's setting: those shown to be as fast, and those of
     which the interval is too wide to tell."""
-    rows = [other.row for other in excluded if other.reason.kind == "lossy_not_trained"]
     same = ("world_size", *columns(role=Role.CHOSEN))
     as_fast: dict[str, None] = {}
     open_ones: dict[str, None] = {}
-    for row in rows:
+    for row in _timed_lossy(excluded):
         if (
-            row is None
-            or any(row[name] != choice.row[name] for name in same)
+            any(row[name] != choice.row[name] for name in same)
             or is_of_older_code(row)
             or row["interval_method"] == ONE_LAUNCH
             or row["iteration_s_high"] is None
@@ -261,10 +252,8 @@ def _choice_setting(choice: Candidate, ties: Sequence[Candidate]) -> dict[str, A
     """The choice, with what distinguishes it from ties of the same aggregator."""
     same = [tie for tie in ties if _aggregator(tie) == _aggregator(choice)]
     further = [part for part in choice.parts[1:] if part != NO_EXCHANGE]
-    return {
-        "name": _aggregator(choice),
-        "further": [part for part in further if any(part not in tie.parts for tie in same)],
-    }
+    told = [part for part in further if any(part not in tie.parts for tie in same)]
+    return {"name": _aggregator(choice), "further": told}
 
 
 def _aggregator(candidate: Candidate) -> str:

@@ -47,14 +47,9 @@ def devices(gpus: Gpus, num_cores: int) -> CheckResult:
         return CheckResult("devices", "ok", text)
     if not gpus.listed:
         return CheckResult("devices", "ok", f"no GPU: CPU processes over Gloo; {num_cores} cores")
-    reason = (
-        "was built without CUDA" if gpus.torch_cuda is None else f"(CUDA {gpus.torch_cuda}) cannot use them"
-    )
-    fix = (
-        "install torch for CUDA"
-        if gpus.torch_cuda is None
-        else "update the driver, or install an older torch"
-    )
+    reason, fix = f"(CUDA {gpus.torch_cuda}) cannot use them", "update the driver, or install an older torch"
+    if gpus.torch_cuda is None:
+        reason, fix = "was built without CUDA", "install torch for CUDA"
     listed = f"{len(gpus.listed)} GPUs, driver {gpus.listed[0]['driver']}"
     return CheckResult("devices", "error", f"{listed}, but torch {reason}", f"{fix}; or use device=cpu")
 
@@ -82,9 +77,7 @@ def nccl(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
     if names:
         variables = ", ".join(f"{name}={environ[name]}" for name in names)
         return CheckResult(
-            "NCCL",
-            "warning",
-            f"{gpus.nccl}, told {variables}",
+            *("NCCL", "warning", f"{gpus.nccl}, told {variables}"),
             "unset what is not meant: it counts in every run",
         )
     return CheckResult("NCCL", "ok", gpus.nccl)

@@ -122,31 +122,24 @@ class Observation:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The factors.
+    """The factors."""
 
-    Attributes:
-        names: (kind, 0 latency, 1 flow or 2 trend) of each entry.
-        logs: their logarithms.
-        covariance: of those.
-        left_over: strategy -> (logarithm, its deviation, the world size, and what it has of each input of the
-            fit there, relative: an input that made the fit too long made the left-over as much shorter).
-        native_left_over: kind -> (bytes, logarithm) by size.
-        left_over_sd: of strategies that were not measured, by the last part of their key.
-        num_observations: fitted to.
-        measured_ranks: kind -> the world sizes that were measured.
-        shared_scale: kind -> the least time on shared paths seen, over the machine file's; 1 at most.
-    """
-
-    names: tuple[tuple[str, int], ...] = ()
-    logs: tuple[float, ...] = ()
-    covariance: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    names: tuple[tuple[str, int], ...] = ()  # (kind, 0 latency, 1 flow or 2 trend) of each entry
+    logs: tuple[float, ...] = ()  # their logarithms
+    covariance: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # of those
+    # strategy -> (logarithm, its deviation, the world size, and what it has of each input of the fit there,
+    # relative: an input that made the fit too long made the left-over as much shorter)
     left_over: Mapping[tuple[str, ...], tuple[float, float, int, Mapping[str, float]]] = field(
         default_factory=dict
     )
+    # kind -> (bytes, logarithm) by size
     native_left_over: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    # of strategies that were not measured, by the last part of their key
     left_over_sd: Mapping[str, float] = field(default_factory=dict)
-    num_observations: int = 0
+    num_observations: int = 0  # fitted to
+    # kind -> the world sizes that were measured
     measured_ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    # kind -> the least time on shared paths seen, over the machine file's; 1 at most
     shared_scale: Mapping[str, float] = field(default_factory=dict)
 
     def factor(self, kind: str, part: int) -> float:

@@ -122,16 +122,8 @@ def transfers_from(samples: Iterable[ProbeSample]) -> list[MeasuredTransfer]:
         if is_captured == ((operation, ranks, launch) in captured):
             median = statistics.median(seconds)
             spread = statistics.stdev(seconds) / median / len(seconds) ** 0.5 if len(seconds) > 2 else 0.05
-            medians.append(
-                MeasuredTransfer(
-                    operation,
-                    len(ranks),
-                    num_bytes,
-                    launch == "host_only",
-                    median,
-                    max(LEAST_RELATIVE_SD, spread),
-                )
-            )
+            kind = operation, len(ranks), num_bytes, launch == "host_only"
+            medians.append(MeasuredTransfer(*kind, median, max(LEAST_RELATIVE_SD, spread)))
     return medians
 
 
@@ -241,20 +233,16 @@ def _machine(
         return topology, None
     for folder in folders:
         path = folder.path / "topology.yaml"
-        if path.is_file():
-            try:
+        with suppress(TopologyError):
+            if path.is_file():
                 return load(path), f"calibrated on the machine of {path}, whose figures are nominal"
-            except TopologyError:
-                continue
-    return (
-        topology,
-        "calibrated as if it had been measured on this topology: the folders have no machine file",
-    )
+    note = "calibrated as if it had been measured on this topology: the folders have no machine file"
+    return topology, note
 
 
 def _gpus(folder: ResultsFolder) -> set[str]:
     try:
-        environment = folder.environment()
+        gpus = folder.environment().get("gpus") or []
     except StoreError:
         return set()
-    return {str(gpu.get("name", "")).lower() for gpu in environment.get("gpus") or []}
+    return {str(gpu.get("name", "")).lower() for gpu in gpus}

@@ -29,14 +29,10 @@ def beyond(sd: float, known_sd: float) -> float:
 
 @dataclass(frozen=True)
 class PredictedValue:
-    """A value of at least 0, in any unit.
+    """A value of at least 0, in any unit."""
 
-    Attributes:
-        value: the best guess.
-        changes: input -> what one standard deviation of it adds to the value; signed, in the same unit.
-    """
-
-    value: float
+    value: float  # the best guess
+    # input -> what one standard deviation of it adds to the value; signed, in the same unit
     changes: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -91,7 +87,4 @@ NOTHING = PredictedValue(0.0)
 
 
 def total(parts: Iterable[PredictedValue]) -> PredictedValue:
-    result = NOTHING
-    for part in parts:
-        result = result + part
-    return result
+    return sum(parts, NOTHING)

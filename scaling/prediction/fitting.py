@@ -324,12 +324,8 @@ def fitted(
     compute: ComputeModel | None = None,
 ) -> Calibration:
     """The factors from everything that was measured on the machine of `topology_machinery`."""
-    return calibrate(
-        [
-            *observations_of_cells(cells, topology_machinery, compute),
-            *observations_of_transfers(transfers, topology_machinery),
-        ]
-    )
+    of_cells = observations_of_cells(cells, topology_machinery, compute)
+    return calibrate([*of_cells, *observations_of_transfers(transfers, topology_machinery)])
 
 
 def machinery_for(

@@ -10,9 +10,7 @@ from typing import Any
 LEAST_RELATIVE_SD = 0.005
 """Of a measured time: medians of one launch repeat in another to some half of a percent at best."""
 
-EXCHANGE_PHASES = (
-    *("exposed_comm_s", "wait_s", "encode_s", "decode_s", "d2h_s", "reduce_s", "h2d_result_s"),
-)
+EXCHANGE_PHASES = ("exposed_comm_s", "wait_s", "encode_s", "decode_s", "d2h_s", "reduce_s", "h2d_result_s")
 """Parts of a step's budget that the exchange adds."""
 
 COMPUTE_PHASES = ("input_s", "h2d_s", "forward_s", "backward_s", "clip_s", "update_s")
@@ -20,25 +18,17 @@ COMPUTE_PHASES = ("input_s", "h2d_s", "forward_s", "backward_s", "clip_s", "upda
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """One measured cell.
+    """One measured cell."""
 
-    Attributes:
-        cell: its independent variables, as in run.json.
-        iteration_s: wall clock over steps.
-        relative_sd: of that.
-        phases: parts of the budget in seconds, where they were measured.
-        source: the results folder.
-        step_sd: relative, of one rank's steps within a launch, by their quartiles; None: not known.
-        tensor_shapes: of the model, as its runs recorded them (`scaling.bucket`); "" where they
-            were measured before runs did.
-    """
-
-    cell: Mapping[str, Any]
-    iteration_s: float
-    relative_sd: float
+    cell: Mapping[str, Any]  # its independent variables, as in run.json
+    iteration_s: float  # wall clock over steps
+    relative_sd: float  # of that
+    # parts of the budget in seconds, where they were measured
     phases: Mapping[str, float] = field(default_factory=dict)
-    source: str = ""
+    source: str = ""  # the results folder
+    # of the model, as its runs recorded them (`scaling.bucket`); "" where they were measured before runs did
     tensor_shapes: str = ""
+    # relative, of one rank's steps within a launch, by their quartiles; None: not known
     step_sd: float | None = None
 
     @property
@@ -77,7 +67,7 @@ def measured_cells(
 ) -> list[MeasuredCell]:
     """Those that were timed, also where launches are left to do; both halves of A/A pairs. A row: its
     variables, its `tensor_shapes` and its row of summary.csv."""
-    strategies = []
+    cells = []
     for cell, tensor_shapes, row in rows:
         seconds = _number(row.get("iteration_s"))
         if row.get("state") == "failed" or seconds is None or cell.get("kind") != "iteration":
@@ -86,18 +76,9 @@ def measured_cells(
             continue  # an H-th of an exchange tells less of it than the exchanges of other cells
         names = (*EXCHANGE_PHASES, *COMPUTE_PHASES)
         phases = {name: value for name in names if (value := _number(row.get(name))) is not None}
-        strategies.append(
-            MeasuredCell(
-                cell,
-                seconds,
-                _relative_sd(row, seconds),
-                phases,
-                source,
-                tensor_shapes,
-                _number(row.get("step_sd")),
-            )
-        )
-    return strategies
+        known = cell, seconds, _relative_sd(row, seconds), phases, source, tensor_shapes
+        cells.append(MeasuredCell(*known, _number(row.get("step_sd"))))
+    return cells
 
 
 def _relative_sd(row: Mapping[str, Any], seconds: float) -> float:

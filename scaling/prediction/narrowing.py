@@ -78,14 +78,9 @@ def _of_compute(prediction: Prediction) -> NextMeasurement:
     assert iteration is not None
     without_compute = {name: sd for name, sd in iteration.changes.items() if not name.startswith(OF_COMPUTE)}
     alone = {
-        "aggregator": "none",
-        "aggregator_label": "none",
-        "aggregator_parameters": {},
-        "exchanges": False,
-        "world_size": 1,
+        **dict.fromkeys(("aggregator", "aggregator_label"), "none"),
+        **{"aggregator_parameters": {}, "exchanges": False, "world_size": 1, "scaling": "weak", "wire": None},
         "global_batch": cell["local_batch"],
-        "scaling": "weak",
-        "wire": None,
         "peer_access": True if cell.get("device") == "cuda" else cell.get("peer_access"),
     }
     return NextMeasurement(

@@ -328,9 +328,8 @@ class Predictor:
 
 def _remarks(cell: Mapping[str, Any]) -> tuple[str, ...]:
     every = steps_of_exchange(cell)
-    if every == 1:
-        return ()
-    return (f"models are exchanged every {every} steps: of its time a step has 1/{every}",)
+    text = f"models are exchanged every {every} steps: of its time a step has 1/{every}"
+    return () if every == 1 else (text,)
 
 
 def _held_up_s(buckets: Sequence[Sequence[Term]], backward_s: float) -> float:

@@ -75,13 +75,8 @@ def _largest_line(row: Mapping[str, Any]) -> str:
 def reason_row(
     cell: Mapping[str, Any], topology: str, reason: str, cell_id: str | None = None
 ) -> dict[str, Any]:
-    return {
-        "simulated": True,
-        "cell_id": cell_id,
-        **cell_fields(cell),
-        "topology": topology,
-        "reason": reason,
-    }
+    identity = {"simulated": True, "cell_id": cell_id, **cell_fields(cell)}
+    return {**identity, "topology": topology, "reason": reason}
 
 
 def cell_fields(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,24 +173,17 @@ def _cells(row: Mapping[str, Any], marks: str) -> list[str]:
     link = str(row.get("busiest_link") or "").partition("/")[2]
     return [
         *first,
-        _text(row, "iteration_s", 1e3),
-        _bare(row, "speedup", 1.0),
-        _bare(row, "exposed_comm_s", 1e3),
+        _text(row, "iteration_s", 1e3, with_interval=True),
+        _text(row, "speedup"),
+        _text(row, "exposed_comm_s", 1e3),
         f"{link} {marks}".strip(),
     ]
 
 
-def _bare(row: Mapping[str, Any], name: str, scale: float) -> str:
-    """Without its interval, which `--json` has."""
-    value = row.get(name)
-    return "-" if value is None else f"{value * scale:.4g}"
-
-
-def _text(row: Mapping[str, Any], name: str, scale: float) -> str:
-    value = row.get(name)
-    if value is None:
+def _text(row: Mapping[str, Any], name: str, scale: float = 1.0, *, with_interval: bool = False) -> str:
+    """A number; its interval, if it is not shown, is in `--json`."""
+    if row.get(name) is None:
         return "-"
-    low, high = (row[f"{name}_{end}"] * scale for end in ("low", "high"))
-    if low == high:
-        return f"{value * scale:.4g}"
-    return f"{value * scale:.4g} [{low:.3g}, {high:.3g}]"
+    text = f"{row[name] * scale:.4g}"
+    low, high = (row[f"{name}_{end}"] * scale if with_interval else 0.0 for end in ("low", "high"))
+    return text if low == high else f"{text} [{low:.3g}, {high:.3g}]"

@@ -105,20 +105,14 @@ UNKNOWN_RATIO = 2.0  # of two GPUs' memory rates, where a machine file lacks one
 
 @dataclass(frozen=True)
 class Sources:
-    """Measurements of one machine.
+    """Measurements of one machine."""
 
-    Attributes:
-        cells: of studies.
-        transfers: of probes.
-        machine: the file of the machine that they were measured on.
-        libraries: "mpi" and "horovod" -> name and version, where the launches recorded them.
-        measured_on: the machines of the cells as their folders recorded them; `machine` if empty.
-    """
-
-    cells: Sequence[MeasuredCell]
-    transfers: Sequence[MeasuredTransfer]
-    machine: Topology
+    cells: Sequence[MeasuredCell]  # of studies
+    transfers: Sequence[MeasuredTransfer]  # of probes
+    machine: Topology  # the file of the machine that they were measured on
+    # "mpi" and "horovod" -> name and version, where the launches recorded them
     libraries: Mapping[str, str] = field(default_factory=dict)
+    # the machines of the cells as their folders recorded them; `machine` if empty
     measured_on: Sequence[Topology] = ()
 
     def predictor(

@@ -84,20 +84,16 @@ LINK_SD = 0.30  # of an exchange over a kind of link that no exchange was measur
 
 @dataclass(frozen=True)
 class Unseen:
-    """What was measured, as far as it bounds what a prediction may claim.
+    """What was measured, as far as it bounds what a prediction may claim."""
 
-    Attributes:
-        other_machine: no measured machine has as many of the predicted one's GPUs a node. Of another GPU the
-            computation has a deviation of its own, which is larger (`scaling.prediction.sources`).
-        largest_world_size: that was measured; None where nothing was.
-        links: kinds of links that exchanges were measured on (`links_of`); none: nothing was.
-        other_host: no measured machine has the predicted one's processors and host memory. Two machines whose
-            files have the same ones are taken for one.
-    """
-
+    # no measured machine has as many of the predicted one's GPUs a node. Of another GPU the computation has a
+    # deviation of its own, which is larger (`scaling.prediction.sources`)
     other_machine: bool = False
-    largest_world_size: int | None = None
+    largest_world_size: int | None = None  # that was measured; None where nothing was
+    # kinds of links that exchanges were measured on (`links_of`); none: nothing was
     links: frozenset[str] = frozenset()
+    # no measured machine has the predicted one's processors and host memory. Two machines whose files have
+    # the same ones are taken for one
     other_host: bool = False
 
     def of_exchange(self, priced: PredictedValue, links: frozenset[str]) -> PredictedValue:

@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.columns import to_rows
+from scaling.analysis.environments import environment_of
 from scaling.analysis.explain import explained
 from scaling.analysis.explain_view import Known
 from scaling.analysis.sample_lines import is_profiled, is_unprofiled
 from scaling.analysis.samples import TIMED_KINDS
-from scaling.analysis.summary import environment_of, read_study
+from scaling.analysis.summary import read_study
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.verdict import verdicts
 from scaling.report.text import text_of

@@ -12,6 +12,7 @@ import pandas as pd
 from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.critical_batch import learning_plans
+from scaling.analysis.environments import environment_of
 from scaling.analysis.explain_view import Known
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
@@ -21,7 +22,7 @@ from scaling.analysis.questions import answers as question_answers
 from scaling.analysis.questions import question_of
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.seed_noise import lossy_ids, seed_noise, seed_noise_finding
-from scaling.analysis.summary import build_table, environment_of, num_cores, study_name, table_csv
+from scaling.analysis.summary import build_table, num_cores, study_name, table_csv
 from scaling.analysis.summary_findings import unfinished_trainings
 from scaling.analysis.transfer_lines import transfer_findings
 from scaling.analysis.transfers import (

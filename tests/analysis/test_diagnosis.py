@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from scaling.analysis.columns import to_rows
-from scaling.analysis.explain import explain, limit_of
+from scaling.analysis.explain import explained, limit_of
+from scaling.analysis.explain_view import Known
 from scaling.analysis.periodic import comb, periodic_slowness
 from scaling.analysis.rank_times import excess_s
 from scaling.analysis.samples import IterationLaunch, read_cells
@@ -48,7 +49,7 @@ def steps(milliseconds, count=60, launches=3):
 
 
 def said_first(study, cell_id, **more):
-    return limit_of(explain(study.table, study.cells, **more)[cell_id])
+    return limit_of(study.explained(**more)[cell_id])
 
 
 @pytest.mark.sampled(4)
@@ -100,7 +101,7 @@ def test_the_root_of_a_tree_is_not_slow_for_its_sums_nor_an_owner_for_its_update
     others = eager(exchange=4.0)
     root = [*eager(), ("reduce", "main", 12.5 * MS, 15 * MS), ("update", "main", 15 * MS, 16 * MS)]
     cell = study.add(steps(16), spans=[root, others], aggregator="tree", world_size=2)
-    assert "slow_rank" not in {one.kind for one in explain(study.table, study.cells)[cell]}
+    assert "slow_rank" not in {one.kind for one in study.explained()[cell]}
 
 
 @pytest.mark.parametrize(("unprofiled_ms", "is_named"), [(16.0, True), (14.0, True), (12.5, False)])
@@ -110,7 +111,7 @@ def test_a_rank_is_not_slow_where_profiling_may_have_made_it_so(make_study, unpr
     cell = study.add(
         steps(unprofiled_ms), spans=ranks, aggregator="ring", world_size=4, step="overlapped", split_s=16 * MS
     )
-    assert ("slow_rank" in {one.kind for one in explain(study.table, study.cells)[cell]}) is is_named
+    assert ("slow_rank" in {one.kind for one in study.explained()[cell]}) is is_named
 
 
 @pytest.mark.parametrize(("other", "is_named"), [(2, True), (0, False), (None, False)])
@@ -123,7 +124,7 @@ def test_a_rank_is_slow_only_if_it_is_so_in_the_replicate_of_an_a_a_pair(make_st
 
     cell = study.add(steps(16, launches=1), spans=ranks(2), **pair)
     study.add(steps(16, launches=1), spans=ranks(other), aa_replicate=1, **pair)
-    assert ("slow_rank" in {one.kind for one in explain(study.table, study.cells)[cell]}) is is_named
+    assert ("slow_rank" in {one.kind for one in study.explained()[cell]}) is is_named
 
 
 def test_a_rank_that_is_slow_in_one_launch_of_three_is_not_named(make_study):
@@ -195,7 +196,7 @@ def test_a_power_cap_that_takes_little_is_a_doubt_and_no_limit(make_study):
     cell = study.add(
         steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda", summary={"gpu": gpus}
     )
-    found = explain(study.table, study.cells)[cell]
+    found = study.explained()[cell]
     assert limit_of(found).kind == "computation"
     assert "disturbed_gpu" in {one.kind for one in found}
 
@@ -209,7 +210,7 @@ def test_another_process_on_a_gpu_is_named_with_what_the_rank_loses_if_that_was_
     first = said_first(study, guessed)
     assert (first.kind, first.values["rank"], first.values["is_measured"]) == ("shared_gpu", 1, False)
     assert "may lose up to" in text_of(first)
-    found = explain(study.table, study.cells)[measured]
+    found = study.explained()[measured]
     assert found[0].kind == "shared_gpu"
     assert found[0].values["lost_s"] == pytest.approx(3 * MS)
     assert "slow_rank" not in {one.kind for one in found}, "said once"
@@ -315,7 +316,7 @@ def test_tiny_buckets_are_named_and_not_their_exchange_as_such(make_study):
         steps(12), spans=spans, aggregator="all_reduce", world_size=2, step="overlapped", bucket_mb=0.1,
         summary={"wire_bytes_per_rank": [20 * 4096] * 2},
     )  # fmt: skip
-    found = explain(study.table, study.cells)[cell]
+    found = study.explained()[cell]
     assert (found[0].kind, found[0].values["num_buckets"]) == ("tiny_buckets", 20)
     assert not {"exposed_communication", "not_hidden"} & {one.kind for one in found}
 
@@ -358,7 +359,7 @@ def test_compile_is_advised_where_little_of_the_matrix_rate_is_used(make_study, 
     study = make_study()
     cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda")
     table = study.table.assign(mfu=mfu)
-    limit = limit_of(explain(table, study.cells)[cell])
+    limit = limit_of(explained(Known.of(to_rows(table), study.cells))[cell])
     assert "try more GPUs" in line_of(limit)
     assert ("try compile=true" in line_of(limit)) == is_advised
     assert "; try step=captured to see whether kernel launches add to the step; " in line_of(limit)
@@ -371,7 +372,7 @@ def test_the_overview_says_first_what_the_cell_says_first_and_the_same_of_severa
         study.add(steps(16), spans=ranks, aggregator=name, world_size=2, step="overlapped")
         for name in ("ring", "tree", "all_reduce")
     ]
-    found = explain(study.table, study.cells)
+    found = study.explained()
     text = " ".join("\n".join(overview(to_rows(study.table), found)).split())
     assert text.count("rank 1 is slow in forward") == 1
     assert all(found[cell][0].kind == "slow_rank" for cell in cells)

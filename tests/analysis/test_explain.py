@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scaling.analysis.columns import columns
-from scaling.analysis.explain import RULES, explain, is_limit, limit_of
+from scaling.analysis.explain import RULES, is_limit, limit_of
 from scaling.report.text import FINDINGS, next_experiment, text_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "read-a-report.md"
@@ -29,11 +29,11 @@ def spans(*phases, lane="main"):
 
 
 def findings(study, cell_id, **more):
-    return {one.kind: one for one in explain(study.table, study.cells, **more)[cell_id]}
+    return {one.kind: one for one in study.explained(**more)[cell_id]}
 
 
 def first(study, cell_id, **more):
-    return limit_of(explain(study.table, study.cells, **more)[cell_id])
+    return limit_of(study.explained(**more)[cell_id])
 
 
 def test_launches_bind_where_the_captured_step_is_much_shorter(make_study):
@@ -335,7 +335,7 @@ def test_doubts_follow_the_limits(make_study):
     study.add(steps(10), spans=spans(("forward", 10)))
     launches = [[0.02] * 9, [0.03] * 9]
     cell = study.add(launches, spans=spans(("forward", 15)), aggregator="ring", world_size=2)
-    found = explain(study.table, study.cells)[cell]
+    found = study.explained()[cell]
     assert [is_limit(one) for one in found] == sorted(map(is_limit, found), reverse=True)
     assert {"no_speedup", "scatter"} <= {one.kind for one in found}
 
@@ -344,7 +344,7 @@ def test_training_that_misses_its_target_is_told_and_replicates_are_not_explaine
     study = make_study()
     missed = study.add_training([5.0], accuracy=0.9, aggregator="ring", world_size=2)
     replicate = study.add(steps(10), aggregator="ring", world_size=2, aa_replicate=1)
-    found = explain(study.table, study.cells)
+    found = study.explained()
     assert [one.kind for one in found[missed]] == ["target"]
     assert replicate not in found
 

@@ -10,7 +10,8 @@ import pytest
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.compare import Side, compare_sides
-from scaling.analysis.explain import explain
+from scaling.analysis.explain import explained
+from scaling.analysis.explain_view import Known
 from scaling.analysis.noise import aa_pairs
 from scaling.analysis.questions import answers as question_answers
 from scaling.analysis.questions import question_of
@@ -124,7 +125,7 @@ def test_no_advice_is_what_the_cell_has_or_the_study_measured(study):
     table, rows, cells = study
     by_id = {row["cell_id"]: row for row in rows}
     settings = [name for name in columns_without(Role.RECORDED) if name != "bucket_mb"]
-    for cell_id, findings in explain(table, cells).items():
+    for cell_id, findings in explained(Known.of(to_rows(table), cells)).items():
         row = by_id[cell_id]
         for key, values in re.findall(r"try (\w+)=(\S+(?: or \S+)*)", "; ".join(map(line_of, findings))):
             measured = [row] + [

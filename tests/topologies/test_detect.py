@@ -96,8 +96,8 @@ class TestGpus:
                     raise output
                 return SimpleNamespace(stdout=output)
 
-            monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
-            monkeypatch.setattr(module.subprocess, "run", run)
+            monkeypatch.setattr(module.detect_smi.shutil, "which", lambda name: f"/usr/bin/{name}")
+            monkeypatch.setattr(module.detect_smi.subprocess, "run", run)
             return asked
 
         return install
@@ -129,7 +129,7 @@ class TestGpus:
         assert nvidia_gpus() == []
 
     def test_machine_without_the_driver_has_none(self, monkeypatch):
-        monkeypatch.setattr(module.shutil, "which", lambda name: None)
+        monkeypatch.setattr(module.detect_smi.shutil, "which", lambda name: None)
         assert nvidia_gpus() == []
 
 
@@ -196,9 +196,9 @@ class TestMachine:
         nvml = fake_nvml({"bus": 0x18, "peers": None}, {"bus": 0x2A, "peers": None})
         monkeypatch.setattr(module.detect_nvml, "load", lambda: nvml)
         matrix = " \tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
-        monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+        monkeypatch.setattr(module.detect_smi.shutil, "which", lambda name: f"/usr/bin/{name}")
         answer = lambda command, **_: SimpleNamespace(stdout=matrix if "-m" in command else "")  # noqa: E731
-        monkeypatch.setattr(module.subprocess, "run", answer)
+        monkeypatch.setattr(module.detect_smi.subprocess, "run", answer)
         found, missing = find_gpus()
         assert [gpu.nvlinks for gpu in found] == [{1: 4}, {0: 4}]
         assert [gpu.memory_bits for gpu in found] == [6144, 6144]

@@ -18,8 +18,9 @@ import numpy as np
 
 from scaling.analysis.columns import DEVICE, by_key
 from scaling.analysis.decisions import Difference
+from scaling.analysis.environments import environment_of
 from scaling.analysis.study_scatter import CellTimes, StudyScatter, estimate_within, study_scatter
-from scaling.analysis.summary import environment_of, num_cores
+from scaling.analysis.summary import num_cores
 from scaling.device_studies.declaration import (
     ARMS,
     DEVICES,
