@@ -19,7 +19,7 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult, IterationLaunch, ProfiledStep, TrainingSamples, read_cells
 from scaling.analysis.seed_noise import lossy_ids
-from scaling.analysis.summary import build_table, study_name
+from scaling.analysis.summary import build_table, study_name, summary_table
 from scaling.analysis.summary_findings import summary_findings
 from scaling.measure.budget import RankStep, Span
 from scaling.report.text import sentences_of
@@ -255,3 +255,14 @@ def findings(folder, num_cores=None):
     cells = read_cells(folder)
     table = build_table(study_name(folder), cells)
     return texts_of(summary_findings(table, scatter_of(cells), num_cores, lossy_ids(cells)))
+
+
+def rows_of(study):
+    """The rows of a results folder's summary."""
+    return to_rows(summary_table(study.folder))
+
+
+def row_of(study):
+    """The only one."""
+    (row,) = rows_of(study)
+    return row

@@ -21,7 +21,6 @@ from topologies.file_format import (
     PeerAccess,
     unknown,
 )
-from topologies.machine import MATRIX_FIGURES
 from topologies.model import Device, Link, Machine, Network, Topology
 
 
@@ -153,19 +152,8 @@ def _peer_groups(file: MachineFile, source: str) -> tuple[frozenset[str], ...]:
 
 
 def _device(file: MachineFile, entry: DeviceEntry) -> Device:
-    kind = file.device_types[entry.type]
-    return Device(
-        id=entry.id,
-        kind=kind.kind,
-        name=kind.name,
-        board=entry.board,
-        cores=kind.cores,
-        reduce_bytes_per_s=kind.reduce_bytes_per_s,
-        bandwidth_bytes_per_s=kind.bandwidth_bytes_per_s,
-        **{name: getattr(kind, name) for name in MATRIX_FIGURES},
-        gpudirect=kind.gpudirect,
-        type=entry.type,
-    )
+    figures = file.device_types[entry.type].model_dump(exclude={"source"})
+    return Device(**entry.model_dump(), **figures)
 
 
 def _link_id(entry: LinkEntry) -> str:
@@ -173,20 +161,11 @@ def _link_id(entry: LinkEntry) -> str:
 
 
 def _link(file: MachineFile, entry: LinkEntry) -> Link:
-    kind = file.link_types[entry.type]
-    back = kind.back_bytes_per_s
-    return Link(
-        id=_link_id(entry),
-        first=entry.between[0],
-        second=entry.between[1],
-        kind=kind.kind,
-        bandwidth_bytes_per_s=kind.bandwidth_bytes_per_s * entry.count,
-        latency_s=kind.latency_s,
-        duplex=kind.duplex,
-        back_bytes_per_s=None if back is None else back * entry.count,
-        count=entry.count,
-        type=entry.type,
-    )
+    kind, (first, second) = file.link_types[entry.type], entry.between
+    rate, back = kind.bandwidth_bytes_per_s * entry.count, kind.back_bytes_per_s
+    ends = _link_id(entry), first, second, kind.kind
+    back = None if back is None else back * entry.count
+    return Link(*ends, rate, kind.latency_s, kind.duplex, back, entry.count, entry.type)
 
 
 def _network(entry: NetworkEntry) -> Network:
@@ -205,6 +184,4 @@ def _sources(file: MachineFile) -> list[tuple[str, str, str]]:
     """(type, figure, where it comes from) of everything in the file."""
     entries = [*file.device_types.items(), *file.link_types.items()]
     sources = [(name, key, text) for name, entry in entries for key, text in entry.sources().items()]
-    return sources + [
-        ("message_latency_s", key, text) for key, text in _origins(file.message_latency_s).items()
-    ]
+    return sources + [("message_latency_s", *origin) for origin in _origins(file.message_latency_s).items()]

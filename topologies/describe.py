@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from itertools import groupby, permutations, product
+from itertools import combinations, groupby, permutations, product
 from typing import Any
 
 from scaling.files.texts import NO_BREAK, WIDTH, compact, flops_per_s, folded, gigabytes_per_s, microseconds
@@ -49,9 +49,7 @@ def as_dict(topology: Topology) -> dict[str, Any]:
         "links": [dataclasses.asdict(link) for link in machine.links],
         "network": None if topology.network is None else dataclasses.asdict(topology.network),
         "message_latency_s": dict(machine.message_latency_s),
-        "peer_access": [
-            [a, b] for at, a in enumerate(gpus) for b in gpus[at + 1 :] if machine.peer_access(a, b)
-        ],
+        "peer_access": [[a, b] for a, b in combinations(gpus, 2) if machine.peer_access(a, b)],
         "paths": [
             {
                 **{"source": _place(source), "target": _place(target), "kind": path.kind},

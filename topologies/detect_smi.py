@@ -108,7 +108,5 @@ def with_switches(gpu: Gpu, words: Matrix, num_links: int = 0, most_links: int =
 
 
 def _links(index: int, words: Matrix) -> dict[int, int]:
-    matches = {
-        other: re.fullmatch(r"NV(\d+)", word) for (source, other), word in words.items() if source == index
-    }
+    matches = {to: re.fullmatch(r"NV(\d+)", word) for (source, to), word in words.items() if source == index}
     return {other: int(match[1]) for other, match in matches.items() if match}

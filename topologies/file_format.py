@@ -237,9 +237,7 @@ def _validated(cls: type[AnyFile], raw: Mapping[str, Any], source: str, text: st
         return cls.model_validate(raw)
     except ValidationError as error:
         problems: list[dict[str, Any]] = [dict(problem) for problem in error.errors(include_url=False)]
-        explained = dict.fromkeys(
-            (line_of(text, list(problem["loc"])), _explain(problem, cls)) for problem in problems
-        )
+        explained = dict.fromkeys((line_of(text, list(one["loc"])), _explain(one, cls)) for one in problems)
         lines = [f"{source}: {what}{'' if line is None else f' (line {line})'}" for line, what in explained]
         if len(lines) > MOST_PROBLEMS:
             lines[MOST_PROBLEMS:] = [f"{source}: {len(lines) - MOST_PROBLEMS} more are wrong"]

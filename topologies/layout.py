@@ -67,9 +67,8 @@ def lay_out(machine: Machine) -> Layout:
         x, width = left[first] + PAD / 2, left[last] + COLUMN - left[first] - PAD
         boxes[device.id] = Box(device, x, tops[_row(device, machine, parents)], width, BOX_HEIGHT)
     boxes |= _side_by_side(boxes)
-    boxes |= {
-        nic.id: replace(boxes[nic.id], width=NIC_WIDTH, height=NIC_HEIGHT) for nic in machine.of_kind("nic")
-    }
+    nics = machine.of_kind("nic")
+    boxes |= {nic.id: replace(boxes[nic.id], width=NIC_WIDTH, height=NIC_HEIGHT) for nic in nics}
     ends = {link.id: (link.first, link.second) for link in machine.links if link.id in tracks}
     height = max(box.bottom for box in boxes.values())
     if not machine.of_kind("nvswitch"):

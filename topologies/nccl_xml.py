@@ -21,9 +21,7 @@ from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
 from topologies.gpus import LINK_BYTES_PER_S, OLD_NAMES, GpuModel, model_named, model_of, slowest
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a lane -> PCIe generation
-
-SWITCH_CLASS, CPU_CLASS = "0x068000", "0x068001"
-"""What a link leads to: an NVSwitch, or a CPU with NVLink (POWER9)."""
+SWITCH_CLASS, CPU_CLASS = "0x068000", "0x068001"  # ends of links: an NVSwitch; a POWER9
 
 GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 USED = {"system", "cpu", "pci", "gpu", "nvlink", "xgmi", "c2c", "nic", "net"}

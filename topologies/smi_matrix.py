@@ -19,8 +19,7 @@ from topologies.facts import Facts, Gpu, Host, NumaNode, PciePlace
 from topologies.gpus import LINK_BYTES_PER_S, MOST_LINKS, model_named, slowest
 
 SHARED_SWITCH = ("PIX", "PXB")
-WORD = re.compile(r"X|NV\d+|SYS|SOC|NODE|PHB|PXB|PIX|N/A")
-"""What may stand between two GPUs; SOC is an older name of SYS."""
+WORD = re.compile(r"X|NV\d+|SYS|SOC|NODE|PHB|PXB|PIX|N/A")  # SOC is an older name of SYS
 RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 

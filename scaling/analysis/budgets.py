@@ -63,9 +63,7 @@ class CellBudget:
 
 def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
     """The budget over all launches of a cell; None if no step was profiled."""
-    slowest_s = [
-        max(rank.step_s for rank in step.ranks) for launch in launches for step in launch.profiled_steps
-    ]
+    slowest_s = [max(rank.step_s for rank in step.ranks) for one in launches for step in one.profiled_steps]
     if not slowest_s:
         return None
     budgets = [ranks[launch.waited_for] for launch in launches for ranks in launch.budgets]

@@ -41,9 +41,7 @@ ENERGY, MEMORY = "energy", "memory"
 
 NO_EXCHANGE = "nothing to exchange"  # the part of a setting of one worker that stands for its aggregator
 OF_PEERS = ("peer_access", "num_nodes")  # settings that mean nothing to one worker
-
-ENERGY_STEP_S = 0.1
-"""The counter of energy moves in such steps, by which a window is uncertain (`scaling.measure.power`)."""
+ENERGY_STEP_S = 0.1  # the counter of energy moves in such steps (`scaling.measure.power`)
 
 
 @dataclass(frozen=True)

@@ -54,24 +54,16 @@ def seconds_to_target(cell: CellResult) -> list[float]:
     return [float(training.train_s[index]) for training, index in reached if index is not None]
 
 
-LONG_STEPS = 0.05
-"""Where wall clock over steps exceeds the median step by more than this, long steps are told."""
-
+LONG_STEPS = 0.05  # long steps are told where wall clock over steps exceeds the median step by more
 LARGEST_UNATTRIBUTED = 0.05  # a budget that leaves more of the profiled iteration open is not closed
-
-LARGEST_PROFILING_OVERHEAD = 0.05
-"""Marks that cost more than this part of the profiled iteration disturb what they show."""
-
-LONGEST_THROTTLED = 0.01
-"""A GPU whose clocks were held down for more than this part of the window was throttled."""
+LARGEST_PROFILING_OVERHEAD = 0.05  # marks that cost more of the profiled iteration disturb it
+LONGEST_THROTTLED = 0.01  # a GPU whose clocks were held down for more of the window was throttled
 
 
 def cautions(cell: CellResult, row: Row) -> tuple[Finding, ...]:
     """The warnings of a cell; its row of the summary has the budget."""
     cautions = (_of_code, _of_sharing, _of_host_memory, _of_long_steps, _of_budget, _of_gpus, _of_precision)
-    return tuple(
-        Finding(kind, (cell.cell_id,), values) for caution in cautions for kind, values in caution(cell, row)
-    )
+    return tuple(Finding(kind, (cell.cell_id,), values) for of in cautions for kind, values in of(cell, row))
 
 
 _Cautions = Iterator[tuple[str, dict[str, Any]]]  # kind and values of each
@@ -79,9 +71,7 @@ _Cautions = Iterator[tuple[str, dict[str, Any]]]  # kind and values of each
 
 def _of_code(cell: CellResult, _: Row) -> _Cautions:
     """Warns of cells measured, fully or partly, before a code change that affects how long they take."""
-    changes: dict[CodeChange, int] = Counter(
-        change for record in cell.done for change in changes_since(record)
-    )
+    changes: dict[CodeChange, int] = Counter(one for record in cell.done for one in changes_since(record))
     for change, count in changes.items():
         values = {"made_at": change.made_at, "change": change.what}
         yield OLDER_CODE, {"num_repeats": count, "num_done": len(cell.done), **values}

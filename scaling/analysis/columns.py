@@ -12,9 +12,7 @@ from scaling.files.texts import clean
 from scaling.measure.budget import PARTS
 
 Row = dict[str, Any]  # one cell: a value for every column, None where it does not exist
-
-PART_COLUMNS = {name: f"{name}_s" for name in PARTS}
-"""Part of a step (`scaling.measure.budget`) -> its column."""
+PART_COLUMNS = {name: f"{name}_s" for name in PARTS}  # part of a step (`scaling.measure.budget`)
 
 BUDGET_COLUMNS = (
     *("input_s", "h2d_s", "forward_s", "backward_s", "encode_s", "decode_s", "d2h_s", "reduce_s"),
@@ -124,8 +122,7 @@ _OF_RESULTS = {
 }
 """What the columns mean, the results in their order."""
 
-MEANINGS = {**_OF_KEYS, **_OF_RESULTS}
-"""Of columns that are no key of a study; those have the key's meaning (docs/reference/study-keys.md)."""
+MEANINGS = {**_OF_KEYS, **_OF_RESULTS}  # columns that are keys of a study have the key's meaning
 
 _NO_NUMBERS = {
     "string": (
@@ -154,8 +151,7 @@ PLACEMENTS = ("device", "pinned", "pageable", "loader")
 AGGREGATORS = ("none", "no_op", "all_reduce", "ring", "tree", "host_serial", "host_parallel")
 """The orders in which they are shown; others follow, by label."""
 
-CONTROL_ARMS = ("none", "no_op")
-"""Aggregators that exchange nothing: a bound for the others, never a candidate."""
+CONTROL_ARMS = ("none", "no_op")  # they exchange nothing: a bound for the others, never a candidate
 
 
 SEPARATOR = " | "  # between several notes or reasons in one field: prose holds commas and semicolons itself

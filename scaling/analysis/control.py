@@ -31,9 +31,7 @@ from scaling.measure.statistics import CONFIDENCE
 AGREEMENT = 0.10  # two exposed times that differ by no more than this part of the larger one agree
 COMPUTATION = ("input", "forward", "backward", "update")  # phases that both arms have
 COLUMNS_COMPARED = (*(f"{phase}_s" for phase in COMPUTATION), "unattributed_s")  # of the budget
-
-SLOWED_BY_EXCHANGE = ("input", "forward", "backward")
-"""Those that are the same work in both arms; the update may be at another place."""
+SLOWED_BY_EXCHANGE = ("input", "forward", "backward")  # the same work in both arms; an update may move
 
 
 class Peers:

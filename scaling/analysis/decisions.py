@@ -53,14 +53,9 @@ deviation. Two folders of one machine, days apart, differed by 0.5% to 3%."""
 
 FEWEST = 3  # launches to ask for where there is one: from three on, few cells are enough
 MOST = 200  # more launches than this nobody starts to find a difference
-
-MOST_ASKED = 20
-"""More launches than this are not asked for: the machine is too noisy, and a quiet one needs fewer."""
-
+MOST_ASKED = 20  # more launches are not asked for: the machine is too noisy
 MEDIAN_OF_MANY = math.pi / 2  # the variance of a median over that of the mean of as many normal values
-
-ONE_LAUNCH_SCATTER = 0.03
-"""What launches of a typical machine scatter by, for what one launch cannot tell: how many launches would."""
+ONE_LAUNCH_SCATTER = 0.03  # of launches of a typical machine, to say how many would tell
 
 
 @dataclass(frozen=True)
@@ -319,14 +314,12 @@ def _squared_error_of_median(within: Variances) -> FloatArray:
     return squares
 
 
-def _differences(log_ratios: FloatArray, squared_errors: Variances) -> list[Difference]:
+def _differences(log_ratios: FloatArray, squares: Variances) -> list[Difference]:
     return [
         Difference(float(log_ratio), math.sqrt(square), float(degrees))
         if degrees > 0
         else Difference(float(log_ratio), None, None)
-        for log_ratio, square, degrees in zip(
-            log_ratios, squared_errors.values, squared_errors.degrees, strict=True
-        )
+        for log_ratio, square, degrees in zip(log_ratios, squares.values, squares.degrees, strict=True)
     ]
 
 

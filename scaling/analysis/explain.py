@@ -53,9 +53,7 @@ def disturbed_gpu(view: View) -> Values | None:
     """GPU clocks were limited, or other processes used the GPU."""
     rule_of = {"throttled": "throttled_gpu", "other_processes": "shared_gpu"}
     warnings = view.row["warnings"] or ()
-    disturbed = [
-        warning for warning in warnings if warning.kind in rule_of and rule_of[warning.kind] not in view.fired
-    ]
+    disturbed = [one for one in warnings if one.kind in rule_of and rule_of[one.kind] not in view.fired]
     return {"share": 1.0, "warnings": disturbed} if disturbed else None
 
 
@@ -233,9 +231,7 @@ OF_CELLS = ("busy_host", "throttled_gpu", "shared_gpu", "periodic", "oversubscri
 FAR = 0.25  # the mean step over the typical one, and one launch over the others
 OTHERS_AGREE = 0.1  # the other launches differ by so much at most where one is called slow
 NEAR_RATIO = 1.1  # measured value to the choice's, up to which a rival's doubts are told
-
-TOO_NOISY = 0.15
-"""A doubt about a larger part of the step hides what one launch, or launches that differ, would show."""
+TOO_NOISY = 0.15  # a doubt about a larger part of the step hides what launches would show
 
 
 def doubts_of(choice: Candidate, rivals: Sequence[Candidate], study: Known) -> list[Finding]:
@@ -245,9 +241,7 @@ def doubts_of(choice: Candidate, rivals: Sequence[Candidate], study: Known) -> l
     for row in rows:
         for one in _of_cell(row, study):
             if one.kind != "oversubscribed" or row is rows[0]:
-                found[one.kind] = max(
-                    found.get(one.kind, one), one, key=lambda two: float(two.values["share"])
-                )
+                found[one.kind] = max(found.get(one.kind, one), one, key=lambda two: two.values["share"])
     return sorted(found.values(), key=lambda one: -float(one.values["share"]))
 
 

@@ -72,10 +72,8 @@ class Known:
         """Measured cells that agree with one in all variables but these, fastest first; no A/A replicates."""
         if (free := frozenset(free)) not in self._alike:
             names = [name for name in columns_without(Role.RECORDED) if name not in free]
-            measured = (
-                one for one in self.rows if one["iteration_s"] is not None and not is_aa_replicate(one)
-            )
-            by_time = sorted(measured, key=lambda one: float(one["iteration_s"]))
+            timed = (one for one in self.rows if one["iteration_s"] is not None and not is_aa_replicate(one))
+            by_time = sorted(timed, key=lambda one: float(one["iteration_s"]))
             of: Key = itemgetter(*names)
             self._alike[free] = (of, by_key(by_time, of))
         key, groups = self._alike[free]

@@ -28,8 +28,7 @@ from scaling.measure.statistics import CONFIDENCE
 
 Floats = NDArray[np.float64]
 
-MOST_GROUPS, FEWEST_GROUPS = 20, 4
-"""With fewer steps nothing is said: one or two may be all of a model that has learned nothing yet."""
+MOST_GROUPS, FEWEST_GROUPS = 20, 4  # one or two steps may be of a model that has learned nothing yet
 
 
 @dataclass(frozen=True)

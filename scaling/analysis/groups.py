@@ -23,12 +23,10 @@ from scaling.analysis.columns import (
 )
 from scaling.axes import Axis, Role, Shared, fixed_batch, with_columns
 
-MAX_SLUG_LENGTH = 120
-"""Longer ones are cut: a model's label may hold any parameters, and file systems allow 255 bytes."""
+MAX_SLUG_LENGTH = 120  # a model's label may hold any parameters, and file systems allow 255 bytes
 
 
-OLDER = "older code"
-"""At the end of the name of a cell that was measured before a change of the code that concerns it."""
+OLDER = "older code"  # in the name of a cell that was measured before a change of its code
 
 
 @dataclass(frozen=True)
@@ -174,8 +172,7 @@ def _given(rows: Sequence[Row], further: Sequence[tuple[Axis, Any]]) -> dict[str
     return {**given_of(rows[0]), "further": values}
 
 
-Differing = Mapping[tuple[Any, ...], Container[str]]
-"""Kind, model and data set -> the columns in which their cells differ."""
+Differing = Mapping[tuple[Any, ...], Container[str]]  # kind, model, data set -> columns that differ
 
 
 def differing_settings(rows: Iterable[Row]) -> Differing:

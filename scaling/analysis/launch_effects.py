@@ -24,12 +24,8 @@ from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, ROUNDING, FloatArray, 
 
 FEWEST_LAUNCHES = 3  # of two nobody knows which one is slow
 MOST_CELLS = 0.75  # the part of the cells that a slow launch slows down, at least
-
-SMALLEST_SHIFT = 0.03
-"""A launch that is slower by less, as a logarithm, changes no decision: times within 3% are the same."""
-
-SLOW_LEVEL = 0.02
-"""The probability of finding a slow launch where none is, of either test and all launches together."""
+SMALLEST_SHIFT = 0.03  # as a logarithm; less changes no decision: times within 3% are the same
+SLOW_LEVEL = 0.02  # chance of finding a slow launch where none is, of both tests and all launches
 
 
 def slow_launches(logs: FloatArray) -> list[int]:

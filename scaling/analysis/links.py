@@ -25,8 +25,7 @@ from scaling.store.upgrades.plans import plan_before_records
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
-LARGEST_DISAGREEMENT = 0.01
-"""A plan that sends other bytes than were metered by more than this is not what was run."""
+LARGEST_DISAGREEMENT = 0.01  # of a plan's bytes and the metered ones; else it is not what was run
 
 
 def plan_of_cell(cell: CellResult) -> ExchangePlan:
@@ -66,8 +65,7 @@ def _plan(cell: CellResult, summary: Mapping[str, Any], num_parameters: int) -> 
 
 SIMULATED = "simulated"
 
-_OWNERS = {"": "NCCL", "mpi": "MPI", "horovod": "Horovod", "gloo": "Gloo"}
-"""Library of an exchange between GPUs -> its name."""
+_OWNERS = {"": "NCCL", "mpi": "MPI", "horovod": "Horovod", "gloo": "Gloo"}  # of an exchange between GPUs
 
 
 LINK_COLUMNS = {

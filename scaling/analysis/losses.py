@@ -11,9 +11,7 @@ from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
 from scaling.axes import Role, columns
 
-LEAST_LOSS = 0.1
-"""A step that loses less than this part of its time to several workers is limited by something else."""
-
+LEAST_LOSS = 0.1  # a step that loses less of its time to several workers is limited by something else
 LEAST_PART = 0.02  # a smaller part of a step is not worth a word
 LEAST_SHARE = 0.005  # nor is a smaller share in the list of all
 

@@ -40,18 +40,11 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 
 PRIOR_CELLS = 8  # cells of a typical machine that are added to those of a study when the prior is made
-
-TYPICAL_EXCESS = 0.65
-"""How much ln s2 of these scatters, as a variance, beyond what samples of one true variance do."""
-
+TYPICAL_EXCESS = 0.65  # variance of ln s2 of these beyond that of samples of one true variance
 TYPICAL_EXCESS_OF_TWO = 1.6  # the same from two launches, which show less
 MOST_DEGREES_OF_TWO = 5.0  # the prior's, from two launches
-
-CERTAIN = 1e4
-"""The prior's degrees where the cells' variances scatter no more than those of one true variance."""
-
-MEDIAN_OF_OTHERS = 1.35
-"""A median of k values has this many k-ths of one value's variance (1.57 of many, less of few)."""
+CERTAIN = 1e4  # the prior's degrees where variances scatter no more than those of one true variance
+MEDIAN_OF_OTHERS = 1.35  # a median of k values has this many k-ths of one's variance, 1.57 of many
 
 LAUNCHES_ADDED = 1
 """Launches that are added to those of a study, which scatter together as much as a cell of it does by itself:
@@ -65,9 +58,7 @@ FEWEST_FOR_MEDIAN = 5
 """Cells from which the median of the others stands for what a launch's cells share; of fewer it is the
 mean."""
 
-SMALLEST_RATIO = 1e-5
-"""A variance is at least this part of the median one: cells that by chance hardly differ are no evidence."""
-
+SMALLEST_RATIO = 1e-5  # of a variance to the median one: cells that hardly differ are no evidence
 ROUNDING = 1e-18  # a variance of logarithms that is no scatter
 STEADIEST = 0.1  # the part of the other cells, the nearest ones, by which a cell is judged to be steady
 OUTLIER_LEVEL = 0.01  # family-wise, for a variance that is not of the prior

@@ -38,9 +38,7 @@ def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[s
         if (floor := pair_floor(cell, replicate)) is not None
     ]
     in_group, in_family = _root_mean_squares(pairs, group_key), _root_mean_squares(pairs, _family)
-    floors = {
-        cell_id: in_group.get(group_key(row), in_family.get(_family(row))) for cell_id, row in rows.items()
-    }
+    floors = {name: in_group.get(group_key(row), in_family.get(_family(row))) for name, row in rows.items()}
     return {cell_id: floor for cell_id, floor in floors.items() if floor is not None}
 
 
@@ -68,9 +66,7 @@ def _slow_launches(cells: Sequence[CellResult]) -> Iterator[Finding]:
     found = [(launch.repeat, cell) for cell in cells for launch in cell.slow_launches]
     grouped = by_key(found, lambda one: (one[1].cell["world_size"], one[1].cell["device"], one[0]))
     for (world_size, device, repeat), members in sorted(grouped.items(), key=lambda one: one[0]):
-        times = [
-            (cell, {launch.repeat: launch.iteration_s for launch in cell.all_launches}) for _, cell in members
-        ]
+        times = [(cell, {one.repeat: one.iteration_s for one in cell.all_launches}) for _, cell in members]
         ratios = sorted(
             own[repeat] / math.exp(np.mean([math.log(own[launch.repeat]) for launch in cell.launches]))
             for cell, own in times

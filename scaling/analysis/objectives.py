@@ -24,8 +24,7 @@ from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
 from scaling.errors import ScalingError
 
-AGAINST_TIME = (MEMORY, HOURS, ENERGY)
-"""Objectives that are weighed against the time of a step; ties in them are broken by it."""
+AGAINST_TIME = (MEMORY, HOURS, ENERGY)  # weighed against the time of a step, which breaks ties in them
 
 Point = TypeVar("Point")
 

@@ -27,15 +27,11 @@ Floats = NDArray[np.float64]
 
 SHORTEST_PERIOD, LONGEST_PERIOD = 3, 64
 FEWEST_EVENTS = 4
-LEVEL, LOOSEST = 1e-4, 1e-2
-"""Probabilities of a false alarm: of a cell, and of one of several launches at most."""
-
+LEVEL, LOOSEST = 1e-4, 1e-2  # false alarms: of a cell, and of one of several launches at most
 ON_THE_COMB = 0.6  # part of the comb's steps that are slow, and part of the slow steps that are on the comb
 SMALLEST_EXCESS = 0.25  # of the usual step: slow steps exceed it by so much at least
 MOST_IN_FIRSTS = 0.5  # of what long steps take: so much of it after pauses says that they are long there
-
-SMALLEST_PART = 0.25
-"""Of what slow profiled steps take longer: the phase that is named has so much of it at least."""
+SMALLEST_PART = 0.25  # the phase that is named has so much of what slow profiled steps take longer
 
 
 @dataclass(frozen=True)

@@ -156,9 +156,8 @@ def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Findi
             if len({row["bucket_mb"] for row in same}) > 1:
                 best, worst = ({name: row[name] for name in names} for row in (by_time[0], by_time[-1]))
                 values = _Measured(workload.given, by_time[0], by_time[1:]).values
-                differences = [
-                    scatter.difference(by_time[0]["cell_id"], row["cell_id"]) for row in by_time[1:]
-                ]
+                first = by_time[0]["cell_id"]
+                differences = [scatter.difference(first, row["cell_id"]) for row in by_time[1:]]
                 unsure = [
                     row["bucket_mb"]
                     for row, one in zip(by_time[1:], differences, strict=True)

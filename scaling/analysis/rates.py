@@ -27,9 +27,7 @@ MEAN_OF_STEPS = "mean of steps"
 """How a launch's time of a step was made; the mean where starts of steps were not recorded: what passes
 between two steps is not in it."""
 
-MEDIAN_OF_STEPS = "median of steps"
-"""Of device studies, which compare typical steps; their rates are of the mean step."""
-
+MEDIAN_OF_STEPS = "median of steps"  # of device studies, which compare typical steps
 _BLOCK_S, _FEWEST, _FEWEST_IN_FIRST = 0.1, 10, 3  # of the blocks until version 6
 _CLEAR_GAP = 0.02  # of a step: a gap between two steps that is so much longer than usual is clearly a pause
 

@@ -15,19 +15,14 @@ from typing import Any
 
 from scaling.analysis.columns import by_key
 
-WORSE_LEVEL, BETTER_LEVEL = 0.035, 0.003
-"""Chances to call a lossy combination of a recipe worse, or better, where none is."""
-
-MORE_OF_FEW, FEW_DEGREES = 0.008, (1.9, 3.0)
-"""Added to WORSE_LEVEL where exact combinations have so few degrees: Welch's t is then too careful."""
-
+WORSE_LEVEL, BETTER_LEVEL = 0.035, 0.003  # chances to call a lossy combination so where none is
+MORE_OF_FEW, FEW_DEGREES = 0.008, (1.9, 3.0)  # added where Welch's t of so few degrees is too careful
 EXACT_LEVEL = 0.005  # the chance to call an exact one either
 
 OUTLIER_LEVEL = 0.01
 OTHERS = 2 / 3
 
-UNKNOWN_RATIO, UNKNOWN_DEGREES = 3.0, 3.0
-"""Where no lossy combination has a second seed: its variance over the exact one's, and degrees at most."""
+UNKNOWN_RATIO, UNKNOWN_DEGREES = 3.0, 3.0  # of lossy ones without a second seed: variance over exact
 
 WITHIN, WORSE, BETTER = "within", "worse", "better"
 

@@ -199,9 +199,7 @@ def _values(one: Compared, decision: Decision) -> dict[str, Any]:
 
 
 LARGEST_LOSS = 0.01  # the accuracy that a lossy training may lose where no exact one shows how seeds scatter
-
-SAME_UPDATE = columns(Shared.UPDATE)
-"""What the timed cell and the training share besides model, data set, aggregator and world size."""
+SAME_UPDATE = columns(Shared.UPDATE)  # what the timed cell and the training share, besides the workload
 
 
 def lossy_ids(cells: Sequence[CellResult]) -> frozenset[str]:

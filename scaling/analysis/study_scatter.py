@@ -24,16 +24,13 @@ from scaling.analysis.samples import CellResult
 from scaling.measure.statistics import Estimate, estimate_median
 
 TIMER_S = 5e-7  # the resolution of CUDA events, the coarser one of the clocks
-
-FEWEST_PAIRS = 4
-"""A/A pairs of a folder from which on their component of variance is known well enough to be used."""
+FEWEST_PAIRS = 4  # A/A pairs of a folder that tell their component of variance well enough
 
 SHOWN_LEVEL, UNSHOWN_WEIGHT = 0.1, 1 / 3
 """An F test's level, and the part of that component which counts where it is not shown: in half of the
 studies without offsets a few pairs differ by more than launches scatter, which cost half of the power."""
 
-MODERATED = "moderated t interval over launches"
-"""How an interval over launches is made, for people; a single launch has ONE_LAUNCH's."""
+MODERATED = "moderated t interval over launches"  # for people; a single launch has ONE_LAUNCH's
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from scaling.store import ResultsFolder, RunRecord
 from scaling.store.run_samples import shortened
 from topologies.detect_host import start_named
 
-_EMBEDDINGS = re.compile(r"\d{1,9}x(\d{1,9}) (\d{1,9})x\1 ")
-"""The first tensors of `gpt`: [vocabulary, width], then [context, width]."""
+_EMBEDDINGS = re.compile(r"\d{1,9}x(\d{1,9}) (\d{1,9})x\1 ")  # of `gpt`: vocabulary, width, context
 
 
 def summary_table(folder: ResultsFolder) -> pd.DataFrame:

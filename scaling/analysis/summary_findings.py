@@ -129,9 +129,7 @@ def _compared(best: _Throughput, others: Sequence[_Throughput], lossy: Collectio
     differences = [best.difference(other) for other in others]
     compared = [difference for other, difference in zip(others, differences, strict=True) if other in exact]
     state: str = state_of(compared)
-    not_slower = [
-        other for other, difference in zip(others, differences, strict=True) if not difference.is_larger
-    ]
+    not_slower = [other for other, one in zip(others, differences, strict=True) if not one.is_larger]
     near = [other for other, one in zip(exact, compared, strict=True) if one.is_same()]
     if state == "best" and near:
         state = "near"

@@ -74,9 +74,7 @@ class TransferLine:
 
 
 def transfer_groups(results: Sequence[TransferResult]) -> list[TransferGroup]:
-    cells = by_key(
-        results, lambda result: (result.cell["device"], result.cell["world_size"], result.cell["threads"])
-    )
+    cells = by_key(results, lambda one: (one.cell["device"], one.cell["world_size"], one.cell["threads"]))
     return [TransferGroup(*key, members) for key, members in cells.items()]
 
 

@@ -72,9 +72,7 @@ def tuned_buckets(
         "needed": None if faster else _launches_needed([*differences.values()], num_launches),
         "tried": [_ratio(difference) for difference in differences.values()],
     }
-    return Finding(
-        "tuned_buckets", (choice, *(cell_id for cell_id in (default, *known) if cell_id != choice)), values
-    )
+    return Finding("tuned_buckets", (choice, *(one for one in (default, *known) if one != choice)), values)
 
 
 def fastest(cells: Sequence[CellResult], num_launches: int) -> CellResult | None:

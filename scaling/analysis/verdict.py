@@ -31,10 +31,7 @@ from scaling.measure.statistics import ONE_LAUNCH
 
 NAMED_RATIO = 1.1  # measured time to the choice's, up to which a setting is named as not resolved from it
 WIDE_RATIO = 1.5  # upper end to lower end of an interval, above which it is named instead of its middle
-
-Ratios = Mapping[str, tuple[float, float]]
-"""Cell id -> the interval of its time over the choice's (`Recommendation`)."""
-
+Ratios = Mapping[str, tuple[float, float]]  # cell id -> the interval of its time over the choice's
 OBJECTIVES = (TIME, ACCURACY)  # those of which a study has an answer, where it measured them
 
 

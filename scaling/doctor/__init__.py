@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launchers.rank_info import RankError, RankInfo
 from scaling.doctor import devices, host, software
-from scaling.doctor.line import CheckResult
+from scaling.doctor.line import CheckResult, failure, ok
 from topologies.detect import load_text, num_usable_cores
 
 __all__ = ["CheckResult", "examine", "rank"]
@@ -20,13 +20,11 @@ __all__ = ["CheckResult", "examine", "rank"]
 def rank(environ: Mapping[str, str]) -> CheckResult:
     """Which variable gave rank, local rank and world size."""
     try:
-        return CheckResult("rank", "ok", RankInfo.from_env(environ).describe())
+        return ok("rank", RankInfo.from_env(environ).describe())
     except RankError as error:
         if str(error).startswith("no launcher's variables are set"):
-            return CheckResult("rank", "ok", "none: no launcher has started this process")
-        return CheckResult(
-            "rank", "error", str(error), "unset what another launch has left, or start by one launcher"
-        )
+            return ok("rank", "none: no launcher has started this process")
+        return failure("rank", str(error), "unset what another launch has left, or start by one launcher")
 
 
 def examine(environ: Mapping[str, str], here: Path) -> list[CheckResult]:

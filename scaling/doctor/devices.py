@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from scaling.doctor.line import CheckResult
+from scaling.doctor.line import CheckResult, failure, ok, warning
 from topologies.detect import nvidia_gpus
 
 
@@ -41,43 +41,38 @@ def devices(gpus: Gpus, num_cores: int) -> CheckResult:
         driver = f", driver {gpus.listed[0]['driver']}" if gpus.listed else ""
         text = f"{gpus.usable} x {' and '.join(names)}, CUDA {gpus.torch_cuda}{driver}; {num_cores} cores"
         if gpus.listed and len(gpus.listed) != gpus.usable:
-            return CheckResult(
-                "devices", "warning", f"{text}; {len(gpus.listed)} are there", "see CUDA_VISIBLE_DEVICES"
-            )
-        return CheckResult("devices", "ok", text)
+            return warning("devices", f"{text}; {len(gpus.listed)} are there", "see CUDA_VISIBLE_DEVICES")
+        return ok("devices", text)
     if not gpus.listed:
-        return CheckResult("devices", "ok", f"no GPU: CPU processes over Gloo; {num_cores} cores")
+        return ok("devices", f"no GPU: CPU processes over Gloo; {num_cores} cores")
     reason, fix = f"(CUDA {gpus.torch_cuda}) cannot use them", "update the driver, or install an older torch"
     if gpus.torch_cuda is None:
         reason, fix = "was built without CUDA", "install torch for CUDA"
     listed = f"{len(gpus.listed)} GPUs, driver {gpus.listed[0]['driver']}"
-    return CheckResult("devices", "error", f"{listed}, but torch {reason}", f"{fix}; or use device=cpu")
+    return failure("devices", f"{listed}, but torch {reason}", f"{fix}; or use device=cpu")
 
 
 def peer_access(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
     if gpus.usable < 2:
-        return CheckResult("peer access", "ok", "not needed: fewer than two GPUs")
+        return ok("peer access", "not needed: fewer than two GPUs")
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
         fix = "unset it, or use peer_access=false in studies"
-        return CheckResult(
-            "peer access", "warning", "NCCL_P2P_DISABLE is set: NCCL goes through host memory", fix
-        )
+        return warning("peer access", "NCCL_P2P_DISABLE is set: NCCL goes through host memory", fix)
     if not gpus.apart:
-        return CheckResult("peer access", "ok", f"between all {gpus.usable} GPUs")
+        return ok("peer access", f"between all {gpus.usable} GPUs")
     pairs = ", ".join(f"{a} to {b}" for a, b in gpus.apart[:6]) + (", ..." if len(gpus.apart) > 6 else "")
     fix = "enable it (IOMMU off, GPUs under one root), or measure the machine as it is: peer_access=false"
-    return CheckResult("peer access", "warning", f"none from GPU {pairs}: these go through host memory", fix)
+    return warning("peer access", f"none from GPU {pairs}: these go through host memory", fix)
 
 
 def nccl(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
     """NCCL's version, and what the environment tells it."""
     if gpus.nccl is None:
-        return CheckResult("NCCL", "ok", "not needed: no GPUs")
+        return ok("NCCL", "not needed: no GPUs")
     names = sorted(name for name in environ if name.startswith("NCCL_") and name != "NCCL_VERSION")
     if names:
         variables = ", ".join(f"{name}={environ[name]}" for name in names)
-        return CheckResult(
-            *("NCCL", "warning", f"{gpus.nccl}, told {variables}"),
-            "unset what is not meant: it counts in every run",
+        return warning(
+            "NCCL", f"{gpus.nccl}, told {variables}", "unset what is not meant: it counts in every run"
         )
-    return CheckResult("NCCL", "ok", gpus.nccl)
+    return ok("NCCL", gpus.nccl)

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from launchers.base import require_loopback
-from scaling.doctor.line import CheckResult
+from scaling.doctor.line import CheckResult, failure, ok, warning
 from scaling.errors import ScalingError
 from scaling.workloads.registry import DATASETS, create_dataset
 from topologies.detect_host import SYS, cpu_governors, node_cpus
@@ -32,20 +32,16 @@ def ports(environ: Mapping[str, str], resolve: Callable[[str], object] = socket.
         require_loopback()
     except ValueError as error:
         problem, _, mend = str(error).partition("; ")
-        return CheckResult("ports", "error", problem, mend)
+        return failure("ports", problem, mend)
     if taken := _taken_port(environ):
-        return CheckResult(
-            "ports", "error", f"MASTER_PORT {taken} is taken", "set another, or unset MASTER_PORT"
-        )
+        return failure("ports", f"MASTER_PORT {taken} is taken", "set another, or unset MASTER_PORT")
     name = platform.node()
     try:
         resolve(name)
     except OSError:
         fix = f"add {name} to /etc/hosts, or set GLOO_SOCKET_IFNAME (lo on one host)"
-        return CheckResult(
-            "ports", "warning", f"loopback works, but this host's name, {name}, has no address", fix
-        )
-    return CheckResult("ports", "ok", f"loopback works, {name} has an address")
+        return warning("ports", f"loopback works, but this host's name, {name}, has no address", fix)
+    return ok("ports", f"loopback works, {name} has an address")
 
 
 def _taken_port(environ: Mapping[str, str]) -> str | None:
@@ -65,22 +61,18 @@ def _taken_port(environ: Mapping[str, str]) -> str | None:
 def shared_memory(folder: Path = Path("/dev/shm")) -> CheckResult:  # noqa: S108 (it is looked at)
     """Where ranks of a host share memory."""
     if not folder.is_dir():
-        return CheckResult(
-            "shared memory", "warning", f"no {folder}: temporary files are used, which may be slow"
-        )
+        return warning("shared memory", f"no {folder}: temporary files are used, which may be slow")
     try:
         status = os.statvfs(folder)
     except OSError as error:
-        return CheckResult("shared memory", "error", f"{folder}: {error}", "mount a tmpfs there")
+        return failure("shared memory", f"{folder}: {error}", "mount a tmpfs there")
     if not os.access(folder, os.W_OK):
-        return CheckResult("shared memory", "error", f"{folder} cannot be written", f"make {folder} writable")
+        return failure("shared memory", f"{folder} cannot be written", f"make {folder} writable")
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     text = f"{free / 1e9:.1f} of {size / 1e9:.1f} GB free in {folder}"
     if free < MIN_SHARED_BYTES:
-        return CheckResult(
-            "shared memory", "warning", text, "enlarge it (docker: --shm-size=8g) for host aggregators"
-        )
-    return CheckResult("shared memory", "ok", text)
+        return warning("shared memory", text, "enlarge it (docker: --shm-size=8g) for host aggregators")
+    return ok("shared memory", text)
 
 
 def limits(has_gpus: bool, limit: Callable[[int], tuple[int, int]] = resource.getrlimit) -> CheckResult:
@@ -88,12 +80,10 @@ def limits(has_gpus: bool, limit: Callable[[int], tuple[int, int]] = resource.ge
     shown = "unlimited" if locked == UNLIMITED else f"{locked / 1e6:.0f} MB"
     text = f"{'unlimited' if files == UNLIMITED else files} open files, {shown} of locked memory"
     if files != UNLIMITED and files < MIN_OPEN_FILES:
-        return CheckResult("limits", "warning", text, f"ulimit -n {MIN_OPEN_FILES}")
+        return warning("limits", text, f"ulimit -n {MIN_OPEN_FILES}")
     if has_gpus and locked != UNLIMITED and locked < MIN_LOCKED_BYTES:
-        return CheckResult(
-            "limits", "warning", f"{text}: pinning host memory may fail", "ulimit -l unlimited"
-        )
-    return CheckResult("limits", "ok", text)
+        return warning("limits", f"{text}: pinning host memory may fail", "ulimit -l unlimited")
+    return ok("limits", text)
 
 
 def numa(num_usable: int, num_present: int | None = None, sys: Path = SYS) -> CheckResult:
@@ -102,20 +92,18 @@ def numa(num_usable: int, num_present: int | None = None, sys: Path = SYS) -> Ch
     present = num_present or os.cpu_count() or num_usable
     text = f"{nodes} node{'s' if nodes > 1 else ''}, {num_usable} of {present} cores may be used"
     if num_usable < present:
-        return CheckResult(
-            "NUMA", "warning", text, "only if that is not meant: see taskset, cgroups, the job's request"
-        )
-    return CheckResult("NUMA", "ok", text)
+        return warning("NUMA", text, "only if that is not meant: see taskset, cgroups, the job's request")
+    return ok("NUMA", text)
 
 
 def load(disturbed_by: str | None) -> CheckResult:
     """What other programs take; "" where it is little, None among ranks, which load the cores themselves."""
     if disturbed_by is None:
-        return CheckResult("load", "ok", "not looked at beside other ranks")
+        return ok("load", "not looked at beside other ranks")
     if disturbed_by:
         fix = "end them, or measure when the machine is idle"
-        return CheckResult("load", "warning", f"{disturbed_by}: times will be too long and scatter", fix)
-    return CheckResult("load", "ok", "the cores are idle, or nearly")
+        return warning("load", f"{disturbed_by}: times will be too long and scatter", fix)
+    return ok("load", "the cores are idle, or nearly")
 
 
 def clock(
@@ -128,16 +116,12 @@ def clock(
     name = source.read_text(encoding="utf-8").strip() if source.exists() else platform.system()
     text = f"{name}, steps of {step_s * 1e9:.0f} ns"
     if step_s > SLOW_CLOCK_S or name in SLOW_SOURCES:
-        return CheckResult(
-            "clock", "warning", f"{text}: short phases are not timed well", "boot with clocksource=tsc"
-        )
+        return warning("clock", f"{text}: short phases are not timed well", "boot with clocksource=tsc")
     governors = cpu_governors(sys)
     if governors and set(governors) & {"powersave", "conservative", "ondemand"}:
         fix = "cpupower frequency-set -g performance"
-        return CheckResult(
-            "clock", "warning", f"{text}; cores change their speed ({', '.join(governors)})", fix
-        )
-    return CheckResult("clock", "ok", text)
+        return warning("clock", f"{text}; cores change their speed ({', '.join(governors)})", fix)
+    return ok("clock", text)
 
 
 MIN_FREE_BYTES = 1 << 30
@@ -151,12 +135,12 @@ def data_sets() -> CheckResult:
         for name in DATASETS.targets():
             (there if create_dataset(name).available() else missing).append(name)
     except ScalingError as error:
-        return CheckResult("data sets", "error", str(error), "correct SCALING_DATA_DIR, or unset it")
+        return failure("data sets", str(error), "correct SCALING_DATA_DIR, or unset it")
     text = ", ".join(there) + (f"; not here: {', '.join(missing)}" if missing else "")
     if missing:
         fix = "set SCALING_DATA_DIR to a folder that holds them; else a study's first run downloads them"
-        return CheckResult("data sets", "warning", text, fix)
-    return CheckResult("data sets", "ok", text)
+        return warning("data sets", text, fix)
+    return ok("data sets", text)
 
 
 def write_access(environ: Mapping[str, str], here: Path) -> CheckResult:
@@ -166,12 +150,12 @@ def write_access(environ: Mapping[str, str], here: Path) -> CheckResult:
         nearest = _nearest(folder)
         if not _can_write(nearest):
             fix = "use --out elsewhere" if what == "results" else "set XDG_CACHE_HOME to a writable folder"
-            return CheckResult("write access", "error", f"{nearest} cannot be written, for {what}", fix)
+            return failure("write access", f"{nearest} cannot be written, for {what}", fix)
     free = shutil.disk_usage(_nearest(here / "results")).free
     text = f"results in {here / 'results'}, {free / 1e9:.1f} GB free; cache in {cache}"
     if free < MIN_FREE_BYTES:
-        return CheckResult("write access", "warning", text, "make room, or use --out elsewhere")
-    return CheckResult("write access", "ok", text)
+        return warning("write access", text, "make room, or use --out elsewhere")
+    return ok("write access", text)
 
 
 def _nearest(path: Path) -> Path:

@@ -26,3 +26,15 @@ class CheckResult:
         """For people, as wide as a terminal: what was found, and below it the fix."""
         text = folded(f"{self.state:8} {self.name:14} ", self.text)
         return f"{text}\n{folded(' ' * 24 + 'fix: ', self.fix)}" if self.fix else text
+
+
+def ok(name: str, text: str) -> CheckResult:
+    return CheckResult(name, "ok", text)
+
+
+def warning(name: str, text: str, fix: str = "") -> CheckResult:
+    return CheckResult(name, "warning", text, fix)
+
+
+def failure(name: str, text: str, fix: str) -> CheckResult:
+    return CheckResult(name, "error", text, fix)

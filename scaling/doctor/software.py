@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import scaling
 from scaling.codecs.kernels import OLDEST_TRITON, triton_version, version_problem
-from scaling.doctor.line import CheckResult
+from scaling.doctor.line import CheckResult, failure, ok, warning
 from scaling.process_group.base import HOW_TO_BRING
 
 OLDEST_TORCH = (2, 6)
@@ -48,10 +48,8 @@ def versions(version: Version = package_version) -> CheckResult:
     numbers = tuple(int(part) for part in torch.split("+")[0].split(".")[:2] if part.isdigit())
     if numbers < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        return CheckResult(
-            "versions", "error", text, f"torch {oldest} or later is needed: pip install 'torch>={oldest}'"
-        )
-    return CheckResult("versions", "ok", text)
+        return failure("versions", text, f"torch {oldest} or later is needed: pip install 'torch>={oldest}'")
+    return ok("versions", text)
 
 
 def launchers(which: Which = shutil.which, ask: Ask = version_line) -> CheckResult:
@@ -60,7 +58,7 @@ def launchers(which: Which = shutil.which, ask: Ask = version_line) -> CheckResu
     for program in ("mpirun", "mpiexec.hydra", "horovodrun", "srun"):
         if path := which(program):
             programs.append(f"{program} ({ask(path) or path})")
-    return CheckResult("launchers", "ok", ", ".join(programs))
+    return ok("launchers", ", ".join(programs))
 
 
 def triton(has_gpus: bool, version: Callable[[], str | None] = triton_version) -> CheckResult:
@@ -69,38 +67,36 @@ def triton(has_gpus: bool, version: Callable[[], str | None] = triton_version) -
     problem = version_problem(installed)
     if problem is None:
         where = "codecs of few bits run as its kernels" if has_gpus else "its kernels need a GPU"
-        return CheckResult("Triton", "ok", f"{installed}: {where}")
+        return ok("Triton", f"{installed}: {where}")
     text = f"{problem}: codecs of few bits run in plain torch operations"
     if not has_gpus:
-        return CheckResult("Triton", "ok", f"{text}, as they do without a GPU")
+        return ok("Triton", f"{text}, as they do without a GPU")
     oldest = ".".join(map(str, OLDEST_TRITON))
-    return CheckResult("Triton", "warning", text, f"pip install 'triton>={oldest}', if this torch allows it")
+    return warning("Triton", text, f"pip install 'triton>={oldest}', if this torch allows it")
 
 
 def mpi(which: Which = shutil.which, version: Version = package_version) -> CheckResult:
     """Whether aggregators over MPI can run."""
     program, package = which("mpirun") or which("mpiexec"), version("mpi4py")
     if program and package:
-        return CheckResult("MPI", "ok", f"mpi4py {package}, {program}")
+        return ok("MPI", f"mpi4py {package}, {program}")
     if program or package:
         there, missing = (program, "mpi4py") if program else (f"mpi4py {package}", "mpirun")
-        return CheckResult("MPI", "warning", f"{there}, but no {missing}", "pip install 'scaling-study[mpi]'")
-    return CheckResult("MPI", "ok", f"none: {HOW_TO_BRING['mpi']}")
+        return warning("MPI", f"{there}, but no {missing}", "pip install 'scaling-study[mpi]'")
+    return ok("MPI", f"none: {HOW_TO_BRING['mpi']}")
 
 
 def horovod(has_gpus: bool, version: Version = package_version) -> CheckResult:
     """Whether Horovod's aggregators can run, and on GPUs."""
     if importlib.util.find_spec("horovod") is None:
-        return CheckResult("Horovod", "ok", f"none: {HOW_TO_BRING['horovod']}")
+        return ok("Horovod", f"none: {HOW_TO_BRING['horovod']}")
     name = f"Horovod {version('horovod')}"
     try:
         import horovod.torch as hvd
     except ImportError as error:
-        return CheckResult("Horovod", "warning", f"{name} does not fit this torch: {error}", "make horovod")
+        return warning("Horovod", f"{name} does not fit this torch: {error}", "make horovod")
     built = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built(), "NCCL": hvd.nccl_built()}
     text = f"{name} over {', '.join(library for library, is_built in built.items() if is_built)}"
     if has_gpus and not built["NCCL"]:
-        return CheckResult(
-            "Horovod", "warning", f"{text}: not on GPUs", "HOROVOD_GPU_OPERATIONS=NCCL make horovod"
-        )
-    return CheckResult("Horovod", "ok", text)
+        return warning("Horovod", f"{text}: not on GPUs", "HOROVOD_GPU_OPERATIONS=NCCL make horovod")
+    return ok("Horovod", text)

@@ -173,9 +173,7 @@ class _Run:
     def __init__(self, algorithm: Algorithm, *, in_place: bool) -> None:
         self.algorithm, self.output = algorithm, "i" if in_place else "o"
         ranks, chunks = range(algorithm.world_size), range(algorithm.num_chunks)
-        self.values: dict[Place, Value] = {
-            Place(r, "i", chunk): (chunk, 1 << r) for r in ranks for chunk in chunks
-        }
+        self.values: dict[Place, Value] = {Place(r, "i", at): (at, 1 << r) for r in ranks for at in chunks}
         self.by_id = {(block.gpu, block.id): block for block in algorithm.blocks}
         self.queues: dict[tuple[int, int, int], deque[Message]] = defaultdict(deque)
         self.clocks: dict[tuple[int, tuple[int, int]], Clock] = {}

@@ -132,9 +132,7 @@ def _blocks(schedule: Schedule, rank: int) -> dict[tuple[bool, int], list[_Opera
             block = (is_send, transfer.target if is_send else transfer.source)
             operation = _Operation(kind, transfer.start, transfer.stop - transfer.start, block)
             chunks = range(transfer.start, transfer.stop)
-            before = [
-                other for chunk in chunks for other in (*touched[chunk], *(() if is_send else now[chunk]))
-            ]
+            before = [other for at in chunks for other in (*touched[at], *(() if is_send else now[at]))]
             _append(blocks[block], operation, before)
             for chunk in chunks:
                 now[chunk].append(operation)

@@ -12,8 +12,7 @@ from scaling.store import ResultsFolder, RunRecord
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
-ARMS = ("baseline", "no_exchange", "one_worker")
-"""Whose steps are those of the script, with its exchange and without."""
+ARMS = ("baseline", "no_exchange", "one_worker")  # the script's step, with its exchange and without
 
 
 def is_of_script(folder: ResultsFolder) -> bool:

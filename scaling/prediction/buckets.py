@@ -33,17 +33,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-MOST_BUCKETS = 64
-"""Up to so many, the best partition of each number of buckets is found; the best of all has any number."""
-
-MOST_TRIED = 48
-"""Sizes of the first bucket, and of the others, that are tried where DDP takes no more than these two."""
-
-SECOND_BEST_RATIO = 2
-"""Partitions that are measured differ in their number of buckets by this ratio: like ones take like times."""
-
-SAME_RATIO = 0.01
-"""Partitions that end later by less are the same by the model: the one with fewer buckets is measured."""
+MOST_BUCKETS = 64  # so many numbers of buckets have their best partition; the best of all any number
+MOST_TRIED = 48  # sizes of the first bucket, and of the others, where DDP takes these two alone
+SECOND_BEST_RATIO = 2  # of the numbers of buckets that are measured: like ones take like times
+SAME_RATIO = 0.01  # of the time, by the model: the partition with fewer buckets is measured
 
 MB = 2**20
 
@@ -219,10 +212,8 @@ def to_measure(
 
     chosen: list[Partition] = []
     for partition in sorted(candidates, key=order):
-        numbers = [len(other.ends) for other in chosen]
-        near = any(
-            max(len(partition.ends), k) < SECOND_BEST_RATIO * min(len(partition.ends), k) for k in numbers
-        )
+        own, numbers = len(partition.ends), [len(other.ends) for other in chosen]
+        near = any(max(own, other) < SECOND_BEST_RATIO * min(own, other) for other in numbers)
         if len(chosen) < count and not near and partition.ends != default.ends:
             chosen.append(partition)
     return chosen

@@ -94,8 +94,7 @@ CURVE_SD = 0.12
 """Of a library's all-reduce by its curve over sizes on two ranks, for each doubling from there. Measured: 4
 to 33% off on four H200 GPUs."""
 
-UNMEASURED_LEFT_OVER_SD = 0.15
-"""Of strategies that were measured at no world size, unless the others' left-overs spread more."""
+UNMEASURED_LEFT_OVER_SD = 0.15  # of strategies not measured, unless left-overs spread more
 
 
 @dataclass(frozen=True)

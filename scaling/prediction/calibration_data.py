@@ -53,9 +53,7 @@ class MeasuredFolder:
         can be predicted."""
         study = study_name(self._folder.require())
         by_cell = read_records(self._folder)
-        attached = [
-            record for records in by_cell.values() for record in records if record.cell["kind"] == ATTACHED
-        ]
+        attached = [run for records in by_cell.values() for run in records if run.cell["kind"] == ATTACHED]
         baseline = baseline_of(attached, str(self._folder.path)) if attached else None
         for cell_id, records in by_cell.items():
             is_timed = records[0].cell["kind"] == "iteration" or (
@@ -207,9 +205,7 @@ def differences_between(folders: Sequence[ResultsFolder]) -> list[str]:
     """In what the environments of folders taken together differ from the first one's; a line each."""
     notes = []
     for other in folders[1:]:
-        differences = [
-            difference for difference in environment_differences(folders[0], other) if difference.decides
-        ]
+        differences = [one for one in environment_differences(folders[0], other) if one.decides]
         if differences:
             notes.append(
                 f"taken together, though measured in different environments: {folders[0].path} against "

@@ -47,9 +47,7 @@ EXTRAPOLATION_SD = 0.05
 of curves that the GPU bounds, each left out, are 5.3% off (root mean square; one GPU, compute-curves-h200)
 for a factor of two."""
 
-INTERPOLATION_SD = 0.02
-"""The same between two measured batches: 1.5% off, but for 7 and 14% where a floor begins."""
-
+INTERPOLATION_SD = 0.02  # between two batches: 1.5% off, but 7 and 14% where a floor begins
 BORROWED_SD = 0.10  # the same where a step's dependence on the batch is that of the eager step. An assumption
 
 BORROWED_SHARE = 0.2
@@ -77,8 +75,7 @@ PROFILED_SD = 0.02
 """Of the sum of these phases as a captured step's computation. Measured: within 1% of the whole step of 15
 of 16 captured `none` cells (FCN-R, fcn-s4, ResNet-56, GPT-2), 9% short of AlexNet-R's 0.7 ms."""
 
-BACKWARD_SHARE = 2 / 3
-"""Of forward and backward together, where the backward pass was not measured: it has twice the products."""
+BACKWARD_SHARE = 2 / 3  # of forward and backward, where that was not measured: twice the products
 
 
 @dataclass(frozen=True)
@@ -303,9 +300,7 @@ def _point(local_batch: int, cells: Sequence[MeasuredCell]) -> Point:
     step_s = geometric_mean(cell.iteration_s for cell in cells)
     spread = stdev(cell.iteration_s for cell in cells) / step_s if len(cells) > 1 else 0.0
     names = {name for cell in cells for name in cell.phases}
-    phases = {
-        name: fmean(cell.phases[name] for cell in cells if name in cell.phases) for name in sorted(names)
-    }
+    phases = {name: fmean(one.phases[name] for one in cells if name in one.phases) for name in sorted(names)}
     noise = math.hypot(*(cell.relative_sd for cell in cells)) / len(cells)
     step_sd = max((cell.step_sd for cell in cells if cell.step_sd is not None), default=None)
     sources = len({cell.source for cell in cells})

@@ -55,9 +55,7 @@ class PredictedValue:
         return self.value / spread, self.value * spread
 
     def times(self, factor: float) -> PredictedValue:
-        return PredictedValue(
-            self.value * factor, {name: change * factor for name, change in self.changes.items()}
-        )
+        return PredictedValue(self.value * factor, {name: by * factor for name, by in self.changes.items()})
 
     def also(self, source: str, relative_sd: float) -> PredictedValue:
         """With one more source of uncertainty, relative to the value."""

@@ -14,16 +14,10 @@ from scaling.prediction.strategy import Machinery, Strategy, Term
 from scaling.prediction.transports import in_turns, shared_paths_s
 from topologies.model import Topology
 
-HOROVOD_CYCLE_S = 1e-3
-"""Horovod's ranks agree on what to exchange once in so long (HOROVOD_CYCLE_TIME); half of that is waited."""
-
-HOST_MEETING_S = 200e-6
-"""What processes take to meet before and after an exchange through host memory. An assumption; calibrated."""
-
+HOROVOD_CYCLE_S = 1e-3  # between Horovod's agreements (HOROVOD_CYCLE_TIME); half is waited
+HOST_MEETING_S = 200e-6  # processes meet before and after an exchange in host memory. Assumed; calibrated
 UNSEARCHED_SD = 0.7  # of NCCL's all-reduce where its rings are not searched: a factor of two. An assumption
-
-MOST_UNDER_A_SWITCH = 32
-"""Nodes that one switch for each rail connects, so that their messages share no link. An assumption."""
+MOST_UNDER_A_SWITCH = 32  # nodes on one switch a rail: their messages share no link. Assumed
 
 CONGESTION = 0.4
 """What messages between more nodes take longer at most. Measured: all-reduces on RoCE were up to 40% faster

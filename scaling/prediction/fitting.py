@@ -37,13 +37,9 @@ from scaling.prediction.transports import measured_host_sends, moves, shared_pat
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
-LARGE_FLOW_S = 1e-3
-"""From which on an exchange tells what shared paths carry: smaller ones stay in the processor's cache."""
-
+LARGE_FLOW_S = 1e-3  # from here on exchanges tell what shared paths carry: others stay in a cache
 SOFT_SDS = 2.0  # errors beyond so many deviations count less and less in the fit
-
-MEDIAN_OF_CHI_SQUARE = 0.455
-"""Of one degree of freedom: what the median of squared errors is if they are as large as stated."""
+MEDIAN_OF_CHI_SQUARE = 0.455  # of one degree: of squared errors that are as large as stated
 
 
 def calibrate(observations: Iterable[Observation]) -> Calibration:
@@ -193,9 +189,7 @@ def _spread(values: Sequence[tuple[float, float]]) -> float:
 
 def _mean_by_size(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     sizes = sorted({size for size, _ in points})
-    return [
-        (size, float(np.mean([log for other_size, log in points if other_size == size]))) for size in sizes
-    ]
+    return [(size, float(np.mean([log for other, log in points if other == size]))) for size in sizes]
 
 
 def _part(term: Term, part: int) -> float:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LEAST_RELATIVE_SD = 0.005
-"""Of a measured time: medians of one launch repeat in another to some half of a percent at best."""
+LEAST_RELATIVE_SD = 0.005  # medians of one launch repeat in another to half of a percent at best
 
 EXCHANGE_PHASES = ("exposed_comm_s", "wait_s", "encode_s", "decode_s", "d2h_s", "reduce_s", "h2d_result_s")
 """Parts of a step's budget that the exchange adds."""

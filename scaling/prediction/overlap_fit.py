@@ -55,8 +55,7 @@ def exposed(
     return PredictedValue(max(0.0, end_s - backward_s), since_wait.changes)
 
 
-SLOWDOWN, SLOWDOWN_SD = 0.3, 0.3
-"""Seconds that a hidden second of messages adds, where nothing was measured. An assumption."""
+SLOWDOWN, SLOWDOWN_SD = 0.3, 0.3  # seconds that a hidden second of messages adds. Assumed
 
 LEAST_SLOWDOWN_SD = 0.1
 """What a slowdown fitted to several networks is uncertain by at least, an assumption; to one `SLOWDOWN_SD`,

@@ -249,9 +249,7 @@ class Predictor:
 
     def _terms(self, strategy: Strategy, world_size: int) -> tuple[list[list[Term]], list[Term]]:
         """Those of each bucket, and those that come after all of them."""
-        buckets = [
-            terms_of(strategy, index, self._machinery, world_size) for index in range(len(strategy.buckets))
-        ]
+        buckets = [terms_of(strategy, at, self._machinery, world_size) for at in range(len(strategy.buckets))]
         divided = divide_term(strategy.num_elements, strategy, self._machinery, world_size)
         return buckets, [*divided, *update_terms(strategy, self._machinery, world_size)]
 

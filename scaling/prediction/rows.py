@@ -80,9 +80,7 @@ def reason_row(
 
 
 def cell_fields(cell: Mapping[str, Any]) -> dict[str, Any]:
-    labels = {
-        name: cell.get(f"{name}_label", cell.get(name)) for name in CELL_FIELDS if f"{name}_label" in cell
-    }
+    labels = {name: cell[f"{name}_label"] for name in CELL_FIELDS if f"{name}_label" in cell}
     values = {axis.name: cell[axis.name] for axis in AXES if axis.role & Role.PREDICTED and axis.name in cell}
     return {**labels, **values} or dict(cell)
 

@@ -28,8 +28,7 @@ from scaling.prediction.exchange_terms import KERNEL_S, exchange_terms, is_by_mp
 from scaling.prediction.strategy import Machinery, Strategy, Term
 from topologies.model import Topology
 
-CODEC_LAUNCH_S = 100e-6
-"""What starting the kernels takes that decode a tensor of one message. An assumption; calibrated."""
+CODEC_LAUNCH_S = 100e-6  # starting the kernels that decode a tensor of one message. Assumed; calibrated
 
 ENCODE_LAUNCHES = 3.5
 """As many times that takes encoding. Measured: 0.55 ms a tensor for encoding and 0.31 for decoding two
@@ -39,14 +38,10 @@ messages (1-bit codecs of torch's operations on H200)."""
 CODEC_KERNELS = 3  # that a codec with kernels of its own starts for a message. An assumption; calibrated
 
 
-PAGEABLE_BYTES_PER_S = 7e9
-"""Copies from pageable memory to a GPU. Measured: 6.7 to 7.1 GB/s on two H200 (transfer-2xh200)."""
-
+PAGEABLE_BYTES_PER_S = 7e9  # to a GPU. Measured: 6.7 to 7.1 GB/s on two H200 (transfer-2xh200)
 INPUT_COPY_SD = 0.5  # of copies of the input: they may be hidden, or wait for the processor. An assumption
 DIVIDE_BYTES_MOVED = 2.0  # the sum is divided by the world size where it is on a GPU: read and written
-
-CAST_BYTES_MOVED = 3.0
-"""For each byte in float32: 4 are read and 2 written for the wire, 2 read and 4 written back."""
+CAST_BYTES_MOVED = 3.0  # of each float32 byte: 4 read and 2 written for the wire, and back
 
 DDP_BYTES_MOVED = 4.0
 """DDP copies a gradient into its bucket and the mean back, each read and written (torch's reducer.cpp).

@@ -19,11 +19,8 @@ HOST_STEP_SD = 0.12
 """Between the steps of one launch of one rank, of steps bound by the processor: 11 to 15% of ResNet-56 on one
 H200, eager, at local batches of 16 to 64 (compute-curves-h200). Of several ranks a step takes the slowest."""
 
-MACHINE_SD = 0.01
-"""Between launches and machines, of other steps: FCN-R 0.3%, GPT-2 small 0.8% between two machines."""
-
-WAIT_SD = 0.5
-"""Of such a wait, relative: tails are longer than a normal one's, or ranks slow down together. Assumed."""
+MACHINE_SD = 0.01  # between launches and machines, of other steps: FCN-R 0.3%, GPT-2 small 0.8%
+WAIT_SD = 0.5  # of such a wait, relative: tails are long, or ranks slow down together. Assumed
 
 
 def largest_of(number: int) -> float:

@@ -138,9 +138,7 @@ def _gpus(topology: Topology, value: str) -> Topology:
         like = gpus[index % len(gpus)]
         new = f"{like.id}-{index // len(gpus) + 1}"
         devices.append(replace(like, id=new))
-        links += [
-            _relinked(link, like.id, new) for link in machine.links if like.id in (link.first, link.second)
-        ]
+        links += [_relinked(one, like.id, new) for one in machine.links if like.id in (one.first, one.second)]
         for group in groups:
             if like.id in group:
                 group.add(new)

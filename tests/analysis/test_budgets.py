@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 
 from scaling.analysis.budgets import EXPOSED, STEP_COLUMNS, cell_budget, middle_half, step_table
-from scaling.analysis.columns import BUDGET_COLUMNS, to_rows
+from scaling.analysis.columns import BUDGET_COLUMNS
 from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import summary_table, table_csv
-
-
-def row_of(study):
-    (row,) = to_rows(summary_table(study.folder))
-    return row
+from scaling.analysis.summary import table_csv
+from tests.made_studies import row_of
 
 
 @pytest.mark.parametrize(
@@ -69,12 +65,8 @@ def test_columns_sum_to_the_split_iteration(study, split_line):
     study.add_split([[2.0] * 5] * 3, busy_ranks(split_line), aggregator="ring", step="overlapped")
     row = row_of(study)
     parts = [row[name] for name in BUDGET_COLUMNS if name not in ("hidden_comm_s", "hidden_h2d_s")]
-    assert sum(part for part in parts if part is not None) == pytest.approx(
-        row["profiled_iteration_s"], rel=1e-12
-    )
-    assert row["exchange_overhead_s"] == pytest.approx(
-        sum(row[name] for name in EXPOSED if row[name] is not None)
-    )
+    assert sum(filter(None, parts)) == pytest.approx(row["profiled_iteration_s"], rel=1e-12)
+    assert row["exchange_overhead_s"] == pytest.approx(sum(row[name] or 0 for name in EXPOSED))
     assert row["hidden_comm_s"] == pytest.approx(0.2)
     assert 0.0 < row["skew_s"] < 0.3
 
@@ -95,16 +87,14 @@ def test_phase_of_another_rank_is_zero_on_the_one_that_is_told(study, split_line
     assert (row["reduce_s"], row["wait_s"]) == (pytest.approx(0.8), 0.0)
 
 
-def test_waiting_exists_where_arrivals_are_known(study, split_line):
-    study.add_split([[1.0]], busy_ranks(split_line), aggregator="ring")
-    assert row_of(study)["wait_s"] is not None
-
-
-def test_waiting_does_not_exist_where_they_are_not(study, split_line):
-    unknown = [[{**line, "start_s": None} for line in lines] for lines in busy_ranks(split_line)]
-    study.add_split([[1.0]], unknown, aggregator="ring")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_waiting_exists_where_arrivals_are_known(study, split_line, is_known):
+    ranks = busy_ranks(split_line)
+    if not is_known:
+        ranks = [[{**line, "start_s": None} for line in lines] for lines in ranks]
+    study.add_split([[1.0]], ranks, aggregator="ring")
     row = row_of(study)
-    assert (row["wait_s"], row["skew_s"]) == (None, None)
+    assert (row["wait_s"] is not None, row["skew_s"] is not None) == (is_known, is_known)
     assert row["exposed_comm_s"] > 0
 
 

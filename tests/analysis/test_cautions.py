@@ -8,25 +8,19 @@ from scaling.analysis.summary import summary_table
 from scaling.report.page_tables import page_tables
 from scaling.report.text import warning_text, warnings_of
 from scaling.study.rank.context import RankSummary, notes_of
-
-
-def row_of(study):
-    (row,) = to_rows(summary_table(study.folder))
-    return row
+from tests.made_studies import row_of
 
 
 def warnings(study):
     return [warning_text(warning) for warning in row_of(study)["warnings"] or ()]
 
 
-def test_budget_that_closes_within_five_percent_is_not_warned_of(study, split_line):
-    study.add_split([[1.0]], [[split_line(1, 1.0, ("forward", "main", 0.0, 0.951))]])
-    assert warnings(study) == []
-
-
-def test_step_with_more_than_five_percent_in_no_phase_is_warned_of(study, split_line):
-    study.add_split([[1.0]], [[split_line(1, 1.0, ("forward", "main", 0.0, 0.928))]])
-    assert warnings(study) == ["unattributed: 7.2% of the step is in no phase"]
+@pytest.mark.parametrize(
+    ("forward_s", "warned"), [(0.951, []), (0.928, ["unattributed: 7.2% of the step is in no phase"])]
+)
+def test_step_with_more_than_five_percent_in_no_phase_is_warned_of(study, split_line, forward_s, warned):
+    study.add_split([[1.0]], [[split_line(1, 1.0, ("forward", "main", 0.0, forward_s))]])
+    assert warnings(study) == warned
 
 
 @pytest.mark.parametrize(
@@ -84,9 +78,7 @@ def test_reasons_of_all_repeats_take_four_kilobytes_at_most(study):
         ),
     ],
 )
-def test_marks_that_change_the_step_by_more_than_five_percent_are_warned_of(
-    study, split_line, unsplit_s, warned
-):
+def test_marks_that_change_the_step_by_over_five_percent_are_warned_of(study, split_line, unsplit_s, warned):
     study.add_split([[unsplit_s]], [[split_line(1, 1.0, ("forward", "main", 0.0, 1.0))]])
     assert warnings(study) == warned
 
@@ -102,36 +94,28 @@ def add_with(study, gpus, launches=1, **summary):
     study.add([lines * len(gpus)] * launches, world_size=len(gpus), summary={"gpu": gpus, **summary})
 
 
-def test_gpu_that_was_throttled_is_named_with_the_reason(study):
-    add_with(study, [gpu(throttle_reasons=["power cap"]), gpu(), gpu(throttled_s={"power cap": 0.2})])
-    assert warnings(study) == ["throttled: power cap, GPU of ranks 0 and 2"]
-
-
-def test_clocks_held_down_for_less_than_a_hundredth_are_not_warned_of(study):
-    add_with(study, [gpu(throttled_s={"power cap": 0.09})])
-    assert warnings(study) == []
-
-
-def test_other_processes_on_a_gpu_are_warned_of(study):
-    add_with(study, [gpu(), gpu(other_processes=2)])
-    assert warnings(study) == ["other processes: on the GPU of rank 1"]
-
-
-@pytest.mark.parametrize("gpus", [[None, None], [{}, {"other_processes": None, "throttled_s": None}]])
-def test_gpu_that_says_nothing_is_not_warned_of(study, gpus):
+@pytest.mark.parametrize(
+    ("gpus", "warned"),
+    [
+        (
+            [gpu(throttle_reasons=["power cap"]), gpu(), gpu(throttled_s={"power cap": 0.2})],
+            ["throttled: power cap, GPU of ranks 0 and 2"],
+        ),
+        ([gpu(throttled_s={"power cap": 0.09})], []),  # less than a hundredth
+        ([gpu(), gpu(other_processes=2)], ["other processes: on the GPU of rank 1"]),
+        ([None, None], []),
+        ([{}, {"other_processes": None, "throttled_s": None}], []),
+    ],
+)
+def test_gpu_that_was_disturbed_is_named_with_the_reason(study, gpus, warned):
     add_with(study, gpus)
-    assert warnings(study) == []
-    assert row_of(study)["joules_per_sample"] is None
+    assert warnings(study) == warned
 
 
-def test_energy_per_sample_is_the_mean_over_ranks_and_median_over_repeats(study):
-    add_with(study, [gpu(energy_per_sample_j=0.2), gpu(energy_per_sample_j=0.4)], launches=3)
-    assert row_of(study)["joules_per_sample"] == pytest.approx(0.3)
-
-
-def test_energy_that_one_rank_did_not_tell_is_empty(study):
-    add_with(study, [gpu(), gpu(energy_per_sample_j=None)])
-    assert row_of(study)["joules_per_sample"] is None
+@pytest.mark.parametrize(("joules", "expected"), [([0.2, 0.4], 0.3), ([0.5, None], None), ([None] * 2, None)])
+def test_energy_is_the_mean_over_ranks_if_all_tell_and_the_median_over_repeats(study, joules, expected):
+    add_with(study, [gpu(energy_per_sample_j=one) for one in joules], launches=3)
+    assert row_of(study)["joules_per_sample"] == (expected and pytest.approx(expected))
 
 
 @pytest.mark.parametrize(("peaks", "expected"), [([5, 7], 7), ([None, 7], 7), ([None, None], None)])
@@ -140,34 +124,26 @@ def test_memory_peak_is_the_largest_of_all_ranks(study, peaks, expected):
     assert row_of(study)["memory_peak_bytes"] == expected
 
 
-def add_with_goal(study, steps_s, stop_reason, goal=0.01, **summary):
-    lines = [{"iteration": i, "warmup": False, "profiled": False, "step_s": s} for i, s in enumerate(steps_s)]
-    summary = {"stop_reason": stop_reason, **summary}
-    study.add([[lines]], precision_goal=goal, summary=summary)
-
-
 SCATTERED = [1.0, 1.1] * 10
+TOLD = "precision: 95% interval within a launch is ±4.8% after"
 
 
-def test_goal_that_was_missed_is_warned_of_with_what_was_reached(study):
-    add_with_goal(study, SCATTERED, "seconds", seconds={"unprofiled": 10.2})
-    assert warnings(study) == ["precision: 95% interval within a launch is ±4.8% after 10 s, goal 1%"]
-
-
-def test_goal_that_was_missed_is_told_in_iterations_where_seconds_are_not_known(study):
-    add_with_goal(study, SCATTERED, "iterations", goal=0.005)
-    assert warnings(study) == ["precision: 95% interval within a launch is ±4.8% after 20 steps, goal 0.5%"]
-
-
-def test_too_few_iterations_for_an_interval_are_told_so(study):
-    add_with_goal(study, [1.0, 1.1, 1.0], "seconds", seconds={"unprofiled": 3.1})
-    assert warnings(study) == ["precision: no 95% interval after 3.1 s, goal 1%"]
-
-
-@pytest.mark.parametrize(("reason", "goal"), [("precision", 0.01), ("iterations", None), (None, 0.01)])
-def test_goal_that_was_reached_or_not_set_is_not_warned_of(study, reason, goal):
-    add_with_goal(study, SCATTERED, reason, goal)
-    assert warnings(study) == []
+@pytest.mark.parametrize(
+    ("steps_s", "reason", "goal", "seconds", "warned"),
+    [
+        (SCATTERED, "seconds", 0.01, 10.2, [f"{TOLD} 10 s, goal 1%"]),
+        (SCATTERED, "iterations", 0.005, None, [f"{TOLD} 20 steps, goal 0.5%"]),
+        ([1.0, 1.1, 1.0], "seconds", 0.01, 3.1, ["precision: no 95% interval after 3.1 s, goal 1%"]),
+        (SCATTERED, "precision", 0.01, None, []),
+        (SCATTERED, "iterations", None, None, []),
+        (SCATTERED, None, 0.01, None, []),
+    ],
+)
+def test_goal_that_was_missed_is_told_with_what_was_reached(study, steps_s, reason, goal, seconds, warned):
+    lines = [{"iteration": i, "warmup": False, "profiled": False, "step_s": s} for i, s in enumerate(steps_s)]
+    summary = {"stop_reason": reason, **({"seconds": {"unprofiled": seconds}} if seconds else {})}
+    study.add([[lines]], precision_goal=goal, summary=summary)
+    assert warnings(study) == warned
 
 
 IN_HOST_MEMORY = "host memory: the data set was copied batch by batch; the seconds include that"

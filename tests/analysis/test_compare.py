@@ -73,9 +73,7 @@ def test_one_launch_has_no_verdict_and_fails_no_gate_and_says_how_many_would_tel
     assert verdicts(found, "not resolved") == {(name, size) for name in AGGREGATORS for size in WORLD_SIZES}
     assert parse_gate("slower").failing(found) == []
     assert len(parse_gate("slower").blind(found)) == 15
-    assert "repeats=3 on both sides would tell the largest ratio seen, 2.0" in " ".join(
-        printed(found).split()
-    )
+    assert "repeats=3 on both sides would tell the largest ratio seen, 2.0" in flowing(found)
 
 
 def with_common(make_study, generator, factor=1.0, slow=1.0):
@@ -84,9 +82,7 @@ def with_common(make_study, generator, factor=1.0, slow=1.0):
     for number in range(9):
         middle_s = 0.01 * factor * (slow if number == 0 else 1.0)
         middles = middle_s * np.exp(generator.normal(0, 0.004, 4))
-        study.add(
-            [[one] * 9 for one in middles], aggregator="ring", world_size=2, bucket_mb=float(number + 1)
-        )
+        study.add([[one] * 9 for one in middles], aggregator="ring", world_size=2, bucket_mb=number + 1.0)
     return study
 
 
@@ -101,9 +97,7 @@ def test_shift_of_a_campaign_is_one_line_and_no_cell_is_called_for_it(make_study
     assert "All 9 timed cells on 2 workers: B/A 1.0" in printed(found)
 
 
-def test_a_cell_is_not_resolved_for_the_shift_of_the_others_only_where_it_surely_differs_from_them(
-    make_study,
-):
+def test_a_cell_is_not_resolved_for_the_others_shift_only_where_it_surely_differs_from_them(make_study):
     generator = np.random.default_rng(5)
     before = noisy(make_study, generator, num_launches=5, spread=0.002)
     after = make_study()
@@ -112,9 +106,8 @@ def test_a_cell_is_not_resolved_for_the_shift_of_the_others_only_where_it_surely
         steps = [(factor * launch.step_s).tolist() for launch in one.launches]
         after.add(steps, aggregator=one.label("aggregator"), world_size=row["world_size"])
     found = compared(before, after)
-    assert {one.match.a["aggregator"] for one in found.cells if one.reason == "shift of the others"} == {
-        "none"
-    }
+    shifted = [one.match.a for one in found.cells if one.reason == "shift of the others"]
+    assert {row["aggregator"] for row in shifted} == {"none"}
     scattering = [noisy(make_study, generator, spread=0.2) for _ in range(2)]
     assert {one.reason for one in compared(*scattering).cells} == {"scatter"}
 
@@ -202,7 +195,7 @@ def test_what_pairs_of_a_a_differ_by_is_part_of_every_difference_between_folders
     assert restless.offset_ratio > 0.02 > steady.offset_ratio
     assert verdicts(restless, "slower", "faster") == set()
     assert restless.detectable(restless.cells[0]) > steady.detectable(steady.cells[0])
-    assert "that A/A pairs differ by" in " ".join(printed(restless).split())
+    assert "that A/A pairs differ by" in flowing(restless)
 
 
 @pytest.mark.parametrize("num_others", [0, 3, 9])
@@ -257,6 +250,10 @@ def test_trainings_are_compared_by_their_seconds_and_not_with_other_epochs(make_
     (cell,) = compared(a, b).cells
     assert (cell.quantity, cell.verdict) == ("train_s", "slower")
     assert cell.difference.ratio == pytest.approx(2, rel=0.01)
+
+
+def flowing(comparison):
+    return " ".join(printed(comparison).split())
 
 
 def printed(comparison):

@@ -119,9 +119,8 @@ def checked(cell, control, half_ratio=0.005, differing_s=None):
         for name in COLUMNS_COMPARED
         if cell[name] is not None and control[name] is not None
     }
-    return text_of(
-        exposed_check(cell, control, difference, lambda: shown if differing_s is None else differing_s)
-    )
+    differing = shown if differing_s is None else differing_s
+    return text_of(exposed_check(cell, control, difference, lambda: differing))
 
 
 class TestCheck:
@@ -158,46 +157,37 @@ class TestCheck:
         text = checked(arm(1.0e-3, -0.5e-3), row())
         assert text == "exchange by its spans 1.00 ms, by difference to no exchange -0.500 ms: not explained"
 
-    def test_computation_that_the_exchange_slows_is_named(self):
-        slowed = arm(1.0e-3, 1.4e-3, backward_s=5.31e-3, forward_s=2.05e-3, update_s=0.1e-3)
-        control = row(backward_s=5.0e-3, forward_s=2.0e-3, update_s=0.1e-3)
-        assert checked(slowed, control) == (
-            "exchange by its spans 1.00 ms, by difference to no exchange 1.40 ms: backward takes 0.310 ms "
-            "longer than in none: the exchange slows the computation"
-        )
-
-    def test_phases_that_explain_it_together_are_named_together(self):
-        slowed = arm(1.0e-3, 1.5e-3, backward_s=5.2e-3, forward_s=2.15e-3)
-        text = checked(slowed, row(backward_s=5.0e-3, forward_s=2.0e-3))
-        assert "backward and forward together take 0.350 ms longer than in none: the exchange" in text
-
-    def test_update_at_another_place_is_no_slowed_computation(self):
-        text = checked(arm(1.0e-3, 2.0e-3, update_s=1.1e-3), row(update_s=0.1e-3))
-        assert text.endswith("update takes 1.00 ms longer than in none")
-
-    def test_computation_that_is_shorter_explains_a_smaller_difference(self):
-        text = checked(arm(1.0e-3, 0.5e-3, backward_s=4.6e-3), row(backward_s=5.0e-3))
-        assert text.endswith("backward takes 0.400 ms shorter than in none")
-
-    def test_phase_that_differs_the_other_way_explains_nothing(self):
-        text = checked(arm(1.0e-3, 0.5e-3, backward_s=5.4e-3), row(backward_s=5.0e-3))
-        assert text.endswith("not explained")
-
-    def test_time_in_no_phase_explains_it(self):
-        text = checked(arm(1.0e-3, 1.5e-3, unattributed_s=0.6e-3), row(unattributed_s=0.1e-3))
-        assert text.endswith("0.500 ms more than in none are in no phase")
+    @pytest.mark.parametrize(
+        ("by_difference_ms", "of_arm", "of_control", "told"),
+        [
+            (1.4, {"backward_s": 5.31e-3, "forward_s": 2.05e-3, "update_s": 0.1e-3},
+             {"backward_s": 5.0e-3, "forward_s": 2.0e-3, "update_s": 0.1e-3},
+             "exchange by its spans 1.00 ms, by difference to no exchange 1.40 ms: backward takes 0.310 ms "
+             "longer than in none: the exchange slows the computation"),
+            (1.5, {"backward_s": 5.2e-3, "forward_s": 2.15e-3}, {"backward_s": 5.0e-3, "forward_s": 2.0e-3},
+             "backward and forward together take 0.350 ms longer than in none: the exchange slows the "
+             "computation"),
+            (2.0, {"update_s": 1.1e-3}, {"update_s": 0.1e-3}, "update takes 1.00 ms longer than in none"),
+            (0.5, {"backward_s": 4.6e-3}, {"backward_s": 5.0e-3},
+             "backward takes 0.400 ms shorter than in none"),
+            (0.5, {"backward_s": 5.4e-3}, {"backward_s": 5.0e-3}, "not explained"),
+            (1.5, {"unattributed_s": 0.6e-3}, {"unattributed_s": 0.1e-3},
+             "0.500 ms more than in none are in no phase"),
+            (1.0, {"exposed_s": 1.5e-3, "profiling_overhead_s": 0.6e-3}, {"profiling_overhead_s": 0.1e-3},
+             "profiling costs 0.500 ms more than in none"),
+            (1.5, {"profiling_overhead_s": 0.6e-3}, {"profiling_overhead_s": 0.1e-3}, "not explained"),
+        ],
+        ids=lambda value: value[:30] if isinstance(value, str) else "",
+    )  # fmt: skip
+    def test_what_explains_half_of_the_difference_is_named(self, by_difference_ms, of_arm, of_control, told):
+        values = {"exposed_s": 1e-3, "by_difference_s": by_difference_ms * 1e-3, **of_arm}
+        assert checked(arm(**values), row(**of_control)).endswith(told)
 
     def test_time_of_the_path_that_the_control_arm_has_too_explains_it(self):
         hook = row(aggregator="no_op(path=hook)", exchange_overhead_s=0.3e-3)
         text = checked(arm(1.0e-3, 0.7e-3, aggregator="ring"), hook)
         assert text.endswith("0.300 ms of it are the path's own, which no_op(path=hook) has too")
         assert checked(arm(0.7e-3, 1.0e-3), hook).endswith("not explained")
-
-    def test_profiling_that_costs_the_arm_more_explains_it(self):
-        text = checked(arm(1.5e-3, 1.0e-3, profiling_overhead_s=0.6e-3), row(profiling_overhead_s=0.1e-3))
-        assert text.endswith("profiling costs 0.500 ms more than in none")
-        text = checked(arm(1.0e-3, 1.5e-3, profiling_overhead_s=0.6e-3), row(profiling_overhead_s=0.1e-3))
-        assert text.endswith("not explained")
 
     def test_what_explains_less_than_half_is_said_not_to(self):
         text = checked(arm(1.0e-3, 2.0e-3, backward_s=5.3e-3), row(backward_s=5.0e-3))

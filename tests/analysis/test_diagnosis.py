@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "reference", ROOT / "benchmarks" / "results"
 MS = 1e-3
 BUCKETS = 3
+PAIR = {"aggregator": "ring", "world_size": 2}
+OVERLAPPED = {**PAIR, "step": "overlapped"}
 
 
 def overlapped(forward=4.0, pieces=(2.0, 2.0, 2.0, 0.0), before=0.0, stop=14.0):
@@ -64,9 +66,7 @@ def said_first(study, cell_id, **more):
         ({"before": 3.0}, "input", None),
     ],
 )
-def test_a_slow_rank_is_named_with_its_phase_its_bucket_and_what_is_lost(
-    make_study, rank, slow, phase, bucket
-):
+def test_a_slow_rank_is_named_with_phase_bucket_and_what_is_lost(make_study, rank, slow, phase, bucket):
     study = make_study()
     ranks = [overlapped(stop=16.0, **(slow if own == rank else {})) for own in range(4)]
     if bucket == BUCKETS:  # after the last exchange has begun nobody waits: it delays the next step alone
@@ -90,7 +90,7 @@ def test_a_slow_rank_is_named_with_its_phase_its_bucket_and_what_is_lost(
 def test_of_two_ranks_the_slower_is_named_also_in_an_eager_step(make_study):
     study = make_study()
     ranks = [eager(exchange=4.5), eager(forward=8.0)]
-    cell = study.add(steps(16.5), spans=ranks, aggregator="ring", world_size=2)
+    cell = study.add(steps(16.5), spans=ranks, **PAIR)
     found = said_first(study, cell)
     assert (found.kind, found.values["rank"], found.values["phase"]) == ("slow_rank", 1, "forward")
     assert found.values["lost_s"] == pytest.approx(4 * MS)
@@ -130,7 +130,7 @@ def test_a_rank_is_slow_only_if_it_is_so_in_the_replicate_of_an_a_a_pair(make_st
 def test_a_rank_that_is_slow_in_one_launch_of_three_is_not_named(make_study):
     study = make_study()
     even, slow = [overlapped()] * 2, [overlapped(forward=8.0, stop=18.0), overlapped(stop=18.0)]
-    cell = study.add(steps(14), spans=even, aggregator="ring", world_size=2, step="overlapped")
+    cell = study.add(steps(14), spans=even, **OVERLAPPED)
     other = study.add(steps(14), spans=slow, aggregator="tree", world_size=2, step="overlapped")
     one, three = study.cells[-1].launches[0], study.cells[0].launches
     study.cells[0].launches[0] = type(one)(0, one.iterations, one.rank_steps_s, one.profiled_steps)
@@ -143,9 +143,7 @@ def test_a_busy_core_is_named_as_what_slows_the_rank(make_study):
     study = make_study()
     host = [{"window_s": 1.0, "queued_s": queued, "cores": [rank]} for rank, queued in enumerate((0.3, 0.0))]
     ranks = [overlapped(forward=8.0, stop=18.0), overlapped(stop=18.0)]
-    cell = study.add(
-        steps(18), spans=ranks, aggregator="ring", world_size=2, step="overlapped", summary={"host": host}
-    )
+    cell = study.add(steps(18), spans=ranks, summary={"host": host}, **OVERLAPPED)
     found = said_first(study, cell, num_cores=2)
     assert found.kind == "slow_rank"
     assert "it waits for a CPU core 30% of the time" in text_of(found)
@@ -154,7 +152,7 @@ def test_a_busy_core_is_named_as_what_slows_the_rank(make_study):
 def test_workers_that_may_use_one_core_alone_are_oversubscribed(make_study):
     study = make_study()
     host = [{"window_s": 1.0, "queued_s": 0.45, "cores": [3]}] * 2
-    cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, summary={"host": host})
+    cell = study.add(steps(12.5), spans=eager(), **PAIR, summary={"host": host})
     found = said_first(study, cell, num_cores=8)
     assert (found.kind, found.values["cores"]) == ("oversubscribed", 1)
     assert found.values["share"] == pytest.approx(0.45)
@@ -163,7 +161,7 @@ def test_workers_that_may_use_one_core_alone_are_oversubscribed(make_study):
 def test_other_processes_on_the_host_are_told_from_the_workers_own_threads(make_study):
     study = make_study()
     host = [{"window_s": 1.0, "queued_s": 0.25, "cores": [0, 1]}] * 2
-    cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, summary={"host": host})
+    cell = study.add(steps(12.5), spans=eager(), **PAIR, summary={"host": host})
     assert said_first(study, cell, num_cores=2).kind == "busy_host"
 
 
@@ -182,9 +180,7 @@ def test_a_gpu_whose_clock_is_held_down_is_named_with_its_rank(make_study, rank)
     study = make_study()
     gpus = [gpu(), gpu()]
     gpus[rank] = gpu(sm_clock_after_hz=0.99e9, throttle_reasons=["power cap"], throttled_s={"power cap": 1.0})
-    cell = study.add(
-        steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda", summary={"gpu": gpus}
-    )
+    cell = study.add(steps(12.5), spans=eager(), device="cuda", summary={"gpu": gpus}, **PAIR)
     found = said_first(study, cell)
     assert (found.kind, found.values["rank"], found.values["reason"]) == ("throttled_gpu", rank, "power cap")
     assert found.values["lost_s"] == pytest.approx(0.5 * 12 * MS), "half of forward and backward"
@@ -193,9 +189,7 @@ def test_a_gpu_whose_clock_is_held_down_is_named_with_its_rank(make_study, rank)
 def test_a_power_cap_that_takes_little_is_a_doubt_and_no_limit(make_study):
     study = make_study()
     gpus = [gpu(sm_clock_after_hz=1.9e9, throttle_reasons=["power cap"]), gpu()]
-    cell = study.add(
-        steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda", summary={"gpu": gpus}
-    )
+    cell = study.add(steps(12.5), spans=eager(), device="cuda", summary={"gpu": gpus}, **PAIR)
     found = study.explained()[cell]
     assert limit_of(found).kind == "computation"
     assert "disturbed_gpu" in {one.kind for one in found}
@@ -220,7 +214,7 @@ def test_every_kth_slow_step_is_named_with_its_rank_and_phase(make_study):
     study = make_study()
     slow = [overlapped(forward=34.0, stop=44.0), overlapped(stop=44.0)]
     own = [(44 if number % 10 == 3 else 14) * MS for number in range(60)]
-    cell = study.add([own] * 3, spans=[overlapped()] * 2, aggregator="ring", world_size=2, step="overlapped")
+    cell = study.add([own] * 3, spans=[overlapped()] * 2, **OVERLAPPED)
     for launch in study.cells[-1].launches:
         ranks = [RankStep(44 * MS, [Span(*one) for one in spans], 0.0) for spans in slow]
         launch.profiled_steps[3] = type(launch.profiled_steps[3])(launch.profiled_steps[3].iteration, ranks)
@@ -324,7 +318,7 @@ def test_tiny_buckets_are_named_and_not_their_exchange_as_such(make_study):
 @pytest.mark.parametrize(("behind_ms", "kind"), [(0.03, "launches"), (6.0, "computation")])
 def test_a_gpu_that_is_never_behind_the_host_waits_for_launches(make_study, behind_ms, kind):
     study = make_study()
-    cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda")
+    cell = study.add(steps(12.5), spans=eager(), **PAIR, device="cuda")
     for launch in study.cells[-1].launches:
         for number, step in enumerate(launch.profiled_steps):
             behind_s = dict.fromkeys(("forward", "backward"), behind_ms * MS)
@@ -348,7 +342,7 @@ def test_nothing_is_named_where_all_ranks_take_equally_long(make_study, spans):
 
 def test_more_workers_are_not_advised_where_more_were_measured_and_brought_nothing(make_study):
     study = make_study()
-    two = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2)
+    two = study.add(steps(12.5), spans=eager(), **PAIR)
     assert "try more workers" in line_of(said_first(study, two))
     study.add(steps(13.0), spans=eager(), aggregator="ring", world_size=4)
     assert "try more workers" not in line_of(said_first(study, two))
@@ -357,7 +351,7 @@ def test_more_workers_are_not_advised_where_more_were_measured_and_brought_nothi
 @pytest.mark.parametrize(("mfu", "is_advised"), [(0.2, True), (0.5, False), (None, False)])
 def test_compile_is_advised_where_little_of_the_matrix_rate_is_used(make_study, mfu, is_advised):
     study = make_study()
-    cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda")
+    cell = study.add(steps(12.5), spans=eager(), **PAIR, device="cuda")
     table = study.table.assign(mfu=mfu)
     limit = limit_of(explained(Known.of(to_rows(table), study.cells))[cell])
     assert "try more GPUs" in line_of(limit)

@@ -42,9 +42,8 @@ def test_wide_interval_is_no_number_in_any_text(busy):
     (one,), cells = answers(busy), read_cells(busy.folder)
     (found,) = recommend(build_table("", cells), cells)
     told = " ".join(" ".join(lines_of(found)).split())
-    assert not re.search(
-        r"±\s?[1-9]\d{2}", " ".join([*answer_of([one]).lines, *answer_of([one]).table.rows[0]])
-    )
+    answer = answer_of([one])
+    assert not re.search(r"±\s?[1-9]\d{2}", " ".join([*answer.lines, *answer.table.rows[0]]))
     assert "repeats" not in told
     assert "other programs take 85% of the cores" in told
 
@@ -63,9 +62,8 @@ def test_sure_answer_keeps_its_headline_below_the_doubt(study):
     study.add_steps(steps, aggregator="all_reduce", world_size=2, summary=BUSY)
     (one,) = answers(study)
     assert one.values["confidence"] == "sure"
-    assert re.match(
-        r"Doubtful: other programs take 85% .*\. Use 2 workers: 2\.00 times", verdict_lines([one])[0]
-    )
+    said = verdict_lines([one])[0]
+    assert re.match(r"Doubtful: other programs take 85% .*\. Use 2 workers: 2\.00 times", said)
 
 
 def test_one_launch_that_took_far_longer_is_named(study):

@@ -89,9 +89,8 @@ def test_small_batch_leaves_the_gpu_idle(make_study):
     study = make_study()
     gpu = {"device": "cuda", "batch": 128}
     study.add(steps(10), spans=spans(("forward", 4), ("backward", 6)), **gpu)
-    small = study.add(
-        steps(9.5), spans=spans(("forward", 4), ("backward", 5.5)), aggregator="ring", world_size=4, **gpu
-    )
+    four = {"aggregator": "ring", "world_size": 4, **gpu}
+    small = study.add(steps(9.5), spans=spans(("forward", 4), ("backward", 5.5)), **four)
     found = first(study, small)
     assert found.kind == "small_batch"
     said = "a batch of 32 underuses a GPU: 4 times the batch takes only 1.1 times as long"
@@ -150,9 +149,7 @@ def test_peer_access_that_was_measured_is_named_with_its_time(make_study):
         (9.9, 1, "try a larger local batch (check the accuracy): the exchange does not grow with it"),
     ],
 )
-def test_a_better_aggregator_is_used_if_launches_show_it_and_tried_if_one_launch_had_it(
-    make_study, better_ms, launches, said
-):
+def test_a_better_aggregator_is_used_if_launches_show_it_else_tried(make_study, better_ms, launches, said):
     study = make_study()
     pair = {"world_size": 2, "step": "overlapped"}
     work = spans(("forward", 2), ("communicate", 8))

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table, over_seeds
 from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import summary_table, table_csv
+from scaling.analysis.summary import table_csv
 from scaling.analysis.summary_findings import unfinished_trainings
 from scaling.report import write_report
 from scaling.report.exports import FORMATS
@@ -21,14 +20,10 @@ from scaling.report.figures.parts import aggregator_looks
 from scaling.report.figures.training import draw_training, target, target_bars, training_lines
 from scaling.report.page_tables import page_tables
 from scaling.report.text import recipe_text
-from tests.made_studies import texts_of
+from tests.made_studies import rows_of, texts_of
 
 STEPS = 10
 BATCH = 64
-
-
-def rows_of(study):
-    return to_rows(summary_table(study.folder))
 
 
 class TestTarget:
@@ -51,20 +46,18 @@ class TestTarget:
         assert (row["target_state"], row["epochs_to_target"], row["seconds_to_target"]) == ("reached", 2, 2.0)
         assert row["samples_to_target"] == 2 * STEPS * BATCH
 
-    def test_missed_one_says_how_near_it_came(self, study, epochs):
-        study.add([[epochs([0.5, 0.88, 0.87])]], kind="convergence", target_accuracy=0.9)
+    @pytest.mark.parametrize(
+        ("repeats", "target", "state"),
+        [
+            ([[0.5, 0.88, 0.87]], 0.9, "not reached in 3 epochs, at best 88.00%"),
+            ([[0.95], [0.8]], 0.9, "not reached by 1 of 2 repeats in 1 epoch, at best 80.00%"),
+            ([[0.9]], None, None),
+        ],
+    )
+    def test_missed_one_says_in_how_many_repeats_and_how_near(self, study, epochs, repeats, target, state):
+        study.add([[epochs(own)] for own in repeats], kind="convergence", target_accuracy=target)
         (row,) = rows_of(study)
-        assert row["target_state"] == "not reached in 3 epochs, at best 88.00%"
-        assert (row["seconds_to_target"], row["joules_to_target"]) == (None, None)
-
-    def test_missed_in_one_repeat_of_two_is_said(self, study, epochs):
-        study.add([[epochs([0.95])], [epochs([0.8])]], kind="convergence", target_accuracy=0.9)
-        (row,) = rows_of(study)
-        assert row["target_state"] == "not reached by 1 of 2 repeats in 1 epoch, at best 80.00%"
-
-    def test_without_a_target_there_is_no_state(self, study, epochs):
-        study.add([[epochs([0.9])]], kind="convergence")
-        assert rows_of(study)[0]["target_state"] is None
+        assert (row["target_state"], row["seconds_to_target"], row["joules_to_target"]) == (state, None, None)
 
 
 class TestEnergy:
@@ -131,9 +124,7 @@ class TestSeeds:
         assert "its seconds are their median" in told
         assert [bar.name for bar in target_bars(group)] == ["none, 1 worker, 3 seeds", "ring, 1 worker"]
 
-    def test_seconds_to_the_target_have_an_interval_over_seeds_or_say_that_they_are_of_one(
-        self, study, epochs
-    ):
+    def test_seconds_to_the_target_have_an_interval_over_seeds_or_say_they_are_of_one(self, study, epochs):
         for seed, epoch_s in enumerate((1.0, 2.0, 4.0)):
             study.add([[epochs([0.95, 0.96], epoch_s)]], kind="convergence", target_accuracy=0.9, seed=seed)
         for repeats, name in ((1, "ring"), (2, "tree")):
@@ -235,18 +226,15 @@ def test_folder_from_before_has_no_training_accuracy_and_is_read(study, epoch_li
 
 class TestTrainingsThatAreNotOver:
     def begun(self, study, epoch_line, *, state="running", ranks=1, **cell):
-        cell_id = study.add(
-            [state], kind="convergence", aggregator="ring", world_size=ranks, epochs=9, **cell
-        )
+        cell |= {"kind": "convergence", "aggregator": "ring", "world_size": ranks, "epochs": 9}
+        cell_id = study.add([state], **cell)
         for rank in range(ranks):
             lines = [epoch_line(epoch, float(epoch), 1.0 / epoch, 0.5 + epoch / 20) for epoch in (1, 2, 3)]
             study.folder.sample_writer(cell_id, 0, rank)(lines[: 3 - rank])
         return cell_id
 
     @pytest.mark.parametrize("state", ["running", "planned"])
-    def test_their_epochs_so_far_are_in_the_figure_the_csv_and_a_sentence_alone(
-        self, study, epoch_line, state
-    ):
+    def test_their_epochs_so_far_are_in_figure_csv_and_a_sentence_alone(self, study, epoch_line, state):
         study.add([[[epoch_line(1, 1.0, 2.0, 0.6)]]], kind="convergence", epochs=1)
         cell_id = self.begun(study, epoch_line, state=state, ranks=2)
         report = write_report(study.folder)
@@ -261,10 +249,8 @@ class TestTrainingsThatAreNotOver:
         assert "not over yet" in page, "the legend of its line"
 
     def told(self, study):
-        groups = group_rows(to_rows(summary_table(study.folder)))
-        return texts_of(
-            unfinished_trainings(groups, {cell.cell_id: cell for cell in read_cells(study.folder)})
-        )
+        groups = group_rows(rows_of(study))
+        return texts_of(unfinished_trainings(groups, {one.cell_id: one for one in read_cells(study.folder)}))
 
     def test_sentences_tell_seeds_and_repeats_apart(self, study, epoch_line):
         cell = {"kind": "convergence", "aggregator": "ring", "epochs": 9}
@@ -286,7 +272,7 @@ class TestTrainingsThatAreNotOver:
 
     def test_ring_is_at_the_end_of_their_line(self, study, epoch_line):
         self.begun(study, epoch_line)
-        (group,) = group_rows(to_rows(summary_table(study.folder)))
+        (group,) = group_rows(rows_of(study))
         lines = training_lines(group, {cell.cell_id: cell for cell in read_cells(study.folder)})
         for is_over, expected in ((False, [(3, 1.0 / 3), (3, 0.65)]), (True, [])):
             own = [replace(line, is_over=is_over) for line in lines]
@@ -315,7 +301,7 @@ class TestTrainingsThatAreNotOver:
         study.add([[done]], kind="convergence", aggregator="ring", seed=1, epochs=9, target_accuracy=0.9)
         self.begun(study, epoch_line, target_accuracy=0.9)
         cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-        (group,) = group_rows(to_rows(summary_table(study.folder)))
+        (group,) = group_rows(rows_of(study))
         (line,) = training_lines(group, cells)
         assert (line.epochs, line.is_over) == ([1], True)
 

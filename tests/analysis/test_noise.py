@@ -150,9 +150,7 @@ def test_a_pair_knows_its_scatter_better_if_both_cells_scatter_alike_but_not_fro
     def degrees(num_launches):
         logs = np.random.default_rng(3).normal(0, 0.01, (8, num_launches))
         logs[2] *= 4
-        times = {
-            cell: CellTimes("same", dict(enumerate(np.exp(launches)))) for cell, launches in enumerate(logs)
-        }
+        times = {cell: CellTimes("same", dict(enumerate(np.exp(own)))) for cell, own in enumerate(logs)}
         scatter = study_scatter(times)
         return scatter.difference(0, 1).degrees, scatter.difference(0, 2).degrees
 

@@ -65,9 +65,7 @@ def test_an_exact_training_by_sgd_is_not_its_counterpart():
 
 def test_what_a_cell_leaves_out_is_the_aggregators_default():
     trained = as_trained(BY_SGD)
-    assert (
-        OneBitAdam(beta1=trained["beta1"], beta2=trained["beta2"], epsilon=trained["epsilon"]) == OneBitAdam()
-    )
+    assert OneBitAdam(**{name: trained[name] for name in ("beta1", "beta2", "epsilon")}) == OneBitAdam()
 
 
 def test_it_is_recommended_where_it_is_faster_and_reaches_the_target(make_study):

@@ -246,10 +246,8 @@ def test_augmented_timings_are_tables_of_their_own_and_plain_ones_have_an_empty_
     rows = rows_of(study)
     assert [row["augmentation"] for row in rows] == [None, "standard", None, "standard"]
     assert [row["speedup"] for row in rows] == [1.0, 1.0, 2.0, 3.0]
-    groups = {
-        title_of(group.given): {row["augmentation"] for row in group.rows} for group in group_rows(rows)
-    }
-    ends = {title.rsplit(", ", 1)[1]: own for title, own in groups.items()}
+    of = {title_of(group.given): {one["augmentation"] for one in group.rows} for group in group_rows(rows)}
+    ends = {title.rsplit(", ", 1)[1]: own for title, own in of.items()}
     assert ends == {"augmentation none": {None}, "augmentation standard": {"standard"}}
     assert len({group.slug for group in group_rows(rows)}) == 2
 
@@ -337,9 +335,8 @@ def test_rows_are_in_the_order_of_kind_batch_aggregator_and_world_size(study):
             study.add(["planned"], aggregator=aggregator, world_size=size)
     study.add(["planned"], batch=8)
     study.add(["planned"], kind="convergence")
-    shown = [
-        (row["kind"], row["global_batch"], row["aggregator"], row["world_size"]) for row in rows_of(study)
-    ]
+    names = ("kind", "global_batch", "aggregator", "world_size")
+    shown = [tuple(row[name] for name in names) for row in rows_of(study)]
     order = ["none", "all_reduce", "tree", "host_serial", "one_bit"]
     expected = [("iteration", 64, name, size) for name in order for size in (1, 2)]
     assert shown == [("iteration", 8, "none", 1), *expected, ("convergence", 64, "none", 1)]

@@ -275,9 +275,7 @@ class TestPeople:
         line = found["all-reduce, captured, host-only, 2 at once"]
         assert line.sizes_bytes[-1] == 1024 * MIB
         assert math.isclose(line.busbw[-1], 20.0, rel_tol=0.01)
-        assert all(
-            low <= rate <= high for low, rate, high in zip(line.low, line.busbw, line.high, strict=True)
-        )
+        assert all(low <= own <= high for low, own, high in zip(line.low, line.busbw, line.high, strict=True))
 
     def test_failed_cell_is_listed(self, study):
         add(study, ["no luck"], cell())

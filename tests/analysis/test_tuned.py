@@ -97,6 +97,5 @@ def test_it_is_said_in_words(study):
     assert "bucket_cap_mb_list=[0.5, 3.25]" in text
     assert "no buckets of the 40 gradients end their exchange before 6.00 ms" in text
     kept = {**finding.values, **model, "gain": None}
-    assert text_of(type(finding)(finding.kind, (), kept)).startswith(
-        "Keep DDP's default buckets: 10.0 ms a step"
-    )
+    said = text_of(type(finding)(finding.kind, (), kept))
+    assert said.startswith("Keep DDP's default buckets: 10.0 ms a step")

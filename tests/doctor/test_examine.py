@@ -35,9 +35,8 @@ def test_exit_code_is_1_for_errors_alone(call, monkeypatch, state, code):
 
 def test_fix_is_a_line_of_its_own():
     line = CheckResult("ports", "error", "loopback cannot be used", "allow it")
-    assert line.describe() == (
-        "error    ports          loopback cannot be used\n                        fix: allow it"
-    )
+    said = "error    ports          loopback cannot be used"
+    assert line.describe() == f"{said}\n                        fix: allow it"
 
 
 def test_long_findings_go_on_below_where_they_began():

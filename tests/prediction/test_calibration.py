@@ -20,9 +20,7 @@ def observation(kind, latency_s, flow_s, seconds, key=None):
 
 
 def test_factors_that_made_the_times_are_found():
-    found = calibrate(
-        observation("sends", 1e-4, flow_s, 3e-4 + 1.2 * flow_s) for flow_s in (1e-5, 1e-3, 1e-2, 1e-1)
-    )
+    found = calibrate(observation("sends", 1e-4, s, 3e-4 + 1.2 * s) for s in (1e-5, 1e-3, 1e-2, 1e-1))
     assert found.factor("sends", 0) == pytest.approx(3, rel=0.1)
     assert found.factor("sends", 1) == pytest.approx(1.2, rel=0.05)
 
@@ -40,9 +38,8 @@ def test_nothing_measured_leaves_the_machine_file_with_its_priors():
 
 
 def test_a_strategys_left_over_stays_with_it():
-    ordinary = [
-        observation("sends", 0, s, s, ("net", str(s), "peer access")) for s in (1e-3, 2e-3, 4e-3, 8e-3)
-    ]
+    times = (1e-3, 2e-3, 4e-3, 8e-3)
+    ordinary = [observation("sends", 0, s, s, ("net", str(s), "peer access")) for s in times]
     slow = observation("sends", 0, 2e-3, 4e-3, ("net", "slow", "peer access"))
     found = calibrate([*ordinary, slow])
     term = found.seconds(Term("sends", "a", 0, 2e-3))
@@ -99,9 +96,8 @@ def test_intervals_cover_on_machines_whose_truth_is_known():
     """Machines drawn from the priors, measured with noise on one and two ranks, predicted for four."""
     draws, inside, predicted = np.random.default_rng(1), [], []
     for _ in range(40):
-        factors = {
-            kind: tuple(np.exp(draws.normal(0, 0.25, 2))) for kind in ("peer_memory", "native", "sends_host")
-        }
+        kinds = ("peer_memory", "native", "sends_host")
+        factors = {kind: tuple(np.exp(draws.normal(0, 0.25, 2))) for kind in kinds}
         compute = (draws.uniform(1e-4, 5e-4), draws.uniform(2e-7, 2e-6))
 
         def noisy(seconds, draws=draws):
@@ -227,9 +223,7 @@ class TestShrinkage:
         assert sd == pytest.approx(math.sqrt(np.average((logs - mean) ** 2, weights=density)), rel=0.02)
 
     @pytest.mark.parametrize(("scatter", "noise"), [(0.3, 0.3), (0.5, 0.1)])
-    def test_left_overs_of_many_strategies_are_nearer_to_the_truth_than_what_was_measured(
-        self, scatter, noise
-    ):
+    def test_left_overs_of_many_strategies_are_nearer_to_the_truth_than_measured_ones(self, scatter, noise):
         generator = np.random.default_rng(8)
         truth = generator.normal(0, scatter, 150)
         seen = truth + generator.normal(0, noise, 150)
@@ -281,9 +275,8 @@ class TestRanksThatShareAPath:
 
     def test_from_one_size_it_is_an_interval_that_widens(self):
         found = self.fitted([(2, 1.0)])
-        two, four, eight = (
-            found.seconds(Term("native_host", "a", 0.0, 1.0, num_ranks=ranks)) for ranks in (2, 4, 8)
-        )
+        terms = [Term("native_host", "a", 0.0, 1.0, num_ranks=ranks) for ranks in (2, 4, 8)]
+        two, four, eight = map(found.seconds, terms)
         assert eight.value == pytest.approx(two.value)
         assert four.relative_sd == pytest.approx(math.hypot(0.15, two.relative_sd), rel=0.02)
         assert eight.relative_sd == pytest.approx(math.hypot(0.30, two.relative_sd), rel=0.02)

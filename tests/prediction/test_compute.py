@@ -81,9 +81,8 @@ def test_of_several_ranks_that_the_processor_bounds_each_step_takes_the_slowest(
 
 def test_whatever_the_processor_bounds_tells_one_time_for_all_batches():
     eager = [alone(16, 13e-3), alone(32, 16e-3), alone(64, 15e-3), alone(128, 16.5e-3)]
-    captured = [
-        alone(batch, seconds, step="captured") for batch, seconds in ((16, 4e-3), (64, 8e-3), (128, 15e-3))
-    ]
+    times = ((16, 4e-3), (64, 8e-3), (128, 15e-3))
+    captured = [alone(batch, seconds, step="captured") for batch, seconds in times]
     model = ComputeModel([*eager, *captured])
     floor_s = (13e-3 * 16e-3 * 15e-3) ** (1 / 3)
     assert [model.step(cell(1), batch).step_s.value for batch in (16, 32, 64)] == pytest.approx([floor_s] * 3)
@@ -217,9 +216,8 @@ def test_several_processes_on_a_cpu_are_no_single_one():
 
 class TestLayerByLayer:
     def test_its_own_cells_count_and_those_without_layers_do_not(self):
-        model = ComputeModel(
-            [alone(64, 2e-3, step="captured"), alone(64, 1.5e-3, step="captured", bucket_mb=16.0)]
-        )
+        layered = alone(64, 1.5e-3, step="captured", bucket_mb=16.0)
+        model = ComputeModel([alone(64, 2e-3, step="captured"), layered])
         assert model.step(cell(2, step="captured", bucket_mb=25.0), 64).step_s.value == pytest.approx(1.5e-3)
         assert model.step(cell(2, step="captured"), 64).step_s.value == pytest.approx(2e-3)
 

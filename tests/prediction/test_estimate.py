@@ -11,9 +11,7 @@ def test_independent_inputs_add_as_squares():
 
 
 def test_an_input_that_both_share_counts_as_one():
-    assert total([PredictedValue.of(3.0, "a", 0.1), PredictedValue.of(3.0, "a", 0.1)]).sd == pytest.approx(
-        0.6
-    )
+    assert total([PredictedValue.of(3.0, "a", 0.1)] * 2).sd == pytest.approx(0.6)
 
 
 def test_a_ratio_of_the_same_input_is_certain():

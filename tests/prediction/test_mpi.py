@@ -101,9 +101,8 @@ def test_horovod_between_processes_is_priced_as_its_ranks_exchange():
 
 def test_horovod_between_gpus_is_nccls():
     own = strategy_of(mpi_cell(2, "horovod"))
-    machinery = machinery_for(
-        machine(), [], machine(), {"horovod": "Horovod 0.28.1 over MPI, GPUs over NCCL"}
-    )
+    libraries = {"horovod": "Horovod 0.28.1 over MPI, GPUs over NCCL"}
+    machinery = machinery_for(machine(), [], machine(), libraries)
     assert [term.kind for term in terms_of(own, 0, machinery, 2)] == ["native", "horovod"]
 
 

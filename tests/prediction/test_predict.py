@@ -165,9 +165,8 @@ def test_overlap_hides_and_eager_does_not():
 
 def test_computation_of_another_gpu_is_less_certain_and_says_so():
     there = machine()
-    gpus = [
-        replace(gpu, name="Another", bandwidth_bytes_per_s=3000e9) for gpu in there.machine.of_kind("gpu")
-    ]
+    other = {"name": "Another", "bandwidth_bytes_per_s": 3000e9}
+    gpus = [replace(gpu, **other) for gpu in there.machine.of_kind("gpu")]
     others = tuple(device for device in there.machine.devices if device.kind != "gpu")
     here = replace(there, machine=replace(there.machine, devices=(*others, *gpus)))
     sources = Sources([measured(cell(1, "none"), 4e-3)], (), there)

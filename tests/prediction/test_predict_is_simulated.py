@@ -26,9 +26,8 @@ def strategy_of(name, world_size, layout=LAYOUT, **changes):
 
 def sizes_of(topology):
     """All sizes of a node, and each number of nodes that is a power of two, up to all."""
-    of_node = len(topology.machine.of_kind("gpu")) or sum(
-        cpu.cores or 1 for cpu in topology.machine.of_kind("cpu")
-    )
+    node = topology.machine
+    of_node = len(node.of_kind("gpu")) or sum(cpu.cores or 1 for cpu in node.of_kind("cpu"))
     on_nodes = [of_node * 2**k for k in range(1, 12) if 2**k <= topology.num_nodes]
     return [*range(1, of_node + 1), *on_nodes]
 

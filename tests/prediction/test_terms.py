@@ -25,9 +25,7 @@ def terms(aggregator, world_size=4, **changes):
 
 
 def test_sums_of_all_ranks_are_bound_by_threads_then_by_the_memory_that_they_share():
-    sums = {
-        threads: terms("host_parallel", threads=threads)["host_parallel: sums"] for threads in (1, 2, 4, 8)
-    }
+    sums = {n: terms("host_parallel", threads=n)["host_parallel: sums"] for n in (1, 2, 4, 8)}
     assert {term.kind for term in sums.values()} == {"host_threads"}
     moved = 5 * NUM_BYTES  # four rows are read, one is written
     assert sums[1].flow_s == pytest.approx(moved / (4 * 5e9))
@@ -45,9 +43,7 @@ def test_sums_of_one_thread_take_less_for_a_further_row_than_for_the_first_two()
 
 def test_copies_without_a_sum_have_none():
     assert not any("sums" in name for name in terms("mxnet_local"))
-    assert (
-        terms("mxnet_local")["sum"].kind == "host_work"
-    )  # a stated number of threads, whatever the rank has
+    assert terms("mxnet_local")["sum"].kind == "host_work"  # stated threads, whatever the rank has
 
 
 def test_latency_of_a_captured_step_is_not_that_of_one_started_by_the_host():

@@ -21,9 +21,8 @@ class TestText:
         assert "host0 -> gpu0, gpu1: host, 8.0 GB/s, 6.3 us" in lines
 
     def test_paths_to_the_next_node_are_told(self):
-        assert "gpu0 -> node1/gpu0..gpu7: network, 50.0 GB/s, 15.0 us" in path_lines(
-            load("hgx-h200-x16-infiniband")
-        )
+        cluster = load("hgx-h200-x16-infiniband")
+        assert "gpu0 -> node1/gpu0..gpu7: network, 50.0 GB/s, 15.0 us" in path_lines(cluster)
 
     def test_paths_without_peer_access_are_told_where_it_makes_a_difference(self):
         assert "gpu0 -> gpu1: staged, 8.0 GB/s, 5.9 us" in host_only_path_lines(load("dual-k80"))

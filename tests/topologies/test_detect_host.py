@@ -37,9 +37,7 @@ def node(number, cpus, kibibytes=1024):
 
 
 def sockets(**numbers):
-    return {
-        f"devices/system/cpu/{cpu}/topology/physical_package_id": socket for cpu, socket in numbers.items()
-    }
+    return {f"devices/system/cpu/{cpu}/topology/physical_package_id": to for cpu, to in numbers.items()}
 
 
 class TestHost:
@@ -95,9 +93,7 @@ class TestHost:
     def test_each_governor_is_named_once(self, sysfs, tmp_path):
         assert cpu_governors(tmp_path) is None
         governors = {"cpu0": "schedutil", "cpu1": "performance", "cpu12": "schedutil"}
-        files = {
-            f"devices/system/cpu/{cpu}/cpufreq/scaling_governor": name for cpu, name in governors.items()
-        }
+        files = {f"devices/system/cpu/{cpu}/cpufreq/scaling_governor": to for cpu, to in governors.items()}
         assert cpu_governors(sysfs(files)) == ["performance", "schedutil"]
 
     def test_boot_is_told_by_eight_digits_where_the_kernel_tells(self, tmp_path):

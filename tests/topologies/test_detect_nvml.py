@@ -74,9 +74,8 @@ def test_links_lead_to_switches_where_the_driver_tells_no_type(fake_nvml):
 
 
 def test_speed_of_a_link_is_in_bytes_a_second(fake_nvml):
-    gpus = read_gpus(
-        fake_nvml({"bus": 1, "links": [SWITCH]}, {"bus": 2, "links": [SWITCH], "link_mb_per_s": None})
-    )
+    silent = {"bus": 2, "links": [SWITCH], "link_mb_per_s": None}
+    gpus = read_gpus(fake_nvml({"bus": 1, "links": [SWITCH]}, silent))
     assert [gpu.nvlink_bytes_per_s for gpu in gpus] == [26.562e9, None]
 
 
@@ -101,9 +100,8 @@ class TestLoad:
 
     def test_without_the_driver_there_is_none(self, monkeypatch, fake_nvml):
         nvml = fake_nvml()
-        monkeypatch.setitem(
-            sys.modules, "pynvml", SimpleNamespace(NVMLError=nvml.NVMLError, nvmlInit=nvml.fail)
-        )
+        failing = SimpleNamespace(NVMLError=nvml.NVMLError, nvmlInit=nvml.fail)
+        monkeypatch.setitem(sys.modules, "pynvml", failing)
         assert load() is None
 
     def test_it_is_initialized(self, monkeypatch, fake_nvml):

@@ -52,9 +52,8 @@ SPEEDS = "GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-aa)\n" + "".join(
 
 
 def three_gpus(count=3):
-    return tuple(
-        parse_gpu(f"{i}, GPU-{i}, 00000000:{i}8:00.0, 5, 16, 1, 16, NVIDIA H100") for i in range(count)
-    )
+    line = "{0}, GPU-{0}, 00000000:{0}8:00.0, 5, 16, 1, 16, NVIDIA H100"
+    return tuple(parse_gpu(line.format(number)) for number in range(count))
 
 
 def asking(**answers):

@@ -154,9 +154,8 @@ def test_link_that_one_end_alone_names_is_used_and_said(imported):
 def test_links_of_different_gpus_have_their_own_rates(imported):
     text = pair([nvlink("0000:05:00.0", 12), nvlink("0000:05:00.0", 18)], ("0x20b2", "0x2901"), (80, 100))
     machine = imported(text)[2]
-    to_switch = {
-        link.first: link.bandwidth_bytes_per_s for link in machine.machine.links if "switch" in link.second
-    }
+    links = [link for link in machine.machine.links if "switch" in link.second]
+    to_switch = {link.first: link.bandwidth_bytes_per_s for link in links}
     assert to_switch == {"gpu0": 12 * 25e9, "gpu1": 18 * 50e9}
 
 

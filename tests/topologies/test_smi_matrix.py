@@ -34,9 +34,7 @@ def test_links_switches_and_cpus_of_the_table_are_read():
 
 def test_more_links_than_a_gpu_has_lead_to_a_switch():
     names = [f"GPU{index}" for index in range(8)]
-    rows = [
-        "\t".join([name, *("X" if other == name else "NV12" for other in names), "0-9"]) for name in names
-    ]
+    rows = ["\t".join([one, *("X" if other == one else "NV12" for other in names), "0-9"]) for one in names]
     topology = machine("\n".join(["\t" + "\t".join(names) + "\tCPU Affinity", *rows]), gpu="A100-SXM4-40GB")
     path = topology.path((0, "gpu0"), (0, "gpu7"))
     assert topology.bandwidth_bytes_per_s(path) == pytest.approx(12 * 25e9)
