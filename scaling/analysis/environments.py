@@ -31,16 +31,22 @@ class DifferingKey:
 
     def line(self) -> str:
         """One line such as `versions.torch: 2.11.0 against 2.13.0`."""
-        return f"{self.field}: {_shown(self.a)} against {_shown(self.b)}"
+        here, there = ("nothing" if value is None else value for value in (self.a, self.b))
+        return f"{self.field}: {here} against {there}"
 
     def as_dict(self) -> dict[str, Any]:
         return {"field": self.field, "a": self.a, "b": self.b, "decides": self.decides}
 
 
+def environment_of(folder: ResultsFolder) -> dict[str, Any] | None:
+    """The recorded environment, if any; StoreError where it is damaged."""
+    return folder.environment() if (folder.path / "environment.json").exists() else None
+
+
 def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[DifferingKey]:
     """All fields in which the environments of two folders differ, first those that affect times; StoreError
     where an environment.json is damaged. One that does not exist is a difference."""
-    environments = [_read(folder) for folder in (a, b)]
+    environments = [environment_of(folder) or {} for folder in (a, b)]
     first, second = environments
     if not first or not second:
         known = ["recorded" if environment else None for environment in environments]
@@ -61,15 +67,9 @@ def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[Differin
     return differing
 
 
-def _read(folder: ResultsFolder) -> dict[str, Any]:
-    return folder.environment() if (folder.path / "environment.json").exists() else {}
-
-
 def _name(folder: ResultsFolder) -> str | None:
     """The environment's name in `run --against`; None if it has none."""
-    return next(
-        (record.launch.get("environment") for record in folder.runs() if record.state == "done"), None
-    )
+    return next((run.launch.get("environment") for run in folder.runs() if run.state == "done"), None)
 
 
 def _value(environment: Mapping[str, Any], name: str) -> Any:
@@ -86,10 +86,6 @@ def _differences(name: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
             yield from _differences(f"{name}.{key}", a.get(key), b.get(key))
     elif a != b:
         yield name, a, b
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else str(value)
 
 
 QUEUED_MORE = 0.05  # of the time in which workers wait for a core: from so much more on it is named
@@ -115,7 +111,7 @@ def machine_changes(before: ResultsFolder, after: ResultsFolder) -> list[str]:
 
 def _facts(folder: ResultsFolder) -> list[dict[str, str]]:
     """What should be the same in every campaign: PCIe links, all links, power caps; {} where not recorded."""
-    environment = folder.environment() if (folder.path / "environment.json").exists() else {}
+    environment = environment_of(folder) or {}
     pcie = {
         f"PCIe {what} of GPU {number}": str(gpu[key])
         for number, gpu in enumerate(environment.get("gpu_subset") or [])
