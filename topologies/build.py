@@ -48,13 +48,8 @@ def build(
     file: MachineFile, source: str, *, changes: DerivedFile | None = None, node_name: str | None = None
 ) -> Topology:
     """The topology that a file describes; TopologyError names the key that is wrong, and what is allowed.
-
-    Args:
-        file: one node, in full.
-        source: file or name, for messages.
-        changes: the file that names network and number of nodes; None: it is one node.
-        node_name: what a cluster's node is called; one node has the file's name.
-    """
+    `source`: file or name, for messages; `changes`: the file that names network and number of nodes, of a
+    cluster, whose node is called `node_name`."""
     check_ids(file, source, derived=changes)
     network = changes.network if changes is not None else None
     machine = Machine(
@@ -122,15 +117,12 @@ def check_ids(file: MachineFile, source: str, derived: DerivedFile | None = None
     for index, device in enumerate(file.devices, -first_device):
         _require(f"{source}: devices.{index}.type", "device type", device.type, list(file.device_types))
     for index, link in enumerate(file.links, -first_link):
-        _check_link(f"{source}: links.{index}", link, ids, list(file.link_types))
-
-
-def _check_link(key: str, link: LinkEntry, ids: Sequence[str], types: Sequence[str]) -> None:
-    _require(f"{key}.type", "link type", link.type, types)
-    for end in link.between:
-        _require(f"{key}.between", "device", end, ids)
-    if link.between[0] == link.between[1]:
-        raise TopologyError(f"{key}.between is {link.between}: a link needs two different devices")
+        key = f"{source}: links.{index}"
+        _require(f"{key}.type", "link type", link.type, list(file.link_types))
+        for end in link.between:
+            _require(f"{key}.between", "device", end, ids)
+        if link.between[0] == link.between[1]:
+            raise TopologyError(f"{key}.between is {link.between}: a link needs two different devices")
 
 
 def _require(key: str, what: str, name: str, known: Sequence[str]) -> None:

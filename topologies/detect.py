@@ -111,12 +111,9 @@ def find_gpus() -> tuple[tuple[Gpu, ...], list[str]]:
 
 def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
     """Those, in PCI order, that a CUDA program with these environment variables can use, in its order.
-
-    Numbers of CUDA_VISIBLE_DEVICES count the GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID; that order
-    is known of equal GPUs alone: None of others. None too of parts of a GPU (MIG).
-
-    Reference: NVIDIA, CUDA C++ Programming Guide, "CUDA Environment Variables".
-    """
+    Numbers of CUDA_VISIBLE_DEVICES count GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID; that order is
+    known of equal GPUs alone: None of others, and of parts of a GPU (MIG). Reference: NVIDIA, CUDA C++
+    Programming Guide."""
     in_bus_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) <= 1
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:

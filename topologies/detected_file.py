@@ -20,6 +20,7 @@ from scaling.files.texts import gigabytes_per_s
 from topologies.facts import Facts, Gpu, PcieLink
 
 NCCL = "NCCL, src/graph/{file}, commit 5067397c"
+TUNING = NCCL.format(file="tuning.cc")
 
 PCIE_LANE_BYTES_PER_S = {
     1: 2.5e9 / 8 * 8 / 10,
@@ -72,12 +73,9 @@ def gpu_memory(gpu: Gpu) -> Figure | None:
         return Figure(gpu.memory_bytes_per_s, gpu.memory_source)
     if not gpu.memory_bits or not gpu.memory_hz:
         return None
-    transfers_a_clock = 2
-    value = gpu.memory_hz * transfers_a_clock * gpu.memory_bits / 8
-    return Figure(
-        value,
-        f"nominal: a memory bus of {gpu.memory_bits} bits at {gpu.memory_hz / 1e6:.0f} MHz, two a clock",
-    )
+    value = gpu.memory_hz * 2 * gpu.memory_bits / 8
+    bus = f"{gpu.memory_bits} bits at {gpu.memory_hz / 1e6:.0f} MHz"
+    return Figure(value, f"nominal: a memory bus of {bus}, two a clock")
 
 
 def gpu_sum(memory: Figure) -> Figure:
@@ -97,28 +95,16 @@ CORE_SUM = Figure(
 HOST_MEMORY = Figure(100e9, "assumption: 100 GB/s, the order of a server's socket")
 MEMORY_LATENCY = Figure(0.1e-6, "assumption: a load from DRAM takes about 0.1 us")
 SOCKET_LATENCY = Figure(0.1e-6, "assumption: about 0.1 us more than memory of the own socket")
-PCIE_LATENCY = Figure(
-    0.25e-6,
-    f"assumption: 1.0 us of a PCIe hop ({NCCL.format(file='tuning.cc')}: hwLatencies, PCI, ring, LL), split "
-    "evenly over four links",
-)
-NVLINK_LATENCY = Figure(0.6e-6, f"{NCCL.format(file='tuning.cc')}: hwLatencies, NVLINK, ring, LL")
-NVLINK_TO_SWITCH_LATENCY = Figure(
-    0.3e-6, f"{NVLINK_LATENCY.source}: 0.6 us a hop, half on each side of the switch"
-)
+HOP = f"1.0 us of a PCIe hop ({TUNING}: hwLatencies, PCI, ring, LL)"
+PCIE_LATENCY = Figure(0.25e-6, f"assumption: {HOP}, split evenly over four links")
+NVLINK_LATENCY = Figure(0.6e-6, f"{TUNING}: hwLatencies, NVLINK, ring, LL")
+TO_SWITCH_LATENCY = Figure(0.3e-6, f"{NVLINK_LATENCY.source}: 0.6 us a hop, half on each side of the switch")
 MESSAGE_LATENCY = {
-    "peer": Figure(
-        2.8e-6, f"{NCCL.format(file='tuning.cc')}: a hop of the Simple protocol, NVLink, less links"
-    ),
-    "staged": Figure(
-        4.7e-6, f"{NCCL.format(file='tuning.cc')}: a hop of the Simple protocol, PCIe, less links"
-    ),
+    "peer": Figure(2.8e-6, f"{TUNING}: a hop of the Simple protocol, NVLink, less links"),
+    "staged": Figure(4.7e-6, f"{TUNING}: a hop of the Simple protocol, PCIe, less links"),
     "host": Figure(5.7e-6, "assumption: as measured on one machine, copies of 1 MiB from pinned memory"),
 }
-MESSAGE_LATENCY_OF_PROCESSES = Figure(
-    81e-6, "assumption: as measured on one machine, 4 bytes with Gloo over TCP"
-)
-
+OF_PROCESSES = Figure(81e-6, "assumption: as measured on one machine, 4 bytes with Gloo over TCP")
 
 SWITCH = "nvswitch0"
 
@@ -157,6 +143,7 @@ def machine_file(facts: Facts) -> dict[str, Any]:
     _add_host(parts, facts)
     _add_gpus(parts, facts)
     _add_nvlinks(parts, facts.gpus)
+    latency = MESSAGE_LATENCY if facts.gpus else {"host": OF_PROCESSES}
     return {
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", facts.name).strip("-._") or "this-machine",
         "description": _description(facts),
@@ -165,7 +152,7 @@ def machine_file(facts: Facts) -> dict[str, Any]:
         "devices": parts.devices,
         "links": parts.links,
         "peer_access": peer_access([gpu.id for gpu in facts.gpus], _peer_pairs(facts.gpus)),
-        "message_latency_s": _message_latency(facts),
+        "message_latency_s": _figures({**latency}, facts.origin),
     }
 
 
@@ -183,24 +170,18 @@ def peer_access(gpus: list[str], pairs: Iterable[tuple[str, str]]) -> str | list
 def _add_host(parts: _Parts, facts: Facts) -> None:
     nodes, name = facts.host.nodes, facts.host.cpu_name
     is_same = len({node.usable_cores for node in nodes}) == 1
+    with_memory = [at for at, node in enumerate(nodes) if node.memory_bytes != 0]
+    for at in with_memory:
+        id_, name_ = f"host{at}", "main memory"
+        parts.device(id_, "memory", "host_memory", name_, bandwidth_bytes_per_s=HOST_MEMORY)
     for at, node in enumerate(nodes):
-        if node.memory_bytes != 0:
-            parts.device(
-                f"host{at}", "memory", "host_memory", "main memory", bandwidth_bytes_per_s=HOST_MEMORY
-            )
-    for at, node in enumerate(nodes):
-        cores = None
-        if node.usable_cores:
-            cores = Figure(node.usable_cores, "nominal: cores that this process may use")
+        usable = node.usable_cores
+        cores = Figure(usable, "nominal: cores that this process may use") if usable else None
         type_ = "cpu" if is_same else f"cpu-{node.usable_cores}"
         parts.device(f"cpu{at}", type_, "cpu", name, cores=cores, reduce_bytes_per_s=CORE_SUM)
-    for at, node in enumerate(nodes):
-        if node.memory_bytes != 0:
-            parts.link(
-                *("memory-bus", "memory", (f"cpu{at}", f"host{at}")),
-                bandwidth_bytes_per_s=HOST_MEMORY,
-                latency_s=MEMORY_LATENCY,
-            )
+    for at in with_memory:
+        figures = {"bandwidth_bytes_per_s": HOST_MEMORY, "latency_s": MEMORY_LATENCY}
+        parts.link("memory-bus", "memory", (f"cpu{at}", f"host{at}"), 1, **figures)
     _join_nodes(parts, facts)
 
 
@@ -213,13 +194,13 @@ def _join_nodes(parts: _Parts, facts: Facts) -> None:
         last[node.socket] = at
     for (a, node), (b, other_node) in combinations(enumerate(facts.host.nodes), 2):
         if node.socket == other_node.socket:
-            bandwidth = HOST_MEMORY
-            parts.link("on-socket", "on-socket", (f"cpu{a}", f"cpu{b}"),
-                       bandwidth_bytes_per_s=bandwidth, latency_s=MEMORY_LATENCY)  # fmt: skip
+            name, bandwidth, latency = "on-socket", HOST_MEMORY, MEMORY_LATENCY
         elif last[node.socket] == a and first[other_node.socket] == b:
-            bandwidth = between_sockets(facts.host.cpu_name)
-            parts.link("inter-socket", "inter-socket", (f"cpu{a}", f"cpu{b}"),
-                       bandwidth_bytes_per_s=bandwidth, latency_s=SOCKET_LATENCY)  # fmt: skip
+            name, bandwidth, latency = "inter-socket", between_sockets(facts.host.cpu_name), SOCKET_LATENCY
+        else:
+            continue
+        ends = (f"cpu{a}", f"cpu{b}")
+        parts.link(name, name, ends, bandwidth_bytes_per_s=bandwidth, latency_s=latency)
 
 
 def _add_gpus(parts: _Parts, facts: Facts) -> None:
@@ -233,15 +214,12 @@ def _add_gpus(parts: _Parts, facts: Facts) -> None:
         memory = gpu_memory(gpu)
         kind = (gpu.name, gpu.memory_bits, gpu.memory_hz, gpu.memory_bytes_per_s)
         type_ = kinds.setdefault(kind, _unique(_slug(gpu.name), kinds.values()))
-        parts.device(
-            *(gpu.id, type_, "gpu", gpu.name),
-            bandwidth_bytes_per_s=memory,
-            reduce_bytes_per_s=memory and gpu_sum(memory),
-        )
+        sums = memory and gpu_sum(memory)
+        parts.device(gpu.id, type_, "gpu", gpu.name, bandwidth_bytes_per_s=memory, reduce_bytes_per_s=sums)
         if gpu.cpu_link_bytes_per_s:
             bandwidth = Figure(gpu.cpu_link_bytes_per_s, "nominal: link from GPU to CPU")
-            parts.link("gpu-to-cpu", "nvlink-c2c", (_cpu_of(facts, gpu), gpu.id),
-                       bandwidth_bytes_per_s=bandwidth, latency_s=NVLINK_LATENCY)  # fmt: skip
+            figures = {"bandwidth_bytes_per_s": bandwidth, "latency_s": NVLINK_LATENCY}
+            parts.link("gpu-to-cpu", "nvlink-c2c", (_cpu_of(facts, gpu), gpu.id), 1, **figures)
         else:
             above = switches.get(_root(facts, gpu) or "") or _cpu_of(facts, gpu)
             _pcie_link(parts, gpu.pcie, (above, gpu.id))
@@ -290,7 +268,7 @@ def _nvlink(parts: _Parts, ends: tuple[Gpu, ...], between: tuple[str, str], coun
     rates = [gpu.nvlink_bytes_per_s for gpu in ends if gpu.nvlink_bytes_per_s]
     figures = {
         "bandwidth_bytes_per_s": nvlink_bandwidth(min(rates, default=None), kind),
-        "latency_s": NVLINK_LATENCY if len(ends) > 1 else NVLINK_TO_SWITCH_LATENCY,
+        "latency_s": NVLINK_LATENCY if len(ends) > 1 else TO_SWITCH_LATENCY,
     }
     stem = kind if len(ends) > 1 else "nvlink-to-switch"
     content = {"kind": kind, **_figures({**figures}, parts.origin)}
@@ -306,11 +284,6 @@ def _peer_pairs(gpus: tuple[Gpu, ...]) -> list[tuple[str, str]]:
         return is_linked or bool(gpu.switch_links and other.switch_links)
 
     return [(gpu.id, other.id) for gpu, other in combinations(gpus, 2) if joined(gpu, other)]
-
-
-def _message_latency(facts: Facts) -> dict[str, Any]:
-    of_processes = {"host": MESSAGE_LATENCY_OF_PROCESSES}
-    return _figures({**(MESSAGE_LATENCY if facts.gpus else of_processes)}, facts.origin)
 
 
 def _description(facts: Facts) -> str:

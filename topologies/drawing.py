@@ -51,10 +51,8 @@ def legend_parts(topology: Topology, width: float) -> tuple[list[str], float]:
     notes = _notes(topology, width - right)
     parts = [part for at, (kind, words) in enumerate(devices) for part in _legend_device(kind, words, at)]
     parts += [part for at, (kind, words) in enumerate(links) for part in _link(kind, words, right, at)]
-    parts += [
-        text((right, (len(links) + at) * LINE_HEIGHT), words, anchor="start")
-        for at, words in enumerate(notes)
-    ]
+    for at, words in enumerate(notes, len(links)):
+        parts.append(text((right, at * LINE_HEIGHT), words, anchor="start"))
     return parts, LINE_HEIGHT * (max(len(devices), len(links) + len(notes)) + 0.5)
 
 
@@ -65,10 +63,8 @@ def _fitting(words: str, width: float) -> str:
 def _legend_device(kind: DeviceKind, words: str, at: int) -> list[str]:
     fill, edge = DEVICE_COLORS[kind]
     y = at * LINE_HEIGHT
-    return [
-        box((0, y - 11), (26, 14), fill=fill, stroke=edge),
-        text((SAMPLE_WIDTH, y), words, anchor="start"),
-    ]
+    sample = box((0, y - 11), (26, 14), fill=fill, stroke=edge)
+    return [sample, text((SAMPLE_WIDTH, y), words, anchor="start")]
 
 
 def _link(kind: str, words: str, x: float, at: int) -> list[str]:
@@ -157,9 +153,8 @@ def draw(topology: Topology) -> str:
 def _title(topology: Topology, width: float) -> list[str]:
     lines = textwrap.wrap(topology.description, int((width - 2 * MARGIN) / 7))[:2]
     parts = [text((MARGIN, 38), topology.name, size=20, anchor="start", bold=True)]
-    return parts + [
-        text((MARGIN, 58 + 16 * at), line, size=13, anchor="start") for at, line in enumerate(lines)
-    ]
+    y = 58
+    return parts + [text((MARGIN, y + 16 * at), of, size=13, anchor="start") for at, of in enumerate(lines)]
 
 
 def _node(topology: Topology, layout: Layout) -> list[str]:
@@ -278,18 +273,12 @@ def _boards(layout: Layout) -> list[str]:
     for name, gpus in boards.items():
         x, right = min(b.x for b in gpus) - 6, max(b.x + b.width for b in gpus) + 6
         y = gpus[0].y - 8
-        parts.append(
-            box(
-                (x, y),
-                (right - x, gpus[0].height + BOARD_LABEL_HEIGHT + 8),
-                fill="#f7f7f4",
-                stroke=FRAME,
-                dashed=True,
-            )
+        size, at = (
+            (right - x, gpus[0].height + BOARD_LABEL_HEIGHT + 8),
+            ((x + right) / 2, y + gpus[0].height + 27),
         )
-        parts.append(
-            text(((x + right) / 2, y + gpus[0].height + 27), f"board {name}", size=11, color="#555555")
-        )
+        parts.append(box((x, y), size, fill="#f7f7f4", stroke=FRAME, dashed=True))
+        parts.append(text(at, f"board {name}", size=11, color="#555555"))
     return parts
 
 
@@ -297,19 +286,11 @@ def _frame(topology: Topology, layout: Layout) -> list[str]:
     """Of a cluster: the frame of the node that is drawn, over those of others."""
     if topology.network is None:
         return []
+    size = (layout.width + 2 * MARGIN, layout.height + 2 * MARGIN)
+    words = f"one of {topology.num_nodes} nodes: {topology.machine.name}"
     return [
-        box(
-            (-MARGIN, -MARGIN),
-            (layout.width + 2 * MARGIN, layout.height + 2 * MARGIN),
-            fill="#fcfcfb",
-            stroke=FRAME,
-        ),
-        text(
-            (layout.width, -MARGIN - 8),
-            f"one of {topology.num_nodes} nodes: {topology.machine.name}",
-            anchor="end",
-            color="#555555",
-        ),
+        box((-MARGIN, -MARGIN), size, fill="#fcfcfb", stroke=FRAME),
+        text((layout.width, -MARGIN - 8), words, anchor="end", color="#555555"),
     ]
 
 
@@ -339,9 +320,8 @@ def _other_nodes(topology: Topology, left: float, y: float) -> list[str]:
     color = link_color("network")
     parts = [line([(left + NETWORK_WIDTH / 2, y), (left + NETWORK_WIDTH / 2, y + 34)], color=color, width=3)]
     for at in (2, 1, 0):  # three cards, the first on top
-        parts.append(
-            box((left + 10 + 7 * at, y + 34 + 7 * at), (NETWORK_WIDTH - 34, 64), fill="#fcfcfb", stroke=FRAME)
-        )
+        corner, size = (left + 10 + 7 * at, y + 34 + 7 * at), (NETWORK_WIDTH - 34, 64)
+        parts.append(box(corner, size, fill="#fcfcfb", stroke=FRAME))
     middle = left + 10 + (NETWORK_WIDTH - 34) / 2
     parts.append(text((middle, y + 62), f"x {topology.num_nodes} nodes", size=15, bold=True))
     parts.append(text((middle, y + 82), f"{topology.num_gpus} GPUs in all", size=12))

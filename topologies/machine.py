@@ -122,11 +122,10 @@ class Machine:
         inside = [d.id for d in self.devices if d.kind not in ends or d.id in (source, target)]
         graph = self._graph.subgraph(inside)
 
-        def time_per_byte(_a: str, _b: str, edge: Mapping[str, Link]) -> float:
-            return 1 / edge["link"].bandwidth_bytes_per_s
-
         try:
-            nodes = nx.dijkstra_path(graph, source, target, weight=time_per_byte)
+            nodes = nx.dijkstra_path(
+                graph, source, target, weight=lambda _a, _b, edge: 1 / edge["link"].bandwidth_bytes_per_s
+            )
         except (nx.NetworkXNoPath, nx.NodeNotFound):
             raise TopologyError(
                 f"{self.name}: no route from {source!r} to {target!r}; check 'links' of the machine file"
@@ -140,10 +139,7 @@ class Machine:
         devices = self.of_kind(kind)
         if not devices:
             raise TopologyError(f"{self.name}: no device of kind {kind!r}; add one to 'devices'")
-        return min(
-            (device.id for device in devices),
-            key=lambda id_: self._time_per_byte(source, id_),
-        )
+        return min((device.id for device in devices), key=lambda id_: self._time_per_byte(source, id_))
 
     def nic(self, device: str) -> str:
         """The NIC through which a GPU or host memory sends: its nearest; TopologyError where there is none.

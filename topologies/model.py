@@ -152,11 +152,8 @@ class Topology:
         return capacities
 
     def path(self, source: tuple[int, str], target: tuple[int, str], *, peer_access: bool = True) -> Path:
-        """How a message gets from one GPU or host memory to another, each a (node, device id).
-
-        Without `peer_access`, GPUs have no direct access. TopologyError where there is no route or no
-        network.
-        """
+        """How a message gets from one GPU or host memory to another, each a (node, device id), with or
+        without direct access between GPUs; TopologyError where there is no route or no network."""
         (source_node, a), (target_node, b) = source, target
         if source_node != target_node:
             return self._network_path(source, target, peer_access=peer_access)

@@ -57,18 +57,9 @@ class _Found:
 def facts_of(
     text: str, name: str, source: str = "", *, gpu: str | None = None, allow_missing_links: bool = False
 ) -> Facts:
-    """The machine that the XML describes.
-
-    Args:
-        text: of the file.
-        name: of the machine.
-        source: where the text is from, for messages; by default the name.
-        gpu: name of its GPUs (`topologies.gpus`), where the file's PCI ids do not tell.
-        allow_missing_links: also take a file that leaves out GPUs' links or has ones that cannot be used.
-
-    Raises:
-        TopologyError: it is no such file, has no CPU, describes several hosts, or loses GPUs or links.
-    """
+    """The machine, called `name`, that the XML describes; TopologyError if it is no such file, has no CPU,
+    describes several hosts, or loses GPUs or links, unless `allow_missing_links`. `source`: where the text is
+    from, for messages; `gpu`: name of its GPUs (`topologies.gpus`), where the file's PCI ids do not tell."""
     source = source or name
     system, cpus = _cpus(text, source)
     found = _Found(source)
@@ -85,7 +76,8 @@ def facts_of(
             f"{source}: links or GPUs would be lost: {'; '.join(found.lost)}; {DUMP} on the machine "
             "itself, or take the file without them: --allow-missing-links"
         )
-    host = Host(_cpu_name(cpus[0]), tuple(nodes))
+    vendor = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}.get(cpus[0].get("vendor", ""), "")
+    host = Host(f"{vendor or cpus[0].get('arch', 'unknown')} processor".strip(), tuple(nodes))
     missing = (*(f"left out: {what}" for what in found.lost), *found.notes)
     return Facts(name, host, gpus, found.places, found.bridges, missing, "NCCL's topology XML")
 
@@ -280,8 +272,3 @@ def _cores(cpu: ElementTree.Element) -> int:
         return int(mask, 16).bit_count() or ASSUMED_CORES
     except ValueError:
         return ASSUMED_CORES
-
-
-def _cpu_name(cpu: ElementTree.Element) -> str:
-    vendor = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}.get(cpu.get("vendor", ""), "")
-    return f"{vendor or cpu.get('arch', 'unknown')} processor".strip()

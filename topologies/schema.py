@@ -28,10 +28,7 @@ def shipped() -> dict[str, str]:
 
 def load(name_or_path: str | os.PathLike[str]) -> Topology:
     """The topology of a shipped name (`dual-k80`) or of a file: whatever ends in .yaml or .yml, or is a file.
-
-    Raises:
-        TopologyError: there is no such machine, it is no YAML, or something in it is wrong.
-    """
+    TopologyError: there is no such machine, it is no YAML, or something in it is wrong."""
     source = os.fspath(name_or_path)
     file, chain = _read(source, folder=Path(), above=())
     if isinstance(file, MachineFile):

@@ -28,11 +28,8 @@ def is_matrix(text: str) -> bool:
 
 
 def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) -> Facts:
-    """The machine of that table, named `name`, with GPUs called `gpu` (`topologies.gpus`), if that is known.
-
-    Raises:
-        TopologyError: GPUs of the header have no row, or `gpu` is not known.
-    """
+    """The machine of that table, with GPUs called `gpu` (`topologies.gpus`), if that is known; TopologyError
+    if GPUs of the header have no row, or `gpu` is not known."""
     words, cpus = parse_matrix(text), _cpus(text)
     columns = sorted({other for _, other in words} | {index for index, _ in words} | {*cpus})
     rows = {*cpus}

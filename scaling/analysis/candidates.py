@@ -251,18 +251,11 @@ def _by_hours(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate:
 
 
 def _scaled(row: Row, cell: CellResult, parts: tuple[str, ...], factor: float, quantity: str) -> Candidate:
-    low, high = row["iteration_s_low"], row["iteration_s_high"]
-    return Candidate(
-        row,
-        parts,
-        factor * row["iteration_s"],
-        None if low is None else factor * low,
-        None if high is None else factor * high,
-        quantity,
-        row["interval_method"],
-        CellTimes(row["world_size"], {launch.repeat: launch.iteration_s for launch in cell.launches}),
-        factor,
-    )
+    times = CellTimes(row["world_size"], {launch.repeat: launch.iteration_s for launch in cell.launches})
+    ends = (row["iteration_s_low"], row["iteration_s_high"])
+    low, high = (None if end is None else factor * end for end in ends)
+    value, method = factor * row["iteration_s"], row["interval_method"]
+    return Candidate(row, parts, value, low, high, quantity, method, times, factor)
 
 
 def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate | None:
@@ -296,18 +289,16 @@ _MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | No
 
 def _trained(family: Sequence[Row], differing_of: Differing, cells: Mapping[str, CellResult]) -> CandidateSet:
     first, differing = family[0], _differing(family)
-    of_recipe = ("global_batch", *columns(role=Role.RECIPE))
-    recipe = [name for name in of_recipe if len({other[name] for other in family}) > 1]
+    recipes = ("global_batch", *columns(role=Role.RECIPE))
+    recipe = [name for name in recipes if len({other[name] for other in family}) > 1]
     candidates, excluded = [], []
     singles = _one_of_each_single(family)
     for seeds in by_key(family, family_key).values():
         row, ids = seeds[0], tuple(seed["cell_id"] for seed in seeds)
         if _is_single(row) and row["cell_id"] not in singles:
             continue
-        parts = (
-            *_parts(row, differing),
-            *(f"{name} {row[name]}" for name in recipe if row[name] is not None),
-        )
+        of_recipe = (f"{name} {row[name]}" for name in recipe if row[name] is not None)
+        parts = (*_parts(row, differing), *of_recipe)
         missed = next((seed["target_state"] for seed in seeds if seed["target_state"] != REACHED), REACHED)
         if is_control_arm(row) and not _is_single(row):
             reason = Finding("control_arm_training", ids)
@@ -332,10 +323,8 @@ def _trained(family: Sequence[Row], differing_of: Differing, cells: Mapping[str,
             candidates.append(Candidate(row, parts, middle, None, None, "training_s", ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
-    workload = {
-        **{name: first[name] for name in _TRAINED_FOR},
-        "further": settings_to_name(family, differing_of),
-    }
+    further = settings_to_name(family, differing_of)
+    workload = {**{name: first[name] for name in _TRAINED_FOR}, "further": further}
     return CandidateSet(workload, sorted(candidates, key=lambda candidate: candidate.value), excluded)
 
 

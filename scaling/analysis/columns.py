@@ -269,11 +269,8 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t")
 
 
 def safe_cell(value: Any) -> Any:
-    """A value as a CSV cell; text that begins like a formula, and is no number, gets a leading apostrophe.
-
-    Labels of models, data sets and aggregators are other people's, where a folder was received. Source:
-    OWASP, "CSV Injection".
-    """
+    """A value as a CSV cell; text that begins like a formula, and is no number, gets a leading apostrophe:
+    labels may be other people's (OWASP, "CSV Injection")."""
     if not isinstance(value, str):
         return value
     text = clean(value)

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,12 +63,8 @@ class Side:
 def compare(
     a: Sequence[ResultsFolder], b: Sequence[ResultsFolder], level: float = FAMILY_LEVEL
 ) -> Comparison:
-    """Compares two sides, each with one or several folders; ratios are b / a.
-
-    Raises:
-        StoreError: a folder is none, or samples are missing or damaged.
-        ScalingError: they have no measured cell in common.
-    """
+    """Compares two sides, each with one or several folders; ratios are b / a. StoreError if a folder is none
+    or damaged, ScalingError if they have no measured cell in common."""
     a, b = ([Snapshot.of(folder.require()) for folder in side] for side in (a, b))
     comparison = compare_sides(_side(a), _side(b), level)
     others = [environment_differences(a[0], other) for other in (*b, *a[1:])]
@@ -105,7 +101,10 @@ def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
     design = Design(are_campaigns, is_paired, offset, serial)
     times_a, times_b = (_times(side, are_campaigns=are_campaigns) for side in (a, b))
     matches, alone_a, alone_b = match_cells(rows_a, rows_b)
-    by_state = by_key(matches, lambda match: _is_measured(match, times_a, times_b))
+    by_state = by_key(
+        matches,  # measured: both sides have its times; of trainings, of equally many epochs
+        lambda m: m.a["cell_id"] in times_a and m.b["cell_id"] in times_b and m.a["epochs"] == m.b["epochs"],
+    )
     measured, unmeasured = by_state.get(True, []), by_state.get(False, [])
     if not measured:
         raise ScalingError(_nothing_in_common(rows_a, rows_b, matched=bool(matches)))
@@ -205,13 +204,6 @@ def _pairs(
         found = compared.ratios[index], compared.tested[index], None
         pairs[cell_id] = CellComparison(group, name, match, quantity, *found, "not resolved", counts)
     return pairs
-
-
-def _is_measured(match: Match, a: Container[Hashable], b: Container[Hashable]) -> bool:
-    """Whether both sides have its times; of trainings, of equally many epochs."""
-    return (
-        match.a["cell_id"] in a and match.b["cell_id"] in b and bool(match.a["epochs"] == match.b["epochs"])
-    )
 
 
 def _names(rows: Sequence[Row]) -> Mapping[str, tuple[dict[str, Any], str]]:

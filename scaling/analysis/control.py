@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling.analysis.budgets import CellBudget, cell_budget
+from scaling.analysis.budgets import cell_budget
 from scaling.analysis.columns import CONTROL_ARMS, Row, aggregator_name, by_key
 from scaling.analysis.decisions import TIE_RATIO, Difference, adjusted
 from scaling.analysis.findings import Finding
@@ -116,19 +116,11 @@ def control_labels(cell: Mapping[str, Any]) -> list[str]:
 def exposed_check(
     arm: Row, control: Row, difference: Difference, differing_s: Callable[[], Mapping[str, float]]
 ) -> Finding | None:
-    """Whether the two estimates of a cell's exposed time agree.
-
-    Args:
-        arm: the cell's row of the summary, with `exposed_by_difference_s` and `noise_floor`.
-        control: that of its control arm.
-        difference: of the arm's typical step from the control arm's.
-        differing_s: columns of the budget -> by how much the arm has more, where the launches show it.
-
-    Returns:
-        `exposed_times_agree`; `exposed_times_unresolved` where the difference is known too coarsely; or
-        `exposed_times_differ` with both times and what the difference comes from. None where one of the
-        times does not exist.
-    """
+    """Whether the two estimates of a cell's exposed time agree: `exposed_times_agree`,
+    `exposed_times_unresolved` where the difference (of the arm's typical step from the control arm's) is
+    known too coarsely, or `exposed_times_differ` with both times and what that comes from; None where one
+    does not exist. `differing_s`: budget's columns -> by how much the arm has more, where the launches show
+    it."""
     by_intervals, by_difference = arm["exchange_overhead_s"], arm["exposed_by_difference_s"]
     if by_intervals is None or by_difference is None:
         return None
@@ -157,7 +149,12 @@ def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) 
     Cells with the same control arm tell how it scatters.
     """
     family = [control, *peers.arms_of(control)]
-    budgets = {cell.cell_id: _budgets(cell) for cell in family}
+    budgets = {
+        cell.cell_id: {
+            launch.repeat: budget for launch in cell.launches if (budget := cell_budget([launch])) is not None
+        }
+        for cell in family
+    }
     of_arm, base = budgets[arm.cell_id], budgets[control.cell_id]
     common = of_arm.keys() & base.keys()
     if len(common) < 2:
@@ -183,21 +180,11 @@ def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) 
     return {name: seconds for (name, seconds), p in shown if seconds and p < 1 - CONFIDENCE}
 
 
-def _budgets(cell: CellResult) -> dict[int, CellBudget]:
-    budgets = {launch.repeat: cell_budget([launch]) for launch in cell.launches if launch.profiled_steps}
-    return {repeat: budget for repeat, budget in budgets.items() if budget is not None}
-
-
 def _explanation(gap_s: float, arm: Row, control: Row, differing_s: Mapping[str, float]) -> dict[str, Any]:
-    """The cause of a difference of `gap_s` that the intervals do not explain, if half of it can be explained.
-
-    The difference is that of unprofiled iterations: what computation adds during the exchange is in it, and
-    what profiling adds to the profiled iterations is not.
-
-    Returns:
-        `cause`: path, phases, no_phase, profiling_overhead or unknown; `seconds` of it, more or less than
-        in the control arm; `phases` by name. Of an unknown cause the phase that differs most, if any does.
-    """
+    """The cause of a difference of `gap_s` that the intervals do not explain, if half of it can be explained;
+    of an unknown cause the phase that differs most. The difference is of unprofiled iterations: what
+    computation adds during the exchange is in it, and what profiling adds is not. `seconds` are more than the
+    control arm's."""
     enough_s = abs(gap_s) / 2
     # A hook that exchanges nothing takes time too: by intervals it is exposed, by difference it cancels.
     shared_s = control["exchange_overhead_s"] or 0.0

@@ -124,13 +124,8 @@ def with_variance(difference: Difference, variance: float, degrees: float) -> Di
 def difference(
     logs: Sequence[float], variances: Sequence[float], counts: Sequence[int], degrees: Sequence[float]
 ) -> Difference:
-    """The difference of two means over launches that have nothing in common.
-
-    Args:
-        logs: the means.
-        variances: of one launch, each, with degrees of freedom; 0 of these where there is one launch alone.
-        counts: of launches.
-    """
+    """The difference of two means of logarithms over launches that have nothing in common; `variances` are of
+    one launch each, with degrees of freedom: 0 where there is one launch alone."""
     if min(degrees) <= 0:
         return Difference(logs[1] - logs[0], None, None)
     parts = [value / count for value, count in zip(variances, counts, strict=True)]
@@ -150,10 +145,8 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 
 def launches_needed(log_ratio: float, deviation: float, level: float = 1 - CONFIDENCE) -> int | None:
-    """The smallest number of launches per side that would show that difference; None beyond MOST.
-
-    `deviation`: of one launch, of both times together: the root of the sum of both variances.
-    """
+    """The fewest launches per side that would show that difference; None beyond MOST. `deviation`: of one
+    launch, of both times together."""
     if log_ratio == 0:
         return None
     counts = np.arange(2, MOST + 1, dtype=np.float64)
@@ -229,14 +222,9 @@ class Design:
 def campaigns(
     a: FloatArray, b: FloatArray, smallest: FloatArray | float = 0.0, design: Design | None = None
 ) -> Campaigns:
-    """Compares the cells of two sides.
-
-    Args:
-        a, b: logarithms of the launches' times, [cell, launch], each side with launches of its own unless
-            they are paired; NaN where a cell has no such launch. Of paired ones those count that both have.
-        smallest: variance that the timer cannot tell from zero, [cell].
-        design: how they were measured; by default as two campaigns.
-    """
+    """Compares the cells of two sides: logarithms of launches' times, [cell, launch], NaN where a cell has no
+    such launch. Each side has launches of its own unless they are paired; of paired ones those count that
+    both have. `smallest`: variance that the timer cannot tell from zero, [cell]."""
     design = design or Design()
     if design.is_paired:
         a, b = np.where(np.isfinite(b), a, np.nan), np.where(np.isfinite(a), b, np.nan)

@@ -178,15 +178,9 @@ def medians_of_others(values: FloatArray, weights: FloatArray | None = None) -> 
 
 
 def moderated(variances: Variances, smallest: FloatArray | float = 0.0) -> Variances:
-    """Steps 2 to 4: each cell's variance, combined with that of its family.
-
-    Args:
-        variances: of the family; cells with 0 degrees get the prior's, with its degrees less one launch's.
-        smallest: what the timer cannot tell from zero, [cell]: it takes the place of a variance of zero.
-
-    Returns:
-        NaN and 0 degrees for all where no cell has two launches.
-    """
+    """Steps 2 to 4: each cell's variance, combined with that of its family; NaN and 0 degrees for all where
+    no cell has two launches. One of 0 degrees gets the prior's, with its degrees less one launch's.
+    `smallest`: what the timer cannot tell from zero, [cell]: it takes the place of a variance of zero."""
     degrees, known = variances.degrees, variances.degrees > 0
     if not known.any():
         return variances
@@ -213,13 +207,9 @@ class Scatter:
 
 
 def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | None = None) -> list[Scatter]:
-    """Steps 1 to 5 of the cells of a study.
-
-    Args:
-        families: of each world size, logarithms of the launches' times, [cell, launch], NaN where a cell
-            has no such launch. Those of fewer than FEWEST_FOR_MEDIAN cells have one prior together.
-        smallest: of each, variance that the timer cannot tell from zero, [cell].
-    """
+    """Steps 1 to 5 of a study's cells: of each world size, logarithms of the launches' times, [cell, launch],
+    NaN where a cell has no such launch, and the variance that the timer cannot tell from zero, [cell].
+    Families of fewer than FEWEST_FOR_MEDIAN cells have one prior together."""
     floors = [np.zeros(len(logs)) for logs in families] if smallest is None else smallest
     scatters: dict[int, Scatter] = {}
     few = [index for index, logs in enumerate(families) if len(logs) < FEWEST_FOR_MEDIAN]

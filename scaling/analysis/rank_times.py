@@ -73,13 +73,8 @@ def excess_s(own_s: Floats) -> Floats:
 def slow_rank(
     launches: Sequence[IterationLaunch], phases: Sequence[str], again: Sequence[IterationLaunch] = ()
 ) -> SlowRankTimes | None:
-    """The rank that makes the step longer in all launches; None if there is none.
-
-    Args:
-        launches: of one cell; those without profiled steps say nothing.
-        phases: the ranks' own (`own_phases`).
-        again: launches of its A/A replicate, in which the same rank has to be slow.
-    """
+    """The rank that makes the step longer in all of a cell's launches that have profiled steps, if any, by
+    the ranks' own `phases`; `again`: launches of its A/A replicate, in which the same rank has to be slow."""
     profiled = [launch for launch in launches if launch.profiled_steps]
     if not profiled or len(profiled[0].profiled_steps[0].ranks) < 2:
         return None

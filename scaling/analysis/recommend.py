@@ -169,13 +169,9 @@ def recommend(
 ) -> list[Recommendation]:
     """One recommendation per workload, in the table's order; none if no cell has the objective's values.
 
-    Args:
-        table, cells: what `build_table` made, and the samples it was made of.
-        objective: time, time-to-accuracy, `efficiency >= 0.8`, gpu-hours, energy or memory; else
-            ScalingError.
-        num_cores: CPU cores of a node; None where they are unknown.
-        max_memory_bytes: that a candidate may take on a GPU; None: any.
-        known: of the same table and cells, where somebody has it already.
+    `objective`: time, time-to-accuracy, `efficiency >= 0.8`, gpu-hours, energy or memory; else ScalingError.
+    `num_cores`: of a node, if known; `max_memory_bytes`: that a candidate may take on a GPU; `known`: of the
+    same table and the samples it was made of, where somebody has it already.
     """
     wanted, study = parse_objective(objective), known or Known.of(to_rows(table), cells, num_cores)
     sets = workloads(wanted.name, study.rows, cells)

@@ -193,11 +193,8 @@ def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None =
 def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
     """The variance of a cell's mean from A/A pairs, with its degrees of freedom; (0, 0) with fewer than
     FEWEST_PAIRS, or where they differ by no more than their launches scatter. What is not shown by an F test
-    counts in part (UNSHOWN_WEIGHT).
-
-    The squares of k pairs have k degrees; what is left without the scatter over launches has less
-    (Satterthwaite).
-    """
+    counts in part (UNSHOWN_WEIGHT). k pairs have k degrees; without the scatter over launches less
+    (Satterthwaite)."""
     known = [pair for pair in pairs if pair.error is not None]
     if len(known) < FEWEST_PAIRS:
         return 0.0, 0.0

@@ -31,15 +31,9 @@ _EMBEDDINGS = re.compile(r"\d{1,9}x(\d{1,9}) (\d{1,9})x\1 ")  # of `gpt`: vocabu
 
 
 def summary_table(folder: ResultsFolder) -> pd.DataFrame:
-    """The summary of a results folder.
-
-    Returns:
-        One row a cell and the columns of `scaling.analysis.columns.columns`. Times in seconds, sizes
-        in bytes, accuracy and efficiency as ratios. A value that does not exist is missing, never 0.
-
-    Raises:
-        StoreError: the folder is none, or samples of a done run are missing or damaged.
-    """
+    """The summary of a results folder: one row a cell, `scaling.analysis.columns.columns`; StoreError if it
+    is no folder, or samples of a done run are missing or damaged. A missing value does not exist, and is
+    never 0."""
     folder.require()
     return build_table(study_name(folder), read_cells(folder))
 

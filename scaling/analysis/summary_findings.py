@@ -67,14 +67,8 @@ class _Throughput:
 def summary_findings(
     table: pd.DataFrame, scatter: StudyScatter, num_cores: int | None = None, lossy: Collection[str] = ()
 ) -> list[Finding]:
-    """What a summary shows, most important first.
-
-    Args:
-        table: what `summary_table` made.
-        scatter: of its cells over launches.
-        num_cores: CPU cores of a node; None where they are unknown.
-        lossy: ids of cells with a lossy exchange: no rivals of an exact one, but named.
-    """
+    """What a summary table shows, most important first. `num_cores`: of a node, if known; `lossy`: ids of
+    cells with a lossy exchange: no rivals of an exact one, but named."""
     rows = to_rows(table)
     if not any(row["repeats"] for row in rows):
         return [Finding("nothing_done"), *_unfinished(rows)]

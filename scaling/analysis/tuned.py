@@ -39,14 +39,8 @@ from scaling.measure.statistics import CONFIDENCE
 def tuned_buckets(
     cells: Sequence[CellResult], default: str, candidates: Sequence[str], control: str | None
 ) -> Finding:
-    """Which buckets to use, as a finding of that name, whose first cell is the choice.
-
-    Args:
-        cells: of the folder, measured.
-        default: id of the cell with DDP's own buckets.
-        candidates: ids of cells with others.
-        control: id of the cell without exchange; None where it was not measured.
-    """
+    """Which buckets to use, as a finding of that name, whose first cell is the choice; `default` is the id of
+    the cell with DDP's own, `control` that of the cell without exchange, if it was measured."""
     scatter = scatter_of(cells)
     known = [cell_id for cell_id in candidates if scatter.num_launches(cell_id)]
     differences = {cell_id: scatter.difference(default, cell_id) for cell_id in known}

@@ -36,19 +36,10 @@ OBJECTIVES = (TIME, ACCURACY)  # those of which a study has an answer, where it 
 
 
 def verdicts(
-    table: pd.DataFrame,
-    cells: Sequence[CellResult],
-    num_cores: int | None = None,
-    known: Known | None = None,
+    table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | None = None, known: Known | None = None
 ) -> list[Finding]:
-    """The answers of a study: one per workload and objective, times of steps before times to an accuracy.
-
-    Args:
-        table, cells, num_cores, known: see `recommend`.
-
-    Returns:
-        Findings of kind `verdict`, none for workloads without a candidate; of the choice and what is as fast.
-    """
+    """The answers of a study: one per workload and objective, times of steps before times to an accuracy, as
+    findings `verdict` of the choice and what is as fast; none for workloads without a candidate."""
     verdicts, known = [], known or Known.of(to_rows(table), cells, num_cores)
     for objective in OBJECTIVES:
         sets = workloads(objective, known.rows, cells)

@@ -58,12 +58,9 @@ def baseline_of(records: Sequence[RunRecord], source: str) -> RunRecord:
 def cells_of_script(
     folder: ResultsFolder, topology: Topology, world_sizes: Sequence[int] | None
 ) -> tuple[list[dict[str, Any]], str, list[tuple[int, str]]]:
-    """The script's step on so many workers (None: as measured), each with its batch, over the links of the
-    machine.
-
-    Returns:
-        The cells, its `tensor_shapes`, and the sizes that the machine has no place for, with the reason.
-    """
+    """The script's step on so many workers (None: as measured), each with its batch, over the machine's
+    links: the cells, its `tensor_shapes`, and the sizes that the machine has no place for, with the
+    reason."""
     records = list(folder.runs())
     record = baseline_of(records, str(folder.path))
     measured = {int(one.cell["world_size"]) for one in records if one.cell["arm"] == "baseline"}

@@ -9,10 +9,7 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True)
 class Point:
-    """One local batch: the step, and the phases that were measured, in seconds; from so many folders.
-
-    `step_sd`: relative, of one rank's steps.
-    """
+    """One local batch: the step, and the phases that were measured, in seconds; from so many folders."""
 
     local_batch: int
     step_s: float

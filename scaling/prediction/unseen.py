@@ -37,13 +37,9 @@ def slowest_of(num_ranks: int, steps: int = 1) -> float:
 def waiting_ratio(
     step_sd: float | None, now: Sequence[int], measured: Sequence[int], steps: int = 1
 ) -> float:
-    """Of a step, what it waits for the slowest rank and node, beyond what was measured with fewer.
-
-    Args:
-        step_sd: relative, of one rank's steps; None: not known.
-        now, measured: ranks of each node, and where the step was measured.
-        steps: after which the ranks meet; their scatter evens out, what nodes differ by stays.
-    """
+    """Of a step, what it waits for the slowest rank and node beyond what was measured with fewer. `step_sd`:
+    relative, of one rank's steps, if known; `now`, `measured`: ranks of each node; `steps`: after which the
+    ranks meet; their scatter evens out, what nodes differ by stays."""
     of_steps = (step_sd or 0.0) / math.sqrt(steps) * (largest_of(sum(now)) - largest_of(sum(measured)))
     of_nodes = MACHINE_SD * (largest_of(len(now)) - largest_of(len(measured)))
     return math.hypot(max(0.0, of_steps), max(0.0, of_nodes))
@@ -101,13 +97,9 @@ class Unseen:
 
     def of_strategy(self, *, started: bool | None, by_host: bool, hooks: bool, shards: bool) -> float:
         """The least deviation of a step whose strategy was not measured on several ranks, relative.
-
-        Args:
-            started: the processor bounds the step; None: not known, and taken so.
-            by_host: the processor sums, copies or codes for it.
-            hooks: an overlapped step, not by DDP's all-reduce.
-            shards: of these, one of which each rank updates a share.
-        """
+        `started`: the processor bounds it (None: not known, taken so); `by_host`: the processor sums, copies
+        or codes for it; `hooks`: an overlapped step, not by DDP's all-reduce; `shards`: of these, each rank
+        updates a share."""
         started_sd = STARTED_BY_HOST_SD if by_host else STARTED_SD
         hooked_sd = HOOKED_SD if shards or (hooks and self.other_host) else 0.0
         return max(started_sd if started is not False and self.other_host else 0.0, hooked_sd)

@@ -6,15 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from scaling.analysis.history import (
-    COMMON,
-    LEARNED,
-    change_in,
-    evidence,
-    first_alarm,
-    host_effects,
-    watch,
-)
+from scaling.analysis.history import COMMON, LEARNED, change_in, evidence, first_alarm, host_effects, watch
 from scaling.errors import ScalingError
 from scaling.measure.probe.series import size_text
 from scaling.store.history import Campaign

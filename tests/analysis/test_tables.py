@@ -184,8 +184,7 @@ def test_interval_of_a_single_cell_is_students_t_on_its_launches_times(study):
 
 
 @pytest.mark.parametrize(
-    ("scaling", "step_s", "speedup"),
-    [("strong", 2.0, 2.0), ("weak", 4.0, 4.0), ("weak", 8.0, 2.0)],
+    ("scaling", "step_s", "speedup"), [("strong", 2.0, 2.0), ("weak", 4.0, 4.0), ("weak", 8.0, 2.0)]
 )
 def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study, scaling, step_s, speedup):
     study.add_steps([[4.0]], scaling=scaling)

@@ -2,13 +2,7 @@ import pytest
 
 from scaling.collectives.listing import schedule
 from scaling.errors import ScheduleError
-from scaling.interchange.chakra import (
-    COMM_RECV_NODE,
-    COMM_SEND_NODE,
-    all_reduce_traces,
-    traces,
-    varint,
-)
+from scaling.interchange.chakra import COMM_RECV_NODE, COMM_SEND_NODE, all_reduce_traces, traces, varint
 
 
 def read_varint(content, at):

@@ -4,13 +4,7 @@ from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.simulate import simulate
 from scaling.prediction.measured import MeasuredTransfer
-from scaling.prediction.transports import (
-    HostSends,
-    for_host_sends,
-    in_turns,
-    measured_host_sends,
-    moves,
-)
+from scaling.prediction.transports import HostSends, for_host_sends, in_turns, measured_host_sends, moves
 from tests.prediction.conftest import machine
 
 SIZE = 100_000_000

@@ -71,10 +71,7 @@ def test_power9_with_pairs_of_v100_has_nvlinks_to_its_processors(imported):  # n
 
 @pytest.mark.parametrize(
     ("number", "count", "device", "more", "of_a_pair", "name"),
-    [
-        (4, 1, "0x738c", 'gcn="908"', 46.0, "AMD MI100"),
-        (2, 3, "0x740f", 'gcn="gfx90a"', 150.0, "AMD MI210"),
-    ],
+    [(4, 1, "0x738c", 'gcn="908"', 46.0, "AMD MI100"), (2, 3, "0x740f", 'gcn="gfx90a"', 150.0, "AMD MI210")],
 )
 def test_hives_of_amds_cards_have_their_bridges(imported, number, count, device, more, of_a_pair, name):  # noqa: F811
     _, _, machine = imported(system(*hive(number, count, "", device, more, 104)))
