@@ -172,8 +172,7 @@ def _add_host(parts: _Parts, facts: Facts) -> None:
     is_same = len({node.usable_cores for node in nodes}) == 1
     with_memory = [at for at, node in enumerate(nodes) if node.memory_bytes != 0]
     for at in with_memory:
-        id_, name_ = f"host{at}", "main memory"
-        parts.device(id_, "memory", "host_memory", name_, bandwidth_bytes_per_s=HOST_MEMORY)
+        parts.device(f"host{at}", "memory", "host_memory", "main memory", bandwidth_bytes_per_s=HOST_MEMORY)
     for at, node in enumerate(nodes):
         usable = node.usable_cores
         cores = Figure(usable, "nominal: cores that this process may use") if usable else None
