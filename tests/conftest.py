@@ -58,15 +58,8 @@ NUM_GPUS_VARIABLE = "SCALING_TEST_GPUS"
 NEED_PROGRAMS = {"need", "mpirun", "openmpi", "system_openmpi", "mpich", "horovodrun"}
 """Fixtures of tests that need what `make test` does not install."""
 
-WORKER_PROGRAMS = {
-    "torch.distributed.run",
-    "torchrun",
-    "scaling.worker",
-    "mpirun",
-    "mpiexec",
-    "horovodrun",
-    "srun",
-}
+LAUNCHER_PROGRAMS = {"torch.distributed.run", "torchrun", "mpirun", "mpiexec", "horovodrun", "srun"}
+WORKER_PROGRAMS = {*LAUNCHER_PROGRAMS, "scaling.worker"}
 """What starts worker processes, and a worker itself, as words of a command."""
 
 SLURM = "tests/slurm"
@@ -101,9 +94,7 @@ def _num_gpus_promised() -> int:
 
 def _num_gpus_needed(item: pytest.Item) -> int:
     """`gpu` is one, `gpu(2)` two; a test may bear several of these marks."""
-    return (
-        max((*mark.args, 1)[0] for mark in item.iter_markers("gpu")) if item.get_closest_marker("gpu") else 0
-    )
+    return max(((*mark.args, 1)[0] for mark in item.iter_markers("gpu")), default=0)
 
 
 @cache
@@ -350,12 +341,8 @@ AS_ROOT = tuple((f"OMPI_ALLOW_RUN_AS_ROOT{end}", "1") for end in ("", "_CONFIRM"
 
 
 def _openmpi() -> str | None:
-    places = [
-        str(Path(sys.prefix) / "bin" / "mpirun"),
-        shutil.which("mpirun"),
-        shutil.which("mpirun.openmpi"),
-    ]
-    for place in places:
+    own = str(Path(sys.prefix) / "bin" / "mpirun")
+    for place in (own, shutil.which("mpirun"), shutil.which("mpirun.openmpi")):
         if place and Path(place).exists():
             told = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=LIMIT_S)
             if "Open MPI" in told.stdout:

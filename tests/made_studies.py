@@ -104,32 +104,13 @@ def _cell(**changes: Any) -> dict[str, Any]:
     batch = changes.pop("batch", 64)
     weak = changes.get("scaling") == "weak"
     cell = {
-        "kind": "iteration",
-        "model": "mlp",
-        "dataset": "synthetic",
-        "aggregator": "none",
-        "step": "eager",
-        "device": "cpu",
-        "scaling": "strong",
-        "world_size": size,
-        "local_batch": batch if weak else batch // size,
-        "global_batch": batch * size if weak else batch,
-        "threads": 1,
-        "peer_access": None,
-        "tf32": None,
-        "seed": 0,
-        "learning_rate": 0.01,
-        "momentum": 0.9,
-        "weight_decay": 0.0,
-        "nesterov": False,
-        "warmup": 1,
-        "iterations": 3,
-        "max_seconds": None,
-        "epochs": None,
-        "target_accuracy": None,
-        "model_parameters": {},
-        "dataset_parameters": {},
-        "aggregator_parameters": {},
+        **{"kind": "iteration", "model": "mlp", "dataset": "synthetic", "aggregator": "none"},
+        **{"step": "eager", "device": "cpu", "scaling": "strong", "world_size": size},
+        **{"local_batch": batch if weak else batch // size, "global_batch": batch * size if weak else batch},
+        **{"threads": 1, "peer_access": None, "tf32": None, "seed": 0, "nesterov": False},
+        **{"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.0, "warmup": 1, "iterations": 3},
+        **{"max_seconds": None, "epochs": None, "target_accuracy": None},
+        **{"model_parameters": {}, "dataset_parameters": {}, "aggregator_parameters": {}},
         **changes,
     }
     labels = {f"{field}_label": cell[field] for field in ("model", "dataset", "aggregator")}
@@ -199,10 +180,8 @@ class Synthetic:
             ProfiledStep(number, [RankStep(length_s, [Span(*one) for one in own], 0.0) for own in per_rank])
             for number in range(1000, 1008)
         ]
-        records = [
-            RunRecord(cell_id, repeat, variables, state, summary=dict(summary or {}))
-            for repeat in range(max(1, len(launches)))
-        ]
+        repeats, said = range(max(1, len(launches))), summary or {}
+        records = [RunRecord(cell_id, one, variables, state, summary=dict(said)) for one in repeats]
         timed = [
             IterationLaunch(repeat, np.arange(len(own)), np.array([own] * size), steps if spans else [])
             for repeat, own in enumerate(launches)

@@ -49,13 +49,8 @@ def received_folder(
                 made.sample_writer(record.cell_id, record.repeat, rank)(rows[:num_lines])
     timed = [record for record in made.runs() if record.cell["kind"] == "iteration"]
     interval = {"iteration_s": 0.01, "iteration_s_low": 0.008, "iteration_s_high": 0.012}
-    more = {
-        "compute_s": 0.005,
-        "exposed_comm_s": 0.005,
-        "notes": ["compute"],
-        "transport": "sends",
-        "topology": "x",
-    }
+    more = {"compute_s": 0.005, "exposed_comm_s": 0.005, "notes": ["compute"]}
+    more |= {"transport": "sends", "topology": "x"}
     names = {"model": "mlp", "aggregator": "ring", "step": "eager", "world_size": 2}
     made.write_predictions([{"cell_id": record.cell_id, **names, **interval, **more} for record in timed])
     made.write_sheet("sign", SHEET)

@@ -49,9 +49,8 @@ def test_all_reduce_tables_are_those_of_the_samples(file):
     for name, *cells in rows:
         for size, shown, ratio in zip(header[1::2], cells[::2], cells[1::2], strict=True):
             assert shown == quartiles(table, name, SIZES[size]), (name, size)
-            by_round = table[table.bytes == SIZES[size]].pivot(
-                index="round", columns="contender", values="seconds"
-            )
+            axes = {"index": "round", "columns": "contender", "values": "seconds"}
+            by_round = table[table.bytes == SIZES[size]].pivot(**axes)
             expected = (by_round["NCCL all-reduce"] / by_round[name]).median()
             assert ratio == f"{expected:.2f}", (name, size)
 
@@ -217,14 +216,9 @@ def test_text_on_losses_and_configurations_is_that_of_the_samples(file):
         assert not network["failed"]
         every = network["contenders"]
         assert 5 <= sum(one["kind"] == "hook" for one in every.values()) <= 9
-        falls[name] = {
-            short: every[contender]["losses"][0] - np.mean(every[contender]["losses"][-4:])
-            for short, contender in (
-                ("ours", "power_sgd captured, 1 MB"),
-                ("hook", "hook, 1000 MB, batched"),
-                ("ddp", "DDP"),
-            )
-        }
+        names = {"ours": "power_sgd captured, 1 MB", "hook": "hook, 1000 MB, batched", "ddp": "DDP"}
+        losses = {short: every[contender]["losses"] for short, contender in names.items()}
+        falls[name] = {short: own[0] - np.mean(own[-4:]) for short, own in losses.items()}
     one, two, three = (falls[name] for name in ("fcn-r", "fcn-s4", "resnet-56"))
     assert holds_numbers(text, f"by {one['ours']:.3f} with ours and {one['hook']:.3f} with the hook on FCN-R")
     assert holds_numbers(text, f"by {two['ours']:.2f} and {two['hook']:.2f} on fcn-s4")
@@ -268,13 +262,11 @@ def test_text_on_power_sgd_on_four_gpus_has_the_ratios_of_the_samples(four_gpus)
 
 def test_text_on_power_sgd_on_four_gpus_has_the_times_of_the_samples(four_gpus):
     text = text_of_results()
-    times = [
-        {
-            name: {key: 1e3 * row["median_s"] for key, row in one["contenders"].items()}
-            for name, one in said.items()
-        }
-        for said in four_gpus
-    ]
+
+    def times_of(one):
+        return {key: 1e3 * row["median_s"] for key, row in one["contenders"].items()}
+
+    times = [{name: times_of(one) for name, one in said.items()} for said in four_gpus]
     one, two, three = (times[0][name] for name in NETWORKS)
     assert holds_numbers(text, f"{one[OURS]:.2f} against {one['DDP']:.2f} ms on FCN-R")
     assert holds_numbers(text, f"{two[OURS]:.2f} against {two['DDP']:.2f} on fcn-s4")
@@ -330,15 +322,10 @@ def test_codec_tables_are_those_of_the_samples(monkeypatch):
     assert not slower, "what the text says"
     text = text_of_results()
     codes = json.loads((RESULTS / file).read_text(encoding="utf-8"))["codecs"]
-    encodings = [
-        np.median(row["seconds"]) * BYTES_PER_S / row["bytes_moved"]
-        for one in codes[:6]
-        for row in one["rows"]
-        if row["name"].endswith("encode, kernels, graph")
-    ]
+    rows = [row for one in codes[:6] for row in one["rows"] if row["name"].endswith("encode, kernels, graph")]
+    encodings = [np.median(row["seconds"]) * BYTES_PER_S / row["bytes_moved"] for row in rows]
     assert holds_numbers(text, f"takes {min(encodings):.2f} to {max(encodings):.2f} times its floor")
-    decoding = [
-        1e3 * np.median(large[f"two_bit, decode, {way}"]) for way in ("kernels", "kernels, graph", "torch")
-    ]
+    ways = ("kernels", "kernels, graph", "torch")
+    decoding = [1e3 * np.median(large[f"two_bit, decode, {way}"]) for way in ways]
     assert holds_numbers(text, f"{decoding[0]:.3f} and {decoding[1]:.3f}, torch {decoding[2]:.3f}")
     assert max(value for one in document["codecs"] for value in one["equality"].values()) < 3e-7

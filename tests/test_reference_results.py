@@ -65,23 +65,15 @@ def test_accuracies_of_compressed_gradients_are_those_of_the_folder():
     exact = accuracy["host_parallel"]
     shown = {row[0].strip("`"): row[1:] for name in table.index for row in rows_of(f"`{name}` |")}
     assert len(shown) == 11
-    assert shown == {
-        name: [
-            f"{accuracy[name]:.2f}%",
-            f"{accuracy[name] - exact:+.2f}",
-            f"{row.train_loss:.3f}",
-            f"{row.wire_bytes_per_rank / 1e6:.2f}",
-        ]
-        for name, row in table.iterrows()
-    }
+    for name, row in table.iterrows():
+        numbers = [f"{accuracy[name]:.2f}%", f"{accuracy[name] - exact:+.2f}", f"{row.train_loss:.3f}"]
+        assert shown[name] == [*numbers, f"{row.wire_bytes_per_rank / 1e6:.2f}"]
     without = table.index.str.endswith("(error_feedback=False)")
     assert (accuracy - exact).abs()[~without].max() < 0.155
     lost = exact - accuracy[without]
     assert (round(lost.min(), 1), round(lost.max(), 1)) == (3.5, 8.9)
-    times = (
-        table.train_loss[without]
-        / table.train_loss[[name.split("(")[0] for name in table.index[without]]].values
-    )
+    with_feedback = [name.split("(")[0] for name in table.index[without]]
+    times = table.train_loss[without] / table.train_loss[with_feedback].values
     assert 1.8 < times.min() < times.max() < 4
 
 
@@ -111,9 +103,8 @@ def test_accuracies_of_resnet_56_are_those_of_the_folder():
     (synchronized,) = 100 * table[is_sync].final_test_accuracy
     (row,) = rows_of("the same with synchronized")
     assert row[3] == f"{synchronized:.2f}% with `all_reduce`"
-    accuracy = (
-        100 * table[~is_sync].groupby(["momentum", "aggregator", "world_size"]).final_test_accuracy.mean()
-    )
+    by = ["momentum", "aggregator", "world_size"]
+    accuracy = 100 * table[~is_sync].groupby(by).final_test_accuracy.mean()
     (row,) = rows_of("`converge-resnet`")
     for text, is_four in zip(row[2:], (False, True), strict=True):
         own = accuracy[0.9][[size == 4 if is_four else size < 4 for _, size in accuracy[0.9].index]]
@@ -146,9 +137,8 @@ def test_one_bit_loses_to_momentum_in_alexnet_r():
     table = trainings("alexnet-rates-4xh200").set_index(["aggregator", "momentum", "learning_rate"])
     percent = table.final_test_accuracy.map(lambda share: f"{100 * share:.2f}%")
     (row,) = rows_of("AlexNet-R without momentum")
-    assert row[3] == (
-        f"{percent['all_reduce', 0.0, 0.2]} with `all_reduce`, {percent['one_bit', 0.0, 0.2]} with `one_bit`"
-    )
+    exact, one_bit = (percent[name, 0.0, 0.2] for name in ("all_reduce", "one_bit"))
+    assert row[3] == f"{exact} with `all_reduce`, {one_bit} with `one_bit`"
     assert holds_numbers(SENTENCES, f"a quarter of the rate it ends at {percent['one_bit', 0.9, 0.005]}")
     assert holds_numbers(SENTENCES, f"at the full rate at {percent['one_bit_flat', 0.9, 0.02]}")
 
@@ -205,13 +195,9 @@ def test_committed_results_are_archived_and_hold_what_no_command_makes_again():
 
 def test_committed_pictures_are_those_that_a_document_shows():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *REFERENCE.rglob("*.md")]
-    shown = {
-        (page.parent / name).resolve()
-        for page in pages
-        for name in re.findall(
-            r"(?m)(?:!\[[^\]]*\]\(|^\[\w+\]:\s+)([^)\s]+)", page.read_text(encoding="utf-8")
-        )
-    }
+    picture = re.compile(r"(?m)(?:!\[[^\]]*\]\(|^\[\w+\]:\s+)([^)\s]+)")
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    shown = {(page.parent / name).resolve() for page, text in texts.items() for name in picture.findall(text)}
     pictures = {path for path in committed() if path.suffix in (".png", ".svg")}
     assert pictures == {path for path in shown if path.is_relative_to(REFERENCE)}
 

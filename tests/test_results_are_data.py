@@ -26,29 +26,9 @@ from tests.made_studies import StudyFolder
 from tests.received_folder import received_folder
 
 OF_THE_FORM = {
-    *(
-        "cell_id",
-        "kind",
-        "state",
-        "step",
-        "device",
-        "scaling",
-        "input_placement",
-        "batch_norm",
-        "augmentation",
-    ),
-    *(
-        "memory_format",
-        "operation",
-        "phase",
-        "fact",
-        "launch",
-        "memory",
-        "spans",
-        "started_at",
-        "finished_at",
-    ),
-    *("schedule", "learning_rate_rule", "warmup_end", "stop_reason"),
+    *("cell_id", "kind", "state", "step", "device", "scaling", "input_placement", "batch_norm"),
+    *("augmentation", "memory_format", "operation", "phase", "fact", "launch", "memory", "spans"),
+    *("started_at", "finished_at", "schedule", "learning_rate_rule", "warmup_end", "stop_reason"),
 }
 """Keys that have one of a few words: with another one a verb refuses before it comes to the rest."""
 
@@ -213,10 +193,10 @@ def test_no_function_that_is_named_as_a_component_is_called(call, folder, mark, 
 
 @pytest.mark.parametrize("key", ["kind", "state", "step", "device", "scaling"])
 def test_no_text_in_place_of_a_word_of_the_form_is_executed(call, folder, mark, own_study, key):
-    change_records(
-        folder,
-        lambda content: (content if key == "state" else content["cell"]).update({key: TEXTS["module"]}),
-    )
+    def name_it(content: dict[str, Any]) -> None:
+        (content if key == "state" else content["cell"])[key] = TEXTS["module"]
+
+    change_records(folder, name_it)
     for words in verbs(folder.path, own_study):
         if words[0] in ("status", "predict", "recommend"):
             call(*words)
