@@ -182,7 +182,7 @@ def steps_to_target(training: TrainingSamples, cell: Mapping[str, Any]) -> tuple
     if index and np.isfinite(values[index - 1]):
         share = float((goal - values[index - 1]) / (values[index] - values[index - 1]))
     steps = float(training.steps[:index].sum()) + share * width
-    return steps, (width / steps) ** 2 / 12
+    return (steps, (width / steps) ** 2 / 12) if steps > 0 else None
 
 
 def _rate(row: Row) -> float:
@@ -197,7 +197,7 @@ def best_rate(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> BatchStep
     for rate, same in by_rate.items():
         runs = [cells[row["cell_id"]] for row in same]
         reached = [steps_to_target(training, run.cell) for run in runs for training in run.trainings]
-        if None not in reached:
+        if reached and None not in reached:
             found[rate] = np.array(reached, dtype=float)
     if not found:
         return None
@@ -334,7 +334,8 @@ def learning_plans(
     def loses(row: Row) -> bool:
         return bool(row["world_size"] > 1 and is_lossy(cells[row["cell_id"]]))
 
-    aimed = [row for row in usable if row["repeats"] and (row["target_accuracy"] or row[BITS_TARGET])]
+    known = [row for row in usable if row["repeats"] and (row["learning_rate"] or 0) > 0]
+    aimed = [row for row in known if row["target_accuracy"] or row[BITS_TARGET]]
     families = by_key(aimed, lambda row: (*(row[name] for name in _FAMILY), row["target_accuracy"]))
     names = ("model", "dataset", "device", "target_accuracy", BITS_TARGET)
     values = {name: {family[0][name] for family in families.values()} for name in _FAMILY}

@@ -116,6 +116,7 @@ def test_steps_are_interpolated_within_the_epoch_and_half_of_the_first():
     assert steps_to_target(samples_of([0.95, 0.97], [100.0] * 2), cell)[0] == 50
     assert steps_to_target(samples_of([np.nan, 0.95], [100.0] * 2), cell)[0] == 150
     assert steps_to_target(samples_of([0.5, 0.8], [100.0] * 2), cell) is None
+    assert steps_to_target(samples_of([0.95], [0.0]), cell) is None, "a folder that lost its steps"
     in_bits = {"target_bits_per_byte": 2.0}
     losses = samples_of([np.nan] * 2, [100.0] * 2)
     object.__setattr__(losses, "test_loss", np.array([3.0, 1.0]) * math.log(2))
