@@ -40,9 +40,7 @@ from scaling.report.formats import (
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import recipe_text, text_of, title_of, warnings_of
 
-AGGREGATOR_WIDTH = 26
-"""Longer labels are folded in a terminal: with five columns of numbers, this is what 80 characters leave."""
-
+AGGREGATOR_WIDTH = 26  # in a terminal, where longer labels are folded: what five columns of numbers leave
 WIDEST_INTERVAL = 0.1  # half of an interval; a row with a wider one is marked
 WIDE, DIFFERS = "~", "†"
 """Marks of an interval, and of an exchange that the difference to the step without does not confirm."""
@@ -58,16 +56,15 @@ CONVERGENCE_STATISTIC = (
 
 def page_tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
     """A group of cells in human units: its table and, where steps were split, its budget."""
-    return [replace(table, group=group.key) for table in _tables(group, groups)]
+    tables = [_convergence_table(group)] if group.kind == "convergence" else []
+    if group.kind == "iteration":
+        tables = [_iteration_table(group, groups), *filter(None, [budget_table(group)])]
+    return [replace(table, group=group.key) for table in tables]
 
 
-def _tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
-    if group.kind == "convergence":
-        return [_convergence_table(group)]
-    if group.kind != "iteration":
-        return []
+def _iteration_table(group: CellGroup, groups: Sequence[CellGroup]) -> Table:
     noise = noise_finding(group, groups)
-    table = table_of(
+    return table_of(
         f"Time of a step: {title_of(group.given)}",
         _iteration_statistic(group),
         columns_of(group, groups),
@@ -76,8 +73,6 @@ def _tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
         warnings=warnings_of(group),
         cells=[[row["cell_id"]] for row in group.rows],
     )
-    budgets = budget_table(group)
-    return [table] if budgets is None else [table, budgets]
 
 
 def columns_of(group: CellGroup, groups: Sequence[CellGroup] = ()) -> list[Column[Row]]:
@@ -213,12 +208,11 @@ def _is_wide(row: Row) -> bool:
 def exchange_column(rows: Sequence[Row]) -> Column[Row]:
     """What the exchange adds, with a mark where that tells rows apart."""
     marked = [row["cell_id"] for row in rows if _exchange_differs(row)] if _tells_apart(rows) else []
-    return Column(
-        "exchange, ms",
-        lambda row: (
-            milliseconds(row["exchange_overhead_s"]) + (f" {DIFFERS}" if row["cell_id"] in marked else "")
-        ),
-    )
+
+    def text(row: Row) -> str:
+        return milliseconds(row["exchange_overhead_s"]) + (f" {DIFFERS}" if row["cell_id"] in marked else "")
+
+    return Column("exchange, ms", text)
 
 
 def _tells_apart(rows: Sequence[Row]) -> bool:
@@ -242,8 +236,7 @@ def _gap_s(row: Row) -> float:
 
 
 def _convergence_table(group: CellGroup) -> Table:
-    merged = over_seeds(group.rows)
-    members = by_key(group.rows, family_key)
+    merged, members = over_seeds(group.rows), by_key(group.rows, family_key)
     return table_of(
         f"Convergence: {title_of(group.given)}",
         f"Recipe: {recipe_text(group.rows[0])}. {CONVERGENCE_STATISTIC}",
