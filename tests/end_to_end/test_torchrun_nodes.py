@@ -44,6 +44,7 @@ def test_two_nodes_give_what_one_gives(scaling):
     for run in scaling.results().runs():
         assert (run.state, run.launch["launcher"], run.launch["num_nodes"]) == ("done", "torchrun", 2)
         assert tuple(run.launch["nodes"]) == (platform.node(),)
+        assert tuple(run.launch["rank_nodes"]) == (platform.node(),) * 2
     assert {(r.state, r.launch["num_nodes"]) for r in one_node.runs()} == {("done", 1)}
     assert losses(scaling.results()) == losses(one_node)
 

@@ -168,7 +168,7 @@ def run_launch(
 def _started_by(workers: Workers, launch: Launch, libraries: LaunchLibraries) -> dict[str, Any]:
     """What is recorded of a run with its cell: by what and where it was started. Collective."""
     workers_per_gpu, info = launch.settings.workers_per_gpu, workers.info
-    nodes = workers.gather(platform.node()) if num_nodes(info) > 1 else None  # of each rank
+    of_ranks = workers.gather(platform.node()) if num_nodes(info) > 1 else None
     return {
         "launcher": info.launcher,
         "host": platform.node(),
@@ -177,7 +177,7 @@ def _started_by(workers: Workers, launch: Launch, libraries: LaunchLibraries) ->
         **libraries.record(),
         **({} if workers_per_gpu is None else {"workers_per_gpu": workers_per_gpu}),
         "num_nodes": num_nodes(info),
-        **({} if nodes is None else {"nodes": nodes}),
+        **({} if of_ranks is None else {"nodes": sorted(set(of_ranks)), "rank_nodes": of_ranks}),
     }
 
 
