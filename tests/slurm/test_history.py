@@ -2,16 +2,15 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.cli.test_history import TINY
 from tests.documented import example, replaced
 from tests.slurm.conftest import Study, running
-from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
@@ -36,31 +35,18 @@ def study(nodes, tmp_path):
 
 @pytest.fixture
 def typed(study):
-    """typed(example, **replaced): a script, as a user with `scaling` on the PATH types it."""
-    study.write(
-        ["all_reduce"],
-        kind="iteration",
-        workloads=[{"model": "slow_host:slow_there", "dataset": "digits", "global_batch": 64}],
-        repeats=1,
-        warmup=1,
-        iterations=5,
-        precision_goal=None,
-        profiled_iterations=4,
-        noise_pair=False,
-    )
+    """typed(script): what a user types with `scaling` on the PATH, which exits with 0; what it prints."""
+    tiny = yaml.safe_load(TINY)
+    workload = {"model": "slow_host:slow_there", "dataset": "digits", "global_batch": 64}
+    more = {"workloads": [workload], "aggregators": ["all_reduce"], "profiled_iterations": 4}
+    part = {**tiny["parts"][0], **more}
+    study.study.write_text(yaml.safe_dump({**tiny, "world_sizes": [2], "parts": [part]}))
     path = os.pathsep.join([str(Path(sys.executable).parent), study.environment["PATH"]])
-    environment = {**study.environment, "PATH": path, "SCALING_TEST_SLOW_HOST": SLOW}
 
-    def run(text, *command):
-        return subprocess.run(
-            ["bash", *command],
-            input=text,
-            cwd=study.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+    def run(script):
+        done = study.ended(["bash", "-c", script], PATH=path, SCALING_TEST_SLOW_HOST=SLOW)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     return run
 
@@ -73,9 +59,8 @@ def test_the_slow_node_of_pairs_is_named(study, typed):
     history = f"scaling history {study.folder}/pairs"
     words = {"scaling history /shared/pairs": f"{history} {study.study}", "--gpus-per-node=4": ONE_GPU}
     names = {f"n{number}": node for number, node in enumerate(NODES, start=1)}
-    done = typed(replaced(example(PAGE, "--nodelist=$pair"), **words, **names))
-    assert done.returncode == 0, done.stderr
-    study.jobs += [line.split()[-1] for line in done.stdout.splitlines()]
+    said = typed(replaced(example(PAGE, "--nodelist=$pair"), **words, **names))
+    study.jobs += [line.split()[-1] for line in said.splitlines()]
     for job in study.jobs:
         state = study.cluster.wait_for(job, "COMPLETED", "FAILED")
         assert state == "COMPLETED", study.log(job)
@@ -94,9 +79,7 @@ def test_the_daily_job_measures_and_submits_the_next(study, typed):
     study.study.write_text(yaml.safe_dump({**yaml.safe_load(study.study.read_text()), "world_sizes": [1]}))
     script = replaced(example(PAGE, "#SBATCH --job-name=watch"), **words)
     (study.folder / "watch.sh").write_text(script)
-    done = typed("", "-c", "sbatch watch.sh")
-    assert done.returncode == 0, done.stderr
-    job = done.stdout.split()[-1]
+    job = typed("sbatch watch.sh").split()[-1]
     study.jobs.append(job)
     assert study.cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED", study.log(job)
     assert len(campaigns(study.folder / "watch")) == 1
