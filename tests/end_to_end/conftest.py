@@ -30,8 +30,9 @@ SYNTHETIC = {
 def trained(name: str, hidden: int = 8, batch: int = 256, **keys: Any) -> dict[str, Any]:
     """A study that trains for an epoch on two processes."""
     workload = {"model": {"name": "mlp", "hidden": [hidden]}, "dataset": "digits", "global_batch": batch}
-    made = {"name": name, "kind": "convergence", "device": "cpu", "workloads": [workload], "epochs": 1}
-    return {**made, "world_sizes": [2], "scaling": "strong", **keys}
+    made: dict[str, Any] = {"name": name, "kind": "convergence", "device": "cpu", "workloads": [workload]}
+    made |= {"world_sizes": [2], "scaling": "strong", **keys}
+    return {"epochs": 1, **made} if made["kind"] == "convergence" else made
 
 
 class Scaling:
