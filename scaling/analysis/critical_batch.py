@@ -192,12 +192,13 @@ def _rate(row: Row) -> float:
 
 
 def best_rate(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> BatchSteps | None:
-    """Of the trainings at one batch those of the best rate; None where at each rate one misses the target."""
+    """Of the trainings at one batch those of the best rate; None where one fails or misses at each rate."""
     by_rate, found = by_key(rows, _rate), {}
     for rate, same in by_rate.items():
         runs = [cells[row["cell_id"]] for row in same]
         reached = [steps_to_target(training, run.cell) for run in runs for training in run.trainings]
-        if reached and None not in reached:
+        has_failed = any(row["state"] == "failed" for row in same)
+        if reached and None not in reached and not has_failed:
             found[rate] = np.array(reached, dtype=float)
     if not found:
         return None
@@ -253,6 +254,9 @@ class LearningPlan:
     fit: StepsFit | None
     settings: Sequence[Setting]  # the fastest first
     not_trained: Sequence[str]  # lossy settings that were timed, without a training of their own
+    num_large: int = 0  # timed cells whose memory is unknown or above the most
+    num_shared: int = 0  # timed cells whose workers share GPUs
+    unfinished: Sequence[int] = ()  # batches with a training that failed or has not ended
 
     @property
     def front(self) -> list[Setting]:
@@ -290,6 +294,7 @@ class LearningPlan:
             "given": self.given,
             "batches": [one.values() for one in self.trained],
             "missed": self.missed,
+            "unfinished": self.unfinished,
             "fewest": FEWEST_BATCHES,
             "rule": rate_rule(self.trained),
             "noise": {"low": min(lows), "high": max(highs)} if known else None,
@@ -299,21 +304,22 @@ class LearningPlan:
             return
         critical = self.fit.critical
         values |= {"critical": critical, "least": self.fit.least, "nearly": NEARLY_LEAST}
-        values |= {"enough": critical.value / NEARLY_LEAST, "misfit": math.sqrt(self.fit.misfit)}
+        values |= {"enough": critical.high / NEARLY_LEAST, "misfit": math.sqrt(self.fit.misfit)}
         values["differs"] = bool(known) and (critical.low > max(highs) or critical.high < min(lows))
         yield Finding("critical_batch", ids, values)
+        names = ("given", "not_trained", "num_large", "num_shared")
+        left_out = {name: getattr(self, name) for name in names}
         if not self.settings:
-            yield Finding("seconds_not_timed", ids, {"given": self.given})
+            yield Finding("seconds_not_timed", ids, left_out)
             return
         base, *others = self.by_workers.values()
         values = {
-            "given": self.given,
+            **left_out,
             "best": self.settings[0].values(),
             "base": base.values(),
             "others": [{**one.values(), "times": self.times_faster(one, base)} for one in others],
             "front": [one.values() for one in self.front],
             "knee": self.knee.values(),
-            "not_trained": self.not_trained,
             "lacks": any(_augmentation(one.row) != _augmentation(rows[0]) for one in self.settings),
         }
         yield Finding("seconds_by_workers", tuple(one.row["cell_id"] for one in self.settings), values)
@@ -328,13 +334,16 @@ def learning_plans(
     usable = [row for row in usable if columns.is_unchanged(row)]
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
     timed = [row for row in usable if row["kind"] == "iteration" and row["iteration_s"]]
-    timed = [row for row in timed if not columns.shares_gpus(row)]
-    timed = [row for row in timed if (row["memory_peak_bytes"] or math.inf) <= max_memory_bytes]
+
+    def is_large(row: Row) -> bool:
+        return bool((row["memory_peak_bytes"] or math.inf) > max_memory_bytes)
 
     def loses(row: Row) -> bool:
         return bool(row["world_size"] > 1 and is_lossy(cells[row["cell_id"]]))
 
-    known = [row for row in usable if row["repeats"] and (row["learning_rate"] or 0) > 0]
+    known = [row for row in usable if row["kind"] != "iteration" and (row["learning_rate"] or 0) > 0]
+    # The row of a training that failed has no target.
+    known = [{**row, "target_accuracy": cells[row["cell_id"]].cell.get("target_accuracy")} for row in known]
     aimed = [row for row in known if row["target_accuracy"] or row[BITS_TARGET]]
     families = by_key(aimed, lambda row: (*(row[name] for name in _FAMILY), row["target_accuracy"]))
     names = ("model", "dataset", "device", "target_accuracy", BITS_TARGET)
@@ -342,7 +351,8 @@ def learning_plans(
     differing = [name for name in _FAMILY if name not in names and len(values[name]) > 1]
     plans = []
     for family in families.values():
-        first, by_loss = family[0], by_key(family, loses)
+        ended = [row for row in family if row["repeats"] or row["state"] == "failed"]
+        first, by_loss = family[0], by_key(ended, loses)
         by_batch = sorted(by_key(by_loss.get(False, []), lambda row: int(row["global_batch"])).items())
         found = {batch: best_rate(same, cells) for batch, same in by_batch}
         trained = [best for best in found.values() if best is not None]
@@ -355,8 +365,15 @@ def learning_plans(
         same_step = [row for row in timed if all(row[name] == first[name] for name in _TIMED)]
         augmented = ("none", _augmentation(first))
         same_step = [row for row in same_step if _augmentation(row) in augmented]
+        shared = [row for row in same_step if columns.shares_gpus(row)]
+        large = [row for row in same_step if is_large(row) and row not in shared]
+        same_step = [row for row in same_step if row not in shared and row not in large]
+
+        def by_time(row: Row, own: str = augmented[1]) -> tuple[bool, float]:
+            return _augmentation(row) != own, float(row["iteration_s"])
+
         for key, alike in by_key(same_step if fit else [], _own).items():
-            row, steps = min(alike, key=lambda row: float(row["iteration_s"])), own.get(key)
+            row, steps = min(alike, key=by_time), own.get(key)
             is_outside = not trained[0].batch <= row["global_batch"] <= trained[-1].batch
             if fit and not loses(row):
                 settings.append(_setting(row, fit.steps(row["global_batch"]), is_outside, is_own=False))
@@ -366,7 +383,9 @@ def learning_plans(
                 name = columns.with_local_updates(row)
                 not_trained.append(f"{name} on {columns.workers_of(row)} at batch {row['global_batch']:,}")
         settings.sort(key=lambda one: one.seconds.value)
-        plans.append(LearningPlan(given, trained, missed, fit, settings, not_trained))
+        unfinished = sorted({int(row["global_batch"]) for row in family if row["state"] != "done"})
+        more = (len(large), len(shared), unfinished)
+        plans.append(LearningPlan(given, trained, missed, fit, settings, not_trained, *more))
     return [plan for plan in plans if plan.trained or plan.missed]
 
 

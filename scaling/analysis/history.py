@@ -123,8 +123,9 @@ def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> 
             what = "{model}, {aggregator}@{world_size}".format(**cell.cell)
             seconds[f"{what} [{cell.cell_id[:6]}]"] = float(stats.gmean([*times.by_launch.values()]))
         if found := slow_rank(cell.launches, own_phases(str(cell.cell.get("step")))):
-            nodes = cell.done[0].launch.get("rank_nodes")
-            slow.add(nodes[found.rank] if nodes else f"rank {found.rank}")
+            nodes: list[list[str]] = [run.launch.get("rank_nodes") or [] for run in cell.done]
+            is_one = nodes[0] and all(of_run == nodes[0] for of_run in nodes)
+            slow.add(nodes[0][found.rank] if is_one else f"rank {found.rank}")
     for result in read_transfers(folder):
         for one in sorted(result.transfers, key=lambda one: one.num_bytes):
             what = f"{label(one.example)} [{result.cell_id[:6]}]"

@@ -123,7 +123,7 @@ def recommend(
             )
         said = [plan_as_dict(plan) for plan in plans] if as_json else []
         typer.echo(json.dumps(said, indent=1) if as_json else "\n".join(map(plan_lines, plans)))
-        if not any(plan.settings for plan in plans):
+        if not all(plan.settings for plan in plans):
             raise typer.Exit(3)
         return
     recommendations = find(study.table, study.cells, objective, study.num_cores, most_bytes, known)

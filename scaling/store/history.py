@@ -114,6 +114,8 @@ def digest_of(campaign: Campaign, samples: str) -> str:
 def samples_digest(folder: ResultsFolder) -> str:
     """Of all raw samples of a results folder, archived or not, with their cells and repeats."""
     digest = hashlib.sha256()
+    known = {f"{record.cell_id}/{record.repeat}" for record in folder.runs()}
     for name, content in samples_of(folder.path):
-        digest.update(f"{name.removeprefix('runs/')}\n".encode() + content)
+        if name.removeprefix("runs/").rpartition("/")[0] in known:
+            digest.update(f"{name.removeprefix('runs/')}\n".encode() + content)
     return digest.hexdigest()

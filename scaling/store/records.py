@@ -91,8 +91,9 @@ def checked(text: str, where: object, mend: str = MEND, *, numbered: bool = Fals
 def record_from(values: dict[str, Any]) -> RunRecord:
     """The record that such values are; a cell without a label has the plain name."""
     record = RunRecord(**upgraded(values, values["schema_version"]))
-    labels = {f"{name}_label": record.cell.get(name) for name in ("model", "dataset", "aggregator")}
-    record.cell = {**{key: label for key, label in labels.items() if isinstance(label, str)}, **record.cell}
+    for name in ("model", "dataset", "aggregator"):
+        if isinstance(record.cell.get(name), str):
+            record.cell.setdefault(f"{name}_label", record.cell[name])
     return record
 
 

@@ -24,6 +24,7 @@ from scaling.errors import ScalingError
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.parts import SETTINGS
 from scaling.report.figures.target_by_workers import target_by_workers
+from scaling.report.formats import number
 from scaling.report.text import text_of
 
 LEAST, CRITICAL, SAMPLES = 200.0, 500.0, 16384
@@ -172,7 +173,38 @@ def test_a_batch_at_which_every_rate_misses_is_left_out_with_a_word(trained, pla
     trained(256, epochs=2)
     (plan,) = plans()
     assert (plan.missed, len(plan.trained)) == ([256], 4)
-    assert "At batch 256 each rate has a training that missed the target" in texts(plan)
+    assert "At batch 256 each rate has a training that failed or missed the target" in texts(plan)
+
+
+def test_what_the_trainings_do_not_show_is_no_number(trained, plans):
+    for batch in BATCHES[:3]:
+        trained(batch, 204_800 / batch)
+    (plan,) = plans()
+    assert plan.fit.critical.high == math.inf
+    assert "S_min at most" in texts(plan)
+    assert "B_crit at least" in texts(plan)
+    assert "Beyond a batch" not in texts(plan)
+
+
+def test_a_rate_at_which_a_training_failed_does_not_count(trained, plans, study):
+    for batch in BATCHES:
+        trained(batch)
+    trained(256)
+    failed = {"learning_rate": 0.256, "target_accuracy": 0.9, "aggregator": "all_reduce"}
+    study.add(["failed: out of memory"], kind="convergence", batch=256, seed=1, epochs=2, **failed)
+    (plan,) = plans()
+    assert plan.missed == [256]
+    assert "Trainings at batch 256 failed or have not ended" in texts(plan)
+
+
+def test_steps_with_the_training_s_augmentation_go_before_others(trained, plans, study):
+    for batch in BATCHES:
+        trained(batch, augmentation="standard")
+    for step_s, augmentation in ((0.01, "none"), (0.02, "standard")):
+        study.add_steps([[step_s] * 6], world_size=2, batch=128, aggregator="ring", augmentation=augmentation)
+    (plan,) = plans()
+    (setting,) = plan.settings
+    assert setting.row["iteration_s"] == pytest.approx(0.02)
 
 
 def test_two_batches_are_too_few_and_what_to_train_is_said(trained, plans):
@@ -240,7 +272,8 @@ def test_seconds_are_the_time_of_a_step_times_the_steps_and_the_fastest_is_named
     assert f"fastest is 4 workers at batch {fastest[4]}" in said
     assert "times as fast as 1 worker at batch" in said
     assert "Knee: " in said
-    assert "Beyond a batch of 5,0" in said
+    enough = 10 * plan.fit.critical.high
+    assert f"Beyond a batch of {number(enough, 2)} a larger one saves less than 10%" in said
 
 
 def test_extrapolated_batches_have_wider_intervals_and_say_so(trained, plans, study):
@@ -293,7 +326,10 @@ def test_control_arms_transfers_and_settings_above_the_memory_are_no_choice(trai
     study.add(["planned"], kind="transfer", model=None, dataset=None, aggregator=None)
     (plan,) = plans()
     assert {one.row["aggregator"] for one in plan.settings} == {"ring"}
-    assert plans(max_memory_bytes=10**9)[0].settings == []
+    (limited,) = plans(max_memory_bytes=10**9)
+    assert limited.settings == []
+    assert "none is left of the steps that were timed here" in texts(limited)
+    assert "memory above the most or not measured: 4 timed cells." in texts(limited)
 
 
 def test_a_noise_scale_that_contradicts_the_fit_is_said(trained, plans):

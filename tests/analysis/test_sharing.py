@@ -6,7 +6,7 @@ import math
 import pytest
 
 from scaling.analysis.columns import shares_gpus, to_rows
-from scaling.analysis.compare import Side, compare_sides
+from scaling.analysis.compare import Side, compare, compare_sides
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.recommend import recommend
@@ -146,9 +146,8 @@ class TestChoice:
 
     def test_compare_of_nothing_else_says_why(self, study, lines):
         study.add([[lines(1.0)] * 4], kind="convergence", device="cuda", world_size=4, workers_per_gpu=4)
-        side = Side.of([summary_table(study.folder)], [read_cells(study.folder)])
         with pytest.raises(ScalingError, match="with a GPU a worker"):
-            compare_sides(side, side)
+            compare([study.folder], [study.folder])
 
 
 class TestPages:

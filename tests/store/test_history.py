@@ -113,6 +113,14 @@ def test_samples_that_were_edited_are_refused(history):
         history.campaigns()
 
 
+@pytest.mark.parametrize(("harm", "said"), [(None, "its samples or its line"), ("{", "is damaged")])
+def test_a_campaign_that_lost_a_run_s_record_is_refused(history, harm, said):
+    (record,) = (history.path / "0003").rglob("run.json")
+    record.unlink() if harm is None else record.write_text(harm)
+    with pytest.raises(StoreError, match=said):
+        history.campaigns()
+
+
 def test_an_archived_campaign_is_the_same(history):
     before = history.campaigns()
     history.folder("0002").archive(unfinished=True)
