@@ -35,7 +35,8 @@ RANKS_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "end_to_end")))
 def free_port() -> int:
     """One that no connection gets by chance while nobody listens there yet, nor another test process."""
     while True:
-        port = random.SystemRandom().randrange(20_000, 30_000)  # tests seed `random`, in every process alike
+        # Tests seed `random`, in every process alike; jobs of the tests' Slurm meet from 20,000 on.
+        port = random.SystemRandom().randrange(21_000, 30_000)
         with socket.socket() as server, suppress(OSError):
             server.bind(("127.0.0.1", port))
             return port
