@@ -13,10 +13,13 @@ Reference: torch's documentation of DDP communication hooks.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket
 
 CHECKED_PASSES = 2
+_hooks: WeakSet[CommHook] = WeakSet()
 
 
 class CommHook:
@@ -41,6 +45,7 @@ class CommHook:
 
     Attributes:
         fallback: why exchanges are exact means; "" while the aggregator runs.
+        is_closed: its process group has ended; it keeps no CUDA graphs.
     """
 
     def __init__(self, aggregator: Aggregator[Any], model: DistributedDataParallel) -> None:
@@ -54,8 +59,10 @@ class CommHook:
         self._exact_passes = PASSES_UNTIL_BUCKETS_STAY + int(model.static_graph)
         self._passes_to_check = CHECKED_PASSES
         self._loaded: dict[str, dict[str, Tensor]] = {}
-        self.fallback = ""
+        self.fallback, self.is_closed = "", False
         model.register_forward_pre_hook(self._before_forward)
+        _hooks.add(self)
+        _close_hooks_before_their_groups()
 
     @property
     def notes(self) -> list[str]:
@@ -67,6 +74,11 @@ class CommHook:
         self._buckets.raise_failure()
         if self._buckets.started:
             self._buckets.check()
+
+    def close(self) -> None:
+        """Drops the CUDA graphs; `destroy_process_group` does that first, since NCCL waits for their end."""
+        self._buckets.drop_graphs()
+        self.is_closed = True
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """This rank's residuals, which differ from rank to rank: each saves its own. {} before they are."""
@@ -135,6 +147,25 @@ def comm_hook(name: str, model: DistributedDataParallel, **parameters: Any) -> t
     if not isinstance(model, DistributedDataParallel):
         raise StudyError(f"scaling.comm_hook: model is a {type(model).__name__}; give the DDP model itself")
     return CommHook(create(name, parameters), model), _hook
+
+
+def _close_hooks_before_their_groups() -> None:
+    """Scripts keep their model: `destroy_process_group` would wait for its graphs forever."""
+    older = hasattr(dist.distributed_c10d, "_shutdown_backend")  # torch before 2.9
+    owner, name = (dist.distributed_c10d, "_shutdown_backend") if older else (dist.ProcessGroup, "shutdown")
+    shutdown = getattr(owner, name)
+    if hasattr(shutdown, "closes_hooks"):
+        return
+
+    @functools.wraps(shutdown)
+    def closing(process_group: dist.ProcessGroup) -> None:
+        for hook in list(_hooks):
+            if hook._process_group == process_group:
+                hook.close()
+        shutdown(process_group)
+
+    closing.closes_hooks = True  # type: ignore[attr-defined]
+    setattr(owner, name, closing)
 
 
 def _hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP does not understand postponed annotations

@@ -135,6 +135,12 @@ class HookedBuckets:
     def has_graphs(self) -> bool:
         return self._graphs is not None
 
+    def drop_graphs(self) -> None:
+        """Exchanges are launched one by one from here on."""
+        if self._graphs is not None:
+            torch.cuda.synchronize(self._device)
+            self._graphs = None
+
     def mark_graphs(self, recorder: PhaseRecorder) -> bool:
         """Makes the graphs anew, with marks for `recorder`; False where this torch cannot record events
         inside a graph. Collective."""

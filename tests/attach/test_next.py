@@ -33,7 +33,7 @@ def test_fewer_threads_are_a_gain_above_the_spread_alone():
 def test_accumulation_that_exchanges_after_each_backward_pass_is_said(batches):
     """Of batches of a loader, of slices of one, or without a loader."""
     measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
-    usual = "Next: a larger batch on each rank, gradient accumulation or a bf16 hook"
+    usual = "Next: a larger batch on each rank, gradient accumulation or a bf16 or 1-bit hook"
     assert answer(measured)[-1].startswith(usual)
     for arm in ("baseline", "no_exchange"):
         measured.signatures[arm] = (4, batches, 0, 1)

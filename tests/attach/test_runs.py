@@ -87,7 +87,7 @@ def _switched(folder, script, arms, *words, rounds=3, world_size=2):
 
 
 def test_arms_are_switched_on_all_ranks_after_the_same_steps(tmp_path):
-    arms = ("baseline", "aa", "no_exchange", "cached_input", "fp16_hook")
+    arms = ("baseline", "aa", "no_exchange", "cached_input", "fp16_hook", "one_bit_hook")
     run = _switched(tmp_path, SCRIPTS / "plain.py", arms, "1")
     assert run.reason is None, run.reason
     first, second = (rank["labels"] for rank in run.ranks)

@@ -4,7 +4,9 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import destroy_process_group
 from torch.nn.parallel import DistributedDataParallel
 
 import scaling
@@ -137,6 +139,18 @@ def broken(group: TorchGroup, device: torch.device) -> dict[str, Any]:
     }
 
 
+def closed(group: TorchGroup, device: torch.device) -> bool:
+    """Whether a hook has dropped its graphs when its process group ends, while the model stays."""
+    own = dist.new_group(backend=dist.get_backend(group.data))
+    model = DistributedDataParallel(network(device), process_group=own)
+    state, hook = scaling.comm_hook("one_bit", model)
+    model.register_comm_hook(state, hook)
+    train(model, group.rank, range(STEPS), device)
+    had = state._buckets.has_graphs
+    destroy_process_group(own)
+    return had == (device.type == "cuda") and not state._buckets.has_graphs and state.is_closed
+
+
 def refused(name: str, model: Any) -> str:
     try:
         scaling.comm_hook(name, model)
@@ -153,6 +167,7 @@ def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(device)
     seen: dict[str, Any] = {name: seen_of(name, group, device) for name in AGGREGATORS}
     seen["broken"] = broken(group, device)
+    seen["closed"] = closed(group, device)
     names = ("power_sgd_hook", "host_serial", "one_bit_adam")
     seen["refused"] = {name: refused(name, wrapped(group, device)) for name in names}
     seen["no ddp"] = refused("one_bit", network(device))

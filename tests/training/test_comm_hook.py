@@ -44,5 +44,9 @@ def test_what_is_no_hook_is_refused(ranks, name, said):
     assert said in ranks[0]["refused"][name]
 
 
+def test_a_process_group_ends_after_the_graphs_of_its_hooks(ranks):
+    assert [rank["closed"] for rank in ranks] == [True, True]
+
+
 def test_a_model_without_ddp_is_refused(ranks):
     assert "give the DDP model itself" in ranks[0]["no ddp"]

@@ -37,7 +37,7 @@ class Arm:
     exchanges: bool = True  # gradients and buffers are exchanged
     has_phases: bool = False  # the phases of a step are timed
     is_settled: bool = False  # after a GPU has finished each
-    hook: str = "all_reduce"  # the name in `changes` of what DDP calls for each bucket
+    hook: str = "all_reduce"  # what DDP calls for each bucket: a name in `changes`, or an aggregator
     bucket_mb: float | None = None
     # Before the change of a step's time in the answer, with what the processes know without it (`usual`) and
     # with it (`own`).
@@ -114,6 +114,11 @@ _ROWS = (
             hook=kind, said=f"with {kind}_compress_hook", skipped=rules,
         )
         for kind, rules in (("fp16", ("no_gain",)), ("bf16", ("no_gain", "no_gpu")))
+    ),
+    Arm(
+        "one_bit_hook", LATER, '`scaling.comm_hook("one_bit", model)`', "what does 1-bit compression give",
+        NONE, on=lambda agent: _later("changes", "require_exchange", agent)(), hook="one_bit",
+        said='with scaling.comm_hook("one_bit")', skipped=("no_gain", "no_gpu"),
     ),
     Arm(
         "marked", LATER, "as `no_exchange`, and a GPU finishes each phase before the next begins",

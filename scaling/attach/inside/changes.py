@@ -127,9 +127,13 @@ def _watch_models(agent: Agent) -> None:
     begin, register_hook = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
     register_builtin = DistributedDataParallel._register_builtin_comm_hook
     is_hooked = agent.plan.is_switched or not agent.arm.exchanges or agent.arm.replaces_hook
+    aggregators = {ARMS[name].hook for name in agent.plan.arms} - HOOKS.keys()
 
-    def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return HOOKS[agent.arm.hook](bucket)
+    def hook(ours: dict[str, Any], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if ours and len(agent.plan.labels) < agent.warmup:  # its exchanges are set up and checked
+            return next(iter(ours.values())).exchange(bucket)
+        name = agent.arm.hook
+        return ours[name].exchange(bucket) if name in ours else HOOKS[name](bucket)
 
     def init(self: Any, module: Any, *arguments: Any, **options: Any) -> None:
         if agent.arm.bucket_mb is not None:
@@ -146,7 +150,8 @@ def _watch_models(agent: Agent) -> None:
         )
         agent.wraps(self)
         if is_hooked:
-            register_hook(self, None, hook)
+            self._attach_hooks = {name: _comm_hook(name, self) for name in sorted(aggregators)}
+            register_hook(self, self._attach_hooks, hook)
         _exchange_or_not(agent)
 
     def register(self: Any, state: Any, hook: Any) -> None:
@@ -162,6 +167,20 @@ def _watch_models(agent: Agent) -> None:
     DistributedDataParallel._register_builtin_comm_hook = builtin  # type: ignore[method-assign]
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
     DistributedDataParallel.register_comm_hook = register  # type: ignore[method-assign]
+
+
+def _comm_hook(name: str, model: DistributedDataParallel) -> Any:
+    from scaling.training.comm_hook import comm_hook  # a second to import
+
+    return comm_hook(name, model)[0]
+
+
+def require_exchange(agent: Agent) -> None:
+    """An arm of an aggregator: its exchanges are what was asked for."""
+    for model in agent.ddp():
+        hooks: Any = model._attach_hooks
+        if hooks[agent.arm.hook].fallback:
+            agent.refuse(f"aggregator {agent.arm.hook}: {hooks[agent.arm.hook].fallback}")
 
 
 def _own_hook(agent: Agent, name: str) -> None:
