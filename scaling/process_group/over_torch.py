@@ -7,12 +7,14 @@ The multicast path of NVSwitch is never taken, and its switches in the environme
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -296,6 +298,34 @@ def group_of(process_group: dist.ProcessGroup, device: torch.device) -> TorchGro
     hosts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname(), group=process_group)
     return TorchGroup(process_group, dist.new_group(backend="gloo"), hosts.count(socket.gethostname()))
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_closed_before: WeakKeyDictionary[Closable, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def close_before(process_group: dist.ProcessGroup, closable: Closable) -> None:
+    """Has what keeps CUDA graphs of the group's exchanges closed, if it still is there, before the group is
+    destroyed: NCCL waits for the end of such graphs forever."""
+    _closed_before[closable] = process_group
+    older = hasattr(dist.distributed_c10d, "_shutdown_backend")  # torch before 2.9
+    owner, name = (dist.distributed_c10d, "_shutdown_backend") if older else (dist.ProcessGroup, "shutdown")
+    shutdown = getattr(owner, name)
+    if hasattr(shutdown, "closes"):
+        return
+
+    @functools.wraps(shutdown)
+    def closing(ending: dist.ProcessGroup) -> None:
+        for kept, of in list(_closed_before.items()):
+            if of == ending:
+                kept.close()
+        shutdown(ending)
+
+    closing.closes = True  # type: ignore[attr-defined]
+    setattr(owner, name, closing)
 
 
 def future_mean(process_group: dist.ProcessGroup, tensor: Tensor) -> torch.futures.Future[Tensor]:

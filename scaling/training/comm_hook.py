@@ -13,13 +13,10 @@ Reference: torch's documentation of DDP communication hooks.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,7 +25,7 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.errors import CheckpointError, StudyError
 from scaling.measure.phases import UNMARKED
-from scaling.process_group.over_torch import future_mean, group_of
+from scaling.process_group.over_torch import close_before, future_mean, group_of
 from scaling.training.exchange_check import deviation, law_of, place
 from scaling.training.hooked_buckets import HookedBuckets
 from scaling.training.overlapped import PASSES_UNTIL_BUCKETS_STAY
@@ -37,7 +34,6 @@ if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket
 
 CHECKED_PASSES = 2
-_hooks: WeakSet[CommHook] = WeakSet()
 
 
 class CommHook:
@@ -61,8 +57,7 @@ class CommHook:
         self._loaded: dict[str, dict[str, Tensor]] = {}
         self.fallback, self.is_closed = "", False
         model.register_forward_pre_hook(self._before_forward)
-        _hooks.add(self)
-        _close_hooks_before_their_groups()
+        close_before(model.process_group, self)
 
     @property
     def notes(self) -> list[str]:
@@ -147,25 +142,6 @@ def comm_hook(name: str, model: DistributedDataParallel, **parameters: Any) -> t
     if not isinstance(model, DistributedDataParallel):
         raise StudyError(f"scaling.comm_hook: model is a {type(model).__name__}; give the DDP model itself")
     return CommHook(create(name, parameters), model), _hook
-
-
-def _close_hooks_before_their_groups() -> None:
-    """Scripts keep their model: `destroy_process_group` would wait for its graphs forever."""
-    older = hasattr(dist.distributed_c10d, "_shutdown_backend")  # torch before 2.9
-    owner, name = (dist.distributed_c10d, "_shutdown_backend") if older else (dist.ProcessGroup, "shutdown")
-    shutdown = getattr(owner, name)
-    if hasattr(shutdown, "closes_hooks"):
-        return
-
-    @functools.wraps(shutdown)
-    def closing(process_group: dist.ProcessGroup) -> None:
-        for hook in list(_hooks):
-            if hook._process_group == process_group:
-                hook.close()
-        shutdown(process_group)
-
-    closing.closes_hooks = True  # type: ignore[attr-defined]
-    setattr(owner, name, closing)
 
 
 def _hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP does not understand postponed annotations

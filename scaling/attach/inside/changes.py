@@ -170,9 +170,9 @@ def _watch_models(agent: Agent) -> None:
 
 
 def _comm_hook(name: str, model: DistributedDataParallel) -> Any:
-    from scaling.training.comm_hook import comm_hook  # a second to import
+    import scaling  # not in all runs: it takes a second
 
-    return comm_hook(name, model)[0]
+    return scaling.comm_hook(name, model)[0]
 
 
 def require_exchange(agent: Agent) -> None:
