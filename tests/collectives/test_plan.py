@@ -128,11 +128,9 @@ def test_what_cannot_be_priced_is_refused(stages, how, error, message):
 
 class TestPlans:
     STAGES = (
-        CodecWork("encode", 100, 20),
-        Exchange(host_serial(4), 10),
-        Update("host", 10, num_threads=4),
+        CodecWork("encode", 100, 20), Exchange(host_serial(4), 10), Update("host", 10, num_threads=4),
         CodecWork("encode", 40, 20),
-    )
+    )  # fmt: skip
 
     def test_stages_follow_one_another(self):
         plan = simulate_plan(self.STAGES, machine(), 4)
