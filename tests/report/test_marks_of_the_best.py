@@ -7,7 +7,7 @@ from scaling.analysis.findings import Finding
 from scaling.report import write_report
 from scaling.report.blocks import blocks_of
 from scaling.report.figures.parts import EndLabel, label_ends
-from tests.report.conftest import groups_of, rows_of
+from tests.report.conftest import groups_of
 
 
 def test_labels_at_the_ends_of_lines_stay_inside_the_plot_and_apart():
