@@ -354,8 +354,7 @@ def test_intervals_stay_inside_the_plot_and_a_point_without_one_is_hollow():
     draw_point(axes, (1, 5), (0.01, 400), (1, 10), "#000000")
     draw_point(axes, (1, 5), (math.nan, math.nan), (1, 10), "#000000")
     full, interval, *arrows, hollow = axes.lines
-    assert list(interval.get_ydata()) == [1, 10]
-    assert [arrow.get_marker() for arrow in arrows] == ["v", "^"]
+    assert (list(interval.get_ydata()), [arrow.get_marker() for arrow in arrows]) == ([1, 10], ["v", "^"])
     assert (full.get_markerfacecolor(), hollow.get_markerfacecolor()) == ("#000000", "white")
 
 
