@@ -35,15 +35,15 @@ from scaling.report.text import title_of
 
 FEWEST_NUMBERS, FEWEST_WORDS = 3, 2  # values of a study over an axis
 BATCH = "batch"  # that the number of workers does not change
-LEFT_OUT = ("step", "aa_replicate", "arm")
-NEVER = Role.GIVEN | Role.REPETITION | Role.RECORDED
-VARIED = {
-    axis.key: axis
-    for axis in AXES
-    if axis.key not in ("", *LEFT_OUT)
-    if axis.role & (Role.CHOSEN | Role.DESCRIBED) and not axis.role & NEVER
-}
-SETTINGS = ("aggregator", "step", "model", "dataset", "device", "scaling", "world_size", BATCH, *VARIED)
+FIRST = ("aggregator", "step", "model", "dataset", "device", "scaling", "world_size", BATCH)
+LEFT_OUT = ("study", "kind", "launcher", "local_batch", "global_batch", "arm", "aa_replicate")
+COLUMNS = {axis.key: axis for axis in AXES if axis.key and axis.key not in (*FIRST, *LEFT_OUT)}
+VARIED = [
+    name
+    for name, axis in COLUMNS.items()
+    if axis.role & (Role.CHOSEN | Role.DESCRIBED) and not axis.role & (Role.REPETITION | Role.RECORDED)
+]
+SETTINGS = (*FIRST, *COLUMNS)
 """The first in which cells differ are lines."""
 
 CAPTION = "Each setting on the most workers, with its 95% interval (columns {}, iteration_s)."
@@ -91,7 +91,7 @@ def over_axes(rows: Sequence[Row], scatter: StudyScatter) -> Iterator[OverAxis]:
     everything: list[tuple[CellGroup | None, list[Row]]]
     everything = [(None, [row for group in groups for row in group.rows])]
     for axis in (BATCH, *VARIED):
-        is_inside = axis != BATCH and not VARIED[axis].shared & Shared.GROUP
+        is_inside = axis != BATCH and not COLUMNS[axis].shared & Shared.GROUP
         for group, members in [(group, group.rows) for group in groups] if is_inside else everything:
             if cells := _cells(axis, members, scatter):
                 yield OverAxis(axis, _results(axis, cells, group), group)
@@ -141,7 +141,7 @@ def _differing(rows: Sequence[Row], axis: str) -> list[str]:
 def _point(row: Row, axis: str, others: Iterable[str]) -> dict[str, Any]:
     """The axis as it is, the others as they are called: `4 GPUs`, `batch 64`."""
     called = {**row, "world_size": workers_of(row), BATCH: f"batch {row[BATCH]:,}"}
-    called |= {name: VARIED[name].text(row[name]) for name in others if name in VARIED}
+    called |= {name: COLUMNS[name].text(row[name]) for name in others if name in COLUMNS}
     return {axis: row[axis], **{name: called[name] for name in others}}
 
 
@@ -205,6 +205,5 @@ def axis_tables(studies: Iterable[OverAxis]) -> list[Table]:
     ]
 
 
-def axis_sentences(studies: Iterable[OverAxis]) -> Iterator[str]:
-    for _, results, _ in studies:
-        yield from sentences(results.report.findings, results)
+def axis_sentences(studies: Iterable[OverAxis]) -> list[str]:
+    return [text for one in studies for text in sentences(one.results.report.findings, one.results)]

@@ -82,6 +82,10 @@ def _fastest_table(results: Results, declared: FastestRows) -> Table:
     def with_x(cells: Cells) -> str:
         return least_text(cells, [results.label(cell.value(declared.x)) for cell in cells])
 
+    def half_width(cells: Cells) -> str:
+        one = least(cells)[0].estimate()
+        return half_width_percent(one.median, one.low, one.high) if one else ""
+
     def slowest(cells: Cells) -> DeviceResult:
         return max(cells, key=lambda cell: cell.sample_s)
 
@@ -102,7 +106,7 @@ def _fastest_table(results: Results, declared: FastestRows) -> Table:
         *(variable(results, name) for name in declared.by),
         Column("fastest", lambda cells: with_x(least(cells))),
         Column("ms", lambda cells: milliseconds(least(cells)[0].median())),
-        Column("±", lambda cells: _half_width(least(cells)[0])),
+        Column("±", half_width),
         Column("slowest", lambda cells: with_x([slowest(cells)])),
         Column("ms", lambda cells: milliseconds(slowest(cells).median())),
         Column("x as long", longer),
@@ -112,11 +116,6 @@ def _fastest_table(results: Results, declared: FastestRows) -> Table:
     return without_empty_columns(
         cells_table(results, declared.title, columns, [*groups], statistic=declared.statistic)
     )
-
-
-def _half_width(cell: DeviceResult) -> str:
-    estimate = cell.estimate()
-    return half_width_percent(estimate.median, estimate.low, estimate.high) if estimate else ""
 
 
 def _text(results: Results, show: Show, variant: Variant | None, cells: Cells) -> str:

@@ -89,3 +89,9 @@ def test_times_that_do_not_differ_are_a_tie(study):
         add(study, "ring", 2, step_s, threads=threads)
     (one,) = found(study)
     assert [*axis_sentences([one])] == ["Least time of a step by threads: 2 or 4 (a tie within 3%)."]
+
+
+def test_cells_that_differ_in_more_than_the_axis_are_not_compared(study):
+    for threads, batch_norm in ((1, "replica"), (2, "replica"), (4, "synchronous")):
+        add(study, "ring", 2, 0.5, threads=threads, batch_norm=batch_norm)
+    assert found(study) == []
