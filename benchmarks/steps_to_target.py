@@ -1,8 +1,8 @@
 """Steps to a target by batch, predicted from other batches: blind predictions and left-out folds.
 
-    python benchmarks/steps_to_target.py epochs.csv --gather FOLDER...   # write the CSV from results folders
-    python benchmarks/steps_to_target.py epochs.csv --without 256,1024   # print what the others predict, as JSON
-    python benchmarks/steps_to_target.py epochs.csv                      # leave out each batch in turn; a table
+    python benchmarks/steps_to_target.py epochs.csv --gather FOLDER...  # writes the CSV
+    python benchmarks/steps_to_target.py epochs.csv --without 256,1024  # what the others predict, as JSON
+    python benchmarks/steps_to_target.py epochs.csv  # leaves out each batch in turn
 
 A row of the CSV is an epoch of a training. The fit is that of `scaling recommend --objective time-to-target`.
 """
@@ -22,8 +22,8 @@ import scaling
 from scaling.analysis.critical_batch import BatchSteps, Estimate, fit_steps, steps_to_target
 from scaling.analysis.samples import TrainingSamples
 
-CELL = ["model", "optimizer", "target_accuracy", "target_bits_per_byte", "global_batch", "learning_rate", "seed"]
-WORKLOAD = CELL[:4]
+WORKLOAD = ["model", "optimizer", "target_accuracy", "target_bits_per_byte"]
+CELL = [*WORKLOAD, "global_batch", "learning_rate", "seed"]
 
 
 def gathered(folders: list[Path]) -> pd.DataFrame:
@@ -31,7 +31,8 @@ def gathered(folders: list[Path]) -> pd.DataFrame:
     parts = []
     for folder in folders:
         loaded = scaling.load(folder)
-        epochs = loaded.samples.drop(columns="learning_rate").merge(loaded.cells[["cell_id", *CELL]], on="cell_id")
+        cells = loaded.cells[["cell_id", *CELL]]
+        epochs = loaded.samples.drop(columns="learning_rate").merge(cells, on="cell_id")
         epochs["steps"] = (epochs["samples"] / epochs["global_batch"]).round().astype(int)
         parts.append(epochs[[*CELL, "epoch", "steps", "test_accuracy", "test_loss", "train_s"]])
     return pd.concat(parts).sort_values([*CELL, "epoch"])
@@ -43,10 +44,10 @@ def batches(epochs: pd.DataFrame) -> dict[int, BatchSteps]:
     cell = {name: None if pd.isna(value) else value for name, value in target.items()}
     reached: dict[int, dict[float, list[tuple[float, float] | None]]] = {}
     for (batch, rate, _), training in epochs.groupby(["global_batch", "learning_rate", "seed"]):
-        unknown, steps = np.full(len(training), math.nan), np.diff(training["steps"], prepend=0).astype(float)
+        none, steps = np.full(len(training), math.nan), np.diff(training["steps"], prepend=0).astype(float)
         accuracy, loss = training["test_accuracy"].to_numpy(float), training["test_loss"].to_numpy(float)
         samples = TrainingSamples(
-            0, training["epoch"].to_numpy(), unknown, unknown, accuracy, unknown, steps, unknown, unknown, loss
+            0, training["epoch"].to_numpy(), none, none, accuracy, none, steps, none, none, loss
         )
         reached.setdefault(batch, {}).setdefault(rate, []).append(steps_to_target(samples, cell))
     found = {}
@@ -55,7 +56,8 @@ def batches(epochs: pd.DataFrame) -> dict[int, BatchSteps]:
         if complete:
             rate = min(complete, key=lambda rate: complete[rate][:, 0].mean())
             steps, variances = complete[rate].T
-            found[batch] = BatchSteps(batch, rate, tuple(sorted(by_rate)), tuple(steps), float(variances.mean()))
+            rates = tuple(sorted(by_rate))
+            found[batch] = BatchSteps(batch, rate, rates, tuple(steps), float(variances.mean()))
     return found
 
 

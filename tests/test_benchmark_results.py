@@ -329,3 +329,20 @@ def test_codec_tables_are_those_of_the_samples(monkeypatch):
     decoding = [1e3 * np.median(large[f"two_bit, decode, {way}"]) for way in ways]
     assert holds_numbers(text, f"{decoding[0]:.3f} and {decoding[1]:.3f}, torch {decoding[2]:.3f}")
     assert max(value for one in document["codecs"] for value in one["equality"].values()) < 3e-7
+
+
+def test_steps_that_were_predicted_before_they_were_trained_are_those_of_the_table():
+    folder, program = RESULTS / "steps-to-target", loaded(BENCHMARKS / "steps_to_target.py")
+    predicted = json.loads((folder / "prediction.json").read_text())
+    epochs = pd.read_csv(folder / "epochs.csv")
+    again, rows = program.predictions(epochs, [256, 1024]), tables()["steps-to-target/epochs.csv"][1:]
+    assert len(rows) == 4
+    for optimizer, size, steps, guess, error, inside in rows:
+        name, batch = f"mlp(hidden=[128]), {optimizer.lower()}", size.replace(",", "")
+        one = program.batches(epochs[(epochs.model + ", " + epochs.optimizer) == name])[int(batch)]
+        known = predicted[name]["steps"][batch]
+        assert again[name]["steps"][batch] == pytest.approx(known, rel=0.001)
+        assert steps == ", ".join(f"{each:,.0f}" for each in one.steps)
+        assert guess == f"{known['value']:,.0f} ({known['low']:,.0f} to {known['high']:,.0f})"
+        assert error == f"{known['value'] / np.exp(one.logs.mean()) - 1:+.1%}"
+        assert inside == f"{sum(known['low'] < each < known['high'] for each in one.steps)} of 3"
