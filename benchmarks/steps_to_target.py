@@ -14,6 +14,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,8 +42,8 @@ def gathered(folders: list[Path]) -> pd.DataFrame:
 def batches(epochs: pd.DataFrame) -> dict[int, BatchSteps]:
     """Batch -> its trainings at the best of the rates at which all seeds reach the target."""
     target = epochs.iloc[0][["target_accuracy", "target_bits_per_byte"]]
-    cell = {name: None if pd.isna(value) else value for name, value in target.items()}
-    reached: dict[int, dict[float, list[tuple[float, float] | None]]] = {}
+    cell = {str(name): None if pd.isna(value) else value for name, value in target.items()}
+    reached: dict[Any, dict[Any, list[tuple[float, float] | None]]] = {}
     for (batch, rate, _), training in epochs.groupby(["global_batch", "learning_rate", "seed"]):
         none, steps = np.full(len(training), math.nan), np.diff(training["steps"], prepend=0).astype(float)
         accuracy, loss = training["test_accuracy"].to_numpy(float), training["test_loss"].to_numpy(float)
@@ -66,7 +67,7 @@ def fold(found: dict[int, BatchSteps], left_out: int) -> tuple[Estimate, bool] |
     others = [one for batch, one in found.items() if batch != left_out]
     fit = fit_steps(others)
     known = [one.batch for one in others]
-    return fit and (fit.steps(left_out), not min(known) <= left_out <= max(known))
+    return (fit.steps(left_out), not min(known) <= left_out <= max(known)) if fit else None
 
 
 def predictions(epochs: pd.DataFrame, without: list[int]) -> dict[str, object]:
