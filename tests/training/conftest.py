@@ -1,4 +1,4 @@
-"""Starts a test file as several processes, which meet over Gloo and run its last lines."""
+"""Starts a worker of these tests as several processes, which meet over Gloo."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +11,10 @@ from tests.ranks import run_ranks
 
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory) -> Callable[..., list[Any]]:
-    """on_ranks(file, world_size, **variables): runs that file; what ranks saw."""
+    """on_ranks(worker, world_size, **variables): runs that file of this folder; what ranks saw."""
 
-    def run(file: str, world_size: int, **variables: str) -> list[Any]:
-        return run_ranks(Path(file), world_size, tmp_path_factory.mktemp("ranks"), **variables)
+    def run(worker: str, world_size: int, **variables: str) -> list[Any]:
+        path = Path(__file__).with_name(worker)
+        return run_ranks(path, world_size, tmp_path_factory.mktemp("ranks"), **variables)
 
     return run
