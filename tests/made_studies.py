@@ -224,6 +224,12 @@ def make_study() -> Callable[[], Synthetic]:
     return Synthetic
 
 
+@pytest.fixture
+def timed() -> Synthetic:
+    """One of them, to be filled."""
+    return Synthetic()
+
+
 def texts_of(found):
     """Findings in words."""
     return [sentence.text for sentence in sentences_of(found)]

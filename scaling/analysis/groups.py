@@ -246,10 +246,3 @@ def main_variant(group: CellGroup, label: str) -> list[Row]:
 
 def _placement(row: Row) -> tuple[str, int | None]:
     return row["input_placement"], row["loader_workers"]
-
-
-def measured_at_most_workers(group: CellGroup, label: str) -> Sequence[Row]:
-    """An aggregator's rows with a time, at the group's largest world size."""
-    largest = max(group.world_sizes)
-    rows = [row for row in group.rows if row["aggregator"] == label and row["world_size"] == largest]
-    return [row for row in rows if row["iteration_s"] is not None]

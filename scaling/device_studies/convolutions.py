@@ -13,6 +13,7 @@ Reference: the release notes of cuDNN 8.0.5; "CUDA environment variables" in tor
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -283,14 +284,6 @@ def _key(layer: str, precision: str) -> str:
     return f"{layer}, {precision}"
 
 
-def measure_request(request: Request) -> dict[str, Rows]:
-    return {
-        _key(layer, precision): _measure_one(request, layer, precision)
-        for layer in request.layers
-        for precision in request.precisions
-    }
-
-
 def _measure_one(request: Request, layer: str, precision: str) -> Rows:
     device, budget = torch.device(request.device), Budget(request.seconds, limit_s=request.limit_s)
     what, rows = (LAYERS[layer], request.batch, request.choice, dtype_of(precision)), Rows()
@@ -307,7 +300,8 @@ def _measure_one(request: Request, layer: str, precision: str) -> Rows:
 def main(text: str) -> None:
     asked = json.loads(text)
     asked |= {name: tuple(asked[name]) for name in ("layers", "precisions")}
-    print(json.dumps(measure_request(Request(**asked))))
+    request, every = Request(**asked), itertools.product(asked["layers"], asked["precisions"])
+    print(json.dumps({_key(*pair): _measure_one(request, *pair) for pair in every}))
 
 
 if __name__ == "__main__":

@@ -138,6 +138,18 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class FastestRows:
+    """A table with a row for each value of `by`: with which value of `x` a step takes least time, and how
+    many times as long with the slowest; from where on it takes less than on the first of the `lines`."""
+
+    title: str
+    x: str
+    by: tuple[str, ...]
+    lines: str = ""
+    statistic: str | None = None
+
+
+@dataclass(frozen=True)
 class BreakEven:
     """From which value of `x` on the `first` take less time than the fastest of `than`, for each of `by`;
     with `threads` all threads against the fewest, said where there is no GPU; not GPU against CPU."""
@@ -240,7 +252,7 @@ class Report:
     question: str
     named: tuple[str, ...]
     figures: tuple[Figure, ...] = ()
-    tables: tuple[Rows, ...] = ()
+    tables: tuple[Rows | FastestRows, ...] = ()
     answer: tuple[Finding, ...] = ()
     findings: tuple[Finding, ...] = ()
     labels: Mapping[Any, str] = field(default_factory=dict)

@@ -43,6 +43,7 @@ from scaling.report.device import (
     read_devices,
     with_devices,
 )
+from scaling.report.device.axes import axis_sentences, axis_tables, over_axes
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.draw import Formats, draw_figures
 from scaling.report.figures.maps import link_remarks
@@ -132,11 +133,13 @@ def write_all(
     plans = learning_plans(rows, by_id)
     rates, found = [*transfer_findings(transfers)], [seed_noise_finding(recipe) for recipe in noise]
     seeds = found if [one.kind for one in found] == ["seed_noise"] else []
+    over_axis = [*over_axes(rows, known.scatter)]
     extras = Extras(
         tables=[
             *seed_noise_tables(noise),
             *page_tables(transfers),
             *device_tables(experiments),
+            *axis_tables(over_axis),
             *prediction_tables(predicted),
             *fidelity_tables(groups, by_id),
             *sheet_tables(folder.sheets()),
@@ -147,7 +150,7 @@ def write_all(
             *sentences_of(found),
             *sentences_of(one for plan in plans if plan.fit for one in plan.findings()),
             *sentences_of(rates),
-            *map(Sentence, device_sentences(experiments)),
+            *map(Sentence, (*device_sentences(experiments), *axis_sentences(over_axis))),
             *sentences_of(prediction_findings(predicted)),
         ],
         remarks=[*remarks, *(("more", text) for text in (*failures, *left_out))],

@@ -26,18 +26,14 @@ def written(folder, world_size=2, seconds=SECONDS, **changes):
     return str(file)
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "fastest"),
-    [
-        (0, "stripes"),  # below all that was measured: as the smallest
-        (1000, "stripes"),
-        (10_000, "stripes"),  # 28 us between its points; of all_reduce 49
-        (99_000, "all_reduce"),
-        (100_000, "all_reduce"),
-        (900_000, "ring"),  # stripes was not measured there
-        (10**9, "ring"),  # above all: as the largest
-    ],
-)
+@pytest.mark.parametrize(("num_bytes", "fastest"), [
+    (0, "stripes"),  # below all that was measured: as the smallest
+    (1000, "stripes"),
+    (10_000, "stripes"),  # 28 us between its points; of all_reduce 49
+    (99_000, "all_reduce"), (100_000, "all_reduce"),
+    (900_000, "ring"),  # stripes was not measured there
+    (10**9, "ring"),  # above all: as the largest
+])  # fmt: skip
 def test_the_choice_is_the_measured_minimum_at_that_size(tmp_path, num_bytes, fastest):
     assert BySize(curves=written(tmp_path)).choice(num_bytes, 2) == fastest
 
@@ -103,23 +99,17 @@ def test_ranks_with_other_curves_all_refuse(tmp_path):
     assert run_in_process(2, work) == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seconds": {}}, "seconds has no curve; measure them with benchmarks/exchange_curves.py"),
-        (
-            {"seconds": {"tree": [[1, 1.0]]}},
-            "'tree'; allowed are all_reduce, ring, stripes, one_shot, two_shot",
-        ),
-        ({"seconds": {"ring": []}}, "ring is a list of"),
-        ({"seconds": {"ring": [[2, 1.0], [1, 1.0]]}}, "with ascending bytes"),
-        ({"seconds": {"ring": [[1, 0.0]]}}, "above 0"),
-        ({"seconds": {"ring": [[1, True]]}}, "above 0"),
-        ({"device": "tpu"}, "device is cuda or cpu"),
-        ({"world_size": 1}, "a number from 2 on"),
-        ({"more": 1}, "has no curves"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"seconds": {}}, "seconds has no curve; measure them with benchmarks/exchange_curves.py"),
+    ({"seconds": {"tree": [[1, 1.0]]}},
+     "'tree'; allowed are all_reduce, ring, stripes, one_shot, two_shot"),
+    ({"seconds": {"ring": []}}, "ring is a list of"),
+    ({"seconds": {"ring": [[2, 1.0], [1, 1.0]]}}, "with ascending bytes"),
+    ({"seconds": {"ring": [[1, 0.0]]}}, "above 0"),
+    ({"seconds": {"ring": [[1, True]]}}, "above 0"),
+    ({"device": "tpu"}, "device is cuda or cpu"), ({"world_size": 1}, "a number from 2 on"),
+    ({"more": 1}, "has no curves"),
+])  # fmt: skip
 def test_what_is_no_curve_is_refused(tmp_path, changes, message):
     with pytest.raises(StudyError, match=message):
         BySize(curves=written(tmp_path, **changes))

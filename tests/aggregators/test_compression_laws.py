@@ -127,13 +127,11 @@ def variants(aggregator):
 
 BY_NAME = [
     *(create(name) for name in BUILT_IN if name != "one_bit_adam"),
-    create("one_bit_adam", {"warmup_steps": 1}),
-    create("one_bit", {"threshold": "mean"}),
+    create("one_bit_adam", {"warmup_steps": 1}), create("one_bit", {"threshold": "mean"}),
     create("power_sgd", {"approximation_size": 3, "warm_start": False}),
-    create("qsgd", {"bits": 8, "norm": "max"}),
-    create("top_k", {"momentum_correction": 0.9}),
+    create("qsgd", {"bits": 8, "norm": "max"}), create("top_k", {"momentum_correction": 0.9}),
     create("ef_sign", {"error_feedback": False}),
-]
+]  # fmt: skip
 # What is carried by another library takes processes: tests/runtime.
 BY_NAME = [aggregator for aggregator in BY_NAME if aggregator.library is None]
 ON_ONE_RANK = list({type(aggregator): aggregator for aggregator in reversed(BY_NAME)}.values())

@@ -22,13 +22,11 @@ from scaling.process_group import run_in_process
 PRESETS = [name for name, target in BUILT_IN.items() if ".presets." in target]
 WORLD_SIZES = (1, 2, 3, 4, 7)
 VARIANTS = [
-    ("caffe", {"gpus_per_board": 3}),
-    ("cntk", {"threshold": "mean"}),
-    ("cntk_32bit", {"transport": "device"}),
-    ("mxnet_local", {"num_threads": 1}),
+    ("caffe", {"gpus_per_board": 3}), ("cntk", {"threshold": "mean"}),
+    ("cntk_32bit", {"transport": "device"}), ("mxnet_local", {"num_threads": 1}),
     *(("tf_spec", {"spec": spec}) for spec in ("xring", "psgpu", "nccl", "collective#2:2:xring")),
     ("tf_spec", {"spec": "pscpu#3:100:psgpu:1k:nccl/rechd"}),
-]
+]  # fmt: skip
 
 
 def by_label(name, parameters):

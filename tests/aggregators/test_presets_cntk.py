@@ -34,17 +34,10 @@ def ratio(model, view):
 
 
 class TestCompression:
-    @pytest.mark.parametrize(
-        ("model", "view", "expected"),
-        [
-            ("fcn-r", "cntk", 30.85),
-            ("fcn-r", "torch", 30.85),
-            ("alexnet-r", "cntk", 1.73),
-            ("alexnet-r", "torch", 11.25),
-            ("resnet-56", "cntk", 1.00),
-            ("resnet-56", "torch", 13.36),
-        ],
-    )
+    @pytest.mark.parametrize(("model", "view", "expected"), [
+        ("fcn-r", "cntk", 30.85), ("fcn-r", "torch", 30.85), ("alexnet-r", "cntk", 1.73),
+        ("alexnet-r", "torch", 11.25), ("resnet-56", "cntk", 1.00), ("resnet-56", "torch", 13.36),
+    ])  # fmt: skip
     def test_ratio_is_that_of_the_columns(self, model, view, expected):
         assert round(ratio(model, view), 2) == expected
 

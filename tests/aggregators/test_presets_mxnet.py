@@ -76,17 +76,12 @@ class TestTree:
         schedule = MxnetTree().schedule(2, LARGE)
         assert schedule.chunk_elements == (3, 2 * 2_000_003, 3 * 2_000_003, 22)
 
-    @pytest.mark.parametrize(
-        ("shape", "world_size", "is_cut"),
-        [
-            ((10, 1_000_000), 2, False),  # 10 million are not more than 10 million
-            ((10, 1_000_001), 2, True),
-            ((10, 1_000_001), 5, True),
-            ((10, 1_000_001), 6, False),  # fewer than 12 rows
-            ((10_000_001,), 8, True),
-            ((10_000_001,), 1, False),
-        ],
-    )
+    @pytest.mark.parametrize(("shape", "world_size", "is_cut"), [
+        ((10, 1_000_000), 2, False),  # 10 million are not more than 10 million
+        ((10, 1_000_001), 2, True), ((10, 1_000_001), 5, True),
+        ((10, 1_000_001), 6, False),  # fewer than 12 rows
+        ((10_000_001,), 8, True), ((10_000_001,), 1, False),
+    ])  # fmt: skip
     def test_tensor_is_cut_if_it_is_large_and_has_two_rows_a_rank(self, shape, world_size, is_cut):
         schedule = MxnetTree().schedule(world_size, BucketLayout.of([("w", shape)]))
         assert schedule.num_chunks == (world_size if is_cut else 1)

@@ -89,18 +89,11 @@ class TestParameters:
         assert aggregator.parameters() == {"threshold": "mean", **defaults}
         assert aggregator.label() == "one_bit(threshold=mean)"
 
-    @pytest.mark.parametrize(
-        ("name", "parameters", "message"),
-        [
-            ("none", {"chunks": 2}, "aggregator 'none': unknown parameter 'chunks'; allowed: none"),
-            ("one_bit", {"treshold": "mean"}, "unknown parameter 'treshold'; allowed: threshold, view"),
-            (
-                "one_bit",
-                {"threshold": 3},
-                "parameter threshold: Input should be 'zero' or 'mean', got 3",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "parameters", "message"), [
+        ("none", {"chunks": 2}, "aggregator 'none': unknown parameter 'chunks'; allowed: none"),
+        ("one_bit", {"treshold": "mean"}, "unknown parameter 'treshold'; allowed: threshold, view"),
+        ("one_bit", {"threshold": 3}, "parameter threshold: Input should be 'zero' or 'mean', got 3"),
+    ])  # fmt: skip
     def test_wrong_parameter_is_an_error_that_names_it(self, name, parameters, message):
         with pytest.raises(StudyError, match=message):
             create(name, parameters)

@@ -87,29 +87,23 @@ class TestEveryAggregator:
 
 
 class TestOrder:
-    @pytest.mark.parametrize(
-        ("name", "expected"),
-        [
-            ("none", ["update"]),
-            ("all_reduce", ["all_reduce", "update"]),
-            ("ring", ["", "update"]),
-            ("caffe", ["reduce", "update", "distribute"]),
-            ("mxnet_device", ["reduce", "update", "distribute"]),
-            ("caffe_nccl", ["caffe_nccl"] * 3 + ["update"]),
-            ("host_serial", ["", "mean", "update", ""]),
-            ("host_parallel", ["", "update"]),
-            ("torch_cpu", ["", "update", ""]),
-            ("tensorflow", ["", "concatenate", "mean", "update", ""]),
-            ("mxnet_local", ["", "sum", "sum", "update", ""]),
-            ("cntk", ["encode", "", "decode", "encode", "", "decode", "update"]),
-            ("cntk_32bit", ["", "all_reduce", "", "update"]),
-            ("mpi", ["", "all_reduce", "divide", "", "update"]),
-            ("mpi_one_bit", ["encode", *[""] * 3, "decode", "encode", *[""] * 3, "decode", "update"]),
-            ("horovod", ["horovod", "update"]),
-            ("horovod_optimizer", ["horovod_optimizer", "update"]),
-            ("tf_spec", ["", "", "", "update"]),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "expected"), [
+        ("none", ["update"]), ("all_reduce", ["all_reduce", "update"]), ("ring", ["", "update"]),
+        ("caffe", ["reduce", "update", "distribute"]),
+        ("mxnet_device", ["reduce", "update", "distribute"]),
+        ("caffe_nccl", ["caffe_nccl"] * 3 + ["update"]),
+        ("host_serial", ["", "mean", "update", ""]), ("host_parallel", ["", "update"]),
+        ("torch_cpu", ["", "update", ""]),
+        ("tensorflow", ["", "concatenate", "mean", "update", ""]),
+        ("mxnet_local", ["", "sum", "sum", "update", ""]),
+        ("cntk", ["encode", "", "decode", "encode", "", "decode", "update"]),
+        ("cntk_32bit", ["", "all_reduce", "", "update"]),
+        ("mpi", ["", "all_reduce", "divide", "", "update"]),
+        ("mpi_one_bit", ["encode", *[""] * 3, "decode", "encode", *[""] * 3, "decode", "update"]),
+        ("horovod", ["horovod", "update"]),
+        ("horovod_optimizer", ["horovod_optimizer", "update"]),
+        ("tf_spec", ["", "", "", "update"]),
+    ])  # fmt: skip
     def test_is_that_of_the_step(self, name, expected, network):
         assert names(create(name).stages(network, 4)) == expected
 

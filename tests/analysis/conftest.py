@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.made_studies import epoch_line, line, make_study, split_line, study
+from tests.made_studies import epoch_line, line, make_study, split_line, study, timed
 
-__all__ = ["epoch_line", "line", "make_study", "split_line", "study"]
+__all__ = ["epoch_line", "line", "make_study", "split_line", "study", "timed"]
 
 
 @pytest.fixture

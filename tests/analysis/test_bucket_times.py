@@ -31,8 +31,7 @@ def test_a_bucket_is_ready_on_the_last_rank_and_its_exchange_takes_what_it_does_
     early = [profiled([0.010, 0.020], [(0.010, 0.032), (0.032, 0.040)])]
     late = [profiled([0.030, 0.031], [(0.030, 0.032), (0.032, 0.040)])]
     times = bucket_times(cell_of(study, [early, late]))
-    assert times.num_bytes == (100, 200)
-    assert times.ready_s == pytest.approx((0.030, 0.031))
+    assert (times.num_bytes, times.ready_s) == ((100, 200), pytest.approx((0.030, 0.031)))
     assert times.exchange_s == pytest.approx((0.002, 0.008))
 
 

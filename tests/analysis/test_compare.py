@@ -1,6 +1,7 @@
 """Comparing two studies: planted differences are found, and nothing else."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -30,16 +31,33 @@ def noisy(make_study, generator, *, num_launches=3, spread=0.02, slow=None, slow
     return study
 
 
+def bucketed(study, number, middles, **more):
+    """Adds a cell of an own size of buckets."""
+    cell = {"aggregator": "ring", "world_size": 2, "bucket_mb": number + 1.0, **more}
+    return study.add([[one] * 9 for one in middles], **cell)
+
+
 def compared(a, b, level=0.02):
     return compare_sides(Side.of([a.table], [a.cells]), Side.of([b.table], [b.cells]), level)
 
 
 def verdicts(comparison, *wanted):
-    return {
-        (cell.match.a["aggregator"], cell.match.a["world_size"])
-        for cell in comparison.cells
-        if cell.verdict in wanted
-    }
+    found = [one for one in comparison.cells if one.verdict in wanted]
+    return {(one.match.a["aggregator"], one.match.a["world_size"]) for one in found}
+
+
+def changes(comparison):
+    """Those that are slower, and those that are faster."""
+    return verdicts(comparison, "slower"), verdicts(comparison, "faster")
+
+
+def both(make_study, first, second=None):
+    """Two studies: of each of two lists of cells (runs, variables), or twice of one."""
+    studies = make_study(), make_study()
+    for study, cells in zip(studies, (first, second or first), strict=True):
+        for runs, cell in cells:
+            study.add(runs, **cell)
+    return studies
 
 
 @pytest.mark.quality
@@ -56,23 +74,18 @@ def test_planted_slow_down_of_a_tenth_is_found_and_nothing_else(make_study, seed
     generator = np.random.default_rng(seed)
     before = noisy(make_study, generator, num_launches=5, spread=0.005)
     after = noisy(make_study, generator, num_launches=5, spread=0.005, slow=("tree", 4))
-    found = compared(before, after)
-    assert verdicts(found, "slower") == {("tree", 4)}
-    assert verdicts(found, "faster") == set()
-    back = compared(after, before)
-    assert verdicts(back, "faster") == {("tree", 4)}
-    assert verdicts(back, "slower") == set()
+    assert changes(compared(before, after)) == ({("tree", 4)}, set())
+    assert changes(compared(after, before)) == (set(), {("tree", 4)})
 
 
 def test_one_launch_has_no_verdict_and_fails_no_gate_and_says_how_many_would_tell(make_study):
     generator = np.random.default_rng(1)
     options = {"num_launches": 1, "spread": 0.0, "pairs": True}
     before = noisy(make_study, generator, **options)
-    after = noisy(make_study, generator, **options, slow=("tree", 4), slow_factor=2)
-    found = compared(before, after)
+    found = compared(before, noisy(make_study, generator, **options, slow=("tree", 4), slow_factor=2))
     assert verdicts(found, "not resolved") == {(name, size) for name in AGGREGATORS for size in WORLD_SIZES}
-    assert parse_gate("slower").failing(found) == []
-    assert len(parse_gate("slower").blind(found)) == 15
+    gate = parse_gate("slower")
+    assert (gate.failing(found), len(gate.blind(found))) == ([], 15)
     assert "repeats=3 on both sides would tell the largest ratio seen, 2.0" in flowing(found)
 
 
@@ -81,16 +94,14 @@ def with_common(make_study, generator, factor=1.0, slow=1.0):
     study = make_study()
     for number in range(9):
         middle_s = 0.01 * factor * (slow if number == 0 else 1.0)
-        middles = middle_s * np.exp(generator.normal(0, 0.004, 4))
-        study.add([[one] * 9 for one in middles], aggregator="ring", world_size=2, bucket_mb=number + 1.0)
+        bucketed(study, number, middle_s * np.exp(generator.normal(0, 0.004, 4)))
     return study
 
 
 def test_shift_of_a_campaign_is_one_line_and_no_cell_is_called_for_it(make_study):
     generator = np.random.default_rng(3)
     found = compared(with_common(make_study, generator), with_common(make_study, generator, 1.03, 1.06))
-    assert [cell.verdict for cell in found.cells if cell.match.a["bucket_mb"] != 1.0].count("slower") == 0
-    assert [cell.verdict for cell in found.cells if cell.match.a["bucket_mb"] == 1.0] == ["slower"]
+    assert [cell.match.a["bucket_mb"] for cell in found.cells if cell.verdict == "slower"] == [1.0]
     (shift,) = found.shifts
     assert shift.difference.ratio == pytest.approx(1.03, abs=0.005)
     assert not shift.difference.is_significant, "two campaigns of one machine differ by 2%"
@@ -99,29 +110,24 @@ def test_shift_of_a_campaign_is_one_line_and_no_cell_is_called_for_it(make_study
 
 def test_a_cell_is_not_resolved_for_the_others_shift_only_where_it_surely_differs_from_them(make_study):
     generator = np.random.default_rng(5)
-    before = noisy(make_study, generator, num_launches=5, spread=0.002)
-    after = make_study()
+    before, after = noisy(make_study, generator, num_launches=5, spread=0.002), make_study()
     for one in before.cells:
-        row, factor = one.cell, 1.0 if one.cell["aggregator"] == "none" else 1.2
+        name, factor = one.label("aggregator"), 1.0 if one.cell["aggregator"] == "none" else 1.2
         steps = [(factor * launch.step_s).tolist() for launch in one.launches]
-        after.add(steps, aggregator=one.label("aggregator"), world_size=row["world_size"])
+        after.add(steps, aggregator=name, world_size=one.cell["world_size"])
     found = compared(before, after)
-    shifted = [one.match.a for one in found.cells if one.reason == "shift of the others"]
-    assert {row["aggregator"] for row in shifted} == {"none"}
+    shifted = {one.match.a["aggregator"] for one in found.cells if one.reason == "shift of the others"}
+    assert shifted == {"none"}
     scattering = [noisy(make_study, generator, spread=0.2) for _ in range(2)]
     assert {one.reason for one in compared(*scattering).cells} == {"scatter"}
 
 
 def test_launches_that_scatter_beyond_all_bounds_could_have_found_nothing(make_study):
-    def side(factor):
-        study = make_study()
-        for aggregator in ("ring", "tree"):
-            study.add([[middle] * 9 for middle in (1e-6, factor)], aggregator=aggregator, world_size=2)
-        return study
-
-    found = compared(side(1e3), side(2e3))
-    assert verdicts(found, "slower", "faster") == set()
-    assert all(found.detectable(cell) is None for cell in found.cells)
+    sides = ([[[one] * 9 for one in (1e-6, own)]] for own in (1e3, 2e3))
+    cells = ([(*runs, {"aggregator": name, "world_size": 2}) for name in ("ring", "tree")] for runs in sides)
+    found = compared(*both(make_study, *cells))
+    assert changes(found) == (set(), set())
+    assert {found.detectable(cell) for cell in found.cells} == {None}
 
 
 def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
@@ -143,31 +149,24 @@ def drifting(make_study, generator, campaign, factor=1.0):
     drift = np.exp(np.linspace(0, 0.1, 6) + generator.normal(0, 0.002, 6))
     study = make_study()
     for number in range(9):
-        middles = 0.01 * factor * drift * np.exp(generator.normal(0, 0.002, 6))
-        cell = {"aggregator": "ring", "world_size": 2, "bucket_mb": float(number + 1)}
-        study.add([[one] * 9 for one in middles], **cell)
+        bucketed(study, number, 0.01 * factor * drift * np.exp(generator.normal(0, 0.002, 6)))
     for cell in study.cells:
         for record in cell.records:
             record.launch["campaign"] = campaign
     return study
 
 
-@pytest.mark.parametrize(("campaigns", "is_paired"), [(("x", "x"), True), (("x", "y"), False)])
+@pytest.mark.parametrize(("other", "is_paired"), [("x", True), ("y", False)])
 def test_launches_that_took_turns_show_a_shift_of_all_cells_and_a_gate_fails_on_it(
-    make_study, campaigns, is_paired
+    make_study, other, is_paired
 ):
     generator = np.random.default_rng(6)
-    a, b = (
-        drifting(make_study, generator, name, factor)
-        for name, factor in zip(campaigns, (1.0, 1.03), strict=True)
-    )
-    found = compared(a, b)
-    assert found.is_paired is is_paired
-    assert found.shifts[0].difference.is_significant is is_paired
-    assert bool(parse_gate("slower > 2%").failing_shifts(found)) is is_paired
+    found = compared(drifting(make_study, generator, "x"), drifting(make_study, generator, other, 1.03))
+    fails = bool(parse_gate("slower > 2%").failing_shifts(found))
+    shown = found.is_paired, found.shifts[0].difference.is_significant, fails, "took turns" in printed(found)
+    assert shown == (is_paired,) * 4
     assert parse_gate("faster > 2%").failing_shifts(found) == []
-    assert verdicts(found, "slower", "faster") == set(), "cells are called relative to it"
-    assert ("took turns" in printed(found)) is is_paired
+    assert changes(found) == (set(), set()), "cells are called relative to it"
     assert text_of(changed_times(found.shifts[0])).startswith("all 9 timed cells on 2 workers take 1.03")
 
 
@@ -183,17 +182,14 @@ def test_what_pairs_of_a_a_differ_by_is_part_of_every_difference_between_folders
 
     def side(offset):
         study = make_study()
-        for number in range(9):
-            for replicate in range(1 + (number < 4)):
-                middle_s = 0.01 * np.exp(generator.normal(0, offset))
-                middles = middle_s * np.exp(generator.normal(0, 0.002, 4))
-                cell = {"aggregator": "ring", "world_size": 2, "bucket_mb": float(number + 1)}
-                study.add([[one] * 9 for one in middles], aa_replicate=replicate, **cell)
+        for number, replicate in [*itertools.product(range(9), [0]), *itertools.product(range(4), [1])]:
+            middle_s = 0.01 * np.exp(generator.normal(0, offset))
+            bucketed(study, number, middle_s * np.exp(generator.normal(0, 0.002, 4)), aa_replicate=replicate)
         return study
 
     steady, restless = (compared(side(offset), side(offset)) for offset in (1e-6, 0.03))
     assert restless.offset_ratio > 0.02 > steady.offset_ratio
-    assert verdicts(restless, "slower", "faster") == set()
+    assert changes(restless) == (set(), set())
     assert restless.detectable(restless.cells[0]) > steady.detectable(steady.cells[0])
     assert "that A/A pairs differ by" in flowing(restless)
 
@@ -201,25 +197,24 @@ def test_what_pairs_of_a_a_differ_by_is_part_of_every_difference_between_folders
 @pytest.mark.parametrize("num_others", [0, 3, 9])
 def test_detectable_ratio_is_the_smallest_that_is_found_among_all_pairs(make_study, num_others):
     generator = np.random.default_rng(num_others)
-    scatter = {number: np.exp(generator.normal(0, 0.01, 4)) for number in range(num_others + 1)}
+    scatter = [np.exp(generator.normal(0, 0.01, 4)) for _ in range(num_others + 1)]
 
-    def study(factor):
-        made = make_study()
-        for number, middles in scatter.items():
-            times = middles * (factor if number == 0 else 1.0)
-            cell = {"aggregator": "ring", "world_size": 2, "bucket_mb": float(number + 1)}
-            made.add([[0.01 * one] * 9 for one in times], **cell)
-        made.add([[0.01] * 9], aggregator="tree", world_size=4)  # of one launch: no test
-        return made
+    def found_with(factor):
+        studies = make_study(), make_study()
+        for study, own in zip(studies, (1.0, factor), strict=True):
+            for number, middles in enumerate(scatter):
+                bucketed(study, number, 0.01 * middles * (own if number == 0 else 1.0))
+            study.add([[0.01] * 9], aggregator="tree", world_size=4)  # of one launch: no test
+        return compared(*studies)
 
-    before = compared(study(1.0), study(1.0))
-    assert before.num_tests == num_others + 1
+    before = found_with(1.0)
     smallest = before.detectable(before.cells[0])
+    assert before.num_tests == num_others + 1
     assert smallest > 1
     for factor, is_found in ((smallest**1.01, True), (smallest**0.99, False)):
-        found = compared(study(1.0), study(factor))
+        found = found_with(factor)
         assert (found.cells[0].verdict == "slower") == is_found
-        one_launch = next(one for one in found.cells if one.match.a["aggregator"] == "tree")
+        (one_launch,) = [one for one in found.cells if one.match.a["aggregator"] == "tree"]
         assert found.detectable(one_launch) is None
 
 
@@ -239,17 +234,7 @@ def test_replicates_stand_aside_and_cells_without_partner_are_named(make_study):
     extra = b.add([[0.1] * 12] * 3, aggregator="caffe", world_size=2)
     found = compared(a, b)
     assert len(found.cells) == len(AGGREGATORS) * len(WORLD_SIZES)
-    assert [row["cell_id"] for row in found.only_in_b] == [extra]
-    assert found.only_in_a == []
-
-
-def test_trainings_are_compared_by_their_seconds_and_not_with_other_epochs(make_study):
-    a, b = make_study(), make_study()
-    a.add_training([10.0, 10.1, 10.2], aggregator="ring", world_size=2)
-    b.add_training([20.0, 20.1, 20.2], aggregator="ring", world_size=2)
-    (cell,) = compared(a, b).cells
-    assert (cell.quantity, cell.verdict) == ("train_s", "slower")
-    assert cell.difference.ratio == pytest.approx(2, rel=0.01)
+    assert ([row["cell_id"] for row in found.only_in_b], found.only_in_a) == ([extra], [])
 
 
 def flowing(comparison):
@@ -264,21 +249,21 @@ def printed(comparison):
 
 
 def test_iterations_and_trainings_have_tables_and_counts_of_their_own(make_study):
-    a, b = make_study(), make_study()
+    a, b = both(make_study, [([[0.0125] * 9] * 3, {"aggregator": "ring", "world_size": 2})])
     for study, factor in ((a, 1), (b, 2)):
-        # A training first: the first pair's kind must not decide the units of the rest.
         study.add_training([factor * one for one in (10.0, 10.1, 10.2)], aggregator="ring", world_size=2)
-        study.add([[0.0125] * 9] * 3, aggregator="ring", world_size=2)
+        study.cells.reverse()  # the first pair's kind must not decide the units of the rest
     found = compared(a, b)
+    (training,) = [one for one in found.cells if one.kind == "convergence"]
+    assert (training.quantity, training.verdict) == ("train_s", "slower")
+    assert training.difference.ratio == pytest.approx(2, rel=0.01)
     assert [cell.given for cell in found.cells] == [found.cells[0].given] * len(found.cells)
     told = printed(found)
     iterations, trainings = told.split("time of a whole training: ")
+    texts = ("A ms", "12.5", "A s ", "10.1")
+    shown = [[text in table for text in texts] for table in (iterations, trainings)]
+    assert shown == [[True, True, False, False], [False, False, True, True]]
     assert "time of a step: " in iterations
-    assert "A ms" in iterations
-    assert "12.5" in iterations
-    assert "10.1" not in iterations
-    assert "A s " in trainings
-    assert "12.5" not in trainings
     assert "Of 1 timed cells of B: 1 same within 3%." in told
     assert "Of 1 trainings of B: 1 slower." in told
     assert [one["kind"] for one in found.as_dict()["cells"]] == [cell.kind for cell in found.cells]
@@ -294,40 +279,34 @@ def test_trainings_of_several_seeds_are_named_by_them(make_study):
     assert [cell.name for cell in compared(a, b).cells] == ["ring, seed 0", "ring, seed 1"]
 
 
+RUNS = [[0.1] * 9] * 2
+
+
 def test_cells_match_over_the_machines_threads_and_say_so(make_study):
-    a, b = make_study(), make_study()
-    a.add([[0.1] * 9] * 2, device="cuda", threads=12)
-    b.add([[0.1] * 9] * 2, device="cuda", threads=24)
-    (cell,) = compared(a, b).cells
+    sides = ([(RUNS, {"device": "cuda", "threads": threads})] for threads in (12, 24))
+    (cell,) = compared(*both(make_study, *sides)).cells
     assert cell.match.differing == {"threads": (12, 24)}
-    rows = [{**cell.match.a, "device": "cpu"}], [{**cell.match.b, "device": "cpu", "cell_id": "other"}]
-    rows[0][0]["cell_id"] = "one"
-    assert match_cells(*rows)[0] == []
+    first, second = ({**row, "device": "cpu"} for row in (cell.match.a, {**cell.match.b, "cell_id": "other"}))
+    assert match_cells([first], [second])[0] == []
 
 
-def test_augmented_steps_are_not_compared_with_plain_ones(make_study):
-    a, b = make_study(), make_study()
-    a.add([[0.1] * 9] * 2)
-    b.add([[0.1] * 9] * 2, augmentation="standard")
-    with pytest.raises(ScalingError, match="the nearest ones differ in augmentation"):
-        compared(a, b)
+@pytest.mark.parametrize(
+    ("first", "second", "differing"),
+    [
+        ({}, {"augmentation": "standard"}, "the nearest ones differ in augmentation"),
+        ({"batch": 64}, {"batch": 128}, "differ in local_batch, global_batch"),
+    ],
+)
+def test_nothing_in_common_names_what_differs(make_study, first, second, differing):
+    with pytest.raises(ScalingError, match=differing):
+        compared(*both(make_study, [(RUNS, first)], [(RUNS, second)]))
 
 
 def test_what_one_side_alone_has_is_told_by_memory_format_and_augmentation(make_study):
-    a, b = make_study(), make_study()
-    for study in (a, b):
-        study.add([[0.1] * 9] * 2)
-    a.add([[0.1] * 9] * 2, augmentation="standard", memory_format="channels_last")
-    (told,) = [str(one) for one in render_comparison(compared(a, b)) if "in A alone" in str(one)]
+    more = {"augmentation": "standard", "memory_format": "channels_last"}
+    found = compared(*both(make_study, [(RUNS, {}), (RUNS, more)], [(RUNS, {})]))
+    (told,) = [str(one) for one in render_comparison(found) if "in A alone" in str(one)]
     assert "(mlp, channels_last, augmentation standard, done)" in " ".join(told.split())
-
-
-def test_nothing_in_common_names_what_differs(make_study):
-    a, b = make_study(), make_study()
-    a.add([[0.1] * 9], batch=64)
-    b.add([[0.1] * 9], batch=128)
-    with pytest.raises(ScalingError, match="differ in local_batch, global_batch"):
-        compared(a, b)
 
 
 @pytest.mark.parametrize(
@@ -347,25 +326,28 @@ def test_gate_that_is_none_says_what_is_allowed(text):
 
 def test_gate_fails_on_larger_differences_only_and_tells_where_it_was_blind(make_study):
     generator = np.random.default_rng(5)
-    before = noisy(make_study, generator, num_launches=5, spread=0.004)
-    after = noisy(make_study, generator, num_launches=5, spread=0.004, slow=("ring", 2))
-    found = compared(before, after)
-    assert [cell.name for cell in parse_gate("slower > 5%").failing(found)] == ["ring"]
-    assert parse_gate("slower > 20%").failing(found) == []
-    assert parse_gate("slower > 20%").blind(found) == []
-    assert len(parse_gate("slower > 0.1%").blind(found)) == len(found.cells) - 1
+    options = {"num_launches": 5, "spread": 0.004}
+    before = noisy(make_study, generator, **options)
+    found = compared(before, noisy(make_study, generator, **options, slow=("ring", 2)))
+    gates = [parse_gate(f"slower > {percent}%") for percent in (0.1, 5, 20)]
+    assert [[cell.name for cell in gate.failing(found)] for gate in gates[1:]] == [["ring"], []]
+    assert [len(gate.blind(found)) for gate in gates[::2]] == [len(found.cells) - 1, 0]
 
 
-def test_environments_come_first_with_every_field_that_differs(study, tmp_path):
-    other = type(study)(tmp_path / "other")
-    for one in (study, other):
+@pytest.fixture
+def pair(study, tmp_path):
+    """Two folders of the same cell."""
+    folders = study, type(study)(tmp_path / "other")
+    for one in folders:
         one.add_steps([[0.1] * 9], aggregator="ring", world_size=2)
-    environment = other.folder.environment()
-    environment["versions"] = {"torch": "3.0"}
-    environment["gpus"] = [{"name": "A"}, {"name": "A"}]
-    environment["hostname"] = "elsewhere"
-    other.folder.write_environment(environment)
-    found = compare([study.folder], [other.folder])
+    return [one.folder for one in folders]
+
+
+def test_environments_come_first_with_every_field_that_differs(pair):
+    first, other = pair
+    changed = {"versions": {"torch": "3.0"}, "gpus": [{"name": "A"}, {"name": "A"}], "hostname": "elsewhere"}
+    other.write_environment({**other.environment(), **changed})
+    found = compare([first], [other])
     told = {one.field: (one.a, one.b, one.decides) for one in found.environment}
     assert told == {
         "gpus": ("none", "2 x A", True),
@@ -373,14 +355,12 @@ def test_environments_come_first_with_every_field_that_differs(study, tmp_path):
         "hostname": (None, "elsewhere", False),
     }
     assert [one.decides for one in found.environment] == [True, True, False]
-    assert compare([study.folder], [study.folder]).environment == []
+    assert compare([first], [first]).environment == []
 
 
-def test_other_code_is_said_though_the_environments_are_the_same(study, tmp_path):
-    other = type(study)(tmp_path / "other")
-    for one, commit in ((study, "aaa"), (other, "bbb")):
-        one.add_steps([[0.1] * 9], aggregator="ring", world_size=2)
-        one.folder.write_environment({**one.folder.environment(), "git": {"commit": commit, "dirty": True}})
-    told = " ".join(printed(compare([study.folder], [other.folder])).split())
+def test_other_code_is_said_though_the_environments_are_the_same(pair):
+    for one, commit in zip(pair, ("aaa", "bbb"), strict=True):
+        one.write_environment({**one.environment(), "git": {"commit": commit, "dirty": True}})
+    told = flowing(compare(pair[:1], pair[1:]))
     assert "the same hardware, drivers, versions and settings, but the code differs: git.commit: aaa" in told
     assert "git.changes: some against some, perhaps others" in told

@@ -112,8 +112,7 @@ def samples_of(accuracies, steps):
 def test_steps_are_interpolated_within_the_epoch_and_half_of_the_first():
     cell = {"target_accuracy": 0.9}
     steps, variance = steps_to_target(samples_of([0.5, 0.8, 1.0], [100.0] * 3), cell)
-    assert steps == pytest.approx(250)
-    assert variance == pytest.approx((100 / 250) ** 2 / 12)
+    assert (steps, variance) == (pytest.approx(250), pytest.approx((100 / 250) ** 2 / 12))
     assert steps_to_target(samples_of([0.95, 0.97], [100.0] * 2), cell)[0] == 50
     assert steps_to_target(samples_of([np.nan, 0.95], [100.0] * 2), cell)[0] == 150
     assert steps_to_target(samples_of([0.5, 0.8], [100.0] * 2), cell) is None
@@ -360,8 +359,7 @@ def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):
     (drawn,) = drawn_of()
     (axes,) = drawn.figure.axes
     lines = [line for line in axes.lines if list(line.get_xdata()) == [1, 2, 4]]
-    assert len(lines) == len(BATCHES)
-    assert drawn.title == "mlp on synthetic, to 90.0%"
+    assert (len(lines), drawn.title) == (len(BATCHES), "mlp on synthetic, to 90.0%")
     assert "the knee, " in drawn.caption
     written = [text.get_text() for text in axes.texts]
     assert {"knee", *(f"{batch:,}" for batch in BATCHES)} == set(written)
@@ -391,8 +389,7 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
     assert "fastest is 4 workers" in " ".join(out.split())
     (found,) = json.loads(call(as_json=True)[1])
     assert found["critical_batch"]["critical"]["value"] == pytest.approx(CRITICAL, rel=0.05)
-    assert len(found["settings"]) == 12
-    assert found["seconds_by_workers"]["best"]["world_size"] == 4
+    assert (len(found["settings"]), found["seconds_by_workers"]["best"]["world_size"]) == (12, 4)
 
 
 def committed():

@@ -40,8 +40,7 @@ def test_interval_is_never_below_zero_and_one_launch_has_none():
 
 
 def test_holms_correction():
-    assert adjusted([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert adjusted([]) == []
+    assert (adjusted([0.01, 0.04, 0.03]), adjusted([])) == (pytest.approx([0.03, 0.06, 0.06]), [])
 
 
 @pytest.mark.parametrize(
@@ -74,8 +73,7 @@ def test_detectable_is_where_a_difference_begins_to_be_found():
 
 def test_component_that_stays_keeps_more_launches_from_helping():
     sure = with_variance(Difference(0.1, 1e-6, 1000.0), 0.03**2, 4.0)
-    assert sure.error == pytest.approx(0.03, rel=1e-3)
-    assert sure.degrees == pytest.approx(4, rel=1e-3)
+    assert (sure.error, sure.degrees) == (pytest.approx(0.03, rel=1e-3), pytest.approx(4, rel=1e-3))
 
 
 def test_launches_needed_are_the_fewest_and_none_for_no_gap():
@@ -85,8 +83,7 @@ def test_launches_needed_are_the_fewest_and_none_for_no_gap():
         return stats.t.ppf(0.975, 2 * (launches - 1)) * 0.05 / math.sqrt(launches)
 
     assert half_width(number) < 0.03 <= half_width(number - 1)
-    assert launches_needed(0.0, 0.05) is None
-    assert launches_needed(1e-5, 0.05) is None
+    assert (launches_needed(0.0, 0.05), launches_needed(1e-5, 0.05)) == (None, None)
     assert launches_needed(-0.03, 0.05) == number <= MOST
 
 
@@ -117,8 +114,7 @@ class TestCampaigns:
     def test_the_other_way_round_is_the_inverse_also_of_unequal_launches(self):
         a, b = self.sides(9, 3, 6)
         for one, other in zip(campaigns(a, b).tested, campaigns(b, a).tested, strict=True):
-            assert one.log_ratio == pytest.approx(-other.log_ratio)
-            assert one.error == pytest.approx(other.error)
+            assert (one.log_ratio, one.error) == (pytest.approx(-other.log_ratio), pytest.approx(other.error))
 
     def test_unequal_launches_and_unequal_noise_keep_the_level(self):
         generator, found = np.random.default_rng(2), []
@@ -130,8 +126,7 @@ class TestCampaigns:
     @pytest.mark.parametrize("counts", [(1, 1), (1, 5)])
     def test_one_launch_on_a_side_has_no_p_value(self, counts):
         found = campaigns(*self.sides(9, *counts))
-        assert {one.p_value for one in found.tested} == {None}
-        assert found.shift is None
+        assert ({one.p_value for one in found.tested}, found.shift) == ({None}, None)
 
     def test_planted_cell_is_found_and_no_other(self):
         a, b = self.sides(9, 5, 5, seed=3)

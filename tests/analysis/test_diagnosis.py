@@ -22,6 +22,7 @@ COMMITTED = ROOT / "results" / "reference", ROOT / "benchmarks" / "results"
 MS = 1e-3
 BUCKETS = 3
 PAIR = {"aggregator": "ring", "world_size": 2}
+FOUR = {"aggregator": "ring", "world_size": 4, "step": "overlapped"}
 OVERLAPPED = {**PAIR, "step": "overlapped"}
 
 
@@ -54,6 +55,14 @@ def said_first(study, cell_id, **more):
     return limit_of(study.explained(**more)[cell_id])
 
 
+def kinds(study, cell_id):
+    return {one.kind for one in study.explained()[cell_id]}
+
+
+def values(found, *names):
+    return found.kind, *(found.values[name] for name in names)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("rank", [0, 1, 3])
 @pytest.mark.parametrize(
@@ -66,162 +75,131 @@ def said_first(study, cell_id, **more):
         ({"before": 3.0}, "input", None),
     ],
 )
-def test_a_slow_rank_is_named_with_phase_bucket_and_what_is_lost(make_study, rank, slow, phase, bucket):
-    study = make_study()
+def test_a_slow_rank_is_named_with_phase_bucket_and_what_is_lost(timed, rank, slow, phase, bucket):
     ranks = [overlapped(stop=16.0, **(slow if own == rank else {})) for own in range(4)]
     if bucket == BUCKETS:  # after the last exchange has begun nobody waits: it delays the next step alone
+        late = {"communicate": 3 * MS}
         ranks[rank] = [
-            (
-                p,
-                lane,
-                start + (3 * MS if p == "communicate" else 0),
-                stop + (3 * MS if p == "communicate" else 0),
-            )
-            for p, lane, start, stop in ranks[rank]
+            (name, lane, start + late.get(name, 0), stop + late.get(name, 0))
+            for name, lane, start, stop in ranks[rank]
         ]
-    cell = study.add(steps(16), spans=ranks, aggregator="all_reduce", world_size=4, step="overlapped")
-    found = said_first(study, cell)
-    assert (found.kind, found.values["rank"], found.values["phase"]) == ("slow_rank", rank, phase)
-    assert found.values["bucket"] == bucket
-    assert found.values["lost_s"] == pytest.approx(3 * MS)
+    found = said_first(timed, timed.add(steps(16), spans=ranks, **FOUR))
+    lost_s = pytest.approx(3 * MS)
+    expected = "slow_rank", rank, phase, bucket, lost_s
+    assert values(found, "rank", "phase", "bucket", "lost_s") == expected
     assert f"rank {rank} is slow in {phase}" in text_of(found)
 
 
-def test_of_two_ranks_the_slower_is_named_also_in_an_eager_step(make_study):
-    study = make_study()
-    ranks = [eager(exchange=4.5), eager(forward=8.0)]
-    cell = study.add(steps(16.5), spans=ranks, **PAIR)
-    found = said_first(study, cell)
-    assert (found.kind, found.values["rank"], found.values["phase"]) == ("slow_rank", 1, "forward")
-    assert found.values["lost_s"] == pytest.approx(4 * MS)
+def test_of_two_ranks_the_slower_is_named_also_in_an_eager_step(timed):
+    cell = timed.add(steps(16.5), spans=[eager(exchange=4.5), eager(forward=8.0)], **PAIR)
+    expected = "slow_rank", 1, "forward", pytest.approx(4 * MS)
+    assert values(said_first(timed, cell), "rank", "phase", "lost_s") == expected
 
 
-def test_the_root_of_a_tree_is_not_slow_for_its_sums_nor_an_owner_for_its_update(make_study):
-    study = make_study()
-    others = eager(exchange=4.0)
+def test_the_root_of_a_tree_is_not_slow_for_its_sums_nor_an_owner_for_its_update(timed):
     root = [*eager(), ("reduce", "main", 12.5 * MS, 15 * MS), ("update", "main", 15 * MS, 16 * MS)]
-    cell = study.add(steps(16), spans=[root, others], aggregator="tree", world_size=2)
-    assert "slow_rank" not in {one.kind for one in study.explained()[cell]}
+    cell = timed.add(steps(16), spans=[root, eager(exchange=4.0)], aggregator="tree", world_size=2)
+    assert "slow_rank" not in kinds(timed, cell)
+
+
+def one_slow(slow):
+    return [overlapped(stop=16.0, forward=7.0 if rank == slow else 4.0) for rank in range(4)]
 
 
 @pytest.mark.parametrize(("unprofiled_ms", "is_named"), [(16.0, True), (14.0, True), (12.5, False)])
-def test_a_rank_is_not_slow_where_profiling_may_have_made_it_so(make_study, unprofiled_ms, is_named):
-    study = make_study()
-    ranks = [overlapped(stop=16.0, forward=7.0 if rank == 2 else 4.0) for rank in range(4)]
-    cell = study.add(
-        steps(unprofiled_ms), spans=ranks, aggregator="ring", world_size=4, step="overlapped", split_s=16 * MS
-    )
-    assert ("slow_rank" in {one.kind for one in study.explained()[cell]}) is is_named
+def test_a_rank_is_not_slow_where_profiling_may_have_made_it_so(timed, unprofiled_ms, is_named):
+    cell = timed.add(steps(unprofiled_ms), spans=one_slow(2), split_s=16 * MS, **FOUR)
+    assert ("slow_rank" in kinds(timed, cell)) is is_named
 
 
 @pytest.mark.parametrize(("other", "is_named"), [(2, True), (0, False), (None, False)])
-def test_a_rank_is_slow_only_if_it_is_so_in_the_replicate_of_an_a_a_pair(make_study, other, is_named):
-    study = make_study()
-    pair = {"aggregator": "ring", "world_size": 4, "step": "overlapped"}
-
-    def ranks(slow):
-        return [overlapped(stop=16.0, forward=7.0 if rank == slow else 4.0) for rank in range(4)]
-
-    cell = study.add(steps(16, launches=1), spans=ranks(2), **pair)
-    study.add(steps(16, launches=1), spans=ranks(other), aa_replicate=1, **pair)
-    assert ("slow_rank" in {one.kind for one in study.explained()[cell]}) is is_named
+def test_a_rank_is_slow_only_if_it_is_so_in_the_replicate_of_an_a_a_pair(timed, other, is_named):
+    cell = timed.add(steps(16, launches=1), spans=one_slow(2), **FOUR)
+    timed.add(steps(16, launches=1), spans=one_slow(other), aa_replicate=1, **FOUR)
+    assert ("slow_rank" in kinds(timed, cell)) is is_named
 
 
-def test_a_rank_that_is_slow_in_one_launch_of_three_is_not_named(make_study):
-    study = make_study()
+def test_a_rank_that_is_slow_in_one_launch_of_three_is_not_named(timed):
     even, slow = [overlapped()] * 2, [overlapped(forward=8.0, stop=18.0), overlapped(stop=18.0)]
-    cell = study.add(steps(14), spans=even, **OVERLAPPED)
-    other = study.add(steps(14), spans=slow, aggregator="tree", world_size=2, step="overlapped")
-    one, three = study.cells[-1].launches[0], study.cells[0].launches
-    study.cells[0].launches[0] = type(one)(0, one.iterations, one.rank_steps_s, one.profiled_steps)
-    assert len(three) == 3
-    assert said_first(study, other).kind == "slow_rank"
-    assert said_first(study, cell).kind != "slow_rank"
+    cell = timed.add(steps(14), spans=even, **OVERLAPPED)
+    other = timed.add(steps(14), spans=slow, aggregator="tree", world_size=2, step="overlapped")
+    one, three = timed.cells[-1].launches[0], timed.cells[0].launches
+    timed.cells[0].launches[0] = type(one)(0, one.iterations, one.rank_steps_s, one.profiled_steps)
+    assert (len(three), said_first(timed, other).kind) == (3, "slow_rank")
+    assert said_first(timed, cell).kind != "slow_rank"
 
 
-def test_a_busy_core_is_named_as_what_slows_the_rank(make_study):
-    study = make_study()
-    host = [{"window_s": 1.0, "queued_s": queued, "cores": [rank]} for rank, queued in enumerate((0.3, 0.0))]
+def on_host(*queued_and_cores):
+    host = [{"window_s": 1.0, "queued_s": queued_s, "cores": cores} for queued_s, cores in queued_and_cores]
+    return {"summary": {"host": host}}
+
+
+def test_a_busy_core_is_named_as_what_slows_the_rank(timed):
     ranks = [overlapped(forward=8.0, stop=18.0), overlapped(stop=18.0)]
-    cell = study.add(steps(18), spans=ranks, summary={"host": host}, **OVERLAPPED)
-    found = said_first(study, cell, num_cores=2)
+    cell = timed.add(steps(18), spans=ranks, **on_host((0.3, [0]), (0.0, [1])), **OVERLAPPED)
+    found = said_first(timed, cell, num_cores=2)
     assert found.kind == "slow_rank"
     assert "it waits for a CPU core 30% of the time" in text_of(found)
 
 
-def test_workers_that_may_use_one_core_alone_are_oversubscribed(make_study):
-    study = make_study()
-    host = [{"window_s": 1.0, "queued_s": 0.45, "cores": [3]}] * 2
-    cell = study.add(steps(12.5), spans=eager(), **PAIR, summary={"host": host})
-    found = said_first(study, cell, num_cores=8)
-    assert (found.kind, found.values["cores"]) == ("oversubscribed", 1)
-    assert found.values["share"] == pytest.approx(0.45)
+def test_workers_that_may_use_one_core_alone_are_oversubscribed(timed):
+    cell = timed.add(steps(12.5), spans=eager(), **PAIR, **on_host(*[(0.45, [3])] * 2))
+    found = said_first(timed, cell, num_cores=8)
+    assert values(found, "cores", "share") == ("oversubscribed", 1, pytest.approx(0.45))
 
 
-def test_other_processes_on_the_host_are_told_from_the_workers_own_threads(make_study):
-    study = make_study()
-    host = [{"window_s": 1.0, "queued_s": 0.25, "cores": [0, 1]}] * 2
-    cell = study.add(steps(12.5), spans=eager(), **PAIR, summary={"host": host})
-    assert said_first(study, cell, num_cores=2).kind == "busy_host"
+def test_other_processes_on_the_host_are_told_from_the_workers_own_threads(timed):
+    cell = timed.add(steps(12.5), spans=eager(), **PAIR, **on_host(*[(0.25, [0, 1])] * 2))
+    assert said_first(timed, cell, num_cores=2).kind == "busy_host"
 
 
-def gpu(**more):
-    return {
-        "window_s": 1.0,
-        "sm_clock_after_hz": 1.98e9,
-        "sm_clock_max_hz": 1.98e9,
-        "throttle_reasons": [],
-        **more,
-    }
+def gpu(clock_hz=1.98e9, **more):
+    held = {"sm_clock_after_hz": clock_hz, "sm_clock_max_hz": 1.98e9}
+    return {"window_s": 1.0, **held, "throttle_reasons": [], **more}
+
+
+def on_gpus(*gpus):
+    return {"device": "cuda", "summary": {"gpu": list(gpus)}, **PAIR}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_gpu_whose_clock_is_held_down_is_named_with_its_rank(make_study, rank):
-    study = make_study()
+def test_a_gpu_whose_clock_is_held_down_is_named_with_its_rank(timed, rank):
     gpus = [gpu(), gpu()]
-    gpus[rank] = gpu(sm_clock_after_hz=0.99e9, throttle_reasons=["power cap"], throttled_s={"power cap": 1.0})
-    cell = study.add(steps(12.5), spans=eager(), device="cuda", summary={"gpu": gpus}, **PAIR)
-    found = said_first(study, cell)
-    assert (found.kind, found.values["rank"], found.values["reason"]) == ("throttled_gpu", rank, "power cap")
-    assert found.values["lost_s"] == pytest.approx(0.5 * 12 * MS), "half of forward and backward"
+    gpus[rank] = gpu(0.99e9, throttle_reasons=["power cap"], throttled_s={"power cap": 1.0})
+    found = said_first(timed, timed.add(steps(12.5), spans=eager(), **on_gpus(*gpus)))
+    lost_s = pytest.approx(0.5 * 12 * MS)  # half of forward and backward
+    assert values(found, "rank", "reason", "lost_s") == ("throttled_gpu", rank, "power cap", lost_s)
 
 
-def test_a_power_cap_that_takes_little_is_a_doubt_and_no_limit(make_study):
-    study = make_study()
-    gpus = [gpu(sm_clock_after_hz=1.9e9, throttle_reasons=["power cap"]), gpu()]
-    cell = study.add(steps(12.5), spans=eager(), device="cuda", summary={"gpu": gpus}, **PAIR)
-    found = study.explained()[cell]
-    assert limit_of(found).kind == "computation"
-    assert "disturbed_gpu" in {one.kind for one in found}
+def test_a_power_cap_that_takes_little_is_a_doubt_and_no_limit(timed):
+    gpus = on_gpus(gpu(1.9e9, throttle_reasons=["power cap"]), gpu())
+    cell = timed.add(steps(12.5), spans=eager(), **gpus)
+    assert said_first(timed, cell).kind == "computation"
+    assert "disturbed_gpu" in kinds(timed, cell)
 
 
-def test_another_process_on_a_gpu_is_named_with_what_the_rank_loses_if_that_was_measured(make_study):
-    study = make_study()
-    summary = {"gpu": [gpu(), gpu(other_processes=1)]}
-    more = {"aggregator": "ring", "world_size": 2, "device": "cuda", "summary": summary}
-    guessed = study.add(steps(12.5), spans=eager(), **more)
-    measured = study.add(steps(15.5), spans=[eager(exchange=3.5), eager(backward=11.0)], batch=128, **more)
-    first = said_first(study, guessed)
-    assert (first.kind, first.values["rank"], first.values["is_measured"]) == ("shared_gpu", 1, False)
+def test_another_process_on_a_gpu_is_named_with_what_the_rank_loses_if_that_was_measured(timed):
+    more = on_gpus(gpu(), gpu(other_processes=1))
+    guessed = timed.add(steps(12.5), spans=eager(), **more)
+    measured = timed.add(steps(15.5), spans=[eager(exchange=3.5), eager(backward=11.0)], batch=128, **more)
+    first = said_first(timed, guessed)
+    assert values(first, "rank", "is_measured") == ("shared_gpu", 1, False)
     assert "may lose up to" in text_of(first)
-    found = study.explained()[measured]
-    assert found[0].kind == "shared_gpu"
-    assert found[0].values["lost_s"] == pytest.approx(3 * MS)
-    assert "slow_rank" not in {one.kind for one in found}, "said once"
+    found = timed.explained()[measured][0]
+    assert values(found, "lost_s") == ("shared_gpu", pytest.approx(3 * MS))
+    assert "slow_rank" not in kinds(timed, measured), "said once"
 
 
-def test_every_kth_slow_step_is_named_with_its_rank_and_phase(make_study):
-    study = make_study()
+def test_every_kth_slow_step_is_named_with_its_rank_and_phase(timed):
     slow = [overlapped(forward=34.0, stop=44.0), overlapped(stop=44.0)]
     own = [(44 if number % 10 == 3 else 14) * MS for number in range(60)]
-    cell = study.add([own] * 3, spans=[overlapped()] * 2, **OVERLAPPED)
-    for launch in study.cells[-1].launches:
+    cell = timed.add([own] * 3, spans=[overlapped()] * 2, **OVERLAPPED)
+    for launch in timed.cells[-1].launches:
         ranks = [RankStep(44 * MS, [Span(*one) for one in spans], 0.0) for spans in slow]
         launch.profiled_steps[3] = type(launch.profiled_steps[3])(launch.profiled_steps[3].iteration, ranks)
-    found = said_first(study, cell)
-    assert (found.kind, found.values["period"]) == ("periodic", 10)
-    assert (found.values["rank"], found.values["phase"]) == (0, "forward")
-    assert found.values["lost_s"] == pytest.approx(3 * MS)
+    found = said_first(timed, cell)
+    expected = "periodic", 10, 0, "forward", pytest.approx(3 * MS)
+    assert values(found, "period", "rank", "phase", "lost_s") == expected
     assert text_of(found).startswith("every 10th step takes 30.0 ms more, on rank 0 in forward")
 
 
@@ -251,8 +229,7 @@ class TestComb:
     def test_the_first_steps_of_blocks_are_no_period(self):
         times = np.full(80, 0.01)
         times[::10] = 0.03
-        assert comb(times).period == 10
-        assert comb(times, range(0, 80, 10)) is None
+        assert (comb(times).period, comb(times, range(0, 80, 10))) == (10, None)
 
     @pytest.mark.parametrize(("period", "block", "count"), [(7, 14, 83), (7, 10, 50), (10, 20, 99)])
     def test_stalls_in_first_steps_of_blocks_hide_no_period(self, period, block, count):
@@ -290,88 +267,73 @@ def gpu_launches():
     return [launch for cell in cells if cell.cell["device"] == "cuda" for launch in cell.launches]
 
 
-def test_a_pageable_copy_and_a_slow_input_of_all_ranks_are_feeding(make_study):
-    study = make_study()
-    gpus = {"device": "cuda", "aggregator": "ring", "world_size": 2, "input_placement": "pageable"}
-    cell = study.add(steps(18.5), spans=eager(first=[("h2d", 6.0)]), **gpus)
-    assert "input over pageable memory" in text_of(said_first(study, cell))
+def test_a_pageable_copy_and_a_slow_input_of_all_ranks_are_feeding(timed):
+    gpus = {"device": "cuda", "input_placement": "pageable", **PAIR}
+    cell = timed.add(steps(18.5), spans=eager(first=[("h2d", 6.0)]), **gpus)
+    assert "input over pageable memory" in text_of(said_first(timed, cell))
 
 
-def test_tiny_buckets_are_named_and_not_their_exchange_as_such(make_study):
-    study = make_study()
-    spans, now = [("forward", "main", 0.0, 4 * MS)], 4 * MS
-    for _ in range(20):
-        spans += [
-            ("backward", "main", now, now + 0.1 * MS),
-            ("communicate", "comm", now + 0.1 * MS, now + 0.4 * MS),
-        ]
-        now += 0.4 * MS
-    cell = study.add(
-        steps(12), spans=spans, aggregator="all_reduce", world_size=2, step="overlapped", bucket_mb=0.1,
-        summary={"wire_bytes_per_rank": [20 * 4096] * 2},
-    )  # fmt: skip
-    found = study.explained()[cell]
-    assert (found[0].kind, found[0].values["num_buckets"]) == ("tiny_buckets", 20)
-    assert not {"exposed_communication", "not_hidden"} & {one.kind for one in found}
+def test_tiny_buckets_are_named_and_not_their_exchange_as_such(timed):
+    spans = [("forward", "main", 0.0, 4 * MS)]
+    for start in 4 * MS + 0.4 * MS * np.arange(20):
+        ready = start + 0.1 * MS
+        spans += [("backward", "main", start, ready), ("communicate", "comm", ready, ready + 0.3 * MS)]
+    cell = timed.add(
+        steps(12), spans=spans, bucket_mb=0.1, summary={"wire_bytes_per_rank": [20 * 4096] * 2}, **OVERLAPPED
+    )
+    found = timed.explained()[cell][0]
+    assert values(found, "num_buckets") == ("tiny_buckets", 20)
+    assert not {"exposed_communication", "not_hidden"} & kinds(timed, cell)
 
 
 @pytest.mark.parametrize(("behind_ms", "kind"), [(0.03, "launches"), (6.0, "computation")])
-def test_a_gpu_that_is_never_behind_the_host_waits_for_launches(make_study, behind_ms, kind):
-    study = make_study()
-    cell = study.add(steps(12.5), spans=eager(), **PAIR, device="cuda")
-    for launch in study.cells[-1].launches:
+def test_a_gpu_that_is_never_behind_the_host_waits_for_launches(timed, behind_ms, kind):
+    cell = timed.add(steps(12.5), spans=eager(), **PAIR, device="cuda")
+    for launch in timed.cells[-1].launches:
         for number, step in enumerate(launch.profiled_steps):
             behind_s = dict.fromkeys(("forward", "backward"), behind_ms * MS)
             ranks = [RankStep(one.step_s, one.spans, one.start_s, behind_s) for one in step.ranks]
             launch.profiled_steps[number] = type(step)(step.iteration, ranks)
-    found = said_first(study, cell)
-    assert found.kind == kind
-    assert ("30 us after the host" in text_of(found)) == (kind == "launches")
+    found = said_first(timed, cell)
+    assert (found.kind, "30 us after the host" in text_of(found)) == (kind, kind == "launches")
 
 
-@pytest.mark.parametrize("spans", [overlapped(stop=12.0), eager()], ids=["overlapped", "eager"])
-def test_nothing_is_named_where_all_ranks_take_equally_long(make_study, spans):
-    study = make_study()
+@pytest.mark.parametrize("step", ["overlapped", "eager"])
+def test_nothing_is_named_where_all_ranks_take_equally_long(timed, step):
+    spans = overlapped(stop=12.0) if step == "overlapped" else eager()
     random = np.random.default_rng(3)
     launches = [list(random.lognormal(np.log(14 * MS), 0.05, 80)) for _ in range(3)]
-    step = "overlapped" if len(spans) > 4 else "eager"
-    split_s = spans[-1][3]
-    cell = study.add(launches, spans=[spans] * 4, split_s=split_s, aggregator="ring", world_size=4, step=step)
-    assert said_first(study, cell).kind == "computation"
+    cell = timed.add(launches, spans=[spans] * 4, split_s=spans[-1][3], **{**FOUR, "step": step})
+    assert said_first(timed, cell).kind == "computation"
 
 
-def test_more_workers_are_not_advised_where_more_were_measured_and_brought_nothing(make_study):
-    study = make_study()
-    two = study.add(steps(12.5), spans=eager(), **PAIR)
-    assert "try more workers" in line_of(said_first(study, two))
-    study.add(steps(13.0), spans=eager(), aggregator="ring", world_size=4)
-    assert "try more workers" not in line_of(said_first(study, two))
+def test_more_workers_are_not_advised_where_more_were_measured_and_brought_nothing(timed):
+    two = timed.add(steps(12.5), spans=eager(), **PAIR)
+    assert "try more workers" in line_of(said_first(timed, two))
+    timed.add(steps(13.0), spans=eager(), aggregator="ring", world_size=4)
+    assert "try more workers" not in line_of(said_first(timed, two))
 
 
 @pytest.mark.parametrize(("mfu", "is_advised"), [(0.2, True), (0.5, False), (None, False)])
-def test_compile_is_advised_where_little_of_the_matrix_rate_is_used(make_study, mfu, is_advised):
-    study = make_study()
-    cell = study.add(steps(12.5), spans=eager(), **PAIR, device="cuda")
-    table = study.table.assign(mfu=mfu)
-    limit = limit_of(explained(Known.of(to_rows(table), study.cells))[cell])
+def test_compile_is_advised_where_little_of_the_matrix_rate_is_used(timed, mfu, is_advised):
+    cell = timed.add(steps(12.5), spans=eager(), **PAIR, device="cuda")
+    table = timed.table.assign(mfu=mfu)
+    limit = limit_of(explained(Known.of(to_rows(table), timed.cells))[cell])
     assert "try more GPUs" in line_of(limit)
     assert ("try compile=true" in line_of(limit)) == is_advised
     assert "; try step=captured to see whether kernel launches add to the step; " in line_of(limit)
 
 
-def test_the_overview_says_first_what_the_cell_says_first_and_the_same_of_several_once(make_study):
-    study = make_study()
+def test_the_overview_says_first_what_the_cell_says_first_and_the_same_of_several_once(timed):
     ranks = [overlapped(stop=16.0), overlapped(forward=7.0, stop=16.0)]
-    cells = [
-        study.add(steps(16), spans=ranks, aggregator=name, world_size=2, step="overlapped")
-        for name in ("ring", "tree", "all_reduce")
-    ]
-    found = study.explained()
-    text = " ".join("\n".join(overview(to_rows(study.table), found)).split())
+    for name in ("ring", "tree", "all_reduce"):
+        timed.add(steps(16), spans=ranks, **{**OVERLAPPED, "aggregator": name})
+    found = timed.explained()
+    text = " ".join("\n".join(overview(to_rows(timed.table), found)).split())
     assert text.count("rank 1 is slow in forward") == 1
-    assert all(found[cell][0].kind == "slow_rank" for cell in cells)
+    assert {own[0].kind for own in found.values()} == {"slow_rank"}
 
 
 def test_the_excess_is_over_the_median_rank_and_of_two_over_the_other():
-    assert excess_s(np.array([[1.0, 4.0]])).tolist() == [[-3.0, 3.0]]
-    assert excess_s(np.array([[1.0, 4.0, 1.5]])).tolist() == [[-0.5, 2.5, 0.0]]
+    shown = [excess_s(np.array([step])).tolist() for step in ([1.0, 4.0], [1.0, 4.0, 1.5])]
+    assert shown == [[[-3.0, 3.0]], [[-0.5, 2.5, 0.0]]]

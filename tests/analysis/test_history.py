@@ -60,8 +60,7 @@ class TestWatch:
         logs[:, 12:] += math.log1p(slowdown)
         said = watch(campaigns(logs))
         assert said.alarm in (13, 14, 15)
-        assert said.change.stream == COMMON
-        assert said.change.first == 12
+        assert (said.change.stream, said.change.first) == (COMMON, 12)
         assert said.change.earliest <= 12 <= said.change.latest
         low, high = said.change.interval
         assert low - 1 < slowdown < high - 1
@@ -95,15 +94,13 @@ class TestWatch:
         every = campaigns(noise(8))
         every[3] = every[3].model_copy(update={"seconds": {"a": every[3].seconds["a"]}})
         said = watch(every)
-        assert said.streams == ["a"]
-        assert said.left_out == ["b", "c", "d"]
+        assert (said.streams, said.left_out) == (["a"], ["b", "c", "d"])
 
     def test_of_messages_the_largest_that_all_have_is_watched(self):
         every = campaigns(noise(8, streams=2), names=["send [x] of 4 KiB", "send [x] of 1 MiB"])
         del every[3].seconds["send [x] of 1 MiB"]
         said = watch(every)
-        assert said.streams == ["send [x] of 4 KiB"]
-        assert said.left_out == []
+        assert (said.streams, said.left_out) == (["send [x] of 4 KiB"], [])
         assert watch(every[:3]).streams == ["send [x] of 1 MiB"]
 
     def test_messages_of_earlier_versions_are_streams_of_their_own(self):

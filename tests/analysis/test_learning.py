@@ -86,8 +86,7 @@ class TestSeeds:
     def test_spread_is_that_of_the_final_accuracy_and_the_same_in_every_row(self, study, epochs):
         add_seeds(study, epochs, [0.90, 0.92, 0.94])
         for row in rows_of(study):
-            assert row["num_seeds"] == 3
-            assert row["seed_mean_accuracy"] == pytest.approx(0.92)
+            assert (row["num_seeds"], row["seed_mean_accuracy"]) == (3, pytest.approx(0.92))
             assert row["seed_sd_accuracy"] == pytest.approx(0.02)
 
     def test_seeds_are_one_group_and_one_line_with_a_band(self, study, epochs):
@@ -98,8 +97,7 @@ class TestSeeds:
         assert merged["final_test_accuracy"] == pytest.approx(0.93)
         cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
         (line,) = training_lines(group, cells)
-        assert line.test_accuracy == [0.5, 0.92]
-        assert line.ranges["test_accuracy"] == ([0.5, 0.90], [0.5, 0.97])
+        assert (line.test_accuracy, line.ranges["test_accuracy"]) == ([0.5, 0.92], ([0.5, 0.90], [0.5, 0.97]))
 
     def test_one_seed_has_a_mean_and_no_spread(self, study, epochs):
         add_seeds(study, epochs, [0.9])
@@ -109,8 +107,7 @@ class TestSeeds:
     def test_value_that_one_seed_lacks_is_missing_over_seeds(self, study, epochs):
         add_seeds(study, epochs, [0.95, 0.8], target_accuracy=0.9)
         (merged,) = over_seeds(group_rows(rows_of(study))[0].rows)
-        assert merged["seconds_to_target"] is None
-        assert merged["target_state"] == "not reached by 1 of 2 seeds"
+        assert (merged["seconds_to_target"], merged["target_state"]) == (None, "not reached by 1 of 2 seeds")
 
     def test_seconds_of_several_seeds_are_not_compared_with_one_seeds(self, study, epochs):
         for seed, ends in enumerate(([0.95, 0.96], [0.5, 0.96], [0.5, 0.96])):

@@ -66,12 +66,11 @@ def test_baseline_shares_it(made):
     assert speedups == {(1, 0.0): 1, (1, 0.5): 1, (2, 0.0): 1, (2, 0.5): 1}
 
 
-def test_control_arm_shares_it(make_study):
-    study = make_study()
-    study.add([[0.010] * 3], aggregator="none", world_size=2)
-    study.add([[0.030] * 3], aggregator="ring", world_size=2)
-    study.add([[0.030] * 3], aggregator="ring", world_size=2, dropout=0.5)
-    differences = {row["dropout"]: row["exposed_by_difference_s"] for row in rows_of(study)[1:]}
+def test_control_arm_shares_it(timed):
+    timed.add([[0.010] * 3], aggregator="none", world_size=2)
+    timed.add([[0.030] * 3], aggregator="ring", world_size=2)
+    timed.add([[0.030] * 3], aggregator="ring", world_size=2, dropout=0.5)
+    differences = {row["dropout"]: row["exposed_by_difference_s"] for row in rows_of(timed)[1:]}
     assert differences == {0.0: pytest.approx(0.020), 0.5: None}
 
 
@@ -157,8 +156,7 @@ def test_cells_at_its_default_keep_the_identity_that_they_had_without_it():
 
 def test_cells_of_a_users_kind_that_trains_a_model_are_shown_like_iterations():
     cell = {"kind": "mine", "model": "mlp", "model_label": "mlp(hidden=3)", "tf32": True}
-    assert axes.axis("precision").shown(cell) == "tf32"
-    assert axes.axis("model").shown(cell) == "mlp(hidden=3)"
+    assert (axes.axis("precision").shown(cell), axes.axis("model").shown(cell)) == ("tf32", "mlp(hidden=3)")
     assert axes.axis("memory_format").shown(cell) == "contiguous"
     assert not has_no_model(cell)
     assert has_no_model({"kind": "mine"})

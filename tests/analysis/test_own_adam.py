@@ -68,11 +68,10 @@ def test_what_a_cell_leaves_out_is_the_aggregators_default():
     assert OneBitAdam(**{name: trained[name] for name in ("beta1", "beta2", "epsilon")}) == OneBitAdam()
 
 
-def test_it_is_recommended_where_it_is_faster_and_reaches_the_target(make_study):
-    study = make_study()
-    study.add([[0.03] * 20] * 3, world_size=2, aggregator="all_reduce", **ADAMW)
-    faster = study.add([[0.02] * 20] * 3, world_size=2, **BY_SGD)
-    study.add_training([10.0] * 3, world_size=2, aggregator="all_reduce", **ADAMW)
-    study.add_training([10.0] * 3, world_size=2, **BY_SGD)
-    (one,) = recommend(study.table, study.cells)
+def test_it_is_recommended_where_it_is_faster_and_reaches_the_target(timed):
+    timed.add([[0.03] * 20] * 3, world_size=2, aggregator="all_reduce", **ADAMW)
+    faster = timed.add([[0.02] * 20] * 3, world_size=2, **BY_SGD)
+    timed.add_training([10.0] * 3, world_size=2, aggregator="all_reduce", **ADAMW)
+    timed.add_training([10.0] * 3, world_size=2, **BY_SGD)
+    (one,) = recommend(timed.table, timed.cells)
     assert one.choice.cell_id == faster

@@ -51,8 +51,7 @@ def test_rest_is_estimated_by_world_size_with_the_launches_start_up(folder):
     folder.write_launch_times({"start_up_s": 10.0, "total_s": 130.0, "cells": []})
     found = progress(folder, at(6))
     assert found.left_s == pytest.approx(60 + 180 + 2 * 10)
-    assert found.runs_per_hour == pytest.approx(3 / 5 * 60)
-    assert found.idle_s == 60
+    assert (found.runs_per_hour, found.idle_s) == (pytest.approx(3 / 5 * 60), 60)
     assert not found.is_over
 
 
@@ -62,9 +61,7 @@ def test_running_cell_is_named_and_its_time_counts(folder):
     found = progress(folder, at(3))
     ((run, seconds),) = found.running
     assert run_name(run).startswith("tree on 2 workers")
-    assert seconds == 60
-    assert found.left_s == pytest.approx(60)
-    assert found.idle_s is None
+    assert (seconds, found.left_s, found.idle_s) == (60, pytest.approx(60), None)
     assert "now: tree on 2 workers" in "\n".join(progress_lines(found))
 
 
@@ -74,8 +71,7 @@ def test_what_was_killed_is_not_said_to_run(folder, part):
     write(folder, 2, "running", at(2), host=platform.node(), aggregator_label="tree")
     write(folder, 3, "running", at(2), host="another", aggregator_label="ring")
     with folder.lock(part):
-        assert len(progress(folder, at(3)).running) == 2
-        assert progress(folder, at(3)).killed == []
+        assert (len(progress(folder, at(3)).running), progress(folder, at(3)).killed) == (2, [])
     found = progress(folder, at(3))
     ((run, seconds),) = found.killed
     assert run_name(run).startswith("tree on 2 workers")
@@ -112,8 +108,7 @@ def test_last_error_is_the_latest_and_nothing_is_left_of_a_finished_study(folder
     write(folder, 2, "failed", at(1), at(2), reason="a worker died")
     found = progress(folder, at(9))
     assert run_name(found.last_error) == "ring on 2 workers, mlp, repeat 0"
-    assert found.last_error.reason == "a worker died"
-    assert (found.is_over, found.left_s) == (True, 0.0)
+    assert (found.last_error.reason, found.is_over, found.left_s) == ("a worker died", True, 0.0)
 
 
 def test_rate_is_of_this_go_not_of_the_night_between(folder):
@@ -135,6 +130,5 @@ def test_status_tells_replicates_and_what_else_was_chosen_apart(study):
         study.add_steps([[0.1] * 3], aggregator="ring", world_size=2, aa_replicate=replicate)
     study.add_steps([[0.1] * 3], aggregator="ring", world_size=2, step="overlapped", bucket_mb=25)
     lines = describe_status(status_table(study.folder)).splitlines()
-    assert len(set(lines)) == len(lines)
-    assert sum("(A/A replicate)" in line for line in lines) == 1
+    assert (len(set(lines)), sum("(A/A replicate)" in line for line in lines)) == (len(lines), 1)
     assert sum("overlapped, 25 MiB" in line or "overlapped" in line for line in lines) == 1

@@ -56,8 +56,7 @@ def test_own_key_wins_and_cells_decide_without_one(study):
     add(study, "all_reduce", 2, 0.5, **GPU)
     assert asked(study) == "speedup"
     add(study, "ring", 2, 0.5, **GPU)
-    assert asked(study) == "aggregator"
-    assert asked(study, question="memory") == "memory"
+    assert (asked(study), asked(study, question="memory")) == ("aggregator", "memory")
     assert asked(study, question="nonsense") == "aggregator"
     add(study, "none", 1, 1.0, **GPU)
     assert asked(study) == "speedup"
@@ -105,8 +104,7 @@ def test_fastest_is_compared_with_ddp_on_each_link(study):
     answer = answered(study, "aggregator")
     assert "peer access: all_reduce (captured step), exact: 400 ms a step, 1.50 ±" in answer.sentence
     assert "one_bit (captured step), lossy, accuracy not compared: 300 ms" in answer.sentence
-    assert column(answer, "DDP, ms") == ["600", "1201"]
-    assert column(answer, "GPUs") == ["2", "2"]
+    assert (column(answer, "DDP, ms"), column(answer, "GPUs")) == (["600", "1201"], ["2", "2"])
     assert column(answer, "x DDP")[1].startswith("3.00 ±")
     assert "mlp on synthetic, host-only" in answer.table.rows[1][0]
 

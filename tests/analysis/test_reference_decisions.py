@@ -159,8 +159,7 @@ def test_next_command_is_one_that_the_study_takes(study, request):
     if made is None or name.startswith("planted-"):
         return
     words = shlex.split(made.command)
-    assert words[:2] == ["scaling", "run"]
-    assert words[3:5] == ["--out", words[4]]
+    assert (words[:2], words[3:5]) == (["scaling", "run"], ["--out", words[4]])
     assert words[4] != str(folder.path)  # it is archived
     is_by_mpi = words[5:7] == ["--launcher", "mpirun"]
     assert is_by_mpi == name.startswith("libraries-")

@@ -23,8 +23,7 @@ def test_time_comes_from_unprofiled_steps_alone_and_phases_from_profiled_ones(st
     ]
     study.add([[lines]])
     launch = launch_of(study)
-    assert launch.step_s.tolist() == [1.0, 2.0]
-    assert launch.iterations.tolist() == [1, 2]
+    assert (launch.step_s.tolist(), launch.iterations.tolist()) == ([1.0, 2.0], [1, 2])
     (step,) = launch.profiled_steps
     assert (step.iteration, step.ranks[0].step_s, step.ranks[0].start_s) == (4, 1.5, 3.25)
     assert launch.budgets[0][0].parts_s["forward"] == 0.4
@@ -33,8 +32,7 @@ def test_time_comes_from_unprofiled_steps_alone_and_phases_from_profiled_ones(st
 def test_step_is_that_of_the_slowest_rank_and_ranks_are_kept(study, line):
     study.add([[[line(0, 1.0), line(1, 4.0)], [line(1, 3.0), line(0, 2.0)]]], world_size=2)
     launch = launch_of(study)
-    assert launch.step_s.tolist() == [2.0, 4.0]
-    assert launch.rank_steps_s.tolist() == [[1.0, 4.0], [2.0, 3.0]]
+    assert (launch.step_s.tolist(), launch.rank_steps_s.tolist()) == ([2.0, 4.0], [[1.0, 4.0], [2.0, 3.0]])
 
 
 def test_old_line_is_both_unprofiled_and_profiled_with_its_phases_one_after_the_other(study, line):

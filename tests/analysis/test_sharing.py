@@ -61,10 +61,8 @@ def rows_of(study):
 class TestRow:
     def test_accuracy_is_told_and_no_time_or_energy(self, shared):
         rows = rows_of(shared)
-        assert rows[4]["workers_per_gpu"] == 2
-        assert rows[4]["final_test_accuracy"] == 0.97
-        assert rows[4]["target_state"] == "reached"
-        assert rows[4]["epochs_to_target"] == 2
+        assert (rows[4]["workers_per_gpu"], rows[4]["final_test_accuracy"]) == (2, 0.97)
+        assert (rows[4]["target_state"], rows[4]["epochs_to_target"]) == ("reached", 2)
         assert {name: rows[4][name] for name in TIMES} == dict.fromkeys(TIMES)
 
     def test_workers_with_a_gpu_each_keep_their_times(self, shared):
@@ -141,8 +139,7 @@ class TestChoice:
     def test_compare_leaves_them_out(self, shared):
         side = Side.of([summary_table(shared.folder)], [read_cells(shared.folder)])
         found = compare_sides(side, side)
-        assert [one.match.a["world_size"] for one in found.cells] == [2]
-        assert found.num_left_out == 2
+        assert ([one.match.a["world_size"] for one in found.cells], found.num_left_out) == ([2], 2)
 
     def test_compare_of_nothing_else_says_why(self, study, lines):
         study.add([[lines(1.0)] * 4], kind="convergence", device="cuda", world_size=4, workers_per_gpu=4)

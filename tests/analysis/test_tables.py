@@ -30,8 +30,7 @@ def test_steps_are_of_the_slowest_rank_aligned_by_iteration_without_warm_up(stud
     assert launch.step_s.tolist() == [2.0, 5.0, 4.0]
     (row,) = rows_of(study)
     assert (row["typical_iteration_s"], row["iterations"]) == (4.0, 3)
-    assert row["iteration_s"] == pytest.approx(11 / 3)
-    assert row["samples_per_s"] == pytest.approx(64 * 3 / 11)
+    assert (row["iteration_s"], row["samples_per_s"]) == (pytest.approx(11 / 3), pytest.approx(64 * 3 / 11))
     assert row["iteration_form"] == "mean of steps"
 
 
@@ -112,8 +111,7 @@ def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
     assert row["iteration_s"] == 2.0
     assert (row["reduce_s"], row["wait_s"]) == pytest.approx((1.2, 0.1))
     assert row["profiled_iteration_s"] == pytest.approx(1.9)
-    assert row["exchange_overhead_s"] == pytest.approx(1.4)
-    assert row["exposed_comm_s"] is None
+    assert (row["exchange_overhead_s"], row["exposed_comm_s"]) == (pytest.approx(1.4), None)
 
 
 def test_budget_is_that_of_the_slowest_rank_where_nobody_waits(study, line):
@@ -167,8 +165,7 @@ def test_columns_come_in_their_order_with_phases_after_the_copies(study):
     assert names[:6] == ["study", "kind", "model", "dataset", "aggregator", "step"]
     start = names.index("wire_bytes_per_rank")
     parts = ["h2d_s", "d2h_s", "input_s", "forward_s", "backward_s", "encode_s", "decode_s", "reduce_s"]
-    assert names[start - 1] == "exposed_comm_s"
-    assert names[start + 1 : start + 9] == parts
+    assert (names[start - 1], names[start + 1 : start + 9]) == ("exposed_comm_s", parts)
     assert set(BUDGET_COLUMNS) <= set(names)
 
 
@@ -278,8 +275,7 @@ def test_planned_baseline_gives_no_speedup(study):
 def test_state_of_a_cell_is_the_worst_of_its_repeats(study, line, states, expected):
     study.add([[[line(0, 1.0)]] if state == "done" else state for state in states])
     (row,) = rows_of(study)
-    assert row["state"] == expected
-    assert row["repeats"] == states.count("done")
+    assert (row["state"], row["repeats"]) == (expected, states.count("done"))
     assert row["iteration_s"] == (1.0 if "done" in states else None)
     assert row["reason"] == ("out of memory" if expected == "failed" else None)
 
@@ -304,8 +300,7 @@ def test_seconds_to_target_are_empty_if_one_repeat_never_reaches_it(study, epoch
     runs = [[[epoch_line(1, 10.0, 2.0, accuracy)]] for accuracy in (0.95, 0.80)]
     study.add(runs, kind="convergence", target_accuracy=0.9)
     (row,) = rows_of(study)
-    assert row["seconds_to_target"] is None
-    assert row["final_test_accuracy"] == pytest.approx(0.875)
+    assert (row["seconds_to_target"], row["final_test_accuracy"]) == (None, pytest.approx(0.875))
 
 
 def test_training_seconds_are_those_of_the_slowest_rank(study, epoch_line):

@@ -192,8 +192,7 @@ class TestTable:
         alone = to_rows(summary_table(study.folder))
         add(study, [lines(count=3)], cell())
         both = to_rows(summary_table(study.folder))
-        assert both[0] == alone[0]
-        assert both[1]["kind"] == "transfer"
+        assert (both[0], both[1]["kind"]) == (alone[0], "transfer")
         assert len(render_tables(summary_table(study.folder))) == 1
 
 

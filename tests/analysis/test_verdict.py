@@ -45,8 +45,7 @@ def tied(study):
 def test_number_of_workers_is_answered_where_the_aggregator_is_a_tie(tied):
     (one,) = answers(tied)
     assert (one.values["world_size"], one.values["open_world_sizes"]) == (2, [])
-    assert [tie["name"] for tie in one.values["ties"]] == ["ring"]
-    assert one.values["confidence"] == "sure"
+    assert ([tie["name"] for tie in one.values["ties"]], one.values["confidence"]) == (["ring"], "sure")
     text = "\n".join(verdict_lines([one]))
     assert text.startswith("Use 2 workers: 1.82 times as fast as one. 550")
     assert "Aggregator: all_reduce or ring (within 3% of the fastest; next tree, 45% slower)." in text
@@ -152,8 +151,7 @@ def test_next_command_of_a_study_with_trainings_leaves_these_out():
     words = shlex.split(next_run(verdicts(build_table("", cells), cells)[0], folder).command)
     assert words[5:] == ["kind=iteration", "repeats=5"]
     found = resolve(load_study(words[2], words[5:]), AvailableMachine(2, 16, 1)).cells.values()
-    assert {cell.kind for cell in found} == {"iteration"}
-    assert {cell.world_size for cell in found} == {1, 2}
+    assert ({cell.kind for cell in found}, {cell.world_size for cell in found}) == ({"iteration"}, {1, 2})
 
 
 def test_noisy_study_is_measured_again_in_another_folder(study):
@@ -195,8 +193,7 @@ def test_more_repeats_go_on_in_the_folder(study):
 
 def test_study_without_candidates_has_no_answer(study):
     study.add(["planned"])
-    assert answers(study) == []
-    assert verdict_lines([]) == []
+    assert (answers(study), verdict_lines([])) == ([], [])
 
 
 def test_names_keep_what_distinguishes_them():
@@ -286,31 +283,28 @@ def test_several_answers_are_named_by_what_differs_even_where_it_is_the_default(
     )
 
 
-def test_training_is_named_with_its_augmentation(make_study):
-    study = make_study()
-    study.add_training([10.0, 11.0, 12.0], augmentation="standard")
-    (one,) = verdicts(study.table, study.cells)
+def test_training_is_named_with_its_augmentation(timed):
+    timed.add_training([10.0, 11.0, 12.0], augmentation="standard")
+    (one,) = verdicts(timed.table, timed.cells)
     assert title_of(one.values["workload"]).endswith("to an accuracy of 97.0%, cpu, augmentation standard")
 
 
-def test_trainings_are_compared_in_the_seeds_that_both_have(make_study):
+def test_trainings_are_compared_in_the_seeds_that_both_have(timed):
     """One worker's 3 seeds have a median of 110 s; the seed that four workers have took it 90 s."""
-    study = make_study()
     for seed, seconds in enumerate((90.0, 110.0, 120.0)):
-        study.add_training([seconds], aggregator="all_reduce", world_size=1, seed=seed)
-    study.add_training([60.0], aggregator="all_reduce", world_size=4, seed=0)
-    (one,) = verdicts(study.table, study.cells)
+        timed.add_training([seconds], aggregator="all_reduce", world_size=1, seed=seed)
+    timed.add_training([60.0], aggregator="all_reduce", world_size=4, seed=0)
+    (one,) = verdicts(timed.table, timed.cells)
     text = "\n".join(verdict_lines([one]))
     assert text.startswith("Fastest so far: 4 workers, 1.50 times as fast as one. 60.0 s to 97.0% accuracy")
     said = "1 training on 4 workers, so the variation there is unknown; the speedup is of seed 0 alone"
     assert f"Not sure: {said}." in text
 
 
-def test_trainings_without_a_common_seed_have_no_speedup(make_study):
-    study = make_study()
-    study.add_training([90.0], aggregator="all_reduce", world_size=1, seed=1)
-    study.add_training([60.0], aggregator="all_reduce", world_size=4, seed=0)
-    (one,) = verdicts(study.table, study.cells)
+def test_trainings_without_a_common_seed_have_no_speedup(timed):
+    timed.add_training([90.0], aggregator="all_reduce", world_size=1, seed=1)
+    timed.add_training([60.0], aggregator="all_reduce", world_size=4, seed=0)
+    (one,) = verdicts(timed.table, timed.cells)
     assert verdict_lines([one])[0].startswith("Fastest so far of 1 and 4 workers: 4 workers. 60.0 s to")
 
 

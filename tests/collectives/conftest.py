@@ -10,12 +10,26 @@ from typing import Any
 import pytest
 
 from scaling.collectives.listing import schedule
+from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.collectives.verify import Verification, verify
 from scaling.errors import ScheduleError
 from scaling.process_group import InProcessGroup
 from scaling.process_group.in_process import _World
 
 MAX_TURNS = 100_000
+
+
+def add(source: int, target: int, start: int = 0, stop: int = 1) -> Transfer:
+    return Transfer(source, target, start, stop, "add")
+
+
+def copy(source: int, target: int, start: int = 0, stop: int = 1) -> Transfer:
+    return Transfer(source, target, start, stop, "copy")
+
+
+def made_of(*steps: ScheduleStep, world_size: int = 2, num_chunks: int = 1, **fields: Any) -> Schedule:
+    """A schedule by hand."""
+    return Schedule("made", world_size, num_chunks, steps, **fields)
 
 
 @pytest.fixture(scope="session")

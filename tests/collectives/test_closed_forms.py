@@ -204,30 +204,20 @@ class TestExact:
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("costs", [COSTS, LATENCY_BOUND])
     @pytest.mark.parametrize("n", WORLD_SIZES)
-    @pytest.mark.parametrize(
-        ("schedule_of", "seconds_of"),
-        [
-            (tree, tree_s),
-            (star, star_s),
-            (ring, ring_s),
-            (recursive_doubling, recursive_doubling_s),
-            (halving_doubling, halving_doubling_s),
-            (stripes, stripes_s),
-        ],
-    )
+    @pytest.mark.parametrize(("schedule_of", "seconds_of"), [
+        (tree, tree_s), (star, star_s), (ring, ring_s), (recursive_doubling, recursive_doubling_s),
+        (halving_doubling, halving_doubling_s), (stripes, stripes_s),
+    ])  # fmt: skip
     def test_between_gpus(self, schedule_of, seconds_of, n, costs):
         simulated = simulate(schedule_of(n), switch(n, costs), NUM_BYTES).seconds
         assert simulated == pytest.approx(seconds_of(n, NUM_BYTES, costs), rel=EXACT)
 
-    @pytest.mark.parametrize(
-        "costs",
-        [
-            HostCosts(COSTS, num_cores=64),
-            HostCosts(COSTS, ranks_per_link=2, num_cores=3),
-            HostCosts(COSTS, num_cores=64, memory_s_per_byte=1 / 20e9),
-            HostCosts(COSTS, ranks_per_link=2, num_cores=64, memory_s_per_byte=1 / 100e9),
-        ],
-    )
+    @pytest.mark.parametrize("costs", [
+        HostCosts(COSTS, num_cores=64),
+        HostCosts(COSTS, ranks_per_link=2, num_cores=3),
+        HostCosts(COSTS, num_cores=64, memory_s_per_byte=1 / 20e9),
+        HostCosts(COSTS, ranks_per_link=2, num_cores=64, memory_s_per_byte=1 / 100e9),
+    ])  # fmt: skip
     @pytest.mark.parametrize("n", [2, 4, 8])
     @pytest.mark.parametrize(
         ("schedule_of", "seconds_of"), [(host_serial, host_serial_s), (host_parallel, host_parallel_s)]

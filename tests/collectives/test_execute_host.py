@@ -185,21 +185,18 @@ SINGLE_BACK = [tuple(Transfer(2, rank, c, c + 1, "copy") for rank in (0, 1)) for
 
 
 class TestRefused:
-    @pytest.mark.parametrize(
-        ("steps", "message"),
-        [
-            ((UP, (Transfer(0, 1, 0, 2, "copy"),), BACK), "only adds into one host's memory and copies"),
-            (((Transfer(0, 2, 0, 2, "copy"),), BACK), "only adds into one host's memory and copies"),
-            ((UP, (Transfer(2, 0, 0, 2, "add"),)), "only adds into one host's memory and copies"),
-            ((SINGLE_UP[0], SINGLE_UP[1][::-1], BACK), "contributions in different orders"),
-            ((UP, *SINGLE_BACK), "do not go back in the steps in which they came"),
-            ((*SINGLE_UP, BACK), "do not go back in the steps in which they came"),
-            ((*SINGLE_UP, *SINGLE_BACK[::-1]), "do not go back in the steps in which they came"),
-            ((UP, ()), "do not go back in the steps in which they came"),
-            ((SINGLE_UP[1] + SINGLE_UP[0], BACK), "are not contiguous"),
-            ((SINGLE_UP[1] + SINGLE_UP[0], SINGLE_BACK[1] + SINGLE_BACK[0]), "are not contiguous"),
-        ],
-    )
+    @pytest.mark.parametrize(("steps", "message"), [
+        ((UP, (Transfer(0, 1, 0, 2, "copy"),), BACK), "only adds into one host's memory and copies"),
+        (((Transfer(0, 2, 0, 2, "copy"),), BACK), "only adds into one host's memory and copies"),
+        ((UP, (Transfer(2, 0, 0, 2, "add"),)), "only adds into one host's memory and copies"),
+        ((SINGLE_UP[0], SINGLE_UP[1][::-1], BACK), "contributions in different orders"),
+        ((UP, *SINGLE_BACK), "do not go back in the steps in which they came"),
+        ((*SINGLE_UP, BACK), "do not go back in the steps in which they came"),
+        ((*SINGLE_UP, *SINGLE_BACK[::-1]), "do not go back in the steps in which they came"),
+        ((UP, ()), "do not go back in the steps in which they came"),
+        ((SINGLE_UP[1] + SINGLE_UP[0], BACK), "are not contiguous"),
+        ((SINGLE_UP[1] + SINGLE_UP[0], SINGLE_BACK[1] + SINGLE_BACK[0]), "are not contiguous"),
+    ])  # fmt: skip
     def test_other_forms_are_refused_with_what_runs_here(self, steps, message):
         plan = Schedule("by hand", 2, 2, steps, num_hosts=1)
 

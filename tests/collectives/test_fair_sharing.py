@@ -37,28 +37,25 @@ def ends(uses, work, capacity, **rest):
     return run(activities(uses, work, **rest), np.array(capacity, dtype=float)).end_s.tolist()
 
 
+RATES = {
+    "two on one link get half each": ([{0: 1}, {0: 1}], [10], None, [5, 5]),
+    # 0 passes both links; link 1 has three users, link 0 two.
+    "the narrow link holds the long way and the others take the rest":
+        ([{0: 1, 1: 1}, {0: 1}, {1: 1}, {1: 1}], [10, 6], None, [2, 8, 2, 2]),
+    "who is capped leaves its share": ([{0: 1}, {0: 1}, {0: 1}], [12], [2, INF, INF], [2, 5, 5]),
+    "weight is what a unit takes": ([{0: 3}, {0: 1}], [8], None, [2, 2]),  # equal rates: 3 x + x = 8
+    "who uses nothing gets its highest rate": ([{}, {}], [1], [3, INF], [3, INF]),
+}  # fmt: skip
+
+
 class TestRates:
-    def test_two_on_one_link_get_half_each(self):
-        assert rates([{0: 1}, {0: 1}], [10]).tolist() == [5, 5]
-
-    def test_the_long_way_is_held_by_the_narrow_link_and_the_others_take_the_rest(self):
-        # 0 passes both links; link 1 has three users, link 0 two.
-        uses = [{0: 1, 1: 1}, {0: 1}, {1: 1}, {1: 1}]
-        assert rates(uses, [10, 6]).tolist() == [2, 8, 2, 2]
-
-    def test_who_is_capped_leaves_its_share_to_the_others(self):
-        assert rates([{0: 1}, {0: 1}, {0: 1}], [12], highest=[2, INF, INF]).tolist() == [2, 5, 5]
-
-    def test_weight_is_what_a_unit_takes(self):
-        # Equal rates: 3 x + x = 8.
-        assert rates([{0: 3}, {0: 1}], [8]).tolist() == [2, 2]
+    @pytest.mark.parametrize(("uses", "capacity", "highest", "expected"), RATES.values(), ids=RATES)
+    def test_they_are_those_found_by_hand(self, uses, capacity, highest, expected):
+        assert rates(uses, capacity, highest).tolist() == expected
 
     def test_a_resource_that_is_passed_twice_is_taken_twice(self):
         twice = Uses.of([0, 0], [0, 0], 1)
         assert max_min_rates(twice, np.array([INF]), np.array([8.0])).tolist() == [4]
-
-    def test_who_uses_nothing_gets_its_highest_rate(self):
-        assert rates([{}, {}], [1], highest=[3, INF]).tolist() == [3, INF]
 
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("seed", range(100))
@@ -86,36 +83,28 @@ class TestRates:
             assert held_by or result[i] == pytest.approx(highest[i])
 
 
+TIMES = {
+    "two on one link": ([{0: 1}, {0: 1}], [10, 10], [5], {}, [4, 4]),
+    # Until 2 s both at 5; then 10 of the second's 20 are left, at 10.
+    "who ends early leaves its bandwidth": ([{0: 1}, {0: 1}], [10, 20], [10], {}, [2, 3]),
+    # Link 0 (10/s): a, b; link 1 (4/s): b, c. b and c at 2, a at 8; a ends at 2 s; b and c go on at 2.
+    "three on two links": ([{0: 1}, {0: 1, 1: 1}, {1: 1}], [16, 8, 8], [10, 4], {}, [2, 4, 4]),
+    # Alone until 1 s (10 of 20 done), then half each: first ends at 3 s, the second's last 10 at 10/s.
+    "who begins late shares from then on":
+        ([{0: 1}, {0: 1}], [20, 20], [10], {"delay_s": [0, 1]}, [3, 4]),
+    "a cap is kept to the end": ([{0: 1}, {0: 1}], [10, 12], [12], {"highest": [INF, 2]}, [1, 6]),
+    "weight counts several times": ([{0: 3}], [10], [6], {}, [5]),
+    "without resources": ([{}, {}], [6, 6], [], {"highest": [2, INF], "delay_s": [0, 1]}, [3, 1]),
+    "infinite capacity": ([{0: 1}, {0: 1, 1: 1}], [6, 6], [INF, 3], {}, [0, 2]),
+    "no work": ([{0: 1}, {0: 1}], [0, 10], [5], {"delay_s": [3, 0]}, [3, 2]),
+    "nothing to do": ([], [], [1], {}, []),
+}  # fmt: skip
+
+
 class TestTimes:
-    def test_two_on_one_link_take_twice_as_long(self):
-        assert ends([{0: 1}, {0: 1}], [10, 10], [5]) == [4, 4]
-
-    def test_who_ends_early_leaves_its_bandwidth_to_the_other(self):
-        # Until 2 s both at 5; then 10 of the second's 20 are left, at 10.
-        assert ends([{0: 1}, {0: 1}], [10, 20], [10]) == [2, 3]
-
-    def test_three_on_two_links(self):
-        # Link 0 (10/s): a, b; link 1 (4/s): b, c. b and c at 2, a at 8; a ends at 2 s; b and c go on at 2.
-        assert ends([{0: 1}, {0: 1, 1: 1}, {1: 1}], [16, 8, 8], [10, 4]) == [2, 4, 4]
-
-    def test_who_begins_late_takes_its_share_from_then_on(self):
-        # Alone until 1 s (10 of 20 done), then half each: first ends at 3 s, the second's last 10 at 10/s.
-        assert ends([{0: 1}, {0: 1}], [20, 20], [10], delay_s=[0, 1]) == [3, 4]
-
-    def test_cap_is_kept_when_all_others_have_ended(self):
-        assert ends([{0: 1}, {0: 1}], [10, 12], [12], highest=[INF, 2]) == [1, 6]
-
-    def test_weight_counts_the_work_several_times(self):
-        assert ends([{0: 3}], [10], [6]) == [5]
-
-    def test_work_without_resources_takes_its_highest_rate(self):
-        assert ends([{}, {}], [6, 6], [], highest=[2, INF], delay_s=[0, 1]) == [3, 1]
-
-    def test_infinite_capacity_limits_nobody(self):
-        assert ends([{0: 1}, {0: 1, 1: 1}], [6, 6], [INF, 3]) == [0, 2]
-
-    def test_no_work_takes_its_delay_alone(self):
-        assert ends([{0: 1}, {0: 1}], [0, 10], [5], delay_s=[3, 0]) == [3, 2]
+    @pytest.mark.parametrize(("uses", "work", "capacity", "how", "expected"), TIMES.values(), ids=TIMES)
+    def test_ends_are_those_found_by_hand(self, uses, work, capacity, how, expected):
+        assert ends(uses, work, capacity, **how) == expected
 
     def test_followers_start_when_the_last_that_they_wait_for_has_ended(self):
         times = run(
@@ -124,9 +113,6 @@ class TestTimes:
         )
         assert times.start_s.tolist() == [0, 0, 3]
         assert times.end_s.tolist() == [1, 3, 6]
-
-    def test_nothing_to_do(self):
-        assert ends([], [], [1]) == []
 
     def test_circle_is_refused(self):
         with pytest.raises(ValueError, match="in a circle"):

@@ -19,43 +19,25 @@ MPICH = MpiLibrary("MPICH", (5, 0, 2))
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("Open MPI v5.0.11", OPEN_MPI),
-        ("Open MPI v4.1.4rc1", MpiLibrary("Open MPI", (4, 1, 4))),
-        ("MPICH Version: 5.0.2", MPICH),
-        ("Intel(R) MPI Library 2021.11", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), [
+    ("Open MPI v5.0.11", OPEN_MPI),
+    ("Open MPI v4.1.4rc1", MpiLibrary("Open MPI", (4, 1, 4))),
+    ("MPICH Version: 5.0.2", MPICH), ("Intel(R) MPI Library 2021.11", None), ("", None),
+])  # fmt: skip
 def test_library_is_read_from_its_own_words(words, expected):
     assert MpiLibrary.of(words) == expected
 
 
-@pytest.mark.parametrize(
-    ("world_size", "num_bytes", "expected"),
-    [
-        (2, 4, "ring"),
-        (2, 4095, "recursive doubling"),
-        (2, 4096, "ring"),
-        (2, 8192, "recursive doubling"),
-        (3, 16384, "ring"),
-        (3, 262143, "ring"),
-        (3, 262144, "reduce-scatter and all-gather"),
-        (4, 8191, "recursive doubling"),
-        (4, 8192, "reduce-scatter and all-gather"),
-        (7, 15, "ring"),
-        (8, 15, "recursive doubling"),
-        (31, 4096, "reduce-scatter and all-gather"),
-        (64, 262143, "recursive doubling"),
-        (128, 131071, "reduce and broadcast"),
-        (300, 4096, "reduce-scatter and all-gather"),
-        (1024, 2047, "reduce and broadcast"),
-        (5000, 8192, "ring"),
-        (5000, 56 * MIB, "reduce-scatter and all-gather"),
-    ],
-)
+@pytest.mark.parametrize(("world_size", "num_bytes", "expected"), [
+    (2, 4, "ring"), (2, 4095, "recursive doubling"), (2, 4096, "ring"), (2, 8192, "recursive doubling"),
+    (3, 16384, "ring"), (3, 262143, "ring"), (3, 262144, "reduce-scatter and all-gather"),
+    (4, 8191, "recursive doubling"), (4, 8192, "reduce-scatter and all-gather"), (7, 15, "ring"),
+    (8, 15, "recursive doubling"), (31, 4096, "reduce-scatter and all-gather"),
+    (64, 262143, "recursive doubling"), (128, 131071, "reduce and broadcast"),
+    (300, 4096, "reduce-scatter and all-gather"), (1024, 2047, "reduce and broadcast"),
+    (5000, 8192, "ring"),
+    (5000, 56 * MIB, "reduce-scatter and all-gather"),
+])  # fmt: skip
 def test_open_mpi_follows_its_table(world_size, num_bytes, expected):
     assert OPEN_MPI.algorithm(world_size, num_bytes) == expected
 
@@ -68,16 +50,13 @@ def test_open_mpi_before_4_1_has_one_threshold_and_segments(num_bytes, expected)
     assert OLD_OPEN_MPI.algorithm(4, num_bytes) == expected
 
 
-@pytest.mark.parametrize(
-    ("version", "num_bytes", "expected"),
-    [
-        ((5, 0, 2), 8, "recursive doubling"),
-        ((5, 0, 2), 12, "recursive doubling"),  # three elements for four ranks
-        ((5, 0, 2), 16, "reduce-scatter and all-gather"),
-        ((3, 3, 2), 2048, "recursive doubling"),
-        ((3, 3, 2), 2052, "reduce-scatter and all-gather"),
-    ],
-)
+@pytest.mark.parametrize(("version", "num_bytes", "expected"), [
+    ((5, 0, 2), 8, "recursive doubling"),
+    ((5, 0, 2), 12, "recursive doubling"),  # three elements for four ranks
+    ((5, 0, 2), 16, "reduce-scatter and all-gather"),
+    ((3, 3, 2), 2048, "recursive doubling"),
+    ((3, 3, 2), 2052, "reduce-scatter and all-gather"),
+])  # fmt: skip
 def test_mpich_doubles_only_what_is_short(version, num_bytes, expected):
     assert MpiLibrary("MPICH", version).algorithm(4, num_bytes) == expected
 

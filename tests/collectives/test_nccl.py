@@ -136,16 +136,10 @@ def test_gpus_of_a_cube_mesh_reach_their_links_together(gpus, expected):
 
 
 # Sources: docs/background/prediction.md, of nccl-tests' bus bandwidth.
-@pytest.mark.parametrize(
-    ("name", "gpus", "num_bytes", "published"),
-    [
-        ("dgx-a100", 8, 2**30, 230.8),
-        ("hgx-h100", 8, 2**30, 370),
-        ("pcie-8", 2, 10**7, 11.28),
-        ("dgx-a100-x16-infiniband", 32, 2**33, 192),
-        ("hgx-h200-x16-infiniband", 32, 2**34, 365.84),
-    ],
-)
+@pytest.mark.parametrize(("name", "gpus", "num_bytes", "published"), [
+    ("dgx-a100", 8, 2**30, 230.8), ("hgx-h100", 8, 2**30, 370), ("pcie-8", 2, 10**7, 11.28),
+    ("dgx-a100-x16-infiniband", 32, 2**33, 192), ("hgx-h200-x16-infiniband", 32, 2**34, 365.84),
+])  # fmt: skip
 def test_bus_bandwidth_is_near_what_nccl_tests_published(name, gpus, num_bytes, published):
     assert bus_gb_per_s(name, gpus, num_bytes) == pytest.approx(published, rel=0.06)
 

@@ -60,13 +60,10 @@ def test_the_largest_plan_is_less_than_300_kb_and_a_larger_one_says_so():
 WHOLE = {"schedule": "ring", "native": False, "library": "", "num_steps": 2, "bytes": {"4": "0>1"}}
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        *(None, 3, [3], [{}], [{"bytes": {"1": "0>1"}}], [{"bytes": {"x": "0>1"}}], [{"bytes": []}]),
-        *([{**WHOLE, "num_steps": float("inf")}], [{**WHOLE, "bytes": {"9" * 400: "0>1"}}]),
-    ],
-)
+@pytest.mark.parametrize("record", [
+    *(None, 3, [3], [{}], [{"bytes": {"1": "0>1"}}], [{"bytes": {"x": "0>1"}}], [{"bytes": []}]),
+    *([{**WHOLE, "num_steps": float("inf")}], [{**WHOLE, "bytes": {"9" * 400: "0>1"}}]),
+])  # fmt: skip
 def test_damaged_plans_are_refused(record):
     with pytest.raises(ScheduleError, match=r"`plan` of its run\.json is damaged"):
         read_plan(record, 2)

@@ -107,21 +107,17 @@ def test_host_memory_and_tensors_are_not_written():
             to_yaml(made)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("0>1 add 0:1, ", "", "after the last step rank 0 lacks the contribution of rank 0 in chunk 0"),
-        ("0>1 add 0:1", "0>1 add 0:9", "chunk 8 is out of range"),
-        ("0>1 add 0:1", "0>7 add 0:1", "node 7 is out of range"),
-        ("0>1 add 0:1", "0>1 sum 0:1", "step 0 is '0>1 sum 0:1, 1>2"),
-        ("0>1 add 0:1", "0>1 add 0:1,", "allowed is 'source>target add start:stop'"),
-        ("- 0>1 add 0:1, 1>2 add 1:2, 2>0 add 2:3", "- [1]", "step 0 is [1]"),
-        ("world_size: 3", "world_size: 3.0", "world_size is 3.0 (float)"),
-        ("world_size: 3", "world_size: 3\nhosts: 1", "it has the keys name, world_size, num_chunks, steps"),
-        ("name: ring", "name: 3", "'name' is a text"),
-        ("steps:", "steps: {", "no valid YAML"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("0>1 add 0:1, ", "", "after the last step rank 0 lacks the contribution of rank 0 in chunk 0"),
+    ("0>1 add 0:1", "0>1 add 0:9", "chunk 8 is out of range"),
+    ("0>1 add 0:1", "0>7 add 0:1", "node 7 is out of range"),
+    ("0>1 add 0:1", "0>1 sum 0:1", "step 0 is '0>1 sum 0:1, 1>2"),
+    ("0>1 add 0:1", "0>1 add 0:1,", "allowed is 'source>target add start:stop'"),
+    ("- 0>1 add 0:1, 1>2 add 1:2, 2>0 add 2:3", "- [1]", "step 0 is [1]"),
+    ("world_size: 3", "world_size: 3.0", "world_size is 3.0 (float)"),
+    ("world_size: 3", "world_size: 3\nhosts: 1", "it has the keys name, world_size, num_chunks, steps"),
+    ("name: ring", "name: 3", "'name' is a text"), ("steps:", "steps: {", "no valid YAML"),
+])  # fmt: skip
 def test_anything_else_is_refused_with_the_place(path, old, new, message):
     assert RING.count(old) == 1
     path.write_text(RING.replace(old, new))

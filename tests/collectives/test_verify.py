@@ -2,180 +2,97 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 
 import pytest
 
 from scaling.collectives.host_staging import host_serial
 from scaling.collectives.owners import star
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Schedule, Transfer
-from scaling.collectives.verify import verify
+from scaling.collectives.verify import Verification, verify
 from scaling.errors import ScheduleError
+from tests.collectives.conftest import add, copy, made_of
 
-SWAP = (Transfer(0, 1, 0, 1, "add"), Transfer(1, 0, 0, 1, "add"))
+SWAP = (add(0, 1), add(1, 0))
+LACKS = "after the last step rank 0 lacks the contribution of rank"
+ADD = "step 0: add from rank 0 to rank 1"
+COPY_OF_HOST = "step 0: copy from host 0 to rank 1: chunk 0 is empty at the source"
+HOLDS = "already holds the contribution of rank"
+THERE_ARE = "; there are 2 ranks, 0 hosts and 1 chunks"
 
 
-def made_of(*steps, world_size=2, num_chunks=1, num_hosts=0, chunk_elements=None):
-    return Schedule("broken", world_size, num_chunks, steps, num_hosts, chunk_elements)
-
-
-def assert_refused(message, *steps, **fields):
+def refusal(schedule):
     with pytest.raises(ScheduleError) as error:
-        verify(made_of(*steps, **fields))
-    assert str(error.value) == f"broken: {message}"
+        verify(schedule)
+    return str(error.value)
 
 
-class TestCounts:
-    def test_swap_reads_the_values_from_before_the_step(self):
-        verification = verify(made_of(SWAP))
-        assert verification.num_steps == 1
-        assert verification.messages_per_rank == [1, 1]
-        assert verification.sent_ratio_per_rank == [1, 1]
-        assert verification.num_messages == 2
-
-    def test_transfers_between_the_same_two_nodes_in_a_step_are_one_message(self):
-        halves = tuple(t._replace(start=c, stop=c + 1) for t in SWAP for c in range(2))
-        verification = verify(made_of(halves, num_chunks=2))
-        assert verification.messages_per_rank == [1, 1]
-        assert verification.sent_ratio_per_rank == [1, 1]
-
-    def test_hosts_are_counted_by_themselves(self):
-        verification = verify(host_serial(3))
-        assert verification.messages_per_rank == [1, 1, 1]
-        assert verification.messages_per_host == [3]
-        assert verification.sent_ratio_per_host == [3]
-        assert verification.num_messages == 6
-
-    def test_bytes_are_weighted_by_the_chunks_sizes(self):
-        gather = [Transfer(r, c, c, c + 1, "add") for c in (0, 1) for r in range(3) if r != c]
-        spread = [Transfer(c, r, c, c + 1, "copy") for c in (0, 1) for r in range(3) if r != c]
-        verification = verify(
-            made_of(tuple(gather), tuple(spread), world_size=3, num_chunks=2, chunk_elements=(3, 1))
-        )
-        assert verification.sent_ratio_per_rank == [Fraction(7, 4), Fraction(5, 4), 1]
-
-    def test_many_ranks_contributions_fit_into_a_place(self):
-        assert verify(star(200)).messages_per_rank == [199] + [1] * 199
+COUNTED = {
+    "a swap reads the values from before the step": (made_of(SWAP), Verification(1, [1, 1], [1, 1], [], [])),
+    "transfers between two nodes in a step are one message": (
+        made_of((add(0, 1), add(0, 1, 1, 2), add(1, 0), add(1, 0, 1, 2)), num_chunks=2),
+        Verification(1, [1, 1], [1, 1], [], []),
+    ),
+    "hosts are counted by themselves": (host_serial(3), Verification(2, [1] * 3, [1] * 3, [3], [3])),
+    "bytes are weighted by the chunks' sizes": (
+        made_of(
+            tuple(add(rank, c, c, c + 1) for c in (0, 1) for rank in range(3) if rank != c),
+            tuple(copy(c, rank, c, c + 1) for c in (0, 1) for rank in range(3) if rank != c),
+            **{"world_size": 3, "num_chunks": 2, "chunk_elements": (3, 1)},
+        ),
+        Verification(2, [3, 3, 2], [Fraction(7, 4), Fraction(5, 4), 1], [], []),
+    ),
+    "many ranks' contributions fit into a place": (
+        star(200), Verification(398, [199] + [1] * 199, [199] + [1] * 199, [], []),
+    ),
+}  # fmt: skip
 
 
-class TestMalformed:
-    def test_node_out_of_range(self):
-        assert_refused(
-            "step 1: copy from rank 0 to node 2: node 2 is out of range; "
-            "there are 2 ranks, 0 hosts and 1 chunks",
-            SWAP,
-            (Transfer(0, 2, 0, 1, "copy"),),
-        )
-
-    def test_negative_node(self):
-        with pytest.raises(
-            ScheduleError, match="step 0: add from node -1 to rank 0: node -1 is out of range"
-        ):
-            verify(made_of((Transfer(-1, 0, 0, 1, "add"),)))
-
-    @pytest.mark.parametrize(("start", "stop", "chunk"), [(0, 2, 1), (-1, 1, -1), (7, 8, 7)])
-    def test_chunk_out_of_range(self, start, stop, chunk):
-        assert_refused(
-            f"step 0: add from rank 0 to rank 1: chunk {chunk} is out of range; "
-            "there are 2 ranks, 0 hosts and 1 chunks",
-            (Transfer(0, 1, start, stop, "add"),),
-        )
-
-    def test_empty_range(self):
-        with pytest.raises(ScheduleError, match="range from chunk 1 to before chunk 1 is empty"):
-            verify(made_of((Transfer(0, 1, 1, 1, "add"),), num_chunks=2))
-
-    def test_transfer_to_itself(self):
-        with pytest.raises(ScheduleError, match="step 0: add from rank 1 to rank 1: a node sends to itself"):
-            verify(made_of((Transfer(1, 1, 0, 1, "add"),)))
-
-    def test_chunk_sizes_of_another_number_of_chunks(self):
-        with pytest.raises(ScheduleError, match="2 chunk sizes for 1 chunks"):
-            verify(made_of(SWAP, chunk_elements=(1, 2)))
+@pytest.mark.parametrize(("schedule", "expected"), COUNTED.values(), ids=COUNTED)
+def test_what_is_sent_is_counted(schedule, expected):
+    assert verify(schedule) == expected
+    assert expected.num_messages == sum((*expected.messages_per_rank, *expected.messages_per_host))
 
 
-class TestConflicts:
-    def test_two_copies_into_one_place(self):
-        assert_refused(
-            "step 0: copy from rank 1 to rank 2: chunk 0 gets two copies in this step",
-            (Transfer(0, 2, 0, 1, "copy"), Transfer(1, 2, 0, 1, "copy")),
-            world_size=3,
-        )
-
-    def test_overlapping_ranges_count_as_one_place(self):
-        with pytest.raises(ScheduleError, match="copy from rank 1 to rank 2: chunk 1 gets two copies"):
-            verify(
-                made_of(
-                    (Transfer(0, 2, 0, 2, "copy"), Transfer(1, 2, 1, 3, "copy")), world_size=3, num_chunks=3
-                )
-            )
-
-    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-    def test_copy_and_add_into_one_place(self, order):
-        both = (Transfer(0, 2, 0, 1, "copy"), Transfer(1, 2, 0, 1, "add"))
-        assert_refused(
-            "step 0: copy from rank 0 to rank 2: chunk 0 gets a copy and an add in this step",
-            tuple(both[i] for i in order),
-            world_size=3,
-        )
-
-    def test_copies_into_different_chunks_are_allowed(self):
-        copies = (Transfer(0, 2, 0, 1, "copy"), Transfer(1, 2, 1, 2, "copy"))
-        with pytest.raises(ScheduleError, match="after the last step"):
-            verify(made_of(copies, world_size=3, num_chunks=2))
-
-
-class TestContributions:
-    def test_added_twice(self):
-        assert_refused(
-            "step 1: add from rank 0 to rank 1: chunk 0 already holds the contribution of ranks 0-1 "
-            "at the target",
-            SWAP,
-            SWAP[:1],
-        )
-
-    def test_added_twice_within_one_step(self):
-        assert_refused(
-            "step 0: add from rank 0 to rank 1: chunk 0 already holds the contribution of rank 0 "
-            "at the target",
-            SWAP[:1] * 2,
-        )
-
-    def test_message_names_the_chunk_within_the_range(self):
-        first = (Transfer(0, 1, 2, 3, "add"),)
-        with pytest.raises(ScheduleError, match="step 1: add from rank 0 to rank 1: chunk 2 already holds"):
-            verify(made_of(first, (Transfer(0, 1, 0, 4, "add"),), num_chunks=4))
-
-    @pytest.mark.parametrize("operation", ["copy", "add"])
-    def test_from_an_empty_host(self, operation):
-        assert_refused(
-            f"step 0: {operation} from host 0 to rank 1: chunk 0 is empty at the source",
-            (Transfer(2, 1, 0, 1, operation),),
-            num_hosts=1,
-        )
-
-    def test_from_a_host_that_is_filled_in_the_same_step(self):
-        with pytest.raises(ScheduleError, match="copy from host 0 to rank 1: chunk 0 is empty"):
-            verify(made_of((Transfer(0, 2, 0, 1, "add"), Transfer(2, 1, 0, 1, "copy")), num_hosts=1))
-
-    def test_lost_at_the_end(self):
-        assert_refused("after the last step rank 0 lacks the contribution of rank 1 in chunk 0", SWAP[:1])
-
-    def test_overwritten_by_a_copy(self):
-        copies = (Transfer(0, 1, 0, 1, "copy"),)
-        with pytest.raises(ScheduleError, match="rank 0 lacks the contribution of rank 1 in chunk 0"):
-            verify(made_of(copies))
-
-    def test_many_lost_ones_are_listed_as_runs(self):
-        with pytest.raises(ScheduleError, match="rank 0 lacks the contribution of ranks 1-9 in chunk 0"):
-            verify(made_of(world_size=10))
-
-    @pytest.mark.parametrize(("world_size", "end"), [(17, ""), (19, ", ...")])
-    def test_the_first_eight_runs_of_lost_ones_are_listed(self, world_size, end):
-        arriving = tuple(Transfer(rank, 0, 0, 1, "add") for rank in range(1, world_size, 2))
-        listed = r"2, 4, 6, 8, 10, 12, 14, 16" + end
-        with pytest.raises(ScheduleError, match=rf"lacks the contribution of ranks {listed} in chunk 0"):
-            verify(made_of(arriving, world_size=world_size))
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (made_of(SWAP, (copy(0, 2),)),
+         f"step 1: copy from rank 0 to node 2: node 2 is out of range{THERE_ARE}"),
+        (made_of((add(-1, 0),)), f"step 0: add from node -1 to rank 0: node -1 is out of range{THERE_ARE}"),
+        *((made_of((add(0, 1, start, stop),)), f"{ADD}: chunk {chunk} is out of range{THERE_ARE}")
+          for start, stop, chunk in ((0, 2, 1), (-1, 1, -1), (7, 8, 7))),
+        (made_of((add(0, 1, 0, 0),)),
+         f"{ADD}: the range from chunk 0 to before chunk 0 is empty{THERE_ARE}"),
+        (made_of((add(1, 1),)), f"step 0: add from rank 1 to rank 1: a node sends to itself{THERE_ARE}"),
+        (made_of(SWAP, chunk_elements=(1, 2)), "2 chunk sizes for 1 chunks"),
+        (made_of((add(0, 1)._replace(operation="sum"),)),
+         "step 0: sum from rank 0 to rank 1: unknown operation; allowed: add, copy"),
+        (made_of((copy(0, 2), copy(1, 2)), world_size=3),
+         "step 0: copy from rank 1 to rank 2: chunk 0 gets two copies in this step"),
+        (made_of((copy(0, 2, 0, 2), copy(1, 2, 1, 3)), world_size=3, num_chunks=3),
+         "step 0: copy from rank 1 to rank 2: chunk 1 gets two copies in this step"),
+        *((made_of((copy(0, 2), add(1, 2))[::order], world_size=3),
+           "step 0: copy from rank 0 to rank 2: chunk 0 gets a copy and an add in this step")
+          for order in (1, -1)),
+        (made_of((copy(0, 2), copy(1, 2, 1, 2)), world_size=3, num_chunks=2), f"{LACKS}s 1-2 in chunk 0"),
+        (made_of(SWAP, SWAP[:1]), f"{ADD.replace('0', '1', 1)}: chunk 0 {HOLDS}s 0-1 at the target"),
+        (made_of(SWAP[:1] * 2), f"{ADD}: chunk 0 {HOLDS} 0 at the target"),
+        (made_of((add(0, 1, 2, 3),), (add(0, 1, 0, 4),), num_chunks=4),
+         f"{ADD.replace('0', '1', 1)}: chunk 2 {HOLDS} 0 at the target"),
+        (made_of((copy(2, 1),), num_hosts=1), COPY_OF_HOST),
+        (made_of((add(2, 1),), num_hosts=1), COPY_OF_HOST.replace("copy", "add")),
+        (made_of((add(0, 2), copy(2, 1)), num_hosts=1), COPY_OF_HOST),  # filled in the same step
+        (made_of(SWAP[:1]), f"{LACKS} 1 in chunk 0"),
+        (made_of((copy(0, 1),)), f"{LACKS} 1 in chunk 0"),
+        (made_of(world_size=10), f"{LACKS}s 1-9 in chunk 0"),
+        *((made_of(tuple(add(rank, 0) for rank in range(1, size, 2)), world_size=size),
+           f"{LACKS}s 2, 4, 6, 8, 10, 12, 14, 16{more} in chunk 0")
+          for size, more in ((17, ""), (19, ", ..."))),
+    ],
+)  # fmt: skip
+def test_what_is_broken_is_refused_with_the_place(schedule, message):
+    assert refusal(schedule) == f"made: {message}"
 
 
 class TestBrokenRing:
@@ -183,46 +100,28 @@ class TestBrokenRing:
 
     STEPS = tuple(ring(4).steps)
     PLACES = [(t, i) for t in range(len(STEPS)) for i in range(4)]
+    CHANGES = {
+        "dropped": lambda transfer: [],
+        "doubled": lambda transfer: [transfer, transfer],
+        "wrong chunk": lambda transfer: [
+            transfer._replace(start=(transfer.start + 1) % 4, stop=(transfer.start + 1) % 4 + 1)
+        ],
+        "wrong operation": lambda transfer: [
+            transfer._replace(operation="add" if transfer.operation == "copy" else "copy")
+        ],
+        "wrong target": lambda transfer: [transfer._replace(target=(transfer.target + 1) % 4)],
+    }
 
-    def damaged(self, place, change):
+    @pytest.mark.parametrize(
+        ("change", "place"),
+        # In steps 0 and 1 another target is only another order: its sum passes that rank on its way.
+        [one for one in product(CHANGES, PLACES) if one[0] != "wrong target" or one[1][0] > 1],
+    )
+    def test_is_refused(self, change, place):
         t, i = place
         step = list(self.STEPS[t])
-        step[i : i + 1] = change(step[i])
-        return replace(ring(4), steps=(*self.STEPS[:t], tuple(step), *self.STEPS[t + 1 :]))
-
-    @pytest.mark.parametrize("place", PLACES)
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda transfer: [],
-            lambda transfer: [transfer, transfer],
-            lambda transfer: [
-                transfer._replace(start=(transfer.start + 1) % 4, stop=(transfer.start + 1) % 4 + 1)
-            ],
-            lambda transfer: [transfer._replace(operation="add" if transfer.operation == "copy" else "copy")],
-        ],
-        ids=["dropped", "doubled", "wrong chunk", "wrong operation"],
-    )
-    def test_is_refused(self, place, change):
-        with pytest.raises(ScheduleError, match=r"^ring: "):
-            verify(self.damaged(place, change))
-
-    @pytest.mark.parametrize("place", [place for place in PLACES if place[0] > 1])
-    def test_wrong_target_is_refused(self, place):
-        # In steps 0 and 1 another target is only another order: its sum passes that rank on its way.
-        with pytest.raises(ScheduleError, match=r"^ring: "):
-            verify(
-                self.damaged(place, lambda transfer: [transfer._replace(target=(transfer.target + 1) % 4)])
-            )
-
-    def test_dropped_transfer_names_who_lacks_what(self):
-        with pytest.raises(
-            ScheduleError, match="after the last step rank 0 lacks the contribution of rank 0 in chunk 0"
-        ):
-            verify(self.damaged((0, 0), lambda transfer: []))
-
-
-def test_unknown_operation_is_refused():
-    schedule = Schedule("mine", 2, 1, ((Transfer(0, 1, 0, 1, "sum"),),))
-    with pytest.raises(ScheduleError, match="mine: step 0: sum from rank 0 to rank 1: unknown operation"):
-        verify(schedule)
+        step[i : i + 1] = self.CHANGES[change](step[i])
+        said = refusal(replace(ring(4), steps=(*self.STEPS[:t], tuple(step), *self.STEPS[t + 1 :])))
+        assert said.startswith("ring: ")
+        if (change, place) == ("dropped", (0, 0)):
+            assert said == f"ring: {LACKS} 0 in chunk 0"

@@ -29,8 +29,7 @@ class TestRegistry:
 
     def test_parameters_are_plain_values(self):
         values = parameters_of(create("small-networks", {"widths": [10, 20]}))
-        assert values["widths"] == [10, 20]
-        assert values["threads"] == [1, 4, "all"]
+        assert (values["widths"], values["threads"]) == ([10, 20], [1, 4, "all"])
 
 
 class TestSmallNetworks:
@@ -42,8 +41,7 @@ class TestSmallNetworks:
             str({k: v for k, v in p.items() if k not in ("only_device", "threads", "step")}) for p in points
         }
         # 6 x 5 widths and batches, 5 further depths, 5 further inputs, 4 pairs
-        assert len(networks) == 30 + 5 + 5 + 8
-        assert len(points) == len(networks) * 5
+        assert (len(networks), len(points)) == (30 + 5 + 5 + 8, len(networks) * 5)
 
     def test_captured_steps_are_for_the_gpu_alone(self):
         captured = [point for point in SmallNetworks().points() if point["step"] == "captured"]
@@ -62,20 +60,17 @@ class TestSmallNetworks:
             for point in pair
             if point["step"] == "eager"
         }
-        assert set(counts) == {"lstm", "mlp"}
-        assert counts["lstm"] == pytest.approx(parameters, rel=0.05)
+        assert (set(counts), counts["lstm"]) == ({"lstm", "mlp"}, pytest.approx(parameters, rel=0.05))
         assert counts["mlp"] == pytest.approx(parameters, rel=0.05)
 
     def test_widths_are_one_at_least(self):
-        assert lstm_width(1) == 1
-        assert mlp_width(1, 512, 1) == 1
+        assert (lstm_width(1), mlp_width(1, 512, 1)) == (1, 1)
 
     def test_point_tells_parameters_samples_and_times(self):
         experiment = SmallNetworks()
         point = next(p for p in experiment.points() if p["width"] == 10 and p["batch"] == 8)
         rows = measured(experiment, point)
-        assert fact(rows, "parameters") == 65 * 10 + 11 * 10 + 11 * 10
-        assert fact(rows, "samples") == 8
+        assert (fact(rows, "parameters"), fact(rows, "samples")) == (65 * 10 + 11 * 10 + 11 * 10, 8)
         assert sum(row.get("phase") == "step" and row["seconds"] > 0 for row in rows) == 6
 
 
@@ -94,12 +89,10 @@ class TestNetworks:
     def test_every_network_stands_at_every_batch(self):
         points = create("batch-sizes").points()
         pairs = {(point["model"], point["batch"]) for point in points}
-        assert len(pairs) == 7 * 7
-        assert len(points) == 2 * len(pairs)
+        assert (len(pairs), len(points)) == (7 * 7, 2 * len(pairs))
 
     @pytest.mark.parametrize("name", ["cpu-threads", "batch-sizes"])
     def test_training_step_of_a_network_is_measured(self, name):
         experiment = create(name, {"networks": ["alexnet-r"]})
         rows = measured(experiment, {"model": "alexnet-r", "batch": 2, "step": "eager"})
-        assert fact(rows, "samples") == 2
-        assert sum(row.get("phase") == "step" for row in rows) == 6
+        assert (fact(rows, "samples"), sum(row.get("phase") == "step" for row in rows)) == (2, 6)

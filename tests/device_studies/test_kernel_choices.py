@@ -64,8 +64,7 @@ class TestConvolutions:
     def test_every_choice_gives_the_convolution(self, choice):
         rows = list(measure_convolution(TINY, 2, choice, torch.float32, CPU, SHORT))
         assert fact(rows, "error") < 1e-5
-        assert phases(rows) == ["step", "forward"]
-        assert fact(rows, "workspace_bytes") is None
+        assert (phases(rows), fact(rows, "workspace_bytes")) == (["step", "forward"], None)
 
     def test_settings_are_put_back(self):
         before = torch.backends.mkldnn.enabled
@@ -102,8 +101,7 @@ class TestApart:
         monkeypatch.setenv(CAP_VARIABLE, "77")
         limited = self.request_of(older_interface=True, cap_mib=5).environment()
         free = self.request_of().environment()
-        assert limited[CAP_VARIABLE] == "5"
-        assert limited["TORCH_CUDNN_V8_API_DISABLED"] == "1"
+        assert (limited[CAP_VARIABLE], limited["TORCH_CUDNN_V8_API_DISABLED"]) == ("5", "1")
         assert CAP_VARIABLE not in free
 
     @pytest.mark.processes
@@ -130,8 +128,7 @@ class TestApart:
         monkeypatch.setattr(convolutions.subprocess, "run", lambda *a, **k: calls.append(a) or Done())
         request = self.request_of(batch=3)
         first, second = (measured_apart(request, "ResNet 3x3", "float32") for _ in range(2))
-        assert first == second
-        assert len(calls) == 1
+        assert (first, len(calls)) == (second, 1)
 
 
 class TestPoints:

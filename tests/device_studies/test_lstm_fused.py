@@ -86,8 +86,7 @@ class TestTasks:
         task = temporal_order(16, 500, 100)
         for sequence, target in zip(task.inputs.argmax(2), task.targets, strict=True):
             marks = [int(symbol) - 4 for symbol in sequence if symbol >= 4]
-            assert len(marks) == 2
-            assert 2 * marks[0] + marks[1] == target
+            assert (len(marks), 2 * marks[0] + marks[1]) == (2, target)
         assert set(task.targets.tolist()) == {0, 1, 2, 3}
 
     def test_marks_are_apart_and_neither_first_nor_last(self):
@@ -103,8 +102,7 @@ class TestTasks:
 
     def test_image_is_read_row_by_row(self):
         task = image_rows("digits", 1, 20, 10)
-        assert task.inputs.shape == (20, 8, 8)
-        assert task.num_classes == 10
+        assert (task.inputs.shape, task.num_classes) == ((20, 8, 8), 10)
         halved = image_rows("digits", 2, 20, 10)
         torch.testing.assert_close(halved.inputs[:, 0, 0], task.inputs[:, :2, :2].mean(dim=(1, 2)))
 
@@ -117,8 +115,7 @@ class TestPoints:
 
     def test_every_way_precision_and_batch_is_a_point(self):
         points = LstmFused(real="mnist").points()
-        assert len(points) == 9 * (2 + 3)
-        assert len({tuple(point.values()) for point in points}) == len(points)
+        assert (len(points), len({tuple(point.values()) for point in points})) == (9 * (2 + 3), len(points))
         assert {point["batch"] for point in points if point["width"] == 64} == {128, 1024, 4700}
 
     def test_both_tasks_have_the_width_and_batch_of_the_accuracy(self):
@@ -147,14 +144,12 @@ class TestMeasure:
         phases = [row["phase"] for row in rows if "phase" in row]
         assert list(dict.fromkeys(phases)) == ["step", "evaluate", "predict"]
         scores = fact(rows, "accuracy_by_seed")
-        assert len(scores) == 2
-        assert fact(rows, "accuracy") == pytest.approx(sum(scores) / 2)
+        assert (len(scores), fact(rows, "accuracy")) == (2, pytest.approx(sum(scores) / 2))
         assert fact(rows, "samples") == 16
 
     def test_accuracy_belongs_to_its_batch_alone(self):
         rows = measured(LstmFused(**SMALL, accuracy_batch=8, steps=3), self.point)
-        assert fact(rows, "accuracy") is None
-        assert fact(rows, "samples") == 16
+        assert (fact(rows, "accuracy"), fact(rows, "samples")) == (None, 16)
 
     def test_accuracy_does_not_depend_on_the_implementation_in_float64(self):
         experiment = LstmFused(**SMALL, accuracy_batch=16, steps=10, seeds=(1,), learning_rate=0.01)

@@ -29,13 +29,11 @@ class TestSurface:
             for x in (0.0, 30.0)
         ]
         # 3 exp(-1) - exp(-1) / 3, and nothing left
-        assert at[0] == pytest.approx((3 - 1 / 3) * 2.718281828459045**-1)
-        assert at[1] == 0.0
+        assert (at[0], at[1]) == (pytest.approx((3 - 1 / 3) * 2.718281828459045**-1), 0.0)
 
     def test_grid_covers_the_square_with_y_fastest(self):
         inputs, heights = grid_points(3)
-        assert inputs.tolist() == [[x, y] for x in (-3, 0, 3) for y in (-3, 0, 3)]
-        assert heights.shape == (9, 1)
+        assert (inputs.tolist(), heights.shape) == ([[x, y] for x in (-3, 0, 3) for y in (-3, 0, 3)], (9, 1))
 
     @pytest.mark.parametrize(
         ("settings", "applied"), [({}, torch.relu), ({"activation": "tanh"}, torch.tanh)]
@@ -102,8 +100,7 @@ class TestMeasure:
         (fit,) = facts(rows, "fit")
         assert len(fit["grid"]) == fit["value"] == len(fit["grid"][0])
         (loss,) = facts(rows, "loss")
-        assert loss["x"][0] == 1
-        assert loss["x"][-1] == 20
+        assert (loss["x"][0], loss["x"][-1]) == (1, 20)
         assert loss["y"][-1] < loss["y"][0]
 
     def test_training_does_not_depend_on_how_long_was_measured_before(self):

@@ -46,9 +46,7 @@ def test_batch_of_tokens_has_a_target_a_token():
 
 
 def test_pilots_ascend_to_a_quarter():
-    assert pilots(1) == []
-    assert pilots(64) == [1, 4, 16]
-    assert pilots(100) == [1, 6, 25]
+    assert (pilots(1), pilots(64), pilots(100)) == ([], [1, 4, 16], [1, 6, 25])
 
 
 def test_large_batch_is_not_tried_where_a_small_one_is_too_slow(monkeypatch):
@@ -72,8 +70,7 @@ def test_large_batch_is_not_tried_where_a_small_one_is_too_slow(monkeypatch):
 
 def test_batch_is_told_with_its_samples():
     rows = list(timed(lambda batch: lambda: None, 8, CPU, Budget(seconds=0.001, max_samples=6)))
-    assert rows[0] == {"fact": "samples", "value": 8}
-    assert {row["phase"] for row in rows[1:]} == {"step"}
+    assert (rows[0], {row["phase"] for row in rows[1:]}) == ({"fact": "samples", "value": 8}, {"step"})
     assert len(rows) == 7
 
 

@@ -11,30 +11,24 @@ import torch
 from scaling.measure.power import GpuReader, Reading, open_device, summary
 
 QUERIES = {
-    "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
-    "nvmlDeviceGetPowerUsage": lambda gpu: 350_500,
-    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: 700_000,
-    "nvmlDeviceGetClockInfo": lambda gpu, clock: {1: 1800, 2: 3201}[clock],
-    "nvmlDeviceGetMaxClockInfo": lambda gpu, clock: {1: 1980}[clock],
-    "nvmlDeviceGetTemperature": lambda gpu, sensor: {0: 41}[sensor],
-    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.reasons,
-    "nvmlDeviceGetViolationStatus": lambda gpu, policy: SimpleNamespace(violationTime=gpu.violations[policy]),
-    "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=2**37, used=2**30),
-    "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [
-        SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes.items()
-    ],
+    "nvmlDeviceGetTotalEnergyConsumption": ("energy_j", lambda gpu: gpu.energy_mj),
+    "nvmlDeviceGetPowerUsage": ("power_w", lambda gpu: 350_500),
+    "nvmlDeviceGetEnforcedPowerLimit": ("power_limit_w", lambda gpu: 700_000),
+    "nvmlDeviceGetClockInfo": ("", lambda gpu, clock: {1: 1800, 2: 3201}[clock]),  # of two fields
+    "nvmlDeviceGetMaxClockInfo": ("sm_clock_max_hz", lambda gpu, clock: {1: 1980}[clock]),
+    "nvmlDeviceGetTemperature": ("temperature_c", lambda gpu, sensor: {0: 41}[sensor]),
+    "nvmlDeviceGetCurrentClocksEventReasons": ("throttle_reasons", lambda gpu: gpu.reasons),
+    "nvmlDeviceGetViolationStatus": (
+        "throttled_s",
+        lambda gpu, policy: SimpleNamespace(violationTime=gpu.violations[policy]),
+    ),
+    "nvmlDeviceGetMemoryInfo": ("memory_used_bytes", lambda gpu: SimpleNamespace(total=2**37, used=2**30)),
+    "nvmlDeviceGetComputeRunningProcesses": (
+        "other_processes other_processes_memory_bytes",
+        lambda gpu: [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes.items()],
+    ),
 }
-FIELD_OF = {
-    "nvmlDeviceGetTotalEnergyConsumption": "energy_j",
-    "nvmlDeviceGetPowerUsage": "power_w",
-    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
-    "nvmlDeviceGetMaxClockInfo": "sm_clock_max_hz",
-    "nvmlDeviceGetTemperature": "temperature_c",
-    "nvmlDeviceGetCurrentClocksEventReasons": "throttle_reasons",
-    "nvmlDeviceGetViolationStatus": "throttled_s",
-    "nvmlDeviceGetMemoryInfo": "memory_used_bytes",
-    "nvmlDeviceGetComputeRunningProcesses": "other_processes",
-}
+"""NVML's function -> the fields of a reading that it is for, and its answer."""
 
 
 class NvmlError(Exception):
@@ -61,7 +55,7 @@ def fake_nvml(*gpus, **queries):
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": lambda uuid: find("uuid", uuid),
         "nvmlDeviceGetHandleByPciBusId": lambda bus_id: find("bus_id", bus_id),
-        **QUERIES,
+        **{name: answer for name, (_, answer) in QUERIES.items()},
         **queries,
     }
     known = {name: function for name, function in functions.items() if function is not None}
@@ -75,22 +69,20 @@ def read(gpu=None, own_pids=(), **queries):
 
 class TestReading:
     def test_everything_is_in_si_units(self):
-        reading = read()
-        assert (reading.energy_j, reading.power_w) == pytest.approx((5000, 350.5))
-        assert (reading.sm_clock_hz, reading.sm_clock_max_hz) == (1800e6, 1980e6)
-        assert (reading.memory_clock_hz, reading.temperature_c) == (3201e6, 41)
-        assert reading.memory_used_bytes == 2**30
+        expected = {"energy_j": 5000, "power_w": 350.5, "power_limit_w": 700, "temperature_c": 41}
+        expected |= {"sm_clock_hz": 1800e6, "sm_clock_max_hz": 1980e6, "memory_clock_hz": 3201e6}
+        expected |= {"memory_used_bytes": 2**30}
+        reading = vars(read())
+        assert {name: reading[name] for name in expected} == pytest.approx(expected)
 
     def test_times_of_two_readings_are_in_order(self):
         assert read().at_s < read().at_s
 
-    @pytest.mark.parametrize("query", FIELD_OF)
+    @pytest.mark.parametrize("query", [name for name, (fields, _) in QUERIES.items() if fields])
     @pytest.mark.parametrize("answer", [refuse, None], ids=["refused", "not in this version"])
-    def test_query_that_fails_leaves_only_its_own_field_unknown(self, query, answer):
-        reading = read(**{query: answer})
-        unknown = {name for name, value in vars(reading).items() if value is None}
-        processes = {"other_processes", "other_processes_memory_bytes"}
-        assert unknown == (processes if FIELD_OF[query] in processes else {FIELD_OF[query]})
+    def test_query_that_fails_leaves_only_its_own_fields_unknown(self, query, answer):
+        unknown = {name for name, value in vars(read(**{query: answer})).items() if value is None}
+        assert unknown == set(QUERIES[query][0].split())
 
     def test_gpu_that_answers_nothing_has_a_reading_all_the_same(self):
         reading = read(**dict.fromkeys(QUERIES, refuse))
@@ -160,13 +152,10 @@ class TestOpenDevice:
 
         return put
 
-    def test_renumbered_gpu_is_found_by_its_uuid(self, start):
-        nvml = fake_nvml(fake_gpu("GPU-aa", energy_mj=1000), fake_gpu("GPU-bb", energy_mj=2000))
-        assert start(nvml, uuid="bb").reading().energy_j == 2
-
-    def test_without_uuid_it_is_found_by_its_place_on_the_bus(self, start):
-        nvml = fake_nvml(fake_gpu(), fake_gpu(bus_id="00000001:AF:00.0", energy_mj=2000))
-        assert start(nvml, pci_domain_id=1, pci_bus_id=0xAF, pci_device_id=0).reading().energy_j == 2
+    def test_renumbered_gpu_is_found_by_its_uuid_or_by_its_place_on_the_bus(self, start):
+        second = fake_gpu("GPU-bb", "00000001:AF:00.0", energy_mj=2000)
+        for told in ({"uuid": "bb"}, {"pci_domain_id": 1, "pci_bus_id": 0xAF, "pci_device_id": 0}):
+            assert start(fake_nvml(fake_gpu(), second), **told).reading().energy_j == 2
 
     @pytest.mark.parametrize("properties", [{"uuid": "cc"}, {}, {"pci_bus_id": 0x18}], ids=str)
     def test_gpu_that_nvml_does_not_know_is_not_read(self, start, properties):
@@ -176,67 +165,69 @@ class TestOpenDevice:
         gpu = fake_gpu(processes={os.getpid(): 1, os.getpid() + 1: 2})
         assert start(fake_nvml(gpu), uuid="aa").reading().other_processes == 1
 
-    def test_processor_has_none(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(fake_gpu()))
-        assert open_device(torch.device("cpu")) is None
-
-    def test_without_the_package_or_a_driver_there_is_none(self, start):
+    def test_on_a_processor_and_without_the_package_or_a_driver_there_is_none(self, start):
         assert start(None, uuid="aa") is None
         assert start(fake_nvml(fake_gpu(), nvmlInit=refuse), uuid="aa") is None
+        assert start(fake_nvml(fake_gpu()), uuid="aa") is not None
+        assert open_device(torch.device("cpu")) is None
 
 
 class TestSummary:
-    def test_energy_is_the_difference_a_window_a_sample_and_a_second(self):
-        told = summary(Reading(10.0, energy_j=100.0), Reading(14.0, energy_j=900.0), 1600)
-        assert (told["window_s"], told["energy_j"]) == (4, 800)
-        assert (told["energy_per_sample_j"], told["mean_power_w"]) == (0.5, 200)
-
     @pytest.mark.parametrize(
-        ("stop_s", "energy_j"),
-        [(0.49, 900.0), (4.0, None), (4.0, 50.0)],
-        ids=["window of a few steps of the counter", "refused", "counter began anew"],
+        ("start_s", "stop_s", "energy_j", "num_samples", "expected"),
+        [
+            (10.0, 14.0, 900.0, 1600, (4, 800, 0.5, 200)),  # the difference; a sample, and a second
+            (0.0, 1.0, 300.0, 0, (1, 200, None, 200)),
+            (0.0, 0.49, 900.0, 10, (0.49, None, None, None)),  # window of a few steps of the counter
+            (0.0, 4.0, None, 10, (4, None, None, None)),  # refused
+            (0.0, 4.0, 50.0, 10, (4, None, None, None)),  # counter began anew
+        ],
     )
-    def test_energy_that_is_not_known_is_none(self, stop_s, energy_j):
-        told = summary(Reading(0.0, energy_j=100.0), Reading(stop_s, energy_j=energy_j), 10)
-        assert (told["energy_j"], told["energy_per_sample_j"], told["mean_power_w"]) == (None, None, None)
-
-    def test_no_samples_give_no_energy_a_sample(self):
-        told = summary(Reading(0.0, energy_j=1.0), Reading(1.0, energy_j=3.0), 0)
-        assert (told["energy_j"], told["energy_per_sample_j"]) == (2, None)
-
-    def test_state_is_given_before_and_after(self):
-        before, after = Reading(0, temperature_c=30, sm_clock_hz=345e6), Reading(1, temperature_c=60)
-        told = summary(before, after, 1)
-        assert (told["temperature_before_c"], told["temperature_after_c"]) == (30, 60)
-        assert (told["sm_clock_before_hz"], told["sm_clock_after_hz"]) == (345e6, None)
+    def test_energy_is_the_difference_a_window_a_sample_and_a_second(
+        self, start_s, stop_s, energy_j, num_samples, expected
+    ):
+        told = summary(Reading(start_s, energy_j=100.0), Reading(stop_s, energy_j=energy_j), num_samples)
+        keys = ("window_s", "energy_j", "energy_per_sample_j", "mean_power_w")
+        assert tuple(told[key] for key in keys) == expected
 
     @pytest.mark.parametrize(
         ("before", "after", "expected"),
         [
-            (None, None, None),
-            ((), (), []),
-            (("power cap",), None, ["power cap"]),
-            (("power cap",), ("sync boost", "power cap"), ["power cap", "sync boost"]),
+            (
+                {"temperature_c": 30, "sm_clock_hz": 345e6},
+                {"temperature_c": 60},
+                {"temperature_before_c": 30, "temperature_after_c": 60, "sm_clock_before_hz": 345e6},
+            ),
+            # Reasons are those of both.
+            ({"throttle_reasons": ()}, {"throttle_reasons": ()}, {"throttle_reasons": []}),
+            ({"throttle_reasons": ("power cap",)}, {}, {"throttle_reasons": ["power cap"]}),
+            (
+                {"throttle_reasons": ("power cap",)},
+                {"throttle_reasons": ("sync boost", "power cap")},
+                {"throttle_reasons": ["power cap", "sync boost"]},
+            ),
+            # Throttled time is that of the window.
+            (
+                {"throttled_s": {"power cap": 8.0, "thermal": 1.0}},
+                {"throttled_s": {"power cap": 8.25, "thermal": 1.0}},
+                {"throttled_s": {"power cap": 0.25, "thermal": 0.0}},
+            ),
+            ({"throttled_s": {"power cap": 8.0}}, {}, {}),
+            # Others are the most that were seen.
+            (
+                {"other_processes": 2, "other_processes_memory_bytes": 100},
+                {"other_processes": 0, "other_processes_memory_bytes": 0},
+                {"other_processes": 2, "other_processes_memory_bytes": 100},
+            ),
+            ({"other_processes": 2}, {}, {"other_processes": 2}),
+            ({}, {}, {}),
         ],
     )
-    def test_throttle_reasons_are_those_of_both(self, before, after, expected):
-        told = summary(Reading(0, throttle_reasons=before), Reading(1, throttle_reasons=after), 1)
-        assert told["throttle_reasons"] == expected
-
-    def test_throttled_time_is_that_of_the_window(self):
-        before = Reading(0, throttled_s={"power cap": 8.0, "thermal": 1.0})
-        told = summary(before, Reading(1, throttled_s={"power cap": 8.25, "thermal": 1.0}), 1)
-        assert told["throttled_s"] == {"power cap": 0.25, "thermal": 0.0}
-        assert summary(before, Reading(1), 1)["throttled_s"] is None
-
-    def test_others_are_the_most_that_were_seen(self):
-        before = Reading(0, other_processes=2, other_processes_memory_bytes=100)
-        told = summary(before, Reading(1, other_processes=0, other_processes_memory_bytes=0), 1)
-        assert (told["other_processes"], told["other_processes_memory_bytes"]) == (2, 100)
-        assert summary(before, Reading(1), 1)["other_processes"] == 2
+    def test_of_two_readings(self, before, after, expected):
+        told = summary(Reading(0, **before), Reading(1, **after), 1)
+        assert {key: value for key, value in told.items() if value is not None} == {"window_s": 1, **expected}
 
     def test_keys_are_always_there_and_it_goes_through_json(self):
         empty, full = summary(Reading(0), Reading(1), 1), summary(read(), read(), 1)
         assert set(empty) == set(full)
-        assert {key for key, value in empty.items() if value is not None} == {"window_s"}
         assert json.loads(json.dumps(full)) == full

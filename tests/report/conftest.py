@@ -4,9 +4,9 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
-from tests.made_studies import epoch_line, line, make_study, split_line, study
+from tests.made_studies import epoch_line, line, make_study, split_line, study, timed
 
-__all__ = ["epoch_line", "line", "make_study", "split_line", "study"]
+__all__ = ["epoch_line", "line", "make_study", "split_line", "study", "timed"]
 
 
 def cells_of(study):

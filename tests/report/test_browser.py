@@ -141,8 +141,7 @@ def test_every_figure_is_seen_with_axes_and_values(open_page):
     captions = page.locator("figcaption").all_text_contents()
     names = [re.search(r"figures/(\w+)-", text)[1] for text in captions]
     timed = ["speedup", "step", "target", "rate", "budget", "arrivals", "gpu"]  # the last: GPU hours and time
-    assert names == [*timed, "loss", "loss", "accuracy"]
-    assert page.locator("figure svg").count() == len(names)
+    assert (names, page.locator("figure svg").count()) == ([*timed, "loss", "loss", "accuracy"], len(names))
     for figure in page.locator("figure").all():
         box = figure.locator("svg").bounding_box()
         assert box["width"] > 250
@@ -230,9 +229,7 @@ def test_everything_that_can_be_used_has_a_name_for_screen_readers(open_page):
         .filter(one => !one.getAttribute("aria-label") && !(one.labels && one.labels.length))
         .map(one => one.outerHTML.slice(0, 80))"""
     )
-    assert nameless == []
-    assert page.locator("h1").count() == 1
-    assert page.locator("main").count() == 1
+    assert (nameless, page.locator("h1").count(), page.locator("main").count()) == ([], 1, 1)
     assert page.locator("thead th:not([scope])").count() == 0
 
 
@@ -293,8 +290,7 @@ def test_legend_shows_and_hides_lines_and_keeps_the_others_hidden_at_first(open_
     page = open_page()
     card = page.locator(".card").first
     others = page.get_by_role("button", name="others")
-    assert others.get_attribute("aria-pressed") == "false"
-    assert others.text_content() == "show others"
+    assert (others.get_attribute("aria-pressed"), others.text_content()) == ("false", "show others")
     assert card.locator("[data-series='-others']:visible").count() == 0
     others.click()
     assert others.get_attribute("aria-pressed") == "true"

@@ -47,8 +47,7 @@ def timed(study, split_line, line):
 def test_chrome_trace_has_all_ranks_on_one_clock(timed):
     trace = json.loads(text(timed, "chrome"))
     steps = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert trace["otherData"]["clock_uncertainty_s"] == 2e-5
-    assert {event["pid"] for event in steps} == {0, 1}
+    assert (trace["otherData"]["clock_uncertainty_s"], {event["pid"] for event in steps}) == (2e-5, {0, 1})
     begin = {(event["pid"], event["name"]): (event["ts"], event["dur"], event["tid"]) for event in steps}
     assert begin[0, "step (unprofiled)"][:2] == (0.0, 10_000.0)
     assert begin[1, "step (unprofiled)"][0] == pytest.approx(1000.0, abs=0.01)
@@ -62,8 +61,7 @@ def test_chrome_trace_has_all_ranks_on_one_clock(timed):
     assert begin[0, "forward"][2] != begin[0, "communicate"][2], "a stream of its own"
     told = [event for event in trace["traceEvents"] if event["ph"] == "M"]
     names = {(event["pid"], event.get("tid")): event["args"]["name"] for event in told}
-    assert names[0, None] == "rank 0"
-    assert names[1, begin[1, "communicate"][2]] == "comm"
+    assert (names[0, None], names[1, begin[1, "communicate"][2]]) == ("rank 0", "comm")
 
 
 def test_chrome_trace_of_steps_without_a_clock_is_refused(study):
@@ -142,8 +140,7 @@ def test_extra_p_has_a_data_line_for_every_point_of_every_region(study):
     lines = text(study, "extra-p").splitlines()
     assert [line for line in lines if line.startswith("POINTS")] == ["POINTS (1) (2) (4)"]
     regions = [line for line in lines if line.startswith("REGION")]
-    assert len(regions) == 2
-    assert sum(line.startswith("DATA") for line in lines) == 3 * len(regions)
+    assert (len(regions), sum(line.startswith("DATA") for line in lines)) == (2, 3 * len(regions))
     assert "DATA 0.050000000 0.055000000" in lines
     assert any(line.startswith("# left out") and "tree" in line for line in lines)
 

@@ -60,8 +60,7 @@ def test_accuracy_is_set_beside_that_of_the_exact_training(study, epoch_line):
         lines = [epoch_line(1, 1.0, 0.5, accuracy)]
         study.add([[lines, lines]], kind="convergence", aggregator=aggregator, world_size=2)
     (table,) = tables(study)
-    assert table.rows[0][-3:] == ["97.50%", "98.00%", "-0.50"]
-    assert list(table.remarks) == []
+    assert (table.rows[0][-3:], list(table.remarks)) == (["97.50%", "98.00%", "-0.50"], [])
 
 
 def test_studies_without_a_lossy_aggregator_have_no_sheet(study):
@@ -77,8 +76,7 @@ def test_target_bars_tell_what_was_reached_and_what_was_not(study, epoch_line):
         )  # fmt: skip
     (group,) = groups_of(study)
     ring, tree = target_bars(group)
-    assert (ring.name, ring.seconds, ring.state) == ("ring, 1 worker", 1.5, "reached")
-    assert tree.seconds is None
+    assert (ring.name, ring.seconds, ring.state, tree.seconds) == ("ring, 1 worker", 1.5, "reached", None)
     assert tree.state.startswith("not reached")
 
 

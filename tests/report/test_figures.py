@@ -16,7 +16,6 @@ from scaling.measure.budget import PARTS, PHASES
 from scaling.report.figures import draw as drawing
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.budget import BudgetBar, axis_end_ms, budget_bars, draw_budget
-from scaling.report.figures.choices import bucket_responses, placed
 from scaling.report.figures.draw import Formats, draw_figures
 from scaling.report.figures.maps import arrivals, draw_links
 from scaling.report.figures.parts import (
@@ -150,41 +149,11 @@ def test_arrivals_are_of_the_largest_world_size_by_rank_and_step(study, split_li
     ]
 
 
-def test_bucket_response_is_a_line_an_aggregator_at_the_largest_world_size(study):
-    for size in (2, 4):
-        for bucket_mb, step_s in ((25.0, 1.0), (4.0, 2.0), (100.0, 3.0)):
-            study.add_steps(
-                [[step_s]] * 2, aggregator="ring", world_size=size, step="overlapped", bucket_mb=bucket_mb
-            )
-        study.add_steps([[0.5]], world_size=size, step="overlapped")
-    (group,) = groups_of(study)
-    ((label, rows),) = bucket_responses(group).items()
-    assert (label, [row["bucket_mb"] for row in rows]) == ("ring", [4.0, 25.0, 100.0])
-    assert [row["iteration_s"] for row in rows] == pytest.approx([2.0, 1.0, 3.0])
-    assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"rate", "buckets"}
-
-
 def test_captured_step_layer_by_layer_is_told_from_the_one_that_exchanges_at_the_end(study):
     for bucket_mb in (None, 16.0):
         study.add_steps([[0.1] * 8], aggregator="ring", step="captured", bucket_mb=bucket_mb)
     (group,) = groups_of(study)
     assert [group.name(row) for row in group.rows] == ["ring", "ring, layer by layer, 16 MiB"]
-
-
-def test_one_bucket_size_gives_no_response(study):
-    study.add_steps([[1.0]], aggregator="ring", world_size=2, step="overlapped", bucket_mb=25.0)
-    assert bucket_responses(groups_of(study)[0]) == {}
-
-
-def test_placements_are_bars_of_the_largest_world_size_in_their_order(study):
-    for size in (1, 2):
-        for placement, step_s in (("pageable", 3.0), ("device", 1.0)):
-            study.add_steps([[step_s / size]], world_size=size, input_placement=placement)
-    (group,) = groups_of(study)
-    shown = [(row["aggregator"], placement, row["iteration_s"]) for placement, row in placed(group)]
-    assert shown == [("none", "device", 0.5), ("none", "pageable", 1.5)]
-    assert [group.name(row) for row in group.rows] == ["none, device", "none, pageable"] * 2
-    assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"speedup", "rate", "input"}
 
 
 def test_one_worker_without_buckets_begins_the_line_of_those_with_buckets(study):
@@ -385,8 +354,7 @@ def test_intervals_stay_inside_the_plot_and_a_point_without_one_is_hollow():
     draw_point(axes, (1, 5), (0.01, 400), (1, 10), "#000000")
     draw_point(axes, (1, 5), (math.nan, math.nan), (1, 10), "#000000")
     full, interval, *arrows, hollow = axes.lines
-    assert list(interval.get_ydata()) == [1, 10]
-    assert [arrow.get_marker() for arrow in arrows] == ["v", "^"]
+    assert (list(interval.get_ydata()), [arrow.get_marker() for arrow in arrows]) == ([1, 10], ["v", "^"])
     assert (full.get_markerfacecolor(), hollow.get_markerfacecolor()) == ("#000000", "white")
 
 

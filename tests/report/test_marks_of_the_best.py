@@ -1,16 +1,13 @@
 """What is marked as the best, and where the names of lines are written."""
 
 import pytest
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from scaling.analysis.findings import Finding
 from scaling.report import write_report
 from scaling.report.blocks import blocks_of
-from scaling.report.figures.base import FigureInput
-from scaling.report.figures.choices import buckets
-from scaling.report.figures.parts import BEST, EndLabel, label_ends
-from tests.report.conftest import groups_of, rows_of
+from scaling.report.figures.parts import EndLabel, label_ends
+from tests.report.conftest import groups_of
 
 
 def test_labels_at_the_ends_of_lines_stay_inside_the_plot_and_apart():
@@ -19,17 +16,6 @@ def test_labels_at_the_ends_of_lines_stay_inside_the_plot_and_apart():
     label_ends(axes, [EndLabel(height, str(height), "black") for height in (0.99, 0.98, 0.97, 0.1)], gap=0.1)
     places = sorted(text.get_position()[1] for text in axes.texts)
     assert places == pytest.approx([0.1, 0.8, 0.9, 1.0])
-
-
-def test_no_control_arm_is_marked_as_the_best(study):
-    for name in ("no_op", "all_reduce"):
-        for bucket_mb in (1.0, 25.0):
-            study.add_steps(
-                [[bucket_mb]] * 2, aggregator=name, world_size=2, step="overlapped", bucket_mb=bucket_mb
-            )
-    (drawn,) = buckets.draw(FigureInput(rows_of(study), {}))
-    (axes,) = drawn.figure.axes
-    assert [bar.get_facecolor() == to_rgba(BEST) for bar in axes.patches].count(True) == 1
 
 
 def test_one_worker_without_exchange_is_no_best_aggregator(study):

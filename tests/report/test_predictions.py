@@ -58,8 +58,7 @@ def test_errors_and_intervals_are_of_measured_cells_alone(folder):
     assert done.is_inside
     assert planned.error_ratio is None
     (table,) = prediction_tables([done, planned])
-    assert table.section == "prediction"
-    assert [row[4] for row in table.rows] == ["+23.5%", MISSING]
+    assert (table.section, [row[4] for row in table.rows]) == ("prediction", ["+23.5%", MISSING])
     assert "simulated" in table.headings[1]
 
 
@@ -86,9 +85,7 @@ def test_the_sentence_names_the_worst_cell_and_the_part_that_failed(measured):
 
 
 def test_folders_without_predictions_say_nothing(study):
-    assert study.folder.predictions() == []
-    assert prediction_tables([]) == []
-    assert prediction_findings([]) == []
+    assert (study.folder.predictions(), prediction_tables([]), prediction_findings([])) == ([], [], [])
 
 
 def test_predictions_are_marked_in_the_file(folder):
@@ -166,8 +163,7 @@ def test_the_file_has_precision_memory_format_and_augmentation_as_the_summary_ha
         {tuple(row[name] for name in columns) for row in csv.DictReader(path.open(newline=""))}
         for path in (variants.path / "predicted.csv", variants.path / "summary.csv")
     )
-    assert own == summary
-    assert len({row[1:] for row in own}) == 5
+    assert (own, len({row[1:] for row in own})) == (summary, 5)
 
 
 class TestFigure:

@@ -58,8 +58,7 @@ def test_what_has_no_room_is_counted_and_what_is_next_is_shown():
 def test_how_sure_and_what_next_have_room_before_other_details():
     details = [*(f"detail {number}" for number in range(40)), "Not sure: 1 launch.", "Next: more."]
     lines = screen(Answer("Yes.", None, details), **ENDS)
-    assert [line for line in lines if line in details[-2:]] == details[-2:]
-    assert height(lines) == MOST_LINES
+    assert ([line for line in lines if line in details[-2:]], height(lines)) == (details[-2:], MOST_LINES)
 
 
 def test_trainings_of_one_seed_are_followed_by_three():

@@ -166,20 +166,17 @@ class TestEnvironment:
         with pytest.raises(LaunchError, match=r"commit:nowhere: git says .*name a commit, tag or branch"):
             other_environment("commit:nowhere", tmp_path / "out")
 
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("NCCL_ALGO=Ring", "allowed: env:NAME=VALUE .*venv:FOLDER, checkout:FOLDER or commit:REVISION"),
-            ("conda:x", "names no environment; allowed: env:"),
-            ("env:", "names no environment"),
-            ("env:RING", "'RING' sets no variable; allowed: NAME=VALUE, or NAME= to remove it"),
-            ("env:A='b", "quote values as in a shell"),
-            ("env:OMP_NUM_THREADS=2", "each launch sets OMP_NUM_THREADS itself; use the study's `threads`"),
-            ("env:RANK=2", "each launch sets RANK itself"),
-            ("venv:/nowhere", "there is no /nowhere/bin/python; name the folder of a virtual environment"),
-            ("checkout:/nowhere", "/nowhere is no folder; name one that has the code"),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "message"), [
+        ("NCCL_ALGO=Ring", "allowed: env:NAME=VALUE .*venv:FOLDER, checkout:FOLDER or commit:REVISION"),
+        ("conda:x", "names no environment; allowed: env:"),
+        ("env:", "names no environment"),
+        ("env:RING", "'RING' sets no variable; allowed: NAME=VALUE, or NAME= to remove it"),
+        ("env:A='b", "quote values as in a shell"),
+        ("env:OMP_NUM_THREADS=2", "each launch sets OMP_NUM_THREADS itself; use the study's `threads`"),
+        ("env:RANK=2", "each launch sets RANK itself"),
+        ("venv:/nowhere", "there is no /nowhere/bin/python; name the folder of a virtual environment"),
+        ("checkout:/nowhere", "/nowhere is no folder; name one that has the code"),
+    ])  # fmt: skip
     def test_what_cannot_be_is_refused(self, text, message, tmp_path):
         with pytest.raises(LaunchError, match=message):
             other_environment(text, tmp_path)

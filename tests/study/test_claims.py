@@ -56,17 +56,13 @@ def check(of: str, over: str | None = None, **bounds) -> dict:
     return {"of": cells[of], "over": over and cells[over], **bounds}
 
 
-@pytest.mark.parametrize(
-    ("checks", "verdict", "assumption"),
-    [
-        ([], "not testable", ""),
-        ([check("a", "b", most=0.5)], "holds", ""),
-        ([check("a", "b", gain=True, least=0.5), check("a", most=0.9)], "does not hold here", ""),
-        ([check("a", most=0.9), check("a", most=1, assuming="x")], "holds under an assumption", "x"),
-        ([check("a", most=1), check("a", most=0.9, assuming="x")], "holds", ""),
-        ([check("a", most=1, assuming="x"), check("a", most=0.9, assuming="x")], "does not hold here", ""),
-    ],
-)
+@pytest.mark.parametrize(("checks", "verdict", "assumption"), [
+    ([], "not testable", ""), ([check("a", "b", most=0.5)], "holds", ""),
+    ([check("a", "b", gain=True, least=0.5), check("a", most=0.9)], "does not hold here", ""),
+    ([check("a", most=0.9), check("a", most=1, assuming="x")], "holds under an assumption", "x"),
+    ([check("a", most=1), check("a", most=0.9, assuming="x")], "holds", ""),
+    ([check("a", most=1, assuming="x"), check("a", most=0.9, assuming="x")], "does not hold here", ""),
+])  # fmt: skip
 def test_verdict_follows_from_the_checks(tmp_path, checks, verdict, assumption):
     claim = Claim.model_validate({"id": "one", "claim": "a is fast", "because": "so", "checks": checks})
     result = checked(claim, folder(tmp_path, a=1.0, b=2.0))

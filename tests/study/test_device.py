@@ -260,15 +260,12 @@ def test_point_that_is_left_out_is_a_result_with_its_reason():
     assert left_out(rows_of("left out")) == ["it would take too long"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("memory", "out of memory: no room for 9 GB"),
-        ("cuda memory", "out of memory: CUDA out of memory. Tried to allocate 20.00 GiB"),
-        ("allocator", f"out of memory: {ALLOCATOR}"),
-        ("hidden memory", "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "reason"), [
+    ("memory", "out of memory: no room for 9 GB"),
+    ("cuda memory", "out of memory: CUDA out of memory. Tried to allocate 20.00 GiB"),
+    ("allocator", f"out of memory: {ALLOCATOR}"),
+    ("hidden memory", "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB"),
+])  # fmt: skip
 def test_point_that_does_not_fit_is_a_result(fault, reason):
     assert left_out(rows_of(fault)) == [reason]
 

@@ -313,15 +313,11 @@ def test_command_of_two_environments_counts_the_launches_of_both(clock, tmp_path
     assert [side.launch_times("command-") for side in sides] == [[], []]
 
 
-@pytest.mark.parametrize(
-    ("began", "state", "is_checked"),
-    [
-        ("2026-01-01T12:00:00+00:00", "done", True),
-        ("2026-01-01T12:00:00+00:00", "failed", False),
-        ("2026-01-01T12:00:05+00:00", "done", False),  # by another command
-        (None, "done", False),  # started by hand
-    ],
-)
+@pytest.mark.parametrize(("began", "state", "is_checked"), [
+    ("2026-01-01T12:00:00+00:00", "done", True), ("2026-01-01T12:00:00+00:00", "failed", False),
+    ("2026-01-01T12:00:05+00:00", "done", False),  # by another command
+    (None, "done", False),  # started by hand
+])  # fmt: skip
 def test_further_repeats_of_one_command_know_that_the_first_was_checked(folder, began, state, is_checked):
     launch = {"started_at": "2026-01-01T12:00:03+00:00"}
     cell = {"kind": "own", "device": "cpu", "world_size": 1}

@@ -63,23 +63,20 @@ def test_every_exact_aggregator_and_16_bits_can_be_local_and_no_other():
     assert can == {"ring": True, "zero1": True, "bf16": True, "one_bit": False, "none": False}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"aggregators": ["one_bit"]}, "sync_every: 4: aggregator 'one_bit' encodes"),
-        ({"aggregators": ["none"]}, "no aggregator of this part exchanges anything"),
-        ({"step": "overlapped", "aggregators": ["all_reduce"]}, "step: overlapped exchanges each gradient"),
-        ({"step": "overlapped", "aggregators": ["fsdp2"]}, "step: overlapped exchanges each gradient"),
-        ({"step": ["eager", "overlapped"], "aggregators": ["all_reduce"]}, "add 1 to sync_every"),
-        ({"sync_every": [1, 4], "aggregators": ["one_bit"]}, "'one_bit' encodes"),
-        ({"outer_update": "nesterov", "aggregators": ["ring", "top_k"]}, "outer_update: nesterov: aggreg"),
-        ({"precision": "fp16"}, "ranks would skip different steps"),
-        ({"batch_norm": "sync"}, "exchanges statistics in every step"),
-        ({"outer_momentum": 0.9}, "outer_momentum belongs to outer_update"),
-        ({"outer_update": "average", "outer_learning_rate": 1}, "outer_learning_rate belongs to"),
-        ({"sync_every": 0}, "sync_every"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"aggregators": ["one_bit"]}, "sync_every: 4: aggregator 'one_bit' encodes"),
+    ({"aggregators": ["none"]}, "no aggregator of this part exchanges anything"),
+    ({"step": "overlapped", "aggregators": ["all_reduce"]}, "step: overlapped exchanges each gradient"),
+    ({"step": "overlapped", "aggregators": ["fsdp2"]}, "step: overlapped exchanges each gradient"),
+    ({"step": ["eager", "overlapped"], "aggregators": ["all_reduce"]}, "add 1 to sync_every"),
+    ({"sync_every": [1, 4], "aggregators": ["one_bit"]}, "'one_bit' encodes"),
+    ({"outer_update": "nesterov", "aggregators": ["ring", "top_k"]}, "outer_update: nesterov: aggreg"),
+    ({"precision": "fp16"}, "ranks would skip different steps"),
+    ({"batch_norm": "sync"}, "exchanges statistics in every step"),
+    ({"outer_momentum": 0.9}, "outer_momentum belongs to outer_update"),
+    ({"outer_update": "average", "outer_learning_rate": 1}, "outer_learning_rate belongs to"),
+    ({"sync_every": 0}, "sync_every"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(changes, message):
     with pytest.raises(StudyError, match=message):
         cells(**{"sync_every": 4, **changes})

@@ -72,14 +72,11 @@ class TestNames:
         with pytest.raises(StudyError, match=said):
             load_study("mnits")
 
-    @pytest.mark.parametrize(
-        ("content", "said"),
-        [
-            (None, "cannot be read: No such file"),
-            (b"\xff\xfe\x00", r"it is no UTF-8 text \(line 1\)"),
-            (b"name: [", "no valid YAML"),
-        ],
-    )
+    @pytest.mark.parametrize(("content", "said"), [
+        (None, "cannot be read: No such file"),
+        (b"\xff\xfe\x00", r"it is no UTF-8 text \(line 1\)"),
+        (b"name: [", "no valid YAML"),
+    ])  # fmt: skip
     def test_file_that_is_no_study_is_an_error_with_its_name(self, tmp_path, content, said):
         if content is not None:
             (tmp_path / "my.yaml").write_bytes(content)
@@ -151,24 +148,21 @@ class TestOverrides:
 
 
 class TestWrongOverrides:
-    @pytest.mark.parametrize(
-        ("override", "message"),
-        [
-            ("repeats", "override 'repeats' is not of the form key=value"),
-            ("=3", "override '=3' is not of the form key=value"),
-            ("repeats=[", r"override 'repeats=\[': no valid YAML"),
-            ("parts.2.repeats=1", "parts is a list of 2; use an index from 0 to 1, not '2'"),
-            ("parts.-1.repeats=1", "parts is a list of 2; use an index from 0 to 1, not '-1'"),
-            ("parts.first.repeats=1", "parts is a list of 2; use an index from 0 to 1, not 'first'"),
-            ("workloads.0.model=mlp", "the study has no 'workloads'; it has name, scaling, world_sizes"),
-            ("parts.0.dataset.name=x", r"parts\.0 has no 'dataset'; it has kind, workloads"),
-            ("parts.1.workloads.0.model.hidden=[1]", r"workloads\.0\.model is 'mlp', which has no 'hidden'"),
-            ("repeets=3", "unknown key 'repeets'; did you mean 'repeats'"),
-            ("parts.0.repeets=3", "unknown key 'parts.0.repeets'; did you mean 'repeats'"),
-            ("repeats=0", "repeats is 0: input should be greater than 0"),
-            ("parts=3", "'parts' must be a list of parts"),
-        ],
-    )
+    @pytest.mark.parametrize(("override", "message"), [
+        ("repeats", "override 'repeats' is not of the form key=value"),
+        ("=3", "override '=3' is not of the form key=value"),
+        ("repeats=[", r"override 'repeats=\[': no valid YAML"),
+        ("parts.2.repeats=1", "parts is a list of 2; use an index from 0 to 1, not '2'"),
+        ("parts.-1.repeats=1", "parts is a list of 2; use an index from 0 to 1, not '-1'"),
+        ("parts.first.repeats=1", "parts is a list of 2; use an index from 0 to 1, not 'first'"),
+        ("workloads.0.model=mlp", "the study has no 'workloads'; it has name, scaling, world_sizes"),
+        ("parts.0.dataset.name=x", r"parts\.0 has no 'dataset'; it has kind, workloads"),
+        ("parts.1.workloads.0.model.hidden=[1]", r"workloads\.0\.model is 'mlp', which has no 'hidden'"),
+        ("repeets=3", "unknown key 'repeets'; did you mean 'repeats'"),
+        ("parts.0.repeets=3", "unknown key 'parts.0.repeets'; did you mean 'repeats'"),
+        ("repeats=0", "repeats is 0: input should be greater than 0"),
+        ("parts=3", "'parts' must be a list of parts"),
+    ])  # fmt: skip
     def test_message_names_what_was_given_and_what_there_is(self, study, override, message):
         with pytest.raises(StudyError, match=message):
             load_study(study, [override])

@@ -150,12 +150,10 @@ class TestSameFolderAgain:
         "changes",
         [
             {"aggregators": ["ring", "tree", "all_reduce"]},
-            {"world_sizes": [1, 2, 4]},
-            {"seed": [0, 1]},
-            {"repeats": 5},
+            {"world_sizes": [1, 2, 4]}, {"seed": [0, 1]}, {"repeats": 5},
         ],
         ids=str,
-    )
+    )  # fmt: skip
     def test_study_may_come_back_with_more(self, folder, changes):
         before = {(record.cell_id, record.repeat) for record in prepared(folder).runs()}
         prepared(folder, **changes)
@@ -184,20 +182,15 @@ class TestSameFolderAgain:
         prepared(folder, aggregators=["ring"])
         assert folder.study() == whole
 
-    @pytest.mark.parametrize(
-        ("changes", "named"),
-        [
-            ({"learning_rate": 0.5}, r"parts\.0\.learning_rate is not set there and 0\.5 here"),
-            ({"threads": 2}, r"parts\.0\.threads is 1 there and 2 here"),
-            ({"seed": 3}, r"parts\.0\.seed\.0 is 0 there and 3 here"),
-            (
-                {"workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 32}]},
-                r"parts\.0\.workloads\.0\.global_batch\.0 is 64 there and 32 here",
-            ),
-            # More of one and fewer of the other is another study as well.
-            ({"aggregators": ["ring", "all_reduce"]}, r"parts\.0\.aggregators\.1\.name is 'tree' there"),
-        ],
-    )
+    @pytest.mark.parametrize(("changes", "named"), [
+        ({"learning_rate": 0.5}, r"parts\.0\.learning_rate is not set there and 0\.5 here"),
+        ({"threads": 2}, r"parts\.0\.threads is 1 there and 2 here"),
+        ({"seed": 3}, r"parts\.0\.seed\.0 is 0 there and 3 here"),
+        ({"workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 32}]},
+         r"parts\.0\.workloads\.0\.global_batch\.0 is 64 there and 32 here"),
+        # More of one and fewer of the other is another study as well.
+        ({"aggregators": ["ring", "all_reduce"]}, r"parts\.0\.aggregators\.1\.name is 'tree' there"),
+    ])  # fmt: skip
     def test_another_study_is_refused_naming_the_first_difference(self, folder, changes, named):
         before = contents(prepared(folder).path)
         with pytest.raises(StoreError, match=f"results holds another study: {named}.*another --out"):
@@ -206,14 +199,11 @@ class TestSameFolderAgain:
 
 
 class TestEnvironment:
-    @pytest.mark.parametrize(
-        ("field", "value", "named"),
-        [
-            ("cpu", {"model": "A fast one", "usable_cores": 2}, r"cpu\.usable_cores was 8 and is 2"),
-            ("versions", {"torch": "2.7.0"}, r"versions\.torch was '2\.6\.0' and is '2\.7\.0'"),
-            ("settings", {"NCCL_ALGO": "Tree"}, r"settings\.NCCL_ALGO was None and is 'Tree'"),
-        ],
-    )
+    @pytest.mark.parametrize(("field", "value", "named"), [
+        ("cpu", {"model": "A fast one", "usable_cores": 2}, r"cpu\.usable_cores was 8 and is 2"),
+        ("versions", {"torch": "2.7.0"}, r"versions\.torch was '2\.6\.0' and is '2\.7\.0'"),
+        ("settings", {"NCCL_ALGO": "Tree"}, r"settings\.NCCL_ALGO was None and is 'Tree'"),
+    ])  # fmt: skip
     def test_another_environment_is_refused_naming_the_field(self, folder, environment, field, value, named):
         before = contents(prepared(folder).path)
         environment[field] = value

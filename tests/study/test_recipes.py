@@ -59,18 +59,15 @@ class TestRates:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("keys", "said"),
-        [
-            ({"learning_rate_rule": "linear"}, "learning_rate_rule: linear needs base_batch"),
-            ({"base_batch": 64}, "base_batch belongs to learning_rate_rule: linear or sqrt"),
-            ({"schedule": "step"}, "schedule: step needs milestones"),
-            ({"schedule": "step", "milestones": [6, 3]}, "must ascend"),
-            ({"schedule": "cosine", "milestones": [3]}, "belongs to schedule: step"),
-            ({"schedule": "cosine", "gamma": 0.5}, "belongs to schedule: step"),
-            ({"warmup_epochs": 10}, "warmup_epochs 10 must be less"),
-        ],
-    )
+    @pytest.mark.parametrize(("keys", "said"), [
+        ({"learning_rate_rule": "linear"}, "learning_rate_rule: linear needs base_batch"),
+        ({"base_batch": 64}, "base_batch belongs to learning_rate_rule: linear or sqrt"),
+        ({"schedule": "step"}, "schedule: step needs milestones"),
+        ({"schedule": "step", "milestones": [6, 3]}, "must ascend"),
+        ({"schedule": "cosine", "milestones": [3]}, "belongs to schedule: step"),
+        ({"schedule": "cosine", "gamma": 0.5}, "belongs to schedule: step"),
+        ({"warmup_epochs": 10}, "warmup_epochs 10 must be less"),
+    ])  # fmt: skip
     def test_keys_that_contradict_each_other(self, keys, said):
         assert said in refused(**keys)
 
@@ -98,17 +95,11 @@ class TestIdentity:
                 "augmentation": "none", "batch_norm": "replica"}  # fmt: skip
         assert [cell.id for cell in cells(**said)] == [cell.id for cell in cells()]
 
-    @pytest.mark.parametrize(
-        "key",
-        [
-            {"learning_rate_rule": "linear", "base_batch": 32},
-            {"warmup_epochs": 1},
-            {"schedule": "cosine"},
-            {"schedule": "step", "milestones": [2]},
-            {"augmentation": "standard"},
-            {"batch_norm": "sync"},
-        ],
-    )
+    @pytest.mark.parametrize("key", [
+        {"learning_rate_rule": "linear", "base_batch": 32},
+        {"warmup_epochs": 1}, {"schedule": "cosine"}, {"schedule": "step", "milestones": [2]},
+        {"augmentation": "standard"}, {"batch_norm": "sync"},
+    ])  # fmt: skip
     def test_recipe_is_part_of_the_identity(self, key):
         assert not {cell.id for cell in cells(**key)} & {cell.id for cell in cells()}
 

@@ -57,14 +57,12 @@ class TestWhatCannotBe:
         ("aggregator", "message"),
         [
             ({"name": "one_bit", "treshold": "mean"}, "unknown parameter 'treshold'; allowed: threshold"),
-            (
-                {"name": "one_bit", "threshold": "median"},
-                "parameter threshold: Input should be 'zero' or 'mean', got 'median'",
-            ),
+            ({"name": "one_bit", "threshold": "median"},
+             "parameter threshold: Input should be 'zero' or 'mean', got 'median'"),
             ({"name": "ring", "chunks": 4}, "unknown parameter 'chunks'; allowed: transport, captured, dir"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
-    )
+    )  # fmt: skip
     def test_unknown_parameter_of_an_aggregator_says_what_there_is(self, aggregator, message):
         assert f"aggregator '{aggregator['name']}': {message}" in problem(aggregators=[aggregator])
 

@@ -17,13 +17,10 @@ def test_ranks_that_were_started_with_the_same_go_on():
     require_same_start([SAME, {**SAME, "the study file s.yaml": None}])
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"arguments": "s.yaml seed=1"}, "arguments: s.yaml seed=1 on rank 2, s.yaml on rank 0"),
-        ({"the study file s.yaml": "cd34"}, "the study file s.yaml: cd34 on rank 2, ab12 on rank 0"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"arguments": "s.yaml seed=1"}, "arguments: s.yaml seed=1 on rank 2, s.yaml on rank 0"),
+    ({"the study file s.yaml": "cd34"}, "the study file s.yaml: cd34 on rank 2, ab12 on rank 0"),
+])  # fmt: skip
 def test_rank_that_was_started_with_something_else_is_named(changed, said):
     with pytest.raises(LaunchError, match="ranks were not started with the same: ") as error:
         require_same_start([SAME, SAME, {**SAME, **changed}])
@@ -56,13 +53,10 @@ def test_models_that_are_the_same_go_on():
     run_in_process(3, lambda group: require_same_model(model_of(group.rank, ""), group))
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("width", "rank 2 has built another model than rank 0: 0.weight is [4, 3] float32 on rank 2, [2, 3]"),
-        ("seed", "rank 1 has built another model than rank 0: 0.weight has other initial values"),
-    ],
-)
+@pytest.mark.parametrize(("what", "said"), [
+    ("width", "rank 2 has built another model than rank 0: 0.weight is [4, 3] float32 on rank 2, [2, 3]"),
+    ("seed", "rank 1 has built another model than rank 0: 0.weight has other initial values"),
+])  # fmt: skip
 def test_rank_with_another_model_is_named_on_every_rank(what, said):
     def rank(group):
         with pytest.raises(ExchangeError) as error:

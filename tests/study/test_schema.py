@@ -68,26 +68,17 @@ class TestWhatIsAllowed:
 
 
 class TestUnknownKeys:
-    @pytest.mark.parametrize(
-        ("changes", "key", "meant"),
-        [
-            ({"repeets": 3}, "repeets", "repeats"),
-            ({"worldsizes": [1]}, "worldsizes", "world_sizes"),
-            ({"parts": [{"repeets": 3}]}, "parts.0.repeets", "repeats"),
-            ({"repeets": 3, "parts": [{}]}, "repeets", "repeats"),
-            ({"workloads": [{**WORKLOAD, "epoch": 3}]}, "workloads.0.epoch", "epochs"),
-            (
-                {"workloads": [{"first_available": [WORKLOAD, {**WORKLOAD, "globalbatch": 3}]}]},
-                "workloads.0.first_available.1.globalbatch",
-                "global_batch",
-            ),
-            (
-                {"parts": [{}, {"workloads": [{**WORKLOAD, "modle": "mlp"}]}]},
-                "parts.1.workloads.0.modle",
-                "model",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("changes", "key", "meant"), [
+        ({"repeets": 3}, "repeets", "repeats"),
+        ({"worldsizes": [1]}, "worldsizes", "world_sizes"),
+        ({"parts": [{"repeets": 3}]}, "parts.0.repeets", "repeats"),
+        ({"repeets": 3, "parts": [{}]}, "repeets", "repeats"),
+        ({"workloads": [{**WORKLOAD, "epoch": 3}]}, "workloads.0.epoch", "epochs"),
+        ({"workloads": [{"first_available": [WORKLOAD, {**WORKLOAD, "globalbatch": 3}]}]},
+         "workloads.0.first_available.1.globalbatch", "global_batch"),
+        ({"parts": [{}, {"workloads": [{**WORKLOAD, "modle": "mlp"}]}]}, "parts.1.workloads.0.modle",
+         "model"),
+    ])  # fmt: skip
     def test_misspelt_key_is_named_with_its_place_and_what_was_meant(self, changes, key, meant):
         message = problems(**changes)
         assert f"unknown key '{key}'; did you mean '{meant}'? (allowed: " in message
@@ -146,10 +137,8 @@ class TestValues:
             ({"tf32": []}, "tf32 is []: a list needs one value at least"),
             ({"aggregators": []}, "aggregators is []: list should have at least 1 item"),
             ({"aggregators": "ring"}, "aggregators is 'ring': input should be a valid list"),
-            (
-                {"aggregators": [{"threshold": "mean"}]},
-                "aggregators.0 is {'threshold': 'mean'}: a component is a name, or a mapping with 'name'",
-            ),
+            ({"aggregators": [{"threshold": "mean"}]},
+             "aggregators.0 is {'threshold': 'mean'}: a component is a name, or a mapping with 'name'"),
             ({"aggregators": [None]}, "aggregators.0 is None: a component is a name"),
             ({"scaling": "both"}, "scaling is 'both': input should be 'strong' or 'weak'"),
             ({"step": "lazy"}, "step.0 is 'lazy': input should be 'eager', 'overlapped' or 'captured'"),
@@ -162,27 +151,19 @@ class TestValues:
             ({"max_seconds": 0}, "max_seconds is 0: input should be greater than 0"),
             ({"learning_rate": 0}, "learning_rate is 0: input should be greater than 0"),
             ({"momentum": 1}, "momentum is 1: input should be less than 1"),
-            (
-                {"kind": "convergence", "target_accuracy": 97},
-                "target_accuracy is 97: input should be less than or equal to 1",
-            ),
+            ({"kind": "convergence", "target_accuracy": 97},
+             "target_accuracy is 97: input should be less than or equal to 1"),
             ({"workloads": []}, "workloads is []: list should have at least 1 item"),
-            (
-                {"workloads": [{**WORKLOAD, "global_batch": []}]},
-                "workloads.0.global_batch is []: a list needs one value at least",
-            ),
-            (
-                {"workloads": [{**WORKLOAD, "global_batch": [64, 0]}]},
-                "workloads.0.global_batch.1 is 0: input should be greater than 0",
-            ),
-            (
-                {"workloads": [{"first_available": []}]},
-                "workloads.0.first_available is []: list should have at least 1 item",
-            ),
+            ({"workloads": [{**WORKLOAD, "global_batch": []}]},
+             "workloads.0.global_batch is []: a list needs one value at least"),
+            ({"workloads": [{**WORKLOAD, "global_batch": [64, 0]}]},
+             "workloads.0.global_batch.1 is 0: input should be greater than 0"),
+            ({"workloads": [{"first_available": []}]},
+             "workloads.0.first_available is []: list should have at least 1 item"),
             ({"parts": [{}, {"repeats": 0}]}, "parts.1.repeats is 0: input should be greater than 0"),
         ],
         ids=str,
-    )
+    )  # fmt: skip
     def test_wrong_value_is_an_error_with_key_value_and_rule(self, changes, expected):
         assert f"my.yaml: {expected}" in problems(**changes)
 
@@ -246,21 +227,16 @@ def test_editors_schema_takes_a_written_study(name):
     CHECK.validate(yaml.safe_load((REFERENCE / name / "study.yaml").read_text()))
 
 
-@pytest.mark.parametrize(
-    ("keys", "is_taken"),
-    [
-        ({}, True),
-        ({"world_sizes": "auto", "step": "captured"}, True),
-        ({"aggregators": [{"name": "one_bit", "threshold": "mean"}]}, True),
-        ({"step": "capture"}, False),
-        ({"wordl_sizes": [1]}, False),
-        ({"world_sizes": "some"}, False),
-        ({"repeats": 0}, False),
-        ({"workloads": [{**WORKLOAD, "batch": 3}]}, False),
-        ({"aggregators": [3]}, False),
-        ({"parts": [{"kind": "transfer", "epochs": 3}]}, False),
-    ],
-)
+@pytest.mark.parametrize(("keys", "is_taken"), [
+    ({}, True),
+    ({"world_sizes": "auto", "step": "captured"}, True),
+    ({"aggregators": [{"name": "one_bit", "threshold": "mean"}]}, True),
+    ({"step": "capture"}, False), ({"wordl_sizes": [1]}, False), ({"world_sizes": "some"}, False),
+    ({"repeats": 0}, False),
+    ({"workloads": [{**WORKLOAD, "batch": 3}]}, False),
+    ({"aggregators": [3]}, False),
+    ({"parts": [{"kind": "transfer", "epochs": 3}]}, False),
+])  # fmt: skip
 def test_editors_schema_refuses_unknown_keys_and_wrong_values(keys, is_taken):
     study = {"name": "mine", "scaling": "strong", "world_sizes": 1, "workloads": [WORKLOAD], **keys}
     assert CHECK.is_valid(study) == is_taken

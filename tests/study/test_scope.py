@@ -67,15 +67,12 @@ def test_launcher_is_chosen_by_name():
     assert scope.launcher == SlurmSrun(2, 2, "n1", 20_017, 300.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "workers", "environ", "message"),
-    [
-        ("pbs", None, JOB, "no launcher 'pbs'; allowed: local, torchrun, mpirun, horovodrun, slurm-torch"),
-        ("local", 2, {}, "--workers-per-node is for the launchers of Slurm"),
-        ("slurm-srun", None, {}, "SLURM_JOB_NUM_NODES is not set; `scaling submit` makes the job"),
-        ("slurm-srun", None, {**JOB, "SCALING_JOIN_TIMEOUT_S": "x"}, "SCALING_JOIN_TIMEOUT_S is 'x'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "workers", "environ", "message"), [
+    ("pbs", None, JOB, "no launcher 'pbs'; allowed: local, torchrun, mpirun, horovodrun, slurm-torch"),
+    ("local", 2, {}, "--workers-per-node is for the launchers of Slurm"),
+    ("slurm-srun", None, {}, "SLURM_JOB_NUM_NODES is not set; `scaling submit` makes the job"),
+    ("slurm-srun", None, {**JOB, "SCALING_JOIN_TIMEOUT_S": "x"}, "SCALING_JOIN_TIMEOUT_S is 'x'"),
+])  # fmt: skip
 def test_launcher_that_cannot_be_used_here_is_refused(name, workers, environ, message):
     with pytest.raises(LaunchError, match=message):
         scope_for(name, workers, None, environ)
@@ -126,17 +123,11 @@ def test_job_that_holds_no_size_of_the_study_is_refused():
 asked = partial(made_study, name="x", world_sizes=[1, 4, 2])
 
 
-@pytest.mark.parametrize(
-    ("nodes", "gpus", "shape"),
-    [
-        (None, None, JobShape([1, 2, 4], 1, 4, 4)),
-        (2, None, JobShape([1, 2, 4], 2, 2, 2)),
-        (None, 2, JobShape([1, 2, 4], 2, 2, 2)),
-        (None, 8, JobShape([1, 2, 4], 1, 8, 8)),
-        (3, 2, JobShape([1, 2, 4], 3, 2, 2)),
-        (1, 0, JobShape([1, 2, 4], 1, 4, 0)),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "gpus", "shape"), [
+    (None, None, JobShape([1, 2, 4], 1, 4, 4)), (2, None, JobShape([1, 2, 4], 2, 2, 2)),
+    (None, 2, JobShape([1, 2, 4], 2, 2, 2)), (None, 8, JobShape([1, 2, 4], 1, 8, 8)),
+    (3, 2, JobShape([1, 2, 4], 3, 2, 2)), (1, 0, JobShape([1, 2, 4], 1, 4, 0)),
+])  # fmt: skip
 def test_what_is_not_asked_for_follows_from_the_largest_world_size(nodes, gpus, shape):
     assert job_shape(asked(), nodes, gpus) == shape
 

@@ -115,15 +115,12 @@ class TestRules:
         assert "step: captured needs a GPU a worker" in problem(workers_per_gpu=2, step="captured")
         assert cells(workers_per_gpu=2, step="captured", world_sizes=[1, 2])
 
-    @pytest.mark.parametrize(
-        ("aggregator", "why"),
-        [
-            ({"name": "ring", "transport": "peer_memory"}, "it reads other GPUs' memory"),
-            ({"name": "schedule", "transport": "host_memory"}, "its kernels wait for each other"),
-            ({"name": "tree", "captured": True}, "a CUDA graph holds no message through host memory"),
-            ("horovod", "refuses two ranks on one GPU"),
-        ],
-    )
+    @pytest.mark.parametrize(("aggregator", "why"), [
+        ({"name": "ring", "transport": "peer_memory"}, "it reads other GPUs' memory"),
+        ({"name": "schedule", "transport": "host_memory"}, "its kernels wait for each other"),
+        ({"name": "tree", "captured": True}, "a CUDA graph holds no message through host memory"),
+        ("horovod", "refuses two ranks on one GPU"),
+    ])  # fmt: skip
     def test_aggregators_that_need_one_are_refused_with_the_reason(self, aggregator, why):
         assert why in problem(workers_per_gpu=2, aggregators=[aggregator])
         assert cells(workers_per_gpu=2, aggregators=[aggregator], world_sizes=[2])

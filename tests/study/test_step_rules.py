@@ -97,19 +97,13 @@ REFUSED = [
     ({**RESHARDED, "world_sizes": [2, 4]}, "reshard_after_forward is 3, and 4 ranks are no groups of 3"),
     ({"static_graph": True}, "static_graph is an argument of torch's DDP"),
     ({"compile": True, "step": "captured"}, "compile: true goes with step: eager and overlapped"),
-    (
-        {"optimizer": "adamw", "aggregators": ["one_bit_momentum"]},
-        "it goes with optimizer: sgd and momentum: 0 alone",
-    ),
-    (
-        {"checkpoint_activations": True, "workloads": [{**GPT, "model": "mlp", "dataset": "digits"}]},
-        "model 'mlp' has no layers to compute again",
-    ),
-    (
-        {"checkpoint_activations": True, "workloads": [{**GPT, "model": "resnet-56"}]},
-        "has batch normalisation",
-    ),
-]
+    ({"optimizer": "adamw", "aggregators": ["one_bit_momentum"]},
+     "it goes with optimizer: sgd and momentum: 0 alone"),
+    ({"checkpoint_activations": True, "workloads": [{**GPT, "model": "mlp", "dataset": "digits"}]},
+     "model 'mlp' has no layers to compute again"),
+    ({"checkpoint_activations": True, "workloads": [{**GPT, "model": "resnet-56"}]},
+     "has batch normalisation"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])

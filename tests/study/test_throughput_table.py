@@ -105,18 +105,15 @@ def test_serial_share_of_amdahls_law_is_found():
     assert off < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("GPUs,images_per_sec\n", "1 lines; give a header"),
-        ("GPUs,speed\n1,2\n", "no column images_per_sec in the header gpus,speed; allowed"),
-        ("GPUs,images_per_sec\n1,fast\n", "line 2: '1', 'fast': give a whole number"),
-        ("GPUs,images_per_sec\n0,5\n", "line 2: 0 GPUs, 5 a second: allowed are"),
-        ("GPUs,images_per_sec\n1,nan\n", "rates above 0"),
-        ("GPUs,images_per_sec\n1,2,3\n", "line 2 has 3 values, the header 2"),
-        ("GPUs,images_per_sec,seed\n1,2,0\n1,3,0\n", "1 GPUs with seed 0 are there twice"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("GPUs,images_per_sec\n", "1 lines; give a header"),
+    ("GPUs,speed\n1,2\n", "no column images_per_sec in the header gpus,speed; allowed"),
+    ("GPUs,images_per_sec\n1,fast\n", "line 2: '1', 'fast': give a whole number"),
+    ("GPUs,images_per_sec\n0,5\n", "line 2: 0 GPUs, 5 a second: allowed are"),
+    ("GPUs,images_per_sec\n1,nan\n", "rates above 0"),
+    ("GPUs,images_per_sec\n1,2,3\n", "line 2 has 3 values, the header 2"),
+    ("GPUs,images_per_sec,seed\n1,2,0\n1,3,0\n", "1 GPUs with seed 0 are there twice"),
+])  # fmt: skip
 def test_other_tables_are_refused_by_line(tmp_path, text, message):
     path = tmp_path / "table.csv"
     path.write_text(text)

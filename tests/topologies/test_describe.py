@@ -104,17 +104,12 @@ class TestWords:
     def test_microseconds(self, value, text):
         assert microseconds(value) == f"{text} us"
 
-    @pytest.mark.parametrize(
-        ("names", "text"),
-        [
-            (["gpu0", "gpu1"], "gpu0, gpu1"),
-            (["gpu0", "gpu1", "gpu2", "gpu4"], "gpu0..gpu2, gpu4"),
-            (["gpu9", "gpu10", "gpu11"], "gpu9..gpu11"),
-            (["node1/gpu0", "node1/gpu1", "node1/gpu2"], "node1/gpu0..gpu2"),
-            (["a1", "b2", "c3"], "a1, b2, c3"),
-            (["host", "gpu"], "host, gpu"),
-            ([], ""),
-        ],
-    )
+    @pytest.mark.parametrize(("names", "text"), [
+        (["gpu0", "gpu1"], "gpu0, gpu1"),
+        (["gpu0", "gpu1", "gpu2", "gpu4"], "gpu0..gpu2, gpu4"),
+        (["gpu9", "gpu10", "gpu11"], "gpu9..gpu11"),
+        (["node1/gpu0", "node1/gpu1", "node1/gpu2"], "node1/gpu0..gpu2"),
+        (["a1", "b2", "c3"], "a1, b2, c3"), (["host", "gpu"], "host, gpu"), ([], ""),
+    ])  # fmt: skip
     def test_names_that_follow_one_another_are_told_by_the_first_and_the_last(self, names, text):
         assert compact(names) == text

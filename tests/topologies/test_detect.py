@@ -116,14 +116,11 @@ class TestGpus:
     @pytest.mark.parametrize(
         "output",
         [
-            "",
-            "No devices were found\n",
-            FileNotFoundError(),
-            subprocess.TimeoutExpired("nvidia-smi", 30),
+            "", "No devices were found\n", FileNotFoundError(), subprocess.TimeoutExpired("nvidia-smi", 30),
             subprocess.CalledProcessError(9, "nvidia-smi"),
         ],
         ids=str,
-    )
+    )  # fmt: skip
     def test_driver_without_gpus_or_that_fails_gives_none(self, answer, output):
         answer(output)
         assert nvidia_gpus() == []
@@ -137,22 +134,14 @@ class TestVisibleGpus:
     GPUS = tuple(Gpu(n, "NVIDIA H200", f"GPU-{n}a", f"0000:{n}8:00.0") for n in range(3))
     MIXED = (*GPUS, Gpu(3, "NVIDIA A2", "GPU-0b", "0000:38:00.0"))
 
-    @pytest.mark.parametrize(
-        ("wanted", "indices"),
-        [
-            (None, [0, 1, 2]),
-            ("", []),
-            ("1", [1]),
-            ("2,0", [2, 0]),
-            (" 2 , GPU-1a ", [2, 1]),
-            ("GPU-2", [2]),  # a prefix will do
-            ("GPU-", []),  # of more than one
-            ("0,-1,1", [0]),  # nothing behind what is no GPU
-            ("0,7,1", [0]),
-            ("none", []),
-            ("1,1", []),  # one twice
-        ],
-    )
+    @pytest.mark.parametrize(("wanted", "indices"), [
+        (None, [0, 1, 2]), ("", []), ("1", [1]), ("2,0", [2, 0]), (" 2 , GPU-1a ", [2, 1]),
+        ("GPU-2", [2]),  # a prefix will do
+        ("GPU-", []),  # of more than one
+        ("0,-1,1", [0]),  # nothing behind what is no GPU
+        ("0,7,1", [0]), ("none", []),
+        ("1,1", []),  # one twice
+    ])  # fmt: skip
     def test_variable_chooses_and_orders(self, wanted, indices):
         environ = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}
         assert [gpu.index for gpu in visible_gpus(self.GPUS, environ)] == indices

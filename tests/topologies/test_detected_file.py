@@ -116,15 +116,11 @@ def test_name_is_one_that_a_file_may_have():
     assert machine_file(NO_GPU)["name"] == "this-machine"
 
 
-@pytest.mark.parametrize(
-    ("pairs", "said"),
-    [
-        ([], "none"),
-        ([("a", "b"), ("b", "c"), ("c", "a")], "all"),
-        ([("b", "a"), ("b", "c")], [["a", "b"], ["b", "c"]]),
-        ([("a", "c")], [["a", "c"]]),
-    ],
-)
+@pytest.mark.parametrize(("pairs", "said"), [
+    ([], "none"), ([("a", "b"), ("b", "c"), ("c", "a")], "all"),
+    ([("b", "a"), ("b", "c")], [["a", "b"], ["b", "c"]]),
+    ([("a", "c")], [["a", "c"]]),
+])  # fmt: skip
 def test_peer_access_is_told_in_the_fewest_groups(pairs, said):
     assert peer_access(["a", "b", "c"], pairs) == said
 
@@ -141,19 +137,10 @@ class TestText:
         assert again["links"] == file["links"]
         assert math.isclose(again["link_types"]["pcie5-x16"]["latency_s"], 0.25e-6)
 
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [
-            (55.4e9, "55.4e+9"),
-            (63015384615.4, "63.02e+9"),
-            (4.17e12, "4.17e+12"),
-            (0.25e-6, "0.25e-6"),
-            (1e-9, "0.001e-6"),
-            (0.0, "0.0"),
-            (12.5, "12.5"),
-            (192e9, "192.0e+9"),
-        ],
-    )
+    @pytest.mark.parametrize(("value", "text"), [
+        (55.4e9, "55.4e+9"), (63015384615.4, "63.02e+9"), (4.17e12, "4.17e+12"), (0.25e-6, "0.25e-6"),
+        (1e-9, "0.001e-6"), (0.0, "0.0"), (12.5, "12.5"), (192e9, "192.0e+9"),
+    ])  # fmt: skip
     def test_numbers_are_short_and_yaml_reads_them_back(self, value, text):
         assert engineering(value) == text
         assert math.isclose(yaml.safe_load(text), value, rel_tol=1e-3)

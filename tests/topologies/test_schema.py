@@ -156,19 +156,13 @@ class TestClusters:
         pair = cluster(load("dual-k80"), 2, network, devices=[nic], links=[link], name="pair")
         assert pair.path((0, "gpu3"), (1, "gpu0")).resources["node1/nic0/network<"] == 1
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"num_nodes": 2}, "need key 'network'"),
-            ({"num_nodes": 0}, "num_nodes is 0"),
-            ({"num_nodes": 2, "network": Network("n", 1e9, 0.0)}, "no device of kind 'nic'"),
-            ({"num_nodes": 1, "devices": [Device("gpu0", "gpu")]}, "device 'gpu0' is there already"),
-            (
-                {"num_nodes": 1, "links": [Link("x", "cpu0", "gpu9", "pcie", 1e9, 0.0)]},
-                "unknown device 'gpu9'; did you mean 'gpu",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "message"), [
+        ({"num_nodes": 2}, "need key 'network'"), ({"num_nodes": 0}, "num_nodes is 0"),
+        ({"num_nodes": 2, "network": Network("n", 1e9, 0.0)}, "no device of kind 'nic'"),
+        ({"num_nodes": 1, "devices": [Device("gpu0", "gpu")]}, "device 'gpu0' is there already"),
+        ({"num_nodes": 1, "links": [Link("x", "cpu0", "gpu9", "pcie", 1e9, 0.0)]},
+         "unknown device 'gpu9'; did you mean 'gpu"),
+    ])  # fmt: skip
     def test_impossible_cluster_is_refused(self, arguments, message):
         with pytest.raises(TopologyError, match=message):
             cluster(load("dual-k80"), **arguments)
@@ -221,14 +215,11 @@ WRONG_CLUSTERS = [
     (["machine"], "dual-k8", "unknown machine 'dual-k8'; did you mean 'dual-k80'?"),
     (["machine"], "two.yaml", "key 'machine' leads back to "),
     (["machine"], "hgx-h200-x2-infiniband", "which is a cluster; name one node of it"),
-    (
-        ["device_types", "gpu"],
-        {"kind": "gpu", "source": "x"},
-        "device_types.gpu: machine 'small' has this type",
-    ),
+    (["device_types", "gpu"], {"kind": "gpu", "source": "x"},
+     "device_types.gpu: machine 'small' has this type"),
     (["devices", 0, "id"], "gpu1", "devices.0.id is 'gpu1', which is taken"),
     (["links", 0, "between"], ["gpu0", "nic0"], "no route from nic 'nic0' to host_memory 'host0'"),
-]
+]  # fmt: skip
 
 
 class TestWhatIsSaidOfAWrongOne:
@@ -257,15 +248,11 @@ class TestWhatIsSaidOfAWrongOne:
         with pytest.raises(TopologyError, match="no device of kind 'nic', which 'network' needs"):
             load(write(small=SMALL, two=text) / "two.yaml")
 
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("- a list", "a machine file is a mapping of keys"),
-            ("", "a machine file is a mapping of keys"),
-            ("name: [", "no valid YAML"),
-            ("name: a\nname: b", "key 'name' stands twice"),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "message"), [
+        ("- a list", "a machine file is a mapping of keys"),
+        ("", "a machine file is a mapping of keys"), ("name: [", "no valid YAML"),
+        ("name: a\nname: b", "key 'name' stands twice"),
+    ])  # fmt: skip
     def test_file_that_is_no_mapping_is_refused(self, write, text, message):
         with pytest.raises(TopologyError, match=message):
             load(write(bad=text) / "bad.yaml")

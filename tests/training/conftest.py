@@ -1,4 +1,4 @@
-"""Starts a worker of these tests as several processes, which meet over Gloo."""
+"""Starts a test file as several processes, which meet over Gloo and run its last lines."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +11,9 @@ from tests.ranks import run_ranks
 
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory) -> Callable[..., list[Any]]:
-    """on_ranks(worker, world_size, **variables): runs that file of this folder; what ranks saw."""
+    """on_ranks(file, world_size, **variables): runs that file; what ranks saw."""
 
-    def run(worker: str, world_size: int, **variables: str) -> list[Any]:
-        path = Path(__file__).with_name(worker)
-        return run_ranks(path, world_size, tmp_path_factory.mktemp("ranks"), **variables)
+    def run(file: str, world_size: int, **variables: str) -> list[Any]:
+        return run_ranks(Path(file), world_size, tmp_path_factory.mktemp("ranks"), **variables)
 
     return run

@@ -1,44 +1,195 @@
 """A training that is cut off and resumed has the same bits as one that is not, on every rank."""
 
+import hashlib
+import sys
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
+from scaling.aggregators.state import AggregatorState
 from scaling.errors import CheckpointError
+from scaling.registry import trust
+from scaling.store import ResultsFolder
+from scaling.study.rank import convergence as run_convergence
+from scaling.study.rank import prepared_step
+from scaling.study.rank.launch import CellRunner
+from scaling.study.rank.prepared_step import PreparedStep
 from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import TrainingProgress
+from tests.made import cell_of
+from tests.ranks import as_rank
+from tests.training.small import CPU
 
-SHAPES = {"w": "[3] torch.float32"}
-TARGET = Target("a", 1, 2, SHAPES)
 EPOCHS, CUT_AFTER = 3, 2
-CELLS = (
-    *("all_reduce", "one_bit", "host_parallel", "all_reduce, overlapped", "one_bit, overlapped"),
-    *("all_reduce, sync", "qsgd", "one_bit_flat, overlapped"),
-    *("mxnet_device, overlapped", "mxnet_local, overlapped"),
-    *("zero1", "zero2, overlapped", "zero_redundancy_optimizer", "power_sgd_hook", "one_bit_adam"),
+BASE = cell_of(
+    **{"kind": "convergence", "model": "checkpoint_models:dropping", "aggregator": "all_reduce", "seed": 3},
+    **{"local_batch": 200, "global_batch": 400, "weight_decay": 1e-4, "epochs": EPOCHS, "warmup_epochs": 1.0},
+    **{"learning_rate_rule": "linear", "base_batch": 200, "schedule": "cosine", "augmentation": "standard"},
 )
-"""Those of checkpoint_worker.py."""
+SMALL = {"step": "overlapped", "bucket_mb": 0.01}
+ADAMW = {
+    **{"optimizer": "adamw", "learning_rate": 0.002, "momentum": 0.0},
+    **{"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+}
+CELLS = {
+    "all_reduce": BASE,
+    **{name: replace(BASE, aggregator=name) for name in ("one_bit", "host_parallel", "qsgd")},
+    "all_reduce, overlapped": replace(BASE, step="overlapped", bucket_mb=25.0),
+    "all_reduce, sync": replace(BASE, batch_norm="sync"),
+    **{
+        f"{name}, overlapped": replace(BASE, aggregator=name, **SMALL) for name in ("one_bit", "one_bit_flat")
+    },
+    "mxnet_device, overlapped": replace(BASE, step="overlapped", aggregator="mxnet_device"),
+    "mxnet_local, overlapped": replace(BASE, step="overlapped", aggregator="mxnet_local", **ADAMW),
+    "zero1": replace(BASE, aggregator="zero1", **ADAMW),
+    "zero2, overlapped": replace(BASE, aggregator="zero2", **SMALL, **ADAMW),
+    "zero_redundancy_optimizer": replace(BASE, aggregator="zero_redundancy_optimizer", **SMALL, **ADAMW),
+    "power_sgd_hook": replace(BASE, aggregator="power_sgd_hook", **SMALL),
+    "one_bit_adam": replace(
+        BASE, aggregator="one_bit_adam", aggregator_parameters={"warmup_steps": 5}, momentum=0.0
+    ),
+}
+MOVED = {"apart": "module", "moments apart": "update", "of another save": None}
+"""Damage -> what of the last checkpoint's step is another."""
+DAMAGES = {
+    "flipped": "rank1.pt is not used: its digest is another one",
+    "other model": "rank1.pt is not used: it is of another model",
+    "apart": "after epoch 2 are not used: the ranks' parameters differ",
+    "moments apart": "after epoch 2 are not used: the ranks' optimizers' states differ",
+    "of another save": "not used: that of rank 1 was not saved together with that of rank 0",
+}
+"""Damage -> what is said of it."""
 LEARNED = ("epoch", "samples", "learning_rate", "step_losses", "train_loss", "train_accuracy", "test_loss",
            "test_accuracy", "bytes_sent")  # fmt: skip
 
 
+class CutError(Exception):
+    """What ends a training in the middle."""
+
+
+class Recorder:
+    """Takes samples, and raises behind those of an epoch."""
+
+    def __init__(self, cut_after=None):
+        self.rows, self._cut_after = [], cut_after
+
+    def __call__(self, rows):
+        self.rows += rows
+        if self._cut_after is not None and self.rows[-1]["epoch"] > self._cut_after:
+            raise CutError
+
+
+class KeptStep(PreparedStep):
+    """Shows the step that was trained."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        KeptStep.last = self
+
+
+def fingerprint(value, digest=None):
+    """Of parameters, buffers, momenta and residuals."""
+    digest = digest or hashlib.sha256()
+    for key in sorted(value):
+        digest.update(str(key).encode())
+        if isinstance(value[key], dict):
+            fingerprint(value[key], digest)
+        else:
+            digest.update(value[key].detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def trained(cell, group, files, cut_after=None):
+    runner, recorder = CellRunner(CPU), Recorder(cut_after)
+    try:
+        summary = runner.run(cell, group, recorder, files)
+    except CutError:
+        return {"rows": recorder.rows}
+    state = fingerprint(KeptStep.last.step.state_dict())
+    return {"rows": recorder.rows, "notes": summary.notes, "state": state}
+
+
+def damaged(group, folder):
+    """How trainings go on of which checkpoints of rank 1 were damaged after the cut."""
+    seen = {}
+    for repeat, damage in enumerate((*DAMAGES, "both"), 1):
+        files = folder.checkpoints(BASE.id, repeat, group.rank)
+        trained(BASE, group, files, CUT_AFTER)
+        for path, content in files.read() if group.rank == 1 else ():
+            is_last = path == files._last
+            if damage == "both" or (damage == "flipped" and is_last):
+                path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+            elif is_last:
+                path.write_bytes(rewritten(content, group, damage))
+        seen[damage] = trained(BASE, group, files)
+    return seen
+
+
+def rewritten(content, group, damage):
+    """A good checkpoint of other content."""
+    target = Target.of(KeptStep.last.step.replica.module, BASE.id, group.rank, group.world_size)
+    read = Checkpoint.from_bytes(content, target)
+    if part := MOVED.get(damage):
+        read.step[part][next(iter(read.step[part]))] += 1e-3
+    if damage == "of another save":
+        read = replace(read, saved_together="another")
+    if damage == "other model":
+        target = replace(target, shapes={"weight": "[3] torch.float32"})
+    return read.to_bytes(target)
+
+
+def restored_wrong(group, files):
+    """What a training says that does not get back its residuals on one rank."""
+    cell, real = CELLS["one_bit"], AggregatorState.load_state_dict
+    trained(cell, group, files, CUT_AFTER)
+
+    def load(state, tensors):
+        real(state, tensors)
+        if group.rank == 1:
+            for values in state.checkpoint_tensors().values():
+                values.zero_()
+
+    try:
+        with mock.patch.object(AggregatorState, "load_state_dict", load):
+            trained(cell, group, files)
+    except CheckpointError as error:
+        return str(error)
+    return "nothing"
+
+
+def seen_by(workers):
+    rank, folder = workers.info.rank, ResultsFolder(Path(sys.argv[1]).with_name("results"))
+    trust([BASE.model])
+    vars(run_convergence)["PreparedStep"] = KeptStep
+    run_convergence.LARGEST_WRITING_SHARE = float("inf")  # after every epoch
+    vars(prepared_step).update(FIRST_STEPS=1, LATER_STEPS=1)  # are checked, of each of so many trainings
+    seen = {}
+    for name, cell in CELLS.items():
+        group, files = workers.group(CPU), folder.checkpoints(cell.id, 0, rank)
+        uncut = trained(cell, group, folder.checkpoints(f"uncut-{cell.id}", 0, rank))
+        cut = trained(cell, group, files, CUT_AFTER)
+        if name == "one_bit" and rank == 1:  # cut off while it wrote: the other has one more
+            files._last.unlink()
+        again = folder.checkpoints(cell.id, 0, rank)
+        seen[name] = {"uncut": uncut, "cut": cut, "resumed": trained(cell, group, again)}
+    seen["damaged"] = damaged(workers.group(CPU), folder)
+    seen["restored wrong"] = restored_wrong(workers.group(CPU), folder.checkpoints("wrong", 0, rank))
+    return seen
+
+
 @pytest.fixture(scope="module")
 def ranks(on_ranks):
-    return on_ranks("checkpoint_worker.py", 2, CUDA_VISIBLE_DEVICES="")
+    return on_ranks(__file__, 2, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", CELLS)
 class TestResume:
-    def test_training_was_cut_before_its_end(self, ranks, name):
-        for rank in ranks:
-            assert [row["epoch"] for row in rank[name]["cut"]["rows"]] == list(range(1, CUT_AFTER + 2))
-
     def test_losses_and_accuracies_are_those_of_an_uncut_training(self, ranks, name):
         uncut, resumed = (ranks[0][name][how]["rows"] for how in ("uncut", "resumed"))
         assert [row["epoch"] for row in resumed] == list(range(1, EPOCHS + 1))
@@ -51,8 +202,9 @@ class TestResume:
 
     def test_samples_of_the_epochs_before_the_cut_are_kept_as_they_were(self, ranks, name):
         for rank in ranks:
-            kept = CUT_AFTER - (name == "one_bit")
-            assert rank[name]["resumed"]["rows"][:kept] == rank[name]["cut"]["rows"][:kept]
+            cut, kept = rank[name]["cut"]["rows"], CUT_AFTER - (name == "one_bit")
+            assert [row["epoch"] for row in cut] == list(range(1, CUT_AFTER + 2))  # before its end
+            assert rank[name]["resumed"]["rows"][:kept] == cut[:kept]
 
     def test_run_says_where_it_went_on(self, ranks, name):
         epoch = CUT_AFTER - (name == "one_bit")  # the last that both ranks had written
@@ -61,89 +213,18 @@ class TestResume:
         assert not [note for note in ranks[0][name]["uncut"]["notes"] if "cut off" in note]
 
 
-class TestFormat:
-    def checkpoint(self) -> Checkpoint:
-        step = {"module": {"w": torch.arange(3.0)}, "aggregator": {}, "update": {"0:3": torch.ones(3)}}
-        rows = [{"epoch": 1, "train_loss": float("nan"), "step_losses": [1.0]}]
-        return Checkpoint(
-            TrainingProgress(1, 2.5, None), rows, step, [torch.get_rng_state()], ["one/0123abcd"]
-        )
-
-    def read(self, content: bytes, **other: Any) -> Checkpoint:
-        return Checkpoint.from_bytes(content, replace(TARGET, **other))
-
-    def test_what_is_written_is_read(self):
-        read = self.read(self.checkpoint().to_bytes(TARGET))
-        assert read.progress == TrainingProgress(1, 2.5, None)
-        assert torch.equal(read.step["update"]["0:3"], torch.ones(3))
-        assert read.rows[0]["step_losses"] == [1.0]
-        assert read.hosts == ["one/0123abcd"]
-
-    @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut"])
-    def test_other_bytes_are_no_checkpoint(self, content):
-        with pytest.raises(CheckpointError, match="no checkpoint of version 4"):
-            self.read(content)
-
-    def test_half_of_one_is_told_by_its_digest(self):
-        content = self.checkpoint().to_bytes(TARGET)
-        with pytest.raises(CheckpointError, match="changed, or cut short"):
-            self.read(content[: len(content) // 2])
-
-    @given(st.data())
-    def test_no_bit_can_be_flipped_unnoticed(self, data):
-        content = bytearray(self.checkpoint().to_bytes(TARGET))
-        bit = data.draw(st.integers(0, 8 * len(content) - 1))
-        content[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(CheckpointError):
-            self.read(bytes(content))
-
-    @pytest.mark.parametrize(
-        ("other", "message"),
-        [
-            ({"world_size": 4}, "another world size: 2 there, 4 here"),
-            ({"rank": 0}, "another rank: 1 there, 0 here"),
-            ({"cell_id": "b"}, "another cell id: a there, b here"),
-            ({"shapes": {"w": "[4] torch.float32"}}, r"another model: w is \[3\] .* there, \[4\] .* here"),
-            ({"shapes": {"v": "[3] torch.float32"}}, "another model: w is .* missing here"),
-            ({"shapes": {**SHAPES, "v": "[3] torch.float32"}}, "another model: it has no v"),
-        ],
-    )
-    def test_one_of_something_else_says_what_differs(self, other, message):
-        with pytest.raises(CheckpointError, match=message):
-            self.read(self.checkpoint().to_bytes(TARGET), **other)
-
-    def test_parameters_that_are_equal_have_equal_digests(self):
-        one, other = self.checkpoint(), self.checkpoint()
-        other.step["module"]["w"][0] = -0.0
-        assert one.parameter_digest(["w"]) == other.parameter_digest(["w"])
-        other.step["module"]["w"][0] = 1e-30
-        assert one.parameter_digest(["w"]) != other.parameter_digest(["w"])
-
-
 @pytest.mark.processes
 class TestDamaged:
-    """What checkpoint_worker.py damages, and how the training goes on."""
-
-    @pytest.mark.parametrize(
-        ("damage", "note"),
-        [
-            ("flipped", "rank1.pt is not used: its digest is another one"),
-            ("other model", "rank1.pt is not used: it is of another model"),
-            ("apart", "after epoch 2 are not used: the ranks' parameters differ"),
-            ("moments apart", "after epoch 2 are not used: the ranks' optimizers' states differ"),
-            ("of another save", "not used: that of rank 1 was not saved together with that of rank 0"),
-        ],
-    )
+    @pytest.mark.parametrize(("damage", "note"), DAMAGES.items())
     def test_training_goes_on_from_the_one_before_with_the_same_bits(self, ranks, damage, note):
         for rank in ranks:
-            notes = rank["damaged"][damage]["notes"]
-            assert rank["damaged"][damage]["state"] == rank["all_reduce"]["uncut"]["state"]
-            assert any(note in one for one in notes)
-            assert any(f"cut off after epoch {CUT_AFTER - 1}" in one for one in notes)
+            found = rank["damaged"][damage]
+            assert found["state"] == rank["all_reduce"]["uncut"]["state"]
+            for said in (note, f"cut off after epoch {CUT_AFTER - 1}"):
+                assert any(said in one for one in found["notes"])
 
     def test_rank_that_has_restored_something_else_is_named_on_every_rank(self, ranks):
-        for rank in ranks:
-            said = rank["restored wrong"]
+        for said in (rank["restored wrong"] for rank in ranks):
             assert said.startswith("a checkpoint cannot be restored: aggregator residual/")
             assert "of rank 1 is not as it was saved; it is removed, and `scaling run --retry-failed`" in said
 
@@ -155,64 +236,107 @@ class TestDamaged:
             assert not any("cut off" in one for one in found["notes"])
 
 
-class Restored:
-    """A step with this state of its aggregator."""
-
-    def __init__(self, **state: list[int]) -> None:
-        self.state = {name.replace("_of_", "/"): torch.tensor(values) for name, values in state.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"aggregator": self.state}
+SHAPES = {"w": "[3] torch.float32"}
+TARGET = Target("a", 1, 2, SHAPES)
+VERSION = "no checkpoint of version 4"
 
 
-def test_parts_in_other_stripes_are_no_damage():
-    state = {"stripe_borders_of_w": [0, 2, 4], "stripe_residual_of_w": [1, 2], "other": [5]}
-    step = Restored(**state).state_dict()
-    checkpoint = Checkpoint(TrainingProgress(1, 1.0), [], step, [])
-    assert checkpoint.not_restored(Restored(**state)) is None
-    moved = {**state, "stripe_borders_of_w": [0, 1, 4], "stripe_residual_of_w": [3, 4]}
-    assert checkpoint.not_restored(Restored(**moved)) is None
-    assert checkpoint.not_restored(Restored(**{**moved, "other": [6]})) == "aggregator other"
-    wrong = {**state, "stripe_residual_of_w": [1, 3]}
-    assert checkpoint.not_restored(Restored(**wrong)) == "aggregator stripe_residual/w"
-
-
-TARGET_CHECKPOINT_CONTENT = Target.of(nn.Linear(3, 2), "cell", 0, 2)
-STEP = {"module": {"weight": torch.ones(2, 3)}, "update": {}, "aggregator": {}}
-MADE = {
-    "progress": TrainingProgress(2, 1.5, None),
-    "rows": [{"epoch": 1, "train_s": 0.5}, {"epoch": 2}],
-    "step": STEP,
-    "random_states": [torch.get_rng_state()],
-    "hosts": ["here"],
-    "saved_together": "ab",
-}
+def checkpoint(**changes):
+    step = {"module": {"w": torch.arange(3.0)}, "aggregator": {}, "update": {"0:3": torch.ones(3)}}
+    rows = [{"epoch": 1, "train_loss": float("nan"), "step_losses": [1.0]}, {"epoch": 2}]
+    made = {"progress": TrainingProgress(2, 1.5, None), "rows": rows, "step": step, "saved_together": "ab"}
+    made |= {"random_states": [torch.get_rng_state()], "hosts": ["one/0123abcd"]}
+    return Checkpoint(**{**made, **changes})
 
 
 @pytest.mark.parametrize("train_j", [None, 0.0, 3])
 def test_checkpoint_is_read_as_it_was_written(train_j):
-    made = Checkpoint(**{**MADE, "progress": TrainingProgress(2, 1.5, train_j)})
-    read = Checkpoint.from_bytes(made.to_bytes(TARGET_CHECKPOINT_CONTENT), TARGET_CHECKPOINT_CONTENT)
-    assert (read.progress, read.rows, read.hosts) == (made.progress, made.rows, made.hosts)
-    assert torch.equal(read.step["module"]["weight"], STEP["module"]["weight"])
+    made = checkpoint(progress=TrainingProgress(2, 1.5, train_j))
+    read = Checkpoint.from_bytes(made.to_bytes(TARGET), TARGET)
+    assert (read.progress, repr(read.rows), read.hosts) == (made.progress, repr(made.rows), made.hosts)
+    assert torch.equal(read.step["module"]["w"], torch.arange(3.0))
+    assert torch.equal(read.step["update"]["0:3"], torch.ones(3))
     assert torch.equal(read.random_states[0], made.random_states[0])
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut"])
+def test_other_bytes_are_no_checkpoint(content):
+    with pytest.raises(CheckpointError, match=VERSION):
+        Checkpoint.from_bytes(content, TARGET)
+
+
+def test_half_of_one_is_told_by_its_digest():
+    content = checkpoint().to_bytes(TARGET)
+    with pytest.raises(CheckpointError, match="changed, or cut short"):
+        Checkpoint.from_bytes(content[: len(content) // 2], TARGET)
+
+
+@given(st.data())
+def test_no_bit_can_be_flipped_unnoticed(data):
+    content = bytearray(checkpoint().to_bytes(TARGET))
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CheckpointError):
+        Checkpoint.from_bytes(bytes(content), TARGET)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"world_size": 4}, "another world size: 2 there, 4 here"),
+        ({"rank": 0}, "another rank: 1 there, 0 here"),
+        ({"cell_id": "b"}, "another cell id: a there, b here"),
+        ({"shapes": {"w": "[4] torch.float32"}}, r"another model: w is \[3\] .* there, \[4\] .* here"),
+        ({"shapes": {"v": "[3] torch.float32"}}, "another model: w is .* missing here"),
+        ({"shapes": {**SHAPES, "v": "[3] torch.float32"}}, "another model: it has no v"),
+    ],
+)
+def test_one_of_something_else_says_what_differs(other, message):
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.from_bytes(checkpoint().to_bytes(TARGET), replace(TARGET, **other))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("rows", 3),
-        ("rows", [1]),
-        ("step", []),
-        ("random_states", []),
-        ("random_states", [1]),
-        ("hosts", "here"),
-        ("saved_together", 7),
-        ("progress", TrainingProgress("last", 0.0)),
+        *(("rows", 3), ("rows", [1]), ("step", []), ("random_states", []), ("random_states", [1])),
+        *(("hosts", "here"), ("saved_together", 7), ("progress", TrainingProgress("last", 0.0))),
         ("progress", TrainingProgress(1, "long")),
     ],
 )
 def test_content_of_another_type_is_named(name, value):
-    content = Checkpoint(**{**MADE, name: value}).to_bytes(TARGET_CHECKPOINT_CONTENT)
+    content = checkpoint(**{name: value}).to_bytes(TARGET)
     with pytest.raises(CheckpointError, match=f"its {name}.* is not what it should be: "):
-        Checkpoint.from_bytes(content, TARGET_CHECKPOINT_CONTENT)
+        Checkpoint.from_bytes(content, TARGET)
+
+
+def test_parameters_that_are_equal_have_equal_digests():
+    one, other = checkpoint(), checkpoint()
+    other.step["module"]["w"][0] = -0.0
+    assert one.parameter_digest(["w"]) == other.parameter_digest(["w"])
+    other.step["module"]["w"][0] = 1e-30
+    assert one.parameter_digest(["w"]) != other.parameter_digest(["w"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, None),
+        ({"stripe_borders/w": [0, 1, 4], "stripe_residual/w": [3, 4]}, None),  # in other stripes
+        ({"stripe_borders/w": [0, 1, 4], "stripe_residual/w": [3, 4], "other": [6]}, "aggregator other"),
+        ({"stripe_residual/w": [1, 3]}, "aggregator stripe_residual/w"),
+    ],
+)
+def test_parts_in_other_stripes_are_no_damage(changes, found):
+    state = {"stripe_borders/w": [0, 2, 4], "stripe_residual/w": [1, 2], "other": [5]}
+
+    def step_of(**values):
+        return {"aggregator": {name: torch.tensor(own) for name, own in values.items()}}
+
+    saved, now = step_of(**state), mock.Mock()
+    now.state_dict.return_value = step_of(**{**state, **changes})
+    assert Checkpoint(TrainingProgress(1, 1.0), [], saved, []).not_restored(now) == found
+
+
+if __name__ == "__main__":
+    as_rank(seen_by)

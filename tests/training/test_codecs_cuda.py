@@ -1,16 +1,50 @@
 """Every codec on two GPUs over NCCL: as on the CPU, without waiting for the device, and in a CUDA graph."""
 
-import pytest
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scaling.aggregators.base import Aggregator
+from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
+from scaling.errors import NotFiniteError
+from scaling.process_group import Group, TorchGroup, run_in_process
+from scaling.runtime.workers import Workers
+from scaling.training.captured import CapturedStep
+from scaling.training.checkpoint import Checkpoint, Target
+from scaling.training.convergence import TrainingProgress
+from scaling.training.hooked_buckets import HookedBuckets
+from scaling.training.layered import LayeredStep
+from scaling.training.optimizers import SgdSettings
+from scaling.training.overlapped import OverlappedStep
+from scaling.training.replica import FlatReplica, Replica
+from scaling.training.step import EagerStep
+from tests.ranks import as_rank
+
+CPU = torch.device("cpu")
 NAMES = (
     *("one_bit", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd", "top_k"),
     *("power_sgd", "fp16", "bf16"),
 )
-"""Those of codecs_cuda_worker.py."""
 
+PARAMETERS = {"two_bit": {"threshold": 0.02}}
+"""The default is for sums over a batch."""
+SHAPES = {"conv": (64, 32, 3, 3), "bias": (64,), "fc": (500, 300), "again": (500, 300), "one": ()}
+LAYOUT = BucketLayout.of(list(SHAPES.items()))
+IN_FC = 70_000
+"""An element of fc."""
+BACKWARDS = BucketLayout.of(list(reversed(SHAPES.items())))
+NUM_STEPS = 3
+NUM_TRAINED = 6
+BUCKET_MB = 0.01
+"""Three buckets: each matrix one, and the biases one."""
 STATELESS = ("sign", "fp16", "bf16")
 """These withhold nothing."""
-
 LARGEST_SHARE = 1e-4
 """Of elements that a rounding in a mean has sent to the other side of a threshold, or to another level."""
 SIXTEEN_BITS = {"fp16": 2**-11, "bf16": 2**-8}
@@ -19,9 +53,217 @@ SIXTEEN_BITS = {"fp16": 2**-11, "bf16": 2**-8}
 pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 
 
+def gradient_of(rank: int, step: int) -> Tensor:
+    return torch.randn(LAYOUT.num_elements, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def device_of(rank: int) -> torch.device:
+    return torch.device("cuda", rank)
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """An operation that has the host wait for the device raises RuntimeError."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def copy_of(mean: Tensor | None) -> Tensor:
+    """Of what every rank gets: replicas' means, which are never None."""
+    assert mean is not None
+    return mean.clone()
+
+
+def on_cpu(aggregator: Aggregator[Any], world_size: int) -> list[Tensor]:
+    """The results of the steps between threads."""
+
+    def work(group: Group) -> list[Tensor]:
+        state = aggregator.start(LAYOUT, group, torch.float32, CPU)
+        steps = range(NUM_STEPS)
+        return [copy_of(aggregator.aggregate(state, gradient_of(group.rank, step))) for step in steps]
+
+    return run_in_process(world_size, work)[0]
+
+
+def aggregated(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device) -> dict[str, Any]:
+    """How far from the CPU's; whether a step waits; what is said of NaN; what changes in other buckets."""
+    expected = on_cpu(aggregator, group.world_size)
+    state = aggregator.start(LAYOUT, group, torch.float32, device)
+    gradients = [gradient_of(group.rank, step).to(device) for step in range(NUM_STEPS)]
+    results = [copy_of(aggregator.aggregate(state, gradients[0].clone()))]
+    waits = ""
+    try:
+        with waiting_is_an_error():
+            results += [copy_of(aggregator.aggregate(state, one.clone())) for one in gradients[1:]]
+    except RuntimeError as error:
+        waits = str(error)
+    state.check()
+    return {
+        "waits": waits,
+        "off": [off(ours, theirs) for ours, theirs in zip(results, expected, strict=not waits)],
+        "moved": moved(aggregator, state, group, device),
+        "not_finite": said_of_nan(aggregator, state, gradients[0].clone()),
+    }
+
+
+def off(ours: Tensor, theirs: Tensor) -> list[float]:
+    """Of the errors relative to the largest value: the largest, and the share of elements above 1e-4."""
+    errors = (ours.cpu() - theirs).abs() / theirs.abs().max().clamp(min=1e-30)
+    return [errors.max().item(), (errors > 1e-4).double().mean().item()]
+
+
+def moved(aggregator: Aggregator[Any], state: Any, group: TorchGroup, device: torch.device) -> float | None:
+    """How much what all ranks withhold changes in a bucket of another order; None where nothing is."""
+    after = aggregator.start(BACKWARDS, group, torch.float32, device)
+    after.load_state_dict(state.state_dict())
+    if state.total_residual() is None:
+        return None
+    totals = []
+    for one in (state, after):
+        total = one.total_residual().clone()
+        group.all_reduce(total)
+        totals.append(dict(zip(one.layout.names, one.layout.views(total), strict=True)))
+    before, then = totals
+    assert any(bool(values.any()) for values in before.values())
+    return max((before[name] - then[name]).abs().max().item() for name in SHAPES)
+
+
+def said_of_nan(aggregator: Aggregator[Any], state: Any, gradient: Tensor) -> str:
+    """What this rank says of one NaN in rank 1's gradient."""
+    if state.group.rank == 1:
+        gradient[IN_FC] = float("nan")
+    aggregator.aggregate(state, gradient)
+    try:
+        state.check()
+    except NotFiniteError as error:
+        return str(error)
+    return ""
+
+
+def network(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(300, 500), nn.ReLU(), nn.Linear(500, 10)).to(device)
+
+
+def batch(rank: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * number + rank)
+    inputs, targets = torch.randn(64, 300, generator=generator), torch.randint(10, (64,), generator=generator)
+    return inputs.to(device), targets.to(device)
+
+
+def made(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool) -> Any:
+    """A step that can be captured: the exchange behind the backward pass, or layer by layer under it."""
+    replica, settings = FlatReplica(network(device)), SgdSettings(0.01, momentum=0.9)
+    if layered:
+        return LayeredStep(replica, aggregator, settings, group, bucket_mb=BUCKET_MB, capturable=True)
+    return EagerStep(replica, aggregator, settings, group, capturable=True)
+
+
+def take_steps(step: Any, group: TorchGroup, device: torch.device, numbers: range) -> list[float]:
+    """The losses of these steps."""
+    losses = [step(*batch(group.rank, number, device)) for number in numbers]
+    step.check()
+    return torch.stack(losses).tolist()
+
+
+def captured_less_eager(
+    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool
+) -> float:
+    """The largest difference between the parameters that a step ends with as it is, and captured."""
+    ends = []
+    for captured in (False, True):
+        step = made(aggregator, group, device, layered=layered)
+        if captured:
+            step = CapturedStep(step, *batch(group.rank, 0, device), group)
+        take_steps(step, group, device, range(NUM_TRAINED))
+        ends.append(step.replica.parameters.clone())
+    start = FlatReplica(network(device)).parameters
+    assert not torch.equal(ends[0], start), "nothing was learned"
+    return (ends[0] - ends[1]).abs().max().item()
+
+
+def hooked_less_plain(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device) -> float:
+    """The largest difference between the parameters that an overlapped step ends with whose exchanges are
+    CUDA graphs, and one that runs them as they are written."""
+    ends, sent = [], []
+    for captures in (False, True):
+        HookedBuckets.captures = captures
+        replica = Replica(network(device))
+        inputs, targets = batch(group.rank, 0, device)
+        settings = SgdSettings(learning_rate=0.05, momentum=0.0 if aggregator.own_momentum() else 0.9)
+        step = OverlappedStep(
+            replica, aggregator, settings, group, bucket_mb=BUCKET_MB, inputs=inputs, targets=targets
+        )
+        assert step.settle_profiled == captures, "graphs are what is tested"
+        step.record = []
+        take_steps(step, group, device, range(1))
+        assert len(step.record) > 1, "buckets are"
+        step.record = None
+        take_steps(step, group, device, range(1, NUM_TRAINED))
+        group.meter.reset()
+        take_steps(step, group, device, range(1))
+        sent.append((group.meter.bytes_sent, group.meter.messages_sent))
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in replica.trainable]))
+    assert sent[0] == sent[1], f"metered: {sent}"
+    return (ends[0] - ends[1]).abs().max().item()
+
+
+def resumed(
+    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool
+) -> dict[str, Any]:
+    """The captured losses after a checkpoint, and how far the first two trainings' parameters are apart.
+
+    Of the training that goes on, of one that takes it over, of one that takes over all but the codec's state.
+    """
+
+    def captured() -> CapturedStep:
+        step: Any = made(aggregator, group, device, layered=layered)
+        return CapturedStep(step, *batch(group.rank, 99, device), group)
+
+    later = range(NUM_TRAINED, 2 * NUM_TRAINED)
+    uncut: Any = captured()
+    fresh = uncut.state_dict()["aggregator"]
+    take_steps(uncut, group, device, range(NUM_TRAINED))
+    target = Target.of(uncut.replica.module, "cell", group.rank, group.world_size)
+    content = Checkpoint.of(uncut, TrainingProgress(1, 1.0), [], device).to_bytes(target)
+    seen: dict[str, Any] = {"uncut": take_steps(uncut, group, device, later)}
+    other: Any = captured()
+    saved = Checkpoint.from_bytes(content, target)
+    saved.restore(other, device)
+    seen["resumed"] = take_steps(other, group, device, later)
+    seen["apart"] = (uncut.replica.parameters - other.replica.parameters).abs().max().item()
+    other.load_state_dict({**saved.step, "aggregator": fresh})
+    seen["forgetful"] = take_steps(other, group, device, later)
+    return seen
+
+
+def seen_by(workers: Workers) -> dict[str, Any]:
+    device = device_of(workers.info.rank)
+    torch.cuda.set_device(device)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    group = workers.group(device)
+    seen: dict[str, Any] = {}
+    for name in NAMES:
+        aggregator = create(name, PARAMETERS.get(name, {}))
+        try:
+            seen[name] = aggregated(aggregator, group, device)
+            seen[name]["hooked"] = hooked_less_plain(aggregator, group, device)
+            for way in (False, True):
+                ending = " layered" if way else ""
+                seen[name][f"captured{ending}"] = captured_less_eager(aggregator, group, device, layered=way)
+                seen[name][f"resumed{ending}"] = resumed(aggregator, group, device, layered=way)
+        except Exception:
+            seen[name] = {**seen.get(name, {}), "failed": traceback.format_exc()}
+    return seen
+
+
 @pytest.fixture(scope="module")
 def ranks(on_ranks):
-    return on_ranks("codecs_cuda_worker.py", 2)
+    return on_ranks(__file__, 2)
 
 
 @pytest.fixture
@@ -65,3 +307,7 @@ class TestOnTwoGpus:
     def test_what_is_withheld_moves_into_a_bucket_of_another_order(self, both, name):
         for rank in both:
             assert rank["moved"] is None or rank["moved"] < 1e-5
+
+
+if __name__ == "__main__":
+    as_rank(seen_by)

@@ -1,43 +1,194 @@
 """The overlapped step in two real processes: the same training, in buckets, with the exchange in sight."""
 
-import pytest
+import gc
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import ClassVar
 
+import pytest
+import torch
+from torch import nn
+
+from scaling.aggregators.base import unmarked
+from scaling.aggregators.native import AllReduce
+from scaling.aggregators.registry import create
+from scaling.measure.clock import MonotonicClock
+from scaling.measure.phases import PhaseRecorder
+from scaling.training.optimizers import SgdSettings
+from scaling.training.replica import FlatReplica
+from scaling.training.step import EagerStep
+from tests.ranks import as_rank
+from tests.training.small import CPU, all_of, batch, overlapped
+from tests.waiting import wait_until
+
+SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
+NUM_STEPS, SPLIT_FROM = 6, 3
 EXCHANGING = ("all_reduce", "ring", "tree")
 CONTROLS = ("none", "no_op", "no_op(path=hook)")
 ARMS = (*EXCHANGING, *CONTROLS)
-WAYS = ("one bucket", "several", "split")
+BUCKETS_MB = {"one bucket": 25.0, "several": 0.001, "split": 0.001}
 
 pytestmark = pytest.mark.processes
 
 
+@dataclass(frozen=True)
+class FailsOnRank1(AllReduce):
+    """The second exchange of rank 1 fails; as a hook, since it aggregates in its own way."""
+
+    name = "fails_on_rank_1"
+    num_exchanges: ClassVar[list[int]] = []
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        self.num_exchanges.append(gradient.numel())
+        if state.group.rank == 1 and len(self.num_exchanges) == 2:
+            raise KeyError("planted failure")
+        return super().aggregate(state, gradient, phase)
+
+
+def create_arm(label):
+    return create(label.partition("(")[0], {"path": "hook"} if "path=hook" in label else {})
+
+
+def network():
+    """With statistics, and with random numbers in its forward pass."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(12, 40), nn.BatchNorm1d(40), nn.Dropout(0.3), nn.Linear(40, 40), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(40, 6))
+
+
+def made(aggregator, group, bucket_mb=BUCKETS_MB["several"], module=None):
+    chosen = (module or network(), aggregator, SETTINGS, group)
+    return overlapped(*chosen, batch(group.rank, 0), bucket_mb=bucket_mb)
+
+
+def training(step, group, split_from=NUM_STEPS):
+    """What comes of some steps, of which those from `split_from` on are split."""
+    torch.manual_seed(group.rank)
+    recorder = PhaseRecorder(MonotonicClock())
+    losses, sent = [], []
+    for number in range(NUM_STEPS):
+        if number == split_from:
+            step.prepare_profiled(recorder)
+        group.meter.reset()
+        with recorder.step(profiled=number >= split_from) as marks:
+            losses.append(step(*batch(group.rank, number), marks).item())
+        sent.append(group.meter.bytes_sent)
+    state = sorted(step.replica.module.state_dict().items())
+    return {
+        "losses": losses,
+        "state": torch.cat([value.double().flatten() for _, value in state]).tolist(),
+        "random": torch.get_rng_state().sum().item(),
+        "sent": sent,
+        "spans": [sample.spans for sample in recorder.take()],
+        "notes": step.notes,
+        "num_bytes": 4 * step.replica.layout.num_elements,
+    }
+
+
+def trainings(group):
+    """Every arm in every way: eager, overlapped with one bucket, with several, and split half-way."""
+    seen = {}
+    for label in ARMS:
+        if not label.startswith("no_op"):
+            eager = EagerStep(FlatReplica(network()), create_arm(label), SETTINGS, group)
+            seen[f"{label} eager"] = training(eager, group)
+        for way, bucket_mb in BUCKETS_MB.items():
+            step = made(create_arm(label), group, bucket_mb)
+            seen[f"{label} {way}"] = training(step, group, SPLIT_FROM if way == "split" else NUM_STEPS)
+    return seen
+
+
+def dry_passes(group):
+    """What is no more as it was after a step was made, and made ready for split ones."""
+    seen = {}
+    for label in ARMS:
+        module, expected = network(), network().state_dict()
+        torch.manual_seed(5)
+        random_state = torch.get_rng_state()
+        made(create_arm(label), group, module=module).prepare_profiled(PhaseRecorder(MonotonicClock()))
+        now = {**module.state_dict(), "random": torch.get_rng_state()}
+        before = {**expected, "random": random_state}
+        seen[label] = [name for name, value in now.items() if not torch.equal(value, before[name])]
+    return seen
+
+
+def any_exchange_thread():
+    return any(thread.name.startswith("exchange") for thread in threading.enumerate())
+
+
+def left(group):
+    """Which steps are still there when nobody has them, and whether a thread of their exchanges is."""
+    seen = []
+    for label in ARMS:
+        for is_split in (False, True):
+            step = made(create_arm(label), group)
+            if is_split:
+                step.prepare_profiled(PhaseRecorder(MonotonicClock()))
+            step(*batch(group.rank, 0))
+            watched = [weakref.ref(step), weakref.ref(step.replica.module)]
+            del step
+            gc.collect()
+            seen += [f"{label} {is_split}" for one in watched if one() is not None]
+    wait_until(lambda: not any_exchange_thread())
+    return [*seen, *(["a thread"] if any_exchange_thread() else [])]
+
+
+def failure_of_a_step(group):
+    try:
+        made(FailsOnRank1(), group)(*batch(group.rank, 0))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def seen_by(workers):
+    """Besides: an exchange fails on rank 1; afterwards a new group works."""
+    seen = all_of(trainings, dry_passes, left)(workers)
+    failure = failure_of_a_step(workers.group(CPU))
+    order = workers.first_failure("fails")
+    workers.leave_group()
+    outcome = workers.outcome("fails", failure, None, failure_order=order)
+    again = training(made(create_arm("ring"), workers.group(CPU)), workers.group(CPU))
+    seen["failed"] = {
+        "failure": failure,
+        "outcome": [outcome.reason, outcome.can_go_on, len(FailsOnRank1.num_exchanges)],
+        "losses_again": again["losses"],
+    }
+    return seen
+
+
 @pytest.fixture(scope="module")
-def seen(on_ranks):
-    """seen(scenario, key): what both ranks saw."""
-    ranks = on_ranks("overlapped_worker.py", 2)
-    return lambda scenario, key: [rank[scenario][key] for rank in ranks]
+def ranks(on_ranks):
+    return on_ranks(__file__, 2)
+
+
+@pytest.fixture(scope="module")
+def trained(ranks):
+    """trained(arm and way): what both ranks saw of a training."""
+    return lambda key: [rank["trainings"][key] for rank in ranks]
 
 
 class TestSameTraining:
-    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("way", BUCKETS_MB)
     @pytest.mark.parametrize("arm", EXCHANGING)
-    def test_losses_and_parameters_are_the_eager_steps_to_rounding(self, seen, arm, way):
+    def test_losses_and_parameters_are_the_eager_steps_to_rounding(self, trained, arm, way):
         """Dropout and batch normalisation too: random numbers and statistics are drawn and kept alike."""
-        eager, overlapped = seen("trainings", f"{arm} eager"), seen("trainings", f"{arm} {way}")
-        for one, other in zip(eager, overlapped, strict=True):
+        for one, other in zip(trained(f"{arm} eager"), trained(f"{arm} {way}"), strict=True):
             assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
             assert other["state"] == pytest.approx(one["state"], rel=1e-4, abs=1e-6)
             assert other["random"] == one["random"]
 
-    @pytest.mark.parametrize("way", ["one bucket", "several", "split"])
+    @pytest.mark.parametrize("way", BUCKETS_MB)
     @pytest.mark.parametrize("arm", CONTROLS)
-    def test_control_arms_drift_apart_exactly_as_none_does(self, seen, arm, way):
-        eager, overlapped = seen("trainings", "none eager"), seen("trainings", f"{arm} {way}")
-        for one, other in zip(eager, overlapped, strict=True):
+    def test_control_arms_drift_apart_exactly_as_none_does(self, trained, arm, way):
+        seen = trained(f"{arm} {way}")
+        for one, other in zip(trained("none eager"), seen, strict=True):
             assert (other["losses"], other["state"]) == (one["losses"], one["state"])
-        assert overlapped[0]["state"] != pytest.approx(overlapped[1]["state"], rel=1e-3)
+        assert seen[0]["state"] != pytest.approx(seen[1]["state"], rel=1e-3)
 
-    def test_exchange_makes_a_difference_that_would_be_seen(self, seen):
-        for one, other in zip(seen("trainings", "ring eager"), seen("trainings", "none eager"), strict=True):
+    def test_exchange_makes_a_difference_that_would_be_seen(self, trained):
+        for one, other in zip(trained("ring eager"), trained("none eager"), strict=True):
             assert one["losses"][0] == other["losses"][0]
             assert one["losses"] != pytest.approx(other["losses"], rel=1e-3)
             assert one["state"] != pytest.approx(other["state"], rel=1e-2, abs=1e-4)
@@ -45,88 +196,68 @@ class TestSameTraining:
 
 class TestBuckets:
     @pytest.mark.parametrize("arm", ["ring", "tree", "no_op(path=hook)"])
-    def test_their_number_and_size_are_noted(self, seen, arm):
-        for one, several in zip(
-            seen("trainings", f"{arm} one bucket"), seen("trainings", f"{arm} several"), strict=True
-        ):
+    def test_their_number_and_size_are_noted(self, trained, arm):
+        for one, several in zip(trained(f"{arm} one bucket"), trained(f"{arm} several"), strict=True):
             assert one["notes"][0].startswith("1 bucket of ")
             assert int(several["notes"][0].split()[0]) > 2
 
     @pytest.mark.parametrize("arm", ["all_reduce", "no_op", "none"])
-    def test_those_of_ddps_own_path_are_not_seen_before_split_steps(self, seen, arm):
-        for rank in seen("trainings", f"{arm} several"):
-            assert rank["notes"] == []
+    def test_those_of_ddps_own_path_are_not_seen_before_split_steps(self, trained, arm):
+        assert [rank["notes"] for rank in trained(f"{arm} several")] == [[], []]
 
-    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("way", BUCKETS_MB)
     @pytest.mark.parametrize("arm", ARMS)
-    def test_bytes_are_metered_in_every_step(self, seen, arm, way):
-        for rank in seen("trainings", f"{arm} {way}"):
-            # Two ranks: by a ring, a tree and an all-reduce alike each sends what it has once.
-            expected = rank["num_bytes"] if arm in EXCHANGING else 0
-            assert rank["sent"] == [expected] * len(rank["losses"])
+    def test_bytes_are_metered_in_every_step(self, trained, arm, way):
+        """Two ranks: by a ring, a tree and an all-reduce alike each sends what it has once."""
+        for rank in trained(f"{arm} {way}"):
+            assert rank["sent"] == [rank["num_bytes"] if arm in EXCHANGING else 0] * NUM_STEPS
 
 
-class TestDryPasses:
-    @pytest.mark.parametrize("arm", ARMS)
-    def test_parameters_and_statistics_are_as_before(self, seen, arm):
-        for same in seen("dry_passes", arm):
-            assert [name for name, is_same in same["state"].items() if not is_same] == []
-
-    @pytest.mark.parametrize("arm", ARMS)
-    def test_random_state_is_as_before(self, seen, arm):
-        assert [rank["random"] for rank in seen("dry_passes", arm)] == [True, True]
+@pytest.mark.parametrize("arm", ARMS)
+def test_dry_passes_leave_parameters_statistics_and_random_state(ranks, arm):
+    assert [rank["dry_passes"][arm] for rank in ranks] == [[], []]
 
 
 class TestSpans:
-    def split(self, seen, arm) -> list[list[list]]:
+    def split(self, trained, arm):
         """Spans of each split step of both ranks."""
-        ranks = seen("trainings", f"{arm} split")
-        half = len(ranks[0]["spans"]) // 2
-        assert [rank["spans"][:half] for rank in ranks] == [[None] * half] * 2
-        return [spans for rank in ranks for spans in rank["spans"][half:]]
+        seen = trained(f"{arm} split")
+        assert [rank["spans"][:SPLIT_FROM] for rank in seen] == [[None] * SPLIT_FROM] * 2
+        return [spans for rank in seen for spans in rank["spans"][SPLIT_FROM:]]
 
     @pytest.mark.parametrize("arm", ARMS)
-    def test_computation_is_on_main(self, seen, arm):
-        for spans in self.split(seen, arm):
+    def test_computation_is_on_main(self, trained, arm):
+        for spans in self.split(trained, arm):
             phases = [phase for phase, lane, *_ in spans if lane == "main"]
             assert (phases[0], phases[-1]) == ("forward", "update")
             assert set(phases) == {"forward", "backward", "update"}
 
     @pytest.mark.parametrize("arm", EXCHANGING)
-    def test_exchange_is_beside_and_begins_before_backward_ends(self, seen, arm):
-        for spans in self.split(seen, arm):
+    def test_exchange_is_beside_and_begins_before_backward_ends(self, trained, arm):
+        for spans in self.split(trained, arm):
             exchanges = [start for phase, lane, start, _ in spans if (phase, lane) == ("communicate", "comm")]
             assert len(exchanges) > 2
             assert min(exchanges) < max(stop for phase, _, _, stop in spans if phase == "backward")
 
-    @pytest.mark.parametrize("arm", CONTROLS)
-    def test_control_arms_exchange_nothing(self, seen, arm):
-        assert {lane for spans in self.split(seen, arm) for _, lane, *_ in spans} <= {"main", "hook"}
-
-    def test_only_none_has_no_hook(self, seen):
-        for arm in ARMS:
-            lanes = {lane for spans in self.split(seen, arm) for _, lane, *_ in spans}
-            assert ("hook" in lanes) == (arm != "none")
+    @pytest.mark.parametrize("arm", ARMS)
+    def test_control_arms_exchange_nothing_and_only_none_has_no_hook(self, trained, arm):
+        lanes = {lane for spans in self.split(trained, arm) for _, lane, *_ in spans}
+        assert ("hook" in lanes) == (arm != "none")
+        assert (lanes <= {"main", "hook"}) == (arm in CONTROLS)
 
 
-def test_step_is_gone_when_nobody_has_it(seen):
-    for steps in seen("forgotten", "steps"):
-        assert {name: gone for name, gone in steps.items() if gone != [True, True]} == {}
-    assert seen("forgotten", "threads_left") == [False, False]
+def test_step_is_gone_when_nobody_has_it(ranks):
+    assert [rank["left"] for rank in ranks] == [[], []]
 
 
-class TestExchangeThatFails:
-    def test_error_is_that_ranks_own(self, seen):
-        other, failed = seen("fails", "failure")
-        assert failed == "KeyError: 'planted failure'"
-        assert other is not None  # it waited for the exchange that failed
-        assert seen("fails", "reason") == [failed] * 2
+def test_after_an_exchange_that_fails_nothing_is_exchanged_and_a_new_group_works(ranks, trained):
+    """The reason is the error of the rank that failed, whatever it was that the other one waited for."""
+    waited, failed = (rank["failed"]["failure"] for rank in ranks)
+    assert (failed, waited is None) == ("KeyError: 'planted failure'", False)
+    assert [rank["failed"]["outcome"] for rank in ranks] == [[failed, True, 2]] * 2
+    again = [rank["failed"]["losses_again"] for rank in ranks]
+    assert again == [rank["losses"] for rank in trained("ring several")]
 
-    def test_nothing_is_exchanged_after_it(self, seen):
-        assert seen("fails", "num_exchanges") == [2, 2]
 
-    def test_launch_goes_on_and_a_new_group_works(self, seen):
-        assert seen("fails", "can_go_on") == [True, True]
-        before = seen("trainings", "ring several")
-        for losses, rank in zip(seen("fails", "losses_again"), before, strict=True):
-            assert losses == rank["losses"]
+if __name__ == "__main__":
+    as_rank(seen_by)

@@ -4,83 +4,129 @@ What is planted lasts ten times as long as a step without it, or longer, on what
 of it has to be seen, in the median of some steps.
 """
 
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from statistics import median
 
 import pytest
+import torch
 
-from scaling.measure.budget import RankStep, Span, StepBudget, step_budgets
+from scaling.measure.budget import RankStep, Span, step_budgets
+from scaling.registry import trust
+from scaling.study.rank.launch import CellRunner
+from tests.made import cell_of
+from tests.ranks import as_rank
+from tests.training.small import CPU
+
+LATE = cell_of(
+    **{"aggregator": "slow_parts:LateOnRank1", "local_batch": 8, "global_batch": 16, "learning_rate": 0.01},
+    **{"warmup": 1, "iterations": 3, "max_seconds": 600.0, "profiled_iterations": 6},
+    model_parameters={"hidden": [8]},
+)
+OF_SLOW = {
+    "model": "slow_parts:slow_network",
+    "aggregator": "slow_parts:SlowExchange",
+    "model_parameters": {},
+}
+SLOW = replace(LATE, **OF_SLOW, step="overlapped", bucket_mb=0.001)
+CELLS = {
+    "late": LATE,
+    "late, overlapped": replace(LATE, step="overlapped", bucket_mb=25.0),
+    "slow": SLOW,
+    "slow, blocking": SLOW,
+}
+# On an idle machine; all grow alike where a step without them takes longer than this.
+PLANTED = {"late_s": 0.2, "exchange_s": 0.15, "backward_s": 0.45}
+HEALTHY_STEP_S = 0.02
 
 pytestmark = pytest.mark.processes
 
 
+def seen_by(workers):
+    from slow_parts import hooks_that_block, planted  # which the cells name
+
+    runner, group = CellRunner(CPU), workers.group(CPU)
+    trust(name for cell in CELLS.values() for name in (cell.model, cell.aggregator))
+
+    def rows_of(cell):
+        rows = []
+        runner.run(cell, group, rows.extend)
+        return rows
+
+    healthy = [row["step_s"] for cell in (LATE, SLOW) for row in rows_of(cell) if not row["warmup"]]
+    usual_s = torch.tensor(group.world_size * [0.0])
+    usual_s[group.rank] = median(healthy)
+    group.all_reduce(usual_s)
+    busy = max(1.0, float(usual_s.max()) / HEALTHY_STEP_S)
+    vars(planted).update({name: busy * seconds for name, seconds in PLANTED.items()})
+    seen = {}
+    for name, cell in CELLS.items():
+        with hooks_that_block() if "blocking" in name else nullcontext():
+            seen[name] = rows_of(cell)
+    return {**asdict(planted), "rows": seen}
+
+
 @pytest.fixture(scope="module")
 def seen(on_ranks):
-    """What both ranks saw."""
-    return on_ranks("planted_faults_worker.py", 2)
+    """What both ranks saw, and what was planted, in seconds."""
+    return on_ranks(__file__, 2)
 
 
-@pytest.fixture(scope="module")
-def planted(seen):
-    """What was planted, in seconds."""
-    return seen[0]
-
-
-def budgets(seen, cell: str) -> list[list[StepBudget]]:
+def budgets(seen, cell):
     """Of each split step of the cell, by rank."""
     steps = []
     for rows in zip(*(rank["rows"][cell] for rank in seen), strict=True):
         assert len({row["iteration"] for row in rows}) == 1
         if rows[0]["profiled"] and not rows[0]["warmup"]:
+            spans = [[Span(*span) for span in row["spans"]] for row in rows]
             ranks = [
-                RankStep(row["step_s"], [Span(*span) for span in row["spans"]], row["start_s"])
-                for row in rows
+                RankStep(row["step_s"], own, row["start_s"]) for row, own in zip(rows, spans, strict=True)
             ]
             steps.append(step_budgets(ranks))
     assert len(steps) >= 3
     return steps
 
 
-def part(seen, cell: str, rank: int, *names: str) -> float:
+def part(seen, cell, rank, *names):
     """The median of these parts' sum on that rank."""
     return median(sum(step[rank].parts_s[name] for name in names) for step in budgets(seen, cell))
 
 
-@pytest.mark.parametrize("cell", ["late", "late, overlapped", "slow", "slow, blocking"])
+@pytest.mark.parametrize("cell", CELLS)
 def test_parts_sum_to_the_step_on_every_rank(seen, cell):
     for step in budgets(seen, cell):
-        for budget in step:
-            assert sum(budget.parts_s.values()) == pytest.approx(budget.step_s)
+        assert [sum(one.parts_s.values()) for one in step] == pytest.approx([one.step_s for one in step])
 
 
 @pytest.mark.parametrize("cell", ["late", "late, overlapped"])
 class TestRankThatIsLate:
-    def test_others_wait_for_it(self, seen, planted, cell):
-        assert part(seen, cell, 0, "wait") > planted["late_s"] / 2
-        assert part(seen, cell, 1, "wait") < planted["late_s"] / 4
-
-    def test_it_arrives_after_them(self, seen, planted, cell):
+    def test_others_wait_for_it_and_it_arrives_after_them(self, seen, cell):
+        late_s = seen[0]["late_s"]
+        assert part(seen, cell, 0, "wait") > late_s / 2
+        assert part(seen, cell, 1, "wait") < late_s / 4
         arrivals = [[budget.arrived_after_first_s for budget in step] for step in budgets(seen, cell)]
-        assert median(late for _, late in arrivals) > planted["late_s"] / 2
-        assert median(first for first, _ in arrivals) < planted["late_s"] / 4
+        assert median(late for _, late in arrivals) > late_s / 2
+        assert median(first for first, _ in arrivals) < late_s / 4
 
-    def test_what_it_did_meanwhile_is_not_explained_on_it_alone(self, seen, planted, cell):
-        assert part(seen, cell, 1, "unattributed") > planted["late_s"] / 2
-        assert part(seen, cell, 0, "unattributed") < planted["late_s"] / 2
+    def test_what_it_did_meanwhile_is_not_explained_on_it_alone(self, seen, cell):
+        first, late = (part(seen, cell, rank, "unattributed") for rank in (0, 1))
+        assert first < seen[0]["late_s"] / 2 < late
 
 
-class TestHookThatBlocks:
-    def hidden(self, seen, cell: str) -> float:
-        return median(step[0].hidden_comm_s for step in budgets(seen, cell))
+def test_exchange_is_hidden_if_the_hook_returns_a_future_and_exposed_if_it_waits(seen):
+    """The computation stands still while the hook waits: backward takes no longer for it."""
+    future, waits = ("slow", "slow, blocking")
+    exchange_s = seen[0]["exchange_s"]
+    hidden = {cell: median(step[0].hidden_comm_s for step in budgets(seen, cell)) for cell in (future, waits)}
+    assert hidden[future] > exchange_s / 2
+    assert hidden[waits] < exchange_s / 10
+    exposed, computing = (
+        part(seen, waits, 0, *names) - part(seen, future, 0, *names)
+        for names in (("exposed_comm", "wait"), ("backward",))
+    )
+    assert exposed > exchange_s / 2
+    assert computing < exchange_s / 2
 
-    def test_exchange_of_a_hook_that_returns_a_future_is_hidden(self, seen, planted):
-        assert self.hidden(seen, "slow") > planted["exchange_s"] / 2
 
-    def test_exchange_of_a_hook_that_waits_is_exposed(self, seen, planted):
-        assert self.hidden(seen, "slow, blocking") < planted["exchange_s"] / 10
-        exposed = [part(seen, cell, 0, "exposed_comm", "wait") for cell in ("slow", "slow, blocking")]
-        assert exposed[1] - exposed[0] > planted["exchange_s"] / 2
-
-    def test_backward_takes_no_longer_for_it(self, seen, planted):
-        """The computation stands still while the hook waits: that is no backward."""
-        computing = [part(seen, cell, 0, "backward") for cell in ("slow", "slow, blocking")]
-        assert computing[1] - computing[0] < planted["exchange_s"] / 2
+if __name__ == "__main__":
+    as_rank(seen_by)

@@ -73,16 +73,16 @@ def is_longer(difference: Difference | None) -> bool:
 
 
 def least(cells: Sequence[DeviceResult]) -> list[DeviceResult]:
-    """The cell with the least time of a step, then those that the launches do not show to take longer."""
-    ordered = sorted((cell for cell in cells if cell.estimate()), key=DeviceResult.median)
-    differences = [(cell, ordered[0].difference(cell)) for cell in ordered[1:]]
+    """The cell with the least time of a sample, then those that the launches do not show to take longer."""
+    ordered = sorted((cell for cell in cells if cell.estimate()), key=lambda cell: cell.sample_s)
+    differences = [(cell, over_samples(ordered[0], cell)) for cell in ordered[1:]]
     open_ones = [cell for cell, d in differences if d is not None and d.error is not None and not d.is_larger]
     return [*ordered[:1], *open_ones]
 
 
 def least_text(cells: Sequence[DeviceResult], names: Sequence[str]) -> str:
     """`A`; `A or B (a tie within 3%)`; `A or B (undecided)`: what `least` gives, by its names."""
-    every = [cells[0].difference(cell) for cell in cells[1:]]
+    every = [over_samples(cells[0], cell) for cell in cells[1:]]
     doubt = TIE if all(difference is not None and difference.is_same() for difference in every) else UNDECIDED
     return f"{listed([*names], 'or')} ({doubt})" if every else names[0]
 
@@ -108,7 +108,7 @@ def reached(cells: Sequence[DeviceResult], x: str, ratio: float) -> Reached | No
     timed = sorted((cell for cell in cells if cell.estimate()), key=lambda cell: cell.value(x))
     if not timed:
         return None
-    best = min(timed, key=lambda cell: cell.median() / cell.num_samples)
+    best = min(timed, key=lambda cell: cell.sample_s)
     bounds = []
     for cell in timed:
         difference = None if cell is best else over_samples(best, cell)

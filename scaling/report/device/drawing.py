@@ -195,7 +195,7 @@ def draw_bars(declared: Bars, results: Results, title: str) -> Figure | None:
         return None
     figure, panels = stacked(title, {name: len(cells) for name, cells in groups.items()}, 0.19, 1.6)
     values = [*results.grouped(timed, declared.colour)]
-    colours = dict(zip(values, DEVICE_COLOURS, strict=False))
+    colours = dict(zip(values, cycle(DEVICE_COLOURS), strict=False))
     for axes, cells in zip(panels, groups.values(), strict=True):
         for place, cell in enumerate(cells):
             _bar(axes, place, cell, colours[cell.value(declared.colour)], declared.mark)

@@ -186,7 +186,7 @@ def ahead(declared: Enough, results: Results) -> dict[Any, Difference]:
             for device in ("cpu", "cuda")
         ]
         if all(sides) and len(sides[0]) + len(sides[1]) == len(known):
-            cpu, gpu = (min(side, key=lambda cell: cell.median() / cell.num_samples) for side in sides)
+            cpu, gpu = (min(side, key=lambda cell: cell.sample_s) for side in sides)
             if difference := over_samples(gpu, cpu):
                 found[value] = difference
     return found
@@ -245,7 +245,7 @@ def _other(
     choices = results.grouped(results.where(declared.where), declared.choice)
     others = [cell for cell in cells if cell.estimate() and cell not in best]
     is_clear = len(choices) == 2 and len(best) == len(others) == 1
-    difference = best[0].difference(others[0]) if is_clear else None
+    difference = over_samples(best[0], others[0]) if is_clear else None
     return (results.label(others[0].value(declared.choice)), difference) if difference else None
 
 

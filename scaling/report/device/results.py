@@ -144,6 +144,10 @@ class DeviceResult:
         return int(self.fact(SAMPLES) or 1)
 
     @property
+    def sample_s(self) -> float:
+        return self.median() / self.num_samples
+
+    @property
     def has_failed(self) -> bool:
         return any(record.state == "failed" for record in self.records)
 
@@ -284,6 +288,8 @@ class Results:
     def label(self, value: Any) -> str:
         if isinstance(value, int) and not isinstance(value, bool):
             return f"{value:,}"
+        if isinstance(value, float):
+            return f"{value:g}"
         return str(self.report.labels.get(value, value))
 
     def text(self, template: str, cell: DeviceResult | None = None, **more: Any) -> str:

@@ -6,10 +6,20 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from scaling.analysis.cautions import LONG_STEPS
-from scaling.device_studies.declaration import DEVICES, Rows, Show, Variant
+from scaling.device_studies.declaration import DEVICES, FastestRows, Rows, Show, Variant
+from scaling.report.device.comparisons import crossing, crossing_text, least, least_text, over_samples
+from scaling.report.device.findings import ratios
 from scaling.report.device.results import STEP, DeviceResult, Results, fastest
-from scaling.report.formats import MISSING, interval, milliseconds, number, ratio
-from scaling.report.tables import Column, Table, table_of
+from scaling.report.formats import (
+    MISSING,
+    half_width_percent,
+    interval,
+    milliseconds,
+    number,
+    of_times,
+    ratio,
+)
+from scaling.report.tables import Column, Table, table_of, without_empty_columns
 
 Cells = Sequence[DeviceResult]  # a row: the cells of a point
 LOAD = "load_average"  # the fact with the host's load before a cell (`scaling.study.kinds.device`)
@@ -50,7 +60,10 @@ def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
     return results.label(value) if show.kind == "fact" else number(value * show.scale)
 
 
-def declared_table(results: Results, rows: Rows) -> Iterator[Table]:
+def declared_table(results: Results, rows: Rows | FastestRows) -> Iterator[Table]:
+    if isinstance(rows, FastestRows):
+        yield _fastest_table(results, rows)
+        return
     groups = list(results.grouped(results.where(rows.where), *rows.by).values())
     if not groups:
         return
@@ -63,6 +76,46 @@ def declared_table(results: Results, rows: Rows) -> Iterator[Table]:
         columns.append(Column("CPU / GPU, least of each", partial(_cpu_over_gpu, results)))
     below = [*remarks(results), *([rows.below] if rows.below else [])]
     yield cells_table(results, results.text(rows.title), columns, groups, below)
+
+
+def _fastest_table(results: Results, declared: FastestRows) -> Table:
+    def with_x(cells: Cells) -> str:
+        return least_text(cells, [results.label(cell.value(declared.x)) for cell in cells])
+
+    def half_width(cells: Cells) -> str:
+        one = least(cells)[0].estimate()
+        return half_width_percent(one.median, one.low, one.high) if one else ""
+
+    def slowest(cells: Cells) -> DeviceResult:
+        return max(cells, key=lambda cell: cell.sample_s)
+
+    def longer(cells: Cells) -> str:
+        one = over_samples(least(cells)[0], slowest(cells))
+        return ratio(one.ratio) + of_times({"times": one.ratio, "interval": one.interval}) if one else MISSING
+
+    def from_where_on(cells: Cells) -> str:
+        own, others = cells[0].value(declared.lines), [name for name in declared.by if name != declared.lines]
+        if own == first:
+            return MISSING
+        compared = results.where({name: cells[0].value(name) for name in others})
+        sides = {declared.lines: own}, {declared.lines: first}
+        return crossing_text(crossing(ratios(results, compared, *sides, [declared.x])))
+
+    first, *_ = results.grouped(results.cells, declared.lines) if declared.lines else [""]
+    columns: list[Column[Cells]] = [
+        *(variable(results, name) for name in declared.by),
+        Column("fastest", lambda cells: with_x(least(cells))),
+        Column("ms", lambda cells: milliseconds(least(cells)[0].median())),
+        Column("±", half_width),
+        Column("slowest", lambda cells: with_x([slowest(cells)])),
+        Column("ms", lambda cells: milliseconds(slowest(cells).median())),
+        Column("x as long", longer),
+        *([Column(f"less time than {results.label(first)}", from_where_on)] if declared.lines else []),
+    ]
+    groups = results.grouped(results.cells, *declared.by).values() if declared.by else [results.cells]
+    return without_empty_columns(
+        cells_table(results, declared.title, columns, [*groups], statistic=declared.statistic)
+    )
 
 
 def _text(results: Results, show: Show, variant: Variant | None, cells: Cells) -> str:

@@ -34,8 +34,7 @@ BUILT_IN = {
     "memory": f"{_HERE}.trade:memory",
     "budget": f"{_HERE}.budget:budget",
     "arrivals": f"{_HERE}.maps:late_ranks",
-    "buckets": f"{_HERE}.choices:buckets",
-    "input": f"{_HERE}.choices:placements",
+    "axes": "scaling.report.device.axes:choices",
     "costs": f"{_HERE}.trade:others",
     "links": f"{_HERE}.maps:link_map",
     "loss": f"{_HERE}.training:training",
@@ -51,7 +50,7 @@ BUILT_IN = {
 FIGURES = Registry("figure", GROUP, BUILT_IN)
 
 
-OF_QUESTIONS = {"memory": "memory", "buckets": "buckets", "compression": "trade"}
+OF_QUESTIONS = {"memory": "memory", "buckets": "axes", "compression": "trade"}
 """Question of a study -> the figure that answers it: it stands open, with those of all studies."""
 
 

@@ -12,6 +12,10 @@ def samples_of(*arguments):
     return other_tools.samples_of(*arguments)[0]
 
 
+def notes_of(text):
+    return other_tools.samples_of(text, "a file")[1]
+
+
 def nccl_tests(program="all_reduce_perf", env=(), **config):
     row = {"size": 1048576, "count": 262144, "type": "float", "redop": "sum", "root": "-1"}
     times = {"time": 21.5, "alg_bw": 48.8, "bus_bw": 73.2, "nwrong": 0.0}
@@ -31,19 +35,18 @@ def rates_of(figures, digits=2):
     return {(one.operation, one.ranks): round(one.num_bytes / one.seconds / 1e9, digits) for one in figures}
 
 
-def test_nccl_tests_gives_ranks_size_and_time():
+def told(sample):
+    """All of it but the time, which is in microseconds."""
+    us = pytest.approx(sample.seconds * 1e6)
+    return sample.operation, sample.ranks, sample.num_bytes, us, sample.launch, sample.captured
+
+
+def test_nccl_tests_gives_ranks_size_time_and_way():
     (sample,) = samples_of(nccl_tests(), "a file")
-    assert (sample.operation, sample.ranks, sample.num_bytes) == ("all_reduce", (0, 1, 2, 3), 1048576)
-    assert sample.seconds == pytest.approx(20e-6)
-    assert sample.launch == "default"
-
-
-def test_gpus_of_one_process_count_and_settings_tell_the_way():
+    assert told(sample) == ("all_reduce", (0, 1, 2, 3), 1048576, 20, "default", False)
     text = nccl_tests(env=["NCCL_P2P_DISABLE=1"], ngpus=8, devices=[{"rank": 0}], graph=1)
     (sample,) = samples_of(text, "a file")
-    assert len(sample.ranks) == 8
-    assert sample.launch == "host_only"
-    assert sample.captured
+    assert told(sample) == ("all_reduce", tuple(range(8)), 1048576, 20, "host_only", True)
 
 
 OLD_TABLE = """
@@ -69,67 +72,31 @@ NEW_TABLE = """
 
 def test_tables_of_old_and_new_nccl_tests_are_read():
     small, large = samples_of(OLD_TABLE, "a file")
-    assert (large.operation, large.ranks, large.num_bytes) == ("all_reduce", (0, 1), 134217728)
-    assert large.seconds == pytest.approx(27010e-6)
-    assert small.num_bytes == 8
+    assert told(small) == ("all_reduce", (0, 1), 8, 20.07, "default", False)
+    assert told(large) == ("all_reduce", (0, 1), 134217728, 27010, "default", False)
     (one,) = samples_of(NEW_TABLE, "a file")
-    assert (one.operation, one.ranks, one.captured) == ("shift", (0, 1), True)
-    assert one.seconds == pytest.approx(20e-6)
+    assert told(one) == ("shift", (0, 1), 1048576, 20, "default", True)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (OLD_TABLE.replace("#   Rank", "#"), "no line '#  Rank 0"),
-        (OLD_TABLE.replace("4.97  0e+00\n# Out", "4.97\n# Out"), "has not two times"),
-        (OLD_TABLE.replace("values : 0 OK", "values : 3 FAILED"), "out_of_bounds"),
-        (OLD_TABLE.replace("4.97    4.97", "4.97    2.49"), "cannot be told"),
-        (NEW_TABLE.replace("       0\n", "      12\n"), "12 wrong values"),
-        (NEW_TABLE.replace("    time", " cputime"), "-C, which gives the CPU's time"),
-        # Each process its own run, and NCCL_TESTS_SPLIT: the ranks of one exchange are fewer.
-        (OLD_TABLE.replace("Rank  1 Pid", "Rank  0 Pid"), "several runs in one text, as rank 0 is there"),
-        (NEW_TABLE.replace("Rank  1 Group  0", "Rank  1 Group  1"), "ranks in 2 groups"),
-        (OLD_TABLE.replace("4.97    4.97  0e+00\n", "4.97    4.97  2e+00\n"), "2 wrong values"),
-    ],
-)
-def test_table_that_is_cut_off_or_of_wrong_results_is_refused(text, message):
-    with pytest.raises(TopologyError, match=message):
-        samples_of(text, "a file")
+# skypilot's and Kubeflow's logs put labels before each line; newer programs are called all_reduce_perf_mpi.
+@pytest.mark.parametrize("label", ["[1,0]<stdout>:", "(head, rank=0, pid=3808) [1,0]<stdout>:", "0: "])
+def test_lines_may_have_labels_and_programs_may_be_built_for_mpi(label):
+    text = NEW_TABLE.replace("sendrecv_perf", "all_reduce_perf_mpi")
+    (one,) = samples_of("\n".join(label + line for line in text.strip().splitlines()), "a file")
+    assert told(one) == ("all_reduce", (0, 1), 1048576, 20, "default", True)
 
 
-def test_nvbandwidth_gives_copies_both_ways_and_between_gpus():
+def test_nvbandwidth_gives_copies_both_ways_at_once_and_between_gpus():
     text = nvbandwidth(
         host_to_device_memcpy_ce=[["55.1", "54.9"]],
         device_to_device_memcpy_write_ce=[["N/A", "390"], ["391", "N/A"]],
         device_to_device_memcpy_read_ce=[["N/A", "300"], ["301", "N/A"]],
         host_device_latency_sm=[["900"]],
     )
+    alone, pairs = [("h2d", (0,)), ("h2d", (1,))], [(0, 1), (1, 0), (1, 0), (0, 1)]
     found = samples_of(text, "a file")
-    pairs = [(0, 1), (1, 0), (1, 0), (0, 1)]
-    expected = [("h2d", (0,)), ("h2d", (1,)), *(("peer_copy", pair) for pair in pairs)]
-    assert [(one.operation, one.ranks) for one in found] == expected
-    assert found[0].num_bytes / found[0].seconds == pytest.approx(55.1e9)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "no JSON"),
-        ("{}", "neither"),
-        (nccl_tests("all_gather_perf"), "no operation"),
-        (nccl_tests(devices=[{"rank": 0}]), "one rank alone exchanges nothing"),
-        ('{"results": [1]}', "not as the tool"),
-        (nccl_tests().replace('"nwrong": 0.0', '"nwrong": 7.0'), "7 wrong values at size 1048576"),
-        (nccl_tests().replace('"time"', '"cpu_time"'), "-C, which gives the CPU's time"),
-        (nccl_tests()[:-1] + ', "out_of_bounds": {"count": 1, "okay": false}}', "out_of_bounds"),
-    ],
-)
-def test_other_files_are_refused(text, message):
-    with pytest.raises(TopologyError, match=message):
-        samples_of(text, "a file")
-
-
-def test_nvbandwidth_gives_copies_at_once_and_both_ways():
+    assert [(one.operation, one.ranks) for one in found] == [*alone, *(("peer_copy", pair) for pair in pairs)]
+    assert rates_of(found)[alone[0]] == 55.1
     text = nvbandwidth(
         host_to_all_memcpy_ce=[["41", "43"]],
         host_to_device_bidirectional_memcpy_ce=[["40", "N/A"]],
@@ -143,24 +110,14 @@ def test_nvbandwidth_gives_copies_at_once_and_both_ways():
     assert rates_of(found, 3) == {("h2d", (0, 1)): 42.0, ("h2d_d2h", (0,)): 35.0, ("h2d_d2h", (0, 1)): 23.0}
 
 
-# skypilot's and Kubeflow's logs put labels before each line; newer programs are called all_reduce_perf_mpi.
-@pytest.mark.parametrize("label", ["[1,0]<stdout>:", "(head, rank=0, pid=3808) [1,0]<stdout>:", "0: "])
-def test_lines_may_have_labels_and_programs_may_be_built_for_mpi(label):
-    text = NEW_TABLE.replace("sendrecv_perf", "all_reduce_perf_mpi")
-    (one,) = samples_of("\n".join(label + line for line in text.strip().splitlines()), "a file")
-    assert (one.operation, one.ranks, one.seconds) == ("all_reduce", (0, 1), pytest.approx(20e-6))
-
-
 def test_ranks_on_several_hosts_and_shared_gpus_are_said():
     hosts = NEW_TABLE.replace("6900 on a device  1 [0000:05:00]", "6900 on b device  0 [0000:04:00]")
     said = "2 ranks on 2 hosts: they calibrate a machine of 2 hosts alone, with 1 GPUs each"
-    assert other_tools.samples_of(hosts, "a file")[1] == [said]
+    assert (notes_of(hosts), notes_of(NEW_TABLE)) == ([said], [])
     shared = NEW_TABLE.replace("device  1 [0000:05:00]", "device  0 [0000:04:00]")
-    assert "2 ranks on 1 GPUs" in other_tools.samples_of(shared, "a file")[1][0]
-    assert other_tools.samples_of(NEW_TABLE, "a file")[1] == []
+    assert "2 ranks on 1 GPUs" in notes_of(shared)[0]
     devices = [{"rank": 8 * at, "hostname": f"n{at}"} for at in range(2)]
-    notes = other_tools.samples_of(nccl_tests(ngpus=8, devices=devices), "a file")[1]
-    assert "16 ranks on 2 hosts" in notes[0]
+    assert "16 ranks on 2 hosts" in notes_of(nccl_tests(ngpus=8, devices=devices))[0]
 
 
 # NVIDIA/nvbandwidth issues 15 and 34: a log of a run, with a test that fails.
@@ -221,30 +178,13 @@ OSU_BW = """# OSU MPI-CUDA Bandwidth Test v7.2
 
 def test_texts_of_osu_are_read():
     small, large = samples_of(OSU_ALL_REDUCE, "a file", 4)
-    assert (small.operation, small.ranks, small.num_bytes) == ("mpi_all_reduce", (0, 1, 2, 3), 1)
-    assert large.seconds == pytest.approx(8630.58e-6)
-    (copy,), notes = other_tools.samples_of(OSU_BW, "a file")
-    assert (copy.operation, copy.ranks) == ("peer_copy", (0, 1))
-    assert copy.num_bytes / copy.seconds == pytest.approx(93130.52e6)
+    assert told(small) == ("mpi_all_reduce", (0, 1, 2, 3), 1, 53.34, "default", False)
+    assert told(large)[2:4] == (1048576, 8630.58)
+    copies, notes = other_tools.samples_of(OSU_BW, "a file")
+    assert rates_of(copies) == {("peer_copy", (0, 1)): 93.13}
     assert notes == ["1 rows below 1 MiB: their messages overlap"]
     (first, _) = samples_of(OSU_ALL_REDUCE.replace("OSU MPI ", "OSU NCCL "), "a file", 2)
     assert first.operation == "all_reduce"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (OSU_ALL_REDUCE, "does not say how many ranks it had: --world-size N"),
-        (OSU_ALL_REDUCE.replace("MPI A", "MPI-CUDA A"), "nothing that a probe measures; read are osu_all"),
-        (OSU_BW.replace("-CUDA", "").replace("DEVICE (D)", "HOST (H)"), "nothing that a probe measures"),
-        (OSU_BW.replace("Bandwidth Test", "Bi-Directional Bandwidth Test"), "nothing that a probe measures"),
-        (OSU_ALL_REDUCE + OSU_BW, "2 tests of OSU in one text"),
-        (OSU_ALL_REDUCE.replace("          10\n", "  10    Fail\n"), "validation failed at size 1048576"),
-    ],
-)
-def test_other_texts_of_osu_say_what_to_run(text, message):
-    with pytest.raises(TopologyError, match=message):
-        samples_of(text, "a file")
 
 
 def without_program(*columns, num_ranks=2):
@@ -254,18 +194,52 @@ def without_program(*columns, num_ranks=2):
     return "\n".join([*ranks, head, " ".join(columns)])
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        # Of two ranks a reduction and a broadcast have the all-reduce's factor, of 64 an all-gather nearly 1.
-        (without_program("1048576 262144 float sum 0", *["20 52.43 52.43 0e+00"] * 2), "redop sum, 2 ranks"),
-        (without_program("1048576 262144 float 0", *["20 52.43 52.43 0e+00"] * 2), "redop 0, 2 ranks"),
-        (without_program("8 2 float none", *["9 52.43 51.61 0"] * 2, num_ranks=64), "redop none, 64 ranks"),
-        (without_program("8 2 float none", *["9 0.52 0.52 0"] * 2, num_ranks=64), "redop none, 64 ranks"),
-    ],
-)
-def test_programs_of_nearly_the_same_factor_are_not_mistaken(text, what):
-    with pytest.raises(TopologyError, match=f"cannot be told .*{what}"):
-        samples_of(text, "a file")
+def test_a_program_that_is_not_named_is_told_by_its_factor():
     (one,) = samples_of(without_program("8 2 float none", *["9 52.43 52.43 0"] * 2), "a file")
     assert one.operation == "shift"
+
+
+UNTOLD = "cannot be told .*redop {}, {} ranks"
+NOTHING = "nothing that a probe measures"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no JSON"),
+        ("{}", "neither"),
+        (nccl_tests("all_gather_perf"), "no operation"),
+        (nccl_tests(devices=[{"rank": 0}]), "one rank alone exchanges nothing"),
+        ('{"results": [1]}', "not as the tool"),
+        (nccl_tests().replace('"nwrong": 0.0', '"nwrong": 7.0'), "7 wrong values at size 1048576"),
+        (nccl_tests().replace('"time"', '"cpu_time"'), "-C, which gives the CPU's time"),
+        (nccl_tests()[:-1] + ', "out_of_bounds": {"count": 1, "okay": false}}', "out_of_bounds"),
+        (OLD_TABLE.replace("#   Rank", "#"), "no line '#  Rank 0"),
+        (OLD_TABLE.replace("4.97  0e+00\n# Out", "4.97\n# Out"), "has not two times"),
+        (OLD_TABLE.replace("values : 0 OK", "values : 3 FAILED"), "out_of_bounds"),
+        (OLD_TABLE.replace("4.97    4.97", "4.97    2.49"), "cannot be told"),
+        (NEW_TABLE.replace("       0\n", "      12\n"), "12 wrong values"),
+        (NEW_TABLE.replace("    time", " cputime"), "-C, which gives the CPU's time"),
+        # Each process its own run, and NCCL_TESTS_SPLIT: the ranks of one exchange are fewer.
+        (OLD_TABLE.replace("Rank  1 Pid", "Rank  0 Pid"), "several runs in one text, as rank 0 is there"),
+        (NEW_TABLE.replace("Rank  1 Group  0", "Rank  1 Group  1"), "ranks in 2 groups"),
+        (OLD_TABLE.replace("4.97    4.97  0e+00\n", "4.97    4.97  2e+00\n"), "2 wrong values"),
+        (OSU_ALL_REDUCE, "does not say how many ranks it had: --world-size N"),
+        (OSU_ALL_REDUCE.replace("MPI A", "MPI-CUDA A"), f"{NOTHING}; read are osu_all"),
+        (OSU_BW.replace("-CUDA", "").replace("DEVICE (D)", "HOST (H)"), NOTHING),
+        (OSU_BW.replace("Bandwidth Test", "Bi-Directional Bandwidth Test"), NOTHING),
+        (OSU_ALL_REDUCE + OSU_BW, "2 tests of OSU in one text"),
+        (OSU_ALL_REDUCE.replace("          10\n", "  10    Fail\n"), "validation failed at size 1048576"),
+        # Of two ranks a reduction and a broadcast have the all-reduce's factor, of 64 an all-gather nearly 1.
+        (without_program("8 2 float sum 0", *["20 52.43 52.43 0e+00"] * 2), UNTOLD.format("sum", 2)),
+        (without_program("8 2 float 0", *["20 52.43 52.43 0e+00"] * 2), UNTOLD.format("0", 2)),
+        (
+            without_program("8 2 float none", *["9 52.43 51.61 0"] * 2, num_ranks=64),
+            UNTOLD.format("none", 64),
+        ),
+        (without_program("8 2 float none", *["9 0.52 0.52 0"] * 2, num_ranks=64), UNTOLD.format("none", 64)),
+    ],
+)
+def test_texts_of_something_else_of_wrong_results_or_cut_off_are_refused(text, message):
+    with pytest.raises(TopologyError, match=message):
+        samples_of(text, "a file")

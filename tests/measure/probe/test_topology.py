@@ -1,6 +1,5 @@
 """Samples made of known figures give a machine file with these figures; the others stay nominal."""
 
-import math
 from dataclasses import replace
 from datetime import date
 
@@ -28,12 +27,9 @@ def seconds_of(case, num_bytes, launch):
         pageable = case.memory == "pageable"
         return 6e-6 + num_bytes / (20e9 if pageable else (AT_ONCE if many else ALONE)[case.operation])
     rates = {
-        "peer_copy": (3e-6, 370e9),
-        "peer_shift": (3e-6, 360e9),
-        "host_copy": (0.0, 25e9),
-        "host_sum": (0.0, 7e9 if case.num_threads else 18e9),
-        "device_copy": (0.0, 2e12),
-        "device_sum": (0.0, 1.3e12),
+        **{"peer_copy": (3e-6, 370e9), "peer_shift": (3e-6, 360e9), "host_copy": (0.0, 25e9)},
+        **{"host_sum": (0.0, 7e9 if case.num_threads else 18e9)},
+        **{"device_copy": (0.0, 2e12), "device_sum": (0.0, 1.3e12)},
     }
     through_host = launch == "host_only"
     if (size := product_size(case.operation, num_bytes)) is not None:
@@ -45,15 +41,15 @@ def seconds_of(case, num_bytes, launch):
 
 def samples_of(change=lambda case, seconds: seconds, world_size=4):
     found = []
-    for launch, todo in (
-        ("default", cases(world_size, on_gpus=True, peer_copies=True, with_products=True)),
-        ("host_only", cases(world_size, on_gpus=True, only_messages=True)),
-    ):
-        for case in todo:
-            for size in case.sizes_bytes:
-                seconds = change(case, seconds_of(case, size, launch))
-                way = (case.operation, case.ranks, case.memory, case.captured, case.num_threads)
-                found += [ProbeSample(launch, *way, size, 1, seconds)] * 5
+    todo = [
+        ("default", case) for case in cases(world_size, on_gpus=True, peer_copies=True, with_products=True)
+    ]
+    todo += [("host_only", case) for case in cases(world_size, on_gpus=True, only_messages=True)]
+    for launch, case in todo:
+        for size in case.sizes_bytes:
+            seconds = change(case, seconds_of(case, size, launch))
+            way = (case.operation, case.ranks, case.memory, case.captured, case.num_threads)
+            found += [ProbeSample(launch, *way, size, 1, seconds)] * 5
     return found
 
 
@@ -67,11 +63,9 @@ def facts_of_workers(uuids=("a0", "a1", "a2", "a3")):
 
 
 def found_machine(number=4):
-    link = PcieLink(5, 16)
-    gpus = (
-        Gpu(i, "NVIDIA H200", f"GPU-a{i}", f"0000:{i}8:00.0", link, switch_links=18) for i in range(number)
-    )
-    return Facts("box", Host("A CPU", (NumaNode(0, 0, 64, 2**40),)), tuple(gpus))
+    places = [(i, "NVIDIA H200", f"GPU-a{i}", f"0000:{i}8:00.0", PcieLink(5, 16)) for i in range(number)]
+    gpus = tuple(Gpu(*place, switch_links=18) for place in places)
+    return Facts("box", Host("A CPU", (NumaNode(0, 0, 64, 2**40),)), gpus)
 
 
 def probed(samples=None, found=None, workers=None):
@@ -84,8 +78,13 @@ def link(topology, id_):
     return next(one for one in topology.machine.links if one.id == id_)
 
 
-def close(value, wanted, rel_tol=0.01):
-    return math.isclose(value, wanted, rel_tol=rel_tol)
+def bandwidths(topology, id_):
+    one = link(topology, id_)
+    return one.bandwidth_bytes_per_s, one.back_bytes_per_s
+
+
+def close(wanted, rel=0.01):
+    return pytest.approx(wanted, rel=rel)
 
 
 @pytest.fixture(scope="module")
@@ -94,28 +93,23 @@ def box():
 
 
 class TestFourGpus:
-    def test_directions_of_pcie_are_those_of_the_copies_of_one_gpu(self, box):
-        one = link(box[0], "cpu0-gpu2")
-        assert close(one.bandwidth_bytes_per_s, 55e9)
-        assert close(one.back_bytes_per_s, 50e9)
+    @pytest.mark.parametrize(
+        ("id_", "there", "back"),
+        [
+            ("cpu0-gpu2", 55e9, 50e9),  # PCIe: the copies of one GPU
+            ("cpu0-host0", 4 * 34e9, 4 * 41e9),  # the bus of memory: copies that hold one another up
+            ("gpu1-nvswitch0", 370e9, 370e9),  # over the 18 links of a GPU
+        ],
+    )
+    def test_links_are_as_fast_as_copies_over_them(self, box, id_, there, back):
+        assert bandwidths(box[0], id_) == close((there, back))
+        assert link(box[0], "gpu1-nvswitch0").count == 18
 
-    def test_copies_that_hold_one_another_up_show_the_limits_of_memory_and_its_bus(self, box):
-        bus = link(box[0], "cpu0-host0")
-        assert close(bus.bandwidth_bytes_per_s, 4 * 34e9)
-        assert close(bus.back_bytes_per_s, 4 * 41e9)
-        assert close(box[0].machine.by_id["host0"].bandwidth_bytes_per_s, 2 * 4 * 24e9)
-
-    def test_nvlink_is_what_copies_reach_over_the_links_of_a_gpu(self, box):
-        one = link(box[0], "gpu1-nvswitch0")
-        assert one.count == 18
-        assert close(one.bandwidth_bytes_per_s, 370e9)
-        assert close(one.back_bytes_per_s, 370e9)
-
-    def test_memory_and_sums_of_gpus_and_sums_of_a_core(self, box):
-        gpu = box[0].machine.by_id["gpu3"]
-        assert close(gpu.bandwidth_bytes_per_s, 2 * 2e12)
-        assert close(gpu.reduce_bytes_per_s, 1.3e12)
-        assert close(box[0].machine.by_id["cpu0"].reduce_bytes_per_s, 7e9)
+    def test_memory_and_sums_of_gpus_and_of_the_host(self, box):
+        found = box[0].machine.by_id
+        gpu, host = found["gpu3"], found["host0"].bandwidth_bytes_per_s
+        assert (gpu.bandwidth_bytes_per_s, gpu.reduce_bytes_per_s) == close((2 * 2e12, 1.3e12))
+        assert (host, found["cpu0"].reduce_bytes_per_s) == close((2 * 4 * 24e9, 7e9))
 
     def test_products_of_matrices_in_every_precision_at_their_best_size(self, box):
         gpu = box[0].machine.by_id["gpu3"]
@@ -128,21 +122,27 @@ class TestFourGpus:
         assert "bf16 700 TFLOP/s" in describe(box[0]).replace("\n", " ")
 
     def test_software_has_the_latency_that_links_do_not_have(self, box):
-        latency = box[0].machine.message_latency_s
-        assert close(latency["peer"], 8e-6 - 0.6e-6)
-        assert close(latency["staged"], 12e-6 - 0.7e-6)
-        assert close(latency["host"], 6e-6 - 0.35e-6)
+        latency, expected = box[0].machine.message_latency_s, (8e-6 - 0.6e-6, 12e-6 - 0.7e-6, 6e-6 - 0.35e-6)
+        assert (latency["peer"], latency["staged"], latency["host"]) == close(expected)
 
-    def test_sources_say_when_where_and_how_often(self, box):
-        sources = box[0].sources
-        copies = f"{STAMP}, 256 MiB, median of 5: "
-        of_pcie = f"{copies}pinned memory to one GPU at a time, 55.0 GB/s to"
-        assert sources["pcie5-x16.bandwidth_bytes_per_s"].startswith(of_pcie)
-        of_memory = f"{copies}copies of all GPUs at once, where they"
-        assert sources["memory.bandwidth_bytes_per_s"].startswith(of_memory)
-        assert sources["message_latency_s.peer"].startswith(f"{STAMP}, median of 5: messages between")
-        assert "captured in a CUDA graph" in sources["message_latency_s.peer"]
-        assert sources["pcie5-x16.latency_s"].startswith("assumption")
+    @pytest.mark.parametrize(
+        ("figure", "said"),
+        [
+            (
+                "pcie5-x16.bandwidth_bytes_per_s",
+                f"{STAMP}, 256 MiB, median of 5: pinned memory to one GPU at a time, 55.0 GB/s to",
+            ),
+            (
+                "memory.bandwidth_bytes_per_s",
+                f"{STAMP}, 256 MiB, median of 5: copies of all GPUs at once, where they",
+            ),
+            ("message_latency_s.peer", f"{STAMP}, median of 5: messages between"),
+            ("pcie5-x16.latency_s", "assumption"),
+        ],
+    )
+    def test_sources_say_when_where_and_how_often(self, box, figure, said):
+        assert box[0].sources[figure].startswith(said)
+        assert "captured in a CUDA graph" in box[0].sources["message_latency_s.peer"]
 
     def test_misfits_of_the_model_are_told(self, box):
         (note,) = box[1].notes
@@ -166,8 +166,8 @@ def test_slow_gpu_gets_a_type_of_its_own():
         return seconds * 2 if case.operation in ("h2d", "d2h") and case.ranks == (2,) else seconds
 
     topology, _ = probed(samples_of(slow))
-    assert close(link(topology, "cpu0-gpu2").bandwidth_bytes_per_s, 55e9 / 2)
-    assert close(link(topology, "cpu0-gpu1").bandwidth_bytes_per_s, 55e9)
+    assert link(topology, "cpu0-gpu2").bandwidth_bytes_per_s == close(55e9 / 2)
+    assert link(topology, "cpu0-gpu1").bandwidth_bytes_per_s == close(55e9)
 
 
 def test_copies_that_do_not_hold_one_another_up_are_no_limit():
@@ -177,24 +177,23 @@ def test_copies_that_do_not_hold_one_another_up_are_no_limit():
 
     topology, _ = probed(samples_of(unhindered))
     memory = topology.machine.by_id["host0"].bandwidth_bytes_per_s
-    assert close(memory, max(2 * 4 * 45e9, 3 * 4 * 18e9), rel_tol=0.05)
+    assert memory == close(max(2 * 4 * 45e9, 3 * 4 * 18e9), rel=0.05)
     assert link(topology, "cpu0-host0").bandwidth_bytes_per_s >= memory
 
 
 def test_series_that_broke_off_before_its_largest_size_counts_nowhere():
     pair = ("peer_copy", (0, 1))
     samples = [s for s in samples_of() if (s.operation, s.ranks) != pair or s.num_bytes <= 1 << 20]
-    one = link(probed(samples)[0], "gpu0-nvswitch0")
-    assert close(one.bandwidth_bytes_per_s, 370e9)
-    source = probed(samples)[0].sources["nvlink-to-switch.bandwidth_bytes_per_s"]
+    topology, _ = probed(samples)
+    assert link(topology, "gpu0-nvswitch0").bandwidth_bytes_per_s == close(370e9)
+    source = topology.sources["nvlink-to-switch.bandwidth_bytes_per_s"]
     assert "of one link, 20.6 GB/s to 20.6 GB/s" in source
 
 
 def test_small_copies_at_once_are_no_limit_of_memory():
     several = {s for s in samples_of() if s.operation in ALONE and len(s.ranks) > 1 and s.num_bytes > 1 << 20}
-    samples = [s for s in samples_of() if s not in several]
-    topology, _ = probed(samples)
-    assert close(topology.machine.by_id["host0"].bandwidth_bytes_per_s, 3 * 4 * 18e9)  # of the cores
+    topology, _ = probed([s for s in samples_of() if s not in several])
+    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == close(3 * 4 * 18e9)  # of the cores
 
 
 def test_size_of_which_most_is_latency_tells_no_bandwidth():
@@ -203,12 +202,12 @@ def test_size_of_which_most_is_latency_tells_no_bandwidth():
 
     samples = [s for s in samples_of(slow_start) if s.operation != "peer_copy" or s.num_bytes <= 1 << 20]
     reached = (1 << 20) / (1e-3 + 3e-6 + (1 << 20) / 370e9)
-    assert close(link(probed(samples)[0], "gpu0-nvswitch0").bandwidth_bytes_per_s, reached)
+    assert link(probed(samples)[0], "gpu0-nvswitch0").bandwidth_bytes_per_s == close(reached)
 
 
 def test_ranks_are_found_by_uuid_whatever_their_order():
     topology, _ = probed(workers=facts_of_workers(("a3", "a2", "a1", "a0")))
-    assert close(link(topology, "cpu0-gpu0").bandwidth_bytes_per_s, 55e9)
+    assert link(topology, "cpu0-gpu0").bandwidth_bytes_per_s == close(55e9)
     assert gpu_ids(found_machine().gpus, ["A3", "GPU-a1"]) == ["gpu3", "gpu1"]
     assert gpu_ids(found_machine().gpus, ["", ""]) == ["gpu0", "gpu1"]
 
@@ -216,14 +215,14 @@ def test_ranks_are_found_by_uuid_whatever_their_order():
 def test_gpus_that_did_not_take_part_leave_memory_to_the_cores():
     topology, _ = probed(samples_of(world_size=2), workers=facts_of_workers(("a0", "a1")))
     assert len(topology.machine.of_kind("gpu")) == 4
-    assert close(topology.machine.by_id["host0"].bandwidth_bytes_per_s, 3 * 2 * 18e9)
-    assert close(link(topology, "cpu0-gpu3").bandwidth_bytes_per_s, 55e9)  # as others of its type
+    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == close(3 * 2 * 18e9)
+    assert link(topology, "cpu0-gpu3").bandwidth_bytes_per_s == close(55e9)  # as others of its type
 
 
 def test_gpus_that_only_cuda_sees_are_taken_from_there():
     topology, result = probed(found=replace(found_machine(), gpus=()))
     assert [gpu.name for gpu in topology.machine.of_kind("gpu")] == ["NVIDIA H200"] * 4
-    assert close(link(topology, "cpu0-gpu0").bandwidth_bytes_per_s, 55e9)
+    assert link(topology, "cpu0-gpu0").bandwidth_bytes_per_s == close(55e9)
     assert any("neither NVML nor nvidia-smi" in note for note in result.notes)
 
 
@@ -240,13 +239,13 @@ def test_two_sockets_have_what_their_own_gpus_reach():
     host = Host("A CPU", (NumaNode(0, 0, 32, 2**39), NumaNode(1, 1, 32, 2**39)))
     topology, _ = probed(found=replace(found_machine(), host=host, places=places))
     for number in (0, 1):
-        assert close(link(topology, f"cpu{number}-host{number}").back_bytes_per_s, 2 * 41e9)
+        assert link(topology, f"cpu{number}-host{number}").back_bytes_per_s == close(2 * 41e9)
 
 
 def test_only_copies_of_one_gpu_are_enough():
     samples = [sample for sample in samples_of(world_size=1) if sample.launch == "default"]
     topology, _ = probed(samples, found_machine(1), facts_of_workers(("a0",)))
-    assert close(link(topology, "cpu0-gpu0").back_bytes_per_s, 50e9)
+    assert link(topology, "cpu0-gpu0").back_bytes_per_s == close(50e9)
     assert topology.sources["message_latency_s.peer"].startswith("NCCL")
 
 
@@ -264,8 +263,8 @@ def test_processes_on_a_cpu_have_memory_sums_and_latency():
     ]  # fmt: skip
     workers = {"torch": "2.11.0", "nccl": None, "device": "cpu", "ranks": [{}, {}]}
     topology, result = probed(samples, found_machine(0), workers)
-    assert close(topology.machine.by_id["host0"].bandwidth_bytes_per_s, 2 * 3 * 5e9)
-    assert close(topology.machine.message_latency_s["host"], 100e-6)
+    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == close(2 * 3 * 5e9)
+    assert topology.machine.message_latency_s["host"] == close(100e-6)
     source = topology.sources["memory.bandwidth_bytes_per_s"]
     assert "2 CPU processes, torch 2.11.0, 64 MiB, median of 5" in source
     assert simulate(ring(2), topology, 1 << 20).seconds > 0

@@ -21,8 +21,7 @@ def known(ratio, half):
 def test_break_even_of_a_power_law_is_found_exactly():
     # The ratio is (width / 300) ** 1.5: it is 1 at 300 wherever it is measured.
     found = crossing(exact(*((width, (width / 300) ** 1.5) for width in (10, 100, 1000, 10000))))
-    assert found.at == pytest.approx(300)
-    assert crossing_text(found, "width") == "from width 300 on"
+    assert (found.at, crossing_text(found, "width")) == (pytest.approx(300), "from width 300 on")
 
 
 def test_order_of_the_points_does_not_matter():
@@ -35,8 +34,7 @@ def test_interval_is_where_its_ends_break_even():
     found = crossing({100: known(0.5, 0.6), 10000: known(2.0, 0.6)})
     assert found.at == pytest.approx(1000)
     # The most favourable ratios go from 0.91 to 3.6 over the same way.
-    assert found.low == pytest.approx(136, rel=0.01)
-    assert found.high == pytest.approx(1e6 / 136, rel=0.01)
+    assert (found.low, found.high) == (pytest.approx(136, rel=0.01), pytest.approx(1e6 / 136, rel=0.01))
 
 
 def test_ends_of_the_interval_are_open_where_they_do_not_cross():
@@ -69,8 +67,7 @@ def test_equal_times_are_no_win():
 
 
 def test_nothing_measured_is_said():
-    assert crossing({1: None}) is None
-    assert crossing_text(None) == "not measured"
+    assert (crossing({1: None}), crossing_text(None)) == (None, "not measured")
 
 
 @pytest.mark.parametrize(

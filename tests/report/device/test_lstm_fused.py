@@ -123,8 +123,7 @@ class TestSpeed:
         folder, add = lstm()
         add("fused", "float32", seconds=[[0.5] * 7], batch=100)
         (cell,) = folder.results().cells
-        assert per_s(cell, "batch") == pytest.approx(200)
-        assert per_s(cell, "batch", "predict") is None
+        assert (per_s(cell, "batch"), per_s(cell, "batch", "predict")) == (pytest.approx(200), None)
 
     def test_sentences_say_how_much_faster_at_which_batches(self, lstm):
         folder, add = lstm()
@@ -160,8 +159,7 @@ class TestSpeed:
         milliseconds, speeds, accuracies = device_tables([folder.results()])
         assert milliseconds.rows[0][3:9] == ["100", "–", "–", "–", "–", "–"]  # noqa: RUF001
         row = dict(zip(speeds.headings, speeds.rows[0], strict=True))
-        assert row["GPU: training, samples/s"] == "–"  # noqa: RUF001
-        assert row["CPU: training, samples/s"] == "1,280"
+        assert (row["GPU: training, samples/s"], row["CPU: training, samples/s"]) == ("–", "1,280")  # noqa: RUF001
         assert any("no GPU" in remark for remark in speeds.remarks)
         assert len(accuracies.rows) == 1
 

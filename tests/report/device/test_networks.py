@@ -60,8 +60,7 @@ class TestThreads:
     def test_speedups_are_over_the_fewest_threads(self, threads):
         found = speedups(threads.results())
         at, values = found["fcn-r"]
-        assert [*at] == [1.0, 2.0, 4.0]
-        assert values[0] == pytest.approx([1.0, 100 / 51, 2.0])
+        assert ([*at], values[0]) == ([1.0, 2.0, 4.0], pytest.approx([1.0, 100 / 51, 2.0]))
         assert found["lstm"][1][0][-1] == pytest.approx(100 / 120)
 
     def test_fewest_threads_within_a_tie_are_worth_it(self, threads):
@@ -122,8 +121,7 @@ class TestThreads:
     def test_network_that_was_left_out_with_one_thread_has_no_line(self, of):
         made = of("cpu-threads", networks=["resnet-50"])
         made.add([[]], threads=1, model="resnet-50", batch=2, facts={"left_out": "too slow"})
-        assert speedups(made.results()) == {}
-        assert worthwhile(made.results().cells) is None
+        assert (speedups(made.results()), worthwhile(made.results().cells)) == ({}, None)
         assert write_figures(made.folder, [made.results()]) == []
         assert device_tables([made.results()])[-1].rows == [
             ["resnet-50", "2", "CPU, 1 thread", "left out", "too slow"]
@@ -178,8 +176,7 @@ class TestBatches:
         batches.add(planned=True, threads=4, step="eager", model="fcn-r", batch=8)
         results, declared = batches.results(), batch_sizes.REPORT.figures[1]
         at, (values, *_) = points_of(declared, results, declared.panels[0], results.where({"device": "cpu"}))
-        assert [*at] == [1.0, 4.0, 8.0, 16.0]
-        assert [*np.isnan(values)] == [False, False, True, False]
+        assert ([*at], [*np.isnan(values)]) == ([1.0, 4.0, 8.0, 16.0], [False, False, True, False])
 
     def test_without_a_gpu_the_answer_says_so_and_its_columns_are_empty(self, of):
         made = of("batch-sizes", has_gpu=False, networks=["fcn-r"])

@@ -57,8 +57,7 @@ def test_launches_are_kept_apart(small):
     made = small()
     made.add([[0.010] * 6, [0.012] * 6, [0.014] * 6], width=10)
     (cell,) = made.results().cells
-    assert cell.estimate().method == MODERATED
-    assert cell.estimate().median == pytest.approx(0.012)
+    assert (cell.estimate().method, cell.estimate().median) == (MODERATED, pytest.approx(0.012))
 
 
 def test_without_device_cells_the_summary_is_as_it_was(small):
@@ -103,8 +102,7 @@ def test_experiment_that_declares_nothing_has_a_table_of_all(of):
     made.add([[]], colour="blue", facts={"left_out": "too blue"})
     table, left_out = device_tables([made.results()])
     assert [row[0] for row in table.rows] == ["blue", "red"]
-    assert table.rows[1][table.headings.index("accuracy")] == "0.5"
-    assert left_out.rows[0][0] == "blue"
+    assert (table.rows[1][table.headings.index("accuracy")], left_out.rows[0][0]) == ("0.5", "blue")
     assert left_out.rows[0][-1] == "too blue"
 
 

@@ -119,8 +119,7 @@ def test_sentence_without_a_gpu_says_that_it_has_no_answer(without_gpu):
 def test_columns_of_a_missing_gpu_are_empty_and_told(without_gpu):
     table, *_ = device_tables([without_gpu.results()])
     missing = ["GPU eager: ms a step", "GPU captured: ms a step", "CPU / GPU, least of each"]
-    assert table.headings[-3:] == missing
-    assert {text for row in table.rows for text in row[-3:]} == {"–"}  # noqa: RUF001
+    assert (table.headings[-3:], {text for row in table.rows for text in row[-3:]}) == (missing, {"–"})  # noqa: RUF001
     assert any("no GPU that torch can use" in remark for remark in table.remarks)
 
 

@@ -1,0 +1,209 @@
+"""Timing studies over an axis (batch, threads, bucket size, ...), by the reporter of device studies.
+
+Cells that differ in the axis, in what its lines are and in what its panels are, are declared as an experiment
+is. Times, intervals and differences are those of the whole study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from scaling.analysis.columns import Row, by_key, is_control_arm, is_of_older_code, is_unchanged, workers_of
+from scaling.analysis.groups import CellGroup, group_rows
+from scaling.analysis.study_scatter import StudyScatter, study_scatter
+from scaling.axes import AXES, Role, Shared, fixed_batch
+from scaling.device_studies.declaration import (
+    Bars,
+    Fastest,
+    FastestRows,
+    Figure,
+    Lines,
+    Panels,
+    Report,
+    Variant,
+)
+from scaling.measure.statistics import Estimate
+from scaling.report.device.drawing import DRAWN
+from scaling.report.device.findings import sentences
+from scaling.report.device.results import SAMPLES, STEP, DeviceResult, Results
+from scaling.report.device.tables import declared_table
+from scaling.report.figures.base import Drawn, FigureInput, figure
+from scaling.report.tables import Table
+from scaling.report.text import title_of
+
+FEWEST_NUMBERS, FEWEST_WORDS = 3, 2  # values of a study over an axis
+BATCH = "batch"  # that the number of workers does not change
+FIRST = ("aggregator", "step", "model", "dataset", "device", "scaling", "world_size", BATCH)
+LEFT_OUT = ("study", "kind", "launcher", "local_batch", "global_batch", "arm", "aa_replicate")
+COLUMNS = {axis.key: axis for axis in AXES if axis.key and axis.key not in (*FIRST, *LEFT_OUT)}
+VARIED = [
+    name
+    for name, axis in COLUMNS.items()
+    if axis.role & (Role.CHOSEN | Role.DESCRIBED) and not axis.role & (Role.REPETITION | Role.RECORDED)
+]
+SETTINGS = (*FIRST, *COLUMNS)
+"""The first in which cells differ are lines."""
+
+CAPTION = "Each setting on the most workers, with its 95% interval (columns {}, iteration_s)."
+STATISTIC = (
+    "Column iteration_s; ±: half of its 95% interval; x as long: the slowest over the fastest, of batches by "
+    "sample; behind these words, times that are not shown to differ."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedResult(DeviceResult):
+    """A cell of a timing study, by its row of the summary; its point are the settings."""
+
+    row: Row = field(repr=False)
+
+    @property
+    def phases(self) -> list[str]:
+        return [] if self.row["iteration_s"] is None else [STEP]
+
+    def estimate(self, phase: str = STEP) -> Estimate | None:
+        if phase not in self.phases:
+            return None
+        names = ("iteration_s", "iteration_s_low", "iteration_s_high", "interval_method", "iterations")
+        value, low, high, method, number = (self.row[name] for name in names)
+        return Estimate(value, low, high, method, number, len(self.launches))
+
+    def mean(self, phase: str = STEP) -> tuple[float, float | None, float | None] | None:
+        return (one.median, one.low, one.high) if (one := self.estimate(phase)) else None
+
+    def fact(self, name: str) -> Any:
+        return self.row["global_batch"] if name == SAMPLES else None
+
+
+class OverAxis(NamedTuple):
+    """Cells over one axis: of a group of comparable cells, or of several groups that differ in it."""
+
+    axis: str
+    results: Results
+    group: CellGroup | None
+
+
+def over_axes(rows: Sequence[Row], scatter: StudyScatter) -> Iterator[OverAxis]:
+    """The sets of timed cells with enough values of an axis, of each set those on the most workers."""
+    groups = [group for group in group_rows(rows) if group.kind == "iteration"]
+    everything: list[tuple[CellGroup | None, list[Row]]]
+    everything = [(None, [row for group in groups for row in group.rows])]
+    for axis in (BATCH, *VARIED):
+        is_inside = axis != BATCH and not COLUMNS[axis].shared & Shared.GROUP
+        for group, members in [(group, group.rows) for group in groups] if is_inside else everything:
+            if cells := _cells(axis, members, scatter):
+                yield OverAxis(axis, _results(axis, cells, group), group)
+
+
+def _cells(axis: str, rows: Iterable[Row], scatter: StudyScatter) -> list[TimedResult]:
+    timed = [
+        {**row, BATCH: fixed_batch(row)}
+        for row in rows
+        if is_unchanged(row) and not is_of_older_code(row) and row["iteration_s"] is not None
+    ]
+    others = [name for name in SETTINGS if name not in (axis, "world_size")]
+    kept: list[Row] = []
+    for same in by_key(timed, lambda row: tuple(row[name] for name in others)).values():
+        most = max(row["world_size"] for row in same)
+        values = {row[axis]: row for row in same if row["world_size"] == most and row[axis] is not None}
+        if len(values) >= (FEWEST_NUMBERS if are_numbers(values) else FEWEST_WORDS):
+            kept += values.values()
+    names = _differing(kept, axis)
+    return [
+        TimedResult(
+            row["cell_id"],
+            {"point": _point(row, axis, names), "device": row["device"], "threads": row["threads"] or 0},
+            [],
+            {repeat: [] for repeat in range(row["repeats"])},
+            {STEP: scatter},
+            row=row,
+        )
+        for row in kept
+    ]
+
+
+def are_numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+def _differing(rows: Sequence[Row], axis: str) -> list[str]:
+    """The settings that tell rows apart besides the axis; one that others imply is left out."""
+    chosen: list[str] = []
+    for name in SETTINGS:
+        finer = {tuple(row[one] for one in (*chosen, name)) for row in rows}
+        if name != axis and len(finer) > len({tuple(row[one] for one in chosen) for row in rows}):
+            chosen.append(name)
+    return chosen
+
+
+def _point(row: Row, axis: str, others: Iterable[str]) -> dict[str, Any]:
+    """The axis as it is, the others as they are called: `4 GPUs`, `batch 64`."""
+    called = {**row, "world_size": workers_of(row), BATCH: f"batch {row[BATCH]:,}"}
+    called |= {name: COLUMNS[name].text(row[name]) for name in others if name in COLUMNS}
+    return {axis: row[axis], **{name: called[name] for name in others}}
+
+
+def _results(axis: str, cells: Sequence[DeviceResult], group: CellGroup | None) -> Results:
+    """The cells as an experiment: lines are the first of the settings, panels the others."""
+    of, names = words(axis), [*cells[0].point][1:]
+    line, others = names[:1], tuple(names[1:])
+    is_number = are_numbers(cell.value(axis) for cell in cells)
+    title, at = (", ".join(f"{{{name}}}" for name in some) for some in (others, (*line, *others)))
+    drawn: Figure = Bars("", "", "", others, title, f"{{{axis}}}", line[0] if line else axis, {})
+    if is_number:
+        lines = line[0] if line else (Variant("a step", {}),)
+        drawn = Lines("", "", "", (Panels(axis, of, by=others, title=title),), lines)
+    by = (*others, *line)
+    what = f"Least time of a {'sample' if axis == BATCH else 'step'} by {of}"
+    what += f" ({title_of(group.given)})" if group else ""
+    found = Fastest(f"{what}: ", axis, by, f"for {at}" if at else "", {})
+    rows = FastestRows("", axis, by, line[0] if line and is_number else "", STATISTIC)
+    return Results(
+        f"A step by {of}",
+        axis,
+        {},
+        [*cells],
+        [],
+        None,
+        "",
+        Report("", (axis,), (drawn,), (rows,), findings=(found,), order=_order(cells, (axis, *by))),
+    )
+
+
+def _order(cells: Sequence[DeviceResult], names: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """As they are in the summary; what exchanges nothing last, since the first line is what others are
+    compared with."""
+    last = sorted(cells, key=lambda cell: is_control_arm({"aggregator": cell.point.get("aggregator", "")}))
+    return {name: tuple(dict.fromkeys(cell.value(name) for cell in last)) for name in names}
+
+
+def words(axis: str) -> str:
+    return {"bucket_mb": "bucket size in MiB", "input_placement": "where the input comes from"}.get(
+        axis, axis.replace("_", " ")
+    )
+
+
+@figure(section="choices")
+def choices(data: FigureInput) -> Iterator[Drawn]:
+    for axis, results, group in over_axes(data.rows, study_scatter({})):
+        what = f"Time of a step by {words(axis)}"
+        title = data.titled(what, group) if group else what
+        (declared,) = results.report.figures
+        if drawn := DRAWN[type(declared)](declared, results, title):
+            slug = f"{axis}-{group.slug}" if group else axis
+            yield Drawn(f"by-{slug}", title, CAPTION.format(axis), drawn, group=group)
+
+
+def axis_tables(studies: Iterable[OverAxis]) -> list[Table]:
+    return [
+        replace(table, section="choices", group=group.key if group else "")
+        for _, results, group in studies
+        for declared in results.report.tables
+        for table in declared_table(results, declared)
+    ]
+
+
+def axis_sentences(studies: Iterable[OverAxis]) -> list[str]:
+    return [text for one in studies for text in sentences(one.results.report.findings, one.results)]
