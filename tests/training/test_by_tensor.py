@@ -8,7 +8,7 @@ from torch import nn
 
 from scaling.aggregators.presets import mxnet
 from scaling.aggregators.registry import create
-from scaling.process_group import InProcessGroup, run_in_process
+from scaling.process_group import run_in_process
 from scaling.training import step_check
 from scaling.training.by_tensor import ByTensorStep
 from scaling.training.compute import Compute
@@ -17,6 +17,7 @@ from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.step_check import FIRST_STEPS, StepCheck
+from tests.training.small import shared_batches
 from tests.waiting import wait_until
 
 NAMES = ("mxnet_device", "mxnet_local")
@@ -25,7 +26,7 @@ SETTINGS = {
     "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True),
 }
 TREATMENTS = {"": AS_THEY_ARE, "clipped": GradientSettings(clip_norm=0.05)}
-NUM_STEPS, GLOBAL_BATCH, NUM_TENSORS = 4, 24, 6
+NUM_STEPS, NUM_TENSORS = 4, 6
 
 
 class Net(nn.Module):
@@ -41,14 +42,8 @@ class Net(nn.Module):
         return self.layers(inputs)
 
 
-def batches(group: InProcessGroup) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    share = slice(group.rank, None, group.world_size)
-    drawn = [
-        (torch.randn((GLOBAL_BATCH, 12), generator=generator), torch.randint(7, (24,), generator=generator))
-        for _ in range(NUM_STEPS)
-    ]
-    return [(inputs[share], targets[share]) for inputs, targets in drawn]
+def batches(group):
+    return shared_batches(group, NUM_STEPS)
 
 
 def by_tensor(group, name="mxnet_device", settings="sgd", treatment="", accumulate=1, module=None):

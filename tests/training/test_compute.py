@@ -36,13 +36,10 @@ def formats(module: nn.Sequential, inputs: torch.Tensor) -> list[bool]:
     return [value.is_contiguous(memory_format=LAST) and not value.is_contiguous() for value in seen]
 
 
-def test_activations_lie_channels_last_and_without_it_they_do_not():
-    assert formats(with_channels_last(network()), images()) == [True, True, True]
-    assert formats(network(), images()) == [False, False, False]
-
-
-def test_it_holds_in_evaluation_too():
-    assert formats(with_channels_last(network()).eval(), images()) == [True, True, True]
+@pytest.mark.parametrize("is_training", [True, False])
+def test_activations_lie_channels_last_and_without_it_they_do_not(is_training):
+    assert formats(with_channels_last(network()).train(is_training), images()) == [True, True, True]
+    assert formats(network().train(is_training), images()) == [False, False, False]
 
 
 def test_images_of_one_channel_are_convolved_channels_last_too():

@@ -26,33 +26,23 @@ from tests.training.mixed_models import (
     plainly_trained,
 )
 
-EXACT = {
-    "all_reduce": {},
-    "ring": {},
-    "tree": {},
-    "host_serial": {},
-    "host_parallel": {},
-    "caffe": {},  # the root's update
-    "mxnet_device": {},  # owners'
-    "torch_cpu": {},  # each rank's share of the host's parameters
-    "one_bit": {"bits": 32},
-}
+IN_PLACES = ("caffe", "mxnet_device", "torch_cpu")
+"""The root's update, owners', and each rank's share of the host's parameters."""
+EXACT = {name: {} for name in ("all_reduce", "ring", "tree", "host_serial", "host_parallel", *IN_PLACES)}
+EXACT["one_bit"] = {"bits": 32}
 LOSSY = {"one_bit": {}, "one_bit_flat": {}, "power_sgd": {}, "top_k": {"density": 0.2}, "fp16": {}}
 LAYERED = ("all_reduce", "ring", "tree", "one_bit")
 RESUMED_LAYERED = ("ring", "one_bit", "one_bit_flat", "power_sgd", "qsgd")
-WHOLE_MB, TINY_MB = 25.0, 1e-4
+BUCKETS_MB = {"whole": 25.0, "tiny": 1e-4}
+WAYS = [*(("eager", name) for name in EXACT), *((mode, name) for mode in BUCKETS_MB for name in LAYERED)]
 
 ULPS = 16
 """Of a parameter after some steps, each of which rounds a few times; the mean of two ranks rounds once."""
 
 
 def made(mode, module, group, name, parameters=None):
-    replica, aggregator = FlatReplica(module), create(name, parameters)
-    if mode == "eager":
-        return EagerStep(replica, aggregator, SETTINGS, group)
-    return LayeredStep(
-        replica, aggregator, SETTINGS, group, bucket_mb=WHOLE_MB if mode == "whole" else TINY_MB
-    )
+    chosen = (FlatReplica(module), create(name, parameters), SETTINGS, group)
+    return EagerStep(*chosen) if mode == "eager" else LayeredStep(*chosen, bucket_mb=BUCKETS_MB[mode])
 
 
 def take(step, rank, start=0, stop=NUM_STEPS):
@@ -80,23 +70,14 @@ def unit(module, world_size, name):
     return 0.0 if rounds_once else coarsest_eps(module)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("model", MIXED)
-class TestMixed:
-    @pytest.mark.sampled(4)
-    @pytest.mark.parametrize("name", EXACT)
-    def test_eager_parameters_are_a_plain_loops(self, name, model, world_size):
-        expected = plainly_trained(MIXED[model](), world_size)
-        for module in trained("eager", MIXED[model], world_size, name, EXACT[name]):
-            assert apart(module, expected, unit(expected, world_size, name)) < ULPS
-
-    @pytest.mark.sampled(4)
-    @pytest.mark.parametrize("mode", ["whole", "tiny"])
-    @pytest.mark.parametrize("name", LAYERED)
-    def test_layered_parameters_are_a_plain_loops(self, mode, name, model, world_size):
-        expected = plainly_trained(MIXED[model](), world_size)
-        for module in trained(mode, MIXED[model], world_size, name, EXACT[name]):
-            assert apart(module, expected, unit(expected, world_size, name)) < ULPS
+@pytest.mark.parametrize(("mode", "name"), WAYS)
+def test_parameters_are_a_plain_loops(mode, name, model, world_size):
+    expected = plainly_trained(MIXED[model](), world_size)
+    for module in trained(mode, MIXED[model], world_size, name, EXACT[name]):
+        assert apart(module, expected, unit(expected, world_size, name)) < ULPS
 
 
 def test_a_plain_loop_that_rounds_to_another_dtype_would_be_seen():
@@ -139,28 +120,24 @@ def test_rare_parameters_are_trained_as_by_a_plain_loop(model, mode, world_size)
 class TestBuckets:
     def test_there_is_one_a_dtype_in_the_order_of_first_appearance(self):
         replica = FlatReplica(MIXED["three dtypes"]())
-        assert [bucket.parameters.dtype for bucket in replica.buckets] == [
-            torch.float64,  # a module's own parameters come first
-            torch.float32,
-            torch.bfloat16,
-        ]
-        assert [bucket.layout.names for bucket in replica.buckets] == [
-            ("scale",),
-            ("body.weight", "body.bias"),
-            ("head.weight", "head.bias"),
+        assert [(bucket.parameters.dtype, bucket.layout.names) for bucket in replica.buckets] == [
+            (torch.float64, ("scale",)),  # a module's own parameters come first
+            (torch.float32, ("body.weight", "body.bias")),
+            (torch.bfloat16, ("head.weight", "head.bias")),
         ]
         assert replica.layout.num_elements == sum(b.parameters.numel() for b in replica.buckets)
 
     @pytest.mark.parametrize("mode", ["eager", "whole"])
     def test_notes_name_the_dtypes_of_mixed_models_alone(self, mode):
-        def notes(group, model):
-            return made(mode, MIXED[model](), group, "all_reduce").notes
+        def work(group):
+            models = ("bfloat16 head", "float16")
+            return [made(mode, MIXED[model](), group, "all_reduce").notes for model in models]
 
-        (mixed,) = run_in_process(1, lambda group: notes(group, "bfloat16 head"))
-        (single,) = run_in_process(1, lambda group: notes(group, "float16"))
-        told = "float32 (261 elements), bfloat16 (126 elements)"
-        assert told in mixed[0]
+        ((mixed, single),) = run_in_process(1, work)
+        assert "float32 (261 elements), bfloat16 (126 elements)" in mixed[0]
         assert not any("dtypes" in note for note in single)
+        if mode == "whole":  # sizes of layered buckets go by their dtype
+            assert f"2 buckets of {2 * 126 / 2**20:.3g} to {4 * 261 / 2**20:.3g} MiB" in mixed[1]
 
     @pytest.mark.parametrize("mode", ["eager", "whole", "tiny"])
     def test_bytes_go_by_each_dtype(self, mode):
@@ -171,12 +148,6 @@ class TestBuckets:
             return group.meter.bytes_sent
 
         assert run_in_process(2, sent) == [8 * 1 + 4 * 260 + 2 * 126] * 2
-
-    def test_sizes_of_layered_buckets_go_by_their_dtype(self):
-        (notes,) = run_in_process(
-            1, lambda group: made("whole", MIXED["bfloat16 head"](), group, "all_reduce").notes
-        )
-        assert f"2 buckets of {2 * 126 / 2**20:.3g} to {4 * 261 / 2**20:.3g} MiB" in notes[1]
 
 
 @pytest.mark.sampled(4)
@@ -234,17 +205,12 @@ class OnlyFloat32(AllReduce):
 
 
 class TestRefused:
-    @pytest.mark.parametrize(
-        "dtype", [torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
-    )
+    @pytest.mark.parametrize("dtype", ["complex64", "complex128", "float8_e4m3fn", "float8_e5m2"])
     @pytest.mark.parametrize("mode", ["eager", "whole"])
     def test_parameters_that_cannot_be_trained(self, mode, dtype):
-        module = Network()
-        module.odd = nn.Parameter(torch.zeros(3, dtype=torch.float32).to(dtype))
-        name = str(dtype).removeprefix("torch.")
-        with pytest.raises(
-            StudyError, match=f"'odd' is {name}, which cannot be trained; allowed are float32"
-        ):
+        module, said = Network(), f"'odd' is {dtype}, which cannot be trained; allowed are float32"
+        module.odd = nn.Parameter(torch.zeros(3, dtype=torch.float32).to(getattr(torch, dtype)))
+        with pytest.raises(StudyError, match=said):
             run_in_process(1, lambda group: made(mode, module, group, "all_reduce"))
 
     def test_frozen_ones_of_any_dtype_are_allowed(self):

@@ -68,32 +68,21 @@ class Named:
         return nullcontext()
 
 
-def assert_the_same(placement: str, device: torch.device) -> None:
-    """More than two rounds through the batches."""
+def assert_taken(placement: str, device: torch.device, seed: int | None = None) -> None:
+    """More than two rounds through the batches; with a seed each image as its variations say."""
     rows = batches().tolist()
-    for number, (inputs, targets) in enumerate(taken(placement, device, 2 * NUM_BATCHES + 1)):
-        own = rows[number % NUM_BATCHES]
-        assert torch.equal(inputs, split().inputs[own]), number
-        assert torch.equal(targets, split().targets[own]), number
-
-
-def assert_augmented(placement: str, device: torch.device) -> None:
-    """Every image as the variations of its sample say, more than two rounds through the batches."""
-    rows = batches().tolist()
-    for number, (inputs, targets) in enumerate(taken(placement, device, 2 * NUM_BATCHES + 1, seed=3)):
+    for number, (inputs, targets) in enumerate(taken(placement, device, 2 * NUM_BATCHES + 1, seed)):
         own = torch.tensor(rows[number % NUM_BATCHES])
-        assert torch.equal(inputs, crop_and_flip(split().inputs[own], variations(3)[own])), number
+        whole = split().inputs[own]
+        expected = whole if seed is None else crop_and_flip(whole, variations(seed)[own])
+        assert torch.equal(inputs, expected), number
         assert torch.equal(targets, split().targets[own]), number
 
 
+@pytest.mark.parametrize("seed", [None, 3], ids=["as they are", "augmented"])
 @pytest.mark.parametrize("placement", ["device", "loader"])
-def test_batches_come_in_turn_without_end(placement):
-    assert_the_same(placement, CPU)
-
-
-@pytest.mark.parametrize("placement", ["device", "loader"])
-def test_augmented_batches_are_the_same_cropped_and_mirrored(placement):
-    assert_augmented(placement, CPU)
+def test_batches_come_in_turn_without_end(placement, seed):
+    assert_taken(placement, CPU, seed)
 
 
 def test_augmentation_is_of_the_seed_and_changes_no_sample_of_the_split():
@@ -103,20 +92,16 @@ def test_augmentation_is_of_the_seed_and_changes_no_sample_of_the_split():
     assert torch.equal(one.targets, other.targets)
 
 
+@pytest.mark.parametrize("augmented", [False, True])
 @pytest.mark.parametrize("placement", ["device", "loader"])
-def test_augmenting_is_the_phase_input(placement):
+def test_waiting_and_augmenting_are_the_phase_input_and_a_cpu_copies_nothing(placement, augmented):
     marks = Named()
     feeder = feeder_for(placement, split(), batches(), CPU, NUM_WORKERS)
-    AugmentedFeeder(feeder, batches(), variations(), CPU).next(marks)
-    assert marks.seen == [("main", "input")] * 2
-
-
-@pytest.mark.parametrize("placement", ["device", "loader"])
-def test_waiting_for_a_batch_is_the_phase_input_and_a_cpu_copies_nothing(placement):
-    marks = Named()
-    feeder = feeder_for(placement, split(), batches(), CPU, NUM_WORKERS)
-    feeder.next(marks)
-    feeder.next(marks)
+    if augmented:
+        AugmentedFeeder(feeder, batches(), variations(), CPU).next(marks)
+    else:
+        feeder.next(marks)
+        feeder.next(marks)
     assert marks.seen == [("main", "input")] * 2
 
 
@@ -141,13 +126,10 @@ def test_loaders_processes_end_with_it():
 
 @pytest.mark.gpu
 class TestOnAGpu:
+    @pytest.mark.parametrize("seed", [None, 3], ids=["as they are", "augmented"])
     @pytest.mark.parametrize("placement", get_args(InputPlacement))
-    def test_batches_come_in_turn_without_end(self, placement):
-        assert_the_same(placement, torch.device("cuda"))
-
-    @pytest.mark.parametrize("placement", get_args(InputPlacement))
-    def test_augmented_batches_are_the_same_cropped_and_mirrored(self, placement):
-        assert_augmented(placement, torch.device("cuda"))
+    def test_batches_come_in_turn_without_end(self, placement, seed):
+        assert_taken(placement, torch.device("cuda"), seed)
 
     def test_captured_step_trains_on_what_the_eager_one_does(self):
         device, num_steps = torch.device("cuda"), 2 * NUM_BATCHES

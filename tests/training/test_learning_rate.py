@@ -31,22 +31,20 @@ class TestScaledRate:
 
 
 class TestWarmup:
-    def test_rate_rises_in_equal_steps_to_the_peak(self):
-        rate = LearningRate(0.8, warmup_epochs=2)
-        assert [rate.at(step, 2, 10) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
-
-    def test_part_of_an_epoch_is_rounded_to_steps(self):
-        rate = LearningRate(1.0, warmup_epochs=0.5)
-        assert [rate.at(step, 4, 10) for step in range(3)] == [0.5, 1.0, 1.0]
-
-    def test_none_begins_with_the_peak(self):
-        assert LearningRate(0.3).at(0, 10, 10) == 0.3
+    @pytest.mark.parametrize(
+        ("rate", "steps_an_epoch", "expected"),
+        [
+            (LearningRate(0.8, warmup_epochs=2), 2, [0.2, 0.4, 0.6, 0.8, 0.8, 0.8]),
+            (LearningRate(1.0, warmup_epochs=0.5), 4, [0.5, 1.0, 1.0]),  # rounded to steps
+            (LearningRate(0.3), 10, [0.3] * 100),  # none begins with the peak, and a constant rate stays
+        ],
+    )
+    def test_rate_rises_in_equal_steps_to_the_peak(self, rate, steps_an_epoch, expected):
+        found = [rate.at(step, steps_an_epoch, 10) for step in range(len(expected))]
+        assert found == pytest.approx(expected)
 
 
 class TestSchedules:
-    def test_constant_stays(self):
-        assert {LearningRate(0.3).at(step, 10, 10) for step in range(100)} == {0.3}
-
     def test_step_falls_behind_each_milestone(self):
         rate = LearningRate(1.0, schedule="step", milestones=(2, 4), gamma=0.1)
         values = [rate.at(step, 3, 6) for step in (0, 5, 6, 11, 12, 17)]

@@ -1,10 +1,10 @@
 """Local updates: blocks of steps of each rank's own, and what their end makes of the ranks' models."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
-from torch import nn
 
 from scaling.aggregators.registry import create
 from scaling.aggregators.ring import Ring
@@ -22,6 +22,8 @@ from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.step_check import StepCheck
 from scaling.workloads.base import Split
+from tests.training import small
+from tests.training.small import batch_of, perceptron
 
 PLAIN = SgdSettings(0.05)
 MOMENTUM = SgdSettings(0.05, momentum=0.9, weight_decay=1e-3)
@@ -30,17 +32,8 @@ AGGREGATORS = ["all_reduce", "ring", "tree", "host_serial", "host_parallel", "ze
 EVERY, BLOCKS = 3, 4
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 6))
-
-
-def batches(rank: int, count: int = EVERY * BLOCKS) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(rank)
-    return [
-        (torch.randn((10, 12), generator=generator), torch.randint(6, (10,), generator=generator))
-        for _ in range(count)
-    ]
+batches = functools.partial(small.batches, count=EVERY * BLOCKS)
+network = functools.partial(perceptron, 12, 20, 6)
 
 
 def local(group, settings=PLAIN, every=EVERY, outer="average", aggregator="ring", wire=None, **numbers):
@@ -115,7 +108,7 @@ class TestLaws:
     def test_replicas_differ_inside_a_block_and_nothing_is_sent(self):
         def work(group):
             step = local(group)
-            for batch in batches(group.rank, EVERY - 1):
+            for batch in batches(group.rank, count=EVERY - 1):
                 step(*batch)
             inside = flat(step), group.meter.bytes_sent
             step(*batches(group.rank)[0])
@@ -152,19 +145,16 @@ class TestOuterUpdates:
             model, state = update(model, mean, state)
             assert torch.allclose(found.double(), model, rtol=0, atol=3e-6), f"block {block}"
 
-    def test_block_momentum(self):
+    @pytest.mark.parametrize(
+        ("momentum", "rate", "numbers"),
+        [(1 - 1 / 3, 1.0, {}), (0.4, 0.8, {"momentum": 0.4, "learning_rate": 0.8})],
+    )
+    def test_block_momentum(self, momentum, rate, numbers):
         def update(model, mean, delta):
-            delta = (1 - 1 / 3) * delta + mean
+            delta = momentum * delta + rate * mean
             return model + delta, delta
 
-        self.follow(update, outer="block_momentum")
-
-    def test_block_momentum_with_numbers_of_its_own(self):
-        def update(model, mean, delta):
-            delta = 0.4 * delta + 0.8 * mean
-            return model + delta, delta
-
-        self.follow(update, outer="block_momentum", momentum=0.4, learning_rate=0.8)
+        self.follow(update, outer="block_momentum", **numbers)
 
     def test_nesterov_as_diloco_has_it(self):
         def update(model, mean, velocity):
@@ -202,7 +192,7 @@ class TestOptimizerState:
     def states(self, outer, settings):
         def work(group):
             step = local(group, settings, outer=outer)
-            for batch in batches(group.rank, EVERY):
+            for batch in batches(group.rank, count=EVERY):
                 step(*batch)
             return step.state_dict()["own"]["update"]
 
@@ -224,7 +214,7 @@ class TestOptimizerState:
     def test_both_optimizers_count_as_memory(self):
         def work(group):
             step = local(group, MOMENTUM, outer="block_momentum")
-            for batch in batches(group.rank, EVERY):
+            for batch in batches(group.rank, count=EVERY):
                 step(*batch)
             return step.optimizer_state_bytes / step.replica.parameters.nbytes
 
@@ -263,10 +253,7 @@ class TestCheckpoint:
 
 class TestTraining:
     def test_an_epoch_ends_its_last_block_so_that_all_ranks_evaluate_one_model(self):
-        generator = torch.Generator().manual_seed(0)
-        split = Split(
-            torch.randn((140, 12), generator=generator), torch.randint(6, (140,), generator=generator)
-        )
+        split = Split(*batch_of(0, 140))
 
         def work(group):
             step = local(group, MOMENTUM, every=4)  # 7 steps an epoch

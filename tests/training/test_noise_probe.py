@@ -20,9 +20,10 @@ from scaling.training.outer_updates import outer_update
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.workloads.base import Split, cross_entropy
+from tests.training.small import batch_of, batches
 
 SETTINGS = SgdSettings(0.05, momentum=0.9)
-LOCAL = 10
+LOCAL, COUNT = 10, 6
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +36,6 @@ def network(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Linear(12, 20), nn.BatchNorm1d(20), nn.Dropout(dropout), nn.ReLU(), nn.Linear(20, 6)]
     return nn.Sequential(*layers)
-
-
-def batches(rank: int, count: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(rank)
-    return [
-        (torch.randn((LOCAL, 12), generator=generator), torch.randint(6, (LOCAL,), generator=generator))
-        for _ in range(count)
-    ]
 
 
 def gradient(module: nn.Module, inputs, targets) -> torch.Tensor:
@@ -77,7 +70,7 @@ def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32,
         step = make(group, aggregator, gradients, compute)
         probe = NoiseProbe(step, aggregator, gradients, group, LOCAL)
         own = []
-        for number, batch in enumerate(batches(group.rank)):
+        for number, batch in enumerate(batches(group.rank, COUNT)):
             module = network()
             module.load_state_dict(step.replica.module.state_dict())
             chunks = zip(*(values.chunk(parts) for values in batch), strict=True)
@@ -120,19 +113,20 @@ def test_norms_are_those_of_each_ranks_gradient_and_of_the_exact_mean(name, make
 
 
 @pytest.mark.parametrize(
-    "gradients", [GradientSettings(torch.bfloat16), GradientSettings(None, 0.1, "local")]
+    ("name", "make", "gradients", "steps", "rel"),
+    [
+        ("all_reduce", eager, GradientSettings(torch.bfloat16), [1, 3, 5], 1e-2),
+        ("all_reduce", eager, GradientSettings(None, 0.1, "local"), [1, 3, 5], 1e-2),
+        ("ring", blocks, AS_THEY_ARE, [3], 1e-4),  # where models are equal
+    ],
+    ids=["wire", "clipped", "local updates"],
 )
-def test_wire_and_clipped_gradients_are_looked_at_as_they_were_before(gradients):
-    ranks = probed(2, "all_reduce", gradients=gradients)
-    for number, small, big in zip(*(ranks[0][0][key] for key in ("steps", "small", "big")), strict=True):
-        assert (small, big) == pytest.approx(expected(ranks, number), rel=1e-2)
-
-
-def test_local_updates_are_looked_at_where_models_are_equal():
-    ranks = probed(2, "ring", blocks)
-    assert ranks[0][0]["steps"] == [3]
-    for number, small, big in zip(*(ranks[0][0][key] for key in ("steps", "small", "big")), strict=True):
-        assert (small, big) == pytest.approx(expected(ranks, number), rel=1e-4)
+def test_gradients_are_looked_at_as_they_were_before(name, make, gradients, steps, rel):
+    ranks = probed(2, name, make, gradients=gradients)
+    recorded = ranks[0][0]
+    assert recorded["steps"] == steps
+    for number, small, big in zip(steps, recorded["small"], recorded["big"], strict=True):
+        assert (small, big) == pytest.approx(expected(ranks, number), rel=rel)
 
 
 @pytest.mark.parametrize(("accumulate", "parts"), [(1, 2), (5, 5)])
@@ -176,7 +170,7 @@ def test_a_compiled_model_is_not_compiled_again_for_parts():
         step = EagerStep(FlatReplica(Compilable()), create("none"), SETTINGS, group)
         step.replica.module.compile(backend=backend)
         probe = NoiseProbe(step, create("none"), AS_THEY_ARE, group, LOCAL)
-        for number, batch in enumerate(batches(0)):
+        for number, batch in enumerate(batches(0, COUNT)):
             probe.take(number, number, *batch)
         return len(probe.finish_epoch()["steps"])
 
@@ -191,35 +185,26 @@ def test_before_half_a_stride_nothing_is_looked_at(monkeypatch):
     assert recorded["steps"] == [4]
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "hsdp"])
-def test_shards_are_not_looked_at(name):
+@pytest.mark.parametrize(
+    ("name", "world_size", "local"), [("fsdp2", 2, LOCAL), ("hsdp", 2, LOCAL), ("none", 1, 5)]
+)
+def test_shards_and_parts_of_different_sizes_are_not_compared(name, world_size, local):
     def work(group):
-        return NoiseProbe(eager(group, create("ring")), create(name), AS_THEY_ARE, group, LOCAL).is_on
+        step = eager(group, create("none" if name == "none" else "ring"))
+        return NoiseProbe(step, create(name), AS_THEY_ARE, group, local).is_on
 
-    assert run_in_process(2, work) == [False, False]
-
-
-def test_parts_of_different_sizes_are_not_compared():
-    def work(group):
-        step = eager(group, create("none"))
-        return NoiseProbe(step, create("none"), AS_THEY_ARE, group, 5).is_on
-
-    assert run_in_process(1, work) == [False]
+    assert not any(run_in_process(world_size, work))
 
 
 @pytest.mark.parametrize(
     ("name", "make", "world_size"),
     [
-        ("all_reduce", eager, 1),
-        ("ring", eager, 2),
-        ("one_bit", eager, 2),
-        ("ring", layered, 2),
-        ("ring", blocks, 2),
+        *(("all_reduce", eager, 1), ("ring", eager, 2), ("one_bit", eager, 2)),
+        *(("ring", layered, 2), ("ring", blocks, 2)),
     ],
 )
 def test_a_training_is_the_same_bit_for_bit_and_sends_the_same(name, make, world_size):
-    generator = torch.Generator().manual_seed(0)
-    split = Split(torch.randn((80, 12), generator=generator), torch.randint(6, (80,), generator=generator))
+    split = Split(*batch_of(0, 80))
 
     def trained(is_probed):
         def work(group):

@@ -20,6 +20,7 @@ from scaling.training.step_check import StepCheck
 from scaling.training.update import OwnedUpdate
 from scaling.training.update_check import TOLERANCE, adam_problem
 from scaling.workloads.transformer import build_gpt, gpt_shape
+from tests.training.small import batch_of, perceptron
 
 ADAMW = AdamSettings(6e-4, weight_decay=0.1, decoupled=True)
 ADAM = AdamSettings(6e-4, weight_decay=0.1)
@@ -128,9 +129,8 @@ class TestAdam:
 
     def test_what_is_no_number_is_found(self, gpt):
         replayed, state = stepped(ADAMW, gpt.parameters.detach(), noisy(gpt.gradient, 2))
-        next(values for name, values in state.items() if name.startswith("exp_avg/") and len(values))[0] = (
-            math.nan
-        )
+        moment = next(values for name, values in state.items() if name.startswith("exp_avg/") and len(values))
+        moment[0] = math.nan
         assert problem(ADAMW, gpt, replayed, state) is not None
 
 
@@ -160,13 +160,10 @@ def check(monkeypatch, name, settings, *, layered, fault=None, world_size=2):
     monkeypatch.setattr(step_check, "MAX_SECONDS", 0.0)
 
     def work(group):
-        torch.manual_seed(0)
-        replica = FlatReplica(nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 6)))
+        replica, batch = FlatReplica(perceptron(12, 40, 6)), batch_of(group.rank)
         make = (LayeredStep, {"bucket_mb": 1e-3}) if layered else (EagerStep, {})
         step = Replayed(make[0](replica, create(name), settings, group, **make[1]), fault, group.rank)
         before = replica.parameters.clone()
-        generator = torch.Generator().manual_seed(group.rank)
-        batch = torch.randn((10, 12), generator=generator), torch.randint(6, (10,), generator=generator)
         StepCheck(step, create(name), settings, group).steps([batch], 1)
         return torch.equal(before, replica.parameters)
 

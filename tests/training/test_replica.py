@@ -1,23 +1,21 @@
 """A model in two flat buffers: the same model, the same gradient."""
 
 import copy
+import functools
 
 import pytest
 import torch
 from torch import nn
 
-from scaling.training.replica import FlatReplica
+from scaling.training.replica import FlatReplica, add_up, not_finite
+from tests.training.small import batch_of, perceptron
 
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+network = functools.partial(perceptron, 6, 5, 3)
 
 
 @pytest.fixture
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(7, 2, 3, generator=generator), torch.randint(3, (7,), generator=generator)
+def batch():
+    return batch_of(1, 7, 6, 3)
 
 
 def flat(tensors) -> torch.Tensor:
@@ -29,23 +27,17 @@ def test_parameters_keep_their_values_and_order():
     before = flat(module.parameters()).clone()
     replica = FlatReplica(module)
     assert torch.equal(replica.parameters, before)
-    assert replica.layout.names == ("1.weight", "1.bias", "3.weight", "3.bias")
+    assert replica.layout.names == ("0.weight", "0.bias", "2.weight", "2.bias")
     assert replica.layout.shapes == ((5, 6), (5,), (3, 5), (3,))
     assert replica.layout.offsets == (0, 30, 35, 50)
 
 
-def test_writing_to_the_flat_buffer_changes_the_module(batch):
+def test_writing_to_the_flat_buffer_changes_the_module_and_the_other_way_round():
     replica = FlatReplica(network())
     with torch.no_grad():
         replica.parameters.fill_(0.5)
-    assert all(bool((parameter == 0.5).all()) for parameter in replica.module.parameters())
-    assert torch.equal(replica.module[3].bias, torch.full((3,), 0.5))
-
-
-def test_writing_to_the_module_changes_the_flat_buffer():
-    replica = FlatReplica(network())
-    with torch.no_grad():
-        replica.module[1].bias.fill_(9)
+        assert all(bool((parameter == 0.5).all()) for parameter in replica.module.parameters())
+        replica.module[0].bias.fill_(9)
     assert torch.equal(replica.parameters[30:35], torch.full((5,), 9.0))
 
 
@@ -74,22 +66,20 @@ def test_gradients_stay_views_of_the_flat_buffer_after_a_step(batch):
     replica = FlatReplica(network())
     for _ in range(2):
         replica.backward(replica.forward(*batch))
-    for parameter, view in zip(
-        replica.module.parameters(), replica.layout.views(replica.gradient), strict=True
-    ):
+    for parameter, view in zip(replica.trainable, replica.layout.views(replica.gradient), strict=True):
         assert parameter.grad.data_ptr() == view.data_ptr()
         assert parameter.grad.shape == view.shape == parameter.shape
 
 
 def test_frozen_parameters_are_left_out(batch):
     module = network()
-    module[1].weight.requires_grad_(False)
-    frozen = module[1].weight.clone()
+    module[0].weight.requires_grad_(False)
+    frozen = module[0].weight.clone()
     replica = FlatReplica(module)
-    assert replica.layout.names == ("1.bias", "3.weight", "3.bias")
+    assert replica.layout.names == ("0.bias", "2.weight", "2.bias")
     with torch.no_grad():
         replica.parameters.zero_()
-    assert torch.equal(module[1].weight, frozen)
+    assert torch.equal(module[0].weight, frozen)
 
 
 def test_parameter_used_twice_lies_in_the_buffer_once(batch):
@@ -106,3 +96,25 @@ def test_parameter_used_twice_lies_in_the_buffer_once(batch):
     assert replica.layout.num_elements == 9
     replica.backward(replica.forward(*batch))
     assert bool(replica.gradient.abs().sum() > 0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_after_a_step_is_named(bad):
+    replica = FlatReplica(nn.Linear(3, 2))
+    one = torch.ones(())
+    assert not_finite(one, replica) == not_finite(None, replica) == []
+    assert not_finite(one * bad, replica) == ["loss"]
+    replica.trainable[0].grad.view(-1)[0] = bad
+    assert not_finite(one, replica) == ["gradients"]
+    replica.trainable[0].grad = None
+    replica.trainable[1].data[1] = bad
+    assert not_finite(one, replica) == ["parameters"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_loss_that_was_not_finite_in_one_step_alone_is_named(bad):
+    replica, losses = FlatReplica(nn.Linear(3, 2)), None
+    for loss in (1.0, bad, 2.0, -bad, 3.0):
+        losses = add_up(losses, torch.tensor(loss))
+    assert not_finite(losses, replica) == ["loss"]
+    assert add_up(add_up(None, torch.tensor(1.0)), torch.tensor(2.0)).item() == 3.0

@@ -1,7 +1,7 @@
 """Sharded steps: the same training, with each rank's share of the optimizer's state and of the gradients."""
 
+import functools
 import gc
-import itertools
 
 import pytest
 import torch
@@ -18,30 +18,24 @@ from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
+from tests.training.small import perceptron, shared_batches
 
 OPTIMIZERS = {
     "sgd": SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4),
     "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True),
 }
 NUM_STEPS = 5
-GLOBAL_BATCH = 24
 CLIPPED = GradientSettings(clip_norm=0.05)
 BUCKETS_MB = [1e-6, 1e-3, 100.0]
 """A bucket a tensor, some, and one."""
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 41), nn.ReLU(), nn.Linear(41, 30), nn.ReLU(), nn.Linear(30, 7))
+network = functools.partial(perceptron, 12, 41, 30, 7)
 
 
 def trained(step, group: InProcessGroup) -> tuple[torch.Tensor, int]:
-    generator = torch.Generator().manual_seed(3)
-    share = slice(group.rank, None, group.world_size)
-    for _ in range(NUM_STEPS):
-        inputs = torch.randn((GLOBAL_BATCH, 12), generator=generator)
-        targets = torch.randint(7, (GLOBAL_BATCH,), generator=generator)
-        step(inputs[share], targets[share])
+    for batch in shared_batches(group, NUM_STEPS):
+        step(*batch)
     return step.replica.parameters.clone(), step.optimizer_state_bytes
 
 
@@ -53,9 +47,13 @@ def live_bytes() -> dict[int, int]:
 
 
 def eager(aggregator, optimizer, gradients=AS_THEY_ARE):
-    return lambda group: trained(
-        EagerStep(FlatReplica(network()), create(aggregator), OPTIMIZERS[optimizer], group, gradients), group
-    )
+    chosen = (create(aggregator), OPTIMIZERS[optimizer])
+    return lambda group: trained(EagerStep(FlatReplica(network()), *chosen, group, gradients), group)
+
+
+def plainly_layered(aggregator, optimizer, group, bucket_mb=1e-3):
+    chosen = (create(aggregator), OPTIMIZERS[optimizer], group)
+    return LayeredStep(FlatReplica(network()), *chosen, bucket_mb=bucket_mb)
 
 
 def layered(aggregator, optimizer, bucket_mb, gradients=AS_THEY_ARE, accumulate=1):
@@ -118,9 +116,7 @@ def test_each_rank_keeps_its_share_of_the_optimizers_state(world_size):
 @pytest.mark.parametrize(("aggregator", "most"), [("zero1", 6), ("zero2", 0)])
 def test_only_gradients_that_were_not_exchanged_yet_take_memory(aggregator, most):
     def work(group):
-        step = LayeredStep(
-            FlatReplica(network()), create(aggregator), OPTIMIZERS["sgd"], group, bucket_mb=BUCKETS_MB[0]
-        )
+        step = plainly_layered(aggregator, "sgd", group, BUCKETS_MB[0])
         counts = []
         parameters = step.replica.trainable
 
@@ -137,12 +133,7 @@ def test_only_gradients_that_were_not_exchanged_yet_take_memory(aggregator, most
 
 def test_it_goes_on_from_a_saved_state():
     def work(group):
-        def step():
-            return LayeredStep(
-                FlatReplica(network()), create("zero2"), OPTIMIZERS["adamw"], group, bucket_mb=1e-3
-            )
-
-        first, second = step(), step()
+        first, second = (plainly_layered("zero2", "adamw", group) for _ in range(2))
         trained(first, group)
         second.load_state_dict(first.state_dict())
         return trained(first, group)[0], trained(second, group)[0]
@@ -157,28 +148,27 @@ def part(**keys) -> TrainingPart:
     return TrainingPart.model_validate({**fixed, "aggregators": ["zero2"], **keys})
 
 
-@pytest.mark.parametrize(
-    ("step", "device"), [("eager", "cpu"), ("captured", "cuda")], ids=["eager", "captured without buckets"]
-)
+@pytest.mark.parametrize(("step", "device"), [("eager", "cpu"), ("captured", "cuda")])
 def test_gradients_that_are_all_there_cannot_be_released(step, device):
     with pytest.raises(StudyError, match=r"'zero2' releases gradients .* use step: overlapped"):
         check_part(part(step=[step]), [create("zero2")], [2], device, "")
 
 
 def test_combinations_that_shards_allow():
-    for step, (name, device) in itertools.product(["overlapped"], [("zero1", "cpu"), ("zero2", "cuda")]):
-        check_part(part(step=[step]), [create(name)], [1, 2], device, "")
-    check_part(part(step=["captured"], bucket_mb=[25.0]), [create("zero2")], [2], "cuda", "")
-    check_part(part(step=["captured", "eager"]), [create("zero1")], [2], "cuda", "")
+    for keys, name, device in (
+        ({"step": ["overlapped"]}, "zero1", "cpu"),
+        ({"step": ["overlapped"]}, "zero2", "cuda"),
+        ({"step": ["captured"], "bucket_mb": [25.0]}, "zero2", "cuda"),
+        ({"step": ["captured", "eager"]}, "zero1", "cuda"),
+    ):
+        check_part(part(**keys), [create(name)], [1, 2], device, "")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_zero2_keeps_no_gradient_from_one_step_to_the_next(optimizer):
     def work(group):
         before = live_bytes()
-        step = LayeredStep(
-            FlatReplica(network()), create("zero2"), OPTIMIZERS[optimizer], group, bucket_mb=1e-3
-        )
+        step = plainly_layered("zero2", optimizer, group)
         parameters, state_bytes = trained(step, group)
         found = sum(size for address, size in live_bytes().items() if address not in before)
         return found - 2 * parameters.nbytes - state_bytes  # one is the copy that `trained` gives

@@ -1,6 +1,7 @@
 """A run checks its own exchanges, updates and replicas: planted faults fail, right ones leave no trace."""
 
 import dataclasses
+import functools
 import random
 
 import pytest
@@ -27,6 +28,7 @@ from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
+from tests.training import small
 
 SETTINGS = SgdSettings(0.05, momentum=0.9, weight_decay=1e-3, nesterov=True)
 PLAIN = SgdSettings(0.05)
@@ -49,12 +51,7 @@ def network() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def batches(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(rank)
-    return [
-        (torch.randn((10, 12), generator=generator), torch.randint(6, (10,), generator=generator))
-        for _ in range(3)
-    ]
+batches = functools.partial(small.batches, count=3)
 
 
 def make(aggregator, group, settings=PLAIN, *, layered=False):
@@ -268,16 +265,21 @@ class TestPlantedFaults:
         with pytest.raises(ExchangeError, match=r"update is not SGD's|drifted apart"):
             check(create(name), 2, SETTINGS)
 
-    @pytest.mark.parametrize("lost", ["momentum", "weight_decay", "nesterov"])
-    def test_an_update_without_a_part_of_the_rule(self, monkeypatch, lost):
-        original = SgdSettings.optimizer
-        without = {"momentum": {"momentum": 0.0, "nesterov": False}, "weight_decay": {"weight_decay": 0.0}}
-        changed = dataclasses.replace(SETTINGS, **without.get(lost, {"nesterov": False}))
-        monkeypatch.setattr(
-            SgdSettings, "optimizer", lambda self, *args, **named: original(changed, *args, **named)
-        )
-        with pytest.raises(ExchangeError, match="update is not SGD's"):
-            check(create("ring"), 2, SETTINGS)
+    @pytest.mark.parametrize(
+        ("settings", "lost"),
+        [
+            (SETTINGS, {"momentum": 0.0, "nesterov": False}),
+            (SETTINGS, {"weight_decay": 0.0}),
+            (SETTINGS, {"nesterov": False}),
+            (ADAM, {"beta2": 0.9}),
+        ],
+    )
+    def test_an_update_by_another_rule(self, monkeypatch, settings, lost):
+        kind, changed = type(settings), dataclasses.replace(settings, **lost)
+        original = kind.optimizer
+        monkeypatch.setattr(kind, "optimizer", lambda _, *args, **named: original(changed, *args, **named))
+        with pytest.raises(ExchangeError, match=r"update is not (SGD|AdamW)'s"):
+            check(create("ring"), 2, settings)
 
     @pytest.mark.parametrize("settings", [SETTINGS, ADAM_COUPLED, ADAM], ids=["sgd", "adam", "adamw"])
     @pytest.mark.parametrize("fault", ["rate", "twice", "stale", "correction"])

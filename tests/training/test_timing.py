@@ -103,46 +103,51 @@ def counts(made: Measurement) -> tuple[int, int]:
 
 
 class TestWarmUp:
-    def test_it_ends_when_the_last_iterations_have_no_trend(self, clock):
-        made = warmed_up(clock, Extent(warmup=3, iterations=5))
-        assert counts(made) == (10, 0)
-        assert made.warmup_end == "no trend in the last 10 iterations"
-
-    def test_it_has_its_iterations_at_least(self, clock):
-        assert counts(warmed_up(clock, Extent(warmup=17, iterations=5))) == (17, 0)
-
-    def test_it_goes_on_while_iterations_get_faster_to_ten_times_its_own(self, clock):
-        made = warmed_up(clock, Extent(warmup=4, iterations=5), seconds=improving)
-        assert counts(made) == (40, 0)
-        assert made.warmup_end == "a trend was left after 40 iterations"
-
-    def test_it_ends_after_a_quarter_of_the_budget(self, clock):
-        made = warmed_up(clock, Extent(warmup=100, iterations=5, max_seconds=20))
-        assert counts(made) == (5, 0)
-        assert made.warmup_end == "a quarter of max_seconds is used"
+    @pytest.mark.parametrize(
+        ("extent", "seconds", "number", "end"),
+        [
+            (Extent(3, 5), steady, 10, "no trend in the last 10 iterations"),
+            (Extent(17, 5), steady, 17, "no trend in the last 10 iterations"),  # its iterations at least
+            (
+                Extent(4, 5),
+                improving,
+                40,
+                "a trend was left after 40 iterations",
+            ),  # ten times its own
+            (Extent(100, 5, max_seconds=20), steady, 5, "a quarter of max_seconds is used"),
+        ],
+    )
+    def test_it_ends_when_the_last_iterations_have_no_trend_or_it_is_long(
+        self, clock, extent, seconds, number, end
+    ):
+        made = warmed_up(clock, extent, seconds=seconds)
+        assert (counts(made), made.warmup_end) == ((number, 0), end)
 
     @pytest.mark.parametrize("extent", [Extent(0, 2), Extent(10, 2, max_seconds=1e-6)])
     def test_it_is_one_iteration_at_least(self, clock, extent):
         assert counts(warmed_up(clock, extent, seconds=improving))[0] >= 1
 
     def test_it_goes_by_the_slowest_rank(self, clock):
-        extent = Extent(warmup=100, iterations=5, max_seconds=20)
-        made = warmed_up(clock, extent, seconds=lambda _: 0.5, factor=2)
-        assert counts(made) == (5, 0)
-        assert made.seconds["warmup"] == 5
+        made = warmed_up(clock, Extent(100, 5, max_seconds=20), seconds=lambda _: 0.5, factor=2)
+        assert (counts(made), made.seconds["warmup"]) == ((5, 0), 5)
 
 
 class TestUnsplitIterations:
-    @pytest.mark.parametrize("seconds", [steady, noisy, improving])
-    def test_without_a_goal_they_are_as_many_as_asked_for(self, clock, seconds):
-        made = measured(clock, Extent(3, 50), seconds=seconds)
-        assert counts(made)[1] == 50
-        assert made.stop_reason == "iterations"
-
-    def test_they_end_when_the_median_is_known_well_enough(self, clock):
-        made = measured(clock, Extent(3, 1000, precision_goal=0.01))
-        assert counts(made)[1] == 20
-        assert made.stop_reason == "precision"
+    @pytest.mark.parametrize(
+        ("extent", "seconds", "number", "reason"),
+        [
+            *((Extent(3, 50), seconds, 50, "iterations") for seconds in (steady, noisy, improving)),
+            (Extent(3, 1000, precision_goal=0.01), steady, 20, "precision"),
+            (Extent(3, 35, precision_goal=1e-6), noisy, 35, "iterations"),  # a goal that is not reached
+            # A known median is not enough before the least time.
+            (Extent(3, 1000, precision_goal=0.01, min_seconds=55), steady, 60, "precision"),
+        ],
+    )
+    def test_they_end_when_the_median_is_known_well_enough_or_they_are_as_many_as_asked_for(
+        self, clock, extent, seconds, number, reason
+    ):
+        made = measured(clock, extent, seconds=seconds)
+        assert (counts(made)[1], made.stop_reason) == (number, reason)
 
     def test_coarser_goal_is_reached_sooner(self, clock):
         fine = measured(clock, Extent(3, 1000, precision_goal=0.02), seconds=noisy)
@@ -150,28 +155,17 @@ class TestUnsplitIterations:
         assert counts(coarse)[1] < counts(fine)[1] < 1000
         assert coarse.stop_reason == fine.stop_reason == "precision"
 
-    def test_goal_that_is_not_reached_ends_with_the_iterations(self, clock):
-        made = measured(clock, Extent(3, 35, precision_goal=1e-6), seconds=noisy)
-        assert counts(made)[1] == 35
-        assert made.stop_reason == "iterations"
-
-    def test_known_median_is_not_enough_before_the_least_time(self, clock):
-        made = measured(clock, Extent(3, 1000, precision_goal=0.01, min_seconds=55))
-        assert counts(made)[1] == 60
-        assert made.stop_reason == "precision"
-
-    def test_budget_is_for_warm_up_and_them_together(self, clock):
-        made = measured(clock, Extent(100, 1000, max_seconds=40))
-        assert counts(made) == (10, 30)
-        assert made.stop_reason == "seconds"
+    @pytest.mark.parametrize(("own_s", "factor"), [(1.0, 1), (0.5, 2)])
+    def test_budget_is_for_warm_up_and_them_together_on_the_slowest_rank(self, clock, own_s, factor):
+        made = measured(clock, Extent(100, 1000, max_seconds=40), seconds=lambda _: own_s, factor=factor)
+        assert (counts(made), made.stop_reason) == ((10, 30), "seconds")
         assert made.seconds == {"warmup": 10, "unprofiled": 30}
+        assert {row["step_s"] for row in made.rows} == {own_s}  # samples are the rank's own
 
     @pytest.mark.parametrize("precision_goal", [None, 1e-6])
     def test_budget_is_not_overrun_by_a_block(self, clock, precision_goal):
-        extent = Extent(100, 1000, precision_goal, min_seconds=1000, max_seconds=47.5)
-        made = measured(clock, extent)
-        assert made.stop_reason == "seconds"
-        assert sum(made.seconds.values()) == 47
+        made = measured(clock, Extent(100, 1000, precision_goal, min_seconds=1000, max_seconds=47.5))
+        assert (made.stop_reason, sum(made.seconds.values())) == ("seconds", 47)
 
     @pytest.mark.parametrize("iterations", [1, 2, 3, 50])
     def test_they_are_three_at_least_where_so_many_are_asked_for(self, clock, iterations):
@@ -182,12 +176,6 @@ class TestUnsplitIterations:
         """The first one sets things up: it does not tell how many fit."""
         made = measured(clock, Extent(1, 1000, max_seconds=100), seconds=lambda n: 1.0 if n else 20.0)
         assert counts(made)[1] == 100 - 20 - (counts(made)[0] - 1)
-
-    def test_they_go_by_the_slowest_rank(self, clock):
-        made = measured(clock, Extent(100, 1000, max_seconds=40), seconds=lambda _: 0.5, factor=2)
-        assert counts(made) == (10, 30)
-        assert made.seconds["unprofiled"] == 30
-        assert {row["step_s"] for row in made.rows} == {0.5}  # samples are the rank's own
 
 
 class TestBlocks:
@@ -234,14 +222,11 @@ class TestSplitIterations:
         assert counts(made) == (PROFILED_SETTLING, kept)
 
     def test_study_may_ask_for_fewer_than_three(self, clock):
-        assert counts(self.split(clock, Extent(3, 5, max_seconds=1, profiled_iterations=2))) == (
-            PROFILED_SETTLING,
-            2,
-        )
+        made = self.split(clock, Extent(3, 5, max_seconds=1, profiled_iterations=2))
+        assert counts(made) == (PROFILED_SETTLING, 2)
 
     def test_they_go_by_the_slowest_rank(self, clock):
-        extent = Extent(3, 5, max_seconds=40, profiled_iterations=20)
-        made = self.split(clock, extent, seconds=lambda _: 1.0, factor=2)
+        made = self.split(clock, Extent(3, 5, max_seconds=40, profiled_iterations=20), factor=2)
         assert counts(made) == (PROFILED_SETTLING, 10)
         assert made.seconds["profiled"] == 2 * (PROFILED_SETTLING + 10)
 
@@ -254,35 +239,15 @@ class TestSplitIterations:
         assert len([row for row in made.rows if row["profiled"]]) == PROFILED_SETTLING + 7
 
 
-class TestRows:
-    @pytest.fixture
-    def rows(self, clock) -> list[dict]:
-        made = measurement(clock, Extent(3, 5, profiled_iterations=4))
-        made.host_offset_s = 500.0
-        made.warm_up()
-        made.measure()
-        made.profile(settle_each=False)
-        return made.rows
-
-    def test_iterations_count_on_over_the_parts(self, rows):
-        assert [row["iteration"] for row in rows] == list(range(10 + 5 + PROFILED_SETTLING + 4))
-
-    def test_unprofiled_ones_have_a_length_and_no_spans(self, rows):
-        assert rows[0] == {"iteration": 0, "warmup": True, "profiled": False, "start_s": 500.0, "step_s": 1.0}
-        assert rows[12] == {
-            "iteration": 12,
-            "warmup": False,
-            "profiled": False,
-            "start_s": 512.0,
-            "step_s": 1.0,
-        }
-
-    def test_profiled_ones_have_spans(self, rows):
-        assert rows[-1] == {
-            "iteration": 20,
-            "warmup": False,
-            "profiled": True,
-            "start_s": 520.0,
-            "step_s": 1.0,
-            "spans": [["forward", "main", 0.0, 1.0]],
-        }
+def test_rows_count_on_over_the_parts_and_profiled_ones_have_spans(clock):
+    made = measurement(clock, Extent(3, 5, profiled_iterations=4))
+    made.host_offset_s = 500.0
+    made.warm_up()
+    made.measure()
+    made.profile(settle_each=False)
+    assert [row["iteration"] for row in made.rows] == list(range(10 + 5 + PROFILED_SETTLING + 4))
+    usual = {"warmup": False, "profiled": False, "step_s": 1.0}
+    assert made.rows[0] == {**usual, "iteration": 0, "warmup": True, "start_s": 500.0}
+    assert made.rows[12] == {**usual, "iteration": 12, "start_s": 512.0}
+    spans = {"profiled": True, "spans": [["forward", "main", 0.0, 1.0]]}
+    assert made.rows[-1] == {**usual, "iteration": 20, "start_s": 520.0, **spans}

@@ -18,7 +18,7 @@ from scaling.collectives.owners import sharded_owners, star
 from scaling.collectives.ring import ring
 from scaling.collectives.tree import tree
 from scaling.process_group import InProcessGroup, run_in_process
-from scaling.training.optimizers import SgdSettings
+from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.update import SiteUpdate, update_at
@@ -35,6 +35,8 @@ SETTINGS = [
     SgdSettings(0.1, momentum=0.9, nesterov=True),
     SgdSettings(0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
 ]
+ADAM = AdamSettings(0.01, weight_decay=0.1, beta1=0.8, beta2=0.99, epsilon=1e-6)
+ADAMW = AdamSettings(0.01, weight_decay=0.1, decoupled=True)
 
 
 @dataclass(frozen=True)
@@ -258,11 +260,12 @@ class TestReplica:
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("settings", [SETTINGS[-1], ADAM, ADAMW], ids=["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("in_place", [True, False], ids=["same step", "new step"])
 @pytest.mark.parametrize("aggregator", [*REPLICAS, *ELSEWHERE], ids=lambda one: one.label())
-def test_step_that_is_saved_and_loaded_goes_on_with_the_same_bits(aggregator, in_place, world_size):
+def test_step_that_is_saved_and_loaded_goes_on_with_the_same_bits(aggregator, in_place, settings, world_size):
     def work(group: InProcessGroup) -> bool:
         generator = torch.Generator().manual_seed(group.rank)
         batches = [torch.randn(8, 7, generator=generator) for _ in range(6)]
@@ -272,12 +275,12 @@ def test_step_that_is_saved_and_loaded_goes_on_with_the_same_bits(aggregator, in
                 step(batch, torch.arange(8) % 3)
             return step.replica.parameters.clone()
 
-        step = EagerStep(small_replica(), aggregator, SETTINGS[-1], group)
+        step = EagerStep(small_replica(), aggregator, settings, group)
         run(step, 0, 3)
         saved = step.state_dict()
         through = run(step, 3, 6)
         if not in_place:
-            step = EagerStep(small_replica(), aggregator, SETTINGS[-1], group)
+            step = EagerStep(small_replica(), aggregator, settings, group)
         step.load_state_dict(saved)
         return torch.equal(run(step, 3, 6), through)
 
@@ -338,10 +341,9 @@ def test_phases_are_marked(aggregator, expected):
     assert run_in_process(2, work) == expected
 
 
-@pytest.mark.parametrize("threads_before", [2])
-def test_serial_host_steps_with_one_thread_and_gives_the_others_back(monkeypatch, threads_before):
+def test_serial_host_steps_with_one_thread_and_gives_the_others_back(monkeypatch):
     set_to = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads_before)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
 
     def work(group: InProcessGroup) -> None:
@@ -350,7 +352,7 @@ def test_serial_host_steps_with_one_thread_and_gives_the_others_back(monkeypatch
         training.update.apply(torch.ones(NUM_PARAMETERS))
 
     run_in_process(1, work)
-    assert set_to == [1, threads_before]
+    assert set_to == [1, 2]
 
 
 @pytest.mark.parametrize("aggregator", [Ring(), StarRoot(), HostSerial()], ids=lambda one: one.name)
