@@ -39,30 +39,19 @@ def by_difference(study, cell_id):
     return next(row["exposed_by_difference_s"] for row in rows if row["cell_id"] == cell_id)
 
 
-def test_difference_is_to_the_cell_that_is_the_same_in_all_but_the_aggregator(study):
+@pytest.mark.parametrize(("step_s", "difference_s"), [(1.25, 0.25), (0.75, -0.25)])
+def test_difference_is_to_the_cell_that_is_the_same_in_all_but_the_aggregator(study, step_s, difference_s):
     study.add_steps([[1.0]], world_size=2)
     study.add_steps([[9.0]], world_size=4)
-    ring = study.add_steps([[1.25]], aggregator="ring", world_size=2)
-    assert by_difference(study, ring) == 0.25
-
-
-def test_negative_difference_is_not_clipped(study):
-    study.add_steps([[1.0]], world_size=2)
-    ring = study.add_steps([[0.75]], aggregator="ring", world_size=2)
-    assert by_difference(study, ring) == -0.25
+    ring = study.add_steps([[step_s]], aggregator="ring", world_size=2)
+    assert by_difference(study, ring) == difference_s
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        {"world_size": 4},
-        {"input_placement": "pageable"},
-        {"step": "captured"},
-        {"peer_access": False},
-        {"seed": 1},
-        {"memory_format": "channels_last"},
-        {"augmentation": "standard"},
-        {"batch": 32},
+        *({"world_size": 4}, {"input_placement": "pageable"}, {"step": "captured"}, {"peer_access": False}),
+        *({"seed": 1}, {"memory_format": "channels_last"}, {"augmentation": "standard"}, {"batch": 32}),
         {"aa_replicate": 1},
     ],
     ids=str,
@@ -75,14 +64,8 @@ def test_cell_that_differs_in_more_is_no_control_arm(study, other):
 
 def test_overlapped_arm_is_controlled_on_its_path_at_its_bucket_size(study):
     def add(label, step_s, bucket_mb):
-        return study.add_steps(
-            [[step_s]],
-            aggregator=label.partition("(")[0],
-            aggregator_label=label,
-            world_size=2,
-            step="overlapped",
-            bucket_mb=bucket_mb,
-        )
+        cell = {"aggregator": label.partition("(")[0], "aggregator_label": label, "bucket_mb": bucket_mb}
+        return study.add_steps([[step_s]], world_size=2, step="overlapped", **cell)
 
     add("none", 0.5, None)
     add("no_op", 0.75, 25.0)
@@ -111,15 +94,11 @@ def arm(exposed_s, by_difference_s, **values):
 
 def checked(cell, control, half_ratio=0.005, differing_s=None):
     """The check in words, of a difference that is known to within `half_ratio` of the iteration."""
-    error = None if half_ratio is None else half_ratio / 2
-    difference = Difference(0.0, error, None if error is None else 1000.0)
-    shown = {
-        name: cell[name] - control[name]
-        for name in COLUMNS_COMPARED
-        if cell[name] is not None and control[name] is not None
-    }
-    differing = shown if differing_s is None else differing_s
-    return text_of(exposed_check(cell, control, difference, lambda: differing))
+    known = (None, None) if half_ratio is None else (half_ratio / 2, 1000.0)
+    if differing_s is None:
+        both = [name for name in COLUMNS_COMPARED if None not in (cell[name], control[name])]
+        differing_s = {name: cell[name] - control[name] for name in both}
+    return text_of(exposed_check(cell, control, Difference(0.0, *known), lambda: differing_s))
 
 
 class TestCheck:

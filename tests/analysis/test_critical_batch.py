@@ -11,13 +11,7 @@ import pytest
 import typer
 
 from scaling.analysis.columns import to_rows
-from scaling.analysis.critical_batch import (
-    BatchSteps,
-    fit_steps,
-    learning_plans,
-    rate_rule,
-    steps_to_target,
-)
+from scaling.analysis.critical_batch import BatchSteps, fit_steps, learning_plans, rate_rule, steps_to_target
 from scaling.analysis.samples import TrainingSamples, read_cells
 from scaling.analysis.summary import build_table
 from scaling.errors import ScalingError
@@ -109,18 +103,26 @@ def samples_of(accuracies, steps):
     )
 
 
-def test_steps_are_interpolated_within_the_epoch_and_half_of_the_first():
-    cell = {"target_accuracy": 0.9}
-    steps, variance = steps_to_target(samples_of([0.5, 0.8, 1.0], [100.0] * 3), cell)
-    assert (steps, variance) == (pytest.approx(250), pytest.approx((100 / 250) ** 2 / 12))
-    assert steps_to_target(samples_of([0.95, 0.97], [100.0] * 2), cell)[0] == 50
-    assert steps_to_target(samples_of([np.nan, 0.95], [100.0] * 2), cell)[0] == 150
-    assert steps_to_target(samples_of([0.5, 0.8], [100.0] * 2), cell) is None
-    assert steps_to_target(samples_of([0.95], [0.0]), cell) is None, "a folder that lost its steps"
-    in_bits = {"target_bits_per_byte": 2.0}
+@pytest.mark.parametrize(
+    ("accuracies", "steps", "expected"),
+    [
+        ([0.5, 0.8, 1.0], [100.0] * 3, 250),
+        ([0.95, 0.97], [100.0] * 2, 50),
+        ([np.nan, 0.95], [100.0] * 2, 150),
+        ([0.5, 0.8], [100.0] * 2, None),
+        ([0.95], [0.0], None),  # a folder that lost its steps
+    ],
+)
+def test_steps_are_interpolated_within_the_epoch_and_half_of_the_first(accuracies, steps, expected):
+    found = steps_to_target(samples_of(accuracies, steps), {"target_accuracy": 0.9})
+    variance = expected and pytest.approx((100 / expected) ** 2 / 12)
+    assert found == (None if expected is None else (pytest.approx(expected), variance))
+
+
+def test_steps_to_a_target_in_bits_are_interpolated_too():
     losses = samples_of([np.nan] * 2, [100.0] * 2)
     object.__setattr__(losses, "test_loss", np.array([3.0, 1.0]) * math.log(2))
-    assert steps_to_target(losses, in_bits)[0] == pytest.approx(150)
+    assert steps_to_target(losses, {"target_bits_per_byte": 2.0})[0] == pytest.approx(150)
 
 
 def test_more_seeds_do_not_make_the_uncertainty_of_evaluation_smaller():

@@ -110,13 +110,8 @@ def test_records_of_before_have_none():
 
 def recorded(steps, seed):
     drawn = quadratic(np.random.default_rng(seed), steps)
-    return {
-        "small_batch": LOCAL,
-        "big_batch": LOCAL * RANKS,
-        "steps": list(range(steps)),
-        "small": drawn.small.tolist(),
-        "big": drawn.big.tolist(),
-    }
+    looks = {"steps": list(range(steps)), "small": drawn.small.tolist(), "big": drawn.big.tolist()}
+    return {"small_batch": LOCAL, "big_batch": LOCAL * RANKS, **looks}
 
 
 @pytest.fixture

@@ -12,20 +12,16 @@ from scaling.measure.probe.series import size_text
 from scaling.store.history import Campaign
 
 
-def campaigns(logs, hosts=None, names=None):
+def campaigns(logs, hosts=None, names="abcdefgh"):
     """One of each column of [stream, campaign] logarithms."""
     return [
         Campaign(
-            name=f"{number + 1:04d}",
-            started=f"2026-01-{number + 1:02d}T00:00:00+00:00",
-            seconds={
-                name: math.exp(row[number]) for name, row in zip(names or "abcdefgh", logs, strict=False)
-            },
-            hosts=[*hosts[number]] if hosts else ["host"],
-            commit=None,
+            name=f"{number + 1:04d}", started=f"2026-01-{number + 1:02d}T00:00:00+00:00",
+            seconds={name: math.exp(one) for name, one in zip(names, column, strict=False)},
+            hosts=[*hosts[number]] if hosts else ["host"], commit=None,
         )
-        for number in range(logs.shape[1])
-    ]
+        for number, column in enumerate(logs.T)
+    ]  # fmt: skip
 
 
 def noise(count, seed=0, streams=4):

@@ -17,8 +17,7 @@ from scaling.report.status import status_table
 from scaling.report.text import title_of
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.pruning import judge
-from scaling.study.resolve import resolve
-from scaling.study.schema import parse_study
+from tests.made import made_cells
 
 PLAIN = [[0.010, 0.011, 0.012]]
 DROPPING = [[0.020, 0.021, 0.022]]
@@ -82,11 +81,9 @@ def test_cells_of_two_folders_match_by_it(made, make_study):
 
 
 def test_it_makes_a_workload_of_its_own_to_recommend_for(made):
-    found = {
-        title_of(one.workload).rpartition(", ")[2]: one.choice.row
-        for one in recommend(made.table, made.cells)
-    }
-    assert {title: row["dropout"] for title, row in found.items()} == {"dropout 0": 0.0, "dropout 0.5": 0.5}
+    found = [(title_of(one.workload), one.choice.row["dropout"]) for one in recommend(made.table, made.cells)]
+    told = {title.rpartition(", ")[2]: dropout for title, dropout in found}
+    assert told == {"dropout 0": 0.0, "dropout 0.5": 0.5}
 
 
 def test_status_names_it_where_cells_differ_in_it(study, line):
@@ -121,19 +118,9 @@ def values_of(cell):
 
 
 def dropping(**changes):
-    whole = parse_study(
-        {
-            "name": "by-hand",
-            "device": "cpu",
-            "workloads": [{"model": "resnet-56", "dataset": "synthetic", "global_batch": 8}],
-            "aggregators": ["ring", "tree"],
-            "world_sizes": [2],
-            "scaling": "strong",
-            "noise_pair": False,
-        },
-        "my.yaml",
-    )
-    cells = resolve(whole, AvailableMachine(num_gpus=0, num_cores=2)).trained
+    workload = {"model": "resnet-56", "dataset": "synthetic", "global_batch": 8}
+    more = {"device": "cpu", "workloads": [workload], "aggregators": ["ring", "tree"], "world_sizes": [2]}
+    cells = made_cells(AvailableMachine(num_gpus=0, num_cores=2), **more)
     return [DroppingCell(**{**values_of(cell), **changes}) for cell in cells]
 
 

@@ -15,14 +15,8 @@ from scaling.axes import OWN_ADAM, Shared, agree, as_trained
 from scaling.store import ResultsFolder
 
 FOLDER = Path(__file__).parents[2] / "results" / "reference" / "converge-gpt-adam-cpu"
-ADAMW = {
-    "optimizer": "adamw",
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "epsilon": 1e-8,
-    "weight_decay": 0.01,
-    "momentum": 0.0,
-}
+BETAS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+ADAMW = {"optimizer": "adamw", **BETAS, "weight_decay": 0.01, "momentum": 0.0}
 BY_SGD = {"optimizer": "sgd", "weight_decay": 0.01, "momentum": 0.0, "aggregator": OWN_ADAM, "lossy": True}
 
 

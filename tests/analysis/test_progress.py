@@ -22,14 +22,7 @@ def folder(tmp_path):
 
 
 VARIABLES = {
-    **{
-        "kind": "iteration",
-        "model": "mlp",
-        "dataset": "digits",
-        "step": "eager",
-        "device": "cpu",
-        "threads": 1,
-    },
+    **{"kind": "iteration", "model": "mlp", "dataset": "digits", "step": "eager", "device": "cpu"},
     **{"scaling": "strong", "local_batch": 32, "global_batch": 64, "learning_rate": 0.1, "momentum": 0.0},
     **{"threads": 1, "seed": 0},
 }

@@ -17,96 +17,75 @@ def around(step_s, spread=0.001):
     return [[step_s - spread], [step_s], [step_s + spread]]
 
 
-def test_clear_winner_is_named_with_interval_and_speedup(study):
-    study.add_steps(around(4.0))
-    study.add_steps(around(2.0), aggregator="ring", world_size=2)
-    study.add_steps(around(1.0), aggregator="ring", world_size=4)
+def on(world_size, aggregator="ring", **more):
+    return {"aggregator": aggregator, "world_size": world_size, **more}
+
+
+LOSSY = on(4, "one_bit", lossy=True)
+RANKED = {
+    "a clear winner, with interval and speedup": (
+        [(around(4.0), {}), (around(2.0), on(2)), (around(1.0), on(4))],
+        ["strong scaling, global batch 64, cpu: with several workers, the fastest is ring on 4",
+         "95% interval 99", r"4\.00 ±\d\.\d% times the throughput of one worker"],
+        [],
+    ),
+    "launches do not tell": (
+        [(around(4.0), {}), ([[0.9], [1.0], [1.1]], on(4)), ([[1.15], [1.05], [0.95]], on(4, "tree")),
+         (around(3.0), on(2))],
+        ["no aggregator is clearly fastest", "tree on 4 workers may be faster"],
+        ["the fastest is", "ring on 2 workers"],
+    ),
+    "launches scatter together": (
+        [([[0.9], [1.0], [1.1]], on(4)), ([[0.945], [1.049], [1.156]], on(4, "tree"))],
+        ["the fastest is ring on 4 workers"], [],
+    ),
+    "within three percent": (
+        [(around(1.000), on(4)), (around(1.0005)[::-1], on(4, "tree"))],
+        ["tree on 4 workers is not faster by more than 3%"], [],
+    ),
+    "within three percent of the fastest of three": (
+        [(around(1.0), on(4)), (around(1.01), on(4, "tree")), (around(1.2), on(4, "host_parallel"))],
+        ["ring on 4 workers has the shortest step",
+         "tree on 4 workers is within 3%; all others take longer."],
+        [],
+    ),
+    "a lossy one leaves no exact one open": (
+        [(around(1.0), on(4)), (around(5.0), on(4, "tree")), ([[0.8], [1.1], [1.3]], LOSSY)],
+        ["the fastest is ring on 4 workers",
+         "all other exact ones take longer. one_bit on 4 workers, lossy, may be faster."],
+        [],
+    ),
+    "one launch": (
+        [([[4.0]], {}), ([[1.0] * 20], on(4)), ([[2.0] * 20], on(4, "tree"))],
+        ["ring on 4 workers has the shortest step", "One launch only: another may rank them differently"],
+        ["the fastest is"],
+    ),
+    "a control arm is no candidate": (
+        [(around(4.0), {}), (around(1.0), on(4, "none")), (around(2.0), on(4))],
+        ["ring on 4 workers takes"], ["none on 4 workers"],
+    ),
+    "more workers are slower": (
+        [(around(1.0), {}), (around(2.0), on(2))],
+        [r"More workers than one did not help: one worker \(none on 1 worker, "], [],
+    ),
+    "more workers are as fast": (
+        [(around(1.0), {}), (around(1.001), on(2))], ["within 3%: more workers did not help"], [],
+    ),
+    "weak scaling is judged by throughput": (
+        [(around(1.0), {"scaling": "weak"}), (around(1.1), on(2, scaling="weak")),
+         (around(1.2), on(4, scaling="weak"))],
+        ["the fastest is ring on 4 workers"], ["did not help"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("cells", "claimed", "unsaid"), RANKED.values(), ids=RANKED)
+def test_only_what_the_launches_tell_is_claimed_of_the_fastest(study, cells, claimed, unsaid):
+    for steps, cell in cells:
+        study.add_steps(steps, **cell)
     text = said(study)
-    assert "strong scaling, global batch 64, cpu: with several workers, the fastest is ring on 4" in text
-    assert "95% interval 99" in text
-    assert re.search(r"4\.00 ±\d\.\d% times the throughput of one worker", text)
-
-
-def test_no_winner_is_named_where_the_launches_do_not_tell(study):
-    study.add_steps(around(4.0))
-    study.add_steps([[0.9], [1.0], [1.1]], aggregator="ring", world_size=4)
-    study.add_steps([[1.15], [1.05], [0.95]], aggregator="tree", world_size=4)
-    study.add_steps(around(3.0), aggregator="ring", world_size=2)
-    text = said(study)
-    assert "the fastest is" not in text
-    assert "no aggregator is clearly fastest" in text
-    assert "tree on 4 workers may be faster" in text
-    assert "ring on 2 workers" not in text
-
-
-def test_winner_is_named_where_the_launches_scatter_together(study):
-    study.add_steps([[0.9], [1.0], [1.1]], aggregator="ring", world_size=4)
-    study.add_steps([[0.945], [1.049], [1.156]], aggregator="tree", world_size=4)
-    assert "the fastest is ring on 4 workers" in said(study)
-
-
-def test_times_within_three_percent_are_not_faster_by_more(study):
-    study.add_steps(around(1.000), aggregator="ring", world_size=4)
-    study.add_steps(around(1.0005)[::-1], aggregator="tree", world_size=4)
-    assert "tree on 4 workers is not faster by more than 3%" in said(study)
-
-
-def test_those_within_three_percent_are_named_next_to_the_fastest(study):
-    study.add_steps(around(1.0), aggregator="ring", world_size=4)
-    study.add_steps(around(1.01), aggregator="tree", world_size=4)
-    study.add_steps(around(1.2), aggregator="host_parallel", world_size=4)
-    text = said(study)
-    assert "ring on 4 workers has the shortest step" in text
-    assert "tree on 4 workers is within 3%; all others take longer." in text
-
-
-def test_lossy_ones_do_not_leave_the_fastest_exact_one_open(study):
-    study.add_steps(around(1.0), aggregator="ring", world_size=4)
-    study.add_steps(around(5.0), aggregator="tree", world_size=4)
-    study.add_steps([[0.8], [1.1], [1.3]], aggregator="one_bit", world_size=4, lossy=True)
-    text = said(study)
-    assert "the fastest is ring on 4 workers" in text
-    assert "all other exact ones take longer. one_bit on 4 workers, lossy, may be faster." in text
-
-
-def test_one_launch_is_said_to_be_one(study):
-    study.add_steps([[4.0]])
-    study.add_steps([[1.0] * 20], aggregator="ring", world_size=4)
-    study.add_steps([[2.0] * 20], aggregator="tree", world_size=4)
-    text = said(study)
-    assert "ring on 4 workers has the shortest step" in text
-    assert "One launch only: another may rank them differently" in text
-    assert "the fastest is" not in text
-
-
-def test_control_arms_are_no_candidates(study):
-    study.add_steps(around(4.0))
-    study.add_steps(around(1.0), world_size=4)
-    study.add_steps(around(2.0), aggregator="ring", world_size=4)
-    text = said(study)
-    assert "ring on 4 workers takes" in text
-    assert "none on 4 workers" not in text
-
-
-def test_more_workers_that_did_not_help_are_said_not_to(study):
-    study.add_steps(around(1.0))
-    study.add_steps(around(2.0), aggregator="ring", world_size=2)
-    assert "More workers than one did not help: one worker (none on 1 worker, " in said(study)
-
-
-def test_more_workers_that_are_as_fast_as_one_did_not_help(study):
-    study.add_steps(around(1.0))
-    study.add_steps(around(1.001), aggregator="ring", world_size=2)
-    assert "within 3%: more workers did not help" in said(study)
-
-
-def test_weak_scaling_is_judged_by_throughput(study):
-    study.add_steps(around(1.0), scaling="weak")
-    study.add_steps(around(1.1), scaling="weak", aggregator="ring", world_size=2)
-    study.add_steps(around(1.2), scaling="weak", aggregator="ring", world_size=4)
-    text = said(study)
-    assert "the fastest is ring on 4 workers" in text
-    assert "did not help" not in text
+    assert [part for part in claimed if not re.search(part, text)] == []
+    assert [part for part in unsaid if part in text] == []
 
 
 @pytest.mark.parametrize(("num_cores", "warned"), [(4, False), (3, True), (None, False)])

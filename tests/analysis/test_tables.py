@@ -8,16 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scaling.analysis.columns import BUDGET_COLUMNS, columns, to_rows
+from scaling.analysis.columns import BUDGET_COLUMNS, columns
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table, table_csv
 from scaling.errors import StoreError
 from scaling.report.text import title_of
-
-
-def rows_of(study):
-    return to_rows(summary_table(study.folder))
+from tests.made_studies import rows_of
 
 
 def test_steps_are_of_the_slowest_rank_aligned_by_iteration_without_warm_up(study, line):
@@ -134,28 +131,14 @@ def test_values_that_do_not_exist_are_empty_in_the_file_and_never_zero(study, li
     study.add([[[line(0, 1.0, forward_s=0.96)]]])
     (written,) = csv.DictReader(io.StringIO(table_csv(summary_table(study.folder))))
     empty = (
-        "iteration_s_low",
-        "exposed_comm_s",
-        "hidden_comm_s",
-        "bucket_mb",
-        "loader_workers",
-        "profiling_overhead_s",
-        "skew_s",
-        "exposed_by_difference_s",
-        "exposed_check",
-        "noise_floor",
-        "joules_per_sample",
-        "memory_peak_bytes",
-        "warnings",
-        "h2d_s",
-        "peer_access",
-        "num_nodes",
-        "epochs",
+        *("iteration_s_low", "exposed_comm_s", "hidden_comm_s", "bucket_mb", "loader_workers", "skew_s"),
+        *("profiling_overhead_s", "exposed_by_difference_s", "exposed_check", "noise_floor", "warnings"),
+        *("joules_per_sample", "memory_peak_bytes", "h2d_s", "peer_access", "num_nodes", "epochs", "reason"),
+        *("final_test_accuracy", "train_s", "wire_bytes_per_rank", "notes"),
     )
-    empty += ("final_test_accuracy", "train_s", "wire_bytes_per_rank", "reason", "notes")
     assert {name: written[name] for name in empty} == dict.fromkeys(empty, "")
-    assert written["forward_s"] == "0.96"
-    assert (written["input_placement"], written["aa_replicate"]) == ("device", "0")
+    shown = [written[name] for name in ("forward_s", "input_placement", "aa_replicate")]
+    assert shown == ["0.96", "device", "0"]
 
 
 def test_columns_come_in_their_order_with_phases_after_the_copies(study):
@@ -194,25 +177,11 @@ def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study
 @pytest.mark.parametrize(
     "other",
     [
-        {"batch": 128},
-        {"model": "fcn-r"},
-        {"model_parameters": {"hidden": 3}},
-        {"dataset": "mnist"},
-        {"device": "cuda"},
-        {"tf32": True},
-        {"memory_format": "channels_last"},
-        {"augmentation": "standard"},
-        {"threads": 2},
-        {"scaling": "weak"},
-        {"learning_rate": 0.1},
-        {"momentum": 0.0},
-        {"weight_decay": 0.1},
-        {"nesterov": True},
-        {"seed": 1},
-        {"aggregator": "ring"},
-        {"world_size": 2},
-        {"input_placement": "pinned"},
-        {"aa_replicate": 1},
+        *({"batch": 128}, {"model": "fcn-r"}, {"model_parameters": {"hidden": 3}}, {"dataset": "mnist"}),
+        *({"device": "cuda"}, {"tf32": True}, {"memory_format": "channels_last"}),
+        *({"augmentation": "standard"}, {"threads": 2}, {"scaling": "weak"}, {"learning_rate": 0.1}),
+        *({"momentum": 0.0}, {"weight_decay": 0.1}, {"nesterov": True}, {"seed": 1}, {"aggregator": "ring"}),
+        *({"world_size": 2}, {"input_placement": "pinned"}, {"aa_replicate": 1}),
     ],
     ids=str,
 )
@@ -280,45 +249,37 @@ def test_state_of_a_cell_is_the_worst_of_its_repeats(study, line, states, expect
     assert row["reason"] == ("out of memory" if expected == "failed" else None)
 
 
-def test_convergence_takes_medians_over_repeats_and_leaves_times_per_iteration_empty(study, epoch_line):
-    def run(last, seconds):
-        return [[epoch_line(1, seconds, 2.0, 0.5), epoch_line(2, 2 * seconds, 1.0, last)]]
-
-    study.add(
-        [run(0.90, 10.0), run(0.94, 12.0), run(0.92, 11.0)],
-        kind="convergence",
-        target_accuracy=0.9,
-        summary={"wire_bytes_per_rank": [7]},
-    )
+def trained(study, *runs, **cell):
+    """The row of a training with that target; each run is [rank][line]."""
+    study.add(runs, kind="convergence", target_accuracy=0.9, **cell)
     (row,) = rows_of(study)
+    return row
+
+
+def test_convergence_takes_medians_over_repeats_and_leaves_times_per_iteration_empty(study, epoch_line):
+    runs = [
+        [[epoch_line(1, seconds, 2.0, 0.5), epoch_line(2, 2 * seconds, 1.0, last)]]
+        for last, seconds in ((0.90, 10.0), (0.94, 12.0), (0.92, 11.0))
+    ]
+    row = trained(study, *runs, summary={"wire_bytes_per_rank": [7]})
     assert (row["epochs"], row["train_loss"], row["final_test_accuracy"]) == (2, 1.0, 0.92)
     assert (row["seconds_to_target"], row["target_accuracy"], row["train_s"]) == (22.0, 0.9, 22.0)
     assert (row["iteration_s"], row["iterations"], row["speedup"], row["forward_s"]) == (None,) * 4
 
 
 def test_seconds_to_target_are_empty_if_one_repeat_never_reaches_it(study, epoch_line):
-    runs = [[[epoch_line(1, 10.0, 2.0, accuracy)]] for accuracy in (0.95, 0.80)]
-    study.add(runs, kind="convergence", target_accuracy=0.9)
-    (row,) = rows_of(study)
+    row = trained(study, *([[epoch_line(1, 10.0, 2.0, accuracy)]] for accuracy in (0.95, 0.80)))
     assert (row["seconds_to_target"], row["final_test_accuracy"]) == (None, pytest.approx(0.875))
 
 
 def test_training_seconds_are_those_of_the_slowest_rank(study, epoch_line):
-    study.add(
-        [[[epoch_line(1, 10.0, 2.0, 0.95)], [{"epoch": 1, "train_s": 12.0}]]],
-        kind="convergence",
-        target_accuracy=0.9,
-        world_size=2,
-        aggregator="ring",
-    )
-    (row,) = rows_of(study)
+    ranks = [[epoch_line(1, 10.0, 2.0, 0.95)], [{"epoch": 1, "train_s": 12.0}]]
+    row = trained(study, ranks, world_size=2, aggregator="ring")
     assert (row["train_s"], row["seconds_to_target"]) == (12.0, 12.0)
 
 
 def test_loss_that_was_not_finite_is_empty_and_noted(study, epoch_line):
-    run = [[epoch_line(1, 1.0, 2.0, 0.5), epoch_line(2, 2.0, None, None)]]
-    study.add([run], kind="convergence", target_accuracy=0.9)
-    (row,) = rows_of(study)
+    row = trained(study, [[epoch_line(1, 1.0, 2.0, 0.5), epoch_line(2, 2.0, None, None)]])
     assert (row["train_loss"], row["final_test_accuracy"], row["seconds_to_target"]) == (None, None, None)
     assert row["notes"] == "diverged: the training loss was not finite in 1 of 1 repeats"
 
@@ -360,22 +321,22 @@ def test_bytes_are_the_largest_of_all_ranks_and_precision_has_its_name(study, li
     assert (row["launcher"], row["study"], row["hosts"]) == ("local", "by-hand", "here")
 
 
+LINE = {"iteration": 0, "warmup": False, "step_s": 1.0}
+
+
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ([[{"iteration": 0, "warmup": False, "step_s": 1.0}]], "samples of 1 ranks"),
-        ([[{"iteration": 0, "warmup": False, "step_s": 1.0}], []], "ranks 0 and 1 recorded different"),
-        ([[{"iteration": 0, "warmup": False, "step_s": 1.0}] * 2] * 2, "recorded twice"),
-        (
-            [[{"iteration": 0, "warmup": True, "step_s": 1.0}]] * 2,
-            "no measured iteration was recorded; delete its run",
-        ),
+        ([[LINE]], "samples of 1 ranks"),
+        ([[LINE], []], "ranks 0 and 1 recorded different"),
+        ([[LINE] * 2] * 2, "recorded twice"),
+        ([[{**LINE, "warmup": True}]] * 2, "no measured iteration was recorded; delete its run"),
         ([[{"iteration": 0, "step_s": 1.0}]] * 2, "warmup is missing"),
         ([[{"iteration": 0, "warmup": False}]] * 2, "step_s is missing"),
-        ([[{"iteration": 0, "warmup": False, "step_s": -1.0}]] * 2, "greater than or equal to 0"),
-        ([[{"iteration": 0, "warmup": False, "step_s": None}]] * 2, "valid number"),
-        ([[{"iteration": 0, "warmup": 0, "step_s": 1.0}]] * 2, "valid boolean"),
-        ([[{"iteration": "a", "warmup": False, "step_s": 1.0}]] * 2, "valid integer"),
+        ([[{**LINE, "step_s": -1.0}]] * 2, "greater than or equal to 0"),
+        ([[{**LINE, "step_s": None}]] * 2, "valid number"),
+        ([[{**LINE, "warmup": 0}]] * 2, "valid boolean"),
+        ([[{**LINE, "iteration": "a"}]] * 2, "valid integer"),
         ([[[1, 2]]] * 2, "should be an object"),
     ],
 )

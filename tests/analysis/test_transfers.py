@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import math
 from dataclasses import asdict
@@ -38,24 +39,15 @@ def seconds_of(case, num_bytes, launch):
 
 
 def facts(num_gpus=2):
-    gpus = [
+    gpus = tuple(
         Gpu(i, "A GPU", f"GPU-a{i}", f"0000:{i}8:00.0", PcieLink(5, 16), switch_links=18)
         for i in range(num_gpus)
-    ]
-    found = Facts("box", Host("A CPU", (NumaNode(0, 0, 64, 2**40),)), tuple(gpus))
-    ranks = [
-        {"name": "A GPU", "uuid": f"a{i}", "peers": [p for p in range(num_gpus) if p != i]}
-        for i in range(num_gpus)
-    ]
-    said = {
-        "torch": "2.11.0",
-        "nccl": "2.28.9",
-        "device": "cuda",
-        "host": "box",
-        "num_threads": 4,
-        "ranks": ranks,
-    }
-    return with_detected(said, found, "2025-03-01")
+    )
+    found = Facts("box", Host("A CPU", (NumaNode(0, 0, 64, 2**40),)), gpus)
+    peers = [[other for other in range(num_gpus) if other != own] for own in range(num_gpus)]
+    ranks = [{"name": "A GPU", "uuid": f"a{i}", "peers": own} for i, own in enumerate(peers)]
+    said = {"torch": "2.11.0", "nccl": "2.28.9", "device": "cuda", "host": "box", "num_threads": 4}
+    return with_detected({**said, "ranks": ranks}, found, "2025-03-01")
 
 
 def lines(peer_access=True, factor=1.0, count=7):
@@ -63,33 +55,16 @@ def lines(peer_access=True, factor=1.0, count=7):
     launch = "default" if peer_access else "host_only"
     rows = [{"facts": facts()}]
     for case in cases(2, on_gpus=True, peer_copies=peer_access):
-        for size in case.sizes_bytes:
-            for at in range(count):
-                seconds = factor * seconds_of(case, size, launch) * (1 + (at - count // 2) / 300)
-                sample = ProbeSample(
-                    launch,
-                    case.operation,
-                    case.ranks,
-                    case.memory,
-                    case.captured,
-                    case.num_threads,
-                    size,
-                    1,
-                    seconds,
-                )
-                rows.append({"sample": asdict(sample)})
+        what = case.operation, case.ranks, case.memory, case.captured, case.num_threads
+        for size, at in itertools.product(case.sizes_bytes, range(count)):
+            seconds = factor * seconds_of(case, size, launch) * (1 + (at - count // 2) / 300)
+            rows.append({"sample": asdict(ProbeSample(launch, *what, size, 1, seconds))})
     return [*rows, {"note": "something was left out"}]
 
 
 def cell(peer_access=True, world_size=2):
-    return {
-        "kind": "transfer",
-        "device": "cuda",
-        "world_size": world_size,
-        "threads": 4,
-        "peer_access": peer_access,
-        "seconds": 20.0,
-    }
+    own = {"kind": "transfer", "device": "cuda", "threads": 4, "seconds": 20.0}
+    return {**own, "world_size": world_size, "peer_access": peer_access}
 
 
 def add(study, runs, of, notes=()):

@@ -13,27 +13,16 @@ from scaling.report.text import text_of
 
 def launch(**changes):
     """A launch of 100 s."""
-    cell = {
-        "cell_id": "a",
-        "setup_s": 10.0,
-        "warmup_s": 5.0,
-        "unprofiled_s": 20.0,
-        "profiled_s": 10.0,
-        "other_s": 1.0,
-    }
-    return {"world_size": 2, "start_up_s": 15.0, "cells": [cell, cell], "total_s": 105.0, **changes}
+    times = {"setup_s": 10.0, "warmup_s": 5.0, "unprofiled_s": 20.0, "profiled_s": 10.0, "other_s": 1.0}
+    cells = [{"cell_id": "a", **times}] * 2
+    return {"world_size": 2, "start_up_s": 15.0, "cells": cells, "total_s": 105.0, **changes}
 
 
 def test_parts_sum_to_the_total_over_launches_and_cells():
     times = wall_time([launch(), launch(total_s=111.0)])
-    assert times.parts_s() == {
-        "start-up": 30.0,
-        "set-up": 40.0,
-        "warm-up": 20.0,
-        "measuring": 120.0,
-        "other": 6.0,
-    }
-    assert sum(times.parts_s().values()) == times.total_s == 216.0
+    parts_s = {"start-up": 30.0, "set-up": 40.0, "warm-up": 20.0, "measuring": 120.0, "other": 6.0}
+    assert times.parts_s() == parts_s
+    assert sum(parts_s.values()) == times.total_s == 216.0
 
 
 def test_line_tells_shares_and_number_of_launches():

@@ -18,10 +18,8 @@ from scaling.device_studies.lstm_training import (
 from scaling.errors import StudyError
 from tests.device_studies.conftest import CPU, SHORT, fact, measured
 
-SMALL = {
-    **{"width": 8, "accuracy_width": 8, "length": 12},
-    **{"real": "digits", "train_samples": 256, "test_samples": 64},
-}
+SMALL = {"width": 8, "accuracy_width": 8, "length": 12, "real": "digits"}
+SMALL |= {"train_samples": 256, "test_samples": 64}
 
 
 def classifier(implementation, seed=3):

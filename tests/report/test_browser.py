@@ -1,5 +1,6 @@
 """report.html in a real browser: the system's Chromium, driven over its DevTools protocol."""
 
+import itertools
 import math
 import os
 import re
@@ -21,35 +22,21 @@ PHONE = {"width": 360, "height": 740}
 WIDE = {"width": 1280, "height": 900}
 UNFOLD = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 QUICKSTART = "quickstart on a CPU"
-QUICKSTART_CELL = {
-    "model_label": "mlp(hidden=[512, 512])",
-    "dataset_label": "synthetic(input_shape=[784], num_classes=10)",
-    "global_batch": 256,
-}
-"""The names that quickstart gives its cells, the longest of any shipped study."""
+QUICKSTART_CELL = {"model_label": "mlp(hidden=[512, 512])", "global_batch": 256}
+QUICKSTART_CELL["dataset_label"] = "synthetic(input_shape=[784], num_classes=10)"
 
 
 def fill(study: StudyFolder, **cell: object) -> None:
     """Several aggregators and world sizes, split steps with arrivals, trainings, a failed cell."""
-    for index, label in enumerate(AGGREGATORS):
-        for size in (1, 2, 4):
-            step_s = 0.1 / size + 0.003 * index * (size > 1)
-            unprofiled = [[step_s, step_s * 1.01, step_s * 1.02] for _ in range(3)]
-            ranks = [
-                [
-                    split(
-                        20 + i,
-                        step_s,
-                        ("forward", "main", 0.0, 0.4 * step_s),
-                        ("communicate", "main", 0.5 * step_s + 0.001 * rank, 0.8 * step_s),
-                        start_s=float(i),
-                    )
-                    for i in range(6)
-                ]
-                for rank in range(size)
-            ]
-            name = label.partition("(")[0]
-            study.add_split(unprofiled, ranks, aggregator=name, aggregator_label=label, **cell)
+    for (index, label), size in itertools.product(enumerate(AGGREGATORS), (1, 2, 4)):
+        step_s = 0.1 / size + 0.003 * index * (size > 1)
+        forward = ("forward", "main", 0.0, 0.4 * step_s)
+        exchanges = [("communicate", "main", (0.5 * step_s + 0.001 * i), 0.8 * step_s) for i in range(size)]
+        ranks = [
+            [split(20 + i, step_s, forward, own, start_s=float(i)) for i in range(6)] for own in exchanges
+        ]
+        names = {"aggregator": label.partition("(")[0], "aggregator_label": label}
+        study.add_split([[step_s, step_s * 1.01, step_s * 1.02]] * 3, ranks, **names, **cell)
     for label, accuracy in (("all_reduce", 0.96), ("ring", 0.97)):
         lines = [epoch(1, 1.0, 0.5, 0.9), epoch(2, 2.0, 0.02, accuracy)]
         study.add([[lines]], kind="convergence", aggregator=label, target_accuracy=0.95)

@@ -73,21 +73,13 @@ def test_chrome_trace_of_steps_without_a_clock_is_refused(study):
 def test_csv_has_a_value_a_row_and_every_part_of_the_split_step(timed):
     rows = list(csv.DictReader(io.StringIO(text(timed, "csv", "\r\n"))))
     unprofiled = [row for row in rows if row["sample"] == "unprofiled"]
-    assert [(row["rank"], row["value"], row["unit"]) for row in unprofiled] == [
-        ("0", "0.01", "s"),
-        ("1", "0.01", "s"),
-    ]
-    of_rank_0 = {
-        row["quantity"]: float(row["value"])
-        for row in rows
-        if row["sample"] == "profiled" and row["rank"] == "0"
-    }
-    parts = {
-        name: value
-        for name, value in of_rank_0.items()
-        if name not in ("step_s", "hidden_comm_s", "arrived_after_first_s")
-    }
-    assert sum(parts.values()) == pytest.approx(of_rank_0["step_s"])
+    shown = [(row["rank"], row["value"], row["unit"]) for row in unprofiled]
+    assert shown == [("0", "0.01", "s"), ("1", "0.01", "s")]
+    first = [row for row in rows if (row["sample"], row["rank"]) == ("profiled", "0")]
+    of_rank_0 = {row["quantity"]: float(row["value"]) for row in first}
+    beside = ("step_s", "hidden_comm_s", "arrived_after_first_s")
+    parts = [value for name, value in of_rank_0.items() if name not in beside]
+    assert sum(parts) == pytest.approx(of_rank_0["step_s"])
     assert of_rank_0["hidden_comm_s"] == pytest.approx(0.001)
     assert {row["aggregator"] for row in rows} == {"ring"}
     planned = [(row["rank"], row["quantity"], row["value"]) for row in rows if row["sample"] == "plan"]

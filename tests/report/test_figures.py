@@ -141,12 +141,8 @@ def test_arrivals_are_of_the_largest_world_size_by_rank_and_step(study, split_li
     (panel,) = arrivals(groups_of(study)[0], cells_of(study))
     assert (panel.aggregator, panel.iterations) == ("ring", [10, 11, 12])
     assert panel.late_ms == pytest.approx(np.array([[0.0] * 3, [0.0] * 3, [200.0] * 3]))
-    assert [figure.name.partition("-mlp")[0] for figure in draw(study)] == [
-        "step",
-        "rate",
-        "budget",
-        "arrivals",
-    ]
+    names = [figure.name.partition("-mlp")[0] for figure in draw(study)]
+    assert names == ["step", "rate", "budget", "arrivals"]
 
 
 def test_captured_step_layer_by_layer_is_told_from_the_one_that_exchanges_at_the_end(study):
@@ -167,14 +163,10 @@ def test_one_worker_without_buckets_begins_the_line_of_those_with_buckets(study)
 def test_speedup_shows_of_several_variants_the_fastest_bucket_size_on_the_device(study):
     study.add_steps([[4.0]], step="overlapped")
     for size in (1, 2):
+        ring = {"aggregator": "ring", "world_size": size, "step": "overlapped"}
         for bucket_mb, step_s in ((4.0, 5.0 / size), (25.0, 6.0 - 2 * size)):
-            study.add_steps(
-                [[step_s]], aggregator="ring", world_size=size, step="overlapped", bucket_mb=bucket_mb
-            )
-        study.add_steps(
-            [[1.0]], aggregator="ring", world_size=size, step="overlapped", bucket_mb=25.0,
-            input_placement="loader", loader_workers=2,
-        )  # fmt: skip
+            study.add_steps([[step_s]], bucket_mb=bucket_mb, **ring)
+        study.add_steps([[1.0]], bucket_mb=25.0, input_placement="loader", loader_workers=2, **ring)
     (group,) = groups_of(study)
     assert [row["bucket_mb"] for row in main_variant(group, "ring")] == [25.0, 25.0]
     _, ring = speedup_lines(group)
@@ -193,14 +185,11 @@ def test_replicates_are_in_no_figure(study):
 
 def test_training_line_is_the_median_over_repeats_with_gaps_where_not_finite(study, epoch_line):
     losses = [(3.0, 1.0), (2.0, 0.5), (1.0, None)]
-    study.add(
-        [[[epoch_line(1, 1.0, first, 0.5), epoch_line(2, 2.0, last, 0.6)]] for first, last in losses],
-        kind="convergence",
-    )
+    runs = [[[epoch_line(1, 1.0, first, 0.5), epoch_line(2, 2.0, last, 0.6)]] for first, last in losses]
+    study.add(runs, kind="convergence")
     (line,) = training_lines(groups_of(study)[0], cells_of(study))
     assert (line.epochs, line.train_s, line.test_accuracy) == ([1, 2], [1.0, 2.0], [0.5, 0.6])
-    assert line.train_loss[0] == 2.0
-    assert math.isnan(line.train_loss[1])
+    assert line.train_loss == pytest.approx([2.0, math.nan], nan_ok=True)
 
 
 def test_groups_part_where_more_than_aggregator_and_world_size_differs(study):
@@ -255,11 +244,9 @@ def test_budget_axis_ends_at_the_longest_bar_that_is_not_ten_times_the_median():
 
 def test_budget_is_sorted_by_workers_and_time(study, line):
     for label, size, step_s in (("ring", 2, 0.03), ("tree", 2, 0.02), ("none", 1, 0.01), ("caffe", 4, 0.04)):
-        study.add(
-            [[[line(i, step_s, forward_s=0.005) for i in range(8)]] * size], aggregator=label, world_size=size
-        )
-    bars = budget_bars(groups_of(study)[0])
-    assert [bar.aggregator for bar in bars] == ["caffe", "tree", "ring", "none"]
+        lines = [line(i, step_s, forward_s=0.005) for i in range(8)]
+        study.add([[lines] * size], aggregator=label, world_size=size)
+    assert [bar.aggregator for bar in budget_bars(groups_of(study)[0])] == ["caffe", "tree", "ring", "none"]
 
 
 def test_budget_interval_beyond_the_axis_ends_in_an_arrow():
@@ -300,19 +287,11 @@ def test_link_map_has_a_fixed_scale():
     assert image.get_clim() == (0, 1)
 
 
-def trade_point(name, accuracy, gigabytes):
-    return Point(name, "", gigabytes, accuracy, 1 - accuracy)
-
-
 def test_pareto_front_leaves_out_what_is_beaten_in_both():
-    points = [
-        trade_point("dear", 0.9, 8.0),
-        trade_point("cheap", 0.7, 1.0),
-        trade_point("beaten", 0.6, 2.0),
-        trade_point("same", 0.7, 1.5),
-        trade_point("best", 0.95, 8.0),
-    ]
-    assert [point.name for point in front(points, lambda one: one.x, lambda one: one.loss)] == [
+    points = {"dear": (0.9, 8.0), "cheap": (0.7, 1.0), "beaten": (0.6, 2.0), "same": (0.7, 1.5)}
+    points["best"] = 0.95, 8.0
+    found = [Point(name, "", size, accuracy, 1 - accuracy) for name, (accuracy, size) in points.items()]
+    assert [point.name for point in front(found, lambda one: one.x, lambda one: one.loss)] == [
         "cheap",
         "best",
     ]
