@@ -85,7 +85,7 @@ def one_step(aggregator: Aggregator[Any], world_size: int, layout: BucketLayout)
 
 @dataclass
 class Step:
-    """What one rank has after a step of `steps_of`: copies of the result, of what is withheld, and of `kept`."""
+    """What one rank has after a step: copies of the result, of what is withheld, and of `kept`."""
 
     result: Tensor
     withheld: Tensor | None
