@@ -46,14 +46,6 @@ class TestAxis:
         assert "channels_last" in second.describe()
         assert "contiguous" not in first.describe()
 
-    def test_a_pruned_study_keeps_it(self):
-        whole = study(memory_format=BOTH)
-        resolved = resolve(whole, CPU)
-        first, second = resolved.trained
-        for cell in (first, second):
-            verdicts = [CellChoice(one, one is cell, "", 0.0) for one in (first, second)]
-            assert f"- {cell.memory_format or 'contiguous'}\n" in study_of(whole, verdicts, resolved)
-
 
 class TestRefused:
     @pytest.mark.parametrize("name", ["fcn-r", "lstm"])
