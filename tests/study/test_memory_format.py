@@ -9,10 +9,8 @@ import torch
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cell import Cell
-from scaling.study.pruning import CellChoice, study_of
-from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
-from tests.made import ABSENT, CPU, made_cells, made_study, problem_of
+from tests.made import ABSENT, made_cells, made_study, problem_of
 from tests.study.test_run_cell import TRAINED, group, losses, runner  # noqa: F401
 
 pytestmark = pytest.mark.quality
