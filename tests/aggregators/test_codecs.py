@@ -194,13 +194,13 @@ NAMES = [
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_not_finite_on_one_rank_is_an_error_on_all_that_names_the_tensor(name, value):
-    layout = BucketLayout.of([("first", (30, 100)), ("second", (300,))])
+    layout = BucketLayout.of([("first", (32, 96)), ("second", (1024,)), ("third", (1024,))])
 
     def work(group):
         aggregator = create(name)
         state = aggregator.start(layout, group, torch.float32, torch.device("cpu"))
-        gradient = torch.randn(3300)
-        gradient[-1] = value if group.rank == 2 else 0.5
+        gradient = torch.randn(layout.num_elements)
+        gradient[4000] = value if group.rank == 2 else 0.5
         aggregator.aggregate(state, gradient)
         with pytest.raises(NotFiniteError, match="in 'second':"):
             state.check()
