@@ -109,7 +109,9 @@ def steps_of(
         taken = []
         for number in range(num_steps):
             group.meter.reset()
-            result = aggregator.aggregate(state, gradient(group.rank, number).clone()).clone()
+            result = aggregator.aggregate(state, gradient(group.rank, number).clone())
+            assert result is not None, "every rank has the mean"
+            result = result.clone()
             state.check()
             kept = {name: getattr(state, name).clone() for name in keep}
             sent = group.meter.bytes_sent, group.meter.messages_sent
