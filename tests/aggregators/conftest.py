@@ -1,6 +1,6 @@
 """What the tests of the presets share: tensors of a small network, and one step over them in one process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,44 @@ def one_step(aggregator: Aggregator[Any], world_size: int, layout: BucketLayout)
         if aggregator.site(layout) in HOST_SITES:
             group.meter.count(4 * layout.num_elements)  # the update brings the parameters back
         return RankOutcome(mean, owned, parameters, aggregated, traffic())
+
+    return run_in_process(world_size, work)
+
+
+@dataclass
+class Step:
+    """What one rank has after a step: copies of the result, of what is withheld, and of `kept`."""
+
+    result: Tensor
+    withheld: Tensor | None
+    kept: dict[str, Tensor]
+    num_bytes: int
+    num_messages: int
+
+
+def steps_of(
+    aggregator: Aggregator[Any],
+    world_size: int,
+    layout: BucketLayout,
+    gradient: Callable[[int, int], Tensor],
+    num_steps: int = 1,
+    keep: Sequence[str] = (),
+) -> list[list[Step]]:
+    """[rank][step], of `gradient(rank, step)`; `keep` names tensors of the state."""
+
+    def work(group: InProcessGroup) -> list[Step]:
+        state = aggregator.start(layout, group, torch.float32, torch.device("cpu"))
+        taken = []
+        for number in range(num_steps):
+            group.meter.reset()
+            result = aggregator.aggregate(state, gradient(group.rank, number).clone())
+            assert result is not None, "every rank has the mean"
+            result = result.clone()
+            state.check()
+            kept = {name: getattr(state, name).clone() for name in keep}
+            sent = group.meter.bytes_sent, group.meter.messages_sent
+            taken.append(Step(result, state.withheld(), kept, *sent))
+        return taken
 
     return run_in_process(world_size, work)
 

@@ -87,9 +87,13 @@ def test_groups_that_do_not_fit_are_refused(world_size, said):
         aggregator.stages(LAYOUT, world_size)
 
 
-def test_a_group_of_one_is_refused():
-    with pytest.raises(StudyError, match="reshard_after_forward is 1; as a number"):
-        create("fsdp2", {"reshard_after_forward": 1})
+@pytest.mark.parametrize(("name", "key", "value", "said"), [
+    ("fsdp2", "reshard_after_forward", 1, "reshard_after_forward is 1; as a number"),
+    ("hsdp", "shard_ranks", 0, "shard_ranks is 0"),
+])  # fmt: skip
+def test_groups_that_are_none_are_refused(name, key, value, said):
+    with pytest.raises(StudyError, match=said):
+        create(name, {key: value})
 
 
 @pytest.mark.parametrize(("world_size", "shards"), [(2, 2), (4, 4), (6, 2), (12, 4), (16, 8)])
@@ -102,8 +106,3 @@ def test_without_shards_it_is_an_all_reduce_and_every_replica_updates():
     reduction, update = create("hsdp", {"shard_ranks": 1}).stages(LAYOUT, 4)
     assert update.site == "replica"
     assert reduction.schedule.steps
-
-
-def test_no_shard_is_refused():
-    with pytest.raises(StudyError, match="shard_ranks is 0"):
-        create("hsdp", {"shard_ranks": 0})

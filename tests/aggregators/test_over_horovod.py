@@ -47,18 +47,12 @@ class TestBoth:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sixteen_bits_are_predicted_to_send_half(name):
-    whole, half = (
-        next(one for one in create(name, {"compression": way}).stages(LAYOUT, 2) if isinstance(one, Exchange))
-        for way in ("none", "fp16")
-    )
-    assert whole.num_elements * whole.bytes_per_element == 4 * 22
-    assert half.num_elements * half.bytes_per_element == 2 * 22
-
-
-def test_sixteen_bits_send_half():
-    assert create("horovod").wire_bytes(LAYOUT, 2, 0, 4) == 4 * 22
-    assert create("horovod", {"compression": "fp16"}).wire_bytes(LAYOUT, 2, 0, 4) == 2 * 22
+@pytest.mark.parametrize(("compression", "num_bytes"), [("none", 4 * 22), ("fp16", 2 * 22)])
+def test_sixteen_bits_send_half_and_are_predicted_to(name, compression, num_bytes):
+    aggregator = create(name, {"compression": compression})
+    (exchange,) = (one for one in aggregator.stages(LAYOUT, 2) if isinstance(one, Exchange))
+    assert exchange.num_elements * exchange.bytes_per_element == num_bytes
+    assert aggregator.wire_bytes(LAYOUT, 2, 0, 4) == num_bytes
 
 
 def test_tensors_are_rounded_down_one_by_one():

@@ -6,7 +6,6 @@ import torch
 from scaling.aggregators import power_sgd
 from scaling.aggregators.power_sgd import PowerSgd
 from scaling.bucket import BucketLayout
-from scaling.errors import NotFiniteError
 from scaling.process_group import run_in_process
 
 CPU = torch.device("cpu")
@@ -14,7 +13,7 @@ EQUAL_LAYER = [("conv", (16, 16, 3, 3)), ("norm", (16,)), ("dense", (64, 48)), (
 LAYOUT = BucketLayout.of([("a", (40, 30)), ("bias", (40,)), ("b", (30, 40)), ("c", (40, 30))])
 
 
-def run(aggregator, gradients, num_steps=1, check=True):
+def run(aggregator, gradients, num_steps=1):
     """Rank 0's results, from [rank] gradients that stay the same."""
 
     def work(group):
@@ -22,8 +21,6 @@ def run(aggregator, gradients, num_steps=1, check=True):
         results = [
             aggregator.aggregate(state, gradients[group.rank].clone()).clone() for _ in range(num_steps)
         ]
-        if check:
-            state.check()
         return results
 
     return run_in_process(len(gradients), work)[0]
@@ -78,13 +75,6 @@ def test_vectors_are_sent_as_they_are():
     gradients, mean = of_rank(3)
     (result,) = run(PowerSgd(1), gradients)
     assert torch.allclose(LAYOUT.views(result)[1], LAYOUT.views(mean)[1], atol=1e-6)
-
-
-def test_not_a_number_is_named():
-    gradients, _ = of_rank(1)
-    LAYOUT.views(gradients[1])[1][3] = float("nan")
-    with pytest.raises(NotFiniteError, match="'bias'"):
-        run(PowerSgd(1), gradients)
 
 
 @pytest.mark.parametrize("rank", [1, 2])

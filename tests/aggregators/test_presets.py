@@ -8,6 +8,7 @@ import torch
 
 from scaling import conformance
 from scaling.aggregators.presets.caffe import Caffe, CaffeNccl, layer_spans
+from scaling.aggregators.presets.mxnet import MxnetLocal
 from scaling.aggregators.presets.tensorflow import TensorFlow, TfReplicated
 from scaling.aggregators.presets.tf_spec import TfSpec
 from scaling.aggregators.presets.torch7 import TorchCpu, TorchDpt
@@ -69,60 +70,50 @@ def test_other_parameters_keep_the_contract(aggregator):
     conformance.check_drawn(aggregator, world_size=3, num_examples=3)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-class TestDpt:
-    def test_rank_0_sends_to_all_and_the_others_once(self, world_size, network, step):
-        num_bytes = 4 * network.num_elements
-        outcomes = step(TorchDpt(), world_size, network)
-        for rank, outcome in enumerate(outcomes):
-            assert outcome.aggregate_traffic == (num_bytes * (rank != 0), int(rank != 0))
-            down = (world_size - 1) * (rank == 0)
-            assert outcome.distribute_traffic == (down * num_bytes, down)
+def to_and_from_host(num_messages):
+    """Every rank's gradient goes to the host, in so many messages, and the parameters come back."""
+    return lambda rank, world_size, size: ((size, num_messages), (size, 1))
 
-    def test_sums_one_rank_after_the_other(self, world_size, network):
+
+def by_rank_0(rank, world_size, size):
+    """It gets every other rank's gradient, and sends to all."""
+    down = (world_size - 1) * (rank == 0)
+    return (size * (rank != 0), int(rank != 0)), (down * size, down)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+class TestOneHost:
+    @pytest.mark.parametrize(("aggregator", "traffic"), [
+        (TorchDpt(), by_rank_0), (TorchCpu(), to_and_from_host(1)),
+        (TensorFlow(), to_and_from_host(6)),  # a variable each; one of the seven is empty
+        (MxnetLocal(), to_and_from_host(6)),
+    ])  # fmt: skip
+    def test_traffic_is_that_of_the_system(self, aggregator, traffic, world_size, network, step):
+        size = 4 * network.num_elements
+        for rank, outcome in enumerate(step(aggregator, world_size, network)):
+            assert (outcome.aggregate_traffic, outcome.distribute_traffic) == traffic(rank, world_size, size)
+
+    @pytest.mark.parametrize("aggregator", [TensorFlow(), Caffe()])
+    def test_rank_0_steps_everything(self, aggregator, world_size, network, step):
+        outcomes = step(aggregator, world_size, network)
+        assert [o.owned for o in outcomes] == [[(0, network.num_elements)]] + [[]] * (world_size - 1)
+        assert [o.mean is not None for o in outcomes] == [True] + [False] * (world_size - 1)
+
+    def test_dpt_sums_one_rank_after_the_other(self, world_size, network):
         schedule = TorchDpt().schedule(world_size, network)
         assert len(schedule.steps) == 2 * (world_size - 1)
         assert [step[0].source for step in schedule.steps[: world_size - 1]] == [*range(1, world_size)]
         assert all(len(step) == 1 for step in schedule.steps)
 
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-class TestCpu:
-    def test_what_goes_to_the_host_is_the_gradient(self, world_size, network, step):
-        for outcome in step(TorchCpu(), world_size, network):
-            assert outcome.aggregate_traffic == (4 * network.num_elements, 1)
-            assert outcome.distribute_traffic == (4 * network.num_elements, 1)  # the parameters come back
-
-    def test_every_rank_owns_its_share_of_the_elements(self, world_size, network, step):
+    def test_on_torchs_cpu_every_rank_owns_its_share_summed_in_the_order_of_the_ranks(
+        self, world_size, network, step
+    ):
         bounds = chunk_bounds(network.num_elements, world_size)
-        for rank, outcome in enumerate(step(TorchCpu(), world_size, network)):
-            assert outcome.owned == [(bounds[rank], bounds[rank + 1])]
-
-    def test_sum_is_in_the_order_of_the_ranks(self, world_size, network, step):
-        outcomes = step(TorchCpu(), world_size, network)
         dpt = step(TorchDpt(), world_size, network)[0].mean
-        for outcome in outcomes:
-            for start, stop in outcome.owned:
-                assert torch.equal(outcome.mean[start:stop], dpt[start:stop])
-
-
-def test_rank_without_elements_owns_nothing_and_returns_none(step):
-    outcomes = step(TorchCpu(), 4, BucketLayout.of([("bias", (2,))]))
-    assert [outcome.owned for outcome in outcomes] == [[], [(0, 1)], [], [(1, 2)]]
-    assert [outcome.mean is None for outcome in outcomes] == [True, False, True, False]
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-class TestTowers:
-    def test_what_goes_to_the_host_is_a_message_a_variable(self, world_size, network, step):
-        for outcome in step(TensorFlow(), world_size, network):
-            assert outcome.aggregate_traffic == (4 * network.num_elements, 6)  # one of the seven is empty
-            assert outcome.distribute_traffic == (4 * network.num_elements, 1)  # the parameters come back
-
-    def test_rank_0_steps_everything(self, world_size, network, step):
-        outcomes = step(TensorFlow(), world_size, network)
-        assert [outcome.mean is not None for outcome in outcomes] == [True] + [False] * (world_size - 1)
-        assert outcomes[0].owned == [(0, network.num_elements)]
+        for rank, outcome in enumerate(step(TorchCpu(), world_size, network)):
+            ((start, stop),) = outcome.owned
+            assert (start, stop) == (bounds[rank], bounds[rank + 1])
+            assert torch.equal(outcome.mean[start:stop], dpt[start:stop])
 
     def test_towers_of_the_largest_variable_have_room_side_by_side(self, world_size, network):
         def room(group):
@@ -131,6 +122,12 @@ class TestTowers:
 
         rooms = run_in_process(world_size, room)
         assert rooms == [world_size * 257 * 263] + [0] * (world_size - 1)
+
+
+def test_rank_without_elements_owns_nothing_and_returns_none(step):
+    outcomes = step(TorchCpu(), 4, BucketLayout.of([("bias", (2,))]))
+    assert [outcome.owned for outcome in outcomes] == [[], [(0, 1)], [], [(1, 2)]]
+    assert [outcome.mean is None for outcome in outcomes] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))
@@ -186,23 +183,16 @@ class TestTree:
             assert outcome.distribute_traffic == (num_bytes * num_children, num_children)
         assert sum(outcome.num_bytes for outcome in outcomes) == 2 * (world_size - 1) * num_bytes
 
-    def test_root_alone_owns_all(self, network, step):
-        owned = [outcome.owned for outcome in step(Caffe(), 4, network)]
-        assert owned == [[(0, network.num_elements)], [], [], []]
-
 
 class TestLayers:
-    def test_weight_and_bias_of_a_module_are_one_layer(self):
-        names = ("0.weight", "0.bias", "2.body.1.weight", "2.body.1.bias", "3.weight")
-        layout = BucketLayout.of([(name, (size,)) for size, name in enumerate(names, 1)])
-        assert layer_spans(layout) == [(0, 3), (3, 10), (10, 15)]
-
-    def test_parameters_of_the_network_itself_are_one_layer(self):
-        assert layer_spans(BucketLayout.of([("scale", (2, 3)), ("shift", (4,))])) == [(0, 10)]
-
-    def test_empty_tensors_belong_to_their_layer(self):
-        layout = BucketLayout.of([("a.weight", (0, 3)), ("a.bias", (2,)), ("b.weight", (0,))])
-        assert layer_spans(layout) == [(0, 2), (2, 2)]
+    @pytest.mark.parametrize(("tensors", "spans"), [
+        ([("0.weight", (1,)), ("0.bias", (2,)), ("2.body.1.weight", (3,)), ("2.body.1.bias", (4,)),
+          ("3.weight", (5,))], [(0, 3), (3, 10), (10, 15)]),
+        ([("scale", (2, 3)), ("shift", (4,))], [(0, 10)]),  # parameters of the network itself
+        ([("a.weight", (0, 3)), ("a.bias", (2,)), ("b.weight", (0,))], [(0, 2), (2, 2)]),
+    ])  # fmt: skip
+    def test_weight_and_bias_of_a_module_are_one_layer(self, tensors, spans):
+        assert layer_spans(BucketLayout.of(tensors)) == spans
 
     def test_last_layer_is_reduced_first(self):
         layout = BucketLayout.of([("a.weight", (2,)), ("b.weight", (3,)), ("b.bias", (1,))])
@@ -298,9 +288,6 @@ class TestLimits:
             create("tf_spec", {"spec": "pscpu:2k:xrings"})
 
 
-class TestNotes:
-    def test_say_how_many_tensors_each_tier_has(self, network):
-        assert notes_of(TfSpec(), network)[0] == "tensors: 4 by pscpu, 1 by pscpu, 1 by xring"
-
-    def test_say_that_ranks_count_as_one_nodes(self, network):
-        assert "nccl/xring: all ranks count as one node's" in notes_of(TfSpec("nccl/xring"), network)
+def test_notes_say_how_many_tensors_each_tier_has_and_that_ranks_count_as_one_nodes(network):
+    assert notes_of(TfSpec(), network)[0] == "tensors: 4 by pscpu, 1 by pscpu, 1 by xring"
+    assert "nccl/xring: all ranks count as one node's" in notes_of(TfSpec("nccl/xring"), network)

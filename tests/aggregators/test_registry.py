@@ -48,22 +48,18 @@ def test_setup_cfg_declares_no_component_that_the_registries_know():
 
 class TestBuiltIns:
     @pytest.mark.parametrize("name", BUILT_IN)
-    def test_every_built_in_has_its_name_and_a_line_for_the_list(self, name):
+    def test_every_built_in_has_its_name_a_line_for_the_list_and_is_made_again_from_its_parameters(
+        self, name
+    ):
         aggregator = create(name)
         assert isinstance(aggregator, Aggregator)
-        assert aggregator.name == aggregator.label().partition("(")[0] == name
-        assert aggregator.__doc__
+        assert aggregator.name == name
+        assert aggregator.label() == {"schedule": "schedule(collective=stripes)"}.get(name, name)
         assert aggregator.min_world_size == 1
-
-    def test_labels_are_names_where_nothing_is_chosen(self):
-        assert {name: create(name).label() for name in BUILT_IN if create(name).label() != name} == {
-            "schedule": "schedule(collective=stripes)"
-        }
-
-    @pytest.mark.parametrize("name", BUILT_IN)
-    def test_every_built_in_is_made_again_from_its_own_parameters(self, name):
-        aggregator = create(name)
         assert create(name, aggregator.parameters()) == aggregator
+        described = REGISTRY.description(name)  # without importing the class
+        assert described == aggregator.__doc__.partition("\n")[0]
+        assert described.endswith(".")
 
     def test_names_are_known_with_or_without_the_package_being_installed(self, offer):
         offer()
@@ -186,29 +182,18 @@ class Nameless(Aggregator):
 
 @pytest.mark.usefixtures("named_by_a_study")
 class TestNames:
-    def test_that_of_a_built_in_is_refused(self):
+    def test_that_of_a_built_in_is_refused_unless_it_is_that_one(self):
         with pytest.raises(StudyError, match=r"has the name 'ring' of another one, .*ring:Ring"):
             create(own("OtherRing"))
-
-    def test_a_built_in_may_be_named_by_its_module(self):
         assert create("scaling.aggregators.ring:Ring") == Ring()
 
-    def test_a_class_without_one_is_refused(self):
-        with pytest.raises(StudyError, match="needs a `name`"):
-            create(own("Nameless"))
-
-    @pytest.mark.parametrize("name", ["", 7, None])
-    def test_one_that_is_no_text_or_an_empty_one_is_refused(self, monkeypatch, name):
+    @pytest.mark.parametrize(("attribute", "name"), [
+        ("Nameless", None), *(("Halved", name) for name in ("", 7, None)),
+    ])  # fmt: skip
+    def test_a_class_without_one_or_with_no_text_is_refused(self, monkeypatch, attribute, name):
         monkeypatch.setattr(Halved, "name", name)
         with pytest.raises(StudyError, match="needs a `name`"):
-            create(own("Halved"))
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_description_is_read_without_importing_the_class(name):
-    described = REGISTRY.description(name)
-    assert described == REGISTRY.load(name).__doc__.partition("\n")[0]
-    assert described.endswith(".")
+            create(own(attribute))
 
 
 def test_description_of_other_packages_and_of_none(offer):

@@ -171,22 +171,15 @@ def moved(exchange):
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 class TestHostMemory:
-    def rows(self, world_size):
-        return [(NUM_ELEMENTS * rank, NUM_ELEMENTS * (rank + 1)) for rank in range(world_size)]
-
-    def test_every_rank_writes_a_row_of_its_own(self, world_size):
-        expected = {(rank, world_size): row for rank, row in enumerate(self.rows(world_size))}
-        assert moved(rows_to_host(NUM_ELEMENTS, world_size)) == expected
-
-    def test_every_rank_reads_a_row_of_its_own(self, world_size):
-        expected = {(world_size, rank): row for rank, row in enumerate(self.rows(world_size))}
-        assert moved(rows_from_host(NUM_ELEMENTS, world_size)) == expected
-
-    def test_every_rank_reads_the_one_buffer(self, world_size):
-        expected = {(world_size, rank): (0, NUM_ELEMENTS) for rank in range(world_size)}
-        assert moved(copies_to_ranks(NUM_ELEMENTS, world_size)) == expected
-
-    def test_every_rank_sends_its_own_to_all_others(self, world_size):
-        rows = self.rows(world_size)
-        expected = {(a, b): rows[a] for a in range(world_size) for b in range(world_size) if a != b}
-        assert moved(gathered_by_all(NUM_ELEMENTS, world_size)) == expected
+    @pytest.mark.parametrize(("make", "pairs"), [
+        # Every rank writes a row of its own, reads it, reads the one buffer, sends its own to all others.
+        (rows_to_host, lambda n: {(rank, n): rank for rank in range(n)}),
+        (rows_from_host, lambda n: {(n, rank): rank for rank in range(n)}),
+        (copies_to_ranks, lambda n: {(n, rank): 0 for rank in range(n)}),
+        (gathered_by_all, lambda n: {(a, b): a for a in range(n) for b in range(n) if a != b}),
+    ])  # fmt: skip
+    def test_every_rank_moves_its_row(self, world_size, make, pairs):
+        rows = {
+            pair: (NUM_ELEMENTS * row, NUM_ELEMENTS * (row + 1)) for pair, row in pairs(world_size).items()
+        }
+        assert moved(make(NUM_ELEMENTS, world_size)) == rows

@@ -109,16 +109,13 @@ def state_of(cls, *values):
     return cls(run_in_process(1, lambda group: group)[0], LAYOUT, *values)
 
 
-def test_a_residual_under_its_old_name_is_found_under_the_new_one(old):
-    state = state_of(old, torch.arange(5.0), torch.tensor(7))
+def test_what_bears_its_old_name_is_found_saved_and_loaded_under_the_new_one(old):
+    state, other = (state_of(old, values, torch.tensor(7)) for values in (torch.arange(5.0), torch.zeros(5)))
+    other.drawn.zero_()
     assert torch.equal(state.total_residual(), torch.arange(5.0))
     assert torch.equal(state.withheld(), torch.arange(5.0))
-
-
-def test_tensors_under_their_old_name_are_saved_and_loaded(old):
-    saved = state_of(old, torch.arange(5.0), torch.tensor(7)).state_dict()
+    saved = state.state_dict()
     assert sorted(saved) == ["drawn", "residual/a", "residual/b"]
-    other = state_of(old, torch.zeros(5), torch.tensor(0))
     other.load_state_dict(saved)
     assert (other.residual.tolist(), int(other.drawn)) == ([0.0, 1.0, 2.0, 3.0, 4.0], 7)
 

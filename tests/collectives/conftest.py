@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from scaling.collectives.listing import schedule
 from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
@@ -44,6 +45,16 @@ def verified() -> Callable[[str, int], Verification]:
             pytest.fail(f"{name} with {world_size} ranks: {error}")
 
     return run
+
+
+def values_of(
+    world_size: int, num_elements: int, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    """One tensor a rank, of that seed."""
+    generator = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point:
+        return list(torch.randint(-1000, 1000, (world_size, num_elements), generator=generator))
+    return list(torch.randn((world_size, num_elements), generator=generator).to(dtype))
 
 
 class Turns:

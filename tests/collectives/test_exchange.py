@@ -10,14 +10,11 @@ from scaling.collectives.owners import star
 from scaling.collectives.ring import ring
 from scaling.errors import LaunchError, ScheduleError
 from scaling.process_group import run_in_process
+from tests.collectives.conftest import values_of
 from tests.collectives.run_on_tensors import run_on_tensors
 
 CPU = torch.device("cpu")
 TRANSPORTS = ["sends", "peer_memory", "auto"]
-
-
-def values_of(world_size, num_elements, seed=0):
-    return list(torch.randn((world_size, num_elements), generator=torch.Generator().manual_seed(seed)))
 
 
 def exchange_of(group, num_elements=10, plan=None, **fields):
@@ -97,26 +94,20 @@ class TestRun:
             for one, result in zip(rounds, results, strict=True):
                 assert torch.equal(result, run_on_tensors(ring(3), one)[rank])
 
-    def test_other_tensors_are_copied_into_the_buffer_and_left_as_they_are(self):
+    def test_other_tensors_are_left_as_they_are_and_the_buffer_itself_needs_no_copy(self):
         inputs = values_of(2, 10)
 
         def work(group):
-            tensor = inputs[group.rank].clone()
-            exchange_of(group, transport="peer_memory").run(tensor)
-            return torch.equal(tensor, inputs[group.rank])
-
-        assert run_in_process(2, work) == [True, True]
-
-    def test_buffer_itself_needs_no_copy(self):
-        inputs = values_of(2, 10)
-
-        def work(group):
-            exchange = exchange_of(group, transport="peer_memory")
+            exchange, tensor = exchange_of(group, transport="peer_memory"), inputs[group.rank].clone()
+            exchange.run(tensor)
             exchange.buffer.copy_(inputs[group.rank])
-            return exchange.run(exchange.buffer).clone()
+            return torch.equal(tensor, inputs[group.rank]), exchange.run(exchange.buffer).clone()
 
-        expected = run_on_tensors(ring(2), inputs)
-        assert all(torch.equal(a, b) for a, b in zip(run_in_process(2, work), expected, strict=True))
+        for (is_left, result), expected in zip(
+            run_in_process(2, work), run_on_tensors(ring(2), inputs), strict=True
+        ):
+            assert is_left
+            assert torch.equal(result, expected)
 
     @pytest.mark.parametrize("transport", TRANSPORTS)
     def test_two_exchanges_of_a_group_keep_out_of_each_others_way(self, transport):

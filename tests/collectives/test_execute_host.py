@@ -7,19 +7,15 @@ from scaling.collectives import execute_host
 from scaling.collectives.execute_host import NUM_SLOTS, HostExecution, sum_rows
 from scaling.collectives.host_staging import host_parallel, host_serial
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Schedule, Transfer
+from scaling.collectives.schedule import Schedule
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
+from tests.collectives.conftest import add, copy, values_of
 from tests.collectives.run_on_tensors import run_on_tensors
 
 CPU = torch.device("cpu")
 NUM_ROUNDS = 3
 PLANS = [host_serial, host_parallel]
-
-
-def values_of(world_size, num_elements, seed=0, dtype=torch.float32):
-    values = torch.randn((world_size, num_elements), generator=torch.Generator().manual_seed(seed))
-    return list(values.to(dtype))
 
 
 def run_rounds(plan, rounds, *, num_summing=1, runner=run_in_process, **fields):
@@ -81,27 +77,22 @@ class TestChunks:
     def test_number_of_summing_ranks_changes_nothing(self, plan_of, num_summing):
         assert_reference(plan_of(5, num_chunks=3), 100, num_summing=num_summing)
 
-    def test_metered_are_the_bytes_of_both_directions_and_a_message_a_chunk_that_is_not_empty(self, plan_of):
+    @pytest.mark.parametrize(
+        ("keep_sums", "num_chunks", "expected"),
+        [(False, 1, (56, 2)), (False, 3, (56, 6)), (False, 40, (56, 14)), (True, 1, (28, 1))],
+    )
+    def test_metered_are_the_bytes_of_both_directions_and_a_message_a_chunk_that_is_not_empty(
+        self, plan_of, keep_sums, num_chunks, expected
+    ):
         def work(group):
-            metered = []
-            for num_chunks in (1, 3, 40):
-                plan = plan_of(2, num_chunks=num_chunks)
-                execution = HostExecution(plan, group, 7, torch.float32, CPU, num_summing=1)
-                group.meter.reset()
-                execution.run(torch.ones(7), torch.empty(7))
-                metered.append((group.meter.bytes_sent, group.meter.messages_sent))
-            return metered
-
-        assert run_in_process(2, work) == [[(56, 2), (56, 6), (56, 14)]] * 2
-
-    def test_sums_that_stay_on_the_host_are_metered_on_their_way_up_alone(self, plan_of):
-        def work(group):
-            execution = HostExecution(plan_of(2), group, 7, torch.float32, CPU, num_summing=1, keep_sums=True)
+            how = {"num_summing": 1, "keep_sums": keep_sums}  # sums that stay are metered on their way up
+            plan = plan_of(2, num_chunks=num_chunks)
+            execution = HostExecution(plan, group, 7, torch.float32, CPU, **how)
             group.meter.reset()
-            execution.run(torch.ones(7), None)
+            execution.run(torch.ones(7), None if keep_sums else torch.empty(7))
             return group.meter.bytes_sent, group.meter.messages_sent
 
-        assert run_in_process(2, work) == [(28, 1)] * 2
+        assert run_in_process(2, work) == [expected] * 2
 
     def test_gradient_is_left_as_it_is(self, plan_of):
         inputs = values_of(3, 20)
@@ -141,8 +132,7 @@ class TestSums:
 
     def test_order_of_the_adds_is_the_schedules(self):
         order = (2, 0, 1)
-        up = tuple(Transfer(rank, 3, 0, 1, "add") for rank in order)
-        back = tuple(Transfer(3, rank, 0, 1, "copy") for rank in range(3))
+        up, back = tuple(add(rank, 3) for rank in order), tuple(copy(3, rank) for rank in range(3))
         plan = Schedule("by hand", 3, 1, (up, back), num_hosts=1)
         assert_reference(plan, 5)
         one = [torch.tensor([value]) for value in (1.0, -1e8, 1e8)]
@@ -178,17 +168,24 @@ class TestSums:
         assert run_in_process(2, work) == [["d2h", "reduce", "h2d_result"], ["d2h", "h2d_result"]]
 
 
-UP = tuple(Transfer(rank, 2, 0, 2, "add") for rank in (0, 1))
-BACK = tuple(Transfer(2, rank, 0, 2, "copy") for rank in (0, 1))
-SINGLE_UP = [tuple(Transfer(rank, 2, c, c + 1, "add") for rank in (0, 1)) for c in (0, 1)]
-SINGLE_BACK = [tuple(Transfer(2, rank, c, c + 1, "copy") for rank in (0, 1)) for c in (0, 1)]
+UP, BACK = tuple(add(rank, 2, 0, 2) for rank in (0, 1)), tuple(copy(2, rank, 0, 2) for rank in (0, 1))
+SINGLE_UP = [tuple(add(rank, 2, c, c + 1) for rank in (0, 1)) for c in (0, 1)]
+SINGLE_BACK = [tuple(copy(2, rank, c, c + 1) for rank in (0, 1)) for c in (0, 1)]
+
+
+def assert_refused(plan, message):
+    def work(group):
+        HostExecution(plan, group, 10, torch.float32, CPU, num_summing=1)
+
+    with pytest.raises(ScheduleError, match=message):
+        run_in_process(plan.world_size, work)
 
 
 class TestRefused:
     @pytest.mark.parametrize(("steps", "message"), [
-        ((UP, (Transfer(0, 1, 0, 2, "copy"),), BACK), "only adds into one host's memory and copies"),
-        (((Transfer(0, 2, 0, 2, "copy"),), BACK), "only adds into one host's memory and copies"),
-        ((UP, (Transfer(2, 0, 0, 2, "add"),)), "only adds into one host's memory and copies"),
+        ((UP, (copy(0, 1, 0, 2),), BACK), "only adds into one host's memory and copies"),
+        (((copy(0, 2, 0, 2),), BACK), "only adds into one host's memory and copies"),
+        ((UP, (add(2, 0, 0, 2),)), "only adds into one host's memory and copies"),
         ((SINGLE_UP[0], SINGLE_UP[1][::-1], BACK), "contributions in different orders"),
         ((UP, *SINGLE_BACK), "do not go back in the steps in which they came"),
         ((*SINGLE_UP, BACK), "do not go back in the steps in which they came"),
@@ -198,18 +195,8 @@ class TestRefused:
         ((SINGLE_UP[1] + SINGLE_UP[0], SINGLE_BACK[1] + SINGLE_BACK[0]), "are not contiguous"),
     ])  # fmt: skip
     def test_other_forms_are_refused_with_what_runs_here(self, steps, message):
-        plan = Schedule("by hand", 2, 2, steps, num_hosts=1)
-
-        def work(group):
-            HostExecution(plan, group, 10, torch.float32, CPU, num_summing=1)
-
-        with pytest.raises(ScheduleError, match=f"by hand: .*{message}"):
-            run_in_process(2, work)
+        assert_refused(Schedule("by hand", 2, 2, steps, num_hosts=1), f"by hand: .*{message}")
 
     @pytest.mark.parametrize("plan", [host_serial(4, ranks_per_host=2), ring(4)])
     def test_other_numbers_of_hosts_are_refused(self, plan):
-        def work(group):
-            HostExecution(plan, group, 10, torch.float32, CPU, num_summing=1)
-
-        with pytest.raises(ScheduleError):
-            run_in_process(4, work)
+        assert_refused(plan, "one host")

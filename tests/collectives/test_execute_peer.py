@@ -1,5 +1,6 @@
 """Peer memory: the order in which ranks get on changes nothing, lanes change nothing."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -8,22 +9,14 @@ import torch
 from scaling.collectives.execute_peer import PeerExecution
 from scaling.collectives.listing import schedule
 from scaling.collectives.owners import sharded_owners
-from scaling.collectives.schedule import Schedule, Transfer
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
+from tests.collectives.conftest import add, copy, made_of, values_of
 from tests.collectives.run_on_tensors import run_on_tensors
 
 CPU = torch.device("cpu")
 # Ring: pulls, then pushes. The two of doubling: swaps, which are staged. The others: many ranks at one place.
 NAMES = ["ring", "recursive_doubling", "halving_doubling", "star", "double_binary_tree", "stripes"]
-
-
-def values_of(world_size, num_elements, seed=0):
-    return list(torch.randn((world_size, num_elements), generator=torch.Generator().manual_seed(seed)))
-
-
-def made_of(*steps, world_size=3, num_chunks=1):
-    return Schedule("made up", world_size, num_chunks, steps)
 
 
 def run_steps(plan, inputs, num_lanes=None, runner=run_in_process):
@@ -37,6 +30,10 @@ def run_steps(plan, inputs, num_lanes=None, runner=run_in_process):
         return memory.local.clone()
 
     return runner(len(inputs), work)
+
+
+def run_seeded(run_interleaved, seed, world_size, work):
+    return run_interleaved(world_size, seed, work)
 
 
 def assert_reference(plan, inputs, **how):
@@ -78,56 +75,40 @@ class TestAnyOrder:
         assert_reference(schedule(name, world_size), inputs, num_lanes=num_lanes)
 
 
+STAGED = {
+    # Rank 2 sends its chunk 0: what adds to it is staged, and so is what adds to chunk 1 later.
+    **{
+        f"adds behind a staged one, {order}": (
+            (*((add(0, 2), add(1, 2, 0, 2), add(2, 1))[i] for i in order), add(0, 2, 1, 2)), 2,
+        )
+        for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0))
+    },
+    "a copy into what its target sends": ((copy(0, 1), add(1, 2)), 1),
+    "spans that overlap in part": ((copy(0, 1, 0, 2), add(1, 2, 1, 3), add(2, 0, 0, 3), copy(2, 1, 2, 3)), 3),
+}  # fmt: skip
+
+
 class TestOneStep:
     def test_places_that_are_read_in_the_step_give_their_old_values(self):
-        round_trip = tuple(Transfer(rank, (rank + 1) % 3, 0, 1, "copy") for rank in range(3))
+        round_trip = tuple(copy(rank, (rank + 1) % 3) for rank in range(3))
         inputs = [torch.full((4,), float(rank)) for rank in range(3)]
-        results = run_steps(made_of(round_trip), inputs)
+        results = run_steps(made_of(round_trip, world_size=3), inputs)
         assert [result[0].item() for result in results] == [2, 0, 1]
 
     def test_adds_into_one_place_apply_in_the_order_listed(self):
         inputs = [torch.tensor([value]) for value in (1e8, 1.0, -1e8)]
         for order, total in (((1, 2), 0.0), ((2, 1), 1.0)):
-            plan = made_of(tuple(Transfer(source, 0, 0, 1, "add") for source in order))
+            plan = made_of(tuple(add(source, 0) for source in order), world_size=3)
             assert run_steps(plan, inputs)[0].item() == total
-            assert_reference(plan, inputs)
 
-    @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
-    def test_adds_behind_a_staged_one_keep_their_order(self, order):
-        """Rank 2 sends its chunk 0: what adds to it is staged, and so is what adds to chunk 1 later."""
-        step = (
-            Transfer(0, 2, 0, 1, "add"),
-            Transfer(1, 2, 0, 2, "add"),
-            Transfer(2, 1, 0, 1, "add"),
-            Transfer(0, 2, 1, 2, "add"),
-        )
-        plan = made_of(tuple(step[i] for i in order) + step[3:], num_chunks=2)
-        inputs = [torch.tensor([value, value]) for value in (1e8, 1.0, -1e8)]
-        assert_reference(plan, inputs)
-        assert_reference(plan, inputs, num_lanes=2)
-
-    def test_copy_into_what_its_target_sends_is_staged(self, run_interleaved):
-        step = (Transfer(0, 1, 0, 1, "copy"), Transfer(1, 2, 0, 1, "add"))
-        inputs = values_of(3, 5)
-        for seed in range(20):
-            assert_reference(
-                made_of(step), inputs, runner=lambda n, work, seed=seed: run_interleaved(n, seed, work)
-            )
-
-    def test_spans_that_overlap_in_part_are_kept_apart(self, run_interleaved):
-        step = (
-            Transfer(0, 1, 0, 2, "copy"),
-            Transfer(1, 2, 1, 3, "add"),
-            Transfer(2, 0, 0, 3, "add"),
-            Transfer(2, 1, 2, 3, "copy"),
-        )
-        inputs = values_of(3, 17)
-        for seed in range(20):
-            assert_reference(
-                made_of(step, num_chunks=3),
-                inputs,
-                runner=lambda n, work, seed=seed: run_interleaved(n, seed, work),
-            )
+    @pytest.mark.parametrize(("step", "num_chunks"), STAGED.values(), ids=STAGED)
+    def test_what_is_staged_keeps_its_order_and_is_kept_apart(self, run_interleaved, step, num_chunks):
+        plan = made_of(step, world_size=3, num_chunks=num_chunks)
+        for inputs in (values_of(3, 17), [torch.full((2,), value) for value in (1e8, 1.0, -1e8)]):
+            for num_lanes in (1, 2):
+                assert_reference(plan, inputs, num_lanes=num_lanes)
+            for seed in range(20):
+                assert_reference(plan, inputs, runner=partial(run_seeded, run_interleaved, seed))
 
     def test_chunks_without_elements_move_nothing_and_are_not_metered(self):
         plan = sharded_owners(3, (0, 2, 0, 0))

@@ -11,9 +11,10 @@ from scaling.collectives.execute_peer import PeerExecution
 from scaling.collectives.listing import COLLECTIVES, schedule
 from scaling.collectives.owners import sharded_owners
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Schedule, Transfer
+from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Schedule
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
+from tests.collectives.conftest import add, copy, made_of, values_of
 from tests.collectives.run_on_tensors import run_on_tensors
 
 WORLD_SIZES = [1, 2, 3, 4, 6, 7, 8]
@@ -29,13 +30,6 @@ def scheduled(name: str, world_size: int, num_elements: int) -> Schedule:
         parts = [num_elements // 2, 0, num_elements // 8, min(num_elements, 1)]
         return sharded_owners(world_size, [*parts, num_elements - sum(parts)] if num_elements > 1 else parts)
     return schedule(name, world_size)
-
-
-def values_of(world_size, num_elements, dtype, seed) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    if dtype.is_floating_point:
-        return list(torch.randn((world_size, num_elements), generator=generator).to(dtype))
-    return list(torch.randint(-1000, 1000, (world_size, num_elements), generator=generator))
 
 
 def by_sends(group, plan, num_elements, dtype):
@@ -80,7 +74,7 @@ def assert_equals_reference(executor, plan_of, world_size, sizes=SIZES):
     """Two runs in a row of the same execution, on new values: buffers are reused."""
     cases = []
     for num_elements, dtype in product(sizes, DTYPES):
-        inputs = [values_of(world_size, num_elements, dtype, seed) for seed in (1, 2)]
+        inputs = [values_of(world_size, num_elements, seed, dtype) for seed in (1, 2)]
         plan = plan_of(num_elements)
         cases.append((plan, num_elements, dtype, inputs, [run_on_tensors(plan, one) for one in inputs]))
 
@@ -109,10 +103,10 @@ class TestBetweenRanks:
     @pytest.mark.sampled(4)
     def test_reference_is_the_sum_and_the_ranks_agree_on_floats(self, name, world_size):
         plan = scheduled(name, world_size, 37)
-        integers = values_of(world_size, 37, torch.int64, 1)
+        integers = values_of(world_size, 37, 1, torch.int64)
         total = torch.stack(integers).sum(dim=0)
         assert all(torch.equal(result, total) for result in run_on_tensors(plan, integers))
-        first, *others = run_on_tensors(plan, values_of(world_size, 37, torch.float32, 1))
+        first, *others = run_on_tensors(plan, values_of(world_size, 37, 1))
         assert all(torch.equal(other, first) for other in others)
 
     @pytest.mark.sampled(4)
@@ -145,60 +139,39 @@ def test_aligned_chunks_of_a_large_buffer_equal_the_reference(executor):
     assert_equals_reference(executor, lambda _: ring(4), 4, sizes=[num_elements])
 
 
-def made_of(*steps, world_size=2, num_chunks=1, num_hosts=0, chunk_elements=None):
-    return Schedule("made up", world_size, num_chunks, steps, num_hosts, chunk_elements)
+SWAPS = ((0, 1), (1, 0))
+CHAIN = ((add(0, 1),), (add(1, 2),))
+# Rank 2 stands for host memory.
+THROUGH_HOST = (add(0, 2), add(1, 2)), (copy(2, 0), copy(2, 1))
+MOVED = {
+    "reads are from before the step": (made_of([copy(*pair) for pair in SWAPS]), [[1], [2]], [[2], [1]]),
+    "and those of adds": (made_of([add(*pair) for pair in SWAPS]), [[1], [2]], [[3], [3]]),
+    "later steps read what earlier ones wrote":
+        (made_of(*CHAIN, world_size=3), [[1], [2], [4]], [[1], [3], [7]]),
+    **{
+        f"adds are in the order listed {order}": (
+            made_of((add(1, 0), add(2, 0))[::order], world_size=3), [[1e8], [1], [-1e8]],
+            [[total], [1], [-1e8]],
+        )
+        for order, total in ((1, 0), (-1, 1))
+    },
+    "host memory starts as zero": (made_of(*THROUGH_HOST, num_hosts=1), [[3], [4]], [[7], [7]]),
+    "only the chunks of a transfer are moved":
+        (made_of((copy(0, 1, 1, 3),), num_chunks=4), [[*range(8)], [0] * 8],
+         [[*range(8)], [0, 0, 2, 3, 4, 5, 0, 0]]),
+    "tensors have their own sizes":
+        (made_of((copy(0, 1, 1, 2),), num_chunks=3, chunk_elements=(1, 4, 2)), [[*range(7)], [0] * 7],
+         [[*range(7)], [0, 1, 2, 3, 4, 0, 0]]),
+}  # fmt: skip
 
 
-def singles(*values):
-    return [torch.tensor([float(value)]) for value in values]
-
-
-def items(results):
-    return [result.item() for result in results]
-
-
-def test_all_transfers_of_a_step_read_the_values_from_before_it():
-    swap = (Transfer(0, 1, 0, 1, "copy"), Transfer(1, 0, 0, 1, "copy"))
-    assert items(run_on_tensors(made_of(swap), singles(1, 2))) == [2, 1]
-    both_add = (Transfer(0, 1, 0, 1, "add"), Transfer(1, 0, 0, 1, "add"))
-    assert items(run_on_tensors(made_of(both_add), singles(1, 2))) == [3, 3]
-
-
-def test_later_steps_read_what_earlier_ones_wrote():
-    chain = [(Transfer(rank, rank + 1, 0, 1, "add"),) for rank in range(2)]
-    assert items(run_on_tensors(made_of(*chain, world_size=3), singles(1, 2, 4))) == [1, 3, 7]
-
-
-def test_adds_into_one_place_apply_in_the_order_listed():
-    first, second = Transfer(1, 0, 0, 1, "add"), Transfer(2, 0, 0, 1, "add")
-    inputs = singles(1e8, 1, -1e8)
-    assert run_on_tensors(made_of((first, second), world_size=3), inputs)[0].item() == 0
-    assert run_on_tensors(made_of((second, first), world_size=3), inputs)[0].item() == 1
-
-
-def test_host_memory_starts_as_zero_and_is_not_among_the_results():
-    up = tuple(Transfer(rank, 2, 0, 1, "add") for rank in (0, 1))
-    back = tuple(Transfer(2, rank, 0, 1, "copy") for rank in (0, 1))
-    assert items(run_on_tensors(made_of(up, back, num_hosts=1), singles(3, 4))) == [7, 7]
-
-
-def test_only_the_chunks_of_a_transfer_are_moved():
-    plan = made_of((Transfer(0, 1, 1, 3, "copy"),), num_chunks=4)
-    _, moved = run_on_tensors(plan, [torch.arange(8.0), torch.zeros(8)])
-    assert moved.tolist() == [0, 0, 2, 3, 4, 5, 0, 0]
-
-
-def test_chunks_that_are_tensors_have_their_own_sizes():
-    plan = made_of((Transfer(0, 1, 1, 2, "copy"),), num_chunks=3, chunk_elements=(1, 4, 2))
-    _, moved = run_on_tensors(plan, [torch.arange(7.0), torch.zeros(7)])
-    assert moved.tolist() == [0, 1, 2, 3, 4, 0, 0]
-
-
-def test_contributions_are_left_as_they_are_and_results_are_new():
-    inputs = singles(1, 2)
-    results = run_on_tensors(made_of(), inputs)
+@pytest.mark.parametrize(("plan", "given", "expected"), MOVED.values(), ids=MOVED)
+def test_reference_moves_what_the_transfers_say_and_leaves_its_inputs(plan, given, expected):
+    inputs = [torch.tensor(values, dtype=torch.float32) for values in given]
+    results = run_on_tensors(plan, inputs)
+    assert [result.tolist() for result in results] == expected
     results[0].fill_(9)
-    assert items(inputs) == [1, 2]
+    assert [one.tolist() for one in inputs] == given
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -212,12 +185,17 @@ def test_every_collective_is_the_sum_on_integers(name):
         assert all(torch.equal(result, total) for result in run_on_tensors(plan, inputs))
 
 
-@pytest.mark.parametrize("num_contributions", [1, 3])
-def test_other_numbers_of_contributions_are_refused(num_contributions):
-    with pytest.raises(ScheduleError, match=f"made up: {num_contributions} contributions for 2 ranks"):
-        run_on_tensors(made_of(), singles(*range(num_contributions)))
-
-
-def test_buffers_of_another_size_than_the_tensors_are_refused():
-    with pytest.raises(ScheduleError, match="made for tensors of 3 elements together, run on 1"):
-        run_on_tensors(made_of(num_chunks=2, chunk_elements=(1, 2)), singles(1, 2))
+@pytest.mark.parametrize(
+    ("plan", "num_inputs", "message"),
+    [
+        *((made_of(), number, f"made: {number} contributions for 2 ranks") for number in (1, 3)),
+        (
+            made_of(num_chunks=2, chunk_elements=(1, 2)),
+            2,
+            "made for tensors of 3 elements together, run on 1",
+        ),
+    ],
+)
+def test_other_contributions_are_refused(plan, num_inputs, message):
+    with pytest.raises(ScheduleError, match=message):
+        run_on_tensors(plan, [torch.ones(1)] * num_inputs)

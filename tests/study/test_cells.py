@@ -57,6 +57,9 @@ class TestIdentity:
         assert list(resolved(name="other").cells) == list(resolved().cells)
 
 
+WEAK = {"scaling": "weak", "workloads": [{"model": "mlp", "dataset": "digits", "local_batch": 8}]}
+
+
 class TestAxes:
     def test_cells_are_the_product_of_all_axes(self):
         workloads = [
@@ -67,16 +70,12 @@ class TestAxes:
         assert len(found) == 3 * 2 * 2 * 2
         assert {(c.model, c.global_batch) for c in found} == {("mlp", 32), ("mlp", 64), ("fcn-r", 64)}
 
-    def test_strong_scaling_keeps_the_global_batch(self):
-        found = cells(world_sizes=[1, 2, 4])
-        sizes = [(c.world_size, c.local_batch, c.global_batch) for c in found]
-        assert sizes == [(1, 64, 64), (2, 32, 64), (4, 16, 64)]
-
-    def test_weak_scaling_keeps_the_local_batch(self):
-        workload = {"model": "mlp", "dataset": "digits", "local_batch": 64}
-        found = cells(world_sizes=[1, 2, 4], scaling="weak", workloads=[workload])
-        sizes = [(c.world_size, c.local_batch, c.global_batch) for c in found]
-        assert sizes == [(1, 64, 64), (2, 64, 128), (4, 64, 256)]
+    @pytest.mark.parametrize(("changes", "expected"), [
+        ({}, [(1, 64, 64), (2, 32, 64), (4, 16, 64)]), (WEAK, [(1, 8, 8), (2, 8, 16), (4, 8, 32)]),
+    ])  # fmt: skip
+    def test_strong_scaling_keeps_the_global_batch_and_weak_the_local_one(self, changes, expected):
+        found = cells(world_sizes=[1, 2, 4], **changes)
+        assert [(c.world_size, c.local_batch, c.global_batch) for c in found] == expected
 
     def test_parameters_are_complete_and_labels_name_what_differs(self):
         (cell,) = cells(
@@ -127,65 +126,48 @@ class TestAxes:
         assert len({cell.describe() for cell in with_and_without}) == 2
 
 
-class TestThreads:
-    @pytest.mark.parametrize("world_sizes", [[1], [1, 2, 4], [16]])
-    def test_cpu_worker_has_one_thread_whatever_the_world_sizes(self, world_sizes):
-        workload = {"model": "mlp", "dataset": "digits", "local_batch": 8}
-        found = cells(AvailableMachine(0, 8), world_sizes=world_sizes, scaling="weak", workloads=[workload])
-        assert {c.threads for c in found} == {1}
+TWO_NODES = AvailableMachine(4, 64, num_nodes=2)
 
-    @pytest.mark.parametrize("world_sizes", [[1], [1, 2, 4]])
-    def test_gpu_worker_has_its_gpus_share_of_the_cores(self, world_sizes):
-        assert {c.threads for c in cells(AvailableMachine(4, 64), world_sizes=world_sizes)} == {12}
 
-    def test_every_node_brings_its_own_cores(self):
-        assert {c.threads for c in cells(AvailableMachine(4, 64, num_nodes=2), world_sizes=[8])} == {12}
+@pytest.mark.parametrize(("machine", "changes", "threads"), [
+    # A worker on a CPU has one thread, on GPUs its GPU's share of its node's cores.
+    *((CPU, {"world_sizes": sizes, **WEAK}, 1) for sizes in ([1], [1, 2, 4], [16])),
+    *((GPUS, {"world_sizes": sizes}, 12) for sizes in ([1], [1, 2, 4])),
+    (TWO_NODES, {"world_sizes": [8]}, 12), (CPU, {"threads": 3}, 3),  # the study's come first
+])  # fmt: skip
+def test_threads_are_a_workers_share_of_the_cores(machine, changes, threads):
+    assert {cell.threads for cell in cells(machine, **changes)} == {threads}
 
-    def test_threads_in_the_study_come_first(self):
-        assert {c.threads for c in cells(threads=3)} == {3}
+
+FOUND, DROPPED = "device: 4 GPUs found, NCCL", "world sizes [8] dropped: 4 GPUs here"
+DROP = {"missing_devices": "drop"}
 
 
 class TestDevices:
-    def test_gpus_are_taken_where_there_are_any_and_it_is_noted(self):
-        study = resolved(GPUS)
-        assert {c.device for c in study.cells.values()} == {"cuda"}
-        assert study.notes == ["device: 4 GPUs found, NCCL"]
+    @pytest.mark.parametrize(("machine", "changes", "expected", "notes"), [
+        (GPUS, {}, {("cuda", 1), ("cuda", 2)}, [FOUND]),
+        (CPU, {}, {("cpu", 1), ("cpu", 2)}, ["device: no GPU found, CPU processes over Gloo"]),
+        (GPUS, {"device": "cpu", "world_sizes": [1, 8]}, {("cpu", 1), ("cpu", 8)}, []),
+        (GPUS, {"world_sizes": [1, 4, 8], **DROP}, {("cuda", 1), ("cuda", 4)}, [FOUND, DROPPED]),
+        (GPUS, {"parts": [{"world_sizes": [2]}, {"world_sizes": [8]}], **DROP}, {("cuda", 2)},
+         [FOUND, DROPPED]),
+        (TWO_NODES, {"world_sizes": [8]}, {("cuda", 8)}, None),  # the GPUs of all nodes count
+    ])  # fmt: skip
+    def test_gpus_are_taken_where_there_are_enough_and_it_is_noted(self, machine, changes, expected, notes):
+        study = resolved(machine, **changes)
+        assert {(cell.device, cell.world_size) for cell in study.cells.values()} == expected
+        assert notes is None or study.notes == notes
 
-    def test_cpu_is_taken_where_there_is_none_and_it_is_noted(self):
-        study = resolved(CPU)
-        assert {c.device for c in study.cells.values()} == {"cpu"}
-        assert study.notes == ["device: no GPU found, CPU processes over Gloo"]
-
-    def test_device_may_be_chosen(self):
-        study = resolved(GPUS, device="cpu", world_sizes=[1, 8])
-        assert {c.device for c in study.cells.values()} == {"cpu"}
-        assert study.notes == []
-
-    def test_gpus_that_are_missing_are_an_error_that_says_what_to_do(self):
-        message = problem(GPUS, world_sizes=[1, 4, 8, 16])
-        assert "by-hand: world size 8 needs 8 GPUs and 4 can be used" in message
-        assert "use world_sizes=[1, 4], missing_devices=drop, or device=cpu" in message
-
-    def test_sizes_without_gpus_may_be_dropped_and_it_is_noted(self):
-        study = resolved(GPUS, world_sizes=[1, 4, 8], missing_devices="drop")
-        assert {c.world_size for c in study.cells.values()} == {1, 4}
-        assert "world sizes [8] dropped: 4 GPUs here" in study.notes
-
-    def test_dropping_all_sizes_is_an_error(self):
-        message = problem(GPUS, world_sizes=[8], missing_devices="drop")
-        assert message.startswith("by-hand: nothing is left to measure here: ")
-        assert message.endswith("world sizes [8] dropped: 4 GPUs here")
-
-    def test_a_part_may_be_dropped_as_a_whole(self):
-        study = resolved(GPUS, missing_devices="drop", parts=[{"world_sizes": [2]}, {"world_sizes": [8]}])
-        assert {c.world_size for c in study.cells.values()} == {2}
-        assert "world sizes [8] dropped: 4 GPUs here" in study.notes
-
-    def test_gpus_of_all_nodes_count(self):
-        assert len(cells(AvailableMachine(4, 64, num_nodes=2), world_sizes=[8])) == 1
-
-    def test_no_gpu_at_all_is_an_error(self):
-        assert "world size 1 needs 1 GPUs and 0 can be used" in problem(CPU, device="cuda")
+    @pytest.mark.parametrize(("machine", "changes", "said"), [
+        (GPUS, {"world_sizes": [1, 4, 8, 16]},
+         ["by-hand: world size 8 needs 8 GPUs and 4 can be used",
+          "use world_sizes=[1, 4], missing_devices=drop, or device=cpu"]),
+        (GPUS, {"world_sizes": [8], **DROP}, ["by-hand: nothing is left to measure here: ", DROPPED]),
+        (CPU, {"device": "cuda"}, ["world size 1 needs 1 GPUs and 0 can be used"]),
+    ])  # fmt: skip
+    def test_gpus_that_are_missing_are_an_error_that_says_what_to_do(self, machine, changes, said):
+        message = problem(machine, **changes)
+        assert [text for text in said if text not in message] == []
 
 
 class TestFirstAvailable:

@@ -15,7 +15,6 @@ from scaling.study.cell import AvailableMachine
 from scaling.study.kinds import label_of
 from scaling.study.kinds.device import DeviceCell
 from scaling.study.launches import remaining_launches
-from scaling.study.overrides import load_study
 from scaling.study.planning import describe_plan
 from scaling.study.prepare import prepare
 from scaling.study.rank.device import measure_point
@@ -86,29 +85,25 @@ class TestCells:
         one_width += [("cuda", 12, "eager"), ("cuda", 12, "captured")]
         assert sorted(found) == sorted((*arm, width) for arm in one_width for width in (10, 20))
 
-    def test_without_a_gpu_its_cells_are_left_out_and_the_notes_say_so(self):
-        study = resolved(NO_GPU)
-        assert {cell.device for cell in study.cells.values()} == {"cpu"}
-        assert any("no GPU that torch can use" in note for note in study.notes)
-
-    def test_threads_above_the_cores_are_dropped_with_a_note(self):
-        study = resolved(NO_GPU)
-        assert sorted({cell.threads for cell in study.cells.values()}) == [1, 2]
-        assert "threads: 4 dropped: 2 cores can be used here" in study.notes
-
-    def test_cpu_threads_may_be_twice_the_cores_since_that_is_its_question(self):
-        study = resolved(NO_GPU, experiment="cpu-threads")
-        assert sorted({cell.threads for cell in study.cells.values()}) == [1, 2, 4]
-        (note,) = [note for note in study.notes if note.startswith("threads: ")]
-        assert note.endswith("128 dropped: 2 cores can be used here, and no more than 2 threads a core")
+    @pytest.mark.parametrize(("experiment", "threads", "note"), [
+        (SMALL, [1, 2], "threads: 4 dropped: 2 cores can be used here"),
+        # Twice the cores is its question.
+        ("cpu-threads", [1, 2, 4],
+         "128 dropped: 2 cores can be used here, and no more than 2 threads a core"),
+    ])  # fmt: skip
+    def test_without_a_gpu_its_cells_and_threads_above_the_cores_are_left_out_with_notes(
+        self, experiment, threads, note
+    ):
+        study = resolved(NO_GPU, experiment=experiment)
+        found = sorted({(cell.device, cell.threads) for cell in study.cells.values()})
+        assert found == [("cpu", number) for number in threads]
+        assert [one.endswith(note) for one in study.notes if one.startswith("threads: ")] == [True]
+        # An experiment that has nothing for a GPU misses none.
+        assert any("no GPU that torch can use" in one for one in study.notes) == (experiment is SMALL)
 
     def test_study_of_gpus_alone_is_an_error_where_there_is_none(self):
         with pytest.raises(StudyError, match="nothing to measure on cuda: there is no GPU"):
             resolved(NO_GPU, devices="cuda")
-
-    def test_experiment_that_has_nothing_for_a_gpu_misses_none(self):
-        study = resolved(NO_GPU, experiment="cpu-threads")
-        assert not any("GPU" in note for note in study.notes)
 
     def test_unknown_experiment_is_an_error(self):
         with pytest.raises(StudyError, match="unknown experiment 'smal-networks'"):
@@ -166,14 +161,6 @@ def test_label_names_the_experiment():
     assert label_of(cell.to_dict()) == f"device small-networks on {cell.device}"
 
 
-@pytest.mark.parametrize("name", ["small-networks", "cpu-threads", "batch-sizes"])
-@pytest.mark.parametrize("machine", [NO_GPU, ONE_GPU])
-def test_shipped_studies_resolve_on_any_machine(name, machine):
-    study = resolve(load_study(name), machine)
-    assert study.name == name
-    assert study.cells
-
-
 def test_shipped_studies_are_listed_with_their_question():
     from scaling.cli.listing import studies
 
@@ -204,7 +191,17 @@ def test_study_of_the_documents_is_valid():
 
 
 CPU = torch.device("cpu")
+CUDA_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB"
 ALLOCATOR = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"
+
+
+FAULTS = {
+    "left out": LeftOutError("it would take too long"),
+    "memory": MemoryError("no room for 9 GB"),
+    "cuda memory": torch.OutOfMemoryError(f"{CUDA_MEMORY}. GPU 0 has a total of"),
+    "allocator": RuntimeError(ALLOCATOR),
+    "bug": RuntimeError("a bug"),
+}
 
 
 @dataclass(frozen=True)
@@ -219,22 +216,13 @@ class Faulty(Experiment):
     def measure(self, point, device, budget):
         yield {"phase": "step", "seconds": 0.5}
         fault = point["fault"]
-        if fault == "left out":
-            raise LeftOutError("it would take too long")
-        if fault == "memory":
-            raise MemoryError("no room for 9 GB")
-        if fault == "cuda memory":
-            said = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of"
-            raise torch.OutOfMemoryError(said)
-        if fault == "allocator":
-            raise RuntimeError(ALLOCATOR)
         if fault == "hidden memory":
             try:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
             except torch.OutOfMemoryError:
                 raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
-        if fault == "bug":
-            raise RuntimeError("a bug")
+        if fault in FAULTS:
+            raise FAULTS[fault]
 
 
 def rows_of(fault):
@@ -246,28 +234,19 @@ def rows_of(fault):
     return rows
 
 
-def left_out(rows):
-    return [row["value"] for row in rows if row.get("fact") == "left_out"]
-
-
 def test_samples_are_handed_out_with_the_load_before():
     rows = rows_of("none")
     assert {"phase": "step", "seconds": 0.5} in rows
     assert [row["fact"] for row in rows if "fact" in row] == ["load_average"]
 
 
-def test_point_that_is_left_out_is_a_result_with_its_reason():
-    assert left_out(rows_of("left out")) == ["it would take too long"]
-
-
 @pytest.mark.parametrize(("fault", "reason"), [
-    ("memory", "out of memory: no room for 9 GB"),
-    ("cuda memory", "out of memory: CUDA out of memory. Tried to allocate 20.00 GiB"),
-    ("allocator", f"out of memory: {ALLOCATOR}"),
+    ("left out", "it would take too long"), ("memory", "out of memory: no room for 9 GB"),
+    ("cuda memory", f"out of memory: {CUDA_MEMORY}"), ("allocator", f"out of memory: {ALLOCATOR}"),
     ("hidden memory", "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB"),
 ])  # fmt: skip
-def test_point_that_does_not_fit_is_a_result(fault, reason):
-    assert left_out(rows_of(fault)) == [reason]
+def test_point_that_is_left_out_or_does_not_fit_is_a_result_with_its_reason(fault, reason):
+    assert [row["value"] for row in rows_of(fault) if row.get("fact") == "left_out"] == [reason]
 
 
 def test_any_other_error_fails_the_cell():

@@ -65,20 +65,22 @@ class TestGrouping:
         assert {cell.seed for cell in launch.cells} == set(range(5))
         assert launch.repeat == 0
 
-    @pytest.mark.parametrize(
-        "change", [{"world_size": 4}, {"device": "cuda"}, {"threads": 2}, {"peer_access": False}], ids=str
-    )
-    def test_what_is_fixed_at_start_up_separates_them(self, folder, change):
-        launches = remaining_launches(folder, study_of([CELL, replace(CELL, **change)]))
-        assert [len(launch.cells) for launch in launches] == [1, 1]
-        assert launches[0].settings != launches[1].settings
-
-    @pytest.mark.parametrize(
-        "change", [{"aggregator": "tree"}, {"global_batch": 32}, {"kind": "convergence"}, {"tf32": True}]
-    )
-    def test_what_can_change_between_cells_does_not(self, folder, change):
-        (launch,) = remaining_launches(folder, study_of([CELL, replace(CELL, **change)]))
-        assert len(launch.cells) == 2
+    @pytest.mark.parametrize(("changes", "num_launches"), [
+        *(({name: value}, 2) for name, value in
+          (("world_size", 4), ("device", "cuda"), ("threads", 2), ("peer_access", False))),
+        *(({name: value}, 1) for name, value in
+          (("aggregator", "tree"), ("global_batch", 32), ("kind", "convergence"), ("tf32", True))),
+        # Settings of a library's start separate launches, what is left to it does not.
+        ({"aggregator": "horovod", "aggregator_parameters": {"cycle_time_s": 0.0005}}, 2),
+        ({"aggregator": "horovod", "aggregator_parameters": {"compression": "fp16"}}, 1),
+    ])  # fmt: skip
+    def test_what_is_fixed_at_start_up_separates_them_and_nothing_else(self, folder, changes, num_launches):
+        cells = [CELL, replace(CELL, **changes)]
+        launches = remaining_launches(folder, study_of(cells))
+        assert [len(launch.cells) for launch in launches] == [2 // num_launches] * num_launches
+        assert len({launch.settings for launch in launches}) == num_launches
+        if "cycle_time_s" in str(changes):
+            assert [one.settings.variables for one in launches] == [(), (("HOROVOD_CYCLE_TIME", "0.5"),)]
 
     def test_every_repeat_is_a_launch_of_its_own_and_first_ones_come_first(self, folder):
         study = study_of([*seeds(2), *seeds(2, world_size=1)], repeats=3)
@@ -92,9 +94,6 @@ class TestGrouping:
         first, second = remaining_launches(folder, study)
         assert len(first.cells) == 2
         assert second.cells == [twice]
-
-    def test_study_without_cells_needs_none(self, folder):
-        assert remaining_launches(folder, ResolvedStudy("by-hand", {}, {}, [])) == []
 
 
 class TestOrder:
@@ -111,29 +110,17 @@ class TestOrder:
         assert len({tuple(order) for order in [*orders, range(20)]}) == 5
 
 
-class TestWhatIsLeft:
-    @pytest.mark.parametrize(
-        ("state", "is_left"), [("planned", True), ("running", True), ("done", False), ("failed", False)]
-    )
-    def test_runs_that_are_done_or_failed_are_skipped(self, folder, state, is_left):
-        end(folder, CELL, 0, state)
-        assert bool(remaining_launches(folder, study_of([CELL]))) == is_left
-
-    def test_other_repeats_of_the_same_cell_are_left(self, folder):
-        end(folder, CELL, 0, "done")
-        (launch,) = remaining_launches(folder, study_of([CELL], repeats=2))
-        assert launch.repeat == 1
-
-    def test_runs_of_cells_that_are_not_asked_for_are_no_matter(self, folder):
-        end(folder, replace(CELL, seed=99), 0, "planned")
-        (launch,) = remaining_launches(folder, study_of([CELL]))
-        assert launch.cells == [CELL]
-
-    def test_nothing_is_left_when_all_is_over(self, folder):
-        cells = seeds(3)
-        for cell in cells:
-            end(folder, cell, 0, "done")
-        assert remaining_launches(folder, study_of(cells)) == []
+@pytest.mark.parametrize(("ended", "repeats", "left"), [
+    (None, 1, [0]), ((CELL, "planned"), 1, [0]), ((CELL, "running"), 1, [0]),
+    ((CELL, "done"), 1, []), ((CELL, "failed"), 1, []), ((CELL, "done"), 2, [1]),
+    ((replace(CELL, seed=99), "planned"), 1, [0]),  # of a cell that is not asked for
+])  # fmt: skip
+def test_runs_that_are_done_or_failed_are_skipped_and_no_others(folder, ended, repeats, left):
+    if ended:
+        end(folder, ended[0], 0, ended[1])
+    launches = remaining_launches(folder, study_of([CELL], repeats))
+    assert [(launch.repeat, launch.cells) for launch in launches] == [(repeat, [CELL]) for repeat in left]
+    assert remaining_launches(folder, study_of([])) == []
 
 
 class TestEstimate:
@@ -172,18 +159,6 @@ class TestEstimate:
 
         assert epochs(3) - epochs(2) == pytest.approx(epochs(2) - epochs(1))
         assert epochs(2) > epochs(1)
-
-
-class TestVariables:
-    def test_settings_of_a_librarys_start_separate_launches(self, folder):
-        quick = replace(CELL, aggregator="horovod", aggregator_parameters={"cycle_time_s": 0.0005})
-        launches = remaining_launches(folder, study_of([CELL, quick]))
-        assert [one.settings.variables for one in launches] == [(), (("HOROVOD_CYCLE_TIME", "0.5"),)]
-
-    def test_library_left_to_its_own_settings_shares_the_launch_of_the_others(self, folder):
-        plain = replace(CELL, aggregator="horovod", aggregator_parameters={"compression": "fp16"})
-        (launch,) = remaining_launches(folder, study_of([CELL, plain]))
-        assert len(launch.cells) == 2
 
 
 def test_workers_are_told_the_very_launch():

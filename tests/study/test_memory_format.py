@@ -9,10 +9,8 @@ import torch
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cell import Cell
-from scaling.study.pruning import CellChoice, study_of
-from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
-from tests.made import ABSENT, CPU, made_cells, made_study, problem_of
+from tests.made import ABSENT, made_cells, made_study, problem_of
 from tests.study.test_run_cell import TRAINED, group, losses, runner  # noqa: F401
 
 pytestmark = pytest.mark.quality
@@ -45,14 +43,6 @@ class TestAxis:
         first, second = cells(memory_format=BOTH)
         assert "channels_last" in second.describe()
         assert "contiguous" not in first.describe()
-
-    def test_a_pruned_study_keeps_it(self):
-        whole = study(memory_format=BOTH)
-        resolved = resolve(whole, CPU)
-        first, second = resolved.trained
-        for cell in (first, second):
-            verdicts = [CellChoice(one, one is cell, "", 0.0) for one in (first, second)]
-            assert f"- {cell.memory_format or 'contiguous'}\n" in study_of(whole, verdicts, resolved)
 
 
 class TestRefused:

@@ -88,39 +88,35 @@ class TestNames:
         assert load_study(str(tmp_path / "study")).name == "by-hand"
 
 
+def of_parts(*keys):
+    return lambda study: [[getattr(part, key) for key in keys] for part in study.parts]
+
+
+def names(study):
+    return [aggregators(part) for part in study.parts]
+
+
+def hidden(study):
+    return study.parts[0].workloads[0].model.parameters
+
+
 class TestOverrides:
-    def test_without_any_the_study_is_the_files(self, study):
-        iteration, convergence = load_study(study).parts
-        assert (iteration.repeats, iteration.iterations, convergence.repeats) == (2, 20, 1)
-
-    def test_value_is_read_as_yaml(self, study):
-        iteration, _ = load_study(study, ["world_sizes=[1, 4]", "max_seconds=2.5", "device=cpu"]).parts
-        assert (iteration.world_sizes, iteration.max_seconds, iteration.device) == ([1, 4], 2.5, "cpu")
-
-    def test_top_level_key_replaces_it_in_every_part(self, study):
-        assert [part.repeats for part in load_study(study, ["repeats=5"]).parts] == [5, 5]
-        parts = load_study(study, ["aggregators=[tree]"]).parts
-        assert [aggregators(part) for part in parts] == [["tree"], ["tree"]]
-
-    def test_top_level_key_of_one_kind_leaves_the_other_kind_alone(self, study):
-        iteration, convergence = load_study(study, ["iterations=7", "epochs=2"]).parts
-        assert (iteration.iterations, convergence.epochs) == (7, 2)
-
-    def test_dotted_key_goes_by_index_into_lists(self, study):
-        study = load_study(study, ["parts.0.iterations=3", "parts.0.aggregators.1=tree"])
-        assert study.parts[0].iterations == 3
-        assert aggregators(study.parts[0]) == ["none", "tree"]
-        assert aggregators(study.parts[1]) == ["ring"]
-
-    def test_dotted_key_may_set_what_was_not_there(self, study):
-        assert load_study(study, ["parts.1.epochs=9"]).parts[1].epochs == 9
-
-    def test_dotted_key_reaches_a_components_parameters(self, study):
-        study = load_study(study, ["parts.0.workloads.0.model.hidden=[3, 4]"])
-        assert study.parts[0].workloads[0].model.parameters == {"hidden": [3, 4]}
-
-    def test_later_override_wins(self, study):
-        assert load_study(study, ["repeats=5", "parts.1.repeats=6", "repeats=7"]).parts[1].repeats == 7
+    @pytest.mark.parametrize(("overrides", "found", "expected"), [
+        ([], of_parts("repeats"), [[2], [1]]),
+        (["world_sizes=[1, 4]", "device=cpu"], of_parts("world_sizes", "device"), [[[1, 4], "cpu"]] * 2),
+        # A key at the top replaces it in every part, one of one kind in those of that kind.
+        (["repeats=5"], of_parts("repeats"), [[5], [5]]),
+        (["aggregators=[tree]"], names, [["tree"], ["tree"]]),
+        (["max_seconds=2.5", "epochs=2"],
+         lambda study: (study.parts[0].max_seconds, study.parts[1].epochs), (2.5, 2)),
+        # A dotted one goes by index into lists, and may set what was not there.
+        (["parts.0.aggregators.1=tree"], names, [["none", "tree"], ["ring"]]),
+        (["parts.1.epochs=9"], lambda study: study.parts[1].epochs, 9),
+        (["parts.0.workloads.0.model.hidden=[3, 4]"], hidden, {"hidden": [3, 4]}),
+        (["repeats=5", "parts.1.repeats=6", "repeats=7"], of_parts("repeats"), [[7], [7]]),  # the later wins
+    ])  # fmt: skip
+    def test_value_is_read_as_yaml_and_put_in_its_place(self, study, overrides, found, expected):
+        assert found(load_study(study, overrides)) == expected
 
     def test_value_may_hold_an_equals_sign(self, study):
         with pytest.raises(StudyError, match="name 'a=b' is not allowed"):

@@ -91,22 +91,6 @@ def test_numbers_of_devices_are_not_the_order_of_the_file(imported):  # noqa: F8
     assert near["gpu0"] == near["gpu2"] != near["gpu1"]
 
 
-def test_link_that_ends_at_itself_refuses_the_file(imported):  # noqa: F811
-    text = system(pci(bus(0), gpu(0, nvlink(bus(0), 2, TO_GPU))) + pci(bus(1), gpu(1)))
-    code, said, machine = imported(text)
-    assert (code, machine) == (2, None)
-    assert "2 <nvlink> from 0000:10:00.0 to itself" in said
-
-
-def test_two_hosts_in_one_file_and_two_gpus_in_one_device_are_refused(imported):  # noqa: F811
-    text = system(pci(bus(0), gpu(0)), pci(bus(1), gpu(1)))
-    two = text.replace('<cpu numaid="0"', '<cpu host_hash="0x1" numaid="0"').replace(
-        '<cpu numaid="1"', '<cpu host_hash="0x2" numaid="1"'
-    )
-    assert "2 hosts (host_hash of <cpu>)" in imported(two)[1]
-    assert "1 more <gpu> in 0000:10:00.0" in imported(system(pci(bus(0), gpu(0) + gpu(1))))[1]
-
-
 def every(word, number=8):
     return [" ".join("X" if at == to else word(at, to) for to in range(number)) for at in range(number)]
 

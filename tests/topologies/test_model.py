@@ -18,14 +18,13 @@ LINKS = (
     Link("b", "switch0", "gpu1", "pcie", 10e9, 3e-7),
     Link("c", "cpu0", "gpu2", "pcie", 10e9, 3e-7),
 )
+ENDS = (0, "gpu0"), (0, "gpu1")
 
 
 def machine(**changes):
     values = {
-        "name": "small",
-        "devices": (MEMORY, CPU, SWITCH, *GPUS),
-        "links": LINKS,
-        "peer_groups": (frozenset({"gpu0", "gpu1"}),),
+        **{"name": "small", "devices": (MEMORY, CPU, SWITCH, *GPUS), "links": LINKS},
+        **{"peer_groups": (frozenset({"gpu0", "gpu1"}),)},
         "message_latency_s": {"peer": 1e-6, "staged": 2e-6, "host": 3e-6, "network": 4e-6},
     }
     return Machine(**{**values, **changes})
@@ -42,52 +41,44 @@ def clustered(nics=("nic0",), *, gpudirect=False, num_nodes=2):
     return Topology("cluster", node, num_nodes, Network("10 GbE", 1e9, 5e-6))
 
 
+def passed(path):
+    """Kind, and resource -> how often it is passed."""
+    return path.kind, dict(path.resources)
+
+
+STAGED = {"node0/a<": 1, "node0/up<": 1, "node0/bus": 2, "node0/host0": 2, "node0/c>": 1}
+ON_THE_BUS = {"node0/a<": 1, "node0/up<": 1, "node0/bus": 2, "node0/host0": 2, "node0/up>": 1, "node0/b>": 1}
+TO_HOST = {"node0/c<": 1, "node0/bus": 1, "node0/host0": 1}
+
+
 class TestRoutes:
-    def test_peers_exchange_inside_their_switch(self):
-        path = topology().path((0, "gpu0"), (0, "gpu1"))
-        assert path.kind == "peer"
-        assert path.resources == {"node0/a<": 1, "node0/b>": 1}
-        assert path.latency_s == pytest.approx(1e-6 + 6e-7)
-
-    def test_others_are_staged_and_pass_host_memory_twice(self):
-        path = topology().path((0, "gpu0"), (0, "gpu2"))
-        assert path.kind == "staged"
-        assert path.resources == {
-            "node0/a<": 1,
-            "node0/up<": 1,
-            "node0/bus": 2,
-            "node0/host0": 2,
-            "node0/c>": 1,
-        }
-        assert path.latency_s == pytest.approx(2e-6 + 3e-7 + 2e-7 + 1e-7 + 1e-7 + 3e-7)
-
-    def test_host_only_takes_peers_through_the_host_over_the_links_of_their_switch(self):
-        path = topology().path((0, "gpu0"), (0, "gpu1"), peer_access=False)
-        assert path.kind == "staged"
-        assert {"node0/up<", "node0/up>"} <= set(path.resources)
-
-    def test_way_back_passes_the_other_direction(self):
-        there = topology().path((0, "gpu2"), (0, "host0"))
-        back = topology().path((0, "host0"), (0, "gpu2"))
-        assert there.kind == back.kind == "host"
-        assert "node0/c<" in there.resources
-        assert "node0/c>" in back.resources
+    @pytest.mark.parametrize(
+        ("ends", "peer_access", "expected", "latency_s"),
+        [
+            (ENDS, True, ("peer", {"node0/a<": 1, "node0/b>": 1}), 1e-6 + 6e-7),
+            (((0, "gpu0"), (0, "gpu2")), True, ("staged", STAGED), 2e-6 + 3e-7 + 2e-7 + 1e-7 + 1e-7 + 3e-7),
+            (ENDS, False, ("staged", ON_THE_BUS), 2e-6 + 2 * 6e-7),  # over the links of their switch
+            (((0, "gpu2"), (0, "host0")), True, ("host", TO_HOST), 3e-6 + 4e-7),
+            (((0, "host0"), (0, "gpu2")), True,
+             ("host", {name.replace("<", ">"): n for name, n in TO_HOST.items()}), 3e-6 + 4e-7),
+        ],
+    )  # fmt: skip
+    def test_peers_pass_their_switch_and_others_host_memory_twice(
+        self, ends, peer_access, expected, latency_s
+    ):
+        path = topology().path(*ends, peer_access=peer_access)
+        assert passed(path) == expected
+        assert path.latency_s == pytest.approx(latency_s)
 
     def test_the_faster_of_two_links_is_taken(self):
         fast = Link("nvlink", "gpu0", "gpu1", "nvlink", 40e9, 1e-7)
-        assert topology(links=(*LINKS, fast)).path((0, "gpu0"), (0, "gpu1")).resources == {"node0/nvlink>": 1}
+        assert topology(links=(*LINKS, fast)).path(*ENDS).resources == {"node0/nvlink>": 1}
         slow = Link("slow", "switch0", "gpu0", "pcie", 1e9, 0.0)
-        assert "node0/slow<" not in topology(links=(*LINKS, slow)).path((0, "gpu0"), (0, "gpu1")).resources
+        assert "node0/slow<" not in topology(links=(*LINKS, slow)).path(*ENDS).resources
 
     def test_gpus_are_ends_of_routes_and_lie_on_none(self):
-        over = (
-            *LINKS,
-            Link("x", "gpu0", "gpu2", "nvlink", 1e12, 0.0),
-            Link("y", "gpu1", "gpu2", "n", 1e12, 0.0),
-        )
-        groups = (frozenset({"gpu0", "gpu1"}),)
-        path = topology(links=over, peer_groups=groups).path((0, "gpu0"), (0, "gpu1"))
-        assert set(path.resources) == {"node0/a<", "node0/b>"}
+        over = [Link(name, name, "gpu2", "nvlink", 1e12, 0.0) for name in ("gpu0", "gpu1")]
+        assert set(topology(links=(*LINKS, *over)).path(*ENDS).resources) == {"node0/a<", "node0/b>"}
 
     def test_missing_route_says_what_to_check(self):
         with pytest.raises(TopologyError, match=r"no route from 'gpu2' to 'host0'; check 'links'"):
@@ -98,23 +89,16 @@ class TestCapacities:
     def test_directions_have_their_own_bandwidth_where_they_differ(self):
         two_ways = Link("bus", "cpu0", "host0", "memory", 30e9, 0.0, back_bytes_per_s=40e9)
         small = topology(links=(two_ways, *LINKS[1:]))
-        assert small.capacity_bytes_per_s("node0/bus>") == 30e9
-        assert small.capacity_bytes_per_s("node0/bus<") == 40e9
+        assert [small.capacity_bytes_per_s(f"node0/bus{way}") for way in "><"] == [30e9, 40e9]
 
     def test_shared_link_and_host_memory_are_one_resource(self):
-        assert topology().capacity_bytes_per_s("node0/bus") == 60e9
-        assert topology().capacity_bytes_per_s("node0/host0") == 60e9
+        assert [topology().capacity_bytes_per_s(f"node0/{name}") for name in ("bus", "host0")] == [60e9] * 2
 
     def test_a_message_alone_is_limited_by_what_it_passes_most(self):
         slow = Device("host0", "host_memory", bandwidth_bytes_per_s=12e9)
         small = topology(devices=(slow, CPU, SWITCH, *GPUS))
-        staged = small.path((0, "gpu0"), (0, "gpu2"))
-        assert small.bandwidth_bytes_per_s(staged) == 6e9
-        assert small.bandwidth_bytes_per_s(small.path((0, "gpu0"), (0, "gpu1"))) == 10e9
-
-    def test_a_message_to_itself_passes_nothing(self):
-        small = topology()
-        assert small.bandwidth_bytes_per_s(small.path((0, "gpu0"), (0, "gpu0"))) == math.inf
+        rates = [small.bandwidth_bytes_per_s(small.path((0, "gpu0"), (0, f"gpu{to}"))) for to in (0, 1, 2)]
+        assert rates == [math.inf, 10e9, 6e9]  # to itself it passes nothing
 
 
 class TestClusters:
@@ -124,32 +108,22 @@ class TestClusters:
         assert path.resources["node0/host0"] == path.resources["node1/host0"] == 2
         assert path.resources["node0/nic0/network>"] == path.resources["node1/nic0/network<"] == 1
 
-    def test_gpudirect_goes_past_host_memory(self):
-        path = clustered(gpudirect=True).path((0, "gpu0"), (1, "gpu1"))
-        assert set(path.resources) == {
-            "node0/a<",
-            "node0/switch0-nic0>",
-            "node0/nic0/network>",
-            "node1/nic0/network<",
-            "node1/switch0-nic0<",
-            "node1/b>",
-        }
+    def test_gpudirect_goes_past_host_memory_unless_host_only_forbids_it(self):
+        cluster, ends = clustered(gpudirect=True), ((0, "gpu0"), (1, "gpu1"))
+        path = cluster.path(*ends)
+        there = ["node0/a<", "node0/switch0-nic0>", "node0/nic0/network>"]
+        assert set(path.resources) == {*there, "node1/nic0/network<", "node1/switch0-nic0<", "node1/b>"}
         assert path.latency_s == pytest.approx(4e-6 + 5e-6 + 2 * (3e-7 + 1e-7))
-
-    def test_host_only_forbids_gpudirect_too(self):
-        path = clustered(gpudirect=True).path((0, "gpu0"), (1, "gpu1"), peer_access=False)
-        assert path.resources["node0/host0"] == 2
+        assert cluster.path(*ends, peer_access=False).resources["node0/host0"] == 2
 
     def test_gpus_with_the_same_nearest_nics_take_them_in_turn(self):
         node = clustered(("nic0", "nic1")).machine
-        assert [node.nic(gpu.id) for gpu in GPUS[:2]] == ["nic0", "nic1"]
-        assert node.nic("host0") == "nic0"
+        assert [node.nic(name) for name in ("gpu0", "gpu1", "host0")] == ["nic0", "nic1", "nic0"]
 
     def test_network_is_a_resource_of_each_nic_and_direction(self):
         cluster = clustered()
         assert cluster.capacity_bytes_per_s("node1/nic0/network>") == 1e9
-        path = cluster.path((0, "gpu0"), (1, "gpu0"))
-        assert cluster.bandwidth_bytes_per_s(path) == 1e9
+        assert cluster.bandwidth_bytes_per_s(cluster.path((0, "gpu0"), (1, "gpu0"))) == 1e9
 
     def test_nodes_without_a_network_cannot_exchange(self):
         with pytest.raises(TopologyError, match="2 nodes without 'network'"):
@@ -157,10 +131,8 @@ class TestClusters:
 
 
 class TestRanks:
-    def test_ranks_fill_node_after_node(self):
+    def test_ranks_fill_node_after_node_and_on_a_machine_without_gpu_every_core(self):
         assert clustered().ranks(5) == [(0, "gpu0"), (0, "gpu1"), (0, "gpu2"), (1, "gpu0"), (1, "gpu1")]
-
-    def test_machine_without_gpu_has_a_rank_on_every_core(self):
         assert topology(devices=(MEMORY, CPU), links=LINKS[:1]).ranks(4) == [(0, "host0")] * 4
 
     def test_too_many_ranks_say_how_many_places_there_are(self):

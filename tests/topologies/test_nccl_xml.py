@@ -9,7 +9,7 @@ from topologies.errors import TopologyError
 from topologies.file_text import as_yaml, validated
 from topologies.nccl_xml import facts_of
 
-SWITCH, TO_GPU, POWER9 = "0x068000", "0x030200", "0x068001"
+SWITCH, TO_GPU = "0x068000", "0x030200"
 LINK = 'link_speed="32.0 GT/s PCIe" link_width="16"'
 
 
@@ -73,31 +73,6 @@ def test_pcie_links_have_their_generation_and_bridges_are_switches():
     assert len(topology.machine.of_kind("pcie_switch")) == 1
     to_host = topology.path((0, "gpu0"), (0, topology.host(0)[1]))
     assert topology.bandwidth_bytes_per_s(to_host) <= 16e9 / 8 * 16
-
-
-def amd(dev, links, gcn="gfx942"):
-    one = gpu(dev, links, sm=304).replace("0x10de", "0x1002").replace('class="0x030200"', 'class="0x120000"')
-    return one.replace("0x2330", "0x74a1").replace('sm="304"', f'sm="304" gcn="{gcn}"')
-
-
-def test_links_of_amd_gpus_join_them_and_their_target_is_no_compute_capability():
-    links = [link(bus(1 - dev), 1, "0x120000", "xgmi") for dev in range(2)]
-    topology = machine(system(*map(amd, range(2), links)))
-    assert rate(topology) == ("peer", pytest.approx(64e9))
-    assert topology.machine.of_kind("gpu")[0].name == "AMD MI300X"
-
-
-def test_chip_to_chip_link_leads_to_the_cpu_instead_of_pcie():
-    topology = machine(system(gpu(0, '<c2c bw="43125" count="8"/>', sm=121)))
-    (to_cpu,) = (item for item in topology.machine.links if "gpu0" in (item.first, item.second))
-    assert to_cpu.bandwidth_bytes_per_s == pytest.approx(345e9)
-
-
-def test_nvlinks_of_power9_lead_to_the_cpu_and_make_no_switch():
-    topology = machine(system(*(gpu(dev, link("0004:00", 3, POWER9), sm=70) for dev in range(2))))
-    assert not topology.machine.of_kind("nvswitch")
-    links = {item.second: item for item in topology.machine.links if item.second.startswith("gpu")}
-    assert links["gpu0"].bandwidth_bytes_per_s == pytest.approx(3 * 25e9)
 
 
 def test_gpus_have_the_numbers_of_the_file():
