@@ -61,3 +61,9 @@ def with_facts(measured: Measured, arm: str, **facts: Any) -> Measured:
     """The same runs with other facts in the records of an arm."""
     measured.facts[arm] = [{**rank, **facts} for rank in measured.facts[arm]]
     return measured
+
+
+def with_run(measured: Measured, run: Run, launch: int = 0) -> Measured:
+    """The same runs and one more."""
+    measured.add(launch, run)
+    return measured

@@ -15,7 +15,16 @@ from scaling.attach.ranks import slow_rank
 from scaling.attach.trace import Traced
 from scaling.report import text as texts
 from scaling.report.text import text_of
-from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, made_switched, pair, with_facts
+from tests.attach.made_marks import (
+    EVEN,
+    ONE_STEP,
+    made_rank,
+    made_runs,
+    made_switched,
+    pair,
+    with_facts,
+    with_run,
+)  # fmt: skip
 
 
 def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not():
@@ -39,76 +48,65 @@ def test_where_whole_steps_vary_a_phase_that_is_longer_in_every_launch_names_the
             assert slow_rank(measured) is None  # in one launch it is not longer
 
 
-def test_on_gpus_the_arm_that_gives_phases_is_named_where_it_was_left_out():
-    measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "baseline", device="cuda")
-    line = "Where it goes: not measured, because the arm marked was not asked for."
-    assert line in answer(measured)
-
-
-def test_missing_peer_access_is_said():
-    measured = made_runs(EVEN)
-    with_facts(measured, "baseline", host_only=True)
-    assert answer(measured)[0].startswith("A step takes 100 ms (its marks")
-    with_facts(measured, "baseline", device="cuda")
-    assert answer(measured)[0].startswith("A step takes 100 ms without peer access (its marks")
-
-
-def test_the_parts_of_a_step_add_up_to_it():
-    text = "\n".join(answer(made_runs({**EVEN, "no_exchange": (0.06, 0.06)})))
-    assert "input 30%, forward 6%, backward 6%, optimizer 18%, rest 0%; rank 1" in text
-    assert "Without the exchange a step would be 40.0% \u00b1 0.0% shorter." in text
-
-
-def test_nothing_is_claimed_below_the_spread():
-    text = "\n".join(answer(made_runs({**EVEN, "no_exchange": (0.095, 0.095)}, drift=0.08)))
-    assert "Without the exchange: no gain above the A/A spread" in text
-    assert "nothing stands out" in text
-
-
-def test_an_arm_that_failed_says_why():
-    measured = made_runs(EVEN)
-    measured.add(0, Run("no_exchange", reason="it hung"))
-    lines = answer(measured)
-    assert "Without the exchange: not measured, because it hung." in lines
-    assert len(lines) <= 11
+SHORTER = {**EVEN, "no_exchange": (0.06, 0.06)}
 
 
 @pytest.mark.parametrize(
-    ("passes", "said"),
+    ("measured", "said"),
     [
-        (
-            2,
-            "80%, strong scaling of one global batch (2 backward passes of one worker, 1 of each of 2)",
-        ),
-        (4, "40% by samples, though one worker's step has 4 times those of a rank"),
+        # On GPUs the arm that gives phases was left out.
+        (with_facts(made_runs(SHORTER), "baseline", device="cuda"),
+         ["Where it goes: not measured, because the arm marked was not asked for."]),
+        (with_facts(made_runs(EVEN), "baseline", host_only=True),
+         ["A step takes 100 ms (its marks cost 0.00%; A/A"]),
+        (with_facts(made_runs(EVEN), "baseline", host_only=True, device="cuda"),
+         ["A step takes 100 ms without peer access (its marks"]),
+        # The hook that switches arms costs something.
+        (with_facts(made_runs({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002),
+         ["A step takes 80 ms (with the hook that switches arms 100 ms, +25.0%; A/A"]),
+        # The parts of a step add up to it.
+        (made_runs(SHORTER), ["input 30%, forward 6%, backward 6%, optimizer 18%, rest 0%; rank 1",
+                              "Without the exchange a step would be 40.0% \u00b1 0.0% shorter."]),
+        (made_runs({**EVEN, "no_exchange": (0.095, 0.095)}, drift=0.08),
+         ["Without the exchange: no gain above the A/A spread", "nothing stands out"]),
+        (with_run(made_runs(EVEN), Run("no_exchange", reason="it hung")),
+         ["Without the exchange: not measured, because it hung.\n"]),
+        (with_run(made_runs(SHORTER), Run("no_exchange", [], "fewer than 13 steps of it were seen in 0.5 s")),
+         ["Left out: a run of no_exchange (fewer than 13 steps of it were seen in 0.5 s).\n"]),
+        # One worker that makes more backward passes is compared by samples.
+        (with_run(made_runs(EVEN), Run("one_worker", [made_rank(0, [0.16] * 6, [(2, 2, 0, 1)] * 6)])),
+         ["80%, strong scaling of one global batch (2 backward passes of one worker, 1 of each of 2)"]),
+        (with_run(made_runs(EVEN), Run("one_worker", [made_rank(0, [0.16] * 6, [(4, 4, 0, 1)] * 6)])),
+         ["40% by samples, though one worker's step has 4 times those of a rank"]),
+        # Where no batch is seen, efficiency is not taken for sure.
+        *((with_run(with_facts(made_runs(EVEN), "baseline", batches=[]),
+                    Run("one_worker", [{**made_rank(0, [alone_s] * 6), "batches": []}])), [said])
+          for alone_s, said in ((0.09, "90% if its batch, not seen, is the same"), (0.16, "1.6 times as"))),
+        (with_facts(made_runs({**EVEN, "cached_input": (0.02, 0.02)}), "cached_input", batches=[(2, 16)] * 7),
+         ["With cached input: not measured, because its steps or batches became others.\n"]),
     ],
-)
-def test_one_worker_that_makes_more_backward_passes_is_compared_by_samples(passes, said):
-    measured = made_runs(EVEN)
-    measured.add(0, Run("one_worker", [made_rank(0, [0.16] * 6, [(passes, passes, 0, 1)] * 6)]))
-    assert any(said in line for line in answer(measured))
+)  # fmt: skip
+def test_answer_says(measured, said):
+    lines = answer(measured)
+    text = "\n".join(lines)
+    assert [one for one in said if one not in text] == []
+    assert len(lines) <= 11
+    assert "Long steps" not in text  # all are of one length
 
 
 @pytest.mark.parametrize(
-    ("alone_s", "said"),
-    [(0.09, "90% if its batch, not seen, is the same"), (0.16, "1.6 times as long")],
-)
-def test_efficiency_where_no_batch_is_seen_is_not_taken_for_sure(alone_s, said):
-    measured = with_facts(made_runs(EVEN), "baseline", batches=[])
-    measured.add(0, Run("one_worker", [{**made_rank(0, [alone_s] * 6), "batches": []}]))
-    assert any(line.startswith("Efficiency") and said in line for line in answer(measured))
-
-
-def test_a_run_that_failed_in_one_launch_is_said():
-    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
-    measured.add(3, Run("no_exchange", [], "fewer than 13 steps of it were seen in 0.5 s"))
-    assert "Left out: a run of no_exchange (fewer than 13 steps of it were seen in 0.5 s)." in answer(
-        measured
-    )
-
-
-def test_a_healthy_script_has_no_finding():
-    assert findings(made_runs({**EVEN, "no_exchange": (0.097, 0.097), "cached_input": (0.099, 0.099)})) == []
+    ("steps_s", "arm", "facts", "kinds"),
+    [
+        # A healthy script has no finding.
+        ({"no_exchange": (0.097, 0.097), "cached_input": (0.099, 0.099)}, "aa", {}, []),
+        # Buckets count only if they became others.
+        ({**SHORTER, "buckets_200": (0.07, 0.07)}, "buckets_200", {"bucket_bytes": [2**23]}, ["buckets"]),
+        ({**SHORTER, "buckets_200": (0.07, 0.07)}, "aa", {}, ["exchange"]),
+    ],
+)  # fmt: skip
+def test_findings_of_runs(steps_s, arm, facts, kinds):
+    found = findings(with_facts(made_runs({**EVEN, **steps_s}), arm, **facts))
+    assert [one.kind for one in found][:1] == kinds
 
 
 def test_a_rank_with_larger_batches_is_uneven_and_not_slow():
@@ -118,20 +116,15 @@ def test_a_rank_with_larger_batches_is_uneven_and_not_slow():
     assert (first.kind, first.values["ranks"]) == ("uneven", [1])
 
 
-def test_input_that_waits_is_told_from_input_that_computes():
-    steps = {**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)}
-    for cpu_s, queued_s, waits in ((0.001, 0.0, True), (0.019, 0.0, False), (0.001, 0.018, False)):
-        measured = with_facts(made_runs(steps), "no_exchange", fetches=[(0.02, cpu_s, queued_s)] * 3)
-        found = findings(measured)
-        assert (found[0].kind, found[0].values["waits"]) == ("input", waits)
-        assert ("wait for a processor" in text_of(found[0], "advice")) == (queued_s > 0)
-        assert ("90% waiting for one" in " ".join(answer(measured))) == (queued_s > 0)
-
-
-def test_buckets_count_only_if_they_became_others():
-    steps = {**EVEN, "no_exchange": (0.06, 0.06), "buckets_200": (0.07, 0.07)}
-    assert findings(with_facts(made_runs(steps), "buckets_200", bucket_bytes=[2**23]))[0].kind == "buckets"
-    assert findings(made_runs(steps))[0].kind == "exchange"
+@pytest.mark.parametrize(
+    ("cpu_s", "queued_s", "waits"), [(0.001, 0.0, True), (0.019, 0.0, False), (0.001, 0.018, False)]
+)
+def test_input_that_waits_is_told_from_input_that_computes(cpu_s, queued_s, waits):
+    measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)})
+    found = findings(with_facts(measured, "no_exchange", fetches=[(0.02, cpu_s, queued_s)] * 3))[0]
+    assert (found.kind, found.values["waits"]) == ("input", waits)
+    assert ("wait for a processor" in text_of(found, "advice")) == (queued_s > 0)
+    assert ("90% waiting for one" in " ".join(answer(measured))) == (queued_s > 0)
 
 
 def test_collectives_of_the_scripts_own_hide_no_slow_rank():
@@ -236,10 +229,6 @@ def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_othe
     assert runs(0.1) == ["exchange"]
 
 
-def test_steps_of_one_length_have_no_long_ones():
-    assert not any(line.startswith("Long steps") for line in answer(made_runs(EVEN)))
-
-
 def _traced(step_s):
     return Traced(
         5, step_s, nccl_s=0.01, moving_s=0.002, exposed_s=0.004, busy_s=0.07, syncs_a_step=0.0,
@@ -287,18 +276,23 @@ def test_on_a_gpu_a_slow_rank_shows_where_the_scripts_own_collectives_are_timed(
     assert (slow.ranks, round(slow.longer_ratio, 2)) == ((1,), 0.07)
 
 
-def test_steps_that_differ_all_the_time_are_refused():
-    kinds = [(at, at, 0, 1) for at in range(1, 13)]
-    ranks = pair([0.1] * 12, kinds)
-    reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
-    assert reason == "its steps are not of one kind: the most frequent one is 1 of 12"
-    assert _why_not("baseline", Path(), pair([0.1] * 12), 0, 12, 60) is None
-
-
-def test_a_step_without_a_backward_pass_is_refused():
-    ranks = pair([0.1] * 12, [(0, 1, 0, 1)] * 12)
-    reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
-    assert reason == "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
+@pytest.mark.parametrize(
+    ("kinds", "made", "more", "reason"),
+    [
+        (None, 12, {}, None),
+        ([(at, at, 0, 1) for at in range(1, 13)], 12, {},
+         "its steps are not of one kind: the most frequent one is 1 of 12"),
+        ([(0, 1, 0, 1)] * 12, 12, {},
+         "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"),
+        # Of a short script a warm-up is named that leaves enough steps.
+        (None, 8, {"ended_after": 8, "warmup": 5},
+         "it ended by itself after 8 steps; let it make more, or take --warmup 3"),
+        (None, 5, {"ended_after": 5, "warmup": 5}, "it ended by itself after 5 steps; let it make more"),
+    ],
+)  # fmt: skip
+def test_steps_of_which_no_time_can_be_taken_are_refused(kinds, made, more, reason):
+    num_steps = 15 if more else 12
+    assert _why_not("baseline", Path(), pair([0.1] * made, kinds, **more), 0, num_steps, 60) == reason
 
 
 def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline():
@@ -347,18 +341,10 @@ def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen, kind):
 def test_cached_batches_of_another_size_do_not_show_what_input_takes():
     measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)})
     with_facts(measured, "cached_input", batches=[(2, 16)] * 7)
-    assert "With cached input: not measured, because its steps or batches became others." in answer(measured)
     (found,) = [one for one in findings(measured) if one.kind == "input"]
     assert found.values["is_once"]  # phases alone say so
     pairs = findings(made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.02, 0.02)}))
     assert [one.values["is_once"] for one in pairs if one.kind == "input"] == [False]
-
-
-def test_the_step_is_that_of_the_script_as_it_is_and_the_hooks_cost_is_said():
-    assert answer(made_runs(EVEN))[0].startswith("A step takes 100 ms (its marks cost 0.00%; A/A")
-    marked = with_facts(made_runs({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002)
-    said = "A step takes 80 ms (with the hook that switches arms 100 ms, +25.0%; A/A"
-    assert answer(marked)[0].startswith(said)
 
 
 def _switched(gains, rounds=4):
@@ -481,13 +467,6 @@ def test_phases_of_another_step_are_not_given():
     assert f"Where it goes: {why}" in lines
     assert f"Slow rank: {why}" in lines
     assert findings(measured) == []
-
-
-def test_of_a_short_script_a_warm_up_is_named_that_leaves_enough_steps():
-    more = "steps; let it make more"
-    for made, said in ((8, f"8 {more}, or take --warmup 3"), (5, f"5 {more}")):
-        ranks = [{**made_rank(at, [0.1] * made), "ended_after": made, "warmup": 5} for at in range(2)]
-        assert _why_not("baseline", Path(), ranks, 0, 15, 60) == f"it ended by itself after {said}"
 
 
 def test_work_between_backward_passes_of_a_batch_is_not_called_forward():

@@ -170,10 +170,7 @@ class FullyShardedDataParallel(torch.nn.Module):
             lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)),
             "DistributedDataParallel under torchrun is faster",
         ),
-        (
-            FullyShardedDataParallel,
-            "FSDP: its exchange cannot be left out; take a trace with torch.profiler",
-        ),
+        (FullyShardedDataParallel, "FSDP: its exchange cannot be left out; take a trace with torch.profiler"),
     ],
 )
 def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wrapper, said):

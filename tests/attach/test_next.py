@@ -9,125 +9,118 @@ from scaling.attach.measured import Measured
 from scaling.report.text import text_of
 from tests.attach.made_marks import EVEN, made_rank, made_runs, with_facts
 
+EXCHANGES = {"no_exchange": (0.06, 0.06)}
+DEBUGS = {"no_debugging": (0.06, 0.06)}
+WAITS_FOR_INPUT = {"no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)}
+OTHER_BATCH = "a larger batch on each rank, gradient accumulation or a bf16 or 1-bit hook"
+LONGER = "a larger batch on each rank, longer gradient accumulation"
+WITHOUT_DDP = {"without_ddp": True, "num_parameters": 4096, "collectives": {"all_reduce": 1}}
 
-def test_where_unchanged_runs_differ_much_that_is_next():
-    assert "\nNext: attach again on a machine where nothing else runs: unchanged runs differ by 12%" in (
-        "\n".join(answer(made_runs(EVEN, drift=0.12)))
+
+def runs(steps_s, drift=0.001, signature=None, **facts):
+    """Runs whose baseline has these facts and, as without the exchange, this signature."""
+    measured = made_runs({**EVEN, **steps_s}, drift)
+    for arm in {"baseline", "no_exchange"} & measured.facts.keys():
+        with_facts(measured, arm, **facts)
+        measured.signatures[arm] = signature or measured.signatures[arm]
+    return measured
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "facts", "said"),
+    [
+        ({}, {"drift": 0.12},
+         "attach again on a machine where nothing else runs: unchanged runs differ by 12%"),
+        ({"threads": (0.09, 0.09)}, {"drift": 0.12, "threads": 4},
+         "set OMP_NUM_THREADS to 1 (4 threads a rank share 2 cores) and attach"),
+        ({"threads": (0.13, 0.13)}, {"drift": 0.12, "threads": 4}, "attach again on a machine where"),
+        ({"threads": (0.07, 0.07)}, {"threads": 4}, "set OMP_NUM_THREADS or torch.set_num_threads to 1"),
+        (EXCHANGES, {}, OTHER_BATCH),
+        # Of slices of a loader's batch, of batches, or without a loader.
+        *((EXCHANGES, {"signature": (4, batches, 0, 1)},
+           "... all but the last of a step's 4 backward passes in model.no_sync()") for batches in (0, 1, 4)),
+        (EXCHANGES, {"signature": (4, 1, 0, 1), "num_models": 2}, LONGER),
+        (EXCHANGES, {"signature": (4, 1, 0, 1), "skips_exchange": True}, LONGER),
+        (EXCHANGES, {"signature": (4, 1, 0, 1), "has_closure": True}, LONGER),
+        (EXCHANGES, {"signature": (3, 3, 0, 3)}, OTHER_BATCH),  # several updates in turn
+        (EXCHANGES, {"buffer_bytes": 32_000_000}, "broadcast_buffers=False in DDP, if"),
+        (EXCHANGES, {"buffer_bytes": 32_000_000},
+         "... 32 MB of them before each forward pass, and 4.2 MB of gradients"),
+        ({**EXCHANGES, "plain_all_reduce": (0.07, 0.07)}, {"script_hook": "top_k"},
+         "leave out the communication hook top_k: with plain"),
+        (DEBUGS, {"debugging": "CUDA_LAUNCH_BLOCKING"}, "turn off CUDA_LAUNCH_BLOCKING."),
+        ({"cached_input": (0.05, 0.05)}, {}, "more loader workers"),
+        (WAITS_FOR_INPUT, {}, "more loader workers"),
+        (WAITS_FOR_INPUT, {"iterators": 7}, "keep the loader's iterator"),
+        (WAITS_FOR_INPUT, {"iterators": 7, "exhausted": 6}, "more loader workers"),  # epochs of one batch
+        ({"no_exchange": (0.1, 0.1)}, {**WITHOUT_DDP, "passed": 8},
+         "... its 2 ranks exchange nothing, and each trains a model of its own."),
+        ({"no_exchange": (0.1, 0.1)}, {**WITHOUT_DDP, "passed": 4096}, "a fused optimizer"),
+    ],
+)  # fmt: skip
+def test_next_is_what_costs_most_and_can_be_changed(steps_s, facts, said):
+    last = answer(runs(steps_s, **facts))[-1]
+    if said.startswith("... "):
+        assert said[4:] in last
+    else:
+        assert last.startswith(f"Next: {said}")
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "facts", "line"),
+    [
+        ({"threads": (0.09, 0.09)}, {"drift": 0.12, "threads": 4},
+         "With 1 instead of 4 threads a rank: no gain for sure (-10% of a step's time)."),
+        ({"threads": (0.07, 0.07)}, {"threads": 4},
+         "With 1 instead of 4 threads a rank a step would be 30% shorter."),
+        (DEBUGS, {"debugging": "CUDA_LAUNCH_BLOCKING"},
+         "Without CUDA_LAUNCH_BLOCKING a step would be 40% shorter."),
+        ({}, {"unshared_samples": 1280},
+         "Facts: no DistributedSampler: each rank goes over 1280 samples, which are to be its own."),
+        ({}, {"unshared_samples": 1280, "digests": [1, 2, 3]},
+         "Facts: every rank draws the same samples (no DistributedSampler)."),
+        ({}, {"signature": (4, 1, 0, 1), "threads": 3, "affinity": [0, 1]}, "Facts: "
+         "each of a step's 4 backward passes exchanges all gradients; 6 threads of ranks share 2 cores."),
+        ({}, {"signature": (4, 1, 0, 1), "threads": 1, "affinity": [0, 1], "skips_exchange": True}, None),
+    ],
+)  # fmt: skip
+def test_what_a_change_gains_and_what_the_processes_know_are_lines(steps_s, facts, line):
+    lines = answer(runs(steps_s, **facts))
+    assert line in lines if line else not any(one.startswith("Facts:") for one in lines)
+
+
+def test_a_mean_of_the_steps_as_they_are_is_said():
+    assert any(
+        "; the mean of 18 steps as it is: 100 ms." in line for line in answer(runs({"clock": (0.1, 0.1)}))
     )
-    shared = with_facts(made_runs({**EVEN, "threads": (0.09, 0.09)}, drift=0.12), "baseline", threads=4)
-    lines = answer(shared)
-    assert "With 1 instead of 4 threads a rank: no gain for sure (-10% of a step's time)." in lines
-    assert lines[-1].startswith("Next: set OMP_NUM_THREADS to 1 (4 threads a rank share 2 cores) and attach")
-    slower = with_facts(made_runs({**EVEN, "threads": (0.13, 0.13)}, drift=0.12), "baseline", threads=4)
-    assert "OMP_NUM_THREADS" not in answer(slower)[-1]
 
 
-def test_fewer_threads_are_a_gain_above_the_spread_alone():
-    shared = {**EVEN, "threads": (0.07, 0.07)}
-    lines = answer(with_facts(made_runs(shared), "baseline", threads=4))
-    assert "With 1 instead of 4 threads a rank a step would be 30% shorter." in lines
-    assert lines[-1].startswith("Next: set OMP_NUM_THREADS or torch.set_num_threads to 1")
+@pytest.mark.parametrize(
+    ("steps_s", "facts", "ratios"),
+    [
+        # Threads that share cores come before the exchange, which waits for them.
+        ({**EXCHANGES, "threads": (0.07, 0.07)}, {"threads": 4}, {"threads": 0.3, "exchange": 0.4}),
+        # What another hook saves is taken off the exchange, where it is a finding.
+        ({**EXCHANGES, "plain_all_reduce": (0.07, 0.07)}, {"script_hook": "top_k"},
+         {"hook": 0.3, "exchange": 0.1}),
+        ({"no_exchange": (0.085, 0.085), "plain_all_reduce": (0.092, 0.092)}, {"script_hook": "top_k"},
+         {"exchange": 0.15}),
+    ],
+)  # fmt: skip
+def test_findings_are_in_the_order_in_which_they_are_to_be_changed(steps_s, facts, ratios):
+    found = {one.kind: round(one.values["ratio"], 2) for one in findings(runs(steps_s, **facts))}
+    own = {kind: ratio for kind, ratio in found.items() if kind in ("threads", "hook", "exchange")}
+    assert list(own.items()) == list(ratios.items())
 
 
-@pytest.mark.parametrize("batches", [0, 1, 4])
-def test_accumulation_that_exchanges_after_each_backward_pass_is_said(batches):
-    """Of batches of a loader, of slices of one, or without a loader."""
-    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
-    usual = "Next: a larger batch on each rank, gradient accumulation or a bf16 or 1-bit hook"
-    assert answer(measured)[-1].startswith(usual)
-    for arm in ("baseline", "no_exchange"):
-        measured.signatures[arm] = (4, batches, 0, 1)
-    assert "all but the last of a step's 4 backward passes in model.no_sync()" in answer(measured)[-1]
-    with_facts(measured, "baseline", num_models=2)
-    assert "no_sync" not in answer(measured)[-1]
-    with_facts(measured, "baseline", num_models=1, skips_exchange=True)
-    assert answer(measured)[-1].startswith("Next: a larger batch on each rank, longer gradient accumulation")
-
-
-def test_buffers_that_are_larger_than_gradients_are_said():
-    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
-    with_facts(measured, "baseline", buffer_bytes=32_000_000)
-    assert answer(measured)[-1].startswith("Next: broadcast_buffers=False in DDP, if")
-    assert "32 MB of them before each forward pass, and 4.2 MB of gradients" in answer(measured)[-1]
-
-
-def test_threads_that_share_cores_come_before_the_exchange_which_waits_for_them():
-    shared = {**EVEN, "no_exchange": (0.06, 0.06), "threads": (0.07, 0.07)}
-    kinds = [found.kind for found in findings(with_facts(made_runs(shared), "baseline", threads=4))]
-    assert kinds.index("threads") < kinds.index("exchange")
-
-
-def test_a_hook_that_is_slower_than_plain_all_reduce_is_said():
-    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06), "plain_all_reduce": (0.07, 0.07)})
-    with_facts(measured, "baseline", script_hook="top_k")
-    assert answer(measured)[-1].startswith("Next: leave out the communication hook top_k: with plain")
-    kinds = {found.kind: round(found.values["ratio"], 1) for found in findings(measured)}
-    assert (kinds["hook"], kinds["exchange"]) == (0.3, 0.1)
-    little = made_runs({**EVEN, "no_exchange": (0.085, 0.085), "plain_all_reduce": (0.092, 0.092)})
-    with_facts(little, "baseline", script_hook="top_k")
-    ratios = {found.kind: round(found.values["ratio"], 2) for found in findings(little)}
-    assert (ratios["exchange"], "hook" in ratios) == (0.15, False)  # nothing is taken off it
-
-
-def test_debugging_that_makes_steps_longer_is_next():
-    measured = made_runs({**EVEN, "no_debugging": (0.06, 0.06)})
-    with_facts(measured, "baseline", debugging="CUDA_LAUNCH_BLOCKING")
-    lines = answer(measured)
-    assert "Without CUDA_LAUNCH_BLOCKING a step would be 40% shorter." in lines
-    assert lines[-1] == "Next: turn off CUDA_LAUNCH_BLOCKING."
-
-
-def test_ranks_that_have_fewer_cores_than_they_are_are_said():
-    measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1)})
-
-    def said():
-        return {found.kind: text_of(found, "advice") for found in findings(measured) if found.kind == "cores"}
-
-    with_facts(measured, "baseline", host="h", affinity=[0], host_cores=1)
-    assert said() == {}  # it has no more
-    with_facts(measured, "baseline", host_cores=2)
-    assert "2 ranks may use 1 of the 2 cores of h" in said()["cores"]
-    assert [round(found.values["ratio"], 2) for found in findings(measured) if found.kind == "cores"] == [
-        0.25
-    ]
-    with_facts(measured, "baseline", affinity=[0, 1])
-    assert said() == {}
-
-
-def test_a_loader_that_starts_anew_in_each_step_is_said():
-    measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)})
-    assert "more loader workers" in answer(measured)[-1]
-    with_facts(measured, "no_exchange", iterators=7)
-    assert answer(measured)[-1].startswith("Next: keep the loader's iterator")
-    with_facts(measured, "no_exchange", exhausted=6)  # epochs of one batch
-    assert "more loader workers" in answer(measured)[-1]
-
-
-def test_a_script_without_that_arm_has_an_answer_too():
-    measured = made_runs({**EVEN, "cached_input": (0.05, 0.05)})
-    assert answer(measured)[-1].startswith("Next: more loader workers")
-
-
-def test_several_updates_in_turn_are_no_accumulation():
-    measured = made_runs({**EVEN, "no_exchange": (0.06, 0.06)})
-    for arm in ("baseline", "no_exchange"):
-        measured.signatures[arm] = (3, 3, 0, 3)
-    assert answer(measured)[-1].startswith("Next: a larger batch on each rank, gradient accumulation")
-
-
-def test_an_optimizer_that_evaluates_its_closure_needs_each_exchange():
-    measured = with_facts(made_runs({**EVEN, "no_exchange": (0.06, 0.06)}), "no_exchange", has_closure=True)
-    for arm in ("baseline", "no_exchange"):
-        measured.signatures[arm] = (4, 1, 0, 1)
-    assert "no_sync" not in answer(measured)[-1]
-
-
-@pytest.mark.parametrize("passed", [8, 4096])
-def test_ranks_that_pass_less_than_a_model_are_told_to_wrap_it(passed):
-    facts = {"without_ddp": True, "num_parameters": 4096, "passed": passed, "collectives": {"all_reduce": 1}}
-    measured = with_facts(made_runs({**EVEN, "no_exchange": (0.1, 0.1)}), "baseline", **facts)
-    said = "its 2 ranks exchange nothing, and each trains a model of its own."
-    assert answer(measured)[-1].endswith(said) == (passed < 4096)
+@pytest.mark.parametrize(
+    ("affinity", "host_cores", "ratios"), [([0], 1, []), ([0], 2, [0.25]), ([0, 1], 2, [])]
+)
+def test_ranks_that_have_fewer_cores_than_they_are_are_said(affinity, host_cores, ratios):
+    measured = runs({"no_exchange": (0.1, 0.1)}, host="h", affinity=affinity, host_cores=host_cores)
+    found = [finding for finding in findings(measured) if finding.kind == "cores"]
+    assert [round(finding.values["ratio"], 2) for finding in found] == ratios
+    assert all("2 ranks may use 1 of the 2 cores of h" in text_of(finding, "advice") for finding in found)
 
 
 def test_ranks_that_are_slow_by_turns_are_no_slow_rank():
@@ -139,21 +132,3 @@ def test_ranks_that_are_slow_by_turns_are_no_slow_rank():
     assert "Slow rank: none above the A/A spread." in answer(measured)
     kinds = {found.kind for found in findings(measured)}
     assert ("turns" in kinds, "slow_rank" in kinds) == (True, False)
-
-
-def test_loaders_that_know_nothing_of_other_ranks_are_said():
-    measured = with_facts(made_runs(EVEN), "baseline", unshared_samples=1280)
-    said = "Facts: no DistributedSampler: each rank goes over 1280 samples, which are to be its own."
-    assert said in answer(measured)
-    assert said not in answer(with_facts(measured, "baseline", digests=[1, 2, 3]))
-
-
-def test_what_the_processes_know_is_said_whether_or_not_it_costs_time():
-    measured = with_facts(made_runs({**EVEN, "clock": (0.1, 0.1)}), "baseline", threads=3, affinity=[0, 1])
-    measured.signatures["baseline"] = (4, 1, 0, 1)
-    facts = "each of a step's 4 backward passes exchanges all gradients; 6 threads of ranks share 2 cores."
-    lines = answer(measured)
-    assert f"Facts: {facts}" in lines
-    assert any("; the mean of 18 steps as it is: 100 ms." in line for line in lines)
-    with_facts(measured, "baseline", threads=1, skips_exchange=True)
-    assert not any(line.startswith("Facts:") for line in answer(measured))

@@ -25,8 +25,7 @@ torch.set_num_threads(1)
 def test_which_parameters_are_used_is_not_exchanged_either(arm, tmp_path):
     script = tmp_path / "unused.py"
     text = PLAIN.replace(
-        "torch.nn.Linear(256, 1)))",
-        "torch.nn.Linear(256, 1), Unused()), find_unused_parameters=True)",
+        "torch.nn.Linear(256, 1)))", "torch.nn.Linear(256, 1), Unused()), find_unused_parameters=True)"
     )
     text = text.replace("torch.set_num_threads(1)", UNUSED)
     script.write_text(text)

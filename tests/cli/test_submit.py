@@ -35,7 +35,7 @@ OPTIONS = {
     ],
     STORED / "processors_alone.sbatch": ["mnist", "device=cpu", "--nodes", "2", "--partition", "gpu"],
     STORED / "array_over_two_nodes.sbatch": [
-        *("mnist", "world_sizes=[2,4]", "--gpus-per-node", "2", "--array", "--time", "30"),
+        *("mnist", "world_sizes=[2,4]", "--gpus-per-node", "2", "--array", "--time", "30")
     ],
 }
 NAMES = [path.stem for path in OPTIONS]
