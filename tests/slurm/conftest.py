@@ -58,6 +58,7 @@ SlurmdParameters=config_overrides
 MailProg=/bin/true
 ReturnToService=2
 JobRequeue=0
+MinJobAge=86400
 KillWait=60
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 GresTypes=gpu
