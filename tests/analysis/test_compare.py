@@ -290,13 +290,10 @@ def test_cells_match_over_the_machines_threads_and_say_so(make_study):
     assert match_cells([first], [second])[0] == []
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "differing"),
-    [
-        ({}, {"augmentation": "standard"}, "the nearest ones differ in augmentation"),
-        ({"batch": 64}, {"batch": 128}, "differ in local_batch, global_batch"),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "differing"), [
+    ({}, {"augmentation": "standard"}, "the nearest ones differ in augmentation"),
+    ({"batch": 64}, {"batch": 128}, "differ in local_batch, global_batch"),
+])  # fmt: skip
 def test_nothing_in_common_names_what_differs(make_study, first, second, differing):
     with pytest.raises(ScalingError, match=differing):
         compared(*both(make_study, [(RUNS, first)], [(RUNS, second)]))

@@ -446,16 +446,10 @@ def test_table_of_measured_steps_is_that_of_the_samples():
 
 
 @pytest.mark.quality
-@pytest.mark.parametrize(
-    ("batches", "seeds", "misfit"),
-    [
-        (BATCHES, 3, 0.0),
-        (BATCHES, 3, 0.1),
-        ((64, 512, 4096), 3, 0.1),
-        ((*BATCHES, 8192), 3, 0.1),
-        (BATCHES, 1, 0.1),
-    ],
-)
+@pytest.mark.parametrize(("batches", "seeds", "misfit"), [
+    (BATCHES, 3, 0.0), (BATCHES, 3, 0.1), ((64, 512, 4096), 3, 0.1), ((*BATCHES, 8192), 3, 0.1),
+    (BATCHES, 1, 0.1),
+])  # fmt: skip
 def test_intervals_hold_the_truth(batches, seeds, misfit):
     """300 studies: seeds scatter by 5%, batches about the curve by `misfit`, epochs are evaluated once."""
     random, held = np.random.default_rng(7), np.zeros(4)

@@ -43,16 +43,10 @@ def test_holms_correction():
     assert (adjusted([0.01, 0.04, 0.03]), adjusted([])) == (pytest.approx([0.03, 0.06, 0.06]), [])
 
 
-@pytest.mark.parametrize(
-    ("log_ratios", "error", "state"),
-    [
-        ([], 0.1, "alone"),
-        ([0.10, 0.20], 0.01, "best"),
-        ([0.00, 0.20], 0.01, "tie"),
-        ([0.00, 0.20], 0.05, "undecided"),
-        ([0.10], None, "one_launch"),
-    ],
-)
+@pytest.mark.parametrize(("log_ratios", "error", "state"), [
+    ([], 0.1, "alone"), ([0.10, 0.20], 0.01, "best"), ([0.00, 0.20], 0.01, "tie"),
+    ([0.00, 0.20], 0.05, "undecided"), ([0.10], None, "one_launch"),
+])  # fmt: skip
 def test_best_of_many(log_ratios, error, state):
     degrees = None if error is None else 20.0
     assert state_of([Difference(one, error, degrees) for one in log_ratios]) == state

@@ -65,16 +65,13 @@ def values(found, *names):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("rank", [0, 1, 3])
-@pytest.mark.parametrize(
-    ("slow", "phase", "bucket"),
-    [
-        ({"forward": 7.0}, "forward", None),
-        ({"pieces": (5.0, 2.0, 2.0, 0.0)}, "backward", 0),
-        ({"pieces": (2.0, 2.0, 5.0, 0.0)}, "backward", 2),
-        ({"pieces": (2.0, 2.0, 2.0, 3.0)}, "backward", 3),
-        ({"before": 3.0}, "input", None),
-    ],
-)
+@pytest.mark.parametrize(("slow", "phase", "bucket"), [
+    ({"forward": 7.0}, "forward", None),
+    ({"pieces": (5.0, 2.0, 2.0, 0.0)}, "backward", 0),
+    ({"pieces": (2.0, 2.0, 5.0, 0.0)}, "backward", 2),
+    ({"pieces": (2.0, 2.0, 2.0, 3.0)}, "backward", 3),
+    ({"before": 3.0}, "input", None),
+])  # fmt: skip
 def test_a_slow_rank_is_named_with_phase_bucket_and_what_is_lost(timed, rank, slow, phase, bucket):
     ranks = [overlapped(stop=16.0, **(slow if own == rank else {})) for own in range(4)]
     if bucket == BUCKETS:  # after the last exchange has begun nobody waits: it delays the next step alone

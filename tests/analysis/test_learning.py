@@ -46,14 +46,11 @@ class TestTarget:
         assert (row["target_state"], row["epochs_to_target"], row["seconds_to_target"]) == ("reached", 2, 2.0)
         assert row["samples_to_target"] == 2 * STEPS * BATCH
 
-    @pytest.mark.parametrize(
-        ("repeats", "target", "state"),
-        [
-            ([[0.5, 0.88, 0.87]], 0.9, "not reached in 3 epochs, at best 88.00%"),
-            ([[0.95], [0.8]], 0.9, "not reached by 1 of 2 repeats in 1 epoch, at best 80.00%"),
-            ([[0.9]], None, None),
-        ],
-    )
+    @pytest.mark.parametrize(("repeats", "target", "state"), [
+        ([[0.5, 0.88, 0.87]], 0.9, "not reached in 3 epochs, at best 88.00%"),
+        ([[0.95], [0.8]], 0.9, "not reached by 1 of 2 repeats in 1 epoch, at best 80.00%"),
+        ([[0.9]], None, None),
+    ])  # fmt: skip
     def test_missed_one_says_in_how_many_repeats_and_how_near(self, study, epochs, repeats, target, state):
         study.add([[epochs(own)] for own in repeats], kind="convergence", target_accuracy=target)
         (row,) = rows_of(study)
@@ -153,17 +150,10 @@ class TestSeeds:
 
 
 RECIPE = {
-    "learning_rate": 0.1,
-    "learning_rate_rule": "linear",
-    "base_batch": 128,
-    "warmup_epochs": 5.0,
-    "schedule": "step",
-    "milestones": [91, 136],
-    "gamma": 0.1,
-    "weight_decay": 1e-4,
-    "augmentation": "standard",
-    "batch_norm": "sync",
-}
+    "learning_rate": 0.1, "learning_rate_rule": "linear", "base_batch": 128, "warmup_epochs": 5.0,
+    "schedule": "step", "milestones": [91, 136], "gamma": 0.1, "weight_decay": 1e-4,
+    "augmentation": "standard", "batch_norm": "sync",
+}  # fmt: skip
 
 
 class TestRecipe:

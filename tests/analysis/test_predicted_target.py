@@ -61,17 +61,10 @@ class TestPrediction:
             assert row["predicted_s_to_target_low"] == pytest.approx(2.0 / factor, rel=1e-4)
             assert row["predicted_s_to_target_high"] == pytest.approx(2.0 * factor, rel=1e-4)
 
-    @pytest.mark.parametrize(
-        "other",
-        [
-            {"aggregator": "ring"},
-            {"batch": 32},
-            {"threads": 2},
-            {"batch_norm": "sync"},
-            {"memory_format": "channels_last"},
-            {"augmentation": "standard"},
-        ],
-    )
+    @pytest.mark.parametrize("other", [
+        {"aggregator": "ring"}, {"batch": 32}, {"threads": 2}, {"batch_norm": "sync"},
+        {"memory_format": "channels_last"}, {"augmentation": "standard"},
+    ])  # fmt: skip
     def test_timed_cell_of_another_step_predicts_nothing(self, study, epochs, other):
         (row,) = self.trained_and_timed(study, epochs, **other)
         assert row["predicted_s_to_target"] is None

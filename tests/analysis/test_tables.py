@@ -35,17 +35,14 @@ GPT_TENSORS = "256x48 64x48 48 48 144x48"
 """Of gpt, size nano, with a context of 64."""
 
 
-@pytest.mark.parametrize(
-    ("model", "summary", "tokens_per_s"),
-    [
-        ("mine:decoder", {"tokens_per_sample": 10}, 160.0),
-        ("gpt", {"tokens_per_sample": 10, "tensor_shapes": GPT_TENSORS}, 160.0),
-        ("gpt", {"tensor_shapes": GPT_TENSORS}, 64 * 16.0),
-        ("gpt", {"tensor_shapes": "256x48 48 48 144x48"}, None),
-        ("gpt", {}, None),
-        ("fcn-r", {"tokens_per_sample": None, "tensor_shapes": GPT_TENSORS}, None),
-    ],
-)
+@pytest.mark.parametrize(("model", "summary", "tokens_per_s"), [
+    ("mine:decoder", {"tokens_per_sample": 10}, 160.0),
+    ("gpt", {"tokens_per_sample": 10, "tensor_shapes": GPT_TENSORS}, 160.0),
+    ("gpt", {"tensor_shapes": GPT_TENSORS}, 64 * 16.0),
+    ("gpt", {"tensor_shapes": "256x48 48 48 144x48"}, None),
+    ("gpt", {}, None),
+    ("fcn-r", {"tokens_per_sample": None, "tensor_shapes": GPT_TENSORS}, None),
+])  # fmt: skip
 def test_tokens_a_second_come_from_what_the_runs_recorded(study, line, model, summary, tokens_per_s):
     study.add([[[line(0, 4.0)]]], summary=summary, model=model)
     (row,) = rows_of(study)
@@ -66,30 +63,21 @@ def test_mfu_is_model_flops_over_those_of_all_workers_matrix_products(study, lin
     assert (row["matrix_flops_per_s"], row["matrix_size"]) == (80.0, "4096 | 8192")
 
 
-@pytest.mark.parametrize(
-    "summary",
-    [
-        {"model_flops": 320},
-        {"matrix_rate": [matrix_rate(60.0)]},
-        {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), None]},
-    ],
-)
+@pytest.mark.parametrize("summary", [
+    {"model_flops": 320}, {"matrix_rate": [matrix_rate(60.0)]},
+    {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), None]},
+])  # fmt: skip
 def test_mfu_is_empty_where_a_part_of_it_is_not_known(study, line, summary):
     study.add([[[line(0, 4.0)]] * 2], summary=summary, world_size=2)
     (row,) = rows_of(study)
     assert (row["mfu"], row["matrix_flops_per_s"], row["matrix_size"]) == (None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "cell", "peak"),
-    [
-        (["NVIDIA H200"] * 2, {}, 66.9e12),
-        (["NVIDIA H200", "NVIDIA H100 PCIe"], {}, None),
-        (["Some GPU"], {}, None),
-        (["NVIDIA H200"], {"workers_per_gpu": 2}, None),
-        (["NVIDIA H200"], {"device": "cpu"}, None),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "cell", "peak"), [
+    (["NVIDIA H200"] * 2, {}, 66.9e12), (["NVIDIA H200", "NVIDIA H100 PCIe"], {}, None),
+    (["Some GPU"], {}, None), (["NVIDIA H200"], {"workers_per_gpu": 2}, None),
+    (["NVIDIA H200"], {"device": "cpu"}, None),
+])  # fmt: skip
 def test_mfu_by_the_data_sheet_is_known_for_one_known_gpu_a_worker(study, line, gpus, cell, peak):
     study.folder.write_environment({"gpus": [{"name": name} for name in gpus]})
     summary = {"model_flops": 669 * 10**11, "matrix_rate": [matrix_rate(50e12)] * 2}
@@ -174,17 +162,13 @@ def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study
     assert (row["speedup"], row["parallel_efficiency"]) == pytest.approx((speedup, speedup / 4))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        *({"batch": 128}, {"model": "fcn-r"}, {"model_parameters": {"hidden": 3}}, {"dataset": "mnist"}),
-        *({"device": "cuda"}, {"tf32": True}, {"memory_format": "channels_last"}),
-        *({"augmentation": "standard"}, {"threads": 2}, {"scaling": "weak"}, {"learning_rate": 0.1}),
-        *({"momentum": 0.0}, {"weight_decay": 0.1}, {"nesterov": True}, {"seed": 1}, {"aggregator": "ring"}),
-        *({"world_size": 2}, {"input_placement": "pinned"}, {"aa_replicate": 1}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("other", [
+    *({"batch": 128}, {"model": "fcn-r"}, {"model_parameters": {"hidden": 3}}, {"dataset": "mnist"}),
+    *({"device": "cuda"}, {"tf32": True}, {"memory_format": "channels_last"}),
+    *({"augmentation": "standard"}, {"threads": 2}, {"scaling": "weak"}, {"learning_rate": 0.1}),
+    *({"momentum": 0.0}, {"weight_decay": 0.1}, {"nesterov": True}, {"seed": 1}, {"aggregator": "ring"}),
+    *({"world_size": 2}, {"input_placement": "pinned"}, {"aa_replicate": 1}),
+], ids=str)  # fmt: skip
 def test_speedup_is_empty_without_an_equal_baseline(study, other):
     study.add_steps([[4.0]], **other)
     own = study.add_steps([[2.0]], aggregator="tree", world_size=4)
@@ -231,16 +215,11 @@ def test_planned_baseline_gives_no_speedup(study):
     assert [row["speedup"] for row in rows_of(study)] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("states", "expected"),
-    [
-        (["planned", "planned"], "planned"),
-        (["running", "planned"], "running"),
-        (["failed: out of memory", "running"], "failed"),
-        (["done", "planned"], "planned"),
-        (["done", "done"], "done"),
-    ],
-)
+@pytest.mark.parametrize(("states", "expected"), [
+    (["planned", "planned"], "planned"), (["running", "planned"], "running"),
+    (["failed: out of memory", "running"], "failed"),
+    (["done", "planned"], "planned"), (["done", "done"], "done"),
+])  # fmt: skip
 def test_state_of_a_cell_is_the_worst_of_its_repeats(study, line, states, expected):
     study.add([[[line(0, 1.0)]] if state == "done" else state for state in states])
     (row,) = rows_of(study)
@@ -324,22 +303,19 @@ def test_bytes_are_the_largest_of_all_ranks_and_precision_has_its_name(study, li
 LINE = {"iteration": 0, "warmup": False, "step_s": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [
-        ([[LINE]], "samples of 1 ranks"),
-        ([[LINE], []], "ranks 0 and 1 recorded different"),
-        ([[LINE] * 2] * 2, "recorded twice"),
-        ([[{**LINE, "warmup": True}]] * 2, "no measured iteration was recorded; delete its run"),
-        ([[{"iteration": 0, "step_s": 1.0}]] * 2, "warmup is missing"),
-        ([[{"iteration": 0, "warmup": False}]] * 2, "step_s is missing"),
-        ([[{**LINE, "step_s": -1.0}]] * 2, "greater than or equal to 0"),
-        ([[{**LINE, "step_s": None}]] * 2, "valid number"),
-        ([[{**LINE, "warmup": 0}]] * 2, "valid boolean"),
-        ([[{**LINE, "iteration": "a"}]] * 2, "valid integer"),
-        ([[[1, 2]]] * 2, "should be an object"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "message"), [
+    ([[LINE]], "samples of 1 ranks"),
+    ([[LINE], []], "ranks 0 and 1 recorded different"),
+    ([[LINE] * 2] * 2, "recorded twice"),
+    ([[{**LINE, "warmup": True}]] * 2, "no measured iteration was recorded; delete its run"),
+    ([[{"iteration": 0, "step_s": 1.0}]] * 2, "warmup is missing"),
+    ([[{"iteration": 0, "warmup": False}]] * 2, "step_s is missing"),
+    ([[{**LINE, "step_s": -1.0}]] * 2, "greater than or equal to 0"),
+    ([[{**LINE, "step_s": None}]] * 2, "valid number"),
+    ([[{**LINE, "warmup": 0}]] * 2, "valid boolean"),
+    ([[{**LINE, "iteration": "a"}]] * 2, "valid integer"),
+    ([[[1, 2]]] * 2, "should be an object"),
+])  # fmt: skip
 def test_damaged_samples_of_a_done_run_are_an_error_that_names_the_run(study, ranks, message):
     cell_id = study.add([ranks], aggregator="ring", world_size=2)
     with pytest.raises(StoreError, match=message) as caught:

@@ -293,15 +293,12 @@ class TestMachineFile:
         assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"sample": {"operation": "h2d"}}], "rank0.jsonl, line 1 is damaged: sample.launch is missing"),
-        ([{}, {"sample": 3}], "rank0.jsonl, line 2 is damaged: sample is 3"),
-        ([{"facts": {}}], "rank0.jsonl, line 1 is damaged: facts.device is missing"),
-        ([{"note": "none"}], "nothing that it measured was recorded"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "message"), [
+    ([{"sample": {"operation": "h2d"}}], "rank0.jsonl, line 1 is damaged: sample.launch is missing"),
+    ([{}, {"sample": 3}], "rank0.jsonl, line 2 is damaged: sample is 3"),
+    ([{"facts": {}}], "rank0.jsonl, line 1 is damaged: facts.device is missing"),
+    ([{"note": "none"}], "nothing that it measured was recorded"),
+])  # fmt: skip
 def test_damaged_samples_are_an_error_that_names_the_file(study, rows, message):
     add(study, [rows], cell())
     with pytest.raises(StoreError, match=message):

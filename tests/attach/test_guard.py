@@ -48,14 +48,10 @@ class _Folder:
         order |= {"warmup": 1, "steps": 5, "deadline_s": LIMIT_S}
         path = os.pathsep.join((str(INJECT), str(self._modules)))
         return subprocess.Popen(
-            [sys.executable, "-c", PREAMBLE + code],
-            cwd=self.work,
+            [sys.executable, "-c", PREAMBLE + code], cwd=self.work,
             env={**os.environ, "PYTHONPATH": path, "SCALING_ATTACH": json.dumps(order)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
 
     def run(self, code):
         """What a process of the run prints."""
@@ -111,9 +107,7 @@ WRITES = {
     "rename": ("(open('new', 'w').write('new'), os.replace('new', 'meta'))", "new"),
     "copy": ("(open('new', 'w').write('new'), shutil.copy('new', 'meta'), os.remove('new'))", "new"),
     "copy and copy": (
-        "(open('new', 'w').write('new'), [shutil.copy2('new', 'meta') for _ in '12'], os.remove('new'))",
-        "new",
-    ),
+     "(open('new', 'w').write('new'), [shutil.copy2('new', 'meta') for _ in '12'], os.remove('new'))", "new"),
     "through a new link": ("(os.symlink('meta', 'l'), open('l', 'w').write('new'), os.remove('l'))", "new"),
     "through a hard link": ("(os.link('meta', 'l'), open('l', 'w').write('new'), os.remove('l'))", "new"),
     "after a new mode": ("(os.chmod('meta', 384), os.utime('meta'), open('meta', 'a').write('+'))", "old+"),

@@ -163,16 +163,11 @@ class FullyShardedDataParallel(torch.nn.Module):
     """Has the name of torch's."""
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "said"),
-    [
-        (
-            lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)),
-            "DistributedDataParallel under torchrun is faster",
-        ),
-        (FullyShardedDataParallel, "FSDP: its exchange cannot be left out; take a trace with torch.profiler"),
-    ],
-)
+@pytest.mark.parametrize(("wrapper", "said"), [
+    (lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)), "DistributedDataParallel under torchrun is faster"
+     ),
+    (FullyShardedDataParallel, "FSDP: its exchange cannot be left out; take a trace with torch.profiler"),
+])  # fmt: skip
 def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wrapper, said):
     model = wrapper()
     used = inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))

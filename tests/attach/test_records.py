@@ -135,16 +135,13 @@ def test_one_worker_that_does_other_work_is_no_reference(tmp_path, step_s, backw
     assert (speedup is not None) == is_same, speedup
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("torchrun --nproc-per-node=2 code/train.py --config a.py", "train.py"),
-        ("torchrun -m pkg.train --config cfg.yaml", "pkg.train"),
-        ("python -m torch.distributed.run --module pkg.train -n 3", "pkg.train"),
-        ("python -m torch.distributed.run train.py", "train.py"),
-        ("./train.sh", "./train.sh"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name"), [
+    ("torchrun --nproc-per-node=2 code/train.py --config a.py", "train.py"),
+    ("torchrun -m pkg.train --config cfg.yaml", "pkg.train"),
+    ("python -m torch.distributed.run --module pkg.train -n 3", "pkg.train"),
+    ("python -m torch.distributed.run train.py", "train.py"),
+    ("./train.sh", "./train.sh"),
+])  # fmt: skip
 def test_a_result_is_named_after_what_the_command_starts(command, name):
     assert script_name(command.split()) == name
 

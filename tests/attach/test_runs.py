@@ -366,14 +366,10 @@ def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path):
         assert run.reason == expected
 
 
-@pytest.mark.parametrize(
-    ("script", "package"),
-    [
-        ("hf_trainer.py", "transformers"),
-        ("accelerate_loop.py", "accelerate"),
-        ("lightning_fit.py", "lightning"),
-    ],
-)
+@pytest.mark.parametrize(("script", "package"), [
+    ("hf_trainer.py", "transformers"), ("accelerate_loop.py", "accelerate"),
+    ("lightning_fit.py", "lightning"),
+])  # fmt: skip
 def test_scripts_of_frameworks_leave_no_checkpoint(script, package, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install -e '.[frameworks]'")

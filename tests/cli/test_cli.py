@@ -37,20 +37,17 @@ def study(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("model: mlp", "model: mpl"), "unknown model 'mpl' (did you mean 'mlp'?)"),
-        (("scaling: strong", "scalling: strong"), "unknown key 'scalling'; did you mean 'scaling'?"),
-        (("[1, 2]", "[0]"), "world_sizes.0 is 0"),
-        (("[1, 2]", "[1, 5]"), "global_batch 96 does not divide by world size 5"),
-        (("ring", "rngi"), "unknown aggregator 'rngi' (did you mean 'ring'?)"),
-        (("name: small", "nome: small"), "key 'name' is missing"),
-        (("[none, ring]", "[{name: one_bit, threshold: median}]"), "threshold"),
-        (("global_batch: 96", "local_batch: 96"), "needs global_batch"),
-        (("workloads:", "workloads: ["), "no valid YAML"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (("model: mlp", "model: mpl"), "unknown model 'mpl' (did you mean 'mlp'?)"),
+    (("scaling: strong", "scalling: strong"), "unknown key 'scalling'; did you mean 'scaling'?"),
+    (("[1, 2]", "[0]"), "world_sizes.0 is 0"),
+    (("[1, 2]", "[1, 5]"), "global_batch 96 does not divide by world size 5"),
+    (("ring", "rngi"), "unknown aggregator 'rngi' (did you mean 'ring'?)"),
+    (("name: small", "nome: small"), "key 'name' is missing"),
+    (("[none, ring]", "[{name: one_bit, threshold: median}]"), "threshold"),
+    (("global_batch: 96", "local_batch: 96"), "needs global_batch"),
+    (("workloads:", "workloads: ["), "no valid YAML"),
+])  # fmt: skip
 def test_bad_study_is_one_message_and_exit_code_2(call, study, change, message):
     study.write_text(STUDY.replace(*change))
     for verb in ("plan", "run"):

@@ -168,16 +168,13 @@ def test_table_says_that_nothing_is_measured(call, study):
     assert "ring, 2 ranks" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--topology"),
-        (("--topology", "hgx-h200-4", "--world-sizes", "two"), "--world-sizes"),
-        (("--topology", "nowhere"), "nowhere"),
-        (("--topology", "hgx-h200-4", "--from", "nothing"), "no results folder"),
-        (("--topology", "hgx-h200-4", "--what-if", "gpus"), "no value"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((), "--topology"),
+    (("--topology", "hgx-h200-4", "--world-sizes", "two"), "--world-sizes"),
+    (("--topology", "nowhere"), "nowhere"),
+    (("--topology", "hgx-h200-4", "--from", "nothing"), "no results folder"),
+    (("--topology", "hgx-h200-4", "--what-if", "gpus"), "no value"),
+])  # fmt: skip
 def test_bad_input_is_one_message_and_exit_code_2(call, study, arguments, message):
     assert message in call.refused("predict", study, *arguments)
 

@@ -59,16 +59,13 @@ def test_json_has_all_numbers(call):
     assert found["bound_s"] <= found["link_s"] * (1 + 1e-9) <= found["simulated_s"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--topology", "dual-k80", "--collective", "broadcast"), "allowed is all_reduce"),
-        (("--topology", "dual-k80", "--out", "mine.xml"), "the name of a schedule ends in .yaml or .yml"),
-        (("--topology", "dual-k80", "--world-size", "5"), "5 ranks, but 4 places"),
-        (("--topology", "no-such-machine"), "no-such-machine"),
-        ((), "--topology"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (("--topology", "dual-k80", "--collective", "broadcast"), "allowed is all_reduce"),
+    (("--topology", "dual-k80", "--out", "mine.xml"), "the name of a schedule ends in .yaml or .yml"),
+    (("--topology", "dual-k80", "--world-size", "5"), "5 ranks, but 4 places"),
+    (("--topology", "no-such-machine"), "no-such-machine"),
+    ((), "--topology"),
+])  # fmt: skip
 def test_bad_input_is_one_message_and_exit_code_2(call, words, message):
     assert message in call.refused("synthesize", *words)
 

@@ -7,16 +7,13 @@ from topologies.schema import shipped
 
 WIDTH = 80
 FOLDED = [
-    ("plan", "quickstart"),
-    ("plan", "kernel-choices"),
-    *(
-        ("list", kind)
-        for kind in ("studies", "experiments", "aggregators", "models", "datasets", "topologies")
-    ),
+    ("plan", "quickstart"), ("plan", "kernel-choices"),
+    *(("list", kind) for kind in ("studies", "experiments", "aggregators", "models", "datasets",
+     "topologies")),
     *(("topology", "show", name) for name in shipped()),
     ("verify", "ring", "--world-sizes", "1-2"),
     ("predict", "quickstart", "--topology", "hgx-h200-4"),
-]
+]  # fmt: skip
 
 
 def too_long(text: str) -> list[str]:

@@ -28,15 +28,12 @@ def test_svg_is_written_beside_the_print_out(call, tmp_path):
     assert ElementTree.parse(tmp_path / "k80.svg").getroot().tag.endswith("svg")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["dual-k8"], "unknown machine 'dual-k8'; did you mean 'dual-k80'?"),
-        (["mine.yaml"], "mine.yaml: key 'name' is missing"),
-        (["none.yaml"], "machine file none.yaml: cannot be read"),
-        (["dual-k80", "--svg", "none/k80.svg"], "picture none/k80.svg: cannot be written"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["dual-k8"], "unknown machine 'dual-k8'; did you mean 'dual-k80'?"),
+    (["mine.yaml"], "mine.yaml: key 'name' is missing"),
+    (["none.yaml"], "machine file none.yaml: cannot be read"),
+    (["dual-k80", "--svg", "none/k80.svg"], "picture none/k80.svg: cannot be written"),
+])  # fmt: skip
 def test_bad_input_is_one_message_and_exit_code_2(call, tmp_path, arguments, message):
     (tmp_path / "mine.yaml").write_text("device_types: {}")
     code, _, err = call("topology", "show", *arguments)

@@ -164,39 +164,28 @@ def test_watch_of_a_finished_study_ends_by_itself(call):
     assert json.loads(out)["is_over"] is True
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("compare", SMALL, "nowhere"), "no results folder nowhere"),
-        (("compare", SMALL, TIMED), "no cell in common"),
-        (("compare", SMALL, MOVED), f"{MOVED} has no cell that `compare` reads"),
-        (("recommend", MOVED), "`scaling report"),
-        (("compare", SMALL, SMALL, "--fail-if", "slow"), "allowed: 'slower > P%'"),
-        (("compare", SMALL, SMALL, "--level", "2"), "a probability between 0 and 1"),
-        (("recommend", SMALL, "--objective", "money"), "allowed: 'time', 'time-to-accuracy'"),
-        (("recommend", SMALL, "--objective", "time-to-accuracy"), "convergence with target_accuracy"),
-        (("explain", SMALL, "rign@4"), "slow_rank@4"),
-        (("export", SMALL, "--format", "xml"), "allowed: chrome, mllog, csv, extra-p"),
-        (("export", SMALL, "--format", "extra-p"), "two world sizes"),
-        (("status", "nowhere", "--watch"), "no results folder nowhere"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("compare", SMALL, "nowhere"), "no results folder nowhere"),
+    (("compare", SMALL, TIMED), "no cell in common"),
+    (("compare", SMALL, MOVED), f"{MOVED} has no cell that `compare` reads"),
+    (("recommend", MOVED), "`scaling report"),
+    (("compare", SMALL, SMALL, "--fail-if", "slow"), "allowed: 'slower > P%'"),
+    (("compare", SMALL, SMALL, "--level", "2"), "a probability between 0 and 1"),
+    (("recommend", SMALL, "--objective", "money"), "allowed: 'time', 'time-to-accuracy'"),
+    (("recommend", SMALL, "--objective", "time-to-accuracy"), "convergence with target_accuracy"),
+    (("explain", SMALL, "rign@4"), "slow_rank@4"),
+    (("export", SMALL, "--format", "xml"), "allowed: chrome, mllog, csv, extra-p"),
+    (("export", SMALL, "--format", "extra-p"), "two world sizes"),
+    (("status", "nowhere", "--watch"), "no results folder nowhere"),
+])  # fmt: skip
 def test_errors_are_one_message_that_says_what_to_do(call, arguments, message):
     assert message in call.refused(*arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("compare", TIMED, TIMED),
-        ("recommend", TIMED),
-        ("explain", TIMED),
-        ("explain", SMALL, "slow_rank@4"),
-        ("status", SMALL),
-        ("status", SMALL, "--watch"),
-    ],
-    ids=lambda words: str(words[0]),
-)
+@pytest.mark.parametrize("arguments", [
+    ("compare", TIMED, TIMED), ("recommend", TIMED), ("explain", TIMED), ("explain", SMALL, "slow_rank@4"),
+    ("status", SMALL), ("status", SMALL, "--watch"),
+], ids=lambda words: str(words[0]))  # fmt: skip
 def test_text_fits_80_columns_without_colour(call, monkeypatch, arguments):
     for name, value in {"NO_COLOR": "1", "COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
@@ -254,13 +243,10 @@ def test_archived_folder_gives_every_verb_the_same(call, tmp_path):
         if path.name not in {run.cell_id for run in kept}:
             shutil.rmtree(path)
     verbs = [
-        ("status", study, "--json"),
-        ("explain", study, "--json"),
-        ("recommend", study, "--json"),
-        ("compare", study, SMALL, "--json"),
-        ("export", study),
+        ("status", study, "--json"), ("explain", study, "--json"), ("recommend", study, "--json"),
+        ("compare", study, SMALL, "--json"), ("export", study),
         ("export", study, "slow_rank@4", "--format", "chrome"),
-    ]
+    ]  # fmt: skip
     before = [call(*arguments) for arguments in verbs]
     code, out, err = call("export", study, "--archive")
     assert (code, out) == (0, "")

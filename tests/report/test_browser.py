@@ -317,17 +317,9 @@ def test_cell_ids_are_hidden_until_they_are_asked_for(open_page):
 
 
 FOLDERS = (
-    QUICKSTART,
-    "quickstart-2xh100",
-    "fcn-r-4xh200",
-    "converge-resnet-4xh200",
-    "budget-4xh200",
-    "buckets-2xh200",
-    "gpt-2xh200",
-    "transfer-2xh200",
-    "device-batch-sizes-h200",
-    "device-cpu-threads-h200",
-)
+    QUICKSTART, "quickstart-2xh100", "fcn-r-4xh200", "converge-resnet-4xh200", "budget-4xh200",
+    "buckets-2xh200", "gpt-2xh200", "transfer-2xh200", "device-batch-sizes-h200", "device-cpu-threads-h200",
+)  # fmt: skip
 """Made by hand as a quickstart, and committed ones: quickstart on GPUs, of one workload, with trainings,
 of several workloads, with bucket sizes, with failed cells, of transfers, of device studies."""
 

@@ -111,14 +111,9 @@ def test_terminal_shows_of_many_bucket_sizes_one_an_aggregator(study, split_line
     for aggregator in ("all_reduce", "ring"):
         for bucket_mb in range(1, 8):
             add(
-                study,
-                split_line,
-                aggregator,
-                2,
-                1e-3 / bucket_mb,
-                step="overlapped",
+                study, split_line, aggregator, 2, 1e-3 / bucket_mb, step="overlapped",
                 bucket_mb=float(bucket_mb),
-            )
+            )  # fmt: skip
     text = printed(study)
     assert "(not shown: where a step's time goes in 12 more cells; see report.html" in text
     assert "all_reduce, 3 MiB" in text

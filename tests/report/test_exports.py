@@ -143,15 +143,12 @@ def test_extra_p_needs_two_world_sizes(study):
         text(study, "extra-p")
 
 
-@pytest.mark.parametrize(
-    ("changes", "names"),
-    [
-        ({"tf32": True}, ["float32", "tf32"]),
-        ({"memory_format": "channels_last"}, ["contiguous", "channels_last"]),
-        ({"tf32": True, "memory_format": "channels_last"}, ["float32->contiguous", "tf32->channels_last"]),
-        ({"augmentation": "standard"}, ["augmentation_none", "augmentation_standard"]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "names"), [
+    ({"tf32": True}, ["float32", "tf32"]),
+    ({"memory_format": "channels_last"}, ["contiguous", "channels_last"]),
+    ({"tf32": True, "memory_format": "channels_last"}, ["float32->contiguous", "tf32->channels_last"]),
+    ({"augmentation": "standard"}, ["augmentation_none", "augmentation_standard"]),
+])  # fmt: skip
 def test_extra_p_keeps_cells_apart_that_differ_in_precision_memory_format_or_augmentation(
     study, changes, names
 ):

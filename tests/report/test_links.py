@@ -74,21 +74,15 @@ def test_without_access_between_gpus_the_host_links_carry_it(on_gpus):
     assert not any("nvswitch" in use.link for use in cell.uses)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"aggregator": "ring", "sent": [5000] * 4},
-            "rank 0 sent 0.005 MB, its schedule would send 0.006 MB",
-        ),
-        ({"aggregator": "mine"}, "not known to the report"),
-        ({"aggregator": "mine", "plan_unknown": "no `stages`"}, "no `stages`"),
-        ({"aggregator": "mine", "plan": [{"bytes": {"6000": "0>x"}}]}, "`plan` of its run.json is damaged"),
-        ({"aggregator": "mine", "plan": 7}, "`plan` of its run.json is damaged"),
-        ({"aggregator": "schedule", "aggregator_parameters": {"collective": "none"}}, "cannot be made"),
-        ({"aggregator": "ring", "size": 8, "sent": [7000] * 8}, "does not fit topology.yaml"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"aggregator": "ring", "sent": [5000] * 4}, "rank 0 sent 0.005 MB, its schedule would send 0.006 MB"),
+    ({"aggregator": "mine"}, "not known to the report"),
+    ({"aggregator": "mine", "plan_unknown": "no `stages`"}, "no `stages`"),
+    ({"aggregator": "mine", "plan": [{"bytes": {"6000": "0>x"}}]}, "`plan` of its run.json is damaged"),
+    ({"aggregator": "mine", "plan": 7}, "`plan` of its run.json is damaged"),
+    ({"aggregator": "schedule", "aggregator_parameters": {"collective": "none"}}, "cannot be made"),
+    ({"aggregator": "ring", "size": 8, "sent": [7000] * 8}, "does not fit topology.yaml"),
+])  # fmt: skip
 def test_a_cell_is_left_out_with_the_reason_rather_than_guessed(on_gpus, changes, reason):
     add(on_gpus, **{"sent": [6000] * 4, **changes})
     told, left_out = links(on_gpus)

@@ -92,14 +92,10 @@ def test_predictions_are_marked_in_the_file(folder):
     assert json.loads((folder.path / "predictions.json").read_text())["simulated"] is True
 
 
-@pytest.mark.parametrize(
-    ("each_s", "seconds", "text"),
-    [
-        ({"forward_s": 0.004, "backward_s": 0.005}, 0.020, "the computation was predicted"),
-        ({"forward_s": 0.002, "backward_s": 0.002}, 0.004, "the wrong part is not known"),
-    ],
-    ids=["a cell that exchanges nothing blames no exchange", "phases that tell of another time"],
-)
+@pytest.mark.parametrize(("each_s", "seconds", "text"), [
+    ({"forward_s": 0.004, "backward_s": 0.005}, 0.020, "the computation was predicted"),
+    ({"forward_s": 0.002, "backward_s": 0.002}, 0.004, "the wrong part is not known"),
+], ids=["a cell that exchanges nothing blames no exchange", "phases that tell of another time"])  # fmt: skip
 def test_what_failed_is_named_where_it_is_known(measured, each_s, seconds, text):
     (one,) = measured(each_s, seconds, aggregator="none", exposed_comm_s=0.0, compute_s=seconds)
     assert text in one.failed_assumption()

@@ -269,14 +269,9 @@ def test_terminal_shows_brackets_of_labels_as_they_are(study, line):
     assert "m(h=[red])" in text
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"cpu": {"usable_cores": 3, "cores": 8}}, 3),
-        ({"cpu": {"cores": 8}}, 8),
-        ({"cpu": "x"}, None),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("environment", "expected"), [
+    ({"cpu": {"usable_cores": 3, "cores": 8}}, 3), ({"cpu": {"cores": 8}}, 8), ({"cpu": "x"}, None),
+    (None, None),
+])  # fmt: skip
 def test_cores_come_from_the_environment(environment, expected):
     assert num_cores(environment) == expected

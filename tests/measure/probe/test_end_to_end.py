@@ -104,14 +104,11 @@ class TestDetect:
         assert "machine file: box.yaml" in err
         assert call("topology", "show", "box.yaml")[0] == 0
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            (["detect", "--out", "none/box.yaml"], "machine file none/box.yaml: cannot be written"),
-            (["probe", "--out", "none/box.yaml"], "none/box.yaml: there is no folder none; make it first"),
-            (["probe", "--seconds", "0"], "--seconds is 0; it has to be positive"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "message"), [
+        (["detect", "--out", "none/box.yaml"], "machine file none/box.yaml: cannot be written"),
+        (["probe", "--out", "none/box.yaml"], "none/box.yaml: there is no folder none; make it first"),
+        (["probe", "--seconds", "0"], "--seconds is 0; it has to be positive"),
+    ])  # fmt: skip
     def test_bad_input_is_one_message_and_exit_code_2(self, call, arguments, message):
         code, _, err = call("topology", *arguments)
         assert code == 2

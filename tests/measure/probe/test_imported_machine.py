@@ -102,15 +102,12 @@ def test_fewer_gpus_than_the_machine_has_tell_of_all_links_of_their_type():
     assert set(bandwidths(topology, "pcie").values()) == {(50.0, 52.0)}
 
 
-@pytest.mark.parametrize(
-    ("text", "machine", "message"),
-    [
-        (nvbandwidth(case(DOWN, [50.0] * 8), case(UP, [52.0] * 8)), "hgx-h200-4", "8 GPUs, hgx-h200-4 has 4"),
-        (nvbandwidth(*PCIE), "cpu-2", "cpu-2 has 0"),
-        (nvbandwidth(*PCIE), "hgx-h200-x16-infiniband", "made from 'hgx-h200'"),
-        (nvbandwidth(case(DOWN, [50.0] * 4)), "hgx-h200-4", "device_to_host_memcpy_ce"),
-    ],
-)
+@pytest.mark.parametrize(("text", "machine", "message"), [
+    (nvbandwidth(case(DOWN, [50.0] * 8), case(UP, [52.0] * 8)), "hgx-h200-4", "8 GPUs, hgx-h200-4 has 4"),
+    (nvbandwidth(*PCIE), "cpu-2", "cpu-2 has 0"),
+    (nvbandwidth(*PCIE), "hgx-h200-x16-infiniband", "made from 'hgx-h200'"),
+    (nvbandwidth(case(DOWN, [50.0] * 4)), "hgx-h200-4", "device_to_host_memcpy_ce"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(text, machine, message):
     with pytest.raises(TopologyError, match=message):
         imported(text, machine)

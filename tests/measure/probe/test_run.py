@@ -28,17 +28,13 @@ class TestSpec:
         assert spec_for(0, 64, None, 60.0, False).world_size == 4
         assert spec_for(0, 2, 3, 60.0, False) == ProbeSpec(3, "cpu", 60.0, 1)
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ((4, 64, 8, 60.0, False), "--world-size is 8, but 4 GPUs are visible"),
-            ((4, 64, -1, 60.0, False), "--world-size is -1"),
-            ((4, 64, 0, 60.0, False), "--world-size is 0"),
-            ((4, 64, None, 0.0, False), "--seconds is 0"),
-            ((4, 64, None, 9.0, False, "srun"), "--launcher is 'srun'; allowed: local, mpirun"),
-            ((0, 2, None, 60.0, True), "--no-peer-access forbids access between GPUs"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "message"), [
+        ((4, 64, 8, 60.0, False), "--world-size is 8, but 4 GPUs are visible"),
+        ((4, 64, -1, 60.0, False), "--world-size is -1"),
+        ((4, 64, 0, 60.0, False), "--world-size is 0"), ((4, 64, None, 0.0, False), "--seconds is 0"),
+        ((4, 64, None, 9.0, False, "srun"), "--launcher is 'srun'; allowed: local, mpirun"),
+        ((0, 2, None, 60.0, True), "--no-peer-access forbids access between GPUs"),
+    ])  # fmt: skip
     def test_what_cannot_be_is_refused(self, arguments, message):
         with pytest.raises(LaunchError, match=message):
             spec_for(*arguments)

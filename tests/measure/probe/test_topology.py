@@ -125,21 +125,14 @@ class TestFourGpus:
         latency, expected = box[0].machine.message_latency_s, (8e-6 - 0.6e-6, 12e-6 - 0.7e-6, 6e-6 - 0.35e-6)
         assert (latency["peer"], latency["staged"], latency["host"]) == close(expected)
 
-    @pytest.mark.parametrize(
-        ("figure", "said"),
-        [
-            (
-                "pcie5-x16.bandwidth_bytes_per_s",
-                f"{STAMP}, 256 MiB, median of 5: pinned memory to one GPU at a time, 55.0 GB/s to",
-            ),
-            (
-                "memory.bandwidth_bytes_per_s",
-                f"{STAMP}, 256 MiB, median of 5: copies of all GPUs at once, where they",
-            ),
-            ("message_latency_s.peer", f"{STAMP}, median of 5: messages between"),
-            ("pcie5-x16.latency_s", "assumption"),
-        ],
-    )
+    @pytest.mark.parametrize(("figure", "said"), [
+        ("pcie5-x16.bandwidth_bytes_per_s",
+         f"{STAMP}, 256 MiB, median of 5: pinned memory to one GPU at a time, 55.0 GB/s to"),
+        ("memory.bandwidth_bytes_per_s",
+         f"{STAMP}, 256 MiB, median of 5: copies of all GPUs at once, where they"),
+        ("message_latency_s.peer", f"{STAMP}, median of 5: messages between"),
+        ("pcie5-x16.latency_s", "assumption"),
+    ])  # fmt: skip
     def test_sources_say_when_where_and_how_often(self, box, figure, said):
         assert box[0].sources[figure].startswith(said)
         assert "captured in a CUDA graph" in box[0].sources["message_latency_s.peer"]

@@ -78,18 +78,14 @@ def test_break_even_points_have_two_digits(value, text):
     assert rounded(value) == text
 
 
-@pytest.mark.parametrize(
-    ("differences", "text"),
-    [
-        ([known(2.0, 0.1)], "2.0 times"),
-        ([known(1.005, 0.01)], "1.0 times (a tie within 3%)"),
-        ([known(1.1, 0.2)], "1.1 times (undecided)"),
-        ([Difference(0.1, None, None)], "1.1 times"),
-        ([known(2.0, 0.1), known(1.1, 0.2)], "1.1 to 2.0 times (undecided for 1 of 2)"),
-        # Each alone is significant at 5%; of five together none is.
-        ([known(1.1, 0.09)] * 5, "1.1 times (undecided for 5 of 5)"),
-    ],
-)
+@pytest.mark.parametrize(("differences", "text"), [
+    ([known(2.0, 0.1)], "2.0 times"),
+    ([known(1.005, 0.01)], "1.0 times (a tie within 3%)"),
+    ([known(1.1, 0.2)], "1.1 times (undecided)"), ([Difference(0.1, None, None)], "1.1 times"),
+    ([known(2.0, 0.1), known(1.1, 0.2)], "1.1 to 2.0 times (undecided for 1 of 2)"),
+    # Each alone is significant at 5%; of five together none is.
+    ([known(1.1, 0.09)] * 5, "1.1 times (undecided for 5 of 5)"),
+])  # fmt: skip
 def test_ratios_say_what_the_launches_leave_open(differences, text):
     assert times_of(differences) == text
 

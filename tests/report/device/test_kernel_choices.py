@@ -54,84 +54,43 @@ BOTH_AUTOTUNED = [
     convolution("older-interface", 0.030, workspace=10_000_000),
 ]
 ANSWERS = {
-    "the copy is told": (
-        [
-            *(product(choice, 0.010) for choice in ("transposed", "already-transposed")),
-            product("transpose-first", 0.012, extra=COPY),
-        ],
-        "the GPU with W as it is stored (W transposed first 1.2 times as long) at batch 1,024 (seen in",
-    ),
-    "transposing first wins": (
-        [product("transposed", 0.020), product("transpose-first", 0.010, extra=COPY)],
-        "with W transposed first (W as it is stored 2.0 times as long)",
-    ),
-    "launches tell nothing": (
-        [
-            product("transposed", [0.0100, 0.0104, 0.0097]),
-            product("transpose-first", [0.0102, 0.0098, 0.0103], extra=COPY),
-        ],
-        "with W as it is stored or W transposed first (undecided) at",
-    ),
-    "the fastest is not known": (
-        [convolution("autotuned", 0.01), convolution("library", None)],
-        "not measured yet, on the GPU for ResNet 3x3.",
-    ),
-    "of a device without any number": (
-        [
-            *(convolution(choice, None, device="cpu") for choice in ("library", "native")),
-            convolution("library", 0.01),
-        ],
-        "with the library's guess for ResNet 3x3 (seen in one launch). Not answered, as choices are not "
-        "measured yet, on the CPU for ResNet 3x3.",
-    ),
-    "all that are not told apart": (
-        [
-            convolution("library", [0.0100, 0.0104, 0.0097]),
-            convolution("autotuned", [0.0102, 0.0098, 0.0103]),
-            convolution("fft", [0.05] * 3),
-        ],
-        "with the library's guess or autotuned (undecided) for ResNet 3x3",
-    ),
-    "the worst limit": (
-        [
-            *BOTH_AUTOTUNED,
-            convolution("older-interface", 0.120, cap="1 MiB", workspace=1_000),
-            convolution("older-interface", 0.060, cap="64 MiB", workspace=1_000),
-        ],
-        "4.0 times for ResNet 3x3 with at most 1 MiB and 2.0 times for ResNet 3x3 with at most 64 MiB",
-    ),
-}
+    "the copy is told": ([*(product(choice, 0.010) for choice in ("transposed", "already-transposed")),
+     product("transpose-first", 0.012, extra=COPY)],
+     "the GPU with W as it is stored (W transposed first 1.2 times as long) at batch 1,024 (seen in",),
+    "transposing first wins": ([product("transposed", 0.020), product("transpose-first", 0.010, extra=COPY)],
+     "with W transposed first (W as it is stored 2.0 times as long)"),
+    "launches tell nothing": ([product("transposed", [0.0100, 0.0104, 0.0097]),
+     product("transpose-first", [0.0102, 0.0098, 0.0103], extra=COPY)],
+     "with W as it is stored or W transposed first (undecided) at"),
+    "the fastest is not known": ([convolution("autotuned", 0.01), convolution("library", None)],
+     "not measured yet, on the GPU for ResNet 3x3."),
+    "of a device without any number": ([*(convolution(choice, None, device="cpu") for choice in ("library",
+     "native")), convolution("library", 0.01)],
+     "with the library's guess for ResNet 3x3 (seen in one launch). Not answered, as choices are not "
+     "measured yet, on the CPU for ResNet 3x3."),
+    "all that are not told apart": ([convolution("library", [0.0100, 0.0104, 0.0097]),
+     convolution("autotuned", [0.0102, 0.0098, 0.0103]), convolution("fft", [0.05] * 3)],
+     "with the library's guess or autotuned (undecided) for ResNet 3x3"),
+    "the worst limit": ([*BOTH_AUTOTUNED, convolution("older-interface", 0.120, cap="1 MiB", workspace=1_000),
+     convolution("older-interface", 0.060, cap="64 MiB", workspace=1_000)],
+     "4.0 times for ResNet 3x3 with at most 1 MiB and 2.0 times for ResNet 3x3 with at most 64 MiB"),
+}  # fmt: skip
 FINDINGS = {
-    "error of a precision": (
-        [product("transposed", 0.010), product("transposed", 0.002, precision="tf32", error=3e-4)],
-        "up to 1.0e-07), operations take 5.0 times as long as in TF32 (relative error up to 3.0e-04)",
-    ),
-    "precision that is as long": (
-        [
-            product("transposed", [0.01001, 0.01, 0.01]),
-            product("transposed", [0.01, 0.01001, 0.01], precision="bfloat16", error=3e-3),
-        ],
-        "take 1.0 times (a tie within 3%) as long as in bfloat16",
-    ),
-    "autotuning": (
-        [convolution("library", 0.020), convolution("autotuned", 0.010)],
-        "found by trying all, 2.0 times for ResNet 3x3 (seen",
-    ),
-    "an older interface that does something": (
-        [
-            convolution("autotuned", [0.060] * 3),
-            convolution("older-interface", [0.030] * 3, workspace=10_000_000),
-        ],
-        "both autotuned, 0.50 times for ResNet 3x3: where it makes no difference",
-    ),
-    "an older interface that may do nothing": (
-        [
-            convolution("autotuned", [0.0301, 0.0300, 0.0300]),
-            convolution("older-interface", [0.0300, 0.0301, 0.0300], workspace=10_000_000),
-        ],
-        "1.0 times (a tie within 3%) for ResNet 3x3: where it makes no",
-    ),
-}
+    "error of a precision": ([product("transposed", 0.010),
+     product("transposed", 0.002, precision="tf32", error=3e-4)],
+     "up to 1.0e-07), operations take 5.0 times as long as in TF32 (relative error up to 3.0e-04)"),
+    "precision that is as long": ([product("transposed", [0.01001, 0.01, 0.01]),
+     product("transposed", [0.01, 0.01001, 0.01], precision="bfloat16", error=3e-3)],
+     "take 1.0 times (a tie within 3%) as long as in bfloat16"),
+    "autotuning": ([convolution("library", 0.020), convolution("autotuned", 0.010)],
+     "found by trying all, 2.0 times for ResNet 3x3 (seen",),
+    "an older interface that does something": ([convolution("autotuned", [0.060] * 3),
+     convolution("older-interface", [0.030] * 3, workspace=10_000_000)],
+     "both autotuned, 0.50 times for ResNet 3x3: where it makes no difference"),
+    "an older interface that may do nothing": ([convolution("autotuned", [0.0301, 0.0300, 0.0300]),
+     convolution("older-interface", [0.0300, 0.0301, 0.0300], workspace=10_000_000)],
+     "1.0 times (a tie within 3%) for ResNet 3x3: where it makes no"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("cells", "text"), ANSWERS.values(), ids=ANSWERS)

@@ -42,35 +42,22 @@ FUSED, CELL, HALF = ("fused", "float32"), ("cell", "float32"), ("fused", "float1
 SAME = {FUSED: REFERENCE, CELL: REFERENCE}
 ANSWERS = {
     "nothing": (SAME, ["the precision? Not beyond chance. After 5 steps"]),
-    "within the spread of seeds": (
-        {**SAME, HALF: {1: 0.91, 2: 0.92, 3: 0.94}},
-        [
-            "mnist-rows on the CPU: no change beyond chance;",
-            "fused in float32 reaches 92.00% ± 2.00 over 3 seeds",
-            "the largest difference is +0.33 points (fused, float16)",
-        ],
-    ),
-    "beyond it": (
-        {**SAME, HALF: {1: 0.70, 2: 0.72, 3: 0.74}},
-        ["the precision? Yes, in part. After 5 steps", "yes, for fused, float16;", "-20.00 points"],
-    ),
-    "the largest difference": (
-        {**SAME, HALF: {1: 0.90, 2: 0.92, 3: 0.94003}, ("cell", "float16"): {1: 0.89, 2: 0.91, 3: 0.93}},
-        ["the largest difference is -1.00 points (cell, float16)"],
-    ),
-    "one sample where seeds agree": (
-        {FUSED: {1: 1.0, 2: 1.0}, CELL: {1: 1.0, 2: 0.999}},
-        [": no change beyond chance;"],
-    ),
+    "within the spread of seeds": ({**SAME, HALF: {1: 0.91, 2: 0.92, 3: 0.94}},
+     ["mnist-rows on the CPU: no change beyond chance;",
+     "fused in float32 reaches 92.00% ± 2.00 over 3 seeds",
+     "the largest difference is +0.33 points (fused, float16)"]),
+    "beyond it": ({**SAME, HALF: {1: 0.70, 2: 0.72, 3: 0.74}},
+     ["the precision? Yes, in part. After 5 steps", "yes, for fused, float16;", "-20.00 points"]),
+    "the largest difference": ({**SAME, HALF: {1: 0.90, 2: 0.92, 3: 0.94003},
+     ("cell", "float16"): {1: 0.89, 2: 0.91, 3: 0.93}},
+     ["the largest difference is -1.00 points (cell, float16)"]),
+    "one sample where seeds agree": ({FUSED: {1: 1.0, 2: 1.0}, CELL: {1: 1.0, 2: 0.999}},
+     [": no change beyond chance;"]),
     "one seed": ({FUSED: {1: 0.9}, CELL: {1: 0.5}}, ["with one seed it cannot be told from chance"]),
-    "no reference": (
-        {CELL: REFERENCE, ("elementary", "float32"): {1: 0.80, 2: 0.80, 3: 0.80}},
-        [
-            "unknown, as the fused implementation in float32 has no accuracy; the 2 others",
-            "reach 80.00% to 92.00%",
-        ],
-    ),
-}
+    "no reference": ({CELL: REFERENCE, ("elementary", "float32"): {1: 0.80, 2: 0.80, 3: 0.80}},
+     ["unknown, as the fused implementation in float32 has no accuracy; the 2 others",
+     "reach 80.00% to 92.00%"]),
+}  # fmt: skip
 
 
 class TestAccuracy:

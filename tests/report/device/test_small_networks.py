@@ -149,14 +149,10 @@ def test_failed_point_is_named_as_failed(with_gpu):
     assert device_tables([with_gpu.results()])[-1].rows[0][-2:] == ["failed", "rank 0: a bug"]
 
 
-@pytest.mark.parametrize(
-    ("cell", "remark"),
-    [
-        ({"planned": True}, "1 of 33 points are not measured yet"),
-        ({"facts": {"load_average": 9.0}}, "load average reached 9.0 on 4 cores"),
-    ],
-    ids=["planned", "busy"],
-)
+@pytest.mark.parametrize(("cell", "remark"), [
+    ({"planned": True}, "1 of 33 points are not measured yet"),
+    ({"facts": {"load_average": 9.0}}, "load average reached 9.0 on 4 cores"),
+], ids=["planned", "busy"])  # fmt: skip
 def test_remarks_tell_points_that_are_missing_and_a_busy_machine(with_gpu, cell, remark):
     with_gpu.add(around(1.0), step="eager", **cell, **{**POINT, "width": 7, "batch": 1})
     assert any(remark in one for one in device_tables([with_gpu.results()])[-1].remarks)
