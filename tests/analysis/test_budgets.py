@@ -14,10 +14,9 @@ from scaling.analysis.summary import table_csv
 from tests.made_studies import row_of
 
 
-@pytest.mark.parametrize(
-    ("values", "kept"),
-    [([5.0], [0]), ([3.0, 1.0, 2.0], [1, 2, 0]), ([4.0, 1.0, 3.0, 2.0], [3, 2]), (range(10), range(2, 8))],
-)
+@pytest.mark.parametrize(("values", "kept"), [
+    ([5.0], [0]), ([3.0, 1.0, 2.0], [1, 2, 0]), ([4.0, 1.0, 3.0, 2.0], [3, 2]), (range(10), range(2, 8)),
+])  # fmt: skip
 def test_middle_half_drops_a_quarter_at_each_end(values, kept):
     assert middle_half(np.array(values, dtype=float)).tolist() == list(kept)
 
@@ -51,11 +50,9 @@ def busy_ranks(split_line, seed=0, world_size=4, steps=20):
         end = max(ready) + 0.8
         for rank, own in enumerate(ready):
             spans = [
-                ("forward", "main", 0.0, 0.6),
-                ("backward", "main", 0.6, own + 0.2),
-                ("communicate", "comm", own, end),
-                ("update", "main", end, end + 0.1),
-            ]
+                ("forward", "main", 0.0, 0.6), ("backward", "main", 0.6, own + 0.2),
+                ("communicate", "comm", own, end), ("update", "main", end, end + 0.1),
+            ]  # fmt: skip
             ranks[rank].append(split_line(100 + number, end + 0.15, *spans, start_s=3.0 * number))
     return ranks
 

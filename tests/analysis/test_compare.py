@@ -306,10 +306,9 @@ def test_what_one_side_alone_has_is_told_by_memory_format_and_augmentation(make_
     assert "(mlp, channels_last, augmentation standard, done)" in " ".join(told.split())
 
 
-@pytest.mark.parametrize(
-    ("text", "verdict", "more_than"),
-    [("slower > 5%", "slower", 0.05), ("slower", "slower", 0.0), ("faster>2.5 %", "faster", 0.025)],
-)
+@pytest.mark.parametrize(("text", "verdict", "more_than"), [
+    ("slower > 5%", "slower", 0.05), ("slower", "slower", 0.0), ("faster>2.5 %", "faster", 0.025),
+])  # fmt: skip
 def test_gate_is_read(text, verdict, more_than):
     gate = parse_gate(text)
     assert (gate.verdict, gate.more_than) == (verdict, pytest.approx(more_than))

@@ -184,11 +184,9 @@ class TestRecipe:
     def test_trainings_of_different_recipes_are_not_compared(self, study, key):
         study.add(["planned"], kind="convergence", **RECIPE)
         other = {
-            "learning_rate_rule": "sqrt",
-            "schedule": "cosine",
-            "augmentation": "none",
+            "learning_rate_rule": "sqrt", "schedule": "cosine", "augmentation": "none",
             "batch_norm": "replica",
-        }
+        }  # fmt: skip
         study.add(["planned"], kind="convergence", **{**RECIPE, key: other[key]})
         assert len(group_rows(rows_of(study))) == 2
 

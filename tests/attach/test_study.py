@@ -25,10 +25,8 @@ def _runs(tmp_path, monkeypatch, steps_s, **facts):
         ranks = made_switched(by_arm) if blocks else pair([by_arm[arm]] * 6)
         more = {
             "bucket_bytes": [2**20] * (1 if arm == "buckets_200" else 9),
-            "gradients": [[3]],
-            "host": "h",
-            **facts,
-        }
+            "gradients": [[3]], "host": "h", **facts,
+        }  # fmt: skip
         return Run(arm, [{**rank, **more} for rank in ranks], arms=arms)
 
     monkeypatch.setattr(study, "run_arm", run_arm)

@@ -286,10 +286,9 @@ def test_bad_input_is_one_message_and_exit_code_2(verified, call, arguments, mes
 
 
 class TestWorldSizes:
-    @pytest.mark.parametrize(
-        ("text", "sizes"),
-        [("4", [4]), ("1-3", [1, 2, 3]), ("8, 1-2,2", [1, 2, 8]), ("5-5", [5]), ("1 - 3", [1, 2, 3])],
-    )
+    @pytest.mark.parametrize(("text", "sizes"), [
+        ("4", [4]), ("1-3", [1, 2, 3]), ("8, 1-2,2", [1, 2, 8]), ("5-5", [5]), ("1 - 3", [1, 2, 3]),
+    ])  # fmt: skip
     def test_numbers_and_ranges_are_taken_together(self, text, sizes):
         assert parse_world_sizes(text) == sizes
 

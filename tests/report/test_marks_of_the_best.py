@@ -61,10 +61,9 @@ def test_group_without_answer_and_marks_has_no_key_to_them(study):
     assert ("Green" in table.statistic, list(table.remarks)) == (False, [])
 
 
-@pytest.mark.parametrize(
-    ("backward_s", "mark", "why"),
-    [(4e-3, "", None), (6e-3, " †", " (it slows the computation too)")],
-)
+@pytest.mark.parametrize(("backward_s", "mark", "why"), [
+    (4e-3, "", None), (6e-3, " †", " (it slows the computation too)"),
+])  # fmt: skip
 def test_exchange_that_the_difference_to_no_exchange_contradicts_is_marked(
     study, split_line, backward_s, mark, why
 ):

@@ -169,10 +169,8 @@ class TestFigure:
 
     def test_every_network_has_a_panel_with_diagonal_and_band(self):
         points = [
-            point("fcn-r", "ring", 10.0),
-            point("fcn-r", "tree", 1000.0),
-            point("resnet-56", "ring", 5.0),
-        ]
+            point("fcn-r", "ring", 10.0), point("fcn-r", "tree", 1000.0), point("resnet-56", "ring", 5.0),
+        ]  # fmt: skip
         axes = draw_predictions("title", points, aggregator_looks(["ring", "tree"])).axes
         assert [one.get_title(loc="left") for one in axes] == ["fcn-r", "resnet-56"]
         for one in axes:

@@ -224,10 +224,8 @@ def test_report_works_without_torch(study):
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(study.folder.path)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
     assert done.stdout == "1 report.html\n", done.stderr
 
 

@@ -70,10 +70,9 @@ def test_nothing_measured_is_said():
     assert (crossing({1: None}), crossing_text(None)) == (None, "not measured")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1.26, "1.3"), (8.0, "8"), (12.6, "13"), (126, "130"), (1264, "1,300"), (126_400, "130,000")],
-)
+@pytest.mark.parametrize(("value", "text"), [
+    (1.26, "1.3"), (8.0, "8"), (12.6, "13"), (126, "130"), (1264, "1,300"), (126_400, "130,000"),
+])  # fmt: skip
 def test_break_even_points_have_two_digits(value, text):
     assert rounded(value) == text
 
