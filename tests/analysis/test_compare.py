@@ -126,8 +126,7 @@ def test_launches_that_scatter_beyond_all_bounds_could_have_found_nothing(make_s
     sides = ([[[one] * 9 for one in (1e-6, own)]] for own in (1e3, 2e3))
     cells = ([(*runs, {"aggregator": name, "world_size": 2}) for name in ("ring", "tree")] for runs in sides)
     found = compared(*both(make_study, *cells))
-    assert changes(found) == (set(), set())
-    assert {found.detectable(cell) for cell in found.cells} == {None}
+    assert (changes(found), {found.detectable(cell) for cell in found.cells}) == ((set(), set()), {None})
 
 
 def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
@@ -164,8 +163,7 @@ def test_launches_that_took_turns_show_a_shift_of_all_cells_and_a_gate_fails_on_
     found = compared(drifting(make_study, generator, "x"), drifting(make_study, generator, other, 1.03))
     fails = bool(parse_gate("slower > 2%").failing_shifts(found))
     shown = found.is_paired, found.shifts[0].difference.is_significant, fails, "took turns" in printed(found)
-    assert shown == (is_paired,) * 4
-    assert parse_gate("faster > 2%").failing_shifts(found) == []
+    assert (shown, parse_gate("faster > 2%").failing_shifts(found)) == ((is_paired,) * 4, [])
     assert changes(found) == (set(), set()), "cells are called relative to it"
     assert text_of(changed_times(found.shifts[0])).startswith("all 9 timed cells on 2 workers take 1.03")
 

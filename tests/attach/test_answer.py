@@ -219,8 +219,7 @@ def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_othe
                 measured.add(launch, Run(arm, made))
         return [finding.kind for finding in findings(measured)]
 
-    assert runs(0.5) == ["long_steps", "exchange"]
-    assert runs(0.1) == ["exchange"]
+    assert (runs(0.5), runs(0.1)) == (["long_steps", "exchange"], ["exchange"])
 
 
 def _traced(step_s):
@@ -298,8 +297,7 @@ def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline():
             measured.add(launch, Run("clock", pair([0.1] * 6)))
             again = pair([again_s] * 6, bucket_bytes=[2**23])
             measured.add(launch, Run("buckets_200", again))
-        assert findings(measured)[0].kind == kind
-        assert to_confirm(measured) == []
+        assert (findings(measured)[0].kind, to_confirm(measured)) == (kind, [])
 
 
 def test_other_buckets_count_where_the_exchange_itself_is_not_certain():

@@ -96,8 +96,7 @@ def test_what_was_written_in_place_of_an_older_file_is_read_in_every_process(fol
     (folder.work / "link").unlink(missing_ok=True)
     assert folder.run(f"{writes}print({READS[read]}, os.path.getsize('meta'))") == "new 3"
     (folder.work / "link").unlink(missing_ok=True)
-    assert folder.run(f"print({READS[read]})") == "new"
-    assert folder.texts()["meta"] == "old"
+    assert (folder.run(f"print({READS[read]})"), folder.texts()["meta"]) == ("new", "old")
 
 
 WRITES = {
@@ -122,8 +121,7 @@ WRITES = {
 def test_an_older_file_stays_and_what_would_be_in_it_is_read(folder, write):
     folder.has(meta="old")
     call, expected = WRITES[write]
-    assert folder.run(f"{call}\nprint(open('meta').read())") == expected
-    assert folder.texts() == {"meta": "old"}
+    assert (folder.run(f"{call}\nprint(open('meta').read())"), folder.texts()) == (expected, {"meta": "old"})
 
 
 def test_a_new_file_where_an_older_one_was_not_removed_is_still_an_error(folder):

@@ -136,8 +136,7 @@ def test_what_is_saved_to_memory_is_no_save_and_what_is_saved_to_a_file_is_timed
     agent.done["update"] += 1
     log.close()  # one that stays open over steps is none
     numpy.save(guard.watch((tmp_path / "x.npy").open("wb")), numpy.ones(3))  # closed as it is forgotten
-    assert numpy.load(tmp_path / "x.npy").tolist() == [1, 1, 1]
-    assert len(agent.phases) == 3
+    assert (numpy.load(tmp_path / "x.npy").tolist(), len(agent.phases)) == ([1, 1, 1], 3)
     thread = threading.Thread(target=torch.save, args=({}, tmp_path / "background.pt"))
     agent.threads.add(threading.get_ident())
     thread.start()
@@ -219,8 +218,7 @@ def test_a_closure_is_no_part_of_an_optimizers_step(agent, monkeypatch, by_name)
     arguments, options = hooks[0](optimizer, *given)
     assert agent.updates == {id(optimizer): 1.0}
     closure = options["closure"] if by_name else arguments[1]
-    assert closure() == 7
-    assert agent.updates == {id(optimizer): 5.0}
+    assert (closure(), agent.updates) == (7, {id(optimizer): 5.0})
     assert agent.facts["has_closure"]
 
 

@@ -113,8 +113,7 @@ def test_wrong_override_says_what_is_allowed(call, study):
 def test_plan_lists_cells_launches_and_an_estimate(call, study):
     code, out, _ = call("plan", study, "--json", "repeats=3")
     plan = json.loads(out)
-    assert code == 0
-    assert len(plan["cells"]) == 5
+    assert (code, len(plan["cells"])) == (0, 5)
     assert [cell["world_size"] for cell in plan["cells"] if cell["aa_replicate"]] == [2], (
         "the A/A pair's second cell"
     )
@@ -134,8 +133,7 @@ def test_texts_fit_eighty_columns(call, words):
 def test_list_gives_json_with_whole_names(call):
     code, out, _ = call("list", "models", "--json")
     entries = {entry["name"]: entry for entry in json.loads(out)}
-    assert code == 0
-    assert entries["fcn-r"]["num_parameters"] == 14_205_962
+    assert (code, entries["fcn-r"]["num_parameters"]) == (0, 14_205_962)
     assert set(entries["fcn-r"]) >= {"name", "num_parameters", "dataset", "source"}
     for kind in ("studies", "aggregators", "datasets"):
         assert call("list", kind)[0] == 0

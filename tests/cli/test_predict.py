@@ -214,8 +214,7 @@ def test_plan_writes_a_study_of_the_same_cells(call, study, results, tmp_path):
     assert code == 0
     kept = {one["cell_id"] for one in json.loads(out) if one["measure"]}
     found = resolve(load_study(str(path)), AvailableMachine(4, 64))
-    assert {cell.id for cell in found.trained} == kept
-    assert yaml.safe_load(path.read_text())["name"] == "small"
+    assert ({cell.id for cell in found.trained}, yaml.safe_load(path.read_text())["name"]) == (kept, "small")
 
 
 @pytest.mark.parametrize("budget", ["10", "m", "ten minutes"])

@@ -72,8 +72,7 @@ class TestWhatItSays:
     def test_replicas_agree_and_bytes_are_the_formulas(self, name):
         sheet = make_sheet(create(name))
         assert sheet.replicas_agree
-        assert sheet.replicas_off_by == 0
-        assert sheet.formula_bytes == sheet.metered_bytes
+        assert (sheet.replicas_off_by, sheet.formula_bytes) == (0, sheet.metered_bytes)
         assert sheet.exact_bytes == 2 * 3 * 4 * (64 * 64 + 100) // 4
         assert sheet.encode_s > 0
         assert sheet.decode_s > 0

@@ -120,14 +120,12 @@ def test_failed_run_is_tried_again_with_its_partner(scaling, code, tmp_path):
     needed = tmp_path / "needed"
     against = ("--against", f"env:NEEDED={needed}")
     first = scaling.run_here(*against)
-    assert first.returncode == 1
-    assert states(scaling) == [["done"], ["failed"]]
+    assert (first.returncode, states(scaling)) == (1, [["done"], ["failed"]])
     assert f"there is no {needed}" in first.stderr
     os.mkdir(needed)
     second = scaling.run_here(*against, "--retry-failed")
     assert second.returncode == 0, second.stderr
-    assert states(scaling) == [["done"], ["done"]]
-    assert len(list(scaling.out.glob("a/runs/*/0/attempt-1"))) == 1
+    assert (states(scaling), len(list(scaling.out.glob("a/runs/*/0/attempt-1")))) == ([["done"], ["done"]], 1)
 
 
 def test_environment_that_cannot_run_the_study_is_named_before_anything_is_measured(scaling, code, tmp_path):

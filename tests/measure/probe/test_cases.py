@@ -38,8 +38,7 @@ class TestCases:
         for operation in ("h2d", "d2h", "h2d_d2h"):
             pinned = [case.ranks for case in found if case.operation == operation and case.memory == "pinned"]
             assert pinned == [(0,), (1,), (2,), (3,), (0, 1, 2, 3)]
-        assert operations(found)["peer_copy"] == 4 * 3
-        assert operations(found)["send"] == 6
+        assert (operations(found)["peer_copy"], operations(found)["send"]) == (4 * 3, 6)
         assert {case.captured for case in found if case.operation == "all_reduce"} == {False, True}
 
     @pytest.mark.parametrize(("on_gpus", "ranks"), [(True, [(0,), (1,)]), (False, [(0, 1)])])
@@ -101,8 +100,7 @@ class TestCases:
 
     def test_no_case_is_there_twice_and_sizes_ascend(self):
         found = cases(3, on_gpus=True, peer_copies=True)
-        assert len(set(found)) == len(found)
-        assert len({case.describe() for case in found}) == len(found)
+        assert (len(set(found)), len({case.describe() for case in found})) == (len(found), len(found))
         for case in found:
             assert list(case.sizes_bytes) == sorted(set(case.sizes_bytes))
             assert all(size % 4 == 0 for size in case.sizes_bytes)
@@ -111,8 +109,7 @@ class TestCases:
 class TestHowOften:
     def test_short_operations_are_repeated_in_a_sample_and_long_ones_not(self):
         assert repeats_for(0.0) == repeats_for(1e-9) == MAX_REPEATS
-        assert repeats_for(1e-3) == 2
-        assert repeats_for(1.0) == 1
+        assert (repeats_for(1e-3), repeats_for(1.0)) == (2, 1)
 
     def test_number_of_samples_follows_the_time_within_bounds(self):
         assert num_samples_for(left_s=1.0, sizes_left=5, sample_s=0.019) == 10

@@ -75,8 +75,7 @@ def test_what_was_not_measured_stays():
 def test_a_link_that_is_off_gets_a_type_of_its_own():
     topology, _ = imported(nvbandwidth(case(DOWN, [50.0, 50.0, 50.0, 20.0]), case(UP, [52.0] * 4)))
     found = bandwidths(topology, "pcie")
-    assert found["cpu0-gpu3"] == (20.0, 52.0)
-    assert found["cpu0-gpu0"] == (50.0, 52.0)
+    assert (found["cpu0-gpu3"], found["cpu0-gpu0"]) == ((20.0, 52.0), (50.0, 52.0))
 
 
 def test_link_that_two_gpus_share_has_what_the_faster_gets():

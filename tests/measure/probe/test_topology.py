@@ -102,8 +102,7 @@ class TestFourGpus:
         ],
     )
     def test_links_are_as_fast_as_copies_over_them(self, box, id_, there, back):
-        assert bandwidths(box[0], id_) == close((there, back))
-        assert link(box[0], "gpu1-nvswitch0").count == 18
+        assert (bandwidths(box[0], id_), link(box[0], "gpu1-nvswitch0").count) == (close((there, back)), 18)
 
     def test_memory_and_sums_of_gpus_and_of_the_host(self, box):
         found = box[0].machine.by_id
