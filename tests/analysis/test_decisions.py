@@ -32,11 +32,8 @@ def test_interval_is_never_below_zero_and_one_launch_has_none():
     assert 0 < low < 1 < high
     alone = Difference(1.0, None, None)
     assert (alone.interval, alone.p_value, alone.detectable(), alone.is_significant) == (
-        None,
-        None,
-        None,
-        False,
-    )
+        None, None, None, False,
+    )  # fmt: skip
 
 
 def test_holms_correction():

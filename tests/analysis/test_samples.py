@@ -38,11 +38,8 @@ def test_old_line_is_both_unprofiled_and_profiled_with_its_phases_one_after_the_
     assert launch.step_s.tolist() == [1.0]
     ((budget,),) = launch.budgets
     assert {name: seconds for name, seconds in budget.parts_s.items() if seconds} == {
-        "forward": 0.25,
-        "backward": 0.5,
-        "exposed_comm": 0.125,
-        "unattributed": 0.125,
-    }
+        "forward": 0.25, "backward": 0.5, "exposed_comm": 0.125, "unattributed": 0.125,
+    }  # fmt: skip
     assert (budget.hidden_comm_s, budget.arrived_after_first_s) == (0.0, None)
 
 

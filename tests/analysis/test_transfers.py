@@ -232,20 +232,13 @@ class TestPeople:
         (group,) = transfer_groups(results)
         found = {line.label: line for line in bandwidth_lines(group, ("h2d", "all_reduce"))}
         assert set(found) == {
-            *(
-                "h2d pinned, 2 alone",
-                "h2d pinned, 2 at once",
-                "h2d pageable, 2 alone",
-                "h2d pageable, 2 at once",
-            ),
-            *(
-                f"h2d {memory}, host-only, 2 {who}"
-                for memory in ("pinned", "pageable")
-                for who in ("alone", "at once")
-            ),
+            *("h2d pinned, 2 alone", "h2d pinned, 2 at once", "h2d pageable, 2 alone",
+             "h2d pageable, 2 at once"),
+            *(f"h2d {memory}, host-only, 2 {who}" for memory in ("pinned", "pageable") for who in ("alone",
+             "at once")),
             *("all-reduce, 2 at once", "all-reduce, captured, 2 at once"),
             *("all-reduce, host-only, 2 at once", "all-reduce, captured, host-only, 2 at once"),
-        }
+        }  # fmt: skip
         line = found["all-reduce, captured, host-only, 2 at once"]
         assert line.sizes_bytes[-1] == 1024 * MIB
         assert math.isclose(line.busbw[-1], 20.0, rel_tol=0.01)
@@ -256,11 +249,8 @@ class TestPeople:
         assert "no luck" in write_report(study.folder).page.read_text()
         (row,) = status_table(study.folder)
         assert (row["kind"], row["state"], row["reason"], row["aggregator"]) == (
-            "transfer",
-            "failed",
-            "no luck",
-            None,
-        )
+            "transfer", "failed", "no luck", None,
+        )  # fmt: skip
         assert not (study.folder.path / "transfers.csv").exists()
 
 

@@ -161,12 +161,8 @@ def test_noisy_study_is_measured_again_in_another_folder(study):
     one = replace(found, values={**found.values, "confidence": "workers_open", "is_noisy": True})
     path = study.folder.path
     assert shlex.split(next_run(one, study.folder).command) == [
-        "scaling",
-        "run",
-        f"{path}/study.yaml",
-        "--out",
-        f"{path}-again",
-    ]
+        "scaling", "run", f"{path}/study.yaml", "--out", f"{path}-again",
+    ]  # fmt: skip
 
 
 def test_ties_of_one_aggregator_are_named_by_what_differs(study):

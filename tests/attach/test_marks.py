@@ -22,13 +22,8 @@ def test_an_evaluation_is_a_part_of_its_own():
     (step,) = steps_of(rank)
     spans = {name: round(stop - start, 6) for name, start, stop in step.spans}
     assert spans == {
-        "evaluation": 0.4,
-        "input": 0.1,
-        "forward": 0.2,
-        "backward": 0.1,
-        "gradients": 0.0,
-        "update": 0.1,
-    }
+        "evaluation": 0.4, "input": 0.1, "forward": 0.2, "backward": 0.1, "gradients": 0.0, "update": 0.1,
+    }  # fmt: skip
 
 
 def test_what_is_marked_between_is_no_part_of_other_phases():

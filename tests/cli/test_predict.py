@@ -109,11 +109,8 @@ def test_without_results_there_is_communication_alone(call, study):
     rows = predicted(call, study, "--topology", "hgx-h200-4", "--world-sizes", "4")
     assert all(row["iteration_s"] is None and row["compute_s"] is None for row in rows)
     assert {row["aggregator"]: row["exchange_s"] > 0 for row in rows} == {
-        "none": False,
-        "all_reduce": True,
-        "ring": True,
-        "host_serial": True,
-    }
+        "none": False, "all_reduce": True, "ring": True, "host_serial": True,
+    }  # fmt: skip
 
 
 def test_sizes_that_cannot_be_are_told_and_the_others_predicted(call, study):

@@ -49,26 +49,14 @@ def filled(study, split_line):
 def test_lines_are_of_parts_that_occur_then_the_sum_and_what_is_beside_it(filled):
     budgets = budget_table(groups_of(filled)[0])
     assert budgets.headings[2:] == [
-        *(
-            "forward",
-            "backward",
-            "exposed comm.",
-            "wait",
-            "unattributed",
-            "= profiled step",
-            "step",
-            "hidden comm.",
-        ),
+        *("forward", "backward", "exposed comm.", "wait", "unattributed", "= profiled step", "step",
+         "hidden comm."),
         *("profiling overhead", "skew"),
         *("exchange, by its spans", "exchange, vs. no exchange", "do both agree?"),
-    ]
+    ]  # fmt: skip
     assert [row[:2] for row in budgets.rows[:3]] == [["none", "2"], ["none", "4"], ["all_reduce", "2"]]
     ring = dict(zip(budgets.headings, budgets.rows[4], strict=True))
-    assert (ring["forward"], ring["exposed comm."], ring["= profiled step"]) == (
-        "1.000",
-        "2.000",
-        "6.000",
-    )
+    assert (ring["forward"], ring["exposed comm."], ring["= profiled step"]) == ("1.000", "2.000", "6.000")
     assert (ring["hidden comm."], ring["do both agree?"]) == ("1.000", "yes")
     assert ring["exchange, by its spans"] == ring["exchange, vs. no exchange"] == "2.000"
 
