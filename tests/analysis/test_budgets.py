@@ -70,8 +70,7 @@ def test_columns_sum_to_the_split_iteration(study, split_line):
 def test_parts_that_the_cell_never_had_do_not_exist(study, split_line):
     study.add_split([[1.0]], [[split_line(1, 1.0, ("forward", "main", 0.0, 0.5))]])
     row = row_of(study)
-    existing = {name for name in BUDGET_COLUMNS if row[name] is not None}
-    assert existing == {"forward_s", "unattributed_s"}
+    assert {name for name in BUDGET_COLUMNS if row[name] is not None} == {"forward_s", "unattributed_s"}
     assert (row["exchange_overhead_s"], row["skew_s"]) == (None, None)
 
 
@@ -116,8 +115,7 @@ def test_straggler_makes_the_others_wait_and_shows_as_skew(study, split_line):
         for late_s in late
     ]
     study.add_split([[1.5]], ranks, aggregator="ring")
-    table = step_table(read_cells(study.folder))
-    waits = table.groupby("rank")["wait_s"].mean()
+    waits = step_table(read_cells(study.folder)).groupby("rank")["wait_s"].mean()
     assert waits.tolist() == pytest.approx([0.3, 0.3, 0.0, 0.3])
     row = row_of(study)
     assert row["skew_s"] == pytest.approx(0.3)

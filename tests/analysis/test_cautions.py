@@ -174,8 +174,7 @@ def test_timed_iterations_of_data_in_host_memory_are_not_warned_of(study, split_
 
 def test_warnings_of_a_group_are_a_text_a_kind_and_many_are_counted(study, split_line):
     for index in range(6):
-        share = 0.90 - 0.01 * index
-        lines = [[split_line(1, 1.0, ("forward", "main", 0.0, share))]]
+        lines = [[split_line(1, 1.0, ("forward", "main", 0.0, 0.90 - 0.01 * index))]]
         study.add_split([[1.0]], lines, aggregator=f"a{index}")
     (group,) = group_rows(to_rows(summary_table(study.folder)))
     (text,) = warnings_of(group, most=2)

@@ -220,8 +220,7 @@ def test_more_launches_find_smaller_differences(make_study):
     smallest = []
     for count in (2, 3, 5, 9):
         generator = np.random.default_rng(8)
-        studies = [noisy(make_study, generator, num_launches=count, pairs=True) for _ in range(2)]
-        found = compared(*studies)
+        found = compared(*[noisy(make_study, generator, num_launches=count, pairs=True) for _ in range(2)])
         smallest.append(np.median([found.detectable(cell) for cell in found.cells]))
     assert sorted(smallest, reverse=True) == smallest
 

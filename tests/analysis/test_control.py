@@ -38,8 +38,7 @@ def by_difference(study, cell_id):
 def test_difference_is_to_the_cell_that_is_the_same_in_all_but_the_aggregator(study, step_s, difference_s):
     study.add_steps([[1.0]], world_size=2)
     study.add_steps([[9.0]], world_size=4)
-    ring = study.add_steps([[step_s]], aggregator="ring", world_size=2)
-    assert by_difference(study, ring) == difference_s
+    assert by_difference(study, study.add_steps([[step_s]], aggregator="ring", world_size=2)) == difference_s
 
 
 @pytest.mark.parametrize("other", [
@@ -49,8 +48,7 @@ def test_difference_is_to_the_cell_that_is_the_same_in_all_but_the_aggregator(st
 ], ids=str)  # fmt: skip
 def test_cell_that_differs_in_more_is_no_control_arm(study, other):
     study.add_steps([[1.0]], **{"world_size": 2, **other})
-    ring = study.add_steps([[1.25]], aggregator="ring", world_size=2)
-    assert by_difference(study, ring) is None
+    assert by_difference(study, study.add_steps([[1.25]], aggregator="ring", world_size=2)) is None
 
 
 def test_overlapped_arm_is_controlled_on_its_path_at_its_bucket_size(study):
@@ -118,8 +116,7 @@ class TestCheck:
             assert exposed_check(cell, row(), Difference(0.0, 0.001, 9.0), dict) is None
 
     def test_phase_that_the_launches_do_not_show_is_no_cause(self):
-        slowed = arm(1.0e-3, 1.4e-3, backward_s=5.31e-3)
-        text = checked(slowed, row(backward_s=5.0e-3), differing_s={})
+        text = checked(arm(1.0e-3, 1.4e-3, backward_s=5.31e-3), row(backward_s=5.0e-3), differing_s={})
         assert text.endswith("not explained")
 
     def test_negative_difference_does_not_agree_with_a_positive_time(self):

@@ -56,8 +56,7 @@ def test_same_within_a_ratio_needs_the_whole_interval_in_it():
 
 
 def test_detectable_is_where_a_difference_begins_to_be_found():
-    found = Difference(0.0, 0.02, 8.0)
-    smallest = math.log(found.detectable(0.01))
+    smallest = math.log(Difference(0.0, 0.02, 8.0).detectable(0.01))
     for factor, is_found in ((1.001, True), (0.999, False)):
         assert (Difference(factor * smallest, 0.02, 8.0).p_value < 0.01) == is_found
 

@@ -177,8 +177,7 @@ def test_a_codec_pays_off_where_its_step_was_shorter(timed, codec_ms, step_ms, w
 
 
 def test_one_launch_does_not_show_that_a_codec_pays_off(timed):
-    said = "seen in one launch: it is not shown to pay off"
-    assert said in text_of(codec_beside(timed, launches=1))
+    assert "seen in one launch: it is not shown to pay off" in text_of(codec_beside(timed, launches=1))
 
 
 @pytest.mark.parametrize(("exact_ms", "is_compared"), [(6, False), (12, True)])
@@ -227,8 +226,7 @@ def test_slower_exchanges_that_were_measured_are_not_proposed(timed, measured, t
 
 
 def test_the_next_experiment_of_an_augmented_step_is_without_it(timed):
-    work = spans(input=5, forward=5)
-    cell = timed.add(steps(10), spans=work, device="cuda", augmentation="standard")
+    cell = timed.add(steps(10), spans=spans(input=5, forward=5), device="cuda", augmentation="standard")
     assert advice(timed, cell) == "try augmentation=none; or try input_placement=pinned"
 
 
@@ -251,8 +249,7 @@ def test_more_threads_than_cores_come_first_on_a_cpu(timed):
 
 def test_doubts_follow_the_limits(timed):
     timed.add(steps(10), spans=spans(forward=10))
-    launches = [[0.02] * 9, [0.03] * 9]
-    cell = timed.add(launches, spans=spans(forward=15), aggregator="ring", world_size=2)
+    cell = timed.add([[0.02] * 9, [0.03] * 9], spans=spans(forward=15), aggregator="ring", world_size=2)
     found = timed.explained()[cell]
     assert [is_limit(one) for one in found] == sorted(map(is_limit, found), reverse=True)
     assert {"no_speedup", "scatter"} <= {one.kind for one in found}

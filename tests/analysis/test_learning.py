@@ -92,8 +92,7 @@ class TestSeeds:
         (merged,) = over_seeds(group.rows)
         assert (merged["repeats"], merged["seed"]) == (3, None)
         assert merged["final_test_accuracy"] == pytest.approx(0.93)
-        cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-        (line,) = training_lines(group, cells)
+        (line,) = training_lines(group, {cell.cell_id: cell for cell in read_cells(study.folder)})
         assert (line.test_accuracy, line.ranges["test_accuracy"]) == ([0.5, 0.92], ([0.5, 0.90], [0.5, 0.97]))
 
     def test_one_seed_has_a_mean_and_no_spread(self, study, epochs):
@@ -193,8 +192,7 @@ class TestRecipe:
 
 def test_table_of_epochs_has_a_row_an_epoch_and_repeat(study, epochs):
     study.add([[epochs([0.5, 0.9])], [epochs([0.6, 0.8], train_j=3.0)]], kind="convergence", seed=4)
-    written = table_csv(epoch_table(read_cells(study.folder)))
-    rows = list(csv.DictReader(io.StringIO(written)))
+    rows = list(csv.DictReader(io.StringIO(table_csv(epoch_table(read_cells(study.folder))))))
     assert [(row["repeat"], row["epoch"]) for row in rows] == [("0", "1"), ("0", "2"), ("1", "1"), ("1", "2")]
     assert {row["seed"] for row in rows} == {"4"}
     assert [row["samples"] for row in rows[:2]] == [str(STEPS * BATCH), str(2 * STEPS * BATCH)]

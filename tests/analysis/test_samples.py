@@ -45,8 +45,7 @@ def test_old_line_is_both_unprofiled_and_profiled_with_its_phases_one_after_the_
 
 @pytest.mark.parametrize("cell", [{"step": "captured"}, {}], ids=str)
 def test_old_line_without_marks_inside_the_step_tells_no_phase(study, line, cell):
-    phases = {"input_s": 0.1} if cell else {}
-    study.add([[[line(0, 1.0, **phases)]]], **cell)
+    study.add([[[line(0, 1.0, **{"input_s": 0.1} if cell else {})]]], **cell)
     assert launch_of(study).profiled_steps == []
 
 
@@ -88,8 +87,7 @@ def test_split_line_without_spans_is_an_error(study, line, split_line):
 
 def test_split_steps_of_ranks_that_differ_are_an_error(study, line, split_line):
     one = [line(0, 1.0, profiled=False), split_line(1, 1.0, FORWARD)]
-    other = [line(0, 1.0, profiled=False), split_line(2, 1.0, FORWARD)]
-    study.add([[one, other]], world_size=2)
+    study.add([[one, [line(0, 1.0, profiled=False), split_line(2, 1.0, FORWARD)]]], world_size=2)
     with pytest.raises(StoreError, match="ranks 0 and 1 recorded different iterations"):
         read_cells(study.folder)
 

@@ -23,8 +23,7 @@ def test_steps_are_of_the_slowest_rank_aligned_by_iteration_without_warm_up(stud
     rank_1 = [line(3, 4.0), line(1, 2.0), line(2, 1.0), line(0, 9.0, warmup=True)]
     study.add([[rank_0, rank_1]], aggregator="ring", world_size=2)
 
-    launch = read_cells(study.folder)[0].launches[0]
-    assert launch.step_s.tolist() == [2.0, 5.0, 4.0]
+    assert read_cells(study.folder)[0].launches[0].step_s.tolist() == [2.0, 5.0, 4.0]
     (row,) = rows_of(study)
     assert (row["typical_iteration_s"], row["iterations"]) == (4.0, 3)
     assert (row["iteration_s"], row["samples_per_s"]) == (pytest.approx(11 / 3), pytest.approx(64 * 3 / 11))
@@ -54,8 +53,7 @@ def matrix_rate(flops_per_s, size=4096):
 
 
 def test_mfu_is_model_flops_over_those_of_all_workers_matrix_products(study, line):
-    rates = [matrix_rate(60.0), matrix_rate(100.0, 8192)]
-    summary = {"model_flops": 320, "matrix_rate": rates}
+    summary = {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), matrix_rate(100.0, 8192)]}
     study.add([[[line(0, 4.0)]] * 2] * 2, summary=summary, world_size=2)
     (row,) = rows_of(study)
     assert row["flops_per_s_per_worker"] == 40.0
@@ -101,15 +99,13 @@ def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
 
 def test_budget_is_that_of_the_slowest_rank_where_nobody_waits(study, line):
     rank_0 = [line(i, 1.0, forward_s=0.1) for i in range(3)]
-    rank_1 = [line(i, 2.0, forward_s=0.5) for i in range(3)]
-    study.add([[rank_0, rank_1]], aggregator="none", world_size=2)
+    study.add([[rank_0, [line(i, 2.0, forward_s=0.5) for i in range(3)]]], aggregator="none", world_size=2)
     (row,) = rows_of(study)
     assert (row["forward_s"], row["unattributed_s"], row["exchange_overhead_s"]) == (0.5, 1.5, None)
 
 
 def test_phase_absent_in_an_iteration_counts_as_zero_only_if_the_cell_has_it(study, line):
-    lines = [line(0, 1.0, reduce_s=0.3), line(1, 1.0, input_s=0.3), line(2, 1.0, input_s=0.6)]
-    study.add([[lines]])
+    study.add([[[line(0, 1.0, reduce_s=0.3), line(1, 1.0, input_s=0.3), line(2, 1.0, input_s=0.6)]]])
     (row,) = rows_of(study)
     assert (row["reduce_s"], row["input_s"]) == pytest.approx((0.1, 0.3))
     assert row["encode_s"] is None
@@ -324,8 +320,7 @@ def test_damaged_samples_of_a_done_run_are_an_error_that_names_the_run(study, ra
 
 
 def test_missing_cell_variable_is_an_error(study):
-    cell_id = study.add(["planned"])
-    path = study.folder.path / "runs" / cell_id / "0" / "run.json"
+    path = study.folder.path / "runs" / study.add(["planned"]) / "0" / "run.json"
     record = json.loads(path.read_text())
     del record["cell"]["world_size"]
     path.write_text(json.dumps(record))

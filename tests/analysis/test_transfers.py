@@ -217,8 +217,7 @@ class TestPeople:
         (group,) = transfer_groups(results)
         lines = bandwidth_lines(group, ("peer_copy", "send", "swap", "shift", "all_reduce", "h2d"))
         standing = standing_out(lines)
-        operations = {line.what.operation for line in standing}
-        assert len(operations) <= 3
+        assert len({line.what.operation for line in standing}) <= 3
         assert len(standing) == len({(line.what.operation, line.host_only) for line in standing}) <= 6
         for line in standing:
             same = [

@@ -253,8 +253,7 @@ def test_several_answers_are_rows_and_the_first_has_the_sentence(study):
     for model, step_s in (("m0", 0.6), ("m1", 0.5)):
         add(study, "none", 1, 1.0, model=model)
         add(study, "all_reduce", 2, step_s, model=model)
-    found = answers(study)
-    answer = answer_of(found, "scaling run DIR --next 1", ["Of 4 cells, 1 failed."])
+    answer = answer_of(answers(study), "scaling run DIR --next 1", ["Of 4 cells, 1 failed."])
     assert answer.sentence.startswith("m0 on synthetic: Use 2 workers: 1.67 times as fast as one.")
     assert answer.details[0] == "Of 4 cells, 1 failed."
     assert not any("m1" in line for line in answer.lines)

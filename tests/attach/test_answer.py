@@ -138,8 +138,7 @@ def test_collectives_of_the_scripts_own_hide_no_slow_rank():
 def test_steps_of_another_kind_are_said_with_what_they_are():
     measured = made_runs(EVEN)
     for launch in range(3):
-        kinds = [ONE_STEP, ONE_STEP, ONE_STEP, (1, 1, 1, 1)] * 2
-        ranks = pair([0.1, 0.1, 0.1, 0.3] * 2, kinds)
+        ranks = pair([0.1, 0.1, 0.1, 0.3] * 2, [ONE_STEP, ONE_STEP, ONE_STEP, (1, 1, 1, 1)] * 2)
         for rank in ranks:
             rank["phases"] += [
                 ("evaluation", s, s + 0.2) for s in (rank["step_s"][0][3], rank["step_s"][0][7])
@@ -215,8 +214,7 @@ def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_othe
         measured = Measured()
         for launch in range(2):
             for arm, step_s in (("baseline", 0.1), ("aa", 0.1001), ("no_exchange", 0.08)):
-                made = pair([step_s] * 5 + [last_s])
-                measured.add(launch, Run(arm, made))
+                measured.add(launch, Run(arm, pair([step_s] * 5 + [last_s])))
         return [finding.kind for finding in findings(measured)]
 
     assert (runs(0.5), runs(0.1)) == (["long_steps", "exchange"], ["exchange"])
@@ -252,8 +250,7 @@ def test_a_gpu_that_waits_for_input_is_not_called_idle_for_want_of_kernels():
 
 
 def test_on_a_gpu_a_slow_rank_shows_where_the_scripts_own_collectives_are_timed():
-    even = {**EVEN, "no_exchange": (0.1, 0.1)}
-    measured = made_runs(even)
+    measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1)})
     for launch in (0, 3, 4):
         ranks = pair([0.1] * 6)
         for start_s in ranks[0]["step_s"][0][:-1]:  # rank 0 waits for the other
@@ -289,14 +286,12 @@ def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline():
     steps = {**EVEN, "no_exchange": (0.05, 0.05)}
     for again_s, kind in ((0.07, "buckets"), (0.099, "exchange")):
         measured = made_runs(steps)
-        other = pair([0.07] * 6, bucket_bytes=[2**23])
-        measured.add(0, Run("buckets_200", other))
+        measured.add(0, Run("buckets_200", pair([0.07] * 6, bucket_bytes=[2**23])))
         assert [found.kind for found in findings(measured)] == ["exchange"]
         assert to_confirm(measured) == ["buckets_200"]
         for launch in (3, 4):
             measured.add(launch, Run("clock", pair([0.1] * 6)))
-            again = pair([again_s] * 6, bucket_bytes=[2**23])
-            measured.add(launch, Run("buckets_200", again))
+            measured.add(launch, Run("buckets_200", pair([again_s] * 6, bucket_bytes=[2**23])))
         assert (findings(measured)[0].kind, to_confirm(measured)) == (kind, [])
 
 
@@ -388,8 +383,7 @@ def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_
 def test_the_first_step_of_a_block_is_in_no_arm():
     ranks = made_switched({"baseline": 0.1, "no_exchange": 0.05})
     for rank in ranks:
-        first = [at for at, label in enumerate(rank["labels"]) if label[2] == 0 and label[1] >= 0]
-        for at in first:
+        for at in [at for at, label in enumerate(rank["labels"]) if label[2] == 0 and label[1] >= 0]:
             rank["step_s"][0] = [
                 s + (0.5 if number >= at else 0.0) for number, s in enumerate(rank["step_s"][0])
             ]

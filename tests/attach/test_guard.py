@@ -126,10 +126,8 @@ def test_an_older_file_stays_and_what_would_be_in_it_is_read(folder, write):
 
 def test_a_new_file_where_an_older_one_was_not_removed_is_still_an_error(folder):
     folder.has(meta="old")
-    makes = ("open('meta', 'x')", "os.mkdir('meta')", "os.symlink('a', 'meta')", "os.open('meta', 194)")
-    for make in makes:
-        code = f"try: {make}\nexcept FileExistsError: print('raised')"
-        assert folder.run(code) == "raised"
+    for make in ("open('meta', 'x')", "os.mkdir('meta')", "os.symlink('a', 'meta')", "os.open('meta', 194)"):
+        assert folder.run(f"try: {make}\nexcept FileExistsError: print('raised')") == "raised"
 
 
 def test_ranks_that_append_at_once_have_one_copy(folder):

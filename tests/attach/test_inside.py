@@ -198,8 +198,7 @@ def test_a_module_that_was_looked_up_before_is_still_noticed(tmp_path, monkeypat
 
 
 def test_a_spared_file_whose_name_is_no_utf8_is_named(tmp_path):
-    record = {**made_rank(0, [0.1] * 6), "world_size": 1, "pid": 1}
-    (tmp_path / "rank0.json").write_text(json.dumps(record))
+    (tmp_path / "rank0.json").write_text(json.dumps({**made_rank(0, [0.1] * 6), "world_size": 1, "pid": 1}))
     (tmp_path / "kept-1").write_bytes(b"/mine/\xff.pt\n/mine/last.pt\n")
     run = _read("clock", tmp_path, 0, 6, 10.0)
     assert run.ranks[0]["kept"] == ["/mine/last.pt", "/mine/\N{REPLACEMENT CHARACTER}.pt"]
@@ -253,10 +252,8 @@ def test_anomaly_detection_is_off_in_its_arm_alone_and_else_as_the_script_wants(
 
 
 def test_rounds_go_on_until_an_epoch_has_ended(tmp_path):
-    order = {"arms": ["baseline", "aa"], "out": str(tmp_path), "until_epoch": True}
-    rounds = plan.Plan(order)
-    places = [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(1, 100)]
-    assert "stop" not in places
+    rounds = plan.Plan({"arms": ["baseline", "aa"], "out": str(tmp_path), "until_epoch": True})
+    assert "stop" not in [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(1, 100)]
     rounds.waits_for_epoch = False
     assert "stop" in [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(100, 120)]
 

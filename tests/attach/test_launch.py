@@ -42,8 +42,7 @@ def test_ranks_in_sessions_of_their_own_that_ignore_sigterm_are_ended(
     made_up = SimpleNamespace(monotonic=lambda: float(expected is None and is_ready()), sleep=time.sleep)
     monkeypatch.setattr(launch, "time", made_up)  # the deadline comes once the rank is there
     wanted = {"out": str(tmp_path), "deadline_s": 0.5, "began_s": 0.0}
-    code = start_and_wait([sys.executable, "-c", launcher], wanted, log, tmp_path, {})
-    assert code == expected
+    assert start_and_wait([sys.executable, "-c", launcher], wanted, log, tmp_path, {}) == expected
     assert (tmp_path / "ready").exists()
     pid = int(log.read_text())
     wait_until(lambda: not _runs(pid))

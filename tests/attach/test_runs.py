@@ -191,8 +191,7 @@ def writer(tmp_path_factory):
     (work / "links" / "latest").symlink_to(folder, target_is_directory=True)
     (folder / "h5py.py").write_text(H5PY)
     first = PLAIN.replace("dist.init_process_group", f"exec({PAST_PYTHON!r})\ndist.init_process_group")
-    script = f"import shutil\n{first}{ATOMIC}{ROTATES}"
-    return run_as("baseline", folder, script, command=ranks(1)), folder
+    return run_as("baseline", folder, f"import shutil\n{first}{ATOMIC}{ROTATES}", command=ranks(1)), folder
 
 
 def _before(name):

@@ -37,8 +37,7 @@ def _runs(tmp_path, monkeypatch, steps_s, **facts):
 
 
 def test_runs_that_can_tell_nothing_are_left_out(tmp_path, monkeypatch):
-    quick_input = [("input", 0.0, 0.001)]
-    ran, lines = _runs(tmp_path, monkeypatch, {"no_exchange": 0.098}, phases=quick_input)
+    ran, lines = _runs(tmp_path, monkeypatch, {"no_exchange": 0.098}, phases=[("input", 0.0, 0.001)])
     once = {"timed": 1, "clock": 1, "one_worker": 1}
     assert ran == {"baseline": 2, "aa": 2, "no_exchange": 2, "cached_input": 2, **once}
     text = "\n".join(lines)

@@ -47,8 +47,7 @@ def results(tmp_path, study):
 
 
 def predicted(call, *arguments):
-    out = call.printed("predict", *arguments, "--json")
-    return json.loads(out)
+    return json.loads(call.printed("predict", *arguments, "--json"))
 
 
 def test_json_is_an_array_with_one_simulated_object_a_cell(call, study, results):
@@ -193,8 +192,7 @@ def test_plan_keeps_baselines_and_leaves_what_cannot_win(call, study, results, t
     assert code == 0
     verdicts = json.loads(out)
     assert len(verdicts) == 12
-    kept = [one["cell"] for one in verdicts if one["measure"]]
-    assert sum(", none," in cell for cell in kept) == 3
+    assert sum(", none," in cell for cell in [one["cell"] for one in verdicts if one["measure"]]) == 3
     assert all(one["reason"] for one in verdicts)
 
 

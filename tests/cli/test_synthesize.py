@@ -12,8 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_user_finds_it(call):
-    out = call.printed("--help")
-    assert re.search(r"synthesize\s.*Make a schedule for a machine's links", out)
+    assert re.search(r"synthesize\s.*Make a schedule for a machine's links", call.printed("--help"))
 
 
 def test_it_says_what_it_made_beside_which_others_and_that_the_bound_is_met(call):

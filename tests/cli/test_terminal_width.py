@@ -5,7 +5,6 @@ import pytest
 from scaling.store import ResultsFolder
 from topologies.schema import shipped
 
-WIDTH = 80
 FOLDED = [
     ("plan", "quickstart"), ("plan", "kernel-choices"),
     *(("list", kind) for kind in ("studies", "experiments", "aggregators", "models", "datasets",
@@ -18,7 +17,7 @@ FOLDED = [
 
 def too_long(text: str) -> list[str]:
     """Lines over the width, but for those that a single word makes so."""
-    return [line for line in text.splitlines() if len(line) > WIDTH and max(map(len, line.split())) < 50]
+    return [line for line in text.splitlines() if len(line) > 80 and max(map(len, line.split())) < 50]
 
 
 @pytest.mark.sampled(4)

@@ -16,8 +16,7 @@ def test_show_prints_devices_paths_and_sources(call):
 
 
 def test_show_json_is_data_alone(call):
-    out = call.printed("topology", "show", "hgx-h200-x2-10gbe", "--json")
-    assert json.loads(out)["num_gpus"] == 16
+    assert json.loads(call.printed("topology", "show", "hgx-h200-x2-10gbe", "--json"))["num_gpus"] == 16
 
 
 def test_svg_is_written_beside_the_print_out(call, tmp_path):

@@ -106,8 +106,7 @@ def test_help_of_every_verb_has_an_example_of_it(words, command):
 @pytest.mark.parametrize("verb", READING)
 def test_verbs_that_read_have_json(verb):
     command = {" ".join(words): own for words, own in COMMANDS}[verb]
-    options = {option for parameter in command.params for option in parameter.opts}
-    assert "--json" in options
+    assert "--json" in {option for parameter in command.params for option in parameter.opts}
 
 
 def test_compare_of_a_folder_with_itself_finds_nothing_and_passes_a_gate(call):
@@ -159,8 +158,7 @@ def test_explain_says_that_no_step_was_timed_where_only_trainings_are(call):
 
 
 def test_watch_of_a_finished_study_ends_by_itself(call):
-    out = call.printed("status", SMALL, "--watch", "--json")
-    assert json.loads(out)["is_over"] is True
+    assert json.loads(call.printed("status", SMALL, "--watch", "--json"))["is_over"] is True
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -283,8 +281,7 @@ def test_number_that_no_machine_has_is_refused(words, flag, option):
 
 def test_help_groups_the_verbs(call):
     text = call("--help")[1]
-    groups = ["Measure", "Read", "Predict", "Prove", "Cluster"]
-    places = [text.index(f"─ {group} ─") for group in groups]
+    places = [text.index(f"─ {group} ─") for group in ["Measure", "Read", "Predict", "Prove", "Cluster"]]
     assert places == sorted(places)
     assert "─ Commands ─" not in text
     assert places[0] < text.index("│ run ") < places[1] < text.index("│ report ") < places[2]

@@ -83,8 +83,7 @@ class TestWhatItSays:
     def test_replicas_that_drift_apart_are_found(self):
         class Drifting(type(create("fp16"))):
             def aggregate(self, state, gradient, phase=unmarked):
-                result = super().aggregate(state, gradient)
-                return result + 1e-3 * state.group.rank
+                return super().aggregate(state, gradient) + 1e-3 * state.group.rank
 
         sheet = make_sheet(Drifting())
         assert not sheet.replicas_agree

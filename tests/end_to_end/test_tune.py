@@ -38,5 +38,4 @@ def test_buckets_are_probed_measured_and_judged_and_a_second_time_only_judged(sc
     said = "By the model no buckets of the 4 gradients end their exchange before"
     assert said in " ".join(first.stdout.split())
 
-    again = tune(scaling)
-    assert (again.stdout, len(buckets.launch_times())) == (first.stdout, 4)
+    assert (tune(scaling).stdout, len(buckets.launch_times())) == (first.stdout, 4)

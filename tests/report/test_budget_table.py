@@ -41,8 +41,7 @@ def filled(study, split_line):
     for size in (2, 4):
         for aggregator, exposed_s in (("none", 0.0), ("all_reduce", 1e-3), ("ring", 2e-3)):
             add(study, split_line, aggregator, size, exposed_s)
-        label = "one_bit(threshold=mean)"
-        add(study, split_line, "one_bit", size, 0.5e-3, aggregator_label=label)
+        add(study, split_line, "one_bit", size, 0.5e-3, aggregator_label="one_bit(threshold=mean)")
     return study
 
 

@@ -107,8 +107,7 @@ def test_every_value_of_links_csv_says_that_it_is_simulated(on_gpus):
     assert len(rows) == 8
     assert {(row["source"], row["kind"]) for row in rows} == {("simulated", "NCCL's own, as a ring")}
     assert "Simulated, not measured" in page
-    summary = (on_gpus.folder.path / "summary.csv").read_text().splitlines()[0]
-    assert "utilisation" not in summary
+    assert "utilisation" not in (on_gpus.folder.path / "summary.csv").read_text().splitlines()[0]
 
 
 MINE = """
@@ -150,8 +149,7 @@ def test_an_aggregator_of_a_users_own_in_one_file_has_links_csv_and_the_figure(
 
 
 def test_more_than_full_use_is_called_impossible():
-    use = LinkUse("gpu0-cpu0>", 10.0, 1.0, 1.5)
-    cell = CellLinks("id", "ring", "ring", 2, [use])
+    cell = CellLinks("id", "ring", "ring", 2, [LinkUse("gpu0-cpu0>", 10.0, 1.0, 1.5)])
     assert any("impossible" in remark for remark in link_remarks({"a": [cell]}, {}))
     assert link_remarks({"a": []}, {"a": {"x": "why"}, "b": {"x": "why"}}) == [
         "Not in Bytes on the links: x: why."

@@ -14,8 +14,7 @@ def test_labels_at_the_ends_of_lines_stay_inside_the_plot_and_apart():
     axes = Figure().add_subplot()
     axes.set_ylim(0.0, 1.0)
     label_ends(axes, [EndLabel(height, str(height), "black") for height in (0.99, 0.98, 0.97, 0.1)], gap=0.1)
-    places = sorted(text.get_position()[1] for text in axes.texts)
-    assert places == pytest.approx([0.1, 0.8, 0.9, 1.0])
+    assert sorted(text.get_position()[1] for text in axes.texts) == pytest.approx([0.1, 0.8, 0.9, 1.0])
 
 
 def test_one_worker_without_exchange_is_no_best_aggregator(study):
@@ -30,8 +29,7 @@ def test_one_worker_without_exchange_is_no_best_aggregator(study):
 
 def answer_table(study, *named):
     (group,) = groups_of(study)
-    answers = [Finding("verdict", named, {})] if named else []
-    (block,) = blocks_of([group], [], [], answers)
+    (block,) = blocks_of([group], [], [], [Finding("verdict", named, {})] if named else [])
     (table,) = block.variants[0].tables
     return table
 

@@ -14,10 +14,8 @@ from scaling.report.formats import MISSING
 from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
 from tests.made_studies import iteration, texts_of
 
-PREDICTED_S = 0.0123456
 
-
-def predicted(cell_id, seconds=PREDICTED_S, **changes):
+def predicted(cell_id, seconds=0.0123456, **changes):
     names = {"model": "mlp", "aggregator": "ring", "step": "eager", "world_size": 2, "topology": "a machine"}
     interval = {"iteration_s": seconds, "iteration_s_low": 0.8 * seconds, "iteration_s_high": 1.25 * seconds}
     more = {"compute_s": 0.5 * seconds, "exposed_comm_s": 0.5 * seconds, "notes": ["compute extrapolated"]}
@@ -177,8 +175,7 @@ class TestFigure:
             (band,) = one.collections
             diagonal = next(line for line in one.lines if line.get_linestyle() == "--")
             assert list(diagonal.get_xdata()) == list(diagonal.get_ydata()) == list(one.get_xlim())
-            edges = band.get_paths()[0].vertices
-            assert {round(y / x, 3) for x, y in edges} == {0.9, 1.1}
+            assert {round(y / x, 3) for x, y in band.get_paths()[0].vertices} == {0.9, 1.1}
             assert one.get_xscale() == one.get_yscale() == "log"
             assert 3 <= len(one.get_xticks()) <= 7
 

@@ -79,8 +79,7 @@ class TestCases:
         assert not added.captured
 
     def test_mpi_does_not_change_without_access_between_gpus_and_is_measured_once(self):
-        found = cases(2, on_gpus=True, only_messages=True, with_mpi=True)
-        assert "mpi_all_reduce" not in operations(found)
+        assert "mpi_all_reduce" not in operations(cases(2, on_gpus=True, only_messages=True, with_mpi=True))
         assert "mpi_all_reduce" not in operations(cases(1, on_gpus=True, with_mpi=True))
 
     @pytest.mark.parametrize("on_gpus", [False, True])
@@ -144,8 +143,7 @@ class TestSamples:
         assert float(row["busbw_bytes_per_s"]) == 1.5 * 4096 / 2e-6
 
     def test_table_has_no_digits_that_no_clock_has(self):
-        odd = replace(SAMPLE, seconds=0.019331123000000616)
-        assert ",0.01933112," in as_csv([odd])
+        assert ",0.01933112," in as_csv([replace(SAMPLE, seconds=0.019331123000000616)])
 
     def test_samples_are_read_back_from_the_table_and_from_json(self):
         assert ProbeSample.from_row(json.loads(json.dumps(asdict(SAMPLE)))) == SAMPLE

@@ -91,8 +91,7 @@ def test_copies_of_all_gpus_at_once_bound_the_host_memory():
     )
     busy = (case(AT_ONCE[0], [41.0] * 4), case(AT_ONCE[1], [34.0] * 4))
     topology, _ = imported(nvbandwidth(*PCIE, *alone, *at_once, *busy))
-    memory = topology.machine.by_id["host0"]
-    assert memory.bandwidth_bytes_per_s == pytest.approx(2 * 4 * 20e9)
+    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == pytest.approx(2 * 4 * 20e9)
     assert bandwidths(topology, "memory")["cpu0-host0"] == (136.0, 164.0)
 
 

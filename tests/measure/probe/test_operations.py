@@ -23,8 +23,7 @@ def run_all(case, world_size=3):
         if run is not None:
             run()
         first = {name: float(buffer[0]) for name, buffer in operations._buffers.items()}
-        sizes = {buffer.nbytes for buffer in operations._buffers.values()}
-        assert sizes <= {KIB}
+        assert {buffer.nbytes for buffer in operations._buffers.values()} <= {KIB}
         return run is not None, group.meter.bytes_sent, first
 
     return run_in_process(world_size, rank)

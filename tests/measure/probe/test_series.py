@@ -64,8 +64,7 @@ def test_line_goes_through_the_largest_size_and_says_where_it_is_furthest_off():
 
 
 def test_neither_is_ever_negative():
-    falling = {1024: [2e-3] * 3, 2048: [1e-3] * 3}
-    fit = fit_link(falling)
+    fit = fit_link({1024: [2e-3] * 3, 2048: [1e-3] * 3})
     assert fit.latency_s > 0
     assert fit.bandwidth_bytes_per_s == math.inf
     curved = {1: [1.0], 2: [4.0], 3: [9.0]}

@@ -110,8 +110,7 @@ def test_cells_of_one_device_share_their_launches(of):
     """What a launch does to all of its cells cancels, whatever their threads."""
     made = of("cpu-threads")
     for threads, factor in ((1, 2.0), (2, 1.5), (4, 1.0), (8, 0.9), (16, 0.8)):
-        launches = [[shared * factor] * 7 for shared in (1.0, 1.4, 0.7)]
-        made.add(launches, threads=threads, model="m", batch=1)
+        made.add([[shared * factor] * 7 for shared in (1.0, 1.4, 0.7)], threads=threads, model="m", batch=1)
     first, *_, last = made.results().cells
     assert last.difference(first).interval[1] < 2.51
     assert first.estimate().high > 2.2

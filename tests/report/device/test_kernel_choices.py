@@ -144,8 +144,7 @@ def test_without_a_gpu_the_answer_is_for_the_cpu_and_says_so(results):
     last = sentences_of(made)[-1]
     assert "on the CPU with W as it is stored (W transposed first 2.0 times as long)" in last
     assert "no GPU" in last
-    names = [drawn.name.rsplit("-", 1)[-1] for drawn in figures(made)]
-    assert names == ["products", "convolutions"]
+    assert [drawn.name.rsplit("-", 1)[-1] for drawn in figures(made)] == ["products", "convolutions"]
 
 
 def test_rate_is_of_the_forward_pass(results):

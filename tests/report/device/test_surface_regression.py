@@ -23,8 +23,7 @@ def trained(seconds, made=None, losses=(4.0, 0.01)):
     rows.append({"fact": "fit", "value": 3, "grid": [[0.0] * 3] * 3})
     if made is not None:
         rows.append({"phase": "capture", "seconds": made})
-    facts = {"epochs": 10, "rms_residual": 0.1, "largest_residual": 1.0, "rms_height": 1.9}
-    return {"extra": rows, **facts}
+    return {"extra": rows, **{"epochs": 10, "rms_residual": 0.1, "largest_residual": 1.0, "rms_height": 1.9}}
 
 
 @pytest.fixture
@@ -122,8 +121,7 @@ def test_activation_of_a_fit_is_named(results, parameters, named):
 
 
 def test_picture_is_surface_fit_and_residual_of_the_fastest_training(results):
-    made = results(cell(0.01, **trained(3.0)), cell(0.01, device="cuda", **trained(1.0)))
-    epochs, fit = figures(made)
+    epochs, fit = figures(results(cell(0.01, **trained(3.0)), cell(0.01, device="cuda", **trained(1.0))))
     assert "GPU eager" in fit.title
     truth, network, residual = (axes.images[0].get_array() for axes in fit.figure.axes[:3])
     np.testing.assert_allclose(residual, truth - network)
