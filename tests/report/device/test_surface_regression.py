@@ -27,16 +27,9 @@ def trained(seconds, made=None, losses=(4.0, 0.01)):
 
 
 @pytest.fixture
-def results(of):
-    """The results of a folder of `surface-regression` with those cells."""
-
-    def make(*cells, has_gpu=True, **parameters):
-        folder = of("surface-regression", has_gpu=has_gpu, learning_rate=0.08, epochs=10, **parameters)
-        for one in cells:
-            folder.add(**one)
-        return folder.results()
-
-    return make
+def results(results_of):
+    settings = {"learning_rate": 0.08, "epochs": 10}
+    return lambda *cells, **more: results_of("surface-regression", cells, **settings, **more)
 
 
 def test_surface_is_that_of_the_experiment():
