@@ -8,13 +8,14 @@ Six times (streams) a campaign, one campaign a day. Noise models: `normal` (1% f
 change, not noise), `missing` (`normal`, each day lacks its campaign with a probability of 0.3),
 `missing_drift` (`drift` likewise) and `committed` (deviations of launches, drawn from the committed results
 folders). False alarms are counted over 365 days, the history being accepted anew after each; slowdowns begin
-on the 13th and on the 31st day.
+on the 13th, the 31st and the 121st day. Of `one_outlier`, `normal` but for one campaign that is 30% longer,
+`alarm_share` is in how many of the histories without an alarm before it that one gives an alarm.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ from scaling.errors import ScalingError
 from scaling.store import ResultsFolder
 
 Floats = NDArray[np.float64]
-STREAMS, YEAR, MOST = 6, 365, 60
+STREAMS, YEAR, MOST, OUTLIER = 6, 365, 60, 0.26
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,7 +44,7 @@ def heavy(random: np.random.Generator, count: int) -> Floats:
 
 
 def outliers(random: np.random.Generator, count: int) -> Floats:
-    return normal(random, count) + 0.26 * (random.random((1, count)) < 0.05)
+    return normal(random, count) + OUTLIER * (random.random((1, count)) < 0.05)
 
 
 def correlated(random: np.random.Generator, count: int) -> Floats:
@@ -133,6 +134,21 @@ def days_to_find(
     return math.nan if days[at] < known else days[at] - known + 1.0
 
 
+def alarms_of_one(random: np.random.Generator, known: int, changes: int) -> tuple[float, int]:
+    """The share of histories in which an outlier as the last campaign gives an alarm; of how many of them."""
+    found = []
+    for _ in range(changes):
+        logs = normal(random, known + 1)
+        logs[:, known] += OUTLIER
+        at, _ = first_alarm(logs, RUNS_PER_FALSE_ALARM)
+        if at is None or at == known:
+            found.append(at is not None)
+    return float(np.mean(found)), len(found)
+
+
+HEAD = "noise,days_before,slowdown,false_alarms_a_year,median_days_to_alarm,q90_days_to_alarm,alarm_before"
+
+
 def main() -> None:
     """Writes one row a noise model, history and slowdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -140,46 +156,27 @@ def main() -> None:
     parser.add_argument("--years", type=int, default=40)
     parser.add_argument("--changes", type=int, default=200)
     options = parser.parse_args()
-    rows = []
+    lines = [f"{HEAD},alarm_share,n"]
+
+    def add(*values: object) -> None:
+        lines.append(",".join(map(str, values)))
+        print(lines[-1], flush=True)
+
     for name, make in MODELS.items():
         random = np.random.default_rng(7)
         counts = [false_alarms(make(random, YEAR)) for _ in range(options.years)]
-        row = [name, "", "", f"{np.mean(counts):.2f}", "", "", "", options.years]
-        rows.append(row)
-        print(*row, flush=True)
-        for known in (12, 30):
-            for slowdown in (0.03, 0.05, 0.1):
-                days = np.array([days_to_find(make, random, slowdown, known) for _ in range(options.changes)])
-                before = float(np.mean(np.isnan(days)))
-                after = days[~np.isnan(days)]
-                median, most = (float(np.quantile(after, at, method="higher")) for at in (0.5, 0.9))
-                row = [
-                    name,
-                    known,
-                    slowdown,
-                    "",
-                    f"{median:g}",
-                    f"{most:g}",
-                    f"{before:.3f}",
-                    options.changes,
-                ]
-                rows.append(row)
-                print(*row, flush=True)
-    with options.out.open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(
-            [
-                "noise",
-                "days_before",
-                "slowdown",
-                "false_alarms_a_year",
-                "median_days_to_alarm",
-                "q90_days_to_alarm",
-                "alarm_before",
-                "n",
-            ]
-        )
-        out.writerows(rows)
+        add(name, "", "", f"{np.mean(counts):.2f}", "", "", "", "", options.years)
+        for known, slowdown in itertools.product((12, 30, 120), (0.03, 0.05, 0.1)):
+            days = np.array([days_to_find(make, random, slowdown, known) for _ in range(options.changes)])
+            after = days[~np.isnan(days)] if not np.isnan(days).all() else days
+            median, most = (f"{np.quantile(after, at, method='higher'):g}" for at in (0.5, 0.9))
+            before = f"{np.mean(np.isnan(days)):.3f}"
+            add(name, known, slowdown, "", median, most, before, "", options.changes)
+    random = np.random.default_rng(7)
+    for known in (12, 30, 120, YEAR):
+        share, count = alarms_of_one(random, known, options.changes)
+        add("one_outlier", known, f"{math.expm1(OUTLIER):.1f}", "", "", "", "", f"{share:.3f}", count)
+    options.out.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,24 +7,22 @@ So bets on these ranks are fair:
 
 1. For each campaign that may be the first slow one, a bet that the k since then are the k slowest of all n:
    its value is multiplied by (1 - EPSILON) n / k where the newest rank is among the k highest, and by
-   EPSILON n / (n - k) where it is not.
+   EPSILON n / (n - k) where it is not; by at most sqrt(A), so that one outlier alone never gives an alarm.
 2. The evidence of a stream is the sum of these values, an e-detector: without a change it takes A campaigns
    or more, on average, to reach A (J. Shin, A. Ramdas, A. Rinaldo, "E-detectors: a nonparametric framework
    for sequential change detection", 2023, arXiv 2203.03532).
 3. Streams are averaged, which keeps that rate however they depend on each other: half of the weight has the
    mean of all streams (what changes for all), half the streams one by one.
 
-Before `LEARNED` campaigns nothing is said. Missing days do not matter. A machine that drifts is not
-exchangeable: it will give an alarm, and has changed.
+Before `LEARNED` campaigns nothing is said. A machine that drifts is not exchangeable: it has changed.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +43,9 @@ LEARNED = 5
 EPSILON = 0.2
 COMMON = "all times"
 RUNS_PER_FALSE_ALARM = 100
-SLOWDOWNS, SEEN_SHARE = (0.03, 0.05, 0.1), 0.9
-DRAWS, MOST_DRAWN = 60, 60
+SLOWDOWNS, MOST_SLOW = (0.03, 0.05, 0.1), 30
 LEVEL = 0.05
-_OF_SIZE = re.compile(r" of \d[\d.e+]* (?:B|KiB|MiB|GiB)$", re.ASCII)
+_KINDS = {"iteration": "", "convergence": "training of "}
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,8 @@ class Watch:
     change: Change | None  # of what changed most surely; None without an alarm
     others: Sequence[str]  # streams that changed alike, by their own evidence
     hosts: Mapping[str, Ratio]  # whose campaigns take longer, with intervals for all hosts at once
-    # slowdown -> for how many campaigns it has to last for an alarm by now, in `SEEN_SHARE` of cases; None:
-    # for more than half of the history. Empty with an alarm, or up to `LEARNED` campaigns
+    # slowdown -> so many of the last campaigns would give an alarm if they took that much longer; None: even
+    # half of the history, or `MOST_SLOW`, would not. Empty with an alarm, or up to `LEARNED` campaigns
     seen: Mapping[float, int | None]
     left_out: Sequence[str]  # streams that some campaigns lack
 
@@ -90,15 +87,30 @@ class Watch:
         """The campaigns that are certainly before and after it."""
         return self.campaigns[max(change.earliest - 1, 0)], self.campaigns[change.latest]
 
+    @property
+    def relative(self) -> Floats:
+        """[stream, campaign]: each time against the stream's median before the change, less one."""
+        usual = self.logs[:, : self.change.first] if self.change else self.logs
+        return np.expm1(self.logs - np.median(usual, axis=1, keepdims=True))
 
-def evidence(values: Floats) -> Floats:
-    """[stream, campaign]: that the stream became larger. Values are compared, nothing else."""
+    def as_dict(self) -> dict[str, Any]:
+        names = [campaign.name for campaign in self.campaigns]
+        places = ("first", "earliest", "latest")
+        change = self.change and vars(self.change) | {at: names[vars(self.change)[at]] for at in places}
+        alarm = None if self.alarm is None else names[self.alarm]
+        return {"campaigns": names, "alarm": alarm, "change": change, "seen": dict(self.seen)}
+
+
+def evidence(values: Floats, most: float) -> Floats:
+    """[stream, campaign]: that the stream became larger; a campaign multiplies it by at most `most`. Values
+    are compared, nothing else."""
     found, log_bets = np.zeros_like(values), np.zeros_like(values)
     for n in range(LEARNED + 1, values.shape[1] + 1):
         newest = values[:, n - 1, None]
         rank = 1 + (values[:, : n - 1] >= newest).sum(axis=1, keepdims=True)  # equal ones are no evidence
         since = np.arange(n - LEARNED, 0, -1)
-        bets = np.where(rank <= since, (1 - EPSILON) * n / since, EPSILON * n / (n - since))
+        won = np.minimum((1 - EPSILON) * n / since, most)
+        bets = np.where(rank <= since, won, EPSILON * n / (n - since))
         log_bets[:, : n - LEARNED] += np.log(bets)
         found[:, n - 1] = np.exp(np.minimum(log_bets[:, : n - LEARNED], 700)).sum(axis=1)
     return found
@@ -106,7 +118,7 @@ def evidence(values: Floats) -> Floats:
 
 def first_alarm(logs: Floats, runs_per_false_alarm: float) -> tuple[int | None, Floats]:
     """Where the evidence of [stream, campaign] suffices; and [common, stream...] there, or at the end."""
-    found = evidence(np.vstack([logs.mean(axis=0), logs]))
+    found = evidence(np.vstack([logs.mean(axis=0), logs]), math.sqrt(runs_per_false_alarm))
     enough = np.flatnonzero((found[0] + found[1:].mean(axis=0)) / 2 >= runs_per_false_alarm)
     at = int(enough[0]) if len(enough) else None
     return at, found[:, -1 if at is None else at]
@@ -116,32 +128,26 @@ def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> 
     """What a finished results folder adds to a history; ScalingError where it has no times."""
     seconds, slow = {}, set()
     for cell in read_cells(folder):
-        if cell.cell["kind"] != "iteration" or cell.cell.get("aa_replicate"):
+        kind, times = _KINDS.get(cell.cell["kind"]), cell_times([cell]).get(cell.cell_id)
+        if kind is None or cell.cell.get("aa_replicate") or not (times and times.by_launch):
             continue
-        times = cell_times([cell]).get(cell.cell_id)
-        if times and times.by_launch:
-            what = "{model}, {aggregator}@{world_size}".format(**cell.cell)
-            seconds[f"{what} [{cell.cell_id[:6]}]"] = float(stats.gmean([*times.by_launch.values()]))
+        what = "{model}, {aggregator}@{world_size}".format(**cell.cell)
+        seconds[f"{kind}{what} [{cell.cell_id[:6]}]"] = float(stats.gmean([*times.by_launch.values()]))
         if found := slow_rank(cell.launches, own_phases(str(cell.cell.get("step")))):
-            nodes: list[list[str]] = [run.launch.get("rank_nodes") or [] for run in cell.done]
-            is_one = nodes[0] and all(of_run == nodes[0] for of_run in nodes)
-            slow.add(nodes[0][found.rank] if is_one else f"rank {found.rank}")
+            nodes = {tuple(run.launch.get("rank_nodes") or ()) for run in cell.done}
+            of_ranks = nodes.pop() if len(nodes) == 1 else ()
+            slow.add(str(of_ranks[found.rank]) if of_ranks else f"rank {found.rank}")
     for result in read_transfers(folder):
         for one in sorted(result.transfers, key=lambda one: one.num_bytes):
             what = f"{label(one.example)} [{result.cell_id[:6]}]"
             seconds[f"{what} of {size_text(one.num_bytes)}"] = one.estimate.median
     runs = [record.launch for record in folder.runs() if record.state == "done"]
     if not seconds or not runs:
-        raise ScalingError(f"{folder.path} has no times of iterations or transfers to watch")
+        raise ScalingError(f"{folder.path} has no times of iterations, trainings or transfers to watch")
     started = min(str(launch.get("started_at") or "") for launch in runs)
-    hosts = {str(host) for launch in runs for host in launch.get("nodes") or [launch.get("host")] if host}
+    hosts = sorted({str(host) for one in runs for host in one.get("nodes") or [one.get("host")] if host})
     return Campaign(
-        name=name,
-        started=started,
-        seconds=seconds,
-        hosts=sorted(hosts),
-        commit=commit,
-        slow=sorted(slow),
+        name=name, started=started, seconds=seconds, hosts=hosts, commit=commit, slow=sorted(slow)
     )
 
 
@@ -151,12 +157,9 @@ def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_
     if not runs_per_false_alarm > 1:
         raise ScalingError(f"{runs_per_false_alarm:g} campaigns a false alarm; allowed: more than 1")
     every = dict.fromkeys(name for campaign in campaigns for name in campaign.seconds)
+    shared = [name for name in every if all(name in campaign.seconds for campaign in campaigns)]
     # Of each kind of message only the largest that all have: a short sweep leaves out large ones.
-    largest = {
-        _OF_SIZE.sub("", name): name
-        for name in every
-        if all(name in campaign.seconds for campaign in campaigns)
-    }
+    largest = {name.partition("] of ")[0]: name for name in shared}
     streams = [*largest.values()]
     if not streams:
         raise ScalingError("the campaigns have no cell in common; a history is of one study")
@@ -167,14 +170,13 @@ def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_
         own = evidence[1:]
         surest = int(np.argmax(own))
         # Most streams point at it, or their mean does where each is too noisy.
-        if 2 * np.mean(own >= runs_per_false_alarm / 10) > 1 or evidence[0] > 10 * own.max():
-            change = change_in(COMMON, logs.mean(axis=0))
-        else:
-            change = change_in(streams[surest], logs[surest])
+        is_common = 2 * np.mean(own >= runs_per_false_alarm / 10) > 1 or evidence[0] > 10 * own.max()
+        of = (COMMON, logs.mean(axis=0)) if is_common else (streams[surest], logs[surest])
+        change = change_in(*of)
         others = [streams[at] for at in np.flatnonzero(own >= runs_per_false_alarm)]
     elif len(campaigns) > LEARNED:
         seen = {slowdown: _seen(logs, slowdown, runs_per_false_alarm) for slowdown in SLOWDOWNS}
-    left_out = [name for name in every if _OF_SIZE.sub("", name) not in largest]
+    left_out = [name for name in every if name.partition("] of ")[0] not in largest]
     hosts = host_effects(campaigns, logs)
     return Watch(campaigns, streams, logs, runs_per_false_alarm, alarm, change, others, hosts, seen, left_out)
 
@@ -192,15 +194,13 @@ def change_in(stream: str, values: Floats) -> Change:
     rss = np.array([at * a.var() + (n - at) * b.var() for at, (a, b) in zip(places, splits, strict=True)])
     log_post = -(n - 2) / 2 * np.log(np.maximum(rss, 1e-300)) - 0.5 * np.log(places * (n - places))
     rises = np.array([b.mean() > a.mean() for a, b in splits])
-    if rises.any():
-        log_post[~rises] = -np.inf
+    log_post[~rises & rises.any()] = -np.inf
     weights = np.exp(log_post - log_post.max())
     order = np.argsort(-weights)
     enough = int(np.searchsorted(np.cumsum(weights[order]) / weights.sum(), 0.95)) + 1
-    likely = places[order[:enough]]
-    first = int(places[order[0]])
-    found = _ratio(values[first:], values[:first], LEVEL)
-    return Change(found.ratio, found.interval, stream, first, int(likely.min()), int(likely.max()))
+    likely = places[order[:enough]].tolist()
+    found = _ratio(values[likely[0] :], values[: likely[0]], LEVEL)
+    return Change(found.ratio, found.interval, stream, likely[0], min(likely), max(likely))
 
 
 def host_effects(campaigns: Sequence[Campaign], logs: Floats) -> dict[str, Ratio]:
@@ -224,17 +224,10 @@ def _ratio(new: Floats, old: Floats, level: float) -> Ratio:
 
 
 def _seen(logs: Floats, slowdown: float, runs_per_false_alarm: float) -> int | None:
-    """By histories drawn anew from this one, of which the last campaigns are longer."""
-    random = np.random.default_rng(0)
-    known = logs[:, -MOST_DRAWN:]
-    count = known.shape[1]
-    drawn = [known[:, random.integers(count, size=count)] for _ in range(DRAWS)]
-    drawn = [one + random.normal(0, 1e-9, one.shape) for one in drawn]  # a campaign drawn twice is no tie
-
-    def share(slow: int) -> float:
+    """By this history, with its last campaigns that much longer."""
+    count = logs.shape[1]
+    for slow in range(1, min(count // 2, MOST_SLOW) + 1):
         shift = np.where(np.arange(count) < count - slow, 0.0, math.log1p(slowdown))
-        return sum(first_alarm(one + shift, runs_per_false_alarm)[0] is not None for one in drawn) / DRAWS
-
-    most = count // 2
-    slow = bisect_left(range(most + 1), SEEN_SHARE, key=share)
-    return slow if slow <= most else None
+        if first_alarm(logs + shift, runs_per_false_alarm)[0] is not None:
+            return slow
+    return None

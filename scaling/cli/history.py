@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,45 +39,40 @@ def history(
 ) -> None:
     """Is it slower than it was? Each call measures a campaign; exit code 3 is an alarm."""
     from scaling.analysis.history import watch
-    from scaling.report.history import markdown as as_markdown
-    from scaling.report.history import page, sentences
+    from scaling.report import history as report
     from scaling.store.files import write_whole
     from scaling.store.history import HistoryFolder
     from scaling.store.locks import locked
 
-    folder = HistoryFolder(directory)
-    measures = not (no_run or bisect or accept is not None)
-    if measures:
-        directory.mkdir(parents=True, exist_ok=True)
+    folder, measures = HistoryFolder(directory), not (no_run or bisect or accept is not None)
     none = ScalingError(f"{directory} has no campaign; `scaling history {directory}` measures one")
-    if not directory.is_dir():
+    if not (measures or directory.is_dir()):
         raise none
     with locked(directory / ".lock", f"{directory}: another `scaling history` is at work there"):
         campaigns = folder.campaigns()
         if measures:
-            _measure(folder, campaigns, study, overrides or [], launcher)
+            campaigns.append(_measured(folder, campaigns, study, overrides or [], launcher))
         if not campaigns:
             raise none
         said = watch(folder.accepted(campaigns, accept), rate)
-        lines = sentences(said, folder)
-        write_whole(directory / "history.html", page(said, lines).encode())
+        lines = report.sentences(said, folder)
+        page = write_whole(directory / "history.html", report.page(said, lines).encode())
     if bisect:
         _bisect(folder, said)
     elif as_json:
-        typer.echo(json.dumps(_as_dict(said, lines), indent=1))
+        typer.echo(json.dumps(said.as_dict() | {"lines": lines}, indent=1))
     elif markdown:
-        typer.echo(as_markdown(said, lines), nl=False)
+        typer.echo(report.markdown(said, lines), nl=False)
     else:
-        for line in lines:
-            typer.echo(folded("", line, indent=2))
-        note(f"page: {directory / 'history.html'}")
+        typer.echo("\n".join(folded("", line, indent=2) for line in lines))
+        note(f"page: {page}")
     if said.alarm is not None:
         raise typer.Exit(3)
 
 
-def _measure(
+def _measured(
     folder: HistoryFolder, campaigns: list[Campaign], study: str | None, overrides: list[str], launcher: str
-) -> None:
+) -> Campaign:
     """One more campaign, of the first one's study with its batches; it counts when all of it is done."""
     from scaling.analysis.history import campaign_of
     from scaling.measure.environment import git_state
@@ -86,28 +82,35 @@ def _measure(
     name = f"{len(campaigns) + 1:04d}"
     if campaigns:
         first = str(folder.folder(campaigns[0].name).path / "study.yaml")
-        if study is not None and load_study(study, overrides).name != load_study(first, []).name:
-            raise StudyError(f"{folder.path} is a history of the study in {first}; use another folder")
+        if study is not None:
+            if load_study(study, overrides).name != load_study(first, []).name:
+                raise StudyError(f"{folder.path} is a history of the study in {first}; use another folder")
+            note(f"goes on with {first}; a {study} that changed since begins in another folder")
         study, overrides = first, []
-    with workers(launcher) as (scope, zygotes):
-        outcome = measured(study or "watch", overrides, part_of(folder.path, name), scope, zygotes)
+    with workers(launcher) as begun:
+        outcome = measured(study or "watch", overrides, part_of(folder.path, name), *begun)
     for line in outcome.rest():
         note(line)
     if outcome.is_failure:
         note(f"the campaign {name} is not whole and does not count; the same command goes on with it")
         raise typer.Exit(1)
-    commit = (git_state(Path.cwd()) or {}).get("commit")
-    campaigns.append(campaign_of(outcome.folder, name, commit))
-    folder.add(campaigns[-1])
+    campaign = campaign_of(outcome.folder, name, (git_state(Path.cwd()) or {}).get("commit"))
+    folder.add(campaign)
+    return campaign
 
 
 def _bisect(folder: HistoryFolder, said: Watch) -> None:
     """Halves the commits between the campaigns around the change; each is measured in turns with this one."""
+    from scipy.stats import gmean
+
+    from scaling.analysis.compare import compare
+    from scaling.store import ResultsFolder
+    from scaling.store.files import part_of
     from scaling.study.campaign import git
 
-    if said.change is None:
+    if (change := said.change) is None:
         raise ScalingError(f"{folder.path} has no alarm: there is no slow commit to find")
-    good, bad = (campaign.commit for campaign in said.around(said.change))
+    good, bad = (campaign.commit for campaign in said.around(change))
     if not good or not bad or good == bad:
         raise ScalingError("the campaigns around the change name no two commits of a repository")
     if git("--bisect", "rev-parse", "HEAD") != (newest := said.campaigns[-1].commit):
@@ -116,35 +119,16 @@ def _bisect(folder: HistoryFolder, said: Watch) -> None:
     if not commits:
         raise ScalingError(f"{bad[:12]} does not follow {good[:12]} in this folder's repository")
     study = str(folder.folder(said.campaigns[0].name).path / "study.yaml")
-    low, high = 0, len(commits) - 1  # the slow one is among them
-    while low < high:
-        middle = (low + high) // 2
-        ratio = _against(folder, study, commits[middle])
-        slow = ratio > said.change.ratio**-0.5
-        note(f"{commits[middle][:12]} takes {ratio:.3f} of the time here: {'slow' if slow else 'fast'}")
-        low, high = (low, middle) if slow else (middle + 1, high)
-    typer.echo(f"first slow commit: {git('--bisect', 'log', '-1', '--format=%h %s', commits[low])}")
 
+    def is_slow(commit: str) -> bool:
+        out = part_of(folder.path, f"bisect-{commit[:12]}")
+        with workers("local") as begun:
+            run_against(study, ["kind=iteration"], out, f"commit:{commit}", *begun, retry_failed=False)
+        comparison = compare([ResultsFolder(out / "a")], [ResultsFolder(out / "b")])
+        ratio = float(gmean([cell.difference.ratio for cell in comparison.cells]))
+        slow = ratio > change.ratio**-0.5
+        note(f"{commit[:12]} takes {ratio:.3f} of the time here: {'slow' if slow else 'fast'}")
+        return slow
 
-def _against(folder: HistoryFolder, study: str, commit: str) -> float:
-    """The time of a commit over this environment's, measured in turns: the cells' geometric mean."""
-    from scipy.stats import gmean
-
-    from scaling.analysis.compare import compare
-    from scaling.store import ResultsFolder
-    from scaling.store.files import part_of
-
-    out = part_of(folder.path, f"bisect-{commit[:12]}")
-    with workers("local") as begun:
-        run_against(study, ["kind=iteration"], out, f"commit:{commit}", *begun, retry_failed=False)
-    comparison = compare([ResultsFolder(out / "a")], [ResultsFolder(out / "b")])
-    return float(gmean([cell.difference.ratio for cell in comparison.cells]))
-
-
-def _as_dict(said: Watch, lines: list[str]) -> dict[str, object]:
-    names = [campaign.name for campaign in said.campaigns]
-    change = dict(vars(said.change)) if said.change else None
-    if change:
-        change |= {place: names[change[place]] for place in ("first", "earliest", "latest")}
-    alarm = None if said.alarm is None else names[said.alarm]
-    return {"campaigns": names, "alarm": alarm, "change": change, "seen": dict(said.seen), "lines": lines}
+    slow = commits[bisect_left(commits, True, hi=len(commits) - 1, key=is_slow)]  # the last one is slow
+    typer.echo(f"first slow commit: {git('--bisect', 'log', '-1', '--format=%h %s', slow)}")

@@ -42,6 +42,10 @@ class Campaign(BaseModel):
     slow: list[str] = []  # hosts, or on one host `rank N`, that are slow by their ranks' own times
     digest: str = ""  # of all this and its raw samples (`digest_of`)
 
+    @property
+    def began(self) -> str:
+        return self.started[:16].replace("T", " ")
+
 
 class HistoryFolder:
     """The folder of a machine's campaigns."""
@@ -49,21 +53,23 @@ class HistoryFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def folder(self, name: str) -> ResultsFolder:
+        return ResultsFolder(self.path / name)
+
     def campaigns(self) -> list[Campaign]:
         """All of them, in their order; [] where there is none yet. StoreError where a line is damaged,
         changed or out of order, or a folder is missing or has changed samples."""
-        lines = self.path / LINES
-        campaigns: list[Campaign] = []
+        lines, campaigns = self.path / LINES, list[Campaign]()
         text = text_of(lines, MEND).splitlines() if lines.exists() else []
         for number, values in enumerate(parsed_lines(text, str(lines), unfinished=False, mend=MEND), start=1):
             where = f"{lines}, line {number}"
             validate(Campaign, values, where, MEND)
             campaign = Campaign(**values)
+            folder = self.folder(campaign.name)
             if int(campaign.name) != number:
                 raise StoreError(f"{where}: {campaign.name} in place of {number:04d}; {MEND}")
             if campaigns and campaign.started < campaigns[-1].started:
                 raise StoreError(f"{where}: {campaign.name} began before the one before; {MEND}")
-            folder = self.folder(campaign.name)
             if not folder.exists():
                 raise StoreError(f"{folder.path} is listed in {lines}, but is not there; {MEND}")
             samples = samples_digest(folder)
@@ -76,22 +82,17 @@ class HistoryFolder:
                 raise StoreError(f"{path} is not listed in {lines}; {MEND}")
         return campaigns
 
-    def folder(self, name: str) -> ResultsFolder:
-        return ResultsFolder(self.path / name)
-
     def add(self, campaign: Campaign) -> None:
         """Adds its line, with the digest."""
         digest = digest_of(campaign, samples_digest(self.folder(campaign.name)))
-        line = json.dumps({**_facts(campaign), "digest": digest})
-        append_whole(self.path / LINES, f"{line}\n".encode())
+        append_whole(self.path / LINES, f"{json.dumps({**_facts(campaign), 'digest': digest})}\n".encode())
 
     def accepted(self, campaigns: list[Campaign], newly: str | None = None) -> list[Campaign]:
         """Those of the machine as it is now: all, or from the accepted one on; `newly` accepts another.
         StoreError where what was accepted is none of them."""
         path, names = self.path / ACCEPTED, [campaign.name for campaign in campaigns]
-        begins = newly
-        if begins is None:
-            begins = text_of(path, MEND).strip() if path.exists() else names[0]
+        known = text_of(path, MEND).strip() if path.exists() else names[0]
+        begins = known if newly is None else newly
         if begins not in names:
             where = f"{path}, which can be deleted," if newly is None else "--accept"
             raise StoreError(f"{where} names {begins!r}; allowed: {names[0]} to {names[-1]}")
@@ -107,8 +108,7 @@ def _facts(campaign: Campaign) -> dict[str, object]:
 
 def digest_of(campaign: Campaign, samples: str) -> str:
     """Of its line and the digest of its raw samples."""
-    line = json.dumps(_facts(campaign), sort_keys=True)
-    return hashlib.sha256(f"{line}\n{samples}".encode()).hexdigest()
+    return hashlib.sha256(f"{json.dumps(_facts(campaign), sort_keys=True)}\n{samples}".encode()).hexdigest()
 
 
 def samples_digest(folder: ResultsFolder) -> str:
@@ -116,6 +116,7 @@ def samples_digest(folder: ResultsFolder) -> str:
     digest = hashlib.sha256()
     known = {f"{record.cell_id}/{record.repeat}" for record in folder.runs()}
     for name, content in samples_of(folder.path):
-        if name.removeprefix("runs/").rpartition("/")[0] in known:
-            digest.update(f"{name.removeprefix('runs/')}\n".encode() + content)
+        of_run = name.removeprefix("runs/")
+        if of_run.rpartition("/")[0] in known:
+            digest.update(f"{of_run}\n".encode() + content)
     return digest.hexdigest()

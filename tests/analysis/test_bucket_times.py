@@ -7,11 +7,8 @@ from scaling.analysis.tuned import bucket_times
 from scaling.errors import ScalingError
 from tests.made_studies import split
 
-KEYS = {"step": "overlapped", "aggregator": "all_reduce"}
-WAIT_S = 0.001
 
-
-def profiled(ready_s, exchanges, number=3, wait_s=WAIT_S):
+def profiled(ready_s, exchanges, number=3, wait_s=0.001):
     """A profiled line: hooks that hold the computation up, and exchanges (start, end) with a division."""
     waits = [(ready + k * wait_s, ready + (k + 1) * wait_s) for k, ready in enumerate(ready_s)]
     hooks = [("communicate", "hook", *wait) for wait in waits]
@@ -23,7 +20,7 @@ def profiled(ready_s, exchanges, number=3, wait_s=WAIT_S):
 
 def cell_of(study, ranks, num_bytes=(100, 200)):
     summary = {"bucket_bytes": list(num_bytes)} if num_bytes else {}
-    study.add_split([[0.1] * 3], ranks, summary=summary, **KEYS)
+    study.add_split([[0.1] * 3], ranks, summary=summary, **{"step": "overlapped", "aggregator": "all_reduce"})
     return read_cells(study.folder)[0]
 
 
@@ -40,8 +37,7 @@ def test_it_is_the_median_of_the_profiled_iterations(study):
         profiled([ready, 0.05], [(0.05, 0.06), (0.06, 0.07)], 3 + k)
         for k, ready in enumerate((1e-2, 2e-2, 9e-2))
     ]
-    times = bucket_times(cell_of(study, [lines]))
-    assert times.ready_s == pytest.approx((0.02, 0.05))
+    assert bucket_times(cell_of(study, [lines])).ready_s == pytest.approx((0.02, 0.05))
 
 
 def test_sizes_of_an_older_folder_are_given(study):

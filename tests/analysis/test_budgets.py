@@ -14,10 +14,9 @@ from scaling.analysis.summary import table_csv
 from tests.made_studies import row_of
 
 
-@pytest.mark.parametrize(
-    ("values", "kept"),
-    [([5.0], [0]), ([3.0, 1.0, 2.0], [1, 2, 0]), ([4.0, 1.0, 3.0, 2.0], [3, 2]), (range(10), range(2, 8))],
-)
+@pytest.mark.parametrize(("values", "kept"), [
+    ([5.0], [0]), ([3.0, 1.0, 2.0], [1, 2, 0]), ([4.0, 1.0, 3.0, 2.0], [3, 2]), (range(10), range(2, 8)),
+])  # fmt: skip
 def test_middle_half_drops_a_quarter_at_each_end(values, kept):
     assert middle_half(np.array(values, dtype=float)).tolist() == list(kept)
 
@@ -51,11 +50,9 @@ def busy_ranks(split_line, seed=0, world_size=4, steps=20):
         end = max(ready) + 0.8
         for rank, own in enumerate(ready):
             spans = [
-                ("forward", "main", 0.0, 0.6),
-                ("backward", "main", 0.6, own + 0.2),
-                ("communicate", "comm", own, end),
-                ("update", "main", end, end + 0.1),
-            ]
+                ("forward", "main", 0.0, 0.6), ("backward", "main", 0.6, own + 0.2),
+                ("communicate", "comm", own, end), ("update", "main", end, end + 0.1),
+            ]  # fmt: skip
             ranks[rank].append(split_line(100 + number, end + 0.15, *spans, start_s=3.0 * number))
     return ranks
 
@@ -73,8 +70,7 @@ def test_columns_sum_to_the_split_iteration(study, split_line):
 def test_parts_that_the_cell_never_had_do_not_exist(study, split_line):
     study.add_split([[1.0]], [[split_line(1, 1.0, ("forward", "main", 0.0, 0.5))]])
     row = row_of(study)
-    existing = {name for name in BUDGET_COLUMNS if row[name] is not None}
-    assert existing == {"forward_s", "unattributed_s"}
+    assert {name for name in BUDGET_COLUMNS if row[name] is not None} == {"forward_s", "unattributed_s"}
     assert (row["exchange_overhead_s"], row["skew_s"]) == (None, None)
 
 
@@ -119,8 +115,7 @@ def test_straggler_makes_the_others_wait_and_shows_as_skew(study, split_line):
         for late_s in late
     ]
     study.add_split([[1.5]], ranks, aggregator="ring")
-    table = step_table(read_cells(study.folder))
-    waits = table.groupby("rank")["wait_s"].mean()
+    waits = step_table(read_cells(study.folder)).groupby("rank")["wait_s"].mean()
     assert waits.tolist() == pytest.approx([0.3, 0.3, 0.0, 0.3])
     row = row_of(study)
     assert row["skew_s"] == pytest.approx(0.3)

@@ -64,20 +64,12 @@ def test_reasons_of_all_repeats_take_four_kilobytes_at_most(study):
     assert reason.endswith("more characters are in the log: launches/*.log]")
 
 
-@pytest.mark.parametrize(
-    ("unsplit_s", "warned"),
-    [
-        (0.94, ["profiling overhead: makes the step 6.4% longer"]),
-        (0.96, []),
-        (
-            1.06,
-            [
-                "profiling overhead: profiled steps are 5.7% shorter than unprofiled ones: the step varies "
-                "by that much, read its phases with care"
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("unsplit_s", "warned"), [
+    (0.94, ["profiling overhead: makes the step 6.4% longer"]),
+    (0.96, []),
+    (1.06, ["profiling overhead: profiled steps are 5.7% shorter than unprofiled ones: the step varies "
+     "by that much, read its phases with care"]),
+])  # fmt: skip
 def test_marks_that_change_the_step_by_over_five_percent_are_warned_of(study, split_line, unsplit_s, warned):
     study.add_split([[unsplit_s]], [[split_line(1, 1.0, ("forward", "main", 0.0, 1.0))]])
     assert warnings(study) == warned
@@ -128,17 +120,13 @@ SCATTERED = [1.0, 1.1] * 10
 TOLD = "precision: 95% interval within a launch is ±4.8% after"
 
 
-@pytest.mark.parametrize(
-    ("steps_s", "reason", "goal", "seconds", "warned"),
-    [
-        (SCATTERED, "seconds", 0.01, 10.2, [f"{TOLD} 10 s, goal 1%"]),
-        (SCATTERED, "iterations", 0.005, None, [f"{TOLD} 20 steps, goal 0.5%"]),
-        ([1.0, 1.1, 1.0], "seconds", 0.01, 3.1, ["precision: no 95% interval after 3.1 s, goal 1%"]),
-        (SCATTERED, "precision", 0.01, None, []),
-        (SCATTERED, "iterations", None, None, []),
-        (SCATTERED, None, 0.01, None, []),
-    ],
-)
+@pytest.mark.parametrize(("steps_s", "reason", "goal", "seconds", "warned"), [
+    (SCATTERED, "seconds", 0.01, 10.2, [f"{TOLD} 10 s, goal 1%"]),
+    (SCATTERED, "iterations", 0.005, None, [f"{TOLD} 20 steps, goal 0.5%"]),
+    ([1.0, 1.1, 1.0], "seconds", 0.01, 3.1, ["precision: no 95% interval after 3.1 s, goal 1%"]),
+    (SCATTERED, "precision", 0.01, None, []), (SCATTERED, "iterations", None, None, []),
+    (SCATTERED, None, 0.01, None, []),
+])  # fmt: skip
 def test_goal_that_was_missed_is_told_with_what_was_reached(study, steps_s, reason, goal, seconds, warned):
     lines = [{"iteration": i, "warmup": False, "profiled": False, "step_s": s} for i, s in enumerate(steps_s)]
     summary = {"stop_reason": reason, **({"seconds": {"unprofiled": seconds}} if seconds else {})}
@@ -186,8 +174,7 @@ def test_timed_iterations_of_data_in_host_memory_are_not_warned_of(study, split_
 
 def test_warnings_of_a_group_are_a_text_a_kind_and_many_are_counted(study, split_line):
     for index in range(6):
-        share = 0.90 - 0.01 * index
-        lines = [[split_line(1, 1.0, ("forward", "main", 0.0, share))]]
+        lines = [[split_line(1, 1.0, ("forward", "main", 0.0, 0.90 - 0.01 * index))]]
         study.add_split([[1.0]], lines, aggregator=f"a{index}")
     (group,) = group_rows(to_rows(summary_table(study.folder)))
     (text,) = warnings_of(group, most=2)

@@ -126,8 +126,7 @@ def test_launches_that_scatter_beyond_all_bounds_could_have_found_nothing(make_s
     sides = ([[[one] * 9 for one in (1e-6, own)]] for own in (1e3, 2e3))
     cells = ([(*runs, {"aggregator": name, "world_size": 2}) for name in ("ring", "tree")] for runs in sides)
     found = compared(*both(make_study, *cells))
-    assert changes(found) == (set(), set())
-    assert {found.detectable(cell) for cell in found.cells} == {None}
+    assert (changes(found), {found.detectable(cell) for cell in found.cells}) == ((set(), set()), {None})
 
 
 def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
@@ -164,8 +163,7 @@ def test_launches_that_took_turns_show_a_shift_of_all_cells_and_a_gate_fails_on_
     found = compared(drifting(make_study, generator, "x"), drifting(make_study, generator, other, 1.03))
     fails = bool(parse_gate("slower > 2%").failing_shifts(found))
     shown = found.is_paired, found.shifts[0].difference.is_significant, fails, "took turns" in printed(found)
-    assert shown == (is_paired,) * 4
-    assert parse_gate("faster > 2%").failing_shifts(found) == []
+    assert (shown, parse_gate("faster > 2%").failing_shifts(found)) == ((is_paired,) * 4, [])
     assert changes(found) == (set(), set()), "cells are called relative to it"
     assert text_of(changed_times(found.shifts[0])).startswith("all 9 timed cells on 2 workers take 1.03")
 
@@ -222,8 +220,7 @@ def test_more_launches_find_smaller_differences(make_study):
     smallest = []
     for count in (2, 3, 5, 9):
         generator = np.random.default_rng(8)
-        studies = [noisy(make_study, generator, num_launches=count, pairs=True) for _ in range(2)]
-        found = compared(*studies)
+        found = compared(*[noisy(make_study, generator, num_launches=count, pairs=True) for _ in range(2)])
         smallest.append(np.median([found.detectable(cell) for cell in found.cells]))
     assert sorted(smallest, reverse=True) == smallest
 
@@ -290,13 +287,10 @@ def test_cells_match_over_the_machines_threads_and_say_so(make_study):
     assert match_cells([first], [second])[0] == []
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "differing"),
-    [
-        ({}, {"augmentation": "standard"}, "the nearest ones differ in augmentation"),
-        ({"batch": 64}, {"batch": 128}, "differ in local_batch, global_batch"),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "differing"), [
+    ({}, {"augmentation": "standard"}, "the nearest ones differ in augmentation"),
+    ({"batch": 64}, {"batch": 128}, "differ in local_batch, global_batch"),
+])  # fmt: skip
 def test_nothing_in_common_names_what_differs(make_study, first, second, differing):
     with pytest.raises(ScalingError, match=differing):
         compared(*both(make_study, [(RUNS, first)], [(RUNS, second)]))
@@ -309,10 +303,9 @@ def test_what_one_side_alone_has_is_told_by_memory_format_and_augmentation(make_
     assert "(mlp, channels_last, augmentation standard, done)" in " ".join(told.split())
 
 
-@pytest.mark.parametrize(
-    ("text", "verdict", "more_than"),
-    [("slower > 5%", "slower", 0.05), ("slower", "slower", 0.0), ("faster>2.5 %", "faster", 0.025)],
-)
+@pytest.mark.parametrize(("text", "verdict", "more_than"), [
+    ("slower > 5%", "slower", 0.05), ("slower", "slower", 0.0), ("faster>2.5 %", "faster", 0.025),
+])  # fmt: skip
 def test_gate_is_read(text, verdict, more_than):
     gate = parse_gate(text)
     assert (gate.verdict, gate.more_than) == (verdict, pytest.approx(more_than))

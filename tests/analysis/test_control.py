@@ -17,18 +17,13 @@ from scaling.report.text import text_of
 from tests.made_studies import iteration, split
 
 
-@pytest.mark.parametrize(
-    ("label", "step", "expected"),
-    [
-        ("ring", "eager", ["none"]),
-        ("all_reduce", "captured", ["none"]),
-        ("all_reduce", "overlapped", ["no_op", "none"]),
-        ("all_reduce(path=hook)", "overlapped", ["no_op(path=hook)", "none"]),
-        ("ring(directions=2)", "overlapped", ["no_op(path=hook)", "none"]),
-        ("none", "eager", []),
-        ("no_op(path=hook)", "overlapped", []),
-    ],
-)
+@pytest.mark.parametrize(("label", "step", "expected"), [
+    ("ring", "eager", ["none"]), ("all_reduce", "captured", ["none"]),
+    ("all_reduce", "overlapped", ["no_op", "none"]),
+    ("all_reduce(path=hook)", "overlapped", ["no_op(path=hook)", "none"]),
+    ("ring(directions=2)", "overlapped", ["no_op(path=hook)", "none"]),
+    ("none", "eager", []), ("no_op(path=hook)", "overlapped", []),
+])  # fmt: skip
 def test_control_arm_takes_the_path_of_the_arm(label, step, expected):
     name = label.partition("(")[0]
     assert control_labels({"aggregator": name, "aggregator_label": label, "step": step}) == expected
@@ -43,23 +38,17 @@ def by_difference(study, cell_id):
 def test_difference_is_to_the_cell_that_is_the_same_in_all_but_the_aggregator(study, step_s, difference_s):
     study.add_steps([[1.0]], world_size=2)
     study.add_steps([[9.0]], world_size=4)
-    ring = study.add_steps([[step_s]], aggregator="ring", world_size=2)
-    assert by_difference(study, ring) == difference_s
+    assert by_difference(study, study.add_steps([[step_s]], aggregator="ring", world_size=2)) == difference_s
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        *({"world_size": 4}, {"input_placement": "pageable"}, {"step": "captured"}, {"peer_access": False}),
-        *({"seed": 1}, {"memory_format": "channels_last"}, {"augmentation": "standard"}, {"batch": 32}),
-        {"aa_replicate": 1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("other", [
+    *({"world_size": 4}, {"input_placement": "pageable"}, {"step": "captured"}, {"peer_access": False}),
+    *({"seed": 1}, {"memory_format": "channels_last"}, {"augmentation": "standard"}, {"batch": 32}),
+    {"aa_replicate": 1},
+], ids=str)  # fmt: skip
 def test_cell_that_differs_in_more_is_no_control_arm(study, other):
     study.add_steps([[1.0]], **{"world_size": 2, **other})
-    ring = study.add_steps([[1.25]], aggregator="ring", world_size=2)
-    assert by_difference(study, ring) is None
+    assert by_difference(study, study.add_steps([[1.25]], aggregator="ring", world_size=2)) is None
 
 
 def test_overlapped_arm_is_controlled_on_its_path_at_its_bucket_size(study):
@@ -127,36 +116,30 @@ class TestCheck:
             assert exposed_check(cell, row(), Difference(0.0, 0.001, 9.0), dict) is None
 
     def test_phase_that_the_launches_do_not_show_is_no_cause(self):
-        slowed = arm(1.0e-3, 1.4e-3, backward_s=5.31e-3)
-        text = checked(slowed, row(backward_s=5.0e-3), differing_s={})
+        text = checked(arm(1.0e-3, 1.4e-3, backward_s=5.31e-3), row(backward_s=5.0e-3), differing_s={})
         assert text.endswith("not explained")
 
     def test_negative_difference_does_not_agree_with_a_positive_time(self):
         text = checked(arm(1.0e-3, -0.5e-3), row())
         assert text == "exchange by its spans 1.00 ms, by difference to no exchange -0.500 ms: not explained"
 
-    @pytest.mark.parametrize(
-        ("by_difference_ms", "of_arm", "of_control", "told"),
-        [
-            (1.4, {"backward_s": 5.31e-3, "forward_s": 2.05e-3, "update_s": 0.1e-3},
-             {"backward_s": 5.0e-3, "forward_s": 2.0e-3, "update_s": 0.1e-3},
-             "exchange by its spans 1.00 ms, by difference to no exchange 1.40 ms: backward takes 0.310 ms "
-             "longer than in none: the exchange slows the computation"),
-            (1.5, {"backward_s": 5.2e-3, "forward_s": 2.15e-3}, {"backward_s": 5.0e-3, "forward_s": 2.0e-3},
-             "backward and forward together take 0.350 ms longer than in none: the exchange slows the "
-             "computation"),
-            (2.0, {"update_s": 1.1e-3}, {"update_s": 0.1e-3}, "update takes 1.00 ms longer than in none"),
-            (0.5, {"backward_s": 4.6e-3}, {"backward_s": 5.0e-3},
-             "backward takes 0.400 ms shorter than in none"),
-            (0.5, {"backward_s": 5.4e-3}, {"backward_s": 5.0e-3}, "not explained"),
-            (1.5, {"unattributed_s": 0.6e-3}, {"unattributed_s": 0.1e-3},
-             "0.500 ms more than in none are in no phase"),
-            (1.0, {"exposed_s": 1.5e-3, "profiling_overhead_s": 0.6e-3}, {"profiling_overhead_s": 0.1e-3},
-             "profiling costs 0.500 ms more than in none"),
-            (1.5, {"profiling_overhead_s": 0.6e-3}, {"profiling_overhead_s": 0.1e-3}, "not explained"),
-        ],
-        ids=lambda value: value[:30] if isinstance(value, str) else "",
-    )  # fmt: skip
+    @pytest.mark.parametrize(("by_difference_ms", "of_arm", "of_control", "told"), [
+        (1.4, {"backward_s": 5.31e-3, "forward_s": 2.05e-3, "update_s": 0.1e-3},
+         {"backward_s": 5.0e-3, "forward_s": 2.0e-3, "update_s": 0.1e-3},
+         "exchange by its spans 1.00 ms, by difference to no exchange 1.40 ms: backward takes 0.310 ms "
+         "longer than in none: the exchange slows the computation"),
+        (1.5, {"backward_s": 5.2e-3, "forward_s": 2.15e-3}, {"backward_s": 5.0e-3, "forward_s": 2.0e-3},
+         "backward and forward together take 0.350 ms longer than in none: the exchange slows the "
+         "computation"),
+        (2.0, {"update_s": 1.1e-3}, {"update_s": 0.1e-3}, "update takes 1.00 ms longer than in none"),
+        (0.5, {"backward_s": 4.6e-3}, {"backward_s": 5.0e-3}, "backward takes 0.400 ms shorter than in none"),
+        (0.5, {"backward_s": 5.4e-3}, {"backward_s": 5.0e-3}, "not explained"),
+        (1.5, {"unattributed_s": 0.6e-3}, {"unattributed_s": 0.1e-3},
+         "0.500 ms more than in none are in no phase"),
+        (1.0, {"exposed_s": 1.5e-3, "profiling_overhead_s": 0.6e-3}, {"profiling_overhead_s": 0.1e-3},
+         "profiling costs 0.500 ms more than in none"),
+        (1.5, {"profiling_overhead_s": 0.6e-3}, {"profiling_overhead_s": 0.1e-3}, "not explained"),
+    ], ids=lambda value: value[:30] if isinstance(value, str) else "")  # fmt: skip
     def test_what_explains_half_of_the_difference_is_named(self, by_difference_ms, of_arm, of_control, told):
         values = {"exposed_s": 1e-3, "by_difference_s": by_difference_ms * 1e-3, **of_arm}
         assert checked(arm(**values), row(**of_control)).endswith(told)

@@ -266,8 +266,7 @@ def test_seconds_are_the_time_of_a_step_times_the_steps_and_the_fastest_is_named
     assert fastest == truth
     times = plan.times_faster(plan.by_workers[4], plan.by_workers[1])
     assert times.low < times.value < times.high
-    ratio = plan.by_workers[1].seconds.value / plan.by_workers[4].seconds.value
-    assert times.value == pytest.approx(ratio)
+    assert times.value == pytest.approx(plan.by_workers[1].seconds.value / plan.by_workers[4].seconds.value)
     assert plan.knee in plan.front
     said = texts(plan)
     assert f"fastest is 4 workers at batch {fastest[4]}" in said
@@ -363,8 +362,7 @@ def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):
     lines = [line for line in axes.lines if list(line.get_xdata()) == [1, 2, 4]]
     assert (len(lines), drawn.title) == (len(BATCHES), "mlp on synthetic, to 90.0%")
     assert "the knee, " in drawn.caption
-    written = [text.get_text() for text in axes.texts]
-    assert {"knee", *(f"{batch:,}" for batch in BATCHES)} == set(written)
+    assert {"knee", *(f"{batch:,}" for batch in BATCHES)} == {text.get_text() for text in axes.texts}
 
 
 def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, study, capsys):
@@ -446,16 +444,10 @@ def test_table_of_measured_steps_is_that_of_the_samples():
 
 
 @pytest.mark.quality
-@pytest.mark.parametrize(
-    ("batches", "seeds", "misfit"),
-    [
-        (BATCHES, 3, 0.0),
-        (BATCHES, 3, 0.1),
-        ((64, 512, 4096), 3, 0.1),
-        ((*BATCHES, 8192), 3, 0.1),
-        (BATCHES, 1, 0.1),
-    ],
-)
+@pytest.mark.parametrize(("batches", "seeds", "misfit"), [
+    (BATCHES, 3, 0.0), (BATCHES, 3, 0.1), ((64, 512, 4096), 3, 0.1), ((*BATCHES, 8192), 3, 0.1),
+    (BATCHES, 1, 0.1),
+])  # fmt: skip
 def test_intervals_hold_the_truth(batches, seeds, misfit):
     """300 studies: seeds scatter by 5%, batches about the curve by `misfit`, epochs are evaluated once."""
     random, held = np.random.default_rng(7), np.zeros(4)
@@ -475,8 +467,7 @@ def drawn(random, batch, seeds, misfit):
     reached = []
     for steps in np.exp(middle + random.normal(0, 0.05, seeds)):
         ends = np.arange(1, 2 + int(2 * steps / width)) * width
-        accuracies = 1 - 0.1 ** ((ends / steps) ** 0.7)
-        training = samples_of(accuracies, np.full(len(ends), width))
+        training = samples_of(1 - 0.1 ** ((ends / steps) ** 0.7), np.full(len(ends), width))
         reached.append(steps_to_target(training, {"target_accuracy": 0.9}))
     steps, variances = zip(*reached, strict=True)
     return made(batch, steps, float(np.mean(variances)))

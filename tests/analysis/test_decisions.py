@@ -32,27 +32,18 @@ def test_interval_is_never_below_zero_and_one_launch_has_none():
     assert 0 < low < 1 < high
     alone = Difference(1.0, None, None)
     assert (alone.interval, alone.p_value, alone.detectable(), alone.is_significant) == (
-        None,
-        None,
-        None,
-        False,
-    )
+        None, None, None, False,
+    )  # fmt: skip
 
 
 def test_holms_correction():
     assert (adjusted([0.01, 0.04, 0.03]), adjusted([])) == (pytest.approx([0.03, 0.06, 0.06]), [])
 
 
-@pytest.mark.parametrize(
-    ("log_ratios", "error", "state"),
-    [
-        ([], 0.1, "alone"),
-        ([0.10, 0.20], 0.01, "best"),
-        ([0.00, 0.20], 0.01, "tie"),
-        ([0.00, 0.20], 0.05, "undecided"),
-        ([0.10], None, "one_launch"),
-    ],
-)
+@pytest.mark.parametrize(("log_ratios", "error", "state"), [
+    ([], 0.1, "alone"), ([0.10, 0.20], 0.01, "best"), ([0.00, 0.20], 0.01, "tie"),
+    ([0.00, 0.20], 0.05, "undecided"), ([0.10], None, "one_launch"),
+])  # fmt: skip
 def test_best_of_many(log_ratios, error, state):
     degrees = None if error is None else 20.0
     assert state_of([Difference(one, error, degrees) for one in log_ratios]) == state
@@ -65,8 +56,7 @@ def test_same_within_a_ratio_needs_the_whole_interval_in_it():
 
 
 def test_detectable_is_where_a_difference_begins_to_be_found():
-    found = Difference(0.0, 0.02, 8.0)
-    smallest = math.log(found.detectable(0.01))
+    smallest = math.log(Difference(0.0, 0.02, 8.0).detectable(0.01))
     for factor, is_found in ((1.001, True), (0.999, False)):
         assert (Difference(factor * smallest, 0.02, 8.0).p_value < 0.01) == is_found
 

@@ -65,16 +65,13 @@ def values(found, *names):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("rank", [0, 1, 3])
-@pytest.mark.parametrize(
-    ("slow", "phase", "bucket"),
-    [
-        ({"forward": 7.0}, "forward", None),
-        ({"pieces": (5.0, 2.0, 2.0, 0.0)}, "backward", 0),
-        ({"pieces": (2.0, 2.0, 5.0, 0.0)}, "backward", 2),
-        ({"pieces": (2.0, 2.0, 2.0, 3.0)}, "backward", 3),
-        ({"before": 3.0}, "input", None),
-    ],
-)
+@pytest.mark.parametrize(("slow", "phase", "bucket"), [
+    ({"forward": 7.0}, "forward", None),
+    ({"pieces": (5.0, 2.0, 2.0, 0.0)}, "backward", 0),
+    ({"pieces": (2.0, 2.0, 5.0, 0.0)}, "backward", 2),
+    ({"pieces": (2.0, 2.0, 2.0, 3.0)}, "backward", 3),
+    ({"before": 3.0}, "input", None),
+])  # fmt: skip
 def test_a_slow_rank_is_named_with_phase_bucket_and_what_is_lost(timed, rank, slow, phase, bucket):
     ranks = [overlapped(stop=16.0, **(slow if own == rank else {})) for own in range(4)]
     if bucket == BUCKETS:  # after the last exchange has begun nobody waits: it delays the next step alone
@@ -84,8 +81,7 @@ def test_a_slow_rank_is_named_with_phase_bucket_and_what_is_lost(timed, rank, sl
             for name, lane, start, stop in ranks[rank]
         ]
     found = said_first(timed, timed.add(steps(16), spans=ranks, **FOUR))
-    lost_s = pytest.approx(3 * MS)
-    expected = "slow_rank", rank, phase, bucket, lost_s
+    expected = "slow_rank", rank, phase, bucket, pytest.approx(3 * MS)
     assert values(found, "rank", "phase", "bucket", "lost_s") == expected
     assert f"rank {rank} is slow in {phase}" in text_of(found)
 
@@ -172,8 +168,7 @@ def test_a_gpu_whose_clock_is_held_down_is_named_with_its_rank(timed, rank):
 
 
 def test_a_power_cap_that_takes_little_is_a_doubt_and_no_limit(timed):
-    gpus = on_gpus(gpu(1.9e9, throttle_reasons=["power cap"]), gpu())
-    cell = timed.add(steps(12.5), spans=eager(), **gpus)
+    cell = timed.add(steps(12.5), spans=eager(), **on_gpus(gpu(1.9e9, throttle_reasons=["power cap"]), gpu()))
     assert said_first(timed, cell).kind == "computation"
     assert "disturbed_gpu" in kinds(timed, cell)
 
@@ -185,8 +180,7 @@ def test_another_process_on_a_gpu_is_named_with_what_the_rank_loses_if_that_was_
     first = said_first(timed, guessed)
     assert values(first, "rank", "is_measured") == ("shared_gpu", 1, False)
     assert "may lose up to" in text_of(first)
-    found = timed.explained()[measured][0]
-    assert values(found, "lost_s") == ("shared_gpu", pytest.approx(3 * MS))
+    assert values(timed.explained()[measured][0], "lost_s") == ("shared_gpu", pytest.approx(3 * MS))
     assert "slow_rank" not in kinds(timed, measured), "said once"
 
 
@@ -216,8 +210,7 @@ class TestComb:
     @pytest.mark.parametrize("spread", [0.01, 0.1, 0.5])
     def test_noise_alone_has_no_period(self, spread):
         random = np.random.default_rng(1)
-        found = [comb(random.lognormal(np.log(0.01), spread, 80)) for _ in range(200)]
-        assert not any(found)
+        assert not any(comb(random.lognormal(np.log(0.01), spread, 80)) for _ in range(200))
 
     def test_slow_steps_at_random_have_none(self):
         random = np.random.default_rng(2)
@@ -281,8 +274,7 @@ def test_tiny_buckets_are_named_and_not_their_exchange_as_such(timed):
     cell = timed.add(
         steps(12), spans=spans, bucket_mb=0.1, summary={"wire_bytes_per_rank": [20 * 4096] * 2}, **OVERLAPPED
     )
-    found = timed.explained()[cell][0]
-    assert values(found, "num_buckets") == ("tiny_buckets", 20)
+    assert values(timed.explained()[cell][0], "num_buckets") == ("tiny_buckets", 20)
     assert not {"exposed_communication", "not_hidden"} & kinds(timed, cell)
 
 
@@ -317,8 +309,7 @@ def test_more_workers_are_not_advised_where_more_were_measured_and_brought_nothi
 @pytest.mark.parametrize(("mfu", "is_advised"), [(0.2, True), (0.5, False), (None, False)])
 def test_compile_is_advised_where_little_of_the_matrix_rate_is_used(timed, mfu, is_advised):
     cell = timed.add(steps(12.5), spans=eager(), **PAIR, device="cuda")
-    table = timed.table.assign(mfu=mfu)
-    limit = limit_of(explained(Known.of(to_rows(table), timed.cells))[cell])
+    limit = limit_of(explained(Known.of(to_rows(timed.table.assign(mfu=mfu)), timed.cells))[cell])
     assert "try more GPUs" in line_of(limit)
     assert ("try compile=true" in line_of(limit)) == is_advised
     assert "; try step=captured to see whether kernel launches add to the step; " in line_of(limit)

@@ -77,12 +77,10 @@ def test_one_launch_that_took_far_longer_is_named(study):
 
 
 def test_launches_that_all_differ_have_no_slow_one(study):
-    launches = [[step_s] * 6 for step_s in (0.9, 1.2, 1.5, 2.0)]
-    study.add_steps(launches, aggregator="all_reduce", world_size=2)
+    study.add_steps([[step_s] * 6 for step_s in (0.9, 1.2, 1.5, 2.0)], aggregator="all_reduce", world_size=2)
     assert not answers(study)[0].values["doubts"]
 
 
 def test_mean_far_above_the_typical_step_is_told(study):
-    steps = [[*[1.0] * 17, 4.0, 4.1, 4.2]] * 3
-    study.add_steps(steps, aggregator="all_reduce", world_size=2)
+    study.add_steps([[*[1.0] * 17, 4.0, 4.1, 4.2]] * 3, aggregator="all_reduce", world_size=2)
     assert verdict_lines(answers(study))[0].startswith("Doubtful: long steps take ")

@@ -126,17 +126,12 @@ def test_peer_access_that_was_measured_is_named_with_its_time(timed):
     assert advice(timed, off).endswith("3.00 ms")
 
 
-@pytest.mark.parametrize(
-    ("own", "better", "said"),
-    [
-        (steps(10), steps(8), "use ring: 8.00 ms"),
-        (steps(10)[:1], steps(8)[:1], "measure ring again: 8.00 ms in one launch"),
-        (steps(10), steps(9.9), LARGER_BATCH),
-        (steps(10)[:1], steps(9.9)[:1], LARGER_BATCH),
-        ([[one * MS] * 20 for one in (8, 10, 12)], [[one * MS] * 20 for one in (11, 8, 9)], LARGER_BATCH),
-    ],
-    ids=["shown", "one launch", "too little", "too little in one launch", "within the scatter"],
-)
+@pytest.mark.parametrize(("own", "better", "said"), [
+    (steps(10), steps(8), "use ring: 8.00 ms"),
+    (steps(10)[:1], steps(8)[:1], "measure ring again: 8.00 ms in one launch"),
+    (steps(10), steps(9.9), LARGER_BATCH), (steps(10)[:1], steps(9.9)[:1], LARGER_BATCH),
+    ([[one * MS] * 20 for one in (8, 10, 12)], [[one * MS] * 20 for one in (11, 8, 9)], LARGER_BATCH),
+], ids=["shown", "one launch", "too little", "too little in one launch", "within the scatter"])  # fmt: skip
 def test_a_better_aggregator_is_used_if_launches_show_it_else_tried(timed, own, better, said):
     cell = timed.add(own, spans=EXCHANGING, aggregator="tree", **PAIR)
     timed.add(better, spans=EXCHANGING, aggregator="ring", **PAIR)
@@ -163,19 +158,16 @@ def codec_beside(study, launches=3, exact_ms=None, codec_ms=2, step_ms=5):
     return findings(study, ids[0]).get("compression")
 
 
-@pytest.mark.parametrize(
-    ("codec_ms", "step_ms", "words"),
-    [
-        (10, 15, "19.0 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long: it does"
-         " not pay off"),
-        (2, 15, "95.0 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long: it does"
-         " not pay off"),
-        (2, 5, "95.0 GB/s (measured: 24.5 GB/s), takes 5.00 ms a step, 0.50 ±<0.1% times as long: it pays"
-         " off"),
-        (2, 9.9, "95.0 GB/s (measured: 24.5 GB/s), takes 9.90 ms a step, 0.99 ±<0.1% times as long: it does"
-         " not pay off"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("codec_ms", "step_ms", "words"), [
+    (10, 15, "19.0 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long: it does"
+     " not pay off"),
+    (2, 15, "95.0 GB/s (measured: 24.5 GB/s), takes 15.0 ms a step, 1.50 ±<0.1% times as long: it does"
+     " not pay off"),
+    (2, 5, "95.0 GB/s (measured: 24.5 GB/s), takes 5.00 ms a step, 0.50 ±<0.1% times as long: it pays"
+     " off"),
+    (2, 9.9, "95.0 GB/s (measured: 24.5 GB/s), takes 9.90 ms a step, 0.99 ±<0.1% times as long: it does"
+     " not pay off"),
+])  # fmt: skip
 def test_a_codec_pays_off_where_its_step_was_shorter(timed, codec_ms, step_ms, words):
     found = codec_beside(timed, codec_ms=codec_ms, step_ms=step_ms)
     rates = {"break_even_bytes_per_s": 190e6 / (codec_ms * MS), "bytes_per_s": 24.5e9}
@@ -185,8 +177,7 @@ def test_a_codec_pays_off_where_its_step_was_shorter(timed, codec_ms, step_ms, w
 
 
 def test_one_launch_does_not_show_that_a_codec_pays_off(timed):
-    said = "seen in one launch: it is not shown to pay off"
-    assert said in text_of(codec_beside(timed, launches=1))
+    assert "seen in one launch: it is not shown to pay off" in text_of(codec_beside(timed, launches=1))
 
 
 @pytest.mark.parametrize(("exact_ms", "is_compared"), [(6, False), (12, True)])
@@ -201,41 +192,32 @@ def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(timed):
     assert "compression" not in findings(timed, cell)
 
 
-@pytest.mark.parametrize(
-    ("phases", "cell", "rule", "words"),
-    [
-        ({"h2d": 4, "forward": 6}, {"input_placement": "pageable"}, "feeding",
-         "input over pageable memory: 40%"),
-        ({"input": 4, "forward": 6}, {"augmentation": "standard"}, "feeding",
-         "gathering the batch on the device, and augmentation: 40%"),
-        ({"input": 5, "forward": 5}, {"input_placement": "loader", "loader_workers": 2}, "feeding",
-         "bound by the loader (2 workers)"),
-        ({"forward": 2, "d2h": 2, "reduce": 4, "h2d_result": 2},
-         {"aggregator": "host_serial", "world_size": 2}, "host_sums",
-         "copies to the host 20%, sums 40%, copies back 20%"),
-        ({"forward": 2, "encode": 6, "decode": 2}, {"aggregator": "one_bit", "world_size": 2}, "codec",
-         "encoding and decoding take 80%"),
-        ({"forward": 4, "update": 6}, {}, "update", "the update takes 60%"),
-        ({"forward": 4}, {}, "open_time", "60% of the step is in no phase"),
-        ({"forward": 4, "backward": 6}, {}, "computation", "forward and backward take 100%"),
-        ({"forward": 4, "wait": 6}, {"aggregator": "host_serial", "world_size": 2}, "waiting",
-         "waiting for other ranks, 60%"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("phases", "cell", "rule", "words"), [
+    ({"h2d": 4, "forward": 6}, {"input_placement": "pageable"}, "feeding", "input over pageable memory: 40%"),
+    ({"input": 4, "forward": 6}, {"augmentation": "standard"}, "feeding",
+     "gathering the batch on the device, and augmentation: 40%"),
+    ({"input": 5, "forward": 5}, {"input_placement": "loader", "loader_workers": 2}, "feeding",
+     "bound by the loader (2 workers)"),
+    ({"forward": 2, "d2h": 2, "reduce": 4, "h2d_result": 2}, {"aggregator": "host_serial", "world_size": 2},
+     "host_sums", "copies to the host 20%, sums 40%, copies back 20%"),
+    ({"forward": 2, "encode": 6, "decode": 2}, {"aggregator": "one_bit", "world_size": 2}, "codec",
+     "encoding and decoding take 80%"),
+    ({"forward": 4, "update": 6}, {}, "update", "the update takes 60%"),
+    ({"forward": 4}, {}, "open_time", "60% of the step is in no phase"),
+    ({"forward": 4, "backward": 6}, {}, "computation", "forward and backward take 100%"),
+    ({"forward": 4, "wait": 6}, {"aggregator": "host_serial", "world_size": 2}, "waiting",
+     "waiting for other ranks, 60%"),
+])  # fmt: skip
 def test_what_takes_most_of_the_step_is_what_limits_it(timed, phases, cell, rule, words):
     found = first(timed, timed.add(steps(10), spans=spans(**phases), **cell))
     assert found.kind == rule
     assert words in text_of(found)
 
 
-@pytest.mark.parametrize(
-    ("measured", "then"),
-    [
-        ((), "try all_reduce or ring: not through the host"),
-        (("all_reduce", "ring"),
-         "try a larger batch (check the accuracy): copies and sums do not grow with it"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("measured", "then"), [
+    ((), "try all_reduce or ring: not through the host"),
+    (("all_reduce", "ring"), "try a larger batch (check the accuracy): copies and sums do not grow with it"),
+])  # fmt: skip
 def test_slower_exchanges_that_were_measured_are_not_proposed(timed, measured, then):
     for name in measured:
         timed.add(steps(200), aggregator=name, world_size=2)
@@ -244,8 +226,7 @@ def test_slower_exchanges_that_were_measured_are_not_proposed(timed, measured, t
 
 
 def test_the_next_experiment_of_an_augmented_step_is_without_it(timed):
-    work = spans(input=5, forward=5)
-    cell = timed.add(steps(10), spans=work, device="cuda", augmentation="standard")
+    cell = timed.add(steps(10), spans=spans(input=5, forward=5), device="cuda", augmentation="standard")
     assert advice(timed, cell) == "try augmentation=none; or try input_placement=pinned"
 
 
@@ -268,8 +249,7 @@ def test_more_threads_than_cores_come_first_on_a_cpu(timed):
 
 def test_doubts_follow_the_limits(timed):
     timed.add(steps(10), spans=spans(forward=10))
-    launches = [[0.02] * 9, [0.03] * 9]
-    cell = timed.add(launches, spans=spans(forward=15), aggregator="ring", world_size=2)
+    cell = timed.add([[0.02] * 9, [0.03] * 9], spans=spans(forward=15), aggregator="ring", world_size=2)
     found = timed.explained()[cell]
     assert [is_limit(one) for one in found] == sorted(map(is_limit, found), reverse=True)
     assert {"no_speedup", "scatter"} <= {one.kind for one in found}
@@ -336,26 +316,23 @@ FASTER = {"slower": 0.5}
 OVERLAPPED = {"aggregator": "all_reduce", "step": "overlapped"}
 
 
-@pytest.mark.parametrize(
-    ("work", "cell", "others", "said"),
-    [
-        (EXCHANGING, {"step": "overlapped"}, BATCHES[1:], "try a local batch above 64"),
-        (spans(forward=2, d2h=2, reduce=6), {"aggregator": "host_serial"},
-         [{"aggregator": "all_reduce"}, {"aggregator": "ring"}, BATCHES[1]], "try a local batch above 64"),
-        (spans(forward=2, update=8), {}, BATCHES[1:], "try a local batch above 64"),
-        (spans(input=8, forward=2), LOADED, [{"loader_workers": 8}], "try more than 8 loader_workers"),
-        (spans(input=8, forward=2), {"device": "cuda", **LOADED}, [UNLOADED], "try more loader_workers"),
-        (spans(input=8, forward=2), {"device": "cuda", **LOADED},
-         [{**UNLOADED, **FASTER}, {**UNLOADED, "input_placement": "device", "slower": 0.6}],
-         "use input_placement=pinned: 5.00 ms; or try more loader_workers"),
-        (spans(forward=9, backward=1), {}, [{"world_size": 4, **FASTER}], "try more than 4 workers"),
-        (EXCHANGING, {"aggregator": "tree"}, [OVERLAPPED], "try a larger local batch (check"),
-        (EXCHANGING, {"aggregator": "tree"}, [{**OVERLAPPED, **FASTER}],
-         "use step=overlapped with all_reduce: 5.00 ms"),
-        (spans(forward=2, encode=8), {"aggregator": "one_bit"}, [{"aggregator": "all_reduce"}], ""),
-        (spans(forward=2, encode=8), {"aggregator": "one_bit"}, [], "try all_reduce, which has no codec"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("work", "cell", "others", "said"), [
+    (EXCHANGING, {"step": "overlapped"}, BATCHES[1:], "try a local batch above 64"),
+    (spans(forward=2, d2h=2, reduce=6), {"aggregator": "host_serial"},
+     [{"aggregator": "all_reduce"}, {"aggregator": "ring"}, BATCHES[1]], "try a local batch above 64"),
+    (spans(forward=2, update=8), {}, BATCHES[1:], "try a local batch above 64"),
+    (spans(input=8, forward=2), LOADED, [{"loader_workers": 8}], "try more than 8 loader_workers"),
+    (spans(input=8, forward=2), {"device": "cuda", **LOADED}, [UNLOADED], "try more loader_workers"),
+    (spans(input=8, forward=2), {"device": "cuda", **LOADED},
+     [{**UNLOADED, **FASTER}, {**UNLOADED, "input_placement": "device", "slower": 0.6}],
+     "use input_placement=pinned: 5.00 ms; or try more loader_workers"),
+    (spans(forward=9, backward=1), {}, [{"world_size": 4, **FASTER}], "try more than 4 workers"),
+    (EXCHANGING, {"aggregator": "tree"}, [OVERLAPPED], "try a larger local batch (check"),
+    (EXCHANGING, {"aggregator": "tree"}, [{**OVERLAPPED, **FASTER}],
+     "use step=overlapped with all_reduce: 5.00 ms"),
+    (spans(forward=2, encode=8), {"aggregator": "one_bit"}, [{"aggregator": "all_reduce"}], ""),
+    (spans(forward=2, encode=8), {"aggregator": "one_bit"}, [], "try all_reduce, which has no codec"),
+])  # fmt: skip
 def test_no_advice_is_what_another_cell_of_the_study_has(timed, work, cell, others, said):
     cell = {"world_size": 2, "aggregator": "ring", **BATCHES[0], **cell}
     cell_id = timed.add(steps(10), spans=work, **cell)

@@ -73,8 +73,7 @@ def test_without_a_gradient_there_is_no_upper_end():
 def test_neighbouring_steps_that_are_alike_are_no_independent_ones():
     """A drift of the gradient widens the interval beyond that of the same steps in disorder."""
     rng = np.random.default_rng(7)
-    scales = np.linspace(0.3, 2.0, 400)
-    drawn = [quadratic(rng, 1, mean=scale * MEAN) for scale in scales]
+    drawn = [quadratic(rng, 1, mean=scale * MEAN) for scale in np.linspace(0.3, 2.0, 400)]
     small, big = (np.concatenate([getattr(one, name) for one in drawn]) for name in ("small", "big"))
     order = rng.permutation(400)
     ordered = noise_scale([[Squares(LOCAL, LOCAL * RANKS, small, big)]])
@@ -125,8 +124,7 @@ def trained(study, epochs):
 
 
 def test_summary_has_that_up_to_the_target(trained):
-    cells = read_cells(trained.folder)
-    (row,) = to_rows(build_table("by-hand", cells))
+    (row,) = to_rows(build_table("by-hand", read_cells(trained.folder)))
     expected = noise_scale([squares_of([recorded(50, 0), recorded(50, 1)])])
     assert row["noise_scale"] == expected.value
     assert (row["noise_scale_low"], row["noise_scale_high"]) == (expected.low, expected.high)

@@ -34,19 +34,26 @@ class TestEvidence:
         """Over all orders of n values each bet is worth 1 on average, and there are n - LEARNED of them."""
         n = LEARNED + 2
         orders = np.array([*itertools.permutations(range(n))], float)
-        assert evidence(orders)[:, -1].mean() == pytest.approx(n - LEARNED)
+        assert evidence(orders, n)[:, -1].mean() == pytest.approx(n - LEARNED)
 
     def test_nothing_is_said_before_enough_campaigns(self):
-        found = evidence(np.arange(LEARNED + 1.0)[None])
+        found = evidence(np.arange(LEARNED + 1.0)[None], 10)
         assert found[0, :LEARNED].tolist() == [0.0] * LEARNED
         assert found[0, LEARNED] > 0
 
     def test_scale_and_distribution_do_not_matter(self):
         values = noise(20)
-        assert (evidence(values) == evidence(np.exp(50 * values))).all()
+        assert (evidence(values, 10) == evidence(np.exp(50 * values), 10)).all()
 
     def test_equal_values_are_no_evidence(self):
-        assert evidence(np.ones((1, 40))).max() < 2
+        assert evidence(np.ones((1, 40)), 10).max() < 2
+
+    def test_a_campaign_multiplies_it_by_no_more_than_was_asked(self):
+        values = noise(200)
+        values[:, -1] = 1
+        before, after = evidence(values, 4)[:, -2:].T
+        assert (after <= 4 * (before + 1) + 1e-9).all()
+        assert (after > 3).all()
 
 
 class TestWatch:
@@ -69,10 +76,12 @@ class TestWatch:
     def test_what_needs_more_campaigns_than_there_are_is_not_seen_yet(self):
         assert watch(campaigns(20 * noise(12))).seen == {0.03: None, 0.05: None, 0.1: None}
 
-    def test_one_slow_campaign_is_no_alarm(self):
-        logs = noise(20)
-        logs[:, 12] += 0.5
-        assert watch(campaigns(logs)).alarm is None
+    @pytest.mark.parametrize("count", [20, 130, 300])
+    def test_one_slow_campaign_is_no_alarm_but_three_are(self, count):
+        logs = noise(count + 3, seed=1)
+        logs[:, count:] += 0.5
+        assert first_alarm(logs[:, : count + 1], 100)[0] is None
+        assert first_alarm(logs, 100)[0] in (count + 1, count + 2)
 
     def test_one_stream_of_four_is_found_and_named(self):
         logs = noise(30, streams=4)

@@ -93,8 +93,7 @@ def test_it_counts_for_nothing_and_a_line_says_so(study):
 
 
 def test_nothing_is_said_without_one(study):
-    kinds = [remark.kind for remark in scatter_of(add_study(study, 0.0)).remarks]
-    assert kinds == ["offsets_not_measured"]
+    assert [remark.kind for remark in scatter_of(add_study(study, 0.0)).remarks] == ["offsets_not_measured"]
 
 
 @pytest.mark.parametrize(("num_left", "said"), [(1, "one launch is"), (2, "two launches are"), (3, None)])
@@ -144,13 +143,11 @@ def correlated(num_cells, num_launches, kept, seed=0):
 
 
 def test_correlated_launches_are_found_and_the_upper_limit_counts():
-    found = serial_correlation([correlated(16, 5, 0.8, seed) for seed in range(3)])
-    assert 0.8 <= found.within <= 0.9
+    assert 0.8 <= serial_correlation([correlated(16, 5, 0.8, seed) for seed in range(3)]).within <= 0.9
 
 
 def test_order_of_launches_matters_and_what_all_share_is_apart():
-    logs = correlated(16, 5, 0.8)
-    assert serial_correlation([logs[:, [2, 0, 4, 1, 3]]]) == Serial()
+    assert serial_correlation([correlated(16, 5, 0.8)[:, [2, 0, 4, 1, 3]]]) == Serial()
     shared = np.linspace(0, 1, 9)
     assert serial_correlation([correlated(16, 9, 0.0) + shared]) == Serial(0.0, pytest.approx(0.9))
 
@@ -170,8 +167,7 @@ def test_inflation_is_what_a_mean_scatters_by_more(num_launches):
 
 
 def test_intervals_of_correlated_launches_are_wider_and_a_line_says_so(study):
-    logs = correlated(8, 9, 0.9)
-    for name, own in zip(NAMES, np.exp(logs), strict=True):
+    for name, own in zip(NAMES, np.exp(correlated(8, 9, 0.9)), strict=True):
         study.add_steps([[step_s] * 3 for step_s in own], aggregator=name, world_size=2)
     cells = read_cells(study.folder)
     scatter, times = scatter_of(cells), cell_times(cells)
@@ -190,6 +186,5 @@ def test_intervals_of_correlated_launches_are_wider_and_a_line_says_so(study):
 def test_four_pairs_measure_the_offsets_of_cells(study):
     for name in NAMES[:4]:
         for replicate in (0, 1):
-            steps = [[1.0], [1.01], [0.99]]
-            study.add_steps(steps, aggregator=name, world_size=2, aa_replicate=replicate)
+            study.add_steps([[1.0], [1.01], [0.99]], aggregator=name, world_size=2, aa_replicate=replicate)
     assert not scatter_of(read_cells(study.folder)).remarks

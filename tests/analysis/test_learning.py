@@ -46,14 +46,11 @@ class TestTarget:
         assert (row["target_state"], row["epochs_to_target"], row["seconds_to_target"]) == ("reached", 2, 2.0)
         assert row["samples_to_target"] == 2 * STEPS * BATCH
 
-    @pytest.mark.parametrize(
-        ("repeats", "target", "state"),
-        [
-            ([[0.5, 0.88, 0.87]], 0.9, "not reached in 3 epochs, at best 88.00%"),
-            ([[0.95], [0.8]], 0.9, "not reached by 1 of 2 repeats in 1 epoch, at best 80.00%"),
-            ([[0.9]], None, None),
-        ],
-    )
+    @pytest.mark.parametrize(("repeats", "target", "state"), [
+        ([[0.5, 0.88, 0.87]], 0.9, "not reached in 3 epochs, at best 88.00%"),
+        ([[0.95], [0.8]], 0.9, "not reached by 1 of 2 repeats in 1 epoch, at best 80.00%"),
+        ([[0.9]], None, None),
+    ])  # fmt: skip
     def test_missed_one_says_in_how_many_repeats_and_how_near(self, study, epochs, repeats, target, state):
         study.add([[epochs(own)] for own in repeats], kind="convergence", target_accuracy=target)
         (row,) = rows_of(study)
@@ -95,8 +92,7 @@ class TestSeeds:
         (merged,) = over_seeds(group.rows)
         assert (merged["repeats"], merged["seed"]) == (3, None)
         assert merged["final_test_accuracy"] == pytest.approx(0.93)
-        cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-        (line,) = training_lines(group, cells)
+        (line,) = training_lines(group, {cell.cell_id: cell for cell in read_cells(study.folder)})
         assert (line.test_accuracy, line.ranges["test_accuracy"]) == ([0.5, 0.92], ([0.5, 0.90], [0.5, 0.97]))
 
     def test_one_seed_has_a_mean_and_no_spread(self, study, epochs):
@@ -153,17 +149,10 @@ class TestSeeds:
 
 
 RECIPE = {
-    "learning_rate": 0.1,
-    "learning_rate_rule": "linear",
-    "base_batch": 128,
-    "warmup_epochs": 5.0,
-    "schedule": "step",
-    "milestones": [91, 136],
-    "gamma": 0.1,
-    "weight_decay": 1e-4,
-    "augmentation": "standard",
-    "batch_norm": "sync",
-}
+    "learning_rate": 0.1, "learning_rate_rule": "linear", "base_batch": 128, "warmup_epochs": 5.0,
+    "schedule": "step", "milestones": [91, 136], "gamma": 0.1, "weight_decay": 1e-4,
+    "augmentation": "standard", "batch_norm": "sync",
+}  # fmt: skip
 
 
 class TestRecipe:
@@ -194,19 +183,16 @@ class TestRecipe:
     def test_trainings_of_different_recipes_are_not_compared(self, study, key):
         study.add(["planned"], kind="convergence", **RECIPE)
         other = {
-            "learning_rate_rule": "sqrt",
-            "schedule": "cosine",
-            "augmentation": "none",
+            "learning_rate_rule": "sqrt", "schedule": "cosine", "augmentation": "none",
             "batch_norm": "replica",
-        }
+        }  # fmt: skip
         study.add(["planned"], kind="convergence", **{**RECIPE, key: other[key]})
         assert len(group_rows(rows_of(study))) == 2
 
 
 def test_table_of_epochs_has_a_row_an_epoch_and_repeat(study, epochs):
     study.add([[epochs([0.5, 0.9])], [epochs([0.6, 0.8], train_j=3.0)]], kind="convergence", seed=4)
-    written = table_csv(epoch_table(read_cells(study.folder)))
-    rows = list(csv.DictReader(io.StringIO(written)))
+    rows = list(csv.DictReader(io.StringIO(table_csv(epoch_table(read_cells(study.folder))))))
     assert [(row["repeat"], row["epoch"]) for row in rows] == [("0", "1"), ("0", "2"), ("1", "1"), ("1", "2")]
     assert {row["seed"] for row in rows} == {"4"}
     assert [row["samples"] for row in rows[:2]] == [str(STEPS * BATCH), str(2 * STEPS * BATCH)]

@@ -93,11 +93,8 @@ def test_plan_of_a_block_is_read_as_its_mean_step(study, line, split_line):
     exchange = {"schedule": "ring", "native": False, "library": "sends", "num_steps": 2}
     plan = [{**exchange, "bytes": {"8000": "0>1 1>0"}}]
     summary = {
-        "block_iterations": [3],
-        "num_parameters": 2000,
-        "wire_bytes_per_rank": [2000, 2000],
-        "plan": plan,
-    }
+        "block_iterations": [3], "num_parameters": 2000, "wire_bytes_per_rank": [2000, 2000], "plan": plan,
+    }  # fmt: skip
     study.add([blocks(line, split_line)], summary=summary, **BLOCK)
     (cell,) = read_cells(study.folder)
     assert plan_of_cell(cell).sent_to(0) == {"1": 2000}

@@ -19,18 +19,15 @@ def campaign(path, *, width=16, count=18, cap_w=700.0, clock_hz=1980e6, queued_s
     return made.folder
 
 
-@pytest.mark.parametrize(
-    ("changed", "line"),
-    [
-        ({"width": 8}, "PCIe width of GPU 0: 16 against 8"),
-        ({"count": 9}, "link gpu0-gpu1: 18 x nvlink against 9 x nvlink"),
-        ({"count": 0}, "link gpu0-gpu1: 18 x nvlink against none"),
-        ({"cap_w": 500.0}, "power cap: 700 W against 500 W"),
-        ({"clock_hz": 1500e6}, "GPU clock under load: 1980 against 1500 MHz"),
-        ({"queued_s": 0.41}, "workers wait for a core (other programs): 1% against 41%"),
-        ({"torch": "2.12"}, "versions.torch: 2.11 against 2.12"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "line"), [
+    ({"width": 8}, "PCIe width of GPU 0: 16 against 8"),
+    ({"count": 9}, "link gpu0-gpu1: 18 x nvlink against 9 x nvlink"),
+    ({"count": 0}, "link gpu0-gpu1: 18 x nvlink against none"),
+    ({"cap_w": 500.0}, "power cap: 700 W against 500 W"),
+    ({"clock_hz": 1500e6}, "GPU clock under load: 1980 against 1500 MHz"),
+    ({"queued_s": 0.41}, "workers wait for a core (other programs): 1% against 41%"),
+    ({"torch": "2.12"}, "versions.torch: 2.11 against 2.12"),
+])  # fmt: skip
 def test_each_kind_is_named_alone(tmp_path, changed, line):
     assert machine_changes(campaign(tmp_path / "a"), campaign(tmp_path / "b", **changed)) == [line]
 

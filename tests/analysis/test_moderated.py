@@ -18,8 +18,7 @@ from scaling.analysis.moderated import (
 
 def test_median_of_the_others_leaves_each_out_and_missing_values_too():
     values = np.array([[1.0, 5.0], [4.0, np.nan], [2.0, 7.0], [9.0, 6.0]])
-    expected = [[4, 6.5], [2, np.nan], [4, 5.5], [2, 6]]
-    np.testing.assert_array_equal(medians_of_others(values), expected)
+    np.testing.assert_array_equal(medians_of_others(values), [[4, 6.5], [2, np.nan], [4, 5.5], [2, 6]])
 
 
 def test_variance_of_a_cell_is_over_the_launches_it_has():
@@ -45,8 +44,7 @@ def test_variance_within_launches_is_that_of_the_cells(num_cells):
 
 
 def test_cells_of_one_variance_share_it_and_one_that_scatters_more_keeps_its_own():
-    generator = np.random.default_rng(5)
-    logs = generator.normal(0, 0.01, (12, 4))
+    logs = np.random.default_rng(5).normal(0, 0.01, (12, 4))
     logs[3] *= 30
     own, found = own_variances(logs), moderated(own_variances(logs))
     assert (found.values[3], found.degrees[3]) == (pytest.approx(own.values[3]), own.degrees[3])
@@ -58,8 +56,7 @@ def test_cells_of_one_variance_share_it_and_one_that_scatters_more_keeps_its_own
 def test_single_cell_and_single_launch_are_left_as_they_are():
     alone = moderated(own_variances(np.array([[1.0, 3.0, 5.0]])))
     assert (alone.values[0], alone.degrees[0]) == (pytest.approx(4), 2)
-    one_launch = moderated(own_variances(np.array([[1.0], [3.0]])))
-    np.testing.assert_array_equal(one_launch.degrees, [0, 0])
+    np.testing.assert_array_equal(moderated(own_variances(np.array([[1.0], [3.0]]))).degrees, [0, 0])
 
 
 def test_equal_samples_have_what_the_timer_cannot_tell_from_zero():
@@ -99,8 +96,7 @@ def test_noisy_cells_do_not_make_steady_ones_noisy_nor_does_what_all_share(commo
     own = np.sqrt(variances_within_launches(logs).values)
     assert (own[:4] < 0.002).all()
     assert (own[4:] > 0.005).all()
-    within = scatter([logs])[0].within
-    assert (np.sqrt(within.values[:4]) < 0.01).all()
+    assert (np.sqrt(scatter([logs])[0].within.values[:4]) < 0.01).all()
 
 
 @pytest.mark.parametrize("num_launches", [3, 5])
@@ -136,8 +132,7 @@ def test_one_noisy_cell_among_quiet_ones_keeps_its_width_and_they_keep_theirs():
     others = np.arange(9) != 4
     before, after = half_widths(logs), half_widths(with_noisy)
     assert after[others] == pytest.approx(before[others], rel=0.3)
-    own = stats.t.ppf(0.975, 4) * with_noisy[4].std(ddof=1) / np.sqrt(5)
-    assert after[4] == pytest.approx(own, rel=0.25)
+    assert after[4] == pytest.approx(stats.t.ppf(0.975, 4) * with_noisy[4].std(ddof=1) / np.sqrt(5), rel=0.25)
 
 
 @pytest.mark.filterwarnings("error")
@@ -148,5 +143,4 @@ def test_equal_times_in_all_launches_warn_of_nothing(num_cells, apart):
     logs[:, 0] = apart  # what all cells share is no scatter of theirs
     (found,) = scatter([logs])
     assert np.isfinite(found.within.values).all()
-    compared = campaigns(logs, logs + 0.1)
-    assert all(ratio.ratio == pytest.approx(np.exp(0.1)) for ratio in compared.ratios)
+    assert all(ratio.ratio == pytest.approx(np.exp(0.1)) for ratio in campaigns(logs, logs + 0.1).ratios)

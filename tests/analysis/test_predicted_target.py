@@ -22,8 +22,7 @@ def rows_of(study):
 class TestPrediction:
     def trained_and_timed(self, study, epochs, ends=(0.95,), **timed):
         for seed, end in enumerate(ends):
-            run = [epochs([0.5, end, 0.99])]
-            study.add([run], kind="convergence", target_accuracy=0.9, seed=seed)
+            study.add([[epochs([0.5, end, 0.99])]], kind="convergence", target_accuracy=0.9, seed=seed)
         study.add_steps([[0.1 / 1.1] * 3, [0.10] * 3, [0.11] * 3], **timed)
         return [row for row in rows_of(study) if row["kind"] == "convergence"]
 
@@ -61,17 +60,10 @@ class TestPrediction:
             assert row["predicted_s_to_target_low"] == pytest.approx(2.0 / factor, rel=1e-4)
             assert row["predicted_s_to_target_high"] == pytest.approx(2.0 * factor, rel=1e-4)
 
-    @pytest.mark.parametrize(
-        "other",
-        [
-            {"aggregator": "ring"},
-            {"batch": 32},
-            {"threads": 2},
-            {"batch_norm": "sync"},
-            {"memory_format": "channels_last"},
-            {"augmentation": "standard"},
-        ],
-    )
+    @pytest.mark.parametrize("other", [
+        {"aggregator": "ring"}, {"batch": 32}, {"threads": 2}, {"batch_norm": "sync"},
+        {"memory_format": "channels_last"}, {"augmentation": "standard"},
+    ])  # fmt: skip
     def test_timed_cell_of_another_step_predicts_nothing(self, study, epochs, other):
         (row,) = self.trained_and_timed(study, epochs, **other)
         assert row["predicted_s_to_target"] is None
@@ -95,19 +87,16 @@ class TestPrediction:
 
     @pytest.mark.parametrize(("augmentation", "is_said"), [("standard", True), ("none", False)])
     def test_a_prediction_says_that_it_leaves_augmentation_out(self, study, epochs, augmentation, is_said):
-        run = [epochs([0.5, 0.95])]
-        study.add([run], kind="convergence", target_accuracy=0.9, augmentation=augmentation)
+        study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9, augmentation=augmentation)
         study.add_steps([[0.1] * 3] * 3)
         group = next(one for one in group_rows(rows_of(study)) if one.kind == "convergence")
         assert group.rows[0]["predicted_s_to_target"] is not None
         remarks = page_tables(group, [group])[0].remarks
         assert any(one.startswith("Estimated: without augmentation") for one in remarks) == is_said
-        said = " ".join(findings(study.folder))
-        assert ("step time x steps, without augmentation:" in said) == is_said
+        assert ("step time x steps, without augmentation:" in " ".join(findings(study.folder))) == is_said
 
     def test_an_augmented_training_is_predicted_from_augmented_steps_without_a_caution(self, study, epochs):
-        run = [epochs([0.5, 0.95])]
-        study.add([run], kind="convergence", target_accuracy=0.9, augmentation="standard")
+        study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9, augmentation="standard")
         study.add_steps([[0.3] * 9] * 3)  # more iterations, which else is preferred
         study.add_steps([[0.1] * 3] * 3, augmentation="standard")
         table = summary_table(study.folder)

@@ -10,8 +10,7 @@ def launch(steps_s, gap_s=0.0, blocks=(0,), pause_s=0.0):
     """Starts of one rank's steps: [rank, step]."""
     before = np.full(len(steps_s), gap_s)
     before[list(blocks)] = pause_s
-    starts = np.cumsum([0.0, *steps_s[:-1]]) + np.cumsum(before)
-    return np.array([steps_s]), np.array([starts])
+    return np.array([steps_s]), np.array([np.cumsum([0.0, *steps_s[:-1]]) + np.cumsum(before)])
 
 
 def test_gaps_between_steps_count_and_pauses_between_blocks_do_not():
@@ -29,8 +28,7 @@ def test_a_stall_in_every_seventh_step_is_in_the_rate():
 
 def test_waiting_for_a_rank_that_begins_later_is_left_out():
     steps = np.array([[30.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
-    starts = np.array([[0.0, 30.0, 31.0], [29.0, 30.0, 31.0]])
-    rate = rate_of(steps, starts, (0,))
+    rate = rate_of(steps, np.array([[0.0, 30.0, 31.0], [29.0, 30.0, 31.0]]), (0,))
     assert rate.iteration_s == pytest.approx(1.0)
 
 

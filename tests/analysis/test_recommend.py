@@ -85,25 +85,15 @@ def test_one_worker_wins_where_more_do_not_help(timed):
     assert found.state == "decided", "other aggregators on one worker are the same and no rivals"
 
 
-@pytest.mark.parametrize(
-    ("trainings", "is_chosen", "said"),
-    [
-        ([], False, "accuracy was not measured"),
-        ([(0.98, LOSSY)], True, ""),
-        ([(0.5, LOSSY)], False, ""),
-        ([(0.975, {"target": None, **LOSSY}), (0.98, {"target": None, **on(4)})], True, ""),
-        ([(0.95, {"target": None, **LOSSY}), (0.98, {"target": None, **on(4)})], False, ""),
-        ([(0.98, {"momentum": 0.0, **LOSSY})], False, "with momentum 0.0 alone, not with momentum 0.9"),
-        ([(0.98, {"batch": 32, **LOSSY})], False, "with global_batch 32 alone, not with global_batch 64"),
-        *(
-            (
-                [(0.8, {"target": None, **LOSSY}), (0.8, {"target": None, **on(4), **recipe})],
-                False, "no exact training with that momentum and batch",
-            )
-            for recipe in ({"momentum": 0.0}, {"batch": 32})
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("trainings", "is_chosen", "said"), [
+    ([], False, "accuracy was not measured"), ([(0.98, LOSSY)], True, ""), ([(0.5, LOSSY)], False, ""),
+    ([(0.975, {"target": None, **LOSSY}), (0.98, {"target": None, **on(4)})], True, ""),
+    ([(0.95, {"target": None, **LOSSY}), (0.98, {"target": None, **on(4)})], False, ""),
+    ([(0.98, {"momentum": 0.0, **LOSSY})], False, "with momentum 0.0 alone, not with momentum 0.9"),
+    ([(0.98, {"batch": 32, **LOSSY})], False, "with global_batch 32 alone, not with global_batch 64"),
+    *(([(0.8, {"target": None, **LOSSY}), (0.8, {"target": None, **on(4), **recipe})], False,
+     "no exact training with that momentum and batch") for recipe in ({"momentum": 0.0}, {"batch": 32})),
+])  # fmt: skip
 def test_lossy_aggregator_is_a_choice_once_its_own_update_held_the_accuracy(
     timed, trainings, is_chosen, said
 ):
@@ -212,15 +202,10 @@ def test_efficiency_is_the_shortest_time_that_keeps_it(timed):
     assert "efficiency below 0.8" in reasons(found)
 
 
-@pytest.mark.parametrize(
-    ("changes", "title"),
-    [
-        ({"augmentation": "standard"}, "augmentation standard"),
-        ({"batch_norm": "sync"}, "batch norm sync"),
-        ({"batch": 128}, "global batch 128"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("changes", "title"), [
+    ({"augmentation": "standard"}, "augmentation standard"),
+    ({"batch_norm": "sync"}, "batch norm sync"), ({"batch": 128}, "global batch 128"),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_efficiency_rests_on_the_noise_of_its_own_baseline_alone(timed, changes, title):
     fill(timed, (0.016, {}), spread=0.5)
     _, kept = fill(timed, (0.016, changes), (0.0089, {**on(2), **changes}))
@@ -262,8 +247,7 @@ def test_energy_is_of_the_gpus_and_uncertain_by_the_counters_steps(make_study):
 
     sure = found(0.3, 10)
     assert (sure.state, sure.choice.row["aggregator"]) == ("decided", "ring")
-    assert sure.choice.low == pytest.approx(200 * 0.99)
-    assert found(0.25, 0.5).state == "undecided"
+    assert (sure.choice.low, found(0.25, 0.5).state) == (pytest.approx(200 * 0.99), "undecided")
 
 
 def test_time_to_accuracy_needs_the_target_and_several_trainings(make_study):

@@ -14,8 +14,7 @@ REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "mnist-4xh200"
 @pytest.fixture(scope="module")
 def rows():
     """The summary of results of the old format."""
-    table = summary_table(ResultsFolder(REFERENCE))
-    return [row for row in to_rows(table) if row["kind"] == "iteration"]
+    return [row for row in to_rows(summary_table(ResultsFolder(REFERENCE))) if row["kind"] == "iteration"]
 
 
 def test_budget_of_every_cell_sums_to_its_step(rows):

@@ -15,12 +15,9 @@ FORWARD = ("forward", "main", 0.0, 0.4)
 
 def test_time_comes_from_unprofiled_steps_alone_and_phases_from_profiled_ones(study, line, split_line):
     lines = [
-        line(0, 9.0, warmup=True, profiled=False),
-        line(1, 1.0, profiled=False),
-        line(2, 2.0, profiled=False),
-        {**split_line(3, 7.0, FORWARD), "warmup": True},
-        split_line(4, 1.5, FORWARD, start_s=3.25),
-    ]
+        line(0, 9.0, warmup=True, profiled=False), line(1, 1.0, profiled=False), line(2, 2.0, profiled=False),
+        {**split_line(3, 7.0, FORWARD), "warmup": True}, split_line(4, 1.5, FORWARD, start_s=3.25),
+    ]  # fmt: skip
     study.add([[lines]])
     launch = launch_of(study)
     assert (launch.step_s.tolist(), launch.iterations.tolist()) == ([1.0, 2.0], [1, 2])
@@ -41,18 +38,14 @@ def test_old_line_is_both_unprofiled_and_profiled_with_its_phases_one_after_the_
     assert launch.step_s.tolist() == [1.0]
     ((budget,),) = launch.budgets
     assert {name: seconds for name, seconds in budget.parts_s.items() if seconds} == {
-        "forward": 0.25,
-        "backward": 0.5,
-        "exposed_comm": 0.125,
-        "unattributed": 0.125,
-    }
+        "forward": 0.25, "backward": 0.5, "exposed_comm": 0.125, "unattributed": 0.125,
+    }  # fmt: skip
     assert (budget.hidden_comm_s, budget.arrived_after_first_s) == (0.0, None)
 
 
 @pytest.mark.parametrize("cell", [{"step": "captured"}, {}], ids=str)
 def test_old_line_without_marks_inside_the_step_tells_no_phase(study, line, cell):
-    phases = {"input_s": 0.1} if cell else {}
-    study.add([[[line(0, 1.0, **phases)]]], **cell)
+    study.add([[[line(0, 1.0, **{"input_s": 0.1} if cell else {})]]], **cell)
     assert launch_of(study).profiled_steps == []
 
 
@@ -69,18 +62,14 @@ def test_rank_that_waits_least_in_split_steps_is_waited_for(study, split_line):
     assert launch_of(study).waited_for == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"spans": None}, "spans is None"),
-        ({"spans": [["forward", "main", 0.0]]}, r"spans.0.3 is missing"),
-        ({"spans": [["foward", "main", 0.0, 1.0]]}, "phase 'foward'; allowed: input,"),
-        ({"spans": [["forward", 3, 0.0, 1.0]]}, "valid string"),
-        ({"spans": [["forward", "main", 0.0, None]]}, "valid number"),
-        ({"start_s": "noon"}, "start_s is 'noon'"),
-        ({"step_s": None}, "step_s is None"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"spans": None}, "spans is None"),
+    ({"spans": [["forward", "main", 0.0]]}, r"spans.0.3 is missing"),
+    ({"spans": [["foward", "main", 0.0, 1.0]]}, "phase 'foward'; allowed: input,"),
+    ({"spans": [["forward", 3, 0.0, 1.0]]}, "valid string"),
+    ({"spans": [["forward", "main", 0.0, None]]}, "valid number"),
+    ({"start_s": "noon"}, "start_s is 'noon'"), ({"step_s": None}, "step_s is None"),
+])  # fmt: skip
 def test_damaged_split_line_is_an_error_that_names_the_run(study, line, split_line, change, message):
     cell_id = study.add([[[line(0, 1.0, profiled=False), {**split_line(1, 1.0, FORWARD), **change}]]])
     with pytest.raises(StoreError, match=message) as caught:
@@ -98,8 +87,7 @@ def test_split_line_without_spans_is_an_error(study, line, split_line):
 
 def test_split_steps_of_ranks_that_differ_are_an_error(study, line, split_line):
     one = [line(0, 1.0, profiled=False), split_line(1, 1.0, FORWARD)]
-    other = [line(0, 1.0, profiled=False), split_line(2, 1.0, FORWARD)]
-    study.add([[one, other]], world_size=2)
+    study.add([[one, [line(0, 1.0, profiled=False), split_line(2, 1.0, FORWARD)]]], world_size=2)
     with pytest.raises(StoreError, match="ranks 0 and 1 recorded different iterations"):
         read_cells(study.folder)
 

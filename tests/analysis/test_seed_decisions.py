@@ -16,8 +16,6 @@ from scaling.analysis.seed_decisions import (
     decide,
 )
 
-T_OF_TWO_DEGREES = 4.302653
-
 
 def combination(*scores, lossy=False, world_size=2):
     return Combination(dict(enumerate(scores)), lossy, world_size)
@@ -32,7 +30,7 @@ def draw(generator, *, lossy, scatter=1.0, shift=0.0, num_seeds=3):
 
 
 def test_bound_is_students():
-    assert bound(2.0, 2, 0.025) == pytest.approx(2 * T_OF_TWO_DEGREES, rel=1e-6)
+    assert bound(2.0, 2, 0.025) == pytest.approx(2 * 4.302653, rel=1e-6)
 
 
 def test_exact_variances_are_pooled():
@@ -96,9 +94,7 @@ def test_reference_is_of_as_many_workers_where_these_have_several_seeds():
 
 def test_an_exact_one_that_differs_is_no_reference():
     rest = [combination(-1.0, 0.0, 1.0), combination(1.0, -2.0, 1.0), combination(-0.5, 0.5, 0.0)]
-    wrong = combination(-41.0, -40.0, -39.0)
-    lossy = combination(0.1, 0.0, -0.1, lossy=True)
-    _, decisions = decide([wrong, *rest, lossy])
+    _, decisions = decide([combination(-41.0, -40.0, -39.0), *rest, combination(0.1, 0.0, -0.1, lossy=True)])
     assert [decision.verdict for decision in decisions] == [WORSE, *[WITHIN] * 4]
     assert decisions[4].difference == pytest.approx(0.0)
 

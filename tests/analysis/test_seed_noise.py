@@ -161,8 +161,7 @@ def test_page_shows_both(study, train, seeded):
 @pytest.mark.usefixtures("without_figures")
 def test_trainings_on_text_are_compared_by_bits_per_byte(study, epoch_line):
     def train(bits, **cell):
-        line = epoch_line(1, 1.0, bits * math.log(2), 0.5)
-        ranks = [[line]] * cell.get("world_size", 1)
+        ranks = [[epoch_line(1, 1.0, bits * math.log(2), 0.5)]] * cell.get("world_size", 1)
         study.add([ranks], kind="convergence", dataset="text", **cell)
 
     for seed, bits in enumerate((2.2, 2.3, 2.4)):

@@ -23,59 +23,36 @@ def on(world_size, aggregator="ring", **more):
 
 LOSSY = on(4, "one_bit", lossy=True)
 RANKED = {
-    "a clear winner, with interval and speedup": (
-        [(around(4.0), {}), (around(2.0), on(2)), (around(1.0), on(4))],
-        ["strong scaling, global batch 64, cpu: with several workers, the fastest is ring on 4",
-         "95% interval 99", r"4\.00 ±\d\.\d% times the throughput of one worker"],
-        [],
-    ),
-    "launches do not tell": (
-        [(around(4.0), {}), ([[0.9], [1.0], [1.1]], on(4)), ([[1.15], [1.05], [0.95]], on(4, "tree")),
-         (around(3.0), on(2))],
-        ["no aggregator is clearly fastest", "tree on 4 workers may be faster"],
-        ["the fastest is", "ring on 2 workers"],
-    ),
-    "launches scatter together": (
-        [([[0.9], [1.0], [1.1]], on(4)), ([[0.945], [1.049], [1.156]], on(4, "tree"))],
-        ["the fastest is ring on 4 workers"], [],
-    ),
-    "within three percent": (
-        [(around(1.000), on(4)), (around(1.0005)[::-1], on(4, "tree"))],
-        ["tree on 4 workers is not faster by more than 3%"], [],
-    ),
-    "within three percent of the fastest of three": (
-        [(around(1.0), on(4)), (around(1.01), on(4, "tree")), (around(1.2), on(4, "host_parallel"))],
-        ["ring on 4 workers has the shortest step",
-         "tree on 4 workers is within 3%; all others take longer."],
-        [],
-    ),
-    "a lossy one leaves no exact one open": (
-        [(around(1.0), on(4)), (around(5.0), on(4, "tree")), ([[0.8], [1.1], [1.3]], LOSSY)],
-        ["the fastest is ring on 4 workers",
-         "all other exact ones take longer. one_bit on 4 workers, lossy, may be faster."],
-        [],
-    ),
-    "one launch": (
-        [([[4.0]], {}), ([[1.0] * 20], on(4)), ([[2.0] * 20], on(4, "tree"))],
-        ["ring on 4 workers has the shortest step", "One launch only: another may rank them differently"],
-        ["the fastest is"],
-    ),
-    "a control arm is no candidate": (
-        [(around(4.0), {}), (around(1.0), on(4, "none")), (around(2.0), on(4))],
-        ["ring on 4 workers takes"], ["none on 4 workers"],
-    ),
-    "more workers are slower": (
-        [(around(1.0), {}), (around(2.0), on(2))],
-        [r"More workers than one did not help: one worker \(none on 1 worker, "], [],
-    ),
-    "more workers are as fast": (
-        [(around(1.0), {}), (around(1.001), on(2))], ["within 3%: more workers did not help"], [],
-    ),
-    "weak scaling is judged by throughput": (
-        [(around(1.0), {"scaling": "weak"}), (around(1.1), on(2, scaling="weak")),
-         (around(1.2), on(4, scaling="weak"))],
-        ["the fastest is ring on 4 workers"], ["did not help"],
-    ),
+    "a clear winner, with interval and speedup": ([(around(4.0), {}), (around(2.0), on(2)),
+     (around(1.0), on(4))],
+     ["strong scaling, global batch 64, cpu: with several workers, the fastest is ring on 4",
+     "95% interval 99", r"4\.00 ±\d\.\d% times the throughput of one worker"], []),
+    "launches do not tell": ([(around(4.0), {}), ([[0.9], [1.0], [1.1]], on(4)),
+     ([[1.15], [1.05], [0.95]], on(4, "tree")), (around(3.0), on(2))],
+     ["no aggregator is clearly fastest", "tree on 4 workers may be faster"],
+     ["the fastest is", "ring on 2 workers"]),
+    "launches scatter together": ([([[0.9], [1.0], [1.1]], on(4)),
+     ([[0.945], [1.049], [1.156]], on(4, "tree"))], ["the fastest is ring on 4 workers"], []),
+    "within three percent": ([(around(1.000), on(4)), (around(1.0005)[::-1], on(4, "tree"))],
+     ["tree on 4 workers is not faster by more than 3%"], []),
+    "within three percent of the fastest of three": ([(around(1.0), on(4)), (around(1.01), on(4, "tree")),
+     (around(1.2), on(4, "host_parallel"))], ["ring on 4 workers has the shortest step",
+     "tree on 4 workers is within 3%; all others take longer."], []),
+    "a lossy one leaves no exact one open": ([(around(1.0), on(4)), (around(5.0), on(4, "tree")),
+     ([[0.8], [1.1], [1.3]], LOSSY)], ["the fastest is ring on 4 workers",
+     "all other exact ones take longer. one_bit on 4 workers, lossy, may be faster."], []),
+    "one launch": ([([[4.0]], {}), ([[1.0] * 20], on(4)), ([[2.0] * 20], on(4, "tree"))],
+     ["ring on 4 workers has the shortest step", "One launch only: another may rank them differently"],
+     ["the fastest is"]),
+    "a control arm is no candidate": ([(around(4.0), {}), (around(1.0), on(4, "none")), (around(2.0), on(4))],
+     ["ring on 4 workers takes"], ["none on 4 workers"]),
+    "more workers are slower": ([(around(1.0), {}), (around(2.0), on(2))],
+     [r"More workers than one did not help: one worker \(none on 1 worker, "], []),
+    "more workers are as fast": ([(around(1.0), {}), (around(1.001), on(2))],
+     ["within 3%: more workers did not help"], []),
+    "weak scaling is judged by throughput": ([(around(1.0), {"scaling": "weak"}),
+     (around(1.1), on(2, scaling="weak")), (around(1.2), on(4, scaling="weak"))],
+     ["the fastest is ring on 4 workers"], ["did not help"]),
 }  # fmt: skip
 
 

@@ -70,8 +70,7 @@ class TestRow:
         assert "ring on 4 workers" in warning
 
     def test_epochs_have_no_seconds(self, shared):
-        table = epoch_table(read_cells(shared.folder))
-        by_size = dict(iter(table.groupby("world_size")))
+        by_size = dict(iter(epoch_table(read_cells(shared.folder)).groupby("world_size")))
         assert by_size[4]["train_s"].isna().all()
         assert by_size[4]["train_j"].isna().all()
         assert by_size[2]["train_s"].tolist() == [10.0, 20.0]

@@ -23,8 +23,7 @@ def test_steps_are_of_the_slowest_rank_aligned_by_iteration_without_warm_up(stud
     rank_1 = [line(3, 4.0), line(1, 2.0), line(2, 1.0), line(0, 9.0, warmup=True)]
     study.add([[rank_0, rank_1]], aggregator="ring", world_size=2)
 
-    launch = read_cells(study.folder)[0].launches[0]
-    assert launch.step_s.tolist() == [2.0, 5.0, 4.0]
+    assert read_cells(study.folder)[0].launches[0].step_s.tolist() == [2.0, 5.0, 4.0]
     (row,) = rows_of(study)
     assert (row["typical_iteration_s"], row["iterations"]) == (4.0, 3)
     assert (row["iteration_s"], row["samples_per_s"]) == (pytest.approx(11 / 3), pytest.approx(64 * 3 / 11))
@@ -35,17 +34,14 @@ GPT_TENSORS = "256x48 64x48 48 48 144x48"
 """Of gpt, size nano, with a context of 64."""
 
 
-@pytest.mark.parametrize(
-    ("model", "summary", "tokens_per_s"),
-    [
-        ("mine:decoder", {"tokens_per_sample": 10}, 160.0),
-        ("gpt", {"tokens_per_sample": 10, "tensor_shapes": GPT_TENSORS}, 160.0),
-        ("gpt", {"tensor_shapes": GPT_TENSORS}, 64 * 16.0),
-        ("gpt", {"tensor_shapes": "256x48 48 48 144x48"}, None),
-        ("gpt", {}, None),
-        ("fcn-r", {"tokens_per_sample": None, "tensor_shapes": GPT_TENSORS}, None),
-    ],
-)
+@pytest.mark.parametrize(("model", "summary", "tokens_per_s"), [
+    ("mine:decoder", {"tokens_per_sample": 10}, 160.0),
+    ("gpt", {"tokens_per_sample": 10, "tensor_shapes": GPT_TENSORS}, 160.0),
+    ("gpt", {"tensor_shapes": GPT_TENSORS}, 64 * 16.0),
+    ("gpt", {"tensor_shapes": "256x48 48 48 144x48"}, None),
+    ("gpt", {}, None),
+    ("fcn-r", {"tokens_per_sample": None, "tensor_shapes": GPT_TENSORS}, None),
+])  # fmt: skip
 def test_tokens_a_second_come_from_what_the_runs_recorded(study, line, model, summary, tokens_per_s):
     study.add([[[line(0, 4.0)]]], summary=summary, model=model)
     (row,) = rows_of(study)
@@ -57,8 +53,7 @@ def matrix_rate(flops_per_s, size=4096):
 
 
 def test_mfu_is_model_flops_over_those_of_all_workers_matrix_products(study, line):
-    rates = [matrix_rate(60.0), matrix_rate(100.0, 8192)]
-    summary = {"model_flops": 320, "matrix_rate": rates}
+    summary = {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), matrix_rate(100.0, 8192)]}
     study.add([[[line(0, 4.0)]] * 2] * 2, summary=summary, world_size=2)
     (row,) = rows_of(study)
     assert row["flops_per_s_per_worker"] == 40.0
@@ -66,30 +61,21 @@ def test_mfu_is_model_flops_over_those_of_all_workers_matrix_products(study, lin
     assert (row["matrix_flops_per_s"], row["matrix_size"]) == (80.0, "4096 | 8192")
 
 
-@pytest.mark.parametrize(
-    "summary",
-    [
-        {"model_flops": 320},
-        {"matrix_rate": [matrix_rate(60.0)]},
-        {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), None]},
-    ],
-)
+@pytest.mark.parametrize("summary", [
+    {"model_flops": 320}, {"matrix_rate": [matrix_rate(60.0)]},
+    {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), None]},
+])  # fmt: skip
 def test_mfu_is_empty_where_a_part_of_it_is_not_known(study, line, summary):
     study.add([[[line(0, 4.0)]] * 2], summary=summary, world_size=2)
     (row,) = rows_of(study)
     assert (row["mfu"], row["matrix_flops_per_s"], row["matrix_size"]) == (None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "cell", "peak"),
-    [
-        (["NVIDIA H200"] * 2, {}, 66.9e12),
-        (["NVIDIA H200", "NVIDIA H100 PCIe"], {}, None),
-        (["Some GPU"], {}, None),
-        (["NVIDIA H200"], {"workers_per_gpu": 2}, None),
-        (["NVIDIA H200"], {"device": "cpu"}, None),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "cell", "peak"), [
+    (["NVIDIA H200"] * 2, {}, 66.9e12), (["NVIDIA H200", "NVIDIA H100 PCIe"], {}, None),
+    (["Some GPU"], {}, None), (["NVIDIA H200"], {"workers_per_gpu": 2}, None),
+    (["NVIDIA H200"], {"device": "cpu"}, None),
+])  # fmt: skip
 def test_mfu_by_the_data_sheet_is_known_for_one_known_gpu_a_worker(study, line, gpus, cell, peak):
     study.folder.write_environment({"gpus": [{"name": name} for name in gpus]})
     summary = {"model_flops": 669 * 10**11, "matrix_rate": [matrix_rate(50e12)] * 2}
@@ -113,15 +99,13 @@ def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
 
 def test_budget_is_that_of_the_slowest_rank_where_nobody_waits(study, line):
     rank_0 = [line(i, 1.0, forward_s=0.1) for i in range(3)]
-    rank_1 = [line(i, 2.0, forward_s=0.5) for i in range(3)]
-    study.add([[rank_0, rank_1]], aggregator="none", world_size=2)
+    study.add([[rank_0, [line(i, 2.0, forward_s=0.5) for i in range(3)]]], aggregator="none", world_size=2)
     (row,) = rows_of(study)
     assert (row["forward_s"], row["unattributed_s"], row["exchange_overhead_s"]) == (0.5, 1.5, None)
 
 
 def test_phase_absent_in_an_iteration_counts_as_zero_only_if_the_cell_has_it(study, line):
-    lines = [line(0, 1.0, reduce_s=0.3), line(1, 1.0, input_s=0.3), line(2, 1.0, input_s=0.6)]
-    study.add([[lines]])
+    study.add([[[line(0, 1.0, reduce_s=0.3), line(1, 1.0, input_s=0.3), line(2, 1.0, input_s=0.6)]]])
     (row,) = rows_of(study)
     assert (row["reduce_s"], row["input_s"]) == pytest.approx((0.1, 0.3))
     assert row["encode_s"] is None
@@ -174,17 +158,13 @@ def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study
     assert (row["speedup"], row["parallel_efficiency"]) == pytest.approx((speedup, speedup / 4))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        *({"batch": 128}, {"model": "fcn-r"}, {"model_parameters": {"hidden": 3}}, {"dataset": "mnist"}),
-        *({"device": "cuda"}, {"tf32": True}, {"memory_format": "channels_last"}),
-        *({"augmentation": "standard"}, {"threads": 2}, {"scaling": "weak"}, {"learning_rate": 0.1}),
-        *({"momentum": 0.0}, {"weight_decay": 0.1}, {"nesterov": True}, {"seed": 1}, {"aggregator": "ring"}),
-        *({"world_size": 2}, {"input_placement": "pinned"}, {"aa_replicate": 1}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("other", [
+    *({"batch": 128}, {"model": "fcn-r"}, {"model_parameters": {"hidden": 3}}, {"dataset": "mnist"}),
+    *({"device": "cuda"}, {"tf32": True}, {"memory_format": "channels_last"}),
+    *({"augmentation": "standard"}, {"threads": 2}, {"scaling": "weak"}, {"learning_rate": 0.1}),
+    *({"momentum": 0.0}, {"weight_decay": 0.1}, {"nesterov": True}, {"seed": 1}, {"aggregator": "ring"}),
+    *({"world_size": 2}, {"input_placement": "pinned"}, {"aa_replicate": 1}),
+], ids=str)  # fmt: skip
 def test_speedup_is_empty_without_an_equal_baseline(study, other):
     study.add_steps([[4.0]], **other)
     own = study.add_steps([[2.0]], aggregator="tree", world_size=4)
@@ -231,16 +211,11 @@ def test_planned_baseline_gives_no_speedup(study):
     assert [row["speedup"] for row in rows_of(study)] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("states", "expected"),
-    [
-        (["planned", "planned"], "planned"),
-        (["running", "planned"], "running"),
-        (["failed: out of memory", "running"], "failed"),
-        (["done", "planned"], "planned"),
-        (["done", "done"], "done"),
-    ],
-)
+@pytest.mark.parametrize(("states", "expected"), [
+    (["planned", "planned"], "planned"), (["running", "planned"], "running"),
+    (["failed: out of memory", "running"], "failed"),
+    (["done", "planned"], "planned"), (["done", "done"], "done"),
+])  # fmt: skip
 def test_state_of_a_cell_is_the_worst_of_its_repeats(study, line, states, expected):
     study.add([[[line(0, 1.0)]] if state == "done" else state for state in states])
     (row,) = rows_of(study)
@@ -324,22 +299,19 @@ def test_bytes_are_the_largest_of_all_ranks_and_precision_has_its_name(study, li
 LINE = {"iteration": 0, "warmup": False, "step_s": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [
-        ([[LINE]], "samples of 1 ranks"),
-        ([[LINE], []], "ranks 0 and 1 recorded different"),
-        ([[LINE] * 2] * 2, "recorded twice"),
-        ([[{**LINE, "warmup": True}]] * 2, "no measured iteration was recorded; delete its run"),
-        ([[{"iteration": 0, "step_s": 1.0}]] * 2, "warmup is missing"),
-        ([[{"iteration": 0, "warmup": False}]] * 2, "step_s is missing"),
-        ([[{**LINE, "step_s": -1.0}]] * 2, "greater than or equal to 0"),
-        ([[{**LINE, "step_s": None}]] * 2, "valid number"),
-        ([[{**LINE, "warmup": 0}]] * 2, "valid boolean"),
-        ([[{**LINE, "iteration": "a"}]] * 2, "valid integer"),
-        ([[[1, 2]]] * 2, "should be an object"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "message"), [
+    ([[LINE]], "samples of 1 ranks"),
+    ([[LINE], []], "ranks 0 and 1 recorded different"),
+    ([[LINE] * 2] * 2, "recorded twice"),
+    ([[{**LINE, "warmup": True}]] * 2, "no measured iteration was recorded; delete its run"),
+    ([[{"iteration": 0, "step_s": 1.0}]] * 2, "warmup is missing"),
+    ([[{"iteration": 0, "warmup": False}]] * 2, "step_s is missing"),
+    ([[{**LINE, "step_s": -1.0}]] * 2, "greater than or equal to 0"),
+    ([[{**LINE, "step_s": None}]] * 2, "valid number"),
+    ([[{**LINE, "warmup": 0}]] * 2, "valid boolean"),
+    ([[{**LINE, "iteration": "a"}]] * 2, "valid integer"),
+    ([[[1, 2]]] * 2, "should be an object"),
+])  # fmt: skip
 def test_damaged_samples_of_a_done_run_are_an_error_that_names_the_run(study, ranks, message):
     cell_id = study.add([ranks], aggregator="ring", world_size=2)
     with pytest.raises(StoreError, match=message) as caught:
@@ -348,8 +320,7 @@ def test_damaged_samples_of_a_done_run_are_an_error_that_names_the_run(study, ra
 
 
 def test_missing_cell_variable_is_an_error(study):
-    cell_id = study.add(["planned"])
-    path = study.folder.path / "runs" / cell_id / "0" / "run.json"
+    path = study.folder.path / "runs" / study.add(["planned"]) / "0" / "run.json"
     record = json.loads(path.read_text())
     del record["cell"]["world_size"]
     path.write_text(json.dumps(record))

@@ -217,8 +217,7 @@ class TestPeople:
         (group,) = transfer_groups(results)
         lines = bandwidth_lines(group, ("peer_copy", "send", "swap", "shift", "all_reduce", "h2d"))
         standing = standing_out(lines)
-        operations = {line.what.operation for line in standing}
-        assert len(operations) <= 3
+        assert len({line.what.operation for line in standing}) <= 3
         assert len(standing) == len({(line.what.operation, line.host_only) for line in standing}) <= 6
         for line in standing:
             same = [
@@ -232,20 +231,13 @@ class TestPeople:
         (group,) = transfer_groups(results)
         found = {line.label: line for line in bandwidth_lines(group, ("h2d", "all_reduce"))}
         assert set(found) == {
-            *(
-                "h2d pinned, 2 alone",
-                "h2d pinned, 2 at once",
-                "h2d pageable, 2 alone",
-                "h2d pageable, 2 at once",
-            ),
-            *(
-                f"h2d {memory}, host-only, 2 {who}"
-                for memory in ("pinned", "pageable")
-                for who in ("alone", "at once")
-            ),
+            *("h2d pinned, 2 alone", "h2d pinned, 2 at once", "h2d pageable, 2 alone",
+             "h2d pageable, 2 at once"),
+            *(f"h2d {memory}, host-only, 2 {who}" for memory in ("pinned", "pageable") for who in ("alone",
+             "at once")),
             *("all-reduce, 2 at once", "all-reduce, captured, 2 at once"),
             *("all-reduce, host-only, 2 at once", "all-reduce, captured, host-only, 2 at once"),
-        }
+        }  # fmt: skip
         line = found["all-reduce, captured, host-only, 2 at once"]
         assert line.sizes_bytes[-1] == 1024 * MIB
         assert math.isclose(line.busbw[-1], 20.0, rel_tol=0.01)
@@ -256,11 +248,8 @@ class TestPeople:
         assert "no luck" in write_report(study.folder).page.read_text()
         (row,) = status_table(study.folder)
         assert (row["kind"], row["state"], row["reason"], row["aggregator"]) == (
-            "transfer",
-            "failed",
-            "no luck",
-            None,
-        )
+            "transfer", "failed", "no luck", None,
+        )  # fmt: skip
         assert not (study.folder.path / "transfers.csv").exists()
 
 
@@ -293,15 +282,12 @@ class TestMachineFile:
         assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"sample": {"operation": "h2d"}}], "rank0.jsonl, line 1 is damaged: sample.launch is missing"),
-        ([{}, {"sample": 3}], "rank0.jsonl, line 2 is damaged: sample is 3"),
-        ([{"facts": {}}], "rank0.jsonl, line 1 is damaged: facts.device is missing"),
-        ([{"note": "none"}], "nothing that it measured was recorded"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "message"), [
+    ([{"sample": {"operation": "h2d"}}], "rank0.jsonl, line 1 is damaged: sample.launch is missing"),
+    ([{}, {"sample": 3}], "rank0.jsonl, line 2 is damaged: sample is 3"),
+    ([{"facts": {}}], "rank0.jsonl, line 1 is damaged: facts.device is missing"),
+    ([{"note": "none"}], "nothing that it measured was recorded"),
+])  # fmt: skip
 def test_damaged_samples_are_an_error_that_names_the_file(study, rows, message):
     add(study, [rows], cell())
     with pytest.raises(StoreError, match=message):

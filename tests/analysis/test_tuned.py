@@ -7,12 +7,10 @@ from scaling.analysis.samples import read_cells
 from scaling.analysis.tuned import fastest, tuned_buckets
 from scaling.report.text import text_of
 
-SCATTER = (1.0, 1.004, 1 / 1.004, 1.002, 1 / 1.002)
-NOISY = (1.0, 1.12, 0.93, 1.05, 0.9)
 DDP = {"step": "overlapped", "world_size": 2, "aggregator": "all_reduce"}
 
 
-def found(study, times_ms, launches=SCATTER, control_ms=None):
+def found(study, times_ms, launches=(1.0, 1.004, 1 / 1.004, 1.002, 1 / 1.002), control_ms=None):
     """The finding for cells with these times; the first is the default."""
     ids = [
         study.add_steps(
@@ -51,9 +49,8 @@ def test_one_launch_shows_nothing(study):
 
 def test_only_what_is_faster_has_to_be_shown(study):
     """One of two candidates, at a two-sided p value that Holm's correction would double to above 5%."""
-    ids, finding = found(study, [10.0, 8.3, 10.5], launches=NOISY)
-    p_value = scatter_of(read_cells(study.folder)).difference(ids[0], ids[1]).p_value
-    assert 0.025 < p_value < 0.05
+    ids, finding = found(study, [10.0, 8.3, 10.5], launches=(1.0, 1.12, 0.93, 1.05, 0.9))
+    assert 0.025 < scatter_of(read_cells(study.folder)).difference(ids[0], ids[1]).p_value < 0.05
     assert finding.cells[0] == ids[1]
 
 
@@ -93,6 +90,5 @@ def test_it_is_said_in_words(study):
     assert text.startswith("Use bucket_mb=[[0.5, 3.25]]: 8.00 ms a step instead of 10.0 with DDP's default")
     assert "bucket_cap_mb_list=[0.5, 3.25]" in text
     assert "no buckets of the 40 gradients end their exchange before 6.00 ms" in text
-    kept = {**finding.values, **model, "gain": None}
-    said = text_of(type(finding)(finding.kind, (), kept))
+    said = text_of(type(finding)(finding.kind, (), {**finding.values, **model, "gain": None}))
     assert said.startswith("Keep DDP's default buckets: 10.0 ms a step")

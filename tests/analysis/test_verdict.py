@@ -161,12 +161,8 @@ def test_noisy_study_is_measured_again_in_another_folder(study):
     one = replace(found, values={**found.values, "confidence": "workers_open", "is_noisy": True})
     path = study.folder.path
     assert shlex.split(next_run(one, study.folder).command) == [
-        "scaling",
-        "run",
-        f"{path}/study.yaml",
-        "--out",
-        f"{path}-again",
-    ]
+        "scaling", "run", f"{path}/study.yaml", "--out", f"{path}-again",
+    ]  # fmt: skip
 
 
 def test_ties_of_one_aggregator_are_named_by_what_differs(study):
@@ -257,8 +253,7 @@ def test_several_answers_are_rows_and_the_first_has_the_sentence(study):
     for model, step_s in (("m0", 0.6), ("m1", 0.5)):
         add(study, "none", 1, 1.0, model=model)
         add(study, "all_reduce", 2, step_s, model=model)
-    found = answers(study)
-    answer = answer_of(found, "scaling run DIR --next 1", ["Of 4 cells, 1 failed."])
+    answer = answer_of(answers(study), "scaling run DIR --next 1", ["Of 4 cells, 1 failed."])
     assert answer.sentence.startswith("m0 on synthetic: Use 2 workers: 1.67 times as fast as one.")
     assert answer.details[0] == "Of 4 cells, 1 failed."
     assert not any("m1" in line for line in answer.lines)

@@ -160,8 +160,7 @@ def test_page_of_several_workloads_names_all_and_shows_their_answers_above_what_
     for model in ("m0", "m1"):
         add(study, "none", 1, 1.0, model=model)
         add(study, "all_reduce", 2, 0.6, model=model)
-    page = write_report(study.folder).page.read_text()
-    header = page.partition("<main>")[0]
+    header = write_report(study.folder).page.read_text().partition("<main>")[0]
     assert "2 workloads: m0 on synthetic; m1 on synthetic · strong scaling, global batch 64, cpu" in header
     assert header.count("m0 on synthetic: Use 2 workers: 1.67 times as fast as one.") == 1
     assert "<td>1.67 ±0.1%</td>" in header.partition('<th scope="row">m1 on synthetic</th>')[2]

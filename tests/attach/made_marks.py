@@ -39,8 +39,7 @@ def made_switched(arms_s: dict[str, float], rounds: int = 4, block: int = 3) -> 
     """The records of two ranks of a launch that switches these arms, whose steps take so long."""
     labels: list[tuple[str, int, int]] = [("baseline", -1, 0)]
     labels += [(arm, at, within) for at in range(rounds) for arm in arms_s for within in range(block)]
-    steps_s = [arms_s[arm] for arm, _, _ in labels[1:]]
-    return pair(steps_s, labels=labels, arms=list(arms_s))
+    return pair([arms_s[arm] for arm, _, _ in labels[1:]], labels=labels, arms=list(arms_s))
 
 
 def made_runs(steps_s: dict[str, tuple[float, float]], drift: float = 0.001) -> Measured:

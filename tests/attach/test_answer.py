@@ -51,41 +51,38 @@ def test_where_whole_steps_vary_a_phase_that_is_longer_in_every_launch_names_the
 SHORTER = {**EVEN, "no_exchange": (0.06, 0.06)}
 
 
-@pytest.mark.parametrize(
-    ("measured", "said"),
-    [
-        # On GPUs the arm that gives phases was left out.
-        (with_facts(made_runs(SHORTER), "baseline", device="cuda"),
-         ["Where it goes: not measured, because the arm marked was not asked for."]),
-        (with_facts(made_runs(EVEN), "baseline", host_only=True),
-         ["A step takes 100 ms (its marks cost 0.00%; A/A"]),
-        (with_facts(made_runs(EVEN), "baseline", host_only=True, device="cuda"),
-         ["A step takes 100 ms without peer access (its marks"]),
-        # The hook that switches arms costs something.
-        (with_facts(made_runs({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002),
-         ["A step takes 80 ms (with the hook that switches arms 100 ms, +25.0%; A/A"]),
-        # The parts of a step add up to it.
-        (made_runs(SHORTER), ["input 30%, forward 6%, backward 6%, optimizer 18%, rest 0%; rank 1",
-                              "Without the exchange a step would be 40.0% \u00b1 0.0% shorter."]),
-        (made_runs({**EVEN, "no_exchange": (0.095, 0.095)}, drift=0.08),
-         ["Without the exchange: no gain above the A/A spread", "nothing stands out"]),
-        (with_run(made_runs(EVEN), Run("no_exchange", reason="it hung")),
-         ["Without the exchange: not measured, because it hung.\n"]),
-        (with_run(made_runs(SHORTER), Run("no_exchange", [], "fewer than 13 steps of it were seen in 0.5 s")),
-         ["Left out: a run of no_exchange (fewer than 13 steps of it were seen in 0.5 s).\n"]),
-        # One worker that makes more backward passes is compared by samples.
-        (with_run(made_runs(EVEN), Run("one_worker", [made_rank(0, [0.16] * 6, [(2, 2, 0, 1)] * 6)])),
-         ["80%, strong scaling of one global batch (2 backward passes of one worker, 1 of each of 2)"]),
-        (with_run(made_runs(EVEN), Run("one_worker", [made_rank(0, [0.16] * 6, [(4, 4, 0, 1)] * 6)])),
-         ["40% by samples, though one worker's step has 4 times those of a rank"]),
-        # Where no batch is seen, efficiency is not taken for sure.
-        *((with_run(with_facts(made_runs(EVEN), "baseline", batches=[]),
-                    Run("one_worker", [{**made_rank(0, [alone_s] * 6), "batches": []}])), [said])
-          for alone_s, said in ((0.09, "90% if its batch, not seen, is the same"), (0.16, "1.6 times as"))),
-        (with_facts(made_runs({**EVEN, "cached_input": (0.02, 0.02)}), "cached_input", batches=[(2, 16)] * 7),
-         ["With cached input: not measured, because its steps or batches became others.\n"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("measured", "said"), [
+    # On GPUs the arm that gives phases was left out.
+    (with_facts(made_runs(SHORTER), "baseline", device="cuda"),
+     ["Where it goes: not measured, because the arm marked was not asked for."]),
+    (with_facts(made_runs(EVEN), "baseline", host_only=True),
+     ["A step takes 100 ms (its marks cost 0.00%; A/A"]),
+    (with_facts(made_runs(EVEN), "baseline", host_only=True, device="cuda"),
+     ["A step takes 100 ms without peer access (its marks"]),
+    # The hook that switches arms costs something.
+    (with_facts(made_runs({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002),
+     ["A step takes 80 ms (with the hook that switches arms 100 ms, +25.0%; A/A"]),
+    # The parts of a step add up to it.
+    (made_runs(SHORTER), ["input 30%, forward 6%, backward 6%, optimizer 18%, rest 0%; rank 1",
+     "Without the exchange a step would be 40.0% \u00b1 0.0% shorter."]),
+    (made_runs({**EVEN, "no_exchange": (0.095, 0.095)}, drift=0.08),
+     ["Without the exchange: no gain above the A/A spread", "nothing stands out"]),
+    (with_run(made_runs(EVEN), Run("no_exchange", reason="it hung")),
+     ["Without the exchange: not measured, because it hung.\n"]),
+    (with_run(made_runs(SHORTER), Run("no_exchange", [], "fewer than 13 steps of it were seen in 0.5 s")),
+     ["Left out: a run of no_exchange (fewer than 13 steps of it were seen in 0.5 s).\n"]),
+    # One worker that makes more backward passes is compared by samples.
+    (with_run(made_runs(EVEN), Run("one_worker", [made_rank(0, [0.16] * 6, [(2, 2, 0, 1)] * 6)])),
+     ["80%, strong scaling of one global batch (2 backward passes of one worker, 1 of each of 2)"]),
+    (with_run(made_runs(EVEN), Run("one_worker", [made_rank(0, [0.16] * 6, [(4, 4, 0, 1)] * 6)])),
+     ["40% by samples, though one worker's step has 4 times those of a rank"]),
+    # Where no batch is seen, efficiency is not taken for sure.
+    *((with_run(with_facts(made_runs(EVEN), "baseline", batches=[]),
+     Run("one_worker", [{**made_rank(0, [alone_s] * 6), "batches": []}])), [said]) for alone_s,
+     said in ((0.09, "90% if its batch, not seen, is the same"), (0.16, "1.6 times as"))),
+    (with_facts(made_runs({**EVEN, "cached_input": (0.02, 0.02)}), "cached_input", batches=[(2, 16)] * 7),
+     ["With cached input: not measured, because its steps or batches became others.\n"]),
+])  # fmt: skip
 def test_answer_says(measured, said):
     lines = answer(measured)
     text = "\n".join(lines)
@@ -94,16 +91,13 @@ def test_answer_says(measured, said):
     assert "Long steps" not in text  # all are of one length
 
 
-@pytest.mark.parametrize(
-    ("steps_s", "arm", "facts", "kinds"),
-    [
-        # A healthy script has no finding.
-        ({"no_exchange": (0.097, 0.097), "cached_input": (0.099, 0.099)}, "aa", {}, []),
-        # Buckets count only if they became others.
-        ({**SHORTER, "buckets_200": (0.07, 0.07)}, "buckets_200", {"bucket_bytes": [2**23]}, ["buckets"]),
-        ({**SHORTER, "buckets_200": (0.07, 0.07)}, "aa", {}, ["exchange"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("steps_s", "arm", "facts", "kinds"), [
+    # A healthy script has no finding.
+    ({"no_exchange": (0.097, 0.097), "cached_input": (0.099, 0.099)}, "aa", {}, []),
+    # Buckets count only if they became others.
+    ({**SHORTER, "buckets_200": (0.07, 0.07)}, "buckets_200", {"bucket_bytes": [2**23]}, ["buckets"]),
+    ({**SHORTER, "buckets_200": (0.07, 0.07)}, "aa", {}, ["exchange"]),
+])  # fmt: skip
 def test_findings_of_runs(steps_s, arm, facts, kinds):
     found = findings(with_facts(made_runs({**EVEN, **steps_s}), arm, **facts))
     assert [one.kind for one in found][:1] == kinds
@@ -144,8 +138,7 @@ def test_collectives_of_the_scripts_own_hide_no_slow_rank():
 def test_steps_of_another_kind_are_said_with_what_they_are():
     measured = made_runs(EVEN)
     for launch in range(3):
-        kinds = [ONE_STEP, ONE_STEP, ONE_STEP, (1, 1, 1, 1)] * 2
-        ranks = pair([0.1, 0.1, 0.1, 0.3] * 2, kinds)
+        ranks = pair([0.1, 0.1, 0.1, 0.3] * 2, [ONE_STEP, ONE_STEP, ONE_STEP, (1, 1, 1, 1)] * 2)
         for rank in ranks:
             rank["phases"] += [
                 ("evaluation", s, s + 0.2) for s in (rank["step_s"][0][3], rank["step_s"][0][7])
@@ -221,12 +214,10 @@ def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_othe
         measured = Measured()
         for launch in range(2):
             for arm, step_s in (("baseline", 0.1), ("aa", 0.1001), ("no_exchange", 0.08)):
-                made = pair([step_s] * 5 + [last_s])
-                measured.add(launch, Run(arm, made))
+                measured.add(launch, Run(arm, pair([step_s] * 5 + [last_s])))
         return [finding.kind for finding in findings(measured)]
 
-    assert runs(0.5) == ["long_steps", "exchange"]
-    assert runs(0.1) == ["exchange"]
+    assert (runs(0.5), runs(0.1)) == (["long_steps", "exchange"], ["exchange"])
 
 
 def _traced(step_s):
@@ -259,8 +250,7 @@ def test_a_gpu_that_waits_for_input_is_not_called_idle_for_want_of_kernels():
 
 
 def test_on_a_gpu_a_slow_rank_shows_where_the_scripts_own_collectives_are_timed():
-    even = {**EVEN, "no_exchange": (0.1, 0.1)}
-    measured = made_runs(even)
+    measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1)})
     for launch in (0, 3, 4):
         ranks = pair([0.1] * 6)
         for start_s in ranks[0]["step_s"][0][:-1]:  # rank 0 waits for the other
@@ -276,20 +266,17 @@ def test_on_a_gpu_a_slow_rank_shows_where_the_scripts_own_collectives_are_timed(
     assert (slow.ranks, round(slow.longer_ratio, 2)) == ((1,), 0.07)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "made", "more", "reason"),
-    [
-        (None, 12, {}, None),
-        ([(at, at, 0, 1) for at in range(1, 13)], 12, {},
-         "its steps are not of one kind: the most frequent one is 1 of 12"),
-        ([(0, 1, 0, 1)] * 12, 12, {},
-         "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"),
-        # Of a short script a warm-up is named that leaves enough steps.
-        (None, 8, {"ended_after": 8, "warmup": 5},
-         "it ended by itself after 8 steps; let it make more, or take --warmup 3"),
-        (None, 5, {"ended_after": 5, "warmup": 5}, "it ended by itself after 5 steps; let it make more"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kinds", "made", "more", "reason"), [
+    (None, 12, {}, None),
+    ([(at, at, 0, 1) for at in range(1, 13)], 12, {},
+     "its steps are not of one kind: the most frequent one is 1 of 12"),
+    ([(0, 1, 0, 1)] * 12, 12, {},
+     "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"),
+    # Of a short script a warm-up is named that leaves enough steps.
+    (None, 8, {"ended_after": 8, "warmup": 5},
+     "it ended by itself after 8 steps; let it make more, or take --warmup 3"),
+    (None, 5, {"ended_after": 5, "warmup": 5}, "it ended by itself after 5 steps; let it make more"),
+])  # fmt: skip
 def test_steps_of_which_no_time_can_be_taken_are_refused(kinds, made, more, reason):
     num_steps = 15 if more else 12
     assert _why_not("baseline", Path(), pair([0.1] * made, kinds, **more), 0, num_steps, 60) == reason
@@ -299,16 +286,13 @@ def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline():
     steps = {**EVEN, "no_exchange": (0.05, 0.05)}
     for again_s, kind in ((0.07, "buckets"), (0.099, "exchange")):
         measured = made_runs(steps)
-        other = pair([0.07] * 6, bucket_bytes=[2**23])
-        measured.add(0, Run("buckets_200", other))
+        measured.add(0, Run("buckets_200", pair([0.07] * 6, bucket_bytes=[2**23])))
         assert [found.kind for found in findings(measured)] == ["exchange"]
         assert to_confirm(measured) == ["buckets_200"]
         for launch in (3, 4):
             measured.add(launch, Run("clock", pair([0.1] * 6)))
-            again = pair([again_s] * 6, bucket_bytes=[2**23])
-            measured.add(launch, Run("buckets_200", again))
-        assert findings(measured)[0].kind == kind
-        assert to_confirm(measured) == []
+            measured.add(launch, Run("buckets_200", pair([again_s] * 6, bucket_bytes=[2**23])))
+        assert (findings(measured)[0].kind, to_confirm(measured)) == (kind, [])
 
 
 def test_other_buckets_count_where_the_exchange_itself_is_not_certain():
@@ -399,8 +383,7 @@ def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_
 def test_the_first_step_of_a_block_is_in_no_arm():
     ranks = made_switched({"baseline": 0.1, "no_exchange": 0.05})
     for rank in ranks:
-        first = [at for at, label in enumerate(rank["labels"]) if label[2] == 0 and label[1] >= 0]
-        for at in first:
+        for at in [at for at, label in enumerate(rank["labels"]) if label[2] == 0 and label[1] >= 0]:
             rank["step_s"][0] = [
                 s + (0.5 if number >= at else 0.0) for number, s in enumerate(rank["step_s"][0])
             ]

@@ -44,33 +44,22 @@ def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone():
     assert why_skipped("one_worker", measured) is None
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("torchrun --nproc-per-node=2 train.py", "torchrun --nproc-per-node=1 train.py"),
-        ("torchrun --nproc_per_node 4 train.py", "torchrun --nproc_per_node 1 train.py"),
-        ("torchrun train.py --nproc-per-node=2", None),
-        ("torchrun -m pkg.train --nproc-per-node 2", None),
-        (
-            "torchrun --nnodes=2 --node-rank=1 --nproc-per-node=4 -m pkg.train",
-            "torchrun --nnodes=1 --node-rank=0 --nproc-per-node=1 -m pkg.train",
-        ),
-        (
-            "python -m torch.distributed.run --nproc-per-node 2 train.py",
-            "python -m torch.distributed.run --nproc-per-node 1 train.py",
-        ),
-        (
-            "accelerate launch --num_processes 2 train.py --num_processes 2",
-            "accelerate launch --num_processes 1 train.py --num_processes 2",
-        ),
-        (
-            "accelerate launch --multi_gpu --num_processes=2 train.py --multi_gpu",
-            "accelerate launch --num_processes=1 train.py --multi_gpu",
-        ),
-        ("srun -N2 --ntasks-per-node=2 python train.py", "srun -N1 --ntasks-per-node=1 python train.py"),
-        ("mpirun -np 4 python train.py", "mpirun -np 1 python train.py"),
-        ("python train.py", None),
-    ],
-)
+@pytest.mark.parametrize(("command", "expected"), [
+    ("torchrun --nproc-per-node=2 train.py", "torchrun --nproc-per-node=1 train.py"),
+    ("torchrun --nproc_per_node 4 train.py", "torchrun --nproc_per_node 1 train.py"),
+    ("torchrun train.py --nproc-per-node=2", None),
+    ("torchrun -m pkg.train --nproc-per-node 2", None),
+    ("torchrun --nnodes=2 --node-rank=1 --nproc-per-node=4 -m pkg.train",
+     "torchrun --nnodes=1 --node-rank=0 --nproc-per-node=1 -m pkg.train"),
+    ("python -m torch.distributed.run --nproc-per-node 2 train.py",
+     "python -m torch.distributed.run --nproc-per-node 1 train.py"),
+    ("accelerate launch --num_processes 2 train.py --num_processes 2",
+     "accelerate launch --num_processes 1 train.py --num_processes 2"),
+    ("accelerate launch --multi_gpu --num_processes=2 train.py --multi_gpu",
+     "accelerate launch --num_processes=1 train.py --multi_gpu"),
+    ("srun -N2 --ntasks-per-node=2 python train.py", "srun -N1 --ntasks-per-node=1 python train.py"),
+    ("mpirun -np 4 python train.py", "mpirun -np 1 python train.py"),
+    ("python train.py", None),
+])  # fmt: skip
 def test_one_worker_replaces_only_the_launchers_option(command, expected):
     assert one_worker(command.split()) == (expected.split() if expected else None)

@@ -48,14 +48,10 @@ class _Folder:
         order |= {"warmup": 1, "steps": 5, "deadline_s": LIMIT_S}
         path = os.pathsep.join((str(INJECT), str(self._modules)))
         return subprocess.Popen(
-            [sys.executable, "-c", PREAMBLE + code],
-            cwd=self.work,
+            [sys.executable, "-c", PREAMBLE + code], cwd=self.work,
             env={**os.environ, "PYTHONPATH": path, "SCALING_ATTACH": json.dumps(order)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
 
     def run(self, code):
         """What a process of the run prints."""
@@ -100,8 +96,7 @@ def test_what_was_written_in_place_of_an_older_file_is_read_in_every_process(fol
     (folder.work / "link").unlink(missing_ok=True)
     assert folder.run(f"{writes}print({READS[read]}, os.path.getsize('meta'))") == "new 3"
     (folder.work / "link").unlink(missing_ok=True)
-    assert folder.run(f"print({READS[read]})") == "new"
-    assert folder.texts()["meta"] == "old"
+    assert (folder.run(f"print({READS[read]})"), folder.texts()["meta"]) == ("new", "old")
 
 
 WRITES = {
@@ -111,9 +106,7 @@ WRITES = {
     "rename": ("(open('new', 'w').write('new'), os.replace('new', 'meta'))", "new"),
     "copy": ("(open('new', 'w').write('new'), shutil.copy('new', 'meta'), os.remove('new'))", "new"),
     "copy and copy": (
-        "(open('new', 'w').write('new'), [shutil.copy2('new', 'meta') for _ in '12'], os.remove('new'))",
-        "new",
-    ),
+     "(open('new', 'w').write('new'), [shutil.copy2('new', 'meta') for _ in '12'], os.remove('new'))", "new"),
     "through a new link": ("(os.symlink('meta', 'l'), open('l', 'w').write('new'), os.remove('l'))", "new"),
     "through a hard link": ("(os.link('meta', 'l'), open('l', 'w').write('new'), os.remove('l'))", "new"),
     "after a new mode": ("(os.chmod('meta', 384), os.utime('meta'), open('meta', 'a').write('+'))", "old+"),
@@ -128,16 +121,13 @@ WRITES = {
 def test_an_older_file_stays_and_what_would_be_in_it_is_read(folder, write):
     folder.has(meta="old")
     call, expected = WRITES[write]
-    assert folder.run(f"{call}\nprint(open('meta').read())") == expected
-    assert folder.texts() == {"meta": "old"}
+    assert (folder.run(f"{call}\nprint(open('meta').read())"), folder.texts()) == (expected, {"meta": "old"})
 
 
 def test_a_new_file_where_an_older_one_was_not_removed_is_still_an_error(folder):
     folder.has(meta="old")
-    makes = ("open('meta', 'x')", "os.mkdir('meta')", "os.symlink('a', 'meta')", "os.open('meta', 194)")
-    for make in makes:
-        code = f"try: {make}\nexcept FileExistsError: print('raised')"
-        assert folder.run(code) == "raised"
+    for make in ("open('meta', 'x')", "os.mkdir('meta')", "os.symlink('a', 'meta')", "os.open('meta', 194)"):
+        assert folder.run(f"try: {make}\nexcept FileExistsError: print('raised')") == "raised"
 
 
 def test_ranks_that_append_at_once_have_one_copy(folder):

@@ -100,12 +100,10 @@ def test_what_another_thread_draws_ahead_is_no_input_of_a_step(agent, loaders):
     thread = threading.Thread(target=lambda: list(DataLoader(Drawn(4), 2)))
     thread.start()
     thread.join()
-    assert (agent.phases, agent.done["input"]) == ([], 0)
-    assert agent.batches == [(2, 2), (2, 2)]
+    assert (agent.phases, agent.done["input"], agent.batches) == ([], 0, [(2, 2), (2, 2)])
     assert agent.facts["draws_in_thread"]
     list(DataLoader(Drawn(4), 2))
-    assert agent.done["input"] == 2
-    assert {name for name, *_ in agent.phases} == {"input"}
+    assert (agent.done["input"], {name for name, *_ in agent.phases}) == (2, {"input"})
 
 
 def test_workers_that_start_and_stop_in_each_step_are_input(agent, loaders, monkeypatch):
@@ -125,8 +123,7 @@ def test_workers_that_start_and_stop_in_each_step_are_input(agent, loaders, monk
     monkeypatch.setattr(marking, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     for _ in range(3):
         next(iter(loader))
-    assert agent.facts["iterators"] == 3
-    assert agent.facts["loader_workers"] == 1
+    assert (agent.facts["iterators"], agent.facts["loader_workers"]) == (3, 1)
     inside_s = {second for _, start_s, end_s in agent.phases for second in range(start_s, end_s)}
     assert inside_s == set(range(now[0])), "each second is of a worker's start or end"
     assert now[0] == 6
@@ -139,14 +136,12 @@ def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(agent, 
     data = Drawn(8)
     loader = DataLoader(data, 2)
     assert [batch.tolist() for batch in loader] == [[0.0, 1.0]] * 4
-    assert [len(list(loader)) for _ in range(3)] == [4, 4, 4]
-    assert data.asked == 2
+    assert ([len(list(loader)) for _ in range(3)], data.asked) == ([4, 4, 4], 2)
     with_workers = DataLoader(data, 2, num_workers=1)
     next(iter(with_workers))
     again = iter(with_workers)
     assert not hasattr(again, "_workers")
-    assert next(again).tolist() == [0.0, 1.0]
-    assert agent.facts["iterators"] == 6
+    assert (next(again).tolist(), agent.facts["iterators"]) == ([0.0, 1.0], 6)
 
 
 def test_an_epoch_in_which_arms_change_keeps_its_length(agent, loaders):
@@ -187,8 +182,7 @@ def test_epochs_of_kept_workers_have_their_length(agent, loaders):
     kept = loader._iterator
     assert kept is not None
     kept._reset(loader)  # as torch does for an epoch with the same workers
-    assert kept._attach_drawn == 0
-    assert len(list(loader)) == 4
+    assert (kept._attach_drawn, len(list(loader))) == (0, 4)
 
 
 def test_drawing_from_another_loader_without_gradients_is_an_evaluation(agent, loaders):

@@ -136,8 +136,7 @@ def test_what_is_saved_to_memory_is_no_save_and_what_is_saved_to_a_file_is_timed
     agent.done["update"] += 1
     log.close()  # one that stays open over steps is none
     numpy.save(guard.watch((tmp_path / "x.npy").open("wb")), numpy.ones(3))  # closed as it is forgotten
-    assert numpy.load(tmp_path / "x.npy").tolist() == [1, 1, 1]
-    assert len(agent.phases) == 3
+    assert (numpy.load(tmp_path / "x.npy").tolist(), len(agent.phases)) == ([1, 1, 1], 3)
     thread = threading.Thread(target=torch.save, args=({}, tmp_path / "background.pt"))
     agent.threads.add(threading.get_ident())
     thread.start()
@@ -163,16 +162,11 @@ class FullyShardedDataParallel(torch.nn.Module):
     """Has the name of torch's."""
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "said"),
-    [
-        (
-            lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)),
-            "DistributedDataParallel under torchrun is faster",
-        ),
-        (FullyShardedDataParallel, "FSDP: its exchange cannot be left out; take a trace with torch.profiler"),
-    ],
-)
+@pytest.mark.parametrize(("wrapper", "said"), [
+    (lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)), "DistributedDataParallel under torchrun is faster"
+     ),
+    (FullyShardedDataParallel, "FSDP: its exchange cannot be left out; take a trace with torch.profiler"),
+])  # fmt: skip
 def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wrapper, said):
     model = wrapper()
     used = inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
@@ -204,8 +198,7 @@ def test_a_module_that_was_looked_up_before_is_still_noticed(tmp_path, monkeypat
 
 
 def test_a_spared_file_whose_name_is_no_utf8_is_named(tmp_path):
-    record = {**made_rank(0, [0.1] * 6), "world_size": 1, "pid": 1}
-    (tmp_path / "rank0.json").write_text(json.dumps(record))
+    (tmp_path / "rank0.json").write_text(json.dumps({**made_rank(0, [0.1] * 6), "world_size": 1, "pid": 1}))
     (tmp_path / "kept-1").write_bytes(b"/mine/\xff.pt\n/mine/last.pt\n")
     run = _read("clock", tmp_path, 0, 6, 10.0)
     assert run.ranks[0]["kept"] == ["/mine/last.pt", "/mine/\N{REPLACEMENT CHARACTER}.pt"]
@@ -224,8 +217,7 @@ def test_a_closure_is_no_part_of_an_optimizers_step(agent, monkeypatch, by_name)
     arguments, options = hooks[0](optimizer, *given)
     assert agent.updates == {id(optimizer): 1.0}
     closure = options["closure"] if by_name else arguments[1]
-    assert closure() == 7
-    assert agent.updates == {id(optimizer): 5.0}
+    assert (closure(), agent.updates) == (7, {id(optimizer): 5.0})
     assert agent.facts["has_closure"]
 
 
@@ -260,10 +252,8 @@ def test_anomaly_detection_is_off_in_its_arm_alone_and_else_as_the_script_wants(
 
 
 def test_rounds_go_on_until_an_epoch_has_ended(tmp_path):
-    order = {"arms": ["baseline", "aa"], "out": str(tmp_path), "until_epoch": True}
-    rounds = plan.Plan(order)
-    places = [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(1, 100)]
-    assert "stop" not in places
+    rounds = plan.Plan({"arms": ["baseline", "aa"], "out": str(tmp_path), "until_epoch": True})
+    assert "stop" not in [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(1, 100)]
     rounds.waits_for_epoch = False
     assert "stop" in [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(100, 120)]
 

@@ -42,8 +42,7 @@ def test_ranks_in_sessions_of_their_own_that_ignore_sigterm_are_ended(
     made_up = SimpleNamespace(monotonic=lambda: float(expected is None and is_ready()), sleep=time.sleep)
     monkeypatch.setattr(launch, "time", made_up)  # the deadline comes once the rank is there
     wanted = {"out": str(tmp_path), "deadline_s": 0.5, "began_s": 0.0}
-    code = start_and_wait([sys.executable, "-c", launcher], wanted, log, tmp_path, {})
-    assert code == expected
+    assert start_and_wait([sys.executable, "-c", launcher], wanted, log, tmp_path, {}) == expected
     assert (tmp_path / "ready").exists()
     pid = int(log.read_text())
     wait_until(lambda: not _runs(pid))
@@ -61,14 +60,11 @@ train.py FAILED
 """
 
 
-@pytest.mark.parametrize(
-    ("wrote", "expected"),
-    [
-        ("epoch 1\nskipped: a bad sample", "skipped: a bad sample"),
-        ("Traceback (most recent call last):\nValueError: a bad sample\nbye", "ValueError: a bad sample"),
-        ("ValueError: first\nRuntimeError: Connection closed by peer [::1]:5", "ValueError: first"),
-    ],
-)
+@pytest.mark.parametrize(("wrote", "expected"), [
+    ("epoch 1\nskipped: a bad sample", "skipped: a bad sample"),
+    ("Traceback (most recent call last):\nValueError: a bad sample\nbye", "ValueError: a bad sample"),
+    ("ValueError: first\nRuntimeError: Connection closed by peer [::1]:5", "ValueError: first"),
+])  # fmt: skip
 def test_of_a_script_that_fails_its_own_last_words_are_given(wrote, expected, tmp_path):
     for after in ("", TORCHRUN_SAYS):
         (tmp_path / "output.log").write_text(f"{wrote}\n{after}")
@@ -89,19 +85,12 @@ RuntimeError: mat1 and mat2 shapes cannot be multiplied
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "refused", "expected"),
-    [
-        (0, "it ended before an optimizer's step", "it ended before an optimizer's step"),
-        (1, "it uses Horovod", "it uses Horovod"),
-        (
-            1,
-            "it ended before an optimizer's step",
-            "it ended with code 1 before its steps were done: "
-            "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("code", "refused", "expected"), [
+    (0, "it ended before an optimizer's step", "it ended before an optimizer's step"),
+    (1, "it uses Horovod", "it uses Horovod"),
+    (1, "it ended before an optimizer's step", "it ended with code 1 before its steps were done: "
+     "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+])  # fmt: skip
 def test_an_error_that_a_spawned_rank_did_not_see_is_taken_from_the_output(code, refused, expected, tmp_path):
     record = {**made_rank(0, [0.1]), "world_size": 2, "pid": 1, "refused": refused}
     (tmp_path / "rank0.json").write_text(json.dumps(record))

@@ -16,33 +16,22 @@ def test_steps_of_another_kind_are_left_out_on_all_ranks():
 def test_an_evaluation_is_a_part_of_its_own():
     rank = made_rank(0, [1.0])
     rank["phases"] = [
-        ("evaluation", 0.0, 0.4),
-        ("input", 0.1, 0.2),
-        ("input", 0.5, 0.6),
-        ("backward", 0.8, 0.9),
+        ("evaluation", 0.0, 0.4), ("input", 0.1, 0.2), ("input", 0.5, 0.6), ("backward", 0.8, 0.9),
         ("update", 0.9, 1.0),
-    ]
+    ]  # fmt: skip
     (step,) = steps_of(rank)
     spans = {name: round(stop - start, 6) for name, start, stop in step.spans}
     assert spans == {
-        "evaluation": 0.4,
-        "input": 0.1,
-        "forward": 0.2,
-        "backward": 0.1,
-        "gradients": 0.0,
-        "update": 0.1,
-    }
+        "evaluation": 0.4, "input": 0.1, "forward": 0.2, "backward": 0.1, "gradients": 0.0, "update": 0.1,
+    }  # fmt: skip
 
 
 def test_what_is_marked_between_is_no_part_of_other_phases():
     rank = made_rank(0, [1.0])
     rank["phases"] = [
-        ("input", 0.0, 0.1),
-        ("collective", 0.2, 0.3),
-        ("backward", 0.5, 0.6),
-        ("collective", 0.7, 0.8),
+        ("input", 0.0, 0.1), ("collective", 0.2, 0.3), ("backward", 0.5, 0.6), ("collective", 0.7, 0.8),
         ("update", 0.9, 1.0),
-    ]
+    ]  # fmt: skip
     (step,) = steps_of(rank)
     spans = [(name, round(start, 6), round(stop, 6)) for name, start, stop in step.spans]
     assert [span for span in spans if span[0] == "forward"] == [("forward", 0.1, 0.2), ("forward", 0.3, 0.5)]

@@ -66,24 +66,22 @@ def test_next_is_what_costs_most_and_can_be_changed(steps_s, facts, said):
         assert last.startswith(f"Next: {said}")
 
 
-@pytest.mark.parametrize(
-    ("steps_s", "facts", "line"),
-    [
-        ({"threads": (0.09, 0.09)}, {"drift": 0.12, "threads": 4},
-         "With 1 instead of 4 threads a rank: no gain for sure (-10% of a step's time)."),
-        ({"threads": (0.07, 0.07)}, {"threads": 4},
-         "With 1 instead of 4 threads a rank a step would be 30% shorter."),
-        (DEBUGS, {"debugging": "CUDA_LAUNCH_BLOCKING"},
-         "Without CUDA_LAUNCH_BLOCKING a step would be 40% shorter."),
-        ({}, {"unshared_samples": 1280},
-         "Facts: no DistributedSampler: each rank goes over 1280 samples, which are to be its own."),
-        ({}, {"unshared_samples": 1280, "digests": [1, 2, 3]},
-         "Facts: every rank draws the same samples (no DistributedSampler)."),
-        ({}, {"signature": (4, 1, 0, 1), "threads": 3, "affinity": [0, 1]}, "Facts: "
-         "each of a step's 4 backward passes exchanges all gradients; 6 threads of ranks share 2 cores."),
-        ({}, {"signature": (4, 1, 0, 1), "threads": 1, "affinity": [0, 1], "skips_exchange": True}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("steps_s", "facts", "line"), [
+    ({"threads": (0.09, 0.09)}, {"drift": 0.12, "threads": 4},
+     "With 1 instead of 4 threads a rank: no gain for sure (-10% of a step's time)."),
+    ({"threads": (0.07, 0.07)}, {"threads": 4},
+     "With 1 instead of 4 threads a rank a step would be 30% shorter."),
+    (DEBUGS, {"debugging": "CUDA_LAUNCH_BLOCKING"},
+     "Without CUDA_LAUNCH_BLOCKING a step would be 40% shorter."),
+    ({}, {"unshared_samples": 1280},
+     "Facts: no DistributedSampler: each rank goes over 1280 samples, which are to be its own."),
+    ({}, {"unshared_samples": 1280, "digests": [1, 2, 3]},
+     "Facts: every rank draws the same samples (no DistributedSampler)."),
+    ({}, {"signature": (4, 1, 0, 1), "threads": 3, "affinity": [0, 1]},
+     "Facts: "
+     "each of a step's 4 backward passes exchanges all gradients; 6 threads of ranks share 2 cores."),
+    ({}, {"signature": (4, 1, 0, 1), "threads": 1, "affinity": [0, 1], "skips_exchange": True}, None),
+])  # fmt: skip
 def test_what_a_change_gains_and_what_the_processes_know_are_lines(steps_s, facts, line):
     lines = answer(runs(steps_s, **facts))
     assert line in lines if line else not any(one.startswith("Facts:") for one in lines)
@@ -95,18 +93,15 @@ def test_a_mean_of_the_steps_as_they_are_is_said():
     )
 
 
-@pytest.mark.parametrize(
-    ("steps_s", "facts", "ratios"),
-    [
-        # Threads that share cores come before the exchange, which waits for them.
-        ({**EXCHANGES, "threads": (0.07, 0.07)}, {"threads": 4}, {"threads": 0.3, "exchange": 0.4}),
-        # What another hook saves is taken off the exchange, where it is a finding.
-        ({**EXCHANGES, "plain_all_reduce": (0.07, 0.07)}, {"script_hook": "top_k"},
-         {"hook": 0.3, "exchange": 0.1}),
-        ({"no_exchange": (0.085, 0.085), "plain_all_reduce": (0.092, 0.092)}, {"script_hook": "top_k"},
-         {"exchange": 0.15}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("steps_s", "facts", "ratios"), [
+    # Threads that share cores come before the exchange, which waits for them.
+    ({**EXCHANGES, "threads": (0.07, 0.07)}, {"threads": 4}, {"threads": 0.3, "exchange": 0.4}),
+    # What another hook saves is taken off the exchange, where it is a finding.
+    ({**EXCHANGES, "plain_all_reduce": (0.07, 0.07)}, {"script_hook": "top_k"},
+     {"hook": 0.3, "exchange": 0.1}),
+    ({"no_exchange": (0.085, 0.085), "plain_all_reduce": (0.092, 0.092)}, {"script_hook": "top_k"},
+     {"exchange": 0.15}),
+])  # fmt: skip
 def test_findings_are_in_the_order_in_which_they_are_to_be_changed(steps_s, facts, ratios):
     found = {one.kind: round(one.values["ratio"], 2) for one in findings(runs(steps_s, **facts))}
     own = {kind: ratio for kind, ratio in found.items() if kind in ("threads", "hook", "exchange")}

@@ -39,8 +39,7 @@ def test_arms_are_no_choices(folder):
     cells = read_cells(folder)
     (found,) = recommend(build_table("out", cells), cells)
     assert found.choice is not None
-    assert found.choice.row["arm"] == "baseline"
-    assert found.rivals == []
+    assert (found.choice.row["arm"], found.rivals) == ("baseline", [])
     assert found.runner_up is None
 
 
@@ -102,8 +101,7 @@ def test_what_an_interruption_left_out_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = study.Plan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0)
     (line,), code = study.attach(plan, tmp_path / "out", lambda _: None)
-    assert code == 130
-    assert line == "Not measured, because the runs were interrupted before."
+    assert (code, line) == (130, "Not measured, because the runs were interrupted before.")
 
 
 def test_an_arm_is_named_by_itself(folder):
@@ -135,16 +133,13 @@ def test_one_worker_that_does_other_work_is_no_reference(tmp_path, step_s, backw
     assert (speedup is not None) == is_same, speedup
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("torchrun --nproc-per-node=2 code/train.py --config a.py", "train.py"),
-        ("torchrun -m pkg.train --config cfg.yaml", "pkg.train"),
-        ("python -m torch.distributed.run --module pkg.train -n 3", "pkg.train"),
-        ("python -m torch.distributed.run train.py", "train.py"),
-        ("./train.sh", "./train.sh"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name"), [
+    ("torchrun --nproc-per-node=2 code/train.py --config a.py", "train.py"),
+    ("torchrun -m pkg.train --config cfg.yaml", "pkg.train"),
+    ("python -m torch.distributed.run --module pkg.train -n 3", "pkg.train"),
+    ("python -m torch.distributed.run train.py", "train.py"),
+    ("./train.sh", "./train.sh"),
+])  # fmt: skip
 def test_a_result_is_named_after_what_the_command_starts(command, name):
     assert script_name(command.split()) == name
 

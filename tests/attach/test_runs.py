@@ -3,6 +3,7 @@
 import atexit
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,18 +47,22 @@ def _server():
     return words
 
 
-def _run(folder, arm, script, *words, command=None, deadline_s=LIMIT_S, **more):
-    """The script as this arm, in the folder `work`, where it may have files already."""
-    cwd = folder / "work"
-    cwd.mkdir(exist_ok=True)
-    words = (*(command or ranks()), str(SCRIPTS / script), *words)
-    return run_arm(words, arm, folder / "out", warmup=3, steps=10, deadline_s=deadline_s, cwd=cwd, **more)
+def run_as(arm, folder, script, *words, command=None, reason="", out="out", **more):
+    """The script, or the text of one, as this arm, in the folder `work`, where it may have files already;
+    `reason` is a pattern of why its steps are not taken."""
+    (cwd := folder / "work").mkdir(exist_ok=True)
+    if "\n" in str(script):
+        (folder / "script.py").write_text(script)
+        script = folder / "script.py"
+    how = {"warmup": 3, "steps": 10, "deadline_s": LIMIT_S, "cwd": cwd, **more}
+    run = run_arm((*(command or ranks()), str(SCRIPTS / script), *words), arm, folder / out, **how)
+    assert re.fullmatch(reason, run.reason or "", re.DOTALL), run.reason
+    return run
 
 
 @pytest.mark.parametrize(("arm", "world_size"), [("baseline", 1), ("cached_input", 1), ("marked", 2)])
 def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm, world_size, tmp_path):
-    run = _run(tmp_path, arm, "plain.py", command=ranks(world_size))
-    assert run.reason is None, run.reason
+    run = run_as(arm, tmp_path, "plain.py", command=ranks(world_size))
     assert [len(rank["step_s"][0]) for rank in run.ranks] == [13] * world_size
     assert {name for name, _, _ in run.ranks[0]["phases"]} == (
         {"input", "backward", "update", "save"} if arm == "marked" else {"save"}
@@ -66,30 +71,19 @@ def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm, world_size, tmp_pa
 
 
 def test_the_clock_tells_evaluations_from_steps(tmp_path):
-    script = tmp_path / "evaluates.py"
-    script.write_text(PLAIN.replace("optimizer.step()", "optimizer.step(); model.eval(); model.train()"))
-    run = _run(tmp_path, "clock", script)
-    assert run.reason is None, run.reason
-    assert steady(run.ranks)[0] == (0, 1, 1, 1)
+    script = PLAIN.replace("optimizer.step()", "optimizer.step(); model.eval(); model.train()")
+    assert steady(run_as("clock", tmp_path, script).ranks)[0] == (0, 1, 1, 1)
 
 
-def _switched(folder, script, arms, *words, rounds=3, world_size=2):
-    """A launch in which arms are switched until there are so many rounds."""
-
-    def is_enough(run):
-        return max(label[1] for label in run.ranks[0]["labels"]) >= rounds - 1
-
-    command = [*ranks(world_size), str(script), *words]
-    return run_arm(
-        command, "switched", folder / "out", warmup=5, steps=5, deadline_s=LIMIT_S, cwd=folder,
-        blocks=Blocks(arms, 3, LIMIT_S, is_enough),
-    )  # fmt: skip
+def _switched(folder, script, arms, *words, **more):
+    """A launch in which arms are switched until there are three rounds."""
+    blocks = Blocks(arms, 3, LIMIT_S, lambda run: max(label[1] for label in run.ranks[0]["labels"]) >= 2)
+    return run_as("switched", folder, script, *words, warmup=5, steps=5, blocks=blocks, **more)
 
 
 def test_arms_are_switched_on_all_ranks_after_the_same_steps(tmp_path):
     arms = ("baseline", "aa", "no_exchange", "cached_input", "fp16_hook", "one_bit_hook")
-    run = _switched(tmp_path, SCRIPTS / "plain.py", arms, "1")
-    assert run.reason is None, run.reason
+    run = _switched(tmp_path, "plain.py", arms, "1")
     first, second = (rank["labels"] for rank in run.ranks)
     assert first == second
     by_round = {number: {arm for arm, at, _ in first if at == number} for number in range(3)}
@@ -115,22 +109,21 @@ def compare(model, step=[0, "baseline"]):
 
 
 def test_replicas_that_drifted_are_made_equal_before_they_exchange(tmp_path):
-    script = tmp_path / "drift.py"
-    text = PLAIN
-    script.write_text(DRIFT + text.replace("optimizer.step()", "optimizer.step(); compare(model)"))
-    run = _switched(tmp_path, script, ("baseline", "no_exchange"))
-    assert run.reason is None, run.reason
+    script = DRIFT + PLAIN.replace("optimizer.step()", "optimizer.step(); compare(model)")
+    _switched(tmp_path, script, ("baseline", "no_exchange"))
     said = (tmp_path / "out" / "output.log").read_text()
-    assert "same baseline" in said
-    assert "differ" not in said
+    assert ("same baseline" in said, "differ" in said) == (True, False)
 
 
-def test_a_script_with_a_hook_of_its_own_is_not_switched(tmp_path):
-    script = tmp_path / "builtin.py"
-    registers = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
-    script.write_text(PLAIN.replace("while True:", registers))
-    run = _switched(tmp_path, script, ("baseline", "aa"), world_size=1)
-    assert run.reason == f"{NO_SWITCH}the script has a communication hook of its own, FP16_COMPRESS"
+REGISTERS = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
+
+
+def test_a_script_with_a_hook_of_its_own_is_not_switched_and_its_hook_is_left_out_too(tmp_path):
+    script = PLAIN.replace("while True:", REGISTERS)
+    reason = f"{NO_SWITCH}the script has a communication hook of its own, FP16_COMPRESS"
+    _switched(tmp_path, script, ("baseline", "aa"), command=ranks(1), reason=reason)
+    run = run_as("no_exchange", tmp_path, script, command=ranks(1), out="without")
+    assert run.ranks[0]["script_hook"] == "FP16_COMPRESS"
 
 
 ATOMIC = """
@@ -197,12 +190,8 @@ def writer(tmp_path_factory):
     (work / "links").mkdir()
     (work / "links" / "latest").symlink_to(folder, target_is_directory=True)
     (folder / "h5py.py").write_text(H5PY)
-    script = folder / "writes.py"
     first = PLAIN.replace("dist.init_process_group", f"exec({PAST_PYTHON!r})\ndist.init_process_group")
-    script.write_text(f"import shutil\n{first}{ATOMIC}{ROTATES}")
-    run = _run(folder, "baseline", script, command=ranks(1))
-    assert run.reason is None, (folder / "out" / "output.log").read_text()
-    return run, folder
+    return run_as("baseline", folder, f"import shutil\n{first}{ATOMIC}{ROTATES}", command=ranks(1)), folder
 
 
 def _before(name):
@@ -226,31 +215,18 @@ def test_what_was_there_before_is_neither_deleted_nor_written_over(writer):
 
 
 def test_what_an_arm_before_wrote_is_not_the_users(tmp_path):
-    script = tmp_path / "metrics.py"
-    writes = """
-        if not dist.get_rank():
-            open("metrics.csv", "w").close()
-"""
-    script.write_text(PLAIN + writes)
+    script = f'{PLAIN}        open("metrics.csv", "w").close()\n'
     began_s = time.time()
     for arm in ("baseline", "aa"):
-        run = run_arm(
-            [*ranks(1), str(script)], arm, tmp_path / arm, warmup=3, steps=5, deadline_s=LIMIT_S,
-            cwd=tmp_path, began_s=began_s,
-        )  # fmt: skip
-        assert run.reason is None, run.reason
-        assert not (tmp_path / "metrics.csv").exists()
+        run = run_as(arm, tmp_path, script, command=ranks(1), steps=5, out=arm, began_s=began_s)
+        assert [path.name for path in (tmp_path / "work").iterdir()] == []
         assert (tmp_path / arm / "files" / "metrics.csv").exists()
         assert run.ranks[0]["kept"] == []
 
 
 def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path):
-    script = tmp_path / "raises.py"
-    script.write_text(
-        PLAIN + "        print('x' * 300_000)\n        if dist.get_rank() == 1: raise ValueError('empty')\n"
-    )
-    run = _run(tmp_path, "no_exchange", script)
-    assert run.reason == "a rank raised ValueError: empty"
+    last = "        print('x' * 300_000)\n        if dist.get_rank() == 1: raise ValueError('empty')\n"
+    run_as("no_exchange", tmp_path, PLAIN + last, reason="a rank raised ValueError: empty")
     log = (tmp_path / "out" / "output.log").read_bytes()
     assert len(log) < 600_000
     assert b"bytes left out" in log
@@ -260,11 +236,9 @@ def test_when_it_is_ended_the_script_is_too(tmp_path):
     script = tmp_path / "hangs.py"
     script.write_text("import time\nopen('started', 'w').close()\nwhile True:\n    time.sleep(0.1)\n")
     attach = [sys.executable, "-m", "scaling", "attach", "--out", "out", "--", sys.executable, str(script)]
-    process = subprocess.Popen(
-        attach, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(SCRIPTS.parents[2])}
-    )
-    started = tmp_path / "started"
-    wait_until(started.exists)
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS.parents[2])}
+    process = subprocess.Popen(attach, cwd=tmp_path, env=environment)
+    wait_until((tmp_path / "started").exists)
     process.terminate()
     assert process.wait(LIMIT_S) == 143
     found = subprocess.run(["pgrep", "-f", str(script)], capture_output=True, text=True, check=False)
@@ -272,61 +246,39 @@ def test_when_it_is_ended_the_script_is_too(tmp_path):
 
 
 def test_without_exchange_no_rank_waits_for_another(tmp_path):
-    run = _run(tmp_path, "no_exchange", "plain.py", "1", str(tmp_path / "tenth"))
-    assert run.reason is None, run.reason
+    run_as("no_exchange", tmp_path, "plain.py", "1", str(tmp_path / "tenth"))
 
 
 def test_without_exchange_parameters_are_not_sent_either(tmp_path):
-    run = _run(tmp_path, "no_exchange", "zero.py")
-    assert run.reason is None, run.reason
+    run = run_as("no_exchange", tmp_path, "zero.py")
     assert {name for name, _, _ in run.ranks[0]["phases"]} == {"backward", "update"}
-    signature, _ = steady(run.ranks)
-    assert signature == (1, 0, 0, 2)
-
-
-def test_a_builtin_hook_of_the_scripts_own_is_left_out_too(tmp_path):
-    script = tmp_path / "builtin.py"
-    registers = "model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)\nwhile True:"
-    script.write_text(PLAIN.replace("while True:", registers))
-    run = _run(tmp_path, "no_exchange", script, command=ranks(1))
-    assert run.reason is None, run.reason
-    assert run.ranks[0]["script_hook"] == "FP16_COMPRESS"
+    assert steady(run.ranks)[0] == (1, 0, 0, 2)
 
 
 def test_one_worker_has_one_rank(tmp_path):
-    assert [
-        rank["world_size"] for rank in _run(tmp_path, "one_worker", "plain.py", command=TORCHRUN).ranks
-    ] == [1]
+    run = run_as("one_worker", tmp_path, "plain.py", command=TORCHRUN)
+    assert [rank["world_size"] for rank in run.ranks] == [1]
 
 
-def test_a_script_without_ddp_is_refused(tmp_path):
-    run = _run(tmp_path, "baseline", "without_ddp.py", command=[sys.executable])
-    assert run.reason is not None
-    assert run.reason.startswith("it makes steps without DistributedDataParallel, in one process; start it")
+STANDS = f"import time\ntime.sleep({LIMIT_S})\n{PLAIN}"  # a quick machine makes 13 steps within any deadline
+SHORT = PLAIN.replace("while True:", "for _ in range(1):")
 
 
-def test_a_run_past_its_deadline_is_ended_and_says_so(tmp_path):
-    script = tmp_path / "stands.py"  # by its first line: a quick machine makes 13 steps within any deadline
-    script.write_text(f"import time\ntime.sleep({LIMIT_S})\n{PLAIN}")
-    run = _run(tmp_path, "baseline", script, deadline_s=0.5)
-    assert (run.reason or "").startswith("fewer than 13 steps of it were seen in 0.5 s; its last line is: ")
+@pytest.mark.parametrize(("script", "how", "reason"), [
+    ("without_ddp.py", {"command": [sys.executable]},
+     "it makes steps without DistributedDataParallel, in one process; start it.*"),
+    (STANDS, {"deadline_s": 0.5}, r"fewer than 13 steps of it were seen in 0\.5 s; its last line is: .*"),
+    (SHORT, {"warmup": 5}, "it ended by itself after 8 steps; let it make more, or take --warmup 3"),
+], ids=["without DDP", "past its deadline", "ends early"])  # fmt: skip
+def test_a_script_without_enough_steps_is_refused_with_a_reason(script, how, reason, tmp_path):
+    run_as("baseline", tmp_path, script, reason=reason, **{"command": ranks(1), **how})
 
 
-def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path):
-    script = tmp_path / "short.py"
-    script.write_text(PLAIN.replace("while True:", "for _ in range(1):"))
-    words = [*ranks(1), str(script)]
-    run = run_arm(words, "baseline", tmp_path / "out", warmup=5, steps=10, deadline_s=LIMIT_S, cwd=tmp_path)
-    assert run.reason == "it ended by itself after 8 steps; let it make more, or take --warmup 3"
-
-
-@pytest.mark.parametrize(
-    ("script", "backward", "world_size"),
-    [("nanogpt.py", 2, 2), ("wgan.py", 6, 1), ("compiled.py", 1, 1), ("unused.py", 2, 1)],
-)
+@pytest.mark.parametrize(("script", "backward", "world_size"), [
+    ("nanogpt.py", 2, 2), ("wgan.py", 6, 1), ("compiled.py", 1, 1), ("unused.py", 2, 1),
+])  # fmt: skip
 def test_scripts_in_the_style_of_real_ones(script, backward, world_size, tmp_path):
-    run = _run(tmp_path, "marked", script, command=ranks(world_size))
-    assert run.reason is None, run.reason
+    run = run_as("marked", tmp_path, script, command=ranks(world_size))
     signature, steps = steady(run.ranks)
     assert (signature[0], len(run.ranks)) == (backward, world_size)
     names = {name for one in steps for step in one for name, _, _ in step.spans}
@@ -335,51 +287,38 @@ def test_scripts_in_the_style_of_real_ones(script, backward, world_size, tmp_pat
 
 
 def test_ranks_that_the_script_spawns_itself(tmp_path):
-    run = _run(tmp_path, "no_exchange", "imagenet.py", "--port", str(free_port()), command=[sys.executable])
-    assert run.reason is None, run.reason
+    words = ("imagenet.py", "--port", str(free_port()))
+    run = run_as("no_exchange", tmp_path, *words, command=[sys.executable])
     assert [rank["world_size"] for rank in run.ranks] == [2, 2]
     assert run.ranks[0]["fetches"]
 
 
+def isolated(text):
+    """That script with the two lines of one that is not reached by itself."""
+    attached = text.replace("while True:\n", "with scaling.attached(model, optimizer):\n  while True:\n")
+    return f"import sys; sys.path.insert(0, {str(SCRIPTS.parents[2])!r})\nimport scaling\n{attached}"
+
+
 def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path):
-    script = tmp_path / "isolated.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(SCRIPTS.parents[2])!r})\n"
-        "import scaling\n"
-        + (SCRIPTS / "plain.py")
-        .read_text()
-        .replace("while True:\n", "with scaling.attached(model, optimizer):\n  while True:\n")
-    )
-    command = [*ranks(1), "-E", str(script)]
-    reason, blocks = (
-        "the model was wrapped before `attached` could change it",
-        Blocks(("baseline", "aa"), 3, 1.0, bool),
-    )
+    command, reason = [*ranks(1), "-E"], "the model was wrapped before `attached` could change it"
+    blocks = Blocks(("baseline", "aa"), 3, 1.0, bool)
     for arm, how, expected in (
-        ("baseline", None, None),
+        ("baseline", None, ""),
         ("no_exchange", None, reason),
         ("switched", blocks, f"{NO_SWITCH}{reason}"),  # each arm that can be is a process of its own then
     ):
-        run = run_arm(
-            command, arm, tmp_path / arm, warmup=3, steps=10, deadline_s=LIMIT_S, cwd=tmp_path, blocks=how
-        )
-        assert run.reason == expected
+        run_as(arm, tmp_path, isolated(PLAIN), command=command, reason=expected, out=arm, blocks=how)
 
 
-@pytest.mark.parametrize(
-    ("script", "package"),
-    [
-        ("hf_trainer.py", "transformers"),
-        ("accelerate_loop.py", "accelerate"),
-        ("lightning_fit.py", "lightning"),
-    ],
-)
+@pytest.mark.parametrize(("script", "package"), [
+    ("hf_trainer.py", "transformers"), ("accelerate_loop.py", "accelerate"),
+    ("lightning_fit.py", "lightning"),
+])  # fmt: skip
 def test_scripts_of_frameworks_leave_no_checkpoint(script, package, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install -e '.[frameworks]'")
     command = [sys.executable] if package == "lightning" else ranks()  # Lightning starts its own ranks
-    run = _run(tmp_path, "marked", script, command=command, deadline_s=LIMIT_S)
-    assert run.reason is None, run.reason
+    run = run_as("marked", tmp_path, script, command=command)
     assert [rank["world_size"] for rank in run.ranks] == [2, 2]
     assert not [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
 
@@ -415,7 +354,5 @@ def test_a_second_node_joins_every_run(tmp_path):
         started.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
     first, second = (process.communicate(timeout=2 * LIMIT_S)[0] for process in started)
     assert [process.returncode for process in started] == [0, 0]
-    assert first.startswith("A step takes ")
-    assert second == ""
-    for run in ("000-switched",):
-        assert len(list((tmp_path / "out" / "launches" / run).glob("rank*.json"))) == 2
+    assert (first[:13], second) == ("A step takes ", "")
+    assert len(list((tmp_path / "out" / "launches" / "000-switched").glob("rank*.json"))) == 2

@@ -25,10 +25,8 @@ def _runs(tmp_path, monkeypatch, steps_s, **facts):
         ranks = made_switched(by_arm) if blocks else pair([by_arm[arm]] * 6)
         more = {
             "bucket_bytes": [2**20] * (1 if arm == "buckets_200" else 9),
-            "gradients": [[3]],
-            "host": "h",
-            **facts,
-        }
+            "gradients": [[3]], "host": "h", **facts,
+        }  # fmt: skip
         return Run(arm, [{**rank, **more} for rank in ranks], arms=arms)
 
     monkeypatch.setattr(study, "run_arm", run_arm)
@@ -39,8 +37,7 @@ def _runs(tmp_path, monkeypatch, steps_s, **facts):
 
 
 def test_runs_that_can_tell_nothing_are_left_out(tmp_path, monkeypatch):
-    quick_input = [("input", 0.0, 0.001)]
-    ran, lines = _runs(tmp_path, monkeypatch, {"no_exchange": 0.098}, phases=quick_input)
+    ran, lines = _runs(tmp_path, monkeypatch, {"no_exchange": 0.098}, phases=[("input", 0.0, 0.001)])
     once = {"timed": 1, "clock": 1, "one_worker": 1}
     assert ran == {"baseline": 2, "aa": 2, "no_exchange": 2, "cached_input": 2, **once}
     text = "\n".join(lines)

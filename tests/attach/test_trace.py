@@ -30,12 +30,9 @@ def test_nccl_idle_time_and_the_late_rank(tmp_path):
     paths = [_trace(tmp_path / "0.json.gz", (5.0, 5.0)), _trace(tmp_path / "1.json.gz", (2.0, 2.0))]
     traced = read_traces(paths, 2)
     assert traced is not None
-    assert traced.nccl_s == pytest.approx(3.5e-3)
-    assert traced.moving_s == pytest.approx(2e-3)
-    assert traced.step_s == pytest.approx(10e-3)
-    assert traced.exposed_s == pytest.approx(2.5e-3)
-    assert traced.busy_s == pytest.approx((8.0 + 5.0 + 0.1) / 2 * 1e-3)
-    assert traced.syncs_a_step == 1
+    assert (traced.nccl_s, traced.moving_s) == (pytest.approx(3.5e-3), pytest.approx(2e-3))
+    assert (traced.step_s, traced.exposed_s) == (pytest.approx(10e-3), pytest.approx(2.5e-3))
+    assert (traced.busy_s, traced.syncs_a_step) == (pytest.approx((8.0 + 5.0 + 0.1) / 2 * 1e-3), 1)
     assert traced.late_rank == 1
 
 

@@ -37,20 +37,17 @@ def study(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("model: mlp", "model: mpl"), "unknown model 'mpl' (did you mean 'mlp'?)"),
-        (("scaling: strong", "scalling: strong"), "unknown key 'scalling'; did you mean 'scaling'?"),
-        (("[1, 2]", "[0]"), "world_sizes.0 is 0"),
-        (("[1, 2]", "[1, 5]"), "global_batch 96 does not divide by world size 5"),
-        (("ring", "rngi"), "unknown aggregator 'rngi' (did you mean 'ring'?)"),
-        (("name: small", "nome: small"), "key 'name' is missing"),
-        (("[none, ring]", "[{name: one_bit, threshold: median}]"), "threshold"),
-        (("global_batch: 96", "local_batch: 96"), "needs global_batch"),
-        (("workloads:", "workloads: ["), "no valid YAML"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (("model: mlp", "model: mpl"), "unknown model 'mpl' (did you mean 'mlp'?)"),
+    (("scaling: strong", "scalling: strong"), "unknown key 'scalling'; did you mean 'scaling'?"),
+    (("[1, 2]", "[0]"), "world_sizes.0 is 0"),
+    (("[1, 2]", "[1, 5]"), "global_batch 96 does not divide by world size 5"),
+    (("ring", "rngi"), "unknown aggregator 'rngi' (did you mean 'ring'?)"),
+    (("name: small", "nome: small"), "key 'name' is missing"),
+    (("[none, ring]", "[{name: one_bit, threshold: median}]"), "threshold"),
+    (("global_batch: 96", "local_batch: 96"), "needs global_batch"),
+    (("workloads:", "workloads: ["), "no valid YAML"),
+])  # fmt: skip
 def test_bad_study_is_one_message_and_exit_code_2(call, study, change, message):
     study.write_text(STUDY.replace(*change))
     for verb in ("plan", "run"):
@@ -116,8 +113,7 @@ def test_wrong_override_says_what_is_allowed(call, study):
 def test_plan_lists_cells_launches_and_an_estimate(call, study):
     code, out, _ = call("plan", study, "--json", "repeats=3")
     plan = json.loads(out)
-    assert code == 0
-    assert len(plan["cells"]) == 5
+    assert (code, len(plan["cells"])) == (0, 5)
     assert [cell["world_size"] for cell in plan["cells"] if cell["aa_replicate"]] == [2], (
         "the A/A pair's second cell"
     )
@@ -137,8 +133,7 @@ def test_texts_fit_eighty_columns(call, words):
 def test_list_gives_json_with_whole_names(call):
     code, out, _ = call("list", "models", "--json")
     entries = {entry["name"]: entry for entry in json.loads(out)}
-    assert code == 0
-    assert entries["fcn-r"]["num_parameters"] == 14_205_962
+    assert (code, entries["fcn-r"]["num_parameters"]) == (0, 14_205_962)
     assert set(entries["fcn-r"]) >= {"name", "num_parameters", "dataset", "source"}
     for kind in ("studies", "aggregators", "datasets"):
         assert call("list", kind)[0] == 0

@@ -36,10 +36,8 @@ def test_run_ends_with_the_screen_of_the_report(made, capsys):
 
 def test_verdict_comes_after_what_failed(monkeypatch):
     said, made = [], object()
-    cell = {"kind": "transfer", "world_size": 2}
-    failed = [SimpleNamespace(cell=cell, repeat=0, reason="rank 1: no")]
-    folder = SimpleNamespace(path=Path("x"))
-    outcome = RunResult(folder, made, failed, ["left out"], leaves_the_rest=False)
+    failed = [SimpleNamespace(cell={"kind": "transfer", "world_size": 2}, repeat=0, reason="rank 1: no")]
+    outcome = RunResult(SimpleNamespace(path=Path("x")), made, failed, ["left out"], leaves_the_rest=False)
     monkeypatch.setattr("scaling.study.session.run_session", lambda *_, **__: outcome)
     monkeypatch.setattr(running, "note", said.append)
     monkeypatch.setattr(running, "load_text", lambda: "other programs take 85% of the cores")

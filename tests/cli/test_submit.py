@@ -26,18 +26,16 @@ OPTIONS = {
     EDITED / "two_nodes_torchrun.sbatch": ["mnist", *UP_TO_8],
     EDITED / "two_nodes_srun.sbatch": ["mnist", *UP_TO_8, "--style", "srun"],
     STORED / "shipped_study_and_nothing_else.sbatch": ["quickstart"],
-    STORED / "everything_that_can_be_asked_for.sbatch": [
-        *("mnist", "repeats=5", "parts.0.aggregators=[none, ring]", "--out", "results/of mine"),
-        *("--partition", "gpu", "--account", "project", "--time", "1-12:30:00", "--job-name", "night"),
-        *("--nodes", "2", "--gpus-per-node", "2", "--cpus-per-task", "10", "--style", "srun", "--array"),
-        *("--setup", "module load cuda", "--setup", 'export PATH="$HOME/my tools:$PATH"'),
-        *("--sbatch=--exclusive", '--sbatch=--comment="a b"', "--signal", "300", "--join-timeout", "20"),
-    ],
+    STORED / "everything_that_can_be_asked_for.sbatch": [*("mnist", "repeats=5",
+     "parts.0.aggregators=[none, ring]", "--out", "results/of mine"),
+     *("--partition", "gpu", "--account", "project", "--time", "1-12:30:00", "--job-name", "night"),
+     *("--nodes", "2", "--gpus-per-node", "2", "--cpus-per-task", "10", "--style", "srun", "--array"),
+     *("--setup", "module load cuda", "--setup", 'export PATH="$HOME/my tools:$PATH"'),
+     *("--sbatch=--exclusive", '--sbatch=--comment="a b"', "--signal", "300", "--join-timeout", "20")],
     STORED / "processors_alone.sbatch": ["mnist", "device=cpu", "--nodes", "2", "--partition", "gpu"],
-    STORED / "array_over_two_nodes.sbatch": [
-        *("mnist", "world_sizes=[2,4]", "--gpus-per-node", "2", "--array", "--time", "30")
-    ],
-}
+    STORED / "array_over_two_nodes.sbatch": [*("mnist", "world_sizes=[2,4]", "--gpus-per-node", "2",
+     "--array", "--time", "30")],
+}  # fmt: skip
 NAMES = [path.stem for path in OPTIONS]
 
 
@@ -75,23 +73,18 @@ def test_every_script_that_users_edit_is_one_of_these():
     assert set(STORED.iterdir()) == {path for path in OPTIONS if path.parent == STORED}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["mnits"], "no study 'mnits'"),
-        (["mnist", "--style", "mpirun"], "no style 'mpirun'; allowed: torchrun, srun"),
-        (["mnist", "--time", "2"], "time 2 is used up at once: the job begins to end 120 s before its limit"),
-        (["mnist", "--time", "soon"], "time 'soon' is not of Slurm's form; write HH:MM:SS"),
-        (
-            ["mnist", "world_sizes=[1,2,4]", "--nodes", "1", "--gpus-per-node", "2"],
-            "world size 4 needs 2 nodes of 2 workers",
-        ),
-        (["mnist", "world_sizes=[3]", "--gpus-per-node", "2"], "3 workers do not spread evenly over 2"),
-        (["mnist", "device=cuda", "--gpus-per-node", "0"], "has device: cuda; give --gpus-per-node"),
-        (["mnist", "--partition", "two words"], "partition 'two words' must be one word"),
-        (["mnist", "--sbatch", "exclusive"], "'exclusive' is no option of sbatch; write it as --name=value"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["mnits"], "no study 'mnits'"),
+    (["mnist", "--style", "mpirun"], "no style 'mpirun'; allowed: torchrun, srun"),
+    (["mnist", "--time", "2"], "time 2 is used up at once: the job begins to end 120 s before its limit"),
+    (["mnist", "--time", "soon"], "time 'soon' is not of Slurm's form; write HH:MM:SS"),
+    (["mnist", "world_sizes=[1,2,4]", "--nodes", "1", "--gpus-per-node", "2"],
+     "world size 4 needs 2 nodes of 2 workers"),
+    (["mnist", "world_sizes=[3]", "--gpus-per-node", "2"], "3 workers do not spread evenly over 2"),
+    (["mnist", "device=cuda", "--gpus-per-node", "0"], "has device: cuda; give --gpus-per-node"),
+    (["mnist", "--partition", "two words"], "partition 'two words' must be one word"),
+    (["mnist", "--sbatch", "exclusive"], "'exclusive' is no option of sbatch; write it as --name=value"),
+])  # fmt: skip
 def test_what_cannot_be_submitted_is_one_message_and_exit_code_2(call, arguments, message):
     assert message in call.refused("submit", *arguments, *PYTHON, "--dry-run")
 

@@ -12,8 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_user_finds_it(call):
-    out = call.printed("--help")
-    assert re.search(r"synthesize\s.*Make a schedule for a machine's links", out)
+    assert re.search(r"synthesize\s.*Make a schedule for a machine's links", call.printed("--help"))
 
 
 def test_it_says_what_it_made_beside_which_others_and_that_the_bound_is_met(call):
@@ -21,8 +20,7 @@ def test_it_says_what_it_made_beside_which_others_and_that_the_bound_is_met(call
         "synthesize", "--topology", "dual-k80", "--out", "mine.yaml", "--picture", "mine.svg"
     )
     lines = out.splitlines()
-    assert code == 0
-    assert lines[0] == "synthesized, 4 ranks on dual-k80: all-reduce of 67.11 MB"
+    assert (code, lines[0]) == (0, "synthesized, 4 ranks on dual-k80: all-reduce of 67.11 MB")
     assert re.fullmatch(
         r"synthesized +13\.\d+ ms +\d+ spanning trees, \d a rank; .*; \d+ steps; proven", lines[1]
     )
@@ -37,17 +35,15 @@ def test_files_hold_what_was_said(call, tmp_path):
     assert (made.name, made.world_size) == ("synthesized", 4)
     assert "# bound " in (tmp_path / "mine.yaml").read_text()
     picture = (tmp_path / "mine.svg").read_text()
-    assert picture.count("chunk ") == made.num_chunks
-    assert picture.count("<polyline") == made.num_chunks * 3
+    assert (picture.count("chunk "), picture.count("<polyline")) == (made.num_chunks, made.num_chunks * 3)
     code, _, _ = call("schedule", "export", "mine.yaml", "--world-size", "4", "--out", "mine.xml")
     assert code == 0
 
 
 def test_small_buffers_get_the_best_built_in_one_and_it_says_why(call):
     out = call.printed("synthesize", "--topology", "pcie-8", "--bytes", "4096")
-    assert "the built-in " in out
-    assert "packings of trees is faster" in out
-    assert "not met: " in out
+    for said in ("the built-in ", "packings of trees is faster", "not met: "):
+        assert said in out
 
 
 def test_json_has_all_numbers(call):
@@ -59,16 +55,13 @@ def test_json_has_all_numbers(call):
     assert found["bound_s"] <= found["link_s"] * (1 + 1e-9) <= found["simulated_s"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--topology", "dual-k80", "--collective", "broadcast"), "allowed is all_reduce"),
-        (("--topology", "dual-k80", "--out", "mine.xml"), "the name of a schedule ends in .yaml or .yml"),
-        (("--topology", "dual-k80", "--world-size", "5"), "5 ranks, but 4 places"),
-        (("--topology", "no-such-machine"), "no-such-machine"),
-        ((), "--topology"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (("--topology", "dual-k80", "--collective", "broadcast"), "allowed is all_reduce"),
+    (("--topology", "dual-k80", "--out", "mine.xml"), "the name of a schedule ends in .yaml or .yml"),
+    (("--topology", "dual-k80", "--world-size", "5"), "5 ranks, but 4 places"),
+    (("--topology", "no-such-machine"), "no-such-machine"),
+    ((), "--topology"),
+])  # fmt: skip
 def test_bad_input_is_one_message_and_exit_code_2(call, words, message):
     assert message in call.refused("synthesize", *words)
 

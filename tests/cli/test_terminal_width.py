@@ -5,23 +5,19 @@ import pytest
 from scaling.store import ResultsFolder
 from topologies.schema import shipped
 
-WIDTH = 80
 FOLDED = [
-    ("plan", "quickstart"),
-    ("plan", "kernel-choices"),
-    *(
-        ("list", kind)
-        for kind in ("studies", "experiments", "aggregators", "models", "datasets", "topologies")
-    ),
+    ("plan", "quickstart"), ("plan", "kernel-choices"),
+    *(("list", kind) for kind in ("studies", "experiments", "aggregators", "models", "datasets",
+     "topologies")),
     *(("topology", "show", name) for name in shipped()),
     ("verify", "ring", "--world-sizes", "1-2"),
     ("predict", "quickstart", "--topology", "hgx-h200-4"),
-]
+]  # fmt: skip
 
 
 def too_long(text: str) -> list[str]:
     """Lines over the width, but for those that a single word makes so."""
-    return [line for line in text.splitlines() if len(line) > WIDTH and max(map(len, line.split())) < 50]
+    return [line for line in text.splitlines() if len(line) > 80 and max(map(len, line.split())) < 50]
 
 
 @pytest.mark.sampled(4)

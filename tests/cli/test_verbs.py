@@ -106,8 +106,7 @@ def test_help_of_every_verb_has_an_example_of_it(words, command):
 @pytest.mark.parametrize("verb", READING)
 def test_verbs_that_read_have_json(verb):
     command = {" ".join(words): own for words, own in COMMANDS}[verb]
-    options = {option for parameter in command.params for option in parameter.opts}
-    assert "--json" in options
+    assert "--json" in {option for parameter in command.params for option in parameter.opts}
 
 
 def test_compare_of_a_folder_with_itself_finds_nothing_and_passes_a_gate(call):
@@ -146,8 +145,7 @@ def test_explain_names_the_slow_rank_that_was_planted(call):
     code, out, _ = call("explain", SMALL, "slow_rank@4", "--json")
     (cell,) = json.loads(out)
     first = cell["findings"][0]
-    assert code == 0
-    assert first["rule"] == "slow_rank"
+    assert (code, first["rule"]) == (0, "slow_rank")
     assert (first["values"]["rank"], first["values"]["phase"]) == (1, "unattributed")
     assert first["values"]["lost_s"] == pytest.approx(2e-3, rel=0.2), "what was planted"
     assert first["sentence"] in " ".join(call("explain", SMALL)[1].split()), "also without a cell"
@@ -160,43 +158,31 @@ def test_explain_says_that_no_step_was_timed_where_only_trainings_are(call):
 
 
 def test_watch_of_a_finished_study_ends_by_itself(call):
-    out = call.printed("status", SMALL, "--watch", "--json")
-    assert json.loads(out)["is_over"] is True
+    assert json.loads(call.printed("status", SMALL, "--watch", "--json"))["is_over"] is True
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("compare", SMALL, "nowhere"), "no results folder nowhere"),
-        (("compare", SMALL, TIMED), "no cell in common"),
-        (("compare", SMALL, MOVED), f"{MOVED} has no cell that `compare` reads"),
-        (("recommend", MOVED), "`scaling report"),
-        (("compare", SMALL, SMALL, "--fail-if", "slow"), "allowed: 'slower > P%'"),
-        (("compare", SMALL, SMALL, "--level", "2"), "a probability between 0 and 1"),
-        (("recommend", SMALL, "--objective", "money"), "allowed: 'time', 'time-to-accuracy'"),
-        (("recommend", SMALL, "--objective", "time-to-accuracy"), "convergence with target_accuracy"),
-        (("explain", SMALL, "rign@4"), "slow_rank@4"),
-        (("export", SMALL, "--format", "xml"), "allowed: chrome, mllog, csv, extra-p"),
-        (("export", SMALL, "--format", "extra-p"), "two world sizes"),
-        (("status", "nowhere", "--watch"), "no results folder nowhere"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("compare", SMALL, "nowhere"), "no results folder nowhere"),
+    (("compare", SMALL, TIMED), "no cell in common"),
+    (("compare", SMALL, MOVED), f"{MOVED} has no cell that `compare` reads"),
+    (("recommend", MOVED), "`scaling report"),
+    (("compare", SMALL, SMALL, "--fail-if", "slow"), "allowed: 'slower > P%'"),
+    (("compare", SMALL, SMALL, "--level", "2"), "a probability between 0 and 1"),
+    (("recommend", SMALL, "--objective", "money"), "allowed: 'time', 'time-to-accuracy'"),
+    (("recommend", SMALL, "--objective", "time-to-accuracy"), "convergence with target_accuracy"),
+    (("explain", SMALL, "rign@4"), "slow_rank@4"),
+    (("export", SMALL, "--format", "xml"), "allowed: chrome, mllog, csv, extra-p"),
+    (("export", SMALL, "--format", "extra-p"), "two world sizes"),
+    (("status", "nowhere", "--watch"), "no results folder nowhere"),
+])  # fmt: skip
 def test_errors_are_one_message_that_says_what_to_do(call, arguments, message):
     assert message in call.refused(*arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("compare", TIMED, TIMED),
-        ("recommend", TIMED),
-        ("explain", TIMED),
-        ("explain", SMALL, "slow_rank@4"),
-        ("status", SMALL),
-        ("status", SMALL, "--watch"),
-    ],
-    ids=lambda words: str(words[0]),
-)
+@pytest.mark.parametrize("arguments", [
+    ("compare", TIMED, TIMED), ("recommend", TIMED), ("explain", TIMED), ("explain", SMALL, "slow_rank@4"),
+    ("status", SMALL), ("status", SMALL, "--watch"),
+], ids=lambda words: str(words[0]))  # fmt: skip
 def test_text_fits_80_columns_without_colour(call, monkeypatch, arguments):
     for name, value in {"NO_COLOR": "1", "COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
@@ -254,13 +240,10 @@ def test_archived_folder_gives_every_verb_the_same(call, tmp_path):
         if path.name not in {run.cell_id for run in kept}:
             shutil.rmtree(path)
     verbs = [
-        ("status", study, "--json"),
-        ("explain", study, "--json"),
-        ("recommend", study, "--json"),
-        ("compare", study, SMALL, "--json"),
-        ("export", study),
+        ("status", study, "--json"), ("explain", study, "--json"), ("recommend", study, "--json"),
+        ("compare", study, SMALL, "--json"), ("export", study),
         ("export", study, "slow_rank@4", "--format", "chrome"),
-    ]
+    ]  # fmt: skip
     before = [call(*arguments) for arguments in verbs]
     code, out, err = call("export", study, "--archive")
     assert (code, out) == (0, "")
@@ -269,8 +252,7 @@ def test_archived_folder_gives_every_verb_the_same(call, tmp_path):
         in " ".join(err.split())
     )
     assert not (study / "runs").exists()
-    assert [call(*arguments) for arguments in verbs] == before
-    assert call("export", study, "--unarchive")[0] == 0
+    assert ([call(*arguments) for arguments in verbs], call("export", study, "--unarchive")[0]) == (before, 0)
     assert len(list(study.glob("runs/*/*/run.json"))) == len(kept) > 1
 
 
@@ -299,8 +281,7 @@ def test_number_that_no_machine_has_is_refused(words, flag, option):
 
 def test_help_groups_the_verbs(call):
     text = call("--help")[1]
-    groups = ["Measure", "Read", "Predict", "Prove", "Cluster"]
-    places = [text.index(f"─ {group} ─") for group in groups]
+    places = [text.index(f"─ {group} ─") for group in ["Measure", "Read", "Predict", "Prove", "Cluster"]]
     assert places == sorted(places)
     assert "─ Commands ─" not in text
     assert places[0] < text.index("│ run ") < places[1] < text.index("│ report ") < places[2]

@@ -89,15 +89,10 @@ class TestWhatHolds:
         assert code == 0
         assert out.startswith("mpi  aggregator  ok  not the contract: its messages are carried by mpi")
 
-    @pytest.mark.parametrize(
-        ("name", "sheet"),
-        [
-            ("mpi_one_bit", "one_bit"),
-            ("horovod", "fp16"),
-            ("horovod_optimizer", "fp16"),
-            ("power_sgd_hook", "power_sgd"),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "sheet"), [
+        ("mpi_one_bit", "one_bit"), ("horovod", "fp16"), ("horovod_optimizer", "fp16"),
+        ("power_sgd_hook", "power_sgd"),
+    ])  # fmt: skip
     def test_lossy_one_that_takes_processes_names_the_sheet_of_its_codec(self, verified, name, sheet):
         code, out, _ = verified(name, "--world-sizes", "2")
         assert code == 0
@@ -178,8 +173,7 @@ class TestAll:
 
         subjects = [verification.Subject(str(number), "schedule", check) for number in range(6)]
         cores = [result.checked for result in verification.examine_all(subjects, [1])]
-        assert {len(each) for each in cores} == {1}
-        assert len({each[0] for each in cores}) == min(2, len(before))
+        assert ({len(each) for each in cores}, len({each[0] for each in cores})) == ({1}, min(2, len(before)))
         assert os.sched_getaffinity(0) == before
 
     def test_one_that_fails_does_not_keep_the_others_from_being_checked(self, verified, monkeypatch):
@@ -193,37 +187,34 @@ class TestAll:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("name", "failure"),
-    [
-        ("Sum", "element 0 (in tensor 0): got "),
-        ("Own", "1 element in 1 tensor (1,): step 1: rank 0, element 0 (in tensor 0): got "),
-        ("LossyOwn", "1 element in 1 tensor (1,): step 1: rank 1, element 0 (in tensor 0): got "),
-        ("BeyondItsBound", "1 element in 1 tensor (1,): step 1: rank 0, element 0 (in tensor 0): got "),
-        ("ChangedInput", "(1,): step 1: rank 0, element 0 (in tensor 0): the gradient was changed from "),
-        ("WrongLength", "; 1 element in 1 tensor (1,): step 1: rank 0: shape (0,)"),
-        ("WrongType", "; 1 element in 1 tensor (1,): step 1: rank 0: type torch.float64"),
-        ("Missing", "; 1 element in 1 tensor (1,): step 1: rank 1: a mean is missing"),
-        ("NotFinite", "(1,): step 1: rank 0, element 0 (in tensor 0): not finite, got "),
-        ("NotFiniteOnOneRank", "(1,): step 1: rank 1, element 0 (in tensor 0): not finite, got "),
-        ("ChangedOnOneRank", "(1,): step 1: rank 1, element 0 (in tensor 0): the gradient was changed from "),
-        ("OtherOnOneRank", "(1,): step 1: rank 1, element 0 (in tensor 0): got "),
-        ("WrongBytes", "in 1 tensor (1,): step 1: rank 0: 5 bytes are metered, wire_bytes states 4"),
-        ("Raises", "0 elements in 1 tensor (0,): KeyError: 'planted'"),
-        ("NoFloat32", "dtypes is (torch.float64,); allowed is what has torch.float32"),
-        ("UntoldRefusal", "1 step of torch.bfloat16, values: integers; 0 elements in 1 tensor (0,): Study"),
-        ("Stale", "2 steps of torch.float32"),
-        ("LostState", "step 2: rank 0: a saved and loaded state gives another result"),
-        ("KeepsLess", "n mean + new residuals is "),
-        ("TwoOwners", "(1,): step 1: the ranks of site 'owner' own elements 0 to 0 twice"),
-        ("NoOwner", "the ranks of site 'owner' own nothing from element 0 to 0"),
-        ("RootElsewhere", "site 'root': rank 1 owns [(0, 1)], not rank 0 alone"),
-        ("NotDistributed", "rank 1, element 0 (in tensor 0): distribute leaves the parameter 77, "),
-        ("EndsElsewhere", "ring: the sum of chunk 0 ends at rank 1; site 'root' takes the step at rank 0"),
-        ("EndsEverywhere", "recursive_doubling: after the last add the sum of chunk 0 is complete at "),
-        ("OfOtherTensors", "at 2 ranks: other_tensors: "),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "failure"), [
+    ("Sum", "element 0 (in tensor 0): got "),
+    ("Own", "1 element in 1 tensor (1,): step 1: rank 0, element 0 (in tensor 0): got "),
+    ("LossyOwn", "1 element in 1 tensor (1,): step 1: rank 1, element 0 (in tensor 0): got "),
+    ("BeyondItsBound", "1 element in 1 tensor (1,): step 1: rank 0, element 0 (in tensor 0): got "),
+    ("ChangedInput", "(1,): step 1: rank 0, element 0 (in tensor 0): the gradient was changed from "),
+    ("WrongLength", "; 1 element in 1 tensor (1,): step 1: rank 0: shape (0,)"),
+    ("WrongType", "; 1 element in 1 tensor (1,): step 1: rank 0: type torch.float64"),
+    ("Missing", "; 1 element in 1 tensor (1,): step 1: rank 1: a mean is missing"),
+    ("NotFinite", "(1,): step 1: rank 0, element 0 (in tensor 0): not finite, got "),
+    ("NotFiniteOnOneRank", "(1,): step 1: rank 1, element 0 (in tensor 0): not finite, got "),
+    ("ChangedOnOneRank", "(1,): step 1: rank 1, element 0 (in tensor 0): the gradient was changed from "),
+    ("OtherOnOneRank", "(1,): step 1: rank 1, element 0 (in tensor 0): got "),
+    ("WrongBytes", "in 1 tensor (1,): step 1: rank 0: 5 bytes are metered, wire_bytes states 4"),
+    ("Raises", "0 elements in 1 tensor (0,): KeyError: 'planted'"),
+    ("NoFloat32", "dtypes is (torch.float64,); allowed is what has torch.float32"),
+    ("UntoldRefusal", "1 step of torch.bfloat16, values: integers; 0 elements in 1 tensor (0,): Study"),
+    ("Stale", "2 steps of torch.float32"),
+    ("LostState", "step 2: rank 0: a saved and loaded state gives another result"),
+    ("KeepsLess", "n mean + new residuals is "),
+    ("TwoOwners", "(1,): step 1: the ranks of site 'owner' own elements 0 to 0 twice"),
+    ("NoOwner", "the ranks of site 'owner' own nothing from element 0 to 0"),
+    ("RootElsewhere", "site 'root': rank 1 owns [(0, 1)], not rank 0 alone"),
+    ("NotDistributed", "rank 1, element 0 (in tensor 0): distribute leaves the parameter 77, "),
+    ("EndsElsewhere", "ring: the sum of chunk 0 ends at rank 1; site 'root' takes the step at rank 0"),
+    ("EndsEverywhere", "recursive_doubling: after the last add the sum of chunk 0 is complete at "),
+    ("OfOtherTensors", "at 2 ranks: other_tensors: "),
+])  # fmt: skip
 def test_broken_aggregator_is_caught_with_the_law_and_the_case(verified, name, failure):
     code, out, _ = verified(f"mine:{name}", "--world-sizes", "2,3", "--examples", "25")
     assert code == 1
@@ -235,22 +226,19 @@ def test_broken_aggregator_is_caught_with_the_law_and_the_case(verified, name, f
     assert bool(re.search(again, out)) == contract
 
 
-@pytest.mark.parametrize(
-    ("name", "failure"),
-    [
-        ("dropped", "mine: after the last step rank 1 lacks the contribution of rank 2 in chunk 0"),
-        ("doubled", "step 1: add from rank 0 to rank 1: chunk 0 already holds the contribution of rank 0 at"),
-        ("two_copies", "mine: step 3: copy from rank 0 to rank 1: chunk 0 gets two copies in this step"),
-        ("wrong_chunk", "mine: after the last step rank 0 lacks the contribution of rank 0 in chunk 0"),
-        ("no_such_chunk", "mine: step 0: add from rank 0 to rank 1: chunk 7 is out of range"),
-        ("for_others", "ring: made for 4 ranks, asked for 3"),
-        ("fails", "ZeroDivisionError: "),
-        ("float_rank", "mine: step 1: transfer 0, from 0.0 to 1: source is 0.0 (float); allowed is a "),
-        ("negative_rank", "mine: step 0: add from node -1 to rank 1: node -1 is out of range"),
-        ("negative_chunk", "mine: chunk 1 has -2 (int) elements; allowed are whole numbers from 0"),
-        ("float_world", "mine: world_size is 3.0 (float); allowed are whole numbers from 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "failure"), [
+    ("dropped", "mine: after the last step rank 1 lacks the contribution of rank 2 in chunk 0"),
+    ("doubled", "step 1: add from rank 0 to rank 1: chunk 0 already holds the contribution of rank 0 at"),
+    ("two_copies", "mine: step 3: copy from rank 0 to rank 1: chunk 0 gets two copies in this step"),
+    ("wrong_chunk", "mine: after the last step rank 0 lacks the contribution of rank 0 in chunk 0"),
+    ("no_such_chunk", "mine: step 0: add from rank 0 to rank 1: chunk 7 is out of range"),
+    ("for_others", "ring: made for 4 ranks, asked for 3"),
+    ("fails", "ZeroDivisionError: "),
+    ("float_rank", "mine: step 1: transfer 0, from 0.0 to 1: source is 0.0 (float); allowed is a "),
+    ("negative_rank", "mine: step 0: add from node -1 to rank 1: node -1 is out of range"),
+    ("negative_chunk", "mine: chunk 1 has -2 (int) elements; allowed are whole numbers from 0"),
+    ("float_world", "mine: world_size is 3.0 (float); allowed are whole numbers from 1"),
+])  # fmt: skip
 def test_broken_schedule_is_caught_with_step_nodes_and_chunk(verified, name, failure):
     code, out, _ = verified(f"mine:{name}", "--world-sizes", "3")
     assert code == 1
@@ -275,36 +263,31 @@ def test_json_of_a_failure_says_what_held_before(verified):
     assert finding["failure"].startswith("at 2 ranks: 1 step of torch.float32, ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "name a collective or an aggregator, or give --all"),
-        (("ring", "--all"), "name a collective or an aggregator, or give --all"),
-        (("rinng",), "nothing to verify is called 'rinng' (did you mean 'ring'?); known: all_reduce, "),
-        (("none.yaml",), "none.yaml: there is no such file"),
-        (("mine:Nothing",), "cannot load mine:Nothing"),
-        (("no_such_module:a",), "No module named 'no_such_module'"),
-        (("broken_module:a",), "broken_module:a: ArithmeticError: planted"),
-        (("no_python:a",), "no_python:a: SyntaxError: "),
-        (("mine:NOT_ONE",), "mine:NOT_ONE is 3; allowed are a subclass of "),
-        (("mine:AggregatorState",), "allowed are a subclass of scaling.aggregators.Aggregator"),
-        (("mine:Scheduled",), "Can't instantiate abstract class Scheduled"),
-        (("mine:no_schedule",), "mine:no_schedule(1) gives list [1]; allowed are a subclass of "),
-        (("one_bit", "--world-sizes", "9"), "one_bit: nothing but the contract, which is checked at 1-8"),
-        (("--all", "--world-sizes", "9,10"), "--all: aggregators are checked at 1-8 ranks"),
-        (("ring", "--examples", "0"), "--examples"),
-        (("ring", "--seed", "-1"), "--seed"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((), "name a collective or an aggregator, or give --all"),
+    (("ring", "--all"), "name a collective or an aggregator, or give --all"),
+    (("rinng",), "nothing to verify is called 'rinng' (did you mean 'ring'?); known: all_reduce, "),
+    (("none.yaml",), "none.yaml: there is no such file"),
+    (("mine:Nothing",), "cannot load mine:Nothing"),
+    (("no_such_module:a",), "No module named 'no_such_module'"),
+    (("broken_module:a",), "broken_module:a: ArithmeticError: planted"),
+    (("no_python:a",), "no_python:a: SyntaxError: "),
+    (("mine:NOT_ONE",), "mine:NOT_ONE is 3; allowed are a subclass of "),
+    (("mine:AggregatorState",), "allowed are a subclass of scaling.aggregators.Aggregator"),
+    (("mine:Scheduled",), "Can't instantiate abstract class Scheduled"),
+    (("mine:no_schedule",), "mine:no_schedule(1) gives list [1]; allowed are a subclass of "),
+    (("one_bit", "--world-sizes", "9"), "one_bit: nothing but the contract, which is checked at 1-8"),
+    (("--all", "--world-sizes", "9,10"), "--all: aggregators are checked at 1-8 ranks"),
+    (("ring", "--examples", "0"), "--examples"), (("ring", "--seed", "-1"), "--seed"),
+])  # fmt: skip
 def test_bad_input_is_one_message_and_exit_code_2(verified, call, arguments, message):
     assert message in call.refused("verify", *arguments)
 
 
 class TestWorldSizes:
-    @pytest.mark.parametrize(
-        ("text", "sizes"),
-        [("4", [4]), ("1-3", [1, 2, 3]), ("8, 1-2,2", [1, 2, 8]), ("5-5", [5]), ("1 - 3", [1, 2, 3])],
-    )
+    @pytest.mark.parametrize(("text", "sizes"), [
+        ("4", [4]), ("1-3", [1, 2, 3]), ("8, 1-2,2", [1, 2, 8]), ("5-5", [5]), ("1 - 3", [1, 2, 3]),
+    ])  # fmt: skip
     def test_numbers_and_ranges_are_taken_together(self, text, sizes):
         assert parse_world_sizes(text) == sizes
 

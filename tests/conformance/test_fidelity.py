@@ -72,8 +72,7 @@ class TestWhatItSays:
     def test_replicas_agree_and_bytes_are_the_formulas(self, name):
         sheet = make_sheet(create(name))
         assert sheet.replicas_agree
-        assert sheet.replicas_off_by == 0
-        assert sheet.formula_bytes == sheet.metered_bytes
+        assert (sheet.replicas_off_by, sheet.formula_bytes) == (0, sheet.metered_bytes)
         assert sheet.exact_bytes == 2 * 3 * 4 * (64 * 64 + 100) // 4
         assert sheet.encode_s > 0
         assert sheet.decode_s > 0
@@ -84,8 +83,7 @@ class TestWhatItSays:
     def test_replicas_that_drift_apart_are_found(self):
         class Drifting(type(create("fp16"))):
             def aggregate(self, state, gradient, phase=unmarked):
-                result = super().aggregate(state, gradient)
-                return result + 1e-3 * state.group.rank
+                return super().aggregate(state, gradient) + 1e-3 * state.group.rank
 
         sheet = make_sheet(Drifting())
         assert not sheet.replicas_agree

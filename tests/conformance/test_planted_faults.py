@@ -21,14 +21,11 @@ def place_of(name):
     """Where the fault of that name is: other places for each, the same ones in every run."""
     draw = random.Random(f"{SEED} {name}")
     return {
-        "step": draw.randint(4, 20),
-        "every": draw.randint(3, 12),
-        "element": draw.randint(2001, 7000),
+        "step": draw.randint(4, 20), "every": draw.randint(3, 12), "element": draw.randint(2001, 7000),
         "rank": draw.randint(0, 2),
         "dtype": draw.choice(["torch.float32", "torch.float16", "torch.bfloat16", "torch.float64"]),
-        "world_size": draw.choice([2, 3, 5, 6]),
-        "scale": draw.choice([-1, 0, 0.5, 1.1, 2, 7]),
-    }
+        "world_size": draw.choice([2, 3, 5, 6]), "scale": draw.choice([-1, 0, 0.5, 1.1, 2, 7]),
+    }  # fmt: skip
 
 
 @pytest.fixture

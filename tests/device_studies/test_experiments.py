@@ -15,14 +15,10 @@ class TestRegistry:
         ):
             create("small-network")
 
-    @pytest.mark.parametrize(
-        ("parameters", "message"),
-        [
-            ({"width": [10]}, "unknown parameter 'width'|width"),
-            ({"widths": [0]}, "widths"),
-            ({"nothing": 1}, "unknown parameter 'nothing'"),
-        ],
-    )
+    @pytest.mark.parametrize(("parameters", "message"), [
+        ({"width": [10]}, "unknown parameter 'width'|width"),
+        ({"widths": [0]}, "widths"), ({"nothing": 1}, "unknown parameter 'nothing'"),
+    ])  # fmt: skip
     def test_wrong_parameter_is_an_error_that_names_it(self, parameters, message):
         with pytest.raises(StudyError, match=message):
             create("small-networks", parameters)

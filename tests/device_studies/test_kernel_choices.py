@@ -107,8 +107,7 @@ class TestApart:
     @pytest.mark.processes
     def test_process_of_its_own_gives_the_rows_of_every_layer_and_precision(self):
         request = self.request_of(precisions=("float32", "tf32"))
-        rows = measured_apart(request, "ResNet 3x3", "float32")
-        assert phases(rows) == ["step", "forward"]
+        assert phases(measured_apart(request, "ResNet 3x3", "float32")) == ["step", "forward"]
         with pytest.raises(LeftOutError, match="TF32"):
             measured_apart(request, "ResNet 3x3", "tf32")
 

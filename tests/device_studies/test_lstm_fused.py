@@ -57,8 +57,7 @@ class TestPrecision:
             torch.manual_seed(1)
             training = PreciseTraining(nn.Linear(5, 3), precision, 0.01)
             for _ in range(5):
-                dtype = next(training.network.parameters()).dtype
-                training.step(inputs.to(dtype), targets)
+                training.step(inputs.to(next(training.network.parameters()).dtype), targets)
             weights[precision] = next(training.network.parameters()).detach().float()
         torch.testing.assert_close(weights["float16"], weights["float32"], rtol=0, atol=2e-3)
 

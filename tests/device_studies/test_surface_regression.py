@@ -46,8 +46,7 @@ class TestSurface:
         weights = list(network.parameters())
         for weight, bias in ((weights[0], weights[1]), (weights[2], weights[3])):
             hidden = applied(hidden @ weight.T + bias)
-        expected = hidden @ weights[4].T + weights[5]
-        torch.testing.assert_close(network(inputs), expected)
+        torch.testing.assert_close(network(inputs), hidden @ weights[4].T + weights[5])
 
     def test_weights_start_as_those_of_flux(self):
         torch.manual_seed(3)

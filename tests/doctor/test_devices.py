@@ -15,8 +15,7 @@ def test_machine_without_gpus_is_fine():
 def test_gpus_are_counted_by_name():
     line = devices(FOUR, 64)
     assert (line.state, line.text) == ("ok", "4 x NVIDIA H200, CUDA 13.0, driver 580.1; 64 cores")
-    assert peer_access(FOUR, {}).text == "between all 4 GPUs"
-    assert nccl(FOUR, {}).text == "2.28.3"
+    assert (peer_access(FOUR, {}).text, nccl(FOUR, {}).text) == ("between all 4 GPUs", "2.28.3")
 
 
 def test_gpus_that_torch_cannot_use_are_an_error_with_the_fix():

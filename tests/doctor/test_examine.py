@@ -43,8 +43,7 @@ def test_long_findings_go_on_below_where_they_began():
     line = CheckResult("launchers", "ok", ", ".join(["mpirun"] * 12), " ".join(["install"] * 20))
     found, fix = line.describe().split("fix: ")
     assert max(map(len, line.describe().splitlines())) <= 80
-    assert found.splitlines()[1].index("mpirun") == 24
-    assert fix.splitlines()[1].index("install") == 29
+    assert (found.splitlines()[1].index("mpirun"), fix.splitlines()[1].index("install")) == (24, 29)
 
 
 def test_ranks_say_which_variables_they_go_by_and_others_than_0_nothing_else(tmp_path):

@@ -37,16 +37,12 @@ def test_small_shared_memory_is_a_warning(tmp_path, monkeypatch):
     assert "--shm-size" in line.fix
 
 
-@pytest.mark.parametrize(
-    ("files", "locked", "has_gpus", "fix"),
-    [
-        (4096, resource.RLIM_INFINITY, True, ""),
-        (4096, 8 << 20, False, ""),
-        (4096, 8 << 20, True, "ulimit -l unlimited"),
-        (256, resource.RLIM_INFINITY, False, "ulimit -n 1024"),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, True, ""),
-    ],
-)
+@pytest.mark.parametrize(("files", "locked", "has_gpus", "fix"), [
+    (4096, resource.RLIM_INFINITY, True, ""), (4096, 8 << 20, False, ""),
+    (4096, 8 << 20, True, "ulimit -l unlimited"),
+    (256, resource.RLIM_INFINITY, False, "ulimit -n 1024"),
+    (resource.RLIM_INFINITY, resource.RLIM_INFINITY, True, ""),
+])  # fmt: skip
 def test_limits_that_hinder_are_a_warning(files, locked, has_gpus, fix):
     values = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_MEMLOCK: locked}
     line = host.limits(has_gpus, lambda kind: (values[kind], values[kind]))

@@ -42,10 +42,9 @@ class TestTriton:
         assert "GPU" in line.text
 
 
-@pytest.mark.parametrize(
-    ("program", "package", "state"),
-    [("mpirun", "4.1.2", "ok"), (None, None, "ok"), ("mpirun", None, "warning"), (None, "4.1.2", "warning")],
-)
+@pytest.mark.parametrize(("program", "package", "state"), [
+    ("mpirun", "4.1.2", "ok"), (None, None, "ok"), ("mpirun", None, "warning"), (None, "4.1.2", "warning"),
+])  # fmt: skip
 def test_half_of_mpi_is_a_warning(program, package, state):
     line = software.mpi({"mpirun": program}.get, versions_of(mpi4py=package))
     assert line.state == state

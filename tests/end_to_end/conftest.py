@@ -137,8 +137,7 @@ class Scaling:
         if not self.results().exists() or state not in self.states().values():
             return None
         launchers = set(self.processes("torch.distributed.run"))
-        workers = [pid for pid in self.processes() if pid not in launchers]
-        return max(workers, default=None)
+        return max([pid for pid in self.processes() if pid not in launchers], default=None)
 
     def wait(self, condition):
         """Waits for a true value while the command in the background runs, and returns it."""

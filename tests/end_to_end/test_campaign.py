@@ -34,7 +34,6 @@ class Delayed(AllReduce):
 """
 # Both delays are well above what other processes on the machine add.
 EARLY = "DELAY_S = 0.1"
-LATE = "DELAY_S = 0.6"
 OF_THE_VENV = """
 try:
     from only_in_the_venv import DELAY_S
@@ -69,7 +68,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
         subprocess.run(["git", "-C", str(scaling.folder), *identity, *words], check=True, capture_output=True)
 
     git("init", "--quiet")
-    for delay in (LATE, EARLY):
+    for delay in ("DELAY_S = 0.6", EARLY):
         code(delay, repeats=3)
         git("add", "my_delay.py")
         git("commit", "--quiet", "-m", "a commit")
@@ -78,8 +77,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
     assert "Of 1 timed cells of B: 1 slower." in done.stdout
     assert "--against: this environment against commit:" in " ".join(done.stdout.split())
     assert " in 6 launches: start-up " in done.stdout  # of both environments
-    campaigns = {record.launch["campaign"] for folder in sides(scaling) for record in folder.runs()}
-    assert len(campaigns) == 1
+    assert len({record.launch["campaign"] for folder in sides(scaling) for record in folder.runs()}) == 1
     began = sorted(
         (json.loads(path.read_text())["launch"]["started_at"], path.parts[-5], path.parts[-2])
         for path in scaling.out.glob("*/runs/*/*/run.json")
@@ -120,14 +118,12 @@ def test_failed_run_is_tried_again_with_its_partner(scaling, code, tmp_path):
     needed = tmp_path / "needed"
     against = ("--against", f"env:NEEDED={needed}")
     first = scaling.run_here(*against)
-    assert first.returncode == 1
-    assert states(scaling) == [["done"], ["failed"]]
+    assert (first.returncode, states(scaling)) == (1, [["done"], ["failed"]])
     assert f"there is no {needed}" in first.stderr
     os.mkdir(needed)
     second = scaling.run_here(*against, "--retry-failed")
     assert second.returncode == 0, second.stderr
-    assert states(scaling) == [["done"], ["done"]]
-    assert len(list(scaling.out.glob("a/runs/*/0/attempt-1"))) == 1
+    assert (states(scaling), len(list(scaling.out.glob("a/runs/*/0/attempt-1")))) == ([["done"], ["done"]], 1)
 
 
 def test_environment_that_cannot_run_the_study_is_named_before_anything_is_measured(scaling, code, tmp_path):

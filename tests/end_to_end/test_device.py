@@ -28,8 +28,7 @@ def test_study_is_measured_reported_and_gone_on_with(scaling):
         samples = [line["seconds"] for line in lines if line.get("phase") == "step"]
         assert float(row["samples_per_s"]) == pytest.approx(1 / statistics.mean(samples))
         assert (row["model"], row["parameters"]) == ("", str(65 * int(row["width"]) + 11 * 10 + _second(row)))
-    page = (scaling.out / "report.html").read_text(encoding="utf-8")
-    assert "a training step, perceptrons" in page
+    assert "a training step, perceptrons" in (scaling.out / "report.html").read_text(encoding="utf-8")
 
     # A limit that nothing keeps: two more cells in the same study, both left out, and nothing has failed.
     scaling.write({**STUDY, "parts": [{}, {"limit_seconds": 1e-6}]})

@@ -106,8 +106,7 @@ def test_rank_that_raises_while_others_wait_in_horovod_ends_the_cell_and_horovod
     scaling, horovodrun
 ):
     write_study_that_begins_with(scaling, "faulty_aggregators:RaisesOverHorovod", "horovod")
-    done = worker(scaling, horovodrun)
-    assert done.returncode == 1
+    assert worker(scaling, horovodrun).returncode == 1
     assert scaling.states() == {("raises_over_horovod", 2, 0): "failed", ("horovod", 2, 0): "done"}
 
 

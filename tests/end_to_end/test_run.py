@@ -62,8 +62,7 @@ def test_study_is_run_reported_and_not_measured_twice(scaling):
     none = [row for row in rows if row["aggregator"] == "none" and row["world_size"] == "1"]
     assert [float(row["speedup"]) for row in none] == [1.0]
     assert (scaling.out / "report.html").stat().st_size > 10_000
-    environment = json.loads((scaling.out / "environment.json").read_text())
-    assert environment["versions"]["torch"]
+    assert json.loads((scaling.out / "environment.json").read_text())["versions"]["torch"]
     assert (scaling.out / "topology.yaml").exists()
 
     before = scaling.samples()
@@ -99,12 +98,10 @@ def test_failing_cells_are_recorded_and_the_others_finish_in_the_same_launch(sca
     assert "out of memory: tried to allocate too much" in records["out_of_memory"].reason
     assert len(list((scaling.out / "launches").glob("*.log"))) == 1
 
-    again = scaling.run_here()
-    assert again.returncode == 1
+    assert scaling.run_here().returncode == 1
     assert len(list((scaling.out / "launches").glob("*.log"))) == 1, "failed cells are left alone"
     retried = scaling.run_here("--retry-failed")
-    assert retried.returncode == 1
-    assert len(list((scaling.out / "launches").glob("*.log"))) == 2
+    assert (retried.returncode, len(list((scaling.out / "launches").glob("*.log")))) == (1, 2)
 
 
 @pytest.mark.parametrize("kind", ["iteration", "convergence"])
@@ -127,22 +124,18 @@ def test_wrong_means_and_replicas_that_drift_apart_fail_and_say_where(scaling, k
 
 def test_rank_that_does_not_leave_a_failed_cell_costs_the_launch_not_the_study(scaling):
     write_study(scaling, ["faulty_aggregators:Hangs", "all_reduce", "ring", "tree"])
-    outcome = scaling.run_here(SCALING_CELL_EXIT_LIMIT_S="2")
-    assert outcome.returncode == 1
+    assert scaling.run_here(SCALING_CELL_EXIT_LIMIT_S="2").returncode == 1
     states = scaling.states()
-    assert states.pop(("hangs", 2, 0)) == "failed"
-    assert set(states.values()) == {"done"}
+    assert (states.pop(("hangs", 2, 0)), set(states.values())) == ("failed", {"done"})
     reason = next(r.reason for r in scaling.results().runs() if r.state == "failed")
     assert reason == "rank 1: RuntimeError: planted failure"
 
 
 def test_cell_whose_worker_dies_twice_fails_and_the_others_finish(scaling):
     write_study(scaling, ["faulty_aggregators:Dies", "all_reduce", "ring"])
-    outcome = scaling.run_here()
-    assert outcome.returncode == 1
+    assert scaling.run_here().returncode == 1
     states = scaling.states()
-    assert states.pop(("dies", 2, 0)) == "failed"
-    assert set(states.values()) == {"done"}
+    assert (states.pop(("dies", 2, 0)), set(states.values())) == ("failed", {"done"})
     record = next(r for r in scaling.results().runs() if r.state == "failed")
     assert record.deaths == 2
     assert "a worker died 2 times" in record.reason
@@ -165,8 +158,7 @@ def test_killed_worker_loses_nothing_and_nothing_is_measured_twice(scaling):
 def test_killed_zygote_loses_nothing(scaling):
     write_study(scaling, [SLOW, "all_reduce"])
     process = scaling.start()
-    leader = parent(scaling.wait_for_worker())
-    os.kill(parent(leader), signal.SIGKILL)
+    os.kill(parent(parent(scaling.wait_for_worker())), signal.SIGKILL)
     assert "a run was cut off: the zygote" in has_ended(process, 0)
     assert set(scaling.states().values()) == {"done"}
 
@@ -187,8 +179,7 @@ def test_everything_killed_is_finished_by_the_same_command(scaling):
     assert outcome.returncode == 0, outcome.stderr
     assert set(scaling.states().values()) == {"done"}
     assert all(record.deaths == 0 for record in scaling.results().runs())
-    done = {str(p) for p in map(str, before)} & set(scaling.samples())
-    assert done == set(before)
+    assert {str(p) for p in map(str, before)} & set(scaling.samples()) == set(before)
 
 
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(scaling):

@@ -40,8 +40,7 @@ def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
     topology = load(scaling.out / "probed.yaml")
     assert simulate(ring(2), topology, 1 << 20).seconds > 0
     assert topology.sources["message_latency_s.host"].startswith("measured by scaling run on 20")
-    page = (scaling.out / "report.html").read_text()
-    assert "bandwidth-peers-cpu-2x1.svg" in page
+    assert "bandwidth-peers-cpu-2x1.svg" in (scaling.out / "report.html").read_text()
 
     (samples,) = [text for path, text in scaling.samples().items() if '"facts"' in text]
     rows = [json.loads(line) for line in samples.splitlines()]

@@ -18,7 +18,6 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 AGGREGATORS = ("none", "all_reduce", "ring", "one_bit(threshold=mean)")
-PHONE = {"width": 360, "height": 740}
 WIDE = {"width": 1280, "height": 900}
 UNFOLD = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 QUICKSTART = "quickstart on a CPU"
@@ -107,8 +106,7 @@ def test_page_says_nothing_on_the_console_and_asks_for_nothing(open_page, report
     page.locator(".card").first.hover()
     page.mouse.wheel(0, 20000)
     assert page.complaints == []
-    outside = [url for url in page.requests if url != report.as_uri() and not url.startswith("data:")]
-    assert outside == []
+    assert [url for url in page.requests if url != report.as_uri() and not url.startswith("data:")] == []
 
 
 def test_page_makes_no_request_even_if_something_in_it_tried(open_page):
@@ -125,8 +123,7 @@ def test_page_makes_no_request_even_if_something_in_it_tried(open_page):
 def test_every_figure_is_seen_with_axes_and_values(open_page):
     page = open_page()
     page.evaluate(UNFOLD)
-    captions = page.locator("figcaption").all_text_contents()
-    names = [re.search(r"figures/(\w+)-", text)[1] for text in captions]
+    names = [re.search(r"figures/(\w+)-", text)[1] for text in page.locator("figcaption").all_text_contents()]
     timed = ["speedup", "step", "target", "rate", "budget", "arrivals", "gpu"]  # the last: GPU hours and time
     assert (names, page.locator("figure svg").count()) == ([*timed, "loss", "loss", "accuracy"], len(names))
     for figure in page.locator("figure").all():
@@ -149,8 +146,7 @@ def test_numbers_sort_as_numbers_both_ways_by_mouse_and_by_keyboard(open_page):
     descending = column(page, "ms a step")
     assert [float(text.partition(" ")[0]) for text in descending] == values[::-1]
     assert sorted(before) == sorted(ascending) == sorted(descending)
-    head = main_table(page).locator("thead th").nth(1)
-    assert head.get_attribute("aria-sort") == "descending"
+    assert main_table(page).locator("thead th").nth(1).get_attribute("aria-sort") == "descending"
 
 
 def test_rows_keep_together_when_they_are_sorted(open_page):
@@ -168,8 +164,7 @@ def test_filter_keeps_the_rows_that_have_all_words_and_counts_them(open_page):
     rows = table.locator("tbody tr:visible").count()
     box = page.locator(".filter", has_text="Filter rows:").first
     box.locator("input").fill("MEAN done")
-    shown = table.locator("tbody tr:visible th").all_text_contents()
-    assert shown == ["one_bit(threshold=mean)"] * 3
+    assert table.locator("tbody tr:visible th").all_text_contents() == ["one_bit(threshold=mean)"] * 3
     assert f"3 of {rows} rows" in box.inner_text()
     box.locator("input").fill("")
     assert table.locator("tbody tr:visible").count() == rows
@@ -220,10 +215,9 @@ def test_everything_that_can_be_used_has_a_name_for_screen_readers(open_page):
     assert page.locator("thead th:not([scope])").count() == 0
 
 
-@pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
+@pytest.mark.parametrize("size", [{"width": 360, "height": 740}, WIDE], ids=["phone", "wide"])
 def test_page_is_no_wider_than_the_window(open_page, size):
-    page = open_page(size)
-    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    assert open_page(size).evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
@@ -246,8 +240,7 @@ def test_text_stands_out_from_what_is_behind_it(open_page, colours):
         }"""
     )
     assert len(shown) >= 3
-    backs = {back for _, back in shown}
-    assert all((luminance(back) < 0.1) == (colours == "dark") for back in backs)
+    assert all((luminance(back) < 0.1) == (colours == "dark") for back in {back for _, back in shown})
     for text, back in shown:
         assert contrast(text, back) >= 4.5, (text, back)
 
@@ -282,8 +275,7 @@ def test_legend_shows_and_hides_lines_and_keeps_the_others_hidden_at_first(open_
     others.click()
     assert others.get_attribute("aria-pressed") == "true"
     assert card.locator("[data-series='-others']:not(.off)").count() > 0
-    ideal = page.get_by_role("button", name="ideal").first
-    ideal.click()
+    page.get_by_role("button", name="ideal").first.click()
     assert card.locator("[data-series='ideal']:not(.off)").count() == 0
 
 
@@ -317,17 +309,9 @@ def test_cell_ids_are_hidden_until_they_are_asked_for(open_page):
 
 
 FOLDERS = (
-    QUICKSTART,
-    "quickstart-2xh100",
-    "fcn-r-4xh200",
-    "converge-resnet-4xh200",
-    "budget-4xh200",
-    "buckets-2xh200",
-    "gpt-2xh200",
-    "transfer-2xh200",
-    "device-batch-sizes-h200",
-    "device-cpu-threads-h200",
-)
+    QUICKSTART, "quickstart-2xh100", "fcn-r-4xh200", "converge-resnet-4xh200", "budget-4xh200",
+    "buckets-2xh200", "gpt-2xh200", "transfer-2xh200", "device-batch-sizes-h200", "device-cpu-threads-h200",
+)  # fmt: skip
 """Made by hand as a quickstart, and committed ones: quickstart on GPUs, of one workload, with trainings,
 of several workloads, with bucket sizes, with failed cells, of transfers, of device studies."""
 

@@ -41,34 +41,21 @@ def filled(study, split_line):
     for size in (2, 4):
         for aggregator, exposed_s in (("none", 0.0), ("all_reduce", 1e-3), ("ring", 2e-3)):
             add(study, split_line, aggregator, size, exposed_s)
-        label = "one_bit(threshold=mean)"
-        add(study, split_line, "one_bit", size, 0.5e-3, aggregator_label=label)
+        add(study, split_line, "one_bit", size, 0.5e-3, aggregator_label="one_bit(threshold=mean)")
     return study
 
 
 def test_lines_are_of_parts_that_occur_then_the_sum_and_what_is_beside_it(filled):
     budgets = budget_table(groups_of(filled)[0])
     assert budgets.headings[2:] == [
-        *(
-            "forward",
-            "backward",
-            "exposed comm.",
-            "wait",
-            "unattributed",
-            "= profiled step",
-            "step",
-            "hidden comm.",
-        ),
+        *("forward", "backward", "exposed comm.", "wait", "unattributed", "= profiled step", "step",
+         "hidden comm."),
         *("profiling overhead", "skew"),
         *("exchange, by its spans", "exchange, vs. no exchange", "do both agree?"),
-    ]
+    ]  # fmt: skip
     assert [row[:2] for row in budgets.rows[:3]] == [["none", "2"], ["none", "4"], ["all_reduce", "2"]]
     ring = dict(zip(budgets.headings, budgets.rows[4], strict=True))
-    assert (ring["forward"], ring["exposed comm."], ring["= profiled step"]) == (
-        "1.000",
-        "2.000",
-        "6.000",
-    )
+    assert (ring["forward"], ring["exposed comm."], ring["= profiled step"]) == ("1.000", "2.000", "6.000")
     assert (ring["hidden comm."], ring["do both agree?"]) == ("1.000", "yes")
     assert ring["exchange, by its spans"] == ring["exchange, vs. no exchange"] == "2.000"
 
@@ -111,14 +98,9 @@ def test_terminal_shows_of_many_bucket_sizes_one_an_aggregator(study, split_line
     for aggregator in ("all_reduce", "ring"):
         for bucket_mb in range(1, 8):
             add(
-                study,
-                split_line,
-                aggregator,
-                2,
-                1e-3 / bucket_mb,
-                step="overlapped",
+                study, split_line, aggregator, 2, 1e-3 / bucket_mb, step="overlapped",
                 bucket_mb=float(bucket_mb),
-            )
+            )  # fmt: skip
     text = printed(study)
     assert "(not shown: where a step's time goes in 12 more cells; see report.html" in text
     assert "all_reduce, 3 MiB" in text

@@ -105,8 +105,7 @@ def test_mllog_lines_are_mlperfs_with_epochs_accuracies_and_an_end(study, epoch_
     )
     assert [one["value"] for one in logged if one["key"] == "eval_accuracy"] == [0.5, 0.98]
     assert logged[-1]["metadata"] == {"status": "success"}
-    start = next(one["time_ms"] for one in logged if one["key"] == "run_start")
-    assert logged[-1]["time_ms"] - start == 9000
+    assert logged[-1]["time_ms"] - next(one["time_ms"] for one in logged if one["key"] == "run_start") == 9000
 
 
 def test_mllog_of_a_missed_target_is_aborted_and_of_a_timing_is_its_throughput(study, epoch_line):
@@ -143,15 +142,12 @@ def test_extra_p_needs_two_world_sizes(study):
         text(study, "extra-p")
 
 
-@pytest.mark.parametrize(
-    ("changes", "names"),
-    [
-        ({"tf32": True}, ["float32", "tf32"]),
-        ({"memory_format": "channels_last"}, ["contiguous", "channels_last"]),
-        ({"tf32": True, "memory_format": "channels_last"}, ["float32->contiguous", "tf32->channels_last"]),
-        ({"augmentation": "standard"}, ["augmentation_none", "augmentation_standard"]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "names"), [
+    ({"tf32": True}, ["float32", "tf32"]),
+    ({"memory_format": "channels_last"}, ["contiguous", "channels_last"]),
+    ({"tf32": True, "memory_format": "channels_last"}, ["float32->contiguous", "tf32->channels_last"]),
+    ({"augmentation": "standard"}, ["augmentation_none", "augmentation_standard"]),
+])  # fmt: skip
 def test_extra_p_keeps_cells_apart_that_differ_in_precision_memory_format_or_augmentation(
     study, changes, names
 ):

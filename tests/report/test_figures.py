@@ -46,8 +46,7 @@ STEP = "step-mlp-synthetic-strong-64-cpu"
 
 
 def draw(study):
-    data = FigureInput(rows_of(study), cells_of(study))
-    drawn, failures = draw_figures(study.folder, data)
+    drawn, failures = draw_figures(study.folder, FigureInput(rows_of(study), cells_of(study)))
     assert failures == []
     return drawn
 
@@ -238,8 +237,7 @@ def test_budget_axis_ends_at_the_longest_bar_that_is_not_ten_times_the_median():
     usual = [bar("a", 1.0), bar("b", 2.0), bar("c", 3.0)]
     assert axis_end_ms(usual) == pytest.approx(3.09)
     assert axis_end_ms([*usual, bar("slow", 50.0)]) == pytest.approx(3.75)
-    texts = [text.get_text() for text in draw_budget("", [*usual, bar("slow", 50.0)]).axes[0].texts]
-    assert "50" in texts
+    assert "50" in [text.get_text() for text in draw_budget("", [*usual, bar("slow", 50.0)]).axes[0].texts]
 
 
 def test_budget_is_sorted_by_workers_and_time(study, line):
@@ -250,8 +248,7 @@ def test_budget_is_sorted_by_workers_and_time(study, line):
 
 
 def test_budget_interval_beyond_the_axis_ends_in_an_arrow():
-    known = replace(bar("slow", 5.0), low_ms=1.0, high_ms=50.0)
-    axes = draw_budget("", [bar("a", 4.0), known]).axes[0]
+    axes = draw_budget("", [bar("a", 4.0), replace(bar("slow", 5.0), low_ms=1.0, high_ms=50.0)]).axes[0]
     assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == ">"] == [axes.get_xlim()[1]]
 
 
@@ -339,8 +336,7 @@ def test_intervals_stay_inside_the_plot_and_a_point_without_one_is_hollow():
 
 def test_figures_are_the_same_files_every_time(study, line):
     for size in (1, 2):
-        ranks = [[line(i, 0.01 / size, forward_s=0.005) for i in range(8)]] * size
-        study.add([ranks], world_size=size)
+        study.add([[[line(i, 0.01 / size, forward_s=0.005) for i in range(8)]] * size], world_size=size)
     first = {figure.name: figure.svg.read_bytes() for figure in draw(study)}
     assert sorted(name.partition("-")[0] for name in first) == ["budget", "rate", "speedup", "step"]
     assert {figure.name: figure.svg.read_bytes() for figure in draw(study)} == first

@@ -74,21 +74,15 @@ def test_without_access_between_gpus_the_host_links_carry_it(on_gpus):
     assert not any("nvswitch" in use.link for use in cell.uses)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"aggregator": "ring", "sent": [5000] * 4},
-            "rank 0 sent 0.005 MB, its schedule would send 0.006 MB",
-        ),
-        ({"aggregator": "mine"}, "not known to the report"),
-        ({"aggregator": "mine", "plan_unknown": "no `stages`"}, "no `stages`"),
-        ({"aggregator": "mine", "plan": [{"bytes": {"6000": "0>x"}}]}, "`plan` of its run.json is damaged"),
-        ({"aggregator": "mine", "plan": 7}, "`plan` of its run.json is damaged"),
-        ({"aggregator": "schedule", "aggregator_parameters": {"collective": "none"}}, "cannot be made"),
-        ({"aggregator": "ring", "size": 8, "sent": [7000] * 8}, "does not fit topology.yaml"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"aggregator": "ring", "sent": [5000] * 4}, "rank 0 sent 0.005 MB, its schedule would send 0.006 MB"),
+    ({"aggregator": "mine"}, "not known to the report"),
+    ({"aggregator": "mine", "plan_unknown": "no `stages`"}, "no `stages`"),
+    ({"aggregator": "mine", "plan": [{"bytes": {"6000": "0>x"}}]}, "`plan` of its run.json is damaged"),
+    ({"aggregator": "mine", "plan": 7}, "`plan` of its run.json is damaged"),
+    ({"aggregator": "schedule", "aggregator_parameters": {"collective": "none"}}, "cannot be made"),
+    ({"aggregator": "ring", "size": 8, "sent": [7000] * 8}, "does not fit topology.yaml"),
+])  # fmt: skip
 def test_a_cell_is_left_out_with_the_reason_rather_than_guessed(on_gpus, changes, reason):
     add(on_gpus, **{"sent": [6000] * 4, **changes})
     told, left_out = links(on_gpus)
@@ -113,8 +107,7 @@ def test_every_value_of_links_csv_says_that_it_is_simulated(on_gpus):
     assert len(rows) == 8
     assert {(row["source"], row["kind"]) for row in rows} == {("simulated", "NCCL's own, as a ring")}
     assert "Simulated, not measured" in page
-    summary = (on_gpus.folder.path / "summary.csv").read_text().splitlines()[0]
-    assert "utilisation" not in summary
+    assert "utilisation" not in (on_gpus.folder.path / "summary.csv").read_text().splitlines()[0]
 
 
 MINE = """
@@ -156,8 +149,7 @@ def test_an_aggregator_of_a_users_own_in_one_file_has_links_csv_and_the_figure(
 
 
 def test_more_than_full_use_is_called_impossible():
-    use = LinkUse("gpu0-cpu0>", 10.0, 1.0, 1.5)
-    cell = CellLinks("id", "ring", "ring", 2, [use])
+    cell = CellLinks("id", "ring", "ring", 2, [LinkUse("gpu0-cpu0>", 10.0, 1.0, 1.5)])
     assert any("impossible" in remark for remark in link_remarks({"a": [cell]}, {}))
     assert link_remarks({"a": []}, {"a": {"x": "why"}, "b": {"x": "why"}}) == [
         "Not in Bytes on the links: x: why."

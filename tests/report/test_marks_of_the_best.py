@@ -14,8 +14,7 @@ def test_labels_at_the_ends_of_lines_stay_inside_the_plot_and_apart():
     axes = Figure().add_subplot()
     axes.set_ylim(0.0, 1.0)
     label_ends(axes, [EndLabel(height, str(height), "black") for height in (0.99, 0.98, 0.97, 0.1)], gap=0.1)
-    places = sorted(text.get_position()[1] for text in axes.texts)
-    assert places == pytest.approx([0.1, 0.8, 0.9, 1.0])
+    assert sorted(text.get_position()[1] for text in axes.texts) == pytest.approx([0.1, 0.8, 0.9, 1.0])
 
 
 def test_one_worker_without_exchange_is_no_best_aggregator(study):
@@ -30,8 +29,7 @@ def test_one_worker_without_exchange_is_no_best_aggregator(study):
 
 def answer_table(study, *named):
     (group,) = groups_of(study)
-    answers = [Finding("verdict", named, {})] if named else []
-    (block,) = blocks_of([group], [], [], answers)
+    (block,) = blocks_of([group], [], [], [Finding("verdict", named, {})] if named else [])
     (table,) = block.variants[0].tables
     return table
 
@@ -61,10 +59,9 @@ def test_group_without_answer_and_marks_has_no_key_to_them(study):
     assert ("Green" in table.statistic, list(table.remarks)) == (False, [])
 
 
-@pytest.mark.parametrize(
-    ("backward_s", "mark", "why"),
-    [(4e-3, "", None), (6e-3, " †", " (it slows the computation too)")],
-)
+@pytest.mark.parametrize(("backward_s", "mark", "why"), [
+    (4e-3, "", None), (6e-3, " †", " (it slows the computation too)"),
+])  # fmt: skip
 def test_exchange_that_the_difference_to_no_exchange_contradicts_is_marked(
     study, split_line, backward_s, mark, why
 ):

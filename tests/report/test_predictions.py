@@ -14,10 +14,8 @@ from scaling.report.formats import MISSING
 from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
 from tests.made_studies import iteration, texts_of
 
-PREDICTED_S = 0.0123456
 
-
-def predicted(cell_id, seconds=PREDICTED_S, **changes):
+def predicted(cell_id, seconds=0.0123456, **changes):
     names = {"model": "mlp", "aggregator": "ring", "step": "eager", "world_size": 2, "topology": "a machine"}
     interval = {"iteration_s": seconds, "iteration_s_low": 0.8 * seconds, "iteration_s_high": 1.25 * seconds}
     more = {"compute_s": 0.5 * seconds, "exposed_comm_s": 0.5 * seconds, "notes": ["compute extrapolated"]}
@@ -92,14 +90,10 @@ def test_predictions_are_marked_in_the_file(folder):
     assert json.loads((folder.path / "predictions.json").read_text())["simulated"] is True
 
 
-@pytest.mark.parametrize(
-    ("each_s", "seconds", "text"),
-    [
-        ({"forward_s": 0.004, "backward_s": 0.005}, 0.020, "the computation was predicted"),
-        ({"forward_s": 0.002, "backward_s": 0.002}, 0.004, "the wrong part is not known"),
-    ],
-    ids=["a cell that exchanges nothing blames no exchange", "phases that tell of another time"],
-)
+@pytest.mark.parametrize(("each_s", "seconds", "text"), [
+    ({"forward_s": 0.004, "backward_s": 0.005}, 0.020, "the computation was predicted"),
+    ({"forward_s": 0.002, "backward_s": 0.002}, 0.004, "the wrong part is not known"),
+], ids=["a cell that exchanges nothing blames no exchange", "phases that tell of another time"])  # fmt: skip
 def test_what_failed_is_named_where_it_is_known(measured, each_s, seconds, text):
     (one,) = measured(each_s, seconds, aggregator="none", exposed_comm_s=0.0, compute_s=seconds)
     assert text in one.failed_assumption()
@@ -173,18 +167,15 @@ class TestFigure:
 
     def test_every_network_has_a_panel_with_diagonal_and_band(self):
         points = [
-            point("fcn-r", "ring", 10.0),
-            point("fcn-r", "tree", 1000.0),
-            point("resnet-56", "ring", 5.0),
-        ]
+            point("fcn-r", "ring", 10.0), point("fcn-r", "tree", 1000.0), point("resnet-56", "ring", 5.0),
+        ]  # fmt: skip
         axes = draw_predictions("title", points, aggregator_looks(["ring", "tree"])).axes
         assert [one.get_title(loc="left") for one in axes] == ["fcn-r", "resnet-56"]
         for one in axes:
             (band,) = one.collections
             diagonal = next(line for line in one.lines if line.get_linestyle() == "--")
             assert list(diagonal.get_xdata()) == list(diagonal.get_ydata()) == list(one.get_xlim())
-            edges = band.get_paths()[0].vertices
-            assert {round(y / x, 3) for x, y in edges} == {0.9, 1.1}
+            assert {round(y / x, 3) for x, y in band.get_paths()[0].vertices} == {0.9, 1.1}
             assert one.get_xscale() == one.get_yscale() == "log"
             assert 3 <= len(one.get_xticks()) <= 7
 

@@ -78,8 +78,7 @@ def written(tmp_path_factory):
     """Two kinds, several aggregators and world sizes, a failed and a planned cell, with its report; for
     reading alone."""
     study = StudyFolder(tmp_path_factory.mktemp("filled") / "by-hand")
-    label = "one_bit(threshold=mean)"
-    for aggregator, shown in (("none", "none"), ("ring", "ring"), ("one_bit", label)):
+    for aggregator, shown in (("none", "none"), ("ring", "ring"), ("one_bit", "one_bit(threshold=mean)")):
         for size in (1, 2):
             phases = {"forward_s": 0.06 / size, "communicate_s": 0.01}
             lines = [iteration(i, 0.1 / size, warmup=i < 2, **phases) for i in range(10)]
@@ -108,8 +107,7 @@ def test_report_writes_table_figures_and_page(written, filled):
     for made in ("figures", "report.html", "summary.csv", "budget.csv"):
         remove = shutil.rmtree if made == "figures" else Path.unlink
         remove(filled.path / made)
-    path = write_report(filled, png=True).page
-    assert path == filled.path / "report.html"
+    assert write_report(filled, png=True).page == filled.path / "report.html"
     figures = sorted(figure.name.partition("-mlp")[0] for figure in (filled.path / "figures").glob("*.svg"))
     assert figures == ["budget", "loss-epochs", "loss-seconds", "rate", "speedup", "step"]
     assert len(list((filled.path / "figures").glob("*.png"))) == 6
@@ -161,8 +159,7 @@ def test_page_escapes_text_and_shows_notes_reasons_and_environment(page_text):
 
 
 def test_page_is_the_same_every_time(written, filled, page_text):
-    again = write_report(filled).page.read_text()
-    assert again.replace(str(filled.path), str(written.path)) == page_text
+    assert write_report(filled).page.read_text().replace(str(filled.path), str(written.path)) == page_text
 
 
 def test_page_says_what_its_aggregators_are(page_text):
@@ -188,8 +185,7 @@ def test_settings_are_explained_where_the_study_compares_them(study, line):
 def test_report_works_without_any_done_cell(study, states):
     for state in states:
         study.add([state])
-    text = write_report(study.folder).page.read_text()
-    assert "No cell is done yet" in text
+    assert "No cell is done yet" in write_report(study.folder).page.read_text()
     assert len(status_table(study.folder)) == len(states)
 
 
@@ -224,10 +220,8 @@ def test_report_works_without_torch(study):
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(study.folder.path)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
     assert done.stdout == "1 report.html\n", done.stderr
 
 
@@ -269,14 +263,9 @@ def test_terminal_shows_brackets_of_labels_as_they_are(study, line):
     assert "m(h=[red])" in text
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"cpu": {"usable_cores": 3, "cores": 8}}, 3),
-        ({"cpu": {"cores": 8}}, 8),
-        ({"cpu": "x"}, None),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("environment", "expected"), [
+    ({"cpu": {"usable_cores": 3, "cores": 8}}, 3), ({"cpu": {"cores": 8}}, 8), ({"cpu": "x"}, None),
+    (None, None),
+])  # fmt: skip
 def test_cores_come_from_the_environment(environment, expected):
     assert num_cores(environment) == expected

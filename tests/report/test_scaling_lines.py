@@ -57,8 +57,7 @@ def test_markdown_has_no_button_to_press(study):
 
 def test_every_line_begins_at_one_worker_without_exchange(study):
     """Also those that were timed on several workers alone."""
-    lines = lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
-    axes = draw_scaling("", "speedup", lines, ideal=1.0).axes[0]
+    axes = draw_scaling("", "speedup", lines_of(study, none=1.9, all_reduce=2.0, tree=2.2), ideal=1.0).axes[0]
     drawn = [line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata()) > 1]
     spanning = [points for points in drawn if points[-1][0] > points[0][0]]
     assert [points[0] for points in spanning] == [[1.0, 1.0]] * 4  # with the ideal one

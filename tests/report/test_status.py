@@ -10,11 +10,8 @@ def row(world_size, *states, reason=None, aggregator="ring", num_waiting=0):
 
 def test_runs_that_are_left_are_counted_by_world_size():
     rows = [
-        row(1, "done", "planned"),
-        row(2, "planned", "running"),
-        row(2, "planned", "done"),
-        row(4, "done"),
-    ]
+        row(1, "done", "planned"), row(2, "planned", "running"), row(2, "planned", "done"), row(4, "done"),
+    ]  # fmt: skip
     assert what_is_left(rows) == (
         "4 of 7 runs are left: 1 with 1 worker, 3 with 2 workers; the same `run` or `submit` goes on"
     )

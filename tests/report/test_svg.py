@@ -84,8 +84,7 @@ def test_no_hatching_is_large(part):
 
 
 def test_neighbouring_parts_of_a_bar_differ_in_grey_or_in_hatching():
-    looks = [part_look(part) for part in PARTS]
-    for first, second in pairwise(looks):
+    for first, second in pairwise([part_look(part) for part in PARTS]):
         apart = abs(grey(first["facecolor"]) - grey(second["facecolor"]))
         assert apart > 0.05 or first["hatch"] != second["hatch"]
 

@@ -96,16 +96,12 @@ def test_a_figure_in_one_file_is_saved_and_stands_on_the_page_with_its_caption(o
     assert 'aria-label="throughput: ' in page
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [
-        ("their_figures:broken", "RuntimeError: no such column"),
-        ("their_figures:same_name", "another name"),
-        ("their_figures:undecorated", "@figure"),
-        ("their_figures:missing", "no attribute 'missing'"),
-        ("their_lost_figure:lost", "not 'elsewhere'"),
-    ],
-)
+@pytest.mark.parametrize(("target", "reason"), [
+    ("their_figures:broken", "RuntimeError: no such column"),
+    ("their_figures:same_name", "another name"), ("their_figures:undecorated", "@figure"),
+    ("their_figures:missing", "no attribute 'missing'"),
+    ("their_lost_figure:lost", "not 'elsewhere'"),
+])  # fmt: skip
 def test_a_figure_that_fails_is_named_and_the_others_are_drawn(offer, two_sizes, target, reason):
     offer(theirs=target)
     report = write_report(two_sizes.folder)

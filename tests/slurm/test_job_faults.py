@@ -150,6 +150,5 @@ def test_job_at_its_time_limit_saves_its_state_requeues_itself_and_finishes_late
     assert "1 of 1 runs are left: 1 with 2 workers" in shown.stdout
     study.go.touch()
     assert cluster.wait_for(job, "COMPLETED", "FAILED", "TIMEOUT") == "COMPLETED", study.log(job)
-    assert study.states() == {("waits", 2): "done"}
-    assert study.results().runs()[0].deaths == 0
+    assert (study.states(), study.results().runs()[0].deaths) == ({("waits", 2): "done"}, 0)
     assert (study.out / "report.html").exists()

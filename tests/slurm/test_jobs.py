@@ -15,13 +15,10 @@ SUBMITTED = {
     "two nodes, srun": ((2,), ["--gpus-per-node", "1", "--style", "srun"]),
 }
 LAUNCHERS = {
-    "local": ("local", 1),
-    "one node": ("slurm-torchrun", 1),
-    "array": ("slurm-srun", 1),
-    "two nodes, torchrun": ("slurm-torchrun", 2),
-    "two nodes, srun": ("slurm-srun", 2),
+    "local": ("local", 1), "one node": ("slurm-torchrun", 1), "array": ("slurm-srun", 1),
+    "two nodes, torchrun": ("slurm-torchrun", 2), "two nodes, srun": ("slurm-srun", 2),
     "srun by hand": ("srun", 2),
-}
+}  # fmt: skip
 SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1", "--time=10", "--kill-on-bad-exit=1", sys.executable]
 
 SAME_VALUES = ("study", "kind", "model", "aggregator", "world_size", "global_batch", "threads", "seed")

@@ -38,8 +38,7 @@ class TestCases:
         for operation in ("h2d", "d2h", "h2d_d2h"):
             pinned = [case.ranks for case in found if case.operation == operation and case.memory == "pinned"]
             assert pinned == [(0,), (1,), (2,), (3,), (0, 1, 2, 3)]
-        assert operations(found)["peer_copy"] == 4 * 3
-        assert operations(found)["send"] == 6
+        assert (operations(found)["peer_copy"], operations(found)["send"]) == (4 * 3, 6)
         assert {case.captured for case in found if case.operation == "all_reduce"} == {False, True}
 
     @pytest.mark.parametrize(("on_gpus", "ranks"), [(True, [(0,), (1,)]), (False, [(0, 1)])])
@@ -80,8 +79,7 @@ class TestCases:
         assert not added.captured
 
     def test_mpi_does_not_change_without_access_between_gpus_and_is_measured_once(self):
-        found = cases(2, on_gpus=True, only_messages=True, with_mpi=True)
-        assert "mpi_all_reduce" not in operations(found)
+        assert "mpi_all_reduce" not in operations(cases(2, on_gpus=True, only_messages=True, with_mpi=True))
         assert "mpi_all_reduce" not in operations(cases(1, on_gpus=True, with_mpi=True))
 
     @pytest.mark.parametrize("on_gpus", [False, True])
@@ -101,8 +99,7 @@ class TestCases:
 
     def test_no_case_is_there_twice_and_sizes_ascend(self):
         found = cases(3, on_gpus=True, peer_copies=True)
-        assert len(set(found)) == len(found)
-        assert len({case.describe() for case in found}) == len(found)
+        assert (len(set(found)), len({case.describe() for case in found})) == (len(found), len(found))
         for case in found:
             assert list(case.sizes_bytes) == sorted(set(case.sizes_bytes))
             assert all(size % 4 == 0 for size in case.sizes_bytes)
@@ -111,8 +108,7 @@ class TestCases:
 class TestHowOften:
     def test_short_operations_are_repeated_in_a_sample_and_long_ones_not(self):
         assert repeats_for(0.0) == repeats_for(1e-9) == MAX_REPEATS
-        assert repeats_for(1e-3) == 2
-        assert repeats_for(1.0) == 1
+        assert (repeats_for(1e-3), repeats_for(1.0)) == (2, 1)
 
     def test_number_of_samples_follows_the_time_within_bounds(self):
         assert num_samples_for(left_s=1.0, sizes_left=5, sample_s=0.019) == 10
@@ -147,8 +143,7 @@ class TestSamples:
         assert float(row["busbw_bytes_per_s"]) == 1.5 * 4096 / 2e-6
 
     def test_table_has_no_digits_that_no_clock_has(self):
-        odd = replace(SAMPLE, seconds=0.019331123000000616)
-        assert ",0.01933112," in as_csv([odd])
+        assert ",0.01933112," in as_csv([replace(SAMPLE, seconds=0.019331123000000616)])
 
     def test_samples_are_read_back_from_the_table_and_from_json(self):
         assert ProbeSample.from_row(json.loads(json.dumps(asdict(SAMPLE)))) == SAMPLE

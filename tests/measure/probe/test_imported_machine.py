@@ -75,8 +75,7 @@ def test_what_was_not_measured_stays():
 def test_a_link_that_is_off_gets_a_type_of_its_own():
     topology, _ = imported(nvbandwidth(case(DOWN, [50.0, 50.0, 50.0, 20.0]), case(UP, [52.0] * 4)))
     found = bandwidths(topology, "pcie")
-    assert found["cpu0-gpu3"] == (20.0, 52.0)
-    assert found["cpu0-gpu0"] == (50.0, 52.0)
+    assert (found["cpu0-gpu3"], found["cpu0-gpu0"]) == ((20.0, 52.0), (50.0, 52.0))
 
 
 def test_link_that_two_gpus_share_has_what_the_faster_gets():
@@ -92,8 +91,7 @@ def test_copies_of_all_gpus_at_once_bound_the_host_memory():
     )
     busy = (case(AT_ONCE[0], [41.0] * 4), case(AT_ONCE[1], [34.0] * 4))
     topology, _ = imported(nvbandwidth(*PCIE, *alone, *at_once, *busy))
-    memory = topology.machine.by_id["host0"]
-    assert memory.bandwidth_bytes_per_s == pytest.approx(2 * 4 * 20e9)
+    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == pytest.approx(2 * 4 * 20e9)
     assert bandwidths(topology, "memory")["cpu0-host0"] == (136.0, 164.0)
 
 
@@ -102,15 +100,12 @@ def test_fewer_gpus_than_the_machine_has_tell_of_all_links_of_their_type():
     assert set(bandwidths(topology, "pcie").values()) == {(50.0, 52.0)}
 
 
-@pytest.mark.parametrize(
-    ("text", "machine", "message"),
-    [
-        (nvbandwidth(case(DOWN, [50.0] * 8), case(UP, [52.0] * 8)), "hgx-h200-4", "8 GPUs, hgx-h200-4 has 4"),
-        (nvbandwidth(*PCIE), "cpu-2", "cpu-2 has 0"),
-        (nvbandwidth(*PCIE), "hgx-h200-x16-infiniband", "made from 'hgx-h200'"),
-        (nvbandwidth(case(DOWN, [50.0] * 4)), "hgx-h200-4", "device_to_host_memcpy_ce"),
-    ],
-)
+@pytest.mark.parametrize(("text", "machine", "message"), [
+    (nvbandwidth(case(DOWN, [50.0] * 8), case(UP, [52.0] * 8)), "hgx-h200-4", "8 GPUs, hgx-h200-4 has 4"),
+    (nvbandwidth(*PCIE), "cpu-2", "cpu-2 has 0"),
+    (nvbandwidth(*PCIE), "hgx-h200-x16-infiniband", "made from 'hgx-h200'"),
+    (nvbandwidth(case(DOWN, [50.0] * 4)), "hgx-h200-4", "device_to_host_memcpy_ce"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(text, machine, message):
     with pytest.raises(TopologyError, match=message):
         imported(text, machine)

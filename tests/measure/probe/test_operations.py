@@ -23,8 +23,7 @@ def run_all(case, world_size=3):
         if run is not None:
             run()
         first = {name: float(buffer[0]) for name, buffer in operations._buffers.items()}
-        sizes = {buffer.nbytes for buffer in operations._buffers.values()}
-        assert sizes <= {KIB}
+        assert {buffer.nbytes for buffer in operations._buffers.values()} <= {KIB}
         return run is not None, group.meter.bytes_sent, first
 
     return run_in_process(world_size, rank)
@@ -35,8 +34,7 @@ def test_pair_exchanges_and_the_third_rank_waits(operation):
     (takes_0, sent_0, at_0), (takes_1, _, _), (takes_2, sent_2, at_2) = run_all(
         ProbeCase(operation, (0, 2), (KIB,))
     )
-    assert (takes_0, takes_1, takes_2) == (True, False, True)
-    assert at_2["device_other"] == 1.0
+    assert (takes_0, takes_1, takes_2, at_2["device_other"]) == (True, False, True, 1.0)
     assert at_0["device_other"] == (3.0 if operation == "swap" else 0.0)
     assert (sent_0, sent_2) == (KIB, KIB if operation == "swap" else 0)
 

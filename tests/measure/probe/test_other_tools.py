@@ -203,43 +203,35 @@ UNTOLD = "cannot be told .*redop {}, {} ranks"
 NOTHING = "nothing that a probe measures"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "no JSON"),
-        ("{}", "neither"),
-        (nccl_tests("all_gather_perf"), "no operation"),
-        (nccl_tests(devices=[{"rank": 0}]), "one rank alone exchanges nothing"),
-        ('{"results": [1]}', "not as the tool"),
-        (nccl_tests().replace('"nwrong": 0.0', '"nwrong": 7.0'), "7 wrong values at size 1048576"),
-        (nccl_tests().replace('"time"', '"cpu_time"'), "-C, which gives the CPU's time"),
-        (nccl_tests()[:-1] + ', "out_of_bounds": {"count": 1, "okay": false}}', "out_of_bounds"),
-        (OLD_TABLE.replace("#   Rank", "#"), "no line '#  Rank 0"),
-        (OLD_TABLE.replace("4.97  0e+00\n# Out", "4.97\n# Out"), "has not two times"),
-        (OLD_TABLE.replace("values : 0 OK", "values : 3 FAILED"), "out_of_bounds"),
-        (OLD_TABLE.replace("4.97    4.97", "4.97    2.49"), "cannot be told"),
-        (NEW_TABLE.replace("       0\n", "      12\n"), "12 wrong values"),
-        (NEW_TABLE.replace("    time", " cputime"), "-C, which gives the CPU's time"),
-        # Each process its own run, and NCCL_TESTS_SPLIT: the ranks of one exchange are fewer.
-        (OLD_TABLE.replace("Rank  1 Pid", "Rank  0 Pid"), "several runs in one text, as rank 0 is there"),
-        (NEW_TABLE.replace("Rank  1 Group  0", "Rank  1 Group  1"), "ranks in 2 groups"),
-        (OLD_TABLE.replace("4.97    4.97  0e+00\n", "4.97    4.97  2e+00\n"), "2 wrong values"),
-        (OSU_ALL_REDUCE, "does not say how many ranks it had: --world-size N"),
-        (OSU_ALL_REDUCE.replace("MPI A", "MPI-CUDA A"), f"{NOTHING}; read are osu_all"),
-        (OSU_BW.replace("-CUDA", "").replace("DEVICE (D)", "HOST (H)"), NOTHING),
-        (OSU_BW.replace("Bandwidth Test", "Bi-Directional Bandwidth Test"), NOTHING),
-        (OSU_ALL_REDUCE + OSU_BW, "2 tests of OSU in one text"),
-        (OSU_ALL_REDUCE.replace("          10\n", "  10    Fail\n"), "validation failed at size 1048576"),
-        # Of two ranks a reduction and a broadcast have the all-reduce's factor, of 64 an all-gather nearly 1.
-        (without_program("8 2 float sum 0", *["20 52.43 52.43 0e+00"] * 2), UNTOLD.format("sum", 2)),
-        (without_program("8 2 float 0", *["20 52.43 52.43 0e+00"] * 2), UNTOLD.format("0", 2)),
-        (
-            without_program("8 2 float none", *["9 52.43 51.61 0"] * 2, num_ranks=64),
-            UNTOLD.format("none", 64),
-        ),
-        (without_program("8 2 float none", *["9 0.52 0.52 0"] * 2, num_ranks=64), UNTOLD.format("none", 64)),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("{", "no JSON"), ("{}", "neither"), (nccl_tests("all_gather_perf"), "no operation"),
+    (nccl_tests(devices=[{"rank": 0}]), "one rank alone exchanges nothing"),
+    ('{"results": [1]}', "not as the tool"),
+    (nccl_tests().replace('"nwrong": 0.0', '"nwrong": 7.0'), "7 wrong values at size 1048576"),
+    (nccl_tests().replace('"time"', '"cpu_time"'), "-C, which gives the CPU's time"),
+    (nccl_tests()[:-1] + ', "out_of_bounds": {"count": 1, "okay": false}}', "out_of_bounds"),
+    (OLD_TABLE.replace("#   Rank", "#"), "no line '#  Rank 0"),
+    (OLD_TABLE.replace("4.97  0e+00\n# Out", "4.97\n# Out"), "has not two times"),
+    (OLD_TABLE.replace("values : 0 OK", "values : 3 FAILED"), "out_of_bounds"),
+    (OLD_TABLE.replace("4.97    4.97", "4.97    2.49"), "cannot be told"),
+    (NEW_TABLE.replace("       0\n", "      12\n"), "12 wrong values"),
+    (NEW_TABLE.replace("    time", " cputime"), "-C, which gives the CPU's time"),
+    # Each process its own run, and NCCL_TESTS_SPLIT: the ranks of one exchange are fewer.
+    (OLD_TABLE.replace("Rank  1 Pid", "Rank  0 Pid"), "several runs in one text, as rank 0 is there"),
+    (NEW_TABLE.replace("Rank  1 Group  0", "Rank  1 Group  1"), "ranks in 2 groups"),
+    (OLD_TABLE.replace("4.97    4.97  0e+00\n", "4.97    4.97  2e+00\n"), "2 wrong values"),
+    (OSU_ALL_REDUCE, "does not say how many ranks it had: --world-size N"),
+    (OSU_ALL_REDUCE.replace("MPI A", "MPI-CUDA A"), f"{NOTHING}; read are osu_all"),
+    (OSU_BW.replace("-CUDA", "").replace("DEVICE (D)", "HOST (H)"), NOTHING),
+    (OSU_BW.replace("Bandwidth Test", "Bi-Directional Bandwidth Test"), NOTHING),
+    (OSU_ALL_REDUCE + OSU_BW, "2 tests of OSU in one text"),
+    (OSU_ALL_REDUCE.replace("          10\n", "  10    Fail\n"), "validation failed at size 1048576"),
+    # Of two ranks a reduction and a broadcast have the all-reduce's factor, of 64 an all-gather nearly 1.
+    (without_program("8 2 float sum 0", *["20 52.43 52.43 0e+00"] * 2), UNTOLD.format("sum", 2)),
+    (without_program("8 2 float 0", *["20 52.43 52.43 0e+00"] * 2), UNTOLD.format("0", 2)),
+    (without_program("8 2 float none", *["9 52.43 51.61 0"] * 2, num_ranks=64), UNTOLD.format("none", 64)),
+    (without_program("8 2 float none", *["9 0.52 0.52 0"] * 2, num_ranks=64), UNTOLD.format("none", 64)),
+])  # fmt: skip
 def test_texts_of_something_else_of_wrong_results_or_cut_off_are_refused(text, message):
     with pytest.raises(TopologyError, match=message):
         samples_of(text, "a file")

@@ -28,17 +28,13 @@ class TestSpec:
         assert spec_for(0, 64, None, 60.0, False).world_size == 4
         assert spec_for(0, 2, 3, 60.0, False) == ProbeSpec(3, "cpu", 60.0, 1)
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ((4, 64, 8, 60.0, False), "--world-size is 8, but 4 GPUs are visible"),
-            ((4, 64, -1, 60.0, False), "--world-size is -1"),
-            ((4, 64, 0, 60.0, False), "--world-size is 0"),
-            ((4, 64, None, 0.0, False), "--seconds is 0"),
-            ((4, 64, None, 9.0, False, "srun"), "--launcher is 'srun'; allowed: local, mpirun"),
-            ((0, 2, None, 60.0, True), "--no-peer-access forbids access between GPUs"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "message"), [
+        ((4, 64, 8, 60.0, False), "--world-size is 8, but 4 GPUs are visible"),
+        ((4, 64, -1, 60.0, False), "--world-size is -1"),
+        ((4, 64, 0, 60.0, False), "--world-size is 0"), ((4, 64, None, 0.0, False), "--seconds is 0"),
+        ((4, 64, None, 9.0, False, "srun"), "--launcher is 'srun'; allowed: local, mpirun"),
+        ((0, 2, None, 60.0, True), "--no-peer-access forbids access between GPUs"),
+    ])  # fmt: skip
     def test_what_cannot_be_is_refused(self, arguments, message):
         with pytest.raises(LaunchError, match=message):
             spec_for(*arguments)
@@ -85,17 +81,14 @@ class TestMeasure:
         calls = started(([*LINES, DONE], 0), ([*LINES, DONE], 0))
         said = []
         measured = measure(spec_for(2, 8, None, 10.0, False), said.append, {"HOME": "/home/me"})
-        assert len(measured.samples) == 2
-        assert measured.facts == FACTS["facts"]
-        assert measured.notes == ["too little memory"] * 2
-        assert measured.failures == []
+        assert (len(measured.samples), measured.facts) == (2, FACTS["facts"])
+        assert (measured.notes, measured.failures) == (["too little memory"] * 2, [])
         (first, first_environment), (second, second_environment) = calls
         assert first[first.index("-m", 3) + 1] == "scaling.measure.probe.worker"
         assert first[first.index("--device") :] == ["--device", "cuda", "--seconds", "7.0"]
         assert second[-2:] == ["--no-peer-access", "--only-messages"]
         assert "NCCL_P2P_DISABLE" not in first_environment
-        assert second_environment["NCCL_P2P_DISABLE"] == "1"
-        assert second_environment["HOME"] == "/home/me"
+        assert (second_environment["NCCL_P2P_DISABLE"], second_environment["HOME"]) == ("1", "/home/me")
         assert "without access between GPUs" in said[1]
 
     def test_mpirun_starts_the_same_worker(self, started, monkeypatch):
@@ -154,6 +147,5 @@ def test_line_that_was_cut_off_ends_the_reading(tmp_path):
 def test_samples_as_json_hold_the_facts():
     measured = ProbeMeasurement(facts=FACTS["facts"], samples=[SAMPLE], notes=["a note"])
     loaded = json.loads(measured.samples_text(as_json=True))
-    assert loaded["facts"] == FACTS["facts"]
-    assert ProbeSample.from_row(loaded["samples"][0]) == SAMPLE
+    assert (loaded["facts"], ProbeSample.from_row(loaded["samples"][0])) == (FACTS["facts"], SAMPLE)
     assert measured.samples_text(as_json=False).splitlines()[1].startswith("default,send,0 1,")

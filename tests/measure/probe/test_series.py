@@ -64,8 +64,7 @@ def test_line_goes_through_the_largest_size_and_says_where_it_is_furthest_off():
 
 
 def test_neither_is_ever_negative():
-    falling = {1024: [2e-3] * 3, 2048: [1e-3] * 3}
-    fit = fit_link(falling)
+    fit = fit_link({1024: [2e-3] * 3, 2048: [1e-3] * 3})
     assert fit.latency_s > 0
     assert fit.bandwidth_bytes_per_s == math.inf
     curved = {1: [1.0], 2: [4.0], 3: [9.0]}
@@ -79,26 +78,20 @@ def test_number_of_samples_is_that_of_the_size_with_fewest():
     assert fit_link(measured).num_samples == 2
 
 
-@pytest.mark.parametrize(
-    ("measured", "message"),
-    [
-        ({}, "0 sizes"),
-        ({1024: [1.0]}, "1 sizes: latency and bandwidth need two"),
-        ({1024: [1.0], 2048: []}, "every size needs a sample"),
-        ({1024: [1.0], 2048: [0.0]}, "every time has to be positive"),
-    ],
-)
+@pytest.mark.parametrize(("measured", "message"), [
+    ({}, "0 sizes"),
+    ({1024: [1.0]}, "1 sizes: latency and bandwidth need two"),
+    ({1024: [1.0], 2048: []}, "every size needs a sample"),
+    ({1024: [1.0], 2048: [0.0]}, "every time has to be positive"),
+])  # fmt: skip
 def test_what_cannot_be_fitted_is_refused(measured, message):
     with pytest.raises(ValueError, match=message):
         fit_link(measured)
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [
-        (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (4096, "4 KiB"), (1024**2 - 1024, "1023 KiB"),
-        (1024**2, "1 MiB"), (3 * 1024**2 // 2, "1.5 MiB"), (1024**3, "1 GiB"), (2 * 1024**3, "2 GiB"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("num_bytes", "text"), [
+    (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (4096, "4 KiB"), (1024**2 - 1024, "1023 KiB"),
+    (1024**2, "1 MiB"), (3 * 1024**2 // 2, "1.5 MiB"), (1024**3, "1 GiB"), (2 * 1024**3, "2 GiB"),
+])  # fmt: skip
 def test_size_is_in_the_largest_unit_that_it_reaches(num_bytes, text):
     assert size_text(num_bytes) == text

@@ -102,8 +102,7 @@ class TestFourGpus:
         ],
     )
     def test_links_are_as_fast_as_copies_over_them(self, box, id_, there, back):
-        assert bandwidths(box[0], id_) == close((there, back))
-        assert link(box[0], "gpu1-nvswitch0").count == 18
+        assert (bandwidths(box[0], id_), link(box[0], "gpu1-nvswitch0").count) == (close((there, back)), 18)
 
     def test_memory_and_sums_of_gpus_and_of_the_host(self, box):
         found = box[0].machine.by_id
@@ -125,21 +124,14 @@ class TestFourGpus:
         latency, expected = box[0].machine.message_latency_s, (8e-6 - 0.6e-6, 12e-6 - 0.7e-6, 6e-6 - 0.35e-6)
         assert (latency["peer"], latency["staged"], latency["host"]) == close(expected)
 
-    @pytest.mark.parametrize(
-        ("figure", "said"),
-        [
-            (
-                "pcie5-x16.bandwidth_bytes_per_s",
-                f"{STAMP}, 256 MiB, median of 5: pinned memory to one GPU at a time, 55.0 GB/s to",
-            ),
-            (
-                "memory.bandwidth_bytes_per_s",
-                f"{STAMP}, 256 MiB, median of 5: copies of all GPUs at once, where they",
-            ),
-            ("message_latency_s.peer", f"{STAMP}, median of 5: messages between"),
-            ("pcie5-x16.latency_s", "assumption"),
-        ],
-    )
+    @pytest.mark.parametrize(("figure", "said"), [
+        ("pcie5-x16.bandwidth_bytes_per_s",
+         f"{STAMP}, 256 MiB, median of 5: pinned memory to one GPU at a time, 55.0 GB/s to"),
+        ("memory.bandwidth_bytes_per_s",
+         f"{STAMP}, 256 MiB, median of 5: copies of all GPUs at once, where they"),
+        ("message_latency_s.peer", f"{STAMP}, median of 5: messages between"),
+        ("pcie5-x16.latency_s", "assumption"),
+    ])  # fmt: skip
     def test_sources_say_when_where_and_how_often(self, box, figure, said):
         assert box[0].sources[figure].startswith(said)
         assert "captured in a CUDA graph" in box[0].sources["message_latency_s.peer"]
@@ -153,8 +145,7 @@ class TestFourGpus:
 
     def test_simulator_accepts_it(self, box):
         for peer_access in (True, False):
-            simulation = simulate(ring(4), box[0], 64 << 20, peer_access=peer_access)
-            assert 0 < simulation.seconds < 1
+            assert 0 < simulate(ring(4), box[0], 64 << 20, peer_access=peer_access).seconds < 1
 
     def test_table_has_a_line_for_each_thing_measured(self, box):
         assert len(box[1].table) == 1 + len({sample.series for sample in samples_of()})
@@ -186,8 +177,7 @@ def test_series_that_broke_off_before_its_largest_size_counts_nowhere():
     samples = [s for s in samples_of() if (s.operation, s.ranks) != pair or s.num_bytes <= 1 << 20]
     topology, _ = probed(samples)
     assert link(topology, "gpu0-nvswitch0").bandwidth_bytes_per_s == close(370e9)
-    source = topology.sources["nvlink-to-switch.bandwidth_bytes_per_s"]
-    assert "of one link, 20.6 GB/s to 20.6 GB/s" in source
+    assert "of one link, 20.6 GB/s to 20.6 GB/s" in topology.sources["nvlink-to-switch.bandwidth_bytes_per_s"]
 
 
 def test_small_copies_at_once_are_no_limit_of_memory():

@@ -100,3 +100,16 @@ def of(tmp_path):
         return DeviceFolder(tmp_path / experiment, experiment, parameters, has_gpu=has_gpu)
 
     return make
+
+
+@pytest.fixture
+def results_of(of):
+    """The results of an experiment with those cells: `results_of("lstm-fused", cells, steps=5)`."""
+
+    def make(experiment: str, cells: Sequence[dict[str, Any]], **more: Any) -> Results:
+        folder = of(experiment, **more)
+        for cell in cells:
+            folder.add(**cell)
+        return folder.results()
+
+    return make

@@ -18,78 +18,54 @@ def known(ratio, half):
     return Difference(math.log(ratio), half / 1.96, 1e6)
 
 
-def test_break_even_of_a_power_law_is_found_exactly():
-    # The ratio is (width / 300) ** 1.5: it is 1 at 300 wherever it is measured.
-    found = crossing(exact(*((width, (width / 300) ** 1.5) for width in (10, 100, 1000, 10000))))
-    assert (found.at, crossing_text(found, "width")) == (pytest.approx(300), "from width 300 on")
+POWER_LAW = exact(*((width, (width / 300) ** 1.5) for width in (10, 100, 1000, 10000)))
+BETWEEN = {100: known(0.5, 0.6), 10000: known(2.0, 0.6)}
 
 
-def test_order_of_the_points_does_not_matter():
-    points = exact((1000, 4.0), (10, 0.1), (100, 0.25))
+@pytest.mark.parametrize(("points", "at"), [
+    (POWER_LAW, 300), (exact((1000, 4.0), (10, 0.1), (100, 0.25)), 100 * 10**0.5),
+    (exact((1, 2.0), (10, 0.5), (100, 2.0)), 10 * 10**0.5), (BETWEEN, 1000),
+], ids=["a power law, exactly", "points of any order", "the last of several", "with intervals"])  # fmt: skip
+def test_devices_break_even_where_their_ratio_is_one(points, at):
     assert crossing(points) == crossing(dict(reversed(points.items())))
-    assert crossing(points).at == pytest.approx(100 * 10**0.5)
+    assert crossing(points).at == pytest.approx(at)
 
 
 def test_interval_is_where_its_ends_break_even():
-    found = crossing({100: known(0.5, 0.6), 10000: known(2.0, 0.6)})
-    assert found.at == pytest.approx(1000)
+    found = crossing(BETWEEN)
     # The most favourable ratios go from 0.91 to 3.6 over the same way.
     assert (found.low, found.high) == (pytest.approx(136, rel=0.01), pytest.approx(1e6 / 136, rel=0.01))
 
 
-def test_ends_of_the_interval_are_open_where_they_do_not_cross():
-    found = crossing({10: known(0.9, 0.4), 100: known(1.1, 0.4)})
-    assert (found.low, found.high) == (None, None)
-    assert crossing_text(found, "width").endswith("[below 10, above 100] on")
+@pytest.mark.parametrize(("points", "text"), [
+    (POWER_LAW, "from batch 300 on"), (exact((1, 2.0), (8, 3.0)), "at every measured batch (1 to 8)"),
+    (exact((1, 0.5), (8, 0.7)), "at no measured batch (1 to 8)"),
+    (exact((1, 1.0), (10, 1.0)), "at no measured batch (1 to 10)"),  # equal times are no win
+    ({10: known(0.9, 0.4), 100: known(1.1, 0.4)}, "from batch 33 [below 10, above 100] on"),
+    ({1: known(1.1, 0.3), 8: known(3.0, 0.3)}, "at every measured batch (1 to 8; undecided at some)"),
+    ({1: known(2.0, 0.3), 8: known(3.0, 0.3)}, "at every measured batch (1 to 8)"),
+    ({1: None}, "not measured"),
+])  # fmt: skip
+def test_where_a_device_takes_less_time_is_said(points, text):
+    found = crossing(points)
+    assert (crossing_text(found, "batch"), bool(found and found.at)) == (text, text.startswith("from"))
 
 
-def test_device_that_wins_everywhere_or_nowhere_has_no_break_even_point():
-    found = crossing(exact((1, 2.0), (8, 3.0)))
-    assert (found.wins, found.at) == ("everywhere", None)
-    found = crossing(exact((1, 0.5), (8, 0.7)))
-    assert (found.wins, found.at) == ("nowhere", None)
-    assert crossing_text(found, "batch") == "at no measured batch (1 to 8)"
-
-
-def test_point_that_the_launches_leave_open_is_said():
-    found = crossing({1: known(1.1, 0.3), 8: known(3.0, 0.3)})
-    assert crossing_text(found, "batch") == "at every measured batch (1 to 8; undecided at some)"
-    found = crossing({1: known(2.0, 0.3), 8: known(3.0, 0.3)})
-    assert crossing_text(found, "batch") == "at every measured batch (1 to 8)"
-
-
-def test_of_several_crossings_the_last_one_counts():
-    assert crossing(exact((1, 2.0), (10, 0.5), (100, 2.0))).at == pytest.approx(10 * 10**0.5)
-
-
-def test_equal_times_are_no_win():
-    assert crossing(exact((1, 1.0), (10, 1.0))).wins == "nowhere"
-
-
-def test_nothing_measured_is_said():
-    assert (crossing({1: None}), crossing_text(None)) == (None, "not measured")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1.26, "1.3"), (8.0, "8"), (12.6, "13"), (126, "130"), (1264, "1,300"), (126_400, "130,000")],
-)
+@pytest.mark.parametrize(("value", "text"), [
+    (1.26, "1.3"), (8.0, "8"), (12.6, "13"), (126, "130"), (1264, "1,300"), (126_400, "130,000"),
+])  # fmt: skip
 def test_break_even_points_have_two_digits(value, text):
     assert rounded(value) == text
 
 
-@pytest.mark.parametrize(
-    ("differences", "text"),
-    [
-        ([known(2.0, 0.1)], "2.0 times"),
-        ([known(1.005, 0.01)], "1.0 times (a tie within 3%)"),
-        ([known(1.1, 0.2)], "1.1 times (undecided)"),
-        ([Difference(0.1, None, None)], "1.1 times"),
-        ([known(2.0, 0.1), known(1.1, 0.2)], "1.1 to 2.0 times (undecided for 1 of 2)"),
-        # Each alone is significant at 5%; of five together none is.
-        ([known(1.1, 0.09)] * 5, "1.1 times (undecided for 5 of 5)"),
-    ],
-)
+@pytest.mark.parametrize(("differences", "text"), [
+    ([known(2.0, 0.1)], "2.0 times"),
+    ([known(1.005, 0.01)], "1.0 times (a tie within 3%)"),
+    ([known(1.1, 0.2)], "1.1 times (undecided)"), ([Difference(0.1, None, None)], "1.1 times"),
+    ([known(2.0, 0.1), known(1.1, 0.2)], "1.1 to 2.0 times (undecided for 1 of 2)"),
+    # Each alone is significant at 5%; of five together none is.
+    ([known(1.1, 0.09)] * 5, "1.1 times (undecided for 5 of 5)"),
+])  # fmt: skip
 def test_ratios_say_what_the_launches_leave_open(differences, text):
     assert times_of(differences) == text
 
@@ -115,8 +91,7 @@ def test_cells_of_one_device_share_their_launches(of):
     """What a launch does to all of its cells cancels, whatever their threads."""
     made = of("cpu-threads")
     for threads, factor in ((1, 2.0), (2, 1.5), (4, 1.0), (8, 0.9), (16, 0.8)):
-        launches = [[shared * factor] * 7 for shared in (1.0, 1.4, 0.7)]
-        made.add(launches, threads=threads, model="m", batch=1)
+        made.add([[shared * factor] * 7 for shared in (1.0, 1.4, 0.7)], threads=threads, model="m", batch=1)
     first, *_, last = made.results().cells
     assert last.difference(first).interval[1] < 2.51
     assert first.estimate().high > 2.2

@@ -76,16 +76,14 @@ def test_cells_are_in_the_order_of_their_variables(small):
 
 def test_done_run_without_rows_is_an_error(small):
     made = small()
-    cell_id = made.add([STEPS], width=10)
-    (made.folder.path / "runs" / cell_id / "0" / "rank0.jsonl").unlink()
+    (made.folder.path / "runs" / made.add([STEPS], width=10) / "0" / "rank0.jsonl").unlink()
     with pytest.raises(StoreError, match="nothing that it measured was recorded"):
         made.results()
 
 
 def test_row_that_is_neither_sample_nor_fact_is_an_error(small):
     made = small()
-    cell_id = made.add([STEPS], width=10)
-    made.folder.sample_writer(cell_id, 0, 0)([{"phase": "step"}])
+    made.folder.sample_writer(made.add([STEPS], width=10), 0, 0)([{"phase": "step"}])
     with pytest.raises(StoreError, match="neither a sample nor a fact"):
         made.results()
 

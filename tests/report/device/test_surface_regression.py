@@ -23,21 +23,13 @@ def trained(seconds, made=None, losses=(4.0, 0.01)):
     rows.append({"fact": "fit", "value": 3, "grid": [[0.0] * 3] * 3})
     if made is not None:
         rows.append({"phase": "capture", "seconds": made})
-    facts = {"epochs": 10, "rms_residual": 0.1, "largest_residual": 1.0, "rms_height": 1.9}
-    return {"extra": rows, **facts}
+    return {"extra": rows, **{"epochs": 10, "rms_residual": 0.1, "largest_residual": 1.0, "rms_height": 1.9}}
 
 
 @pytest.fixture
-def results(of):
-    """The results of a folder of `surface-regression` with those cells."""
-
-    def make(*cells, has_gpu=True, **parameters):
-        folder = of("surface-regression", has_gpu=has_gpu, learning_rate=0.08, epochs=10, **parameters)
-        for one in cells:
-            folder.add(**one)
-        return folder.results()
-
-    return make
+def results(results_of):
+    settings = {"learning_rate": 0.08, "epochs": 10}
+    return lambda *cells, **more: results_of("surface-regression", cells, **settings, **more)
 
 
 def test_surface_is_that_of_the_experiment():
@@ -52,61 +44,33 @@ def capturing(eager, captured):
 
 
 SAID = {
-    "interpolated between the points around it": (
-        [
-            *(cell(0.001, 100), cell(0.004, 100, "cuda")),
-            *(cell(0.016, 10_000), cell(0.004, 10_000, "cuda")),
-        ],
-        ["eager from 1,000 on (seen in one launch)"],
-    ),
-    "the answer names break-even points and trainings": (
-        [
-            *(cell(0.001, 100), cell(0.016, 10_000, **trained(20.0))),
-            *(cell(0.004, 100, "cuda"), cell(0.004, 10_000, "cuda", **trained(8.0))),
-            cell(0.0001, 100, "cuda", "captured"),
-            cell(0.0001, 10_000, "cuda", "captured", **trained(0.5, made=1.5)),
-        ],
-        [
-            "Is a GPU worth it for the surface, with a network of 171 parameters? Seen in one launch: a "
-            "complete training takes 2.00 s on GPU captured",
-            "eager from 1,000",
-            "captured at every measured",
-            "20.0 s on CPU eager, 8.00 s on GPU eager and 2.00 s on GPU captured (1.50 s of it",
-        ],
-    ),
-    "launches that agree": (
-        [
-            cell(seconds, device=device, signs=(-1, 0, 1), **trained(10 * seconds))
-            for device, seconds in (("cpu", 0.4), ("cuda", 0.1))
-        ],
-        ["? Yes: a complete training takes 1.00 s on GPU eager"],
-    ),
+    "interpolated between the points around it": ([*(cell(0.001, 100), cell(0.004, 100, "cuda")),
+     *(cell(0.016, 10_000), cell(0.004, 10_000, "cuda"))], ["eager from 1,000 on (seen in one launch)"]),
+    "the answer names break-even points and trainings": ([*(cell(0.001, 100),
+     cell(0.016, 10_000, **trained(20.0))), *(cell(0.004, 100, "cuda"),
+     cell(0.004, 10_000, "cuda", **trained(8.0))), cell(0.0001, 100, "cuda", "captured"),
+     cell(0.0001, 10_000, "cuda", "captured", **trained(0.5, made=1.5))],
+     ["Is a GPU worth it for the surface, with a network of 171 parameters? Seen in one launch: a "
+     "complete training takes 2.00 s on GPU captured", "eager from 1,000", "captured at every measured",
+     "20.0 s on CPU eager, 8.00 s on GPU eager and 2.00 s on GPU captured (1.50 s of it",]),
+    "launches that agree": ([cell(seconds, device=device, signs=(-1, 0, 1), **trained(10 * seconds))
+     for device, seconds in (("cpu", 0.4), ("cuda", 0.1))],
+     ["? Yes: a complete training takes 1.00 s on GPU eager"]),
     # 0.4 s less an epoch
-    "capturing pays": (
-        capturing((0.5, 5.0), (0.1, 1.0)),
-        ["Capturing on the GPU takes 2.00 s once; it is paid for after 5 "],
-    ),
-    "trainings contradict epochs by themselves": (
-        capturing((0.1, 2.0), (0.2, 1.0)),
-        [
-            "whether it is ever paid for is open: an epoch by itself took 200 ms instead of 100 ms",
-            "one of the complete training 100 ms instead of 200 ms",
-        ],
-    ),
+    "capturing pays": (capturing((0.5, 5.0), (0.1, 1.0)),
+     ["Capturing on the GPU takes 2.00 s once; it is paid for after 5 "]),
+    "trainings contradict epochs by themselves": (capturing((0.1, 2.0), (0.2, 1.0)),
+     ["whether it is ever paid for is open: an epoch by itself took 200 ms instead of 100 ms",
+     "one of the complete training 100 ms instead of 200 ms"]),
     "capturing never pays": (capturing((0.1, 1.0), (0.1, 1.0)), ["is not paid for in this training"]),
-    "one number of points": (
-        [cell(0.001, 100), cell(0.004, 100, "cuda"), cell(0.004, 10_000, "cuda")],
-        ["eager at no measured point (100 to 100)"],
-    ),
-    "swing of the residual": (
-        [cell(0.1, device="cuda", **trained(1.0, losses=(4.0, 0.01, 0.04)))],
-        ["Over the last half of the epochs it moves between 0.100 and 0.200"],
-    ),
-    "launches do not tell of the loader": (
-        [cell(0.0100, signs=(-30, 0, 30)), cell(0.0101, data="loader", signs=(30, 0, -30))],
-        ["with data on the device, 1.0 times (undecided) at 100 points"],
-    ),
-}
+    "one number of points": ([cell(0.001, 100), cell(0.004, 100, "cuda"), cell(0.004, 10_000, "cuda")],
+     ["eager at no measured point (100 to 100)"]),
+    "swing of the residual": ([cell(0.1, device="cuda", **trained(1.0, losses=(4.0, 0.01, 0.04)))],
+     ["Over the last half of the epochs it moves between 0.100 and 0.200"]),
+    "launches do not tell of the loader": ([cell(0.0100, signs=(-30, 0, 30)),
+     cell(0.0101, data="loader", signs=(30, 0, -30))],
+     ["with data on the device, 1.0 times (undecided) at 100 points"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("cells", "texts"), SAID.values(), ids=SAID)
@@ -150,8 +114,7 @@ def test_activation_of_a_fit_is_named(results, parameters, named):
 
 
 def test_picture_is_surface_fit_and_residual_of_the_fastest_training(results):
-    made = results(cell(0.01, **trained(3.0)), cell(0.01, device="cuda", **trained(1.0)))
-    epochs, fit = figures(made)
+    epochs, fit = figures(results(cell(0.01, **trained(3.0)), cell(0.01, device="cuda", **trained(1.0))))
     assert "GPU eager" in fit.title
     truth, network, residual = (axes.images[0].get_array() for axes in fit.figure.axes[:3])
     np.testing.assert_allclose(residual, truth - network)
