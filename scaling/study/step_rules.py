@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -206,10 +207,11 @@ def _check_layers(module: nn.Module, what: str) -> None:
         raise StudyError(f"{what} has dropout, which would drop others the second time; leave it out")
 
 
-def check_accumulation(count: int, local_batch: int, where: str) -> None:
+def check_accumulation(counts: Sequence[int], local_batches: Sequence[int], where: str) -> None:
     """Raises StudyError where micro-batches would differ in size."""
-    if local_batch % count:
-        raise StudyError(
-            f"{where}accumulate: {count} does not divide the local batch of {local_batch}: all micro-batches "
-            "are of one size; use a batch that is a multiple"
-        )
+    for local_batch, count in itertools.product(local_batches, counts):
+        if local_batch % count:
+            raise StudyError(
+                f"{where}accumulate: {count} does not divide the local batch of {local_batch}: all "
+                "micro-batches are of one size; use a batch that is a multiple"
+            )

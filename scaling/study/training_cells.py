@@ -22,14 +22,13 @@ from scaling.study.places import (
 from scaling.study.step_rules import check_accumulation, check_step_keys, check_workload
 from scaling.study.variants import (
     check_optimizer_keys,
-    is_todays_step,
     optimizer_fields,
     optimizers_of,
     precisions,
     variants,
 )
 from scaling.study.workloads import ChosenWorkload, choose
-from scaling.training.outer_updates import outer_fields
+from scaling.training.outer_updates import WITHOUT_MOMENTUM, outer_fields
 from scaling.training.replica import require_dtypes
 from scaling.workloads.registry import BUILT_IN_MODELS
 
@@ -50,7 +49,7 @@ class TrainsCells(Protocol):
 
 def training_cells(
     kind: TrainsCells, part: TrainingPart, machine: AvailableMachine, where: str, notes: list[str]
-) -> Iterator[Cell]:
+) -> list[Cell]:
     """All combinations of a part on that machine. `notes`: takes what was decided for the user. Raises
     StudyError: a name or parameter is unknown, a combination cannot be, or GPUs are missing."""
     device = device_of(part, machine, notes)
@@ -58,7 +57,7 @@ def training_cells(
     if part.world_sizes in SIZE_WORDS:
         sizes = [size for size in sizes if _divides(part, size, where, notes)]
     if not sizes:
-        return
+        return []
     shares = {size: workers_a_gpu(size, device, machine.num_gpus * machine.num_nodes) for size in sizes}
     notes += notes_on_sharing(part, shares, device)
     most = max(share or 1 for share in shares.values())
@@ -68,12 +67,20 @@ def training_cells(
     check_part(part, created, sizes, device, where)
     kind.check(part, created, sizes, device, where)
     check_sharing(part, created, [size for size in sizes if shares[size]], machine.num_gpus, where)
+    cells: list[Cell] = []
     for choice in part.workloads:
         workload = choose(choice, device, notes.append)
         check_dtypes(workload, created, where)
         check_workload(workload, part, created, where)
+        same: dict[str, Any] = {
+            "kind": part.kind,
+            "device": device,
+            "scaling": part.scaling,
+            "threads": threads,
+        }
         for fields in _combinations(kind, part, workload, aggregators, shares, device, where):
-            yield Cell(kind=part.kind, device=device, scaling=part.scaling, threads=threads, **fields)
+            cells.append(Cell(**same, **fields))
+    return cells
 
 
 def _divides(part: TrainingPart, size: int, where: str, notes: list[str]) -> bool:
@@ -103,17 +110,26 @@ def _combinations(
     check_optimizer_keys(workload.keys, part, where)
     optimizers = optimizers_of(workload.keys, part)
     formats, named = memory_formats(workload, part, where), workload.fields()
+    sizes = [
+        (size, *_batch_sizes(part, batch, size, where))
+        for batch in workload.batches(device)
+        for size in shares
+    ]
+    workload.require_samples(max(total for _, _, total in sizes), where)
+    check_accumulation(part.accumulate, [local for _, local, _ in sizes], where)
+    steps = [
+        (name, aggregator, step, variants(part, optimizers, step, aggregator))
+        for (name, aggregator), step in itertools.product(aggregators, part.step)
+    ]
+    precision_fields = precisions(part, device)
     axes = itertools.product(
-        *(workload.batches(device), shares, aggregators, part.step, peer_access, precisions(part, device)),
-        *(part.seed, placements, part.batch_norm, formats),
+        *(sizes, steps, peer_access, precision_fields, part.seed, placements, part.batch_norm, formats)
     )
-    for batch, size, (name, aggregator), step, peer, precision, seed, placement, norm, memory_format in axes:
-        local, total = _batch_sizes(part, batch, size, where)
-        workload.require_samples(total, where)
+    for batches, exchange, peer, precision, seed, placement, norm, memory_format in axes:
+        (size, local, total), (name, aggregator, step, of_step) = batches, exchange
         if shares[size] and peer is not peer_access[0]:
             continue  # no GPU of sharing workers accesses another, whatever may be
-        for variant in variants(part, optimizers, step, aggregator):
-            check_accumulation(variant["accumulate"], local, where)
+        for variant in of_step:
             yield {
                 **named,
                 **variant,
@@ -123,7 +139,9 @@ def _combinations(
                 "aggregator_parameters": aggregator.parameters(),
                 "aggregator_label": aggregator.label(),
                 "exchanges": aggregator.exchanges,
-                "lossy": aggregator.lossy or variant["wire"] is not None or not is_todays_step(variant, size),
+                "lossy": aggregator.lossy
+                or variant["wire"] is not None
+                or not _is_todays_step(variant, size),
                 "step": step,
                 "world_size": size,
                 "local_batch": local,
@@ -136,6 +154,14 @@ def _combinations(
                 "memory_format": memory_format,
                 **extents[placement],
             }
+
+
+def _is_todays_step(variant: Mapping[str, Any], world_size: int) -> bool:
+    """Whether local updates, if any, train as without them: the mean is of one model, or of models that took
+    one step of SGD, which is linear in the gradient unless that is clipped."""
+    is_linear = variant["sync_every"] == 1 and variant["optimizer"] == "sgd" and variant["clip_norm"] is None
+    is_mean = variant["outer_update"] in WITHOUT_MOMENTUM
+    return variant["outer_update"] is None or (is_mean and (world_size == 1 or is_linear))
 
 
 def _batch_sizes(part: TrainingPart, batch: int, world_size: int, where: str) -> tuple[int, int]:

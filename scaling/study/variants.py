@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scaling.aggregators.base import Aggregator
@@ -59,7 +59,7 @@ def precisions(part: TrainingPart, device: str) -> list[dict[str, Any]]:
 
 def variants(
     part: TrainingPart, optimizers: Sequence[Mapping[str, Any]], step: str, aggregator: Aggregator[Any]
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """The fields of `Cell` for each combination of the keys that this step and aggregator have. `optimizers`:
     of `optimizers_of`."""
     ddp = {key: _of_ddp(key, part, step, aggregator) for key in OF_DDP}
@@ -71,9 +71,11 @@ def variants(
         "compile": part.compile,
         **ddp,
     }
-    for fields, local in itertools.product(optimizers, local_updates(part, step, aggregator)):
-        for values in itertools.product(*axes.values()):
-            yield {**fields, **local, **dict(zip(axes, values, strict=True)), **_buckets(values[0])}
+    settings = itertools.product(optimizers, local_updates(part, step, aggregator))
+    return [
+        {**fields, **local, **dict(zip(axes, values, strict=True)), **_buckets(values[0])}
+        for (fields, local), values in itertools.product(settings, itertools.product(*axes.values()))
+    ]
 
 
 def optimizers_of(workload: Workload, part: TrainingPart) -> list[dict[str, Any]]:
@@ -144,14 +146,6 @@ def local_updates(part: TrainingPart, step: str, aggregator: Aggregator[Any]) ->
                 }
             )
     return found
-
-
-def is_todays_step(variant: Mapping[str, Any], world_size: int) -> bool:
-    """Whether local updates, if any, train as without them: the mean is of one model, or of models that took
-    one step of SGD, which is linear in the gradient unless that is clipped."""
-    is_linear = variant["sync_every"] == 1 and variant["optimizer"] == "sgd" and variant["clip_norm"] is None
-    is_mean = variant["outer_update"] in WITHOUT_MOMENTUM
-    return variant["outer_update"] is None or (is_mean and (world_size == 1 or is_linear))
 
 
 def can_be_local(step: str, aggregator: Aggregator[Any]) -> bool:
