@@ -27,7 +27,7 @@ from scaling.device_studies.declaration import (
 from scaling.measure.statistics import Estimate
 from scaling.report.device.drawing import DRAWN
 from scaling.report.device.findings import sentences
-from scaling.report.device.results import SAMPLES, STEP, DeviceResult, Results
+from scaling.report.device.results import SAMPLES, STEP, DeviceResult, Results, size_of
 from scaling.report.device.tables import declared_table
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
@@ -78,11 +78,13 @@ class TimedResult(DeviceResult):
 
 
 class OverAxis(NamedTuple):
-    """Cells over one axis: of a group of comparable cells, or of several groups that differ in it."""
+    """Cells over one axis: of a group of comparable cells, or of several groups that differ in it. `untimed`:
+    values of the axis whose cells on as many workers have no time."""
 
     axis: str
     results: Results
     group: CellGroup | None
+    untimed: list[Any]
 
 
 def over_axes(rows: Sequence[Row], scatter: StudyScatter) -> Iterator[OverAxis]:
@@ -93,25 +95,27 @@ def over_axes(rows: Sequence[Row], scatter: StudyScatter) -> Iterator[OverAxis]:
     for axis in (BATCH, *VARIED):
         is_inside = axis != BATCH and not COLUMNS[axis].shared & Shared.GROUP
         for group, members in [(group, group.rows) for group in groups] if is_inside else everything:
-            if cells := _cells(axis, members, scatter):
-                yield OverAxis(axis, _results(axis, cells, group), group)
+            cells, untimed = _cells(axis, members, scatter)
+            if cells:
+                yield OverAxis(axis, _results(axis, cells, group), group, untimed)
 
 
-def _cells(axis: str, rows: Iterable[Row], scatter: StudyScatter) -> list[TimedResult]:
-    timed = [
-        {**row, BATCH: fixed_batch(row)}
-        for row in rows
-        if is_unchanged(row) and not is_of_older_code(row) and row["iteration_s"] is not None
+def _cells(axis: str, rows: Iterable[Row], scatter: StudyScatter) -> tuple[list[TimedResult], list[Any]]:
+    todays = [
+        {**row, BATCH: fixed_batch(row)} for row in rows if is_unchanged(row) and not is_of_older_code(row)
     ]
     others = [name for name in SETTINGS if name not in (axis, "world_size")]
     kept: list[Row] = []
-    for same in by_key(timed, lambda row: tuple(row[name] for name in others)).values():
-        most = max(row["world_size"] for row in same)
-        values = {row[axis]: row for row in same if row["world_size"] == most and row[axis] is not None}
+    untimed: set[Any] = set()
+    for same in by_key(todays, lambda row: tuple(row[name] for name in others)).values():
+        timed = [row for row in same if row["iteration_s"] is not None and row[axis] is not None]
+        most = max((row["world_size"] for row in timed), default=0)
+        values = {row[axis]: row for row in timed if row["world_size"] == most}
         if len(values) >= (FEWEST_NUMBERS if are_numbers(values) else FEWEST_WORDS):
             kept += values.values()
+            untimed |= {row[axis] for row in same if row["world_size"] >= most and row["iteration_s"] is None}
     names = _differing(kept, axis)
-    return [
+    cells = [
         TimedResult(
             row["cell_id"],
             {"point": _point(row, axis, names), "device": row["device"], "threads": row["threads"] or 0},
@@ -122,6 +126,7 @@ def _cells(axis: str, rows: Iterable[Row], scatter: StudyScatter) -> list[TimedR
         )
         for row in kept
     ]
+    return cells, sorted(untimed - {None}, key=size_of)
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
@@ -187,7 +192,7 @@ def words(axis: str) -> str:
 
 @figure(section="choices")
 def choices(data: FigureInput) -> Iterator[Drawn]:
-    for axis, results, group in over_axes(data.rows, study_scatter({})):
+    for axis, results, group, _ in over_axes(data.rows, study_scatter({})):
         what = f"Time of a step by {words(axis)}"
         title = data.titled(what, group) if group else what
         (declared,) = results.report.figures
@@ -199,11 +204,15 @@ def choices(data: FigureInput) -> Iterator[Drawn]:
 def axis_tables(studies: Iterable[OverAxis]) -> list[Table]:
     return [
         replace(table, section="choices", group=group.key if group else "")
-        for _, results, group in studies
+        for _, results, group, _ in studies
         for declared in results.report.tables
         for table in declared_table(results, declared)
     ]
 
 
-def axis_sentences(studies: Iterable[OverAxis]) -> list[str]:
-    return [text for one in studies for text in sentences(one.results.report.findings, one.results)]
+def axis_sentences(studies: Iterable[OverAxis]) -> Iterator[str]:
+    for one in studies:
+        yield from sentences(one.results.report.findings, one.results)
+        if one.untimed:
+            values = ", ".join(map(one.results.label, one.untimed))
+            yield f"Not measured, of {words(one.axis)}: {values}; the fastest may be there."

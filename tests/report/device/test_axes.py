@@ -44,6 +44,16 @@ def test_bucket_sizes_are_compared_on_the_most_workers(study):
     assert drawn(study) == {"rate", "by-bucket_mb"}
 
 
+@pytest.mark.parametrize(("size", "is_said"), [(4, True), (2, False)])
+@pytest.mark.parametrize("run", ["planned", "failed: out of memory"])
+def test_value_without_a_time_is_named_where_it_could_be_the_fastest(study, run, size, is_said):
+    for bucket_mb, step_s in ((25.0, 1.0), (4.0, 2.0), (100.0, 3.0)):
+        add(study, "ring", 4, step_s, bucket_mb=bucket_mb, **ON_GPUS)
+    study.add([run], aggregator="ring", world_size=size, bucket_mb=50.0, **ON_GPUS)
+    said = [*axis_sentences(found(study))][1:]
+    assert said == ["Not measured, of bucket size in MiB: 50; the fastest may be there."] * is_said
+
+
 @pytest.mark.parametrize("sizes", [(25.0,), (25.0, 100.0)])
 def test_fewer_than_three_numbers_are_no_axis(study, sizes):
     for bucket_mb in sizes:
