@@ -17,7 +17,7 @@ from typing import Any
 import networkx as nx
 
 from scaling.files.texts import gigabytes_per_s
-from topologies.facts import Facts, Gpu, PcieLink
+from topologies.facts import DETECTED, Facts, Gpu, PcieLink
 
 NCCL = "NCCL, src/graph/{file}, commit 5067397c"
 TUNING = NCCL.format(file="tuning.cc")
@@ -175,7 +175,8 @@ def _add_host(parts: _Parts, facts: Facts) -> None:
         parts.device(f"host{at}", "memory", "host_memory", "main memory", bandwidth_bytes_per_s=HOST_MEMORY)
     for at, node in enumerate(nodes):
         usable = node.usable_cores
-        cores = Figure(usable, "nominal: cores that this process may use") if usable else None
+        known = "cores that this process may use" if facts.origin == DETECTED else facts.origin
+        cores = Figure(usable, f"nominal: {known}") if usable else None
         type_ = "cpu" if is_same else f"cpu-{node.usable_cores}"
         parts.device(f"cpu{at}", type_, "cpu", name, cores=cores, reduce_bytes_per_s=CORE_SUM)
     for at in with_memory:

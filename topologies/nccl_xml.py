@@ -20,7 +20,10 @@ from topologies.errors import TopologyError
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
 from topologies.gpus import LINK_BYTES_PER_S, OLD_NAMES, GpuModel, model_named, model_of, slowest
 
-GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a lane -> PCIe generation
+SPEEDS = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
+GENERATIONS = SPEEDS | {f"{float(speed)}": generation for speed, generation in SPEEDS.items()}
+"""GT/s of a lane -> PCIe generation."""
+EMULATED = PcieLink(1, 1)
 SWITCH_CLASS, CPU_CLASS = "0x068000", "0x068001"  # ends of links: an NVSwitch; a POWER9
 
 GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
@@ -66,7 +69,11 @@ def facts_of(
     nodes = []
     for cpu in cpus:
         number = max(0, _whole(cpu, "numaid", 0, source))
-        nodes.append(NumaNode(number, number, _cores(cpu)))
+        cores = _cores(cpu)
+        if cores is None:
+            mask = clean(cpu.get("affinity", ""))
+            found.notes.append(f"cores of cpu{number}: {mask!r:.40} is no mask; {ASSUMED_CORES} are assumed")
+        nodes.append(NumaNode(number, number, cores or ASSUMED_CORES))
         for device in cpu.findall("pci"):
             _walk(device, number, (), found)
     gpus = _gpus(found, None if gpu is None else model_named(gpu))
@@ -94,6 +101,7 @@ def _note_what_is_left_out(system: ElementTree.Element, gpus: tuple[Gpu, ...], f
     nics = [d for d in pci if d.get("class", "").startswith("0x02") and d.find("nic") is None]
     if num_nics := len(nics) + len(system.findall(".//nic")):
         found.notes.append(f"{num_nics} NICs: left out; add them and a network in a file on top")
+    _note_odd_links(found)
     if unknown := sum("class" not in device.attrib and not len(device) for device in pci):
         found.notes.append(f"{unknown} <pci> without a class: not used")
     inner = Counter((place.numa_node, at) for place in found.places.values() for at in place.bridges[2:])
@@ -110,6 +118,34 @@ def _note_what_is_left_out(system: ElementTree.Element, gpus: tuple[Gpu, ...], f
             "peer access: the XML does not say; GPUs that NVLink or xGMI joins have it, others are taken to "
             "have none: change peer_access if they do"
         )
+
+
+def _note_odd_links(found: _Found) -> None:
+    """PCIe links of GPUs that are not used as they stand in the file."""
+    linked = [(card, _link(card.device)) for card in found.cards]
+    if some := [card for card, link in linked if link and not _lanes(card.device)]:
+        found.notes.append(f"PCIe widths of {len(some)} GPUs: 0 in the file, taken for x16 as NCCL does")
+    speeds = {card.device.get("link_speed", "") for card, link in linked if link is None}
+    found.notes += [f"PCIe speed {clean(speed)!r:.40}: unknown" for speed in sorted(speeds - {""})]
+    emulated = [card for card, _ in linked if _bridge_of(card, found) == EMULATED]
+    if emulated:
+        found.notes.append(
+            f"PCIe gen 1 x1 of {len(emulated)} bridges, as virtual machines emulate them: the link of the "
+            "GPU below each is taken"
+        )
+
+
+def _bridge_of(card: _Card, found: _Found) -> PcieLink | None:
+    """The link of the bridge below the root that leads to this GPU alone."""
+    root = found.places[card.bus_id].bridges[:1]
+    alone = sum(place.bridges[:1] == root for place in found.places.values()) == 1
+    return found.bridges.get(root[0]) if root and alone else None
+
+
+def _pcie(card: _Card, found: _Found) -> PcieLink | None:
+    """The slower one of the GPU's link and that of a bridge which leads to it alone."""
+    links = [link for link in (_link(card.device), _bridge_of(card, found)) if link and link != EMULATED]
+    return min(links, key=lambda link: link.width << link.generation, default=None)
 
 
 def _cpus(text: str, source: str) -> tuple[ElementTree.Element, list[ElementTree.Element]]:
@@ -184,7 +220,8 @@ def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | 
         found.lost.append(f"{to_cpu} links from {clean(card.bus_id)} to the CPU: of unknown rate, see --gpu")
     c2c = _c2c(card, found.source)
     id_ = f"gpu{numbers[card.bus_id]}"
-    if c2c and (pcie := _link(card.device)) is not None:
+    pcie = _pcie(card, found)
+    if c2c and pcie is not None:
         found.notes.append(f"PCIe gen {pcie.generation} x{pcie.width} of {id_}: its link to the CPU is used")
     guess = "" if known else f"assumption: as {assumed.name}, the slowest known of {arch or 'all'}; "
     return Gpu(
@@ -192,7 +229,7 @@ def _gpu(card: _Card, numbers: dict[str, int], found: _Found, model: GpuModel | 
         f"{vendor or known.vendor} {known.name}" if known else f"{vendor} GPU {arch}".strip(),
         f"GPU-{card.bus_id}",
         card.bus_id,
-        _link(card.device),
+        pcie,
         links,
         to_switches,
         rate if links or to_switches else None,
@@ -257,18 +294,17 @@ def _whole(element: ElementTree.Element, name: str, default: int, source: str) -
 
 
 def _link(device: ElementTree.Element) -> PcieLink | None:
-    try:
-        rate = float(device.get("link_speed", "").split()[0])
-        width = int(device.get("link_width", "0"))
-    except (IndexError, ValueError):
-        return None
-    return PcieLink(GENERATIONS[rate], width) if rate in GENERATIONS and width else None
+    """None without a known speed. A width of 0 is 16 lanes: NCCL, src/graph/topo.cc, ncclTopoAddPci."""
+    generation, width = GENERATIONS.get(device.get("link_speed", "").partition(" ")[0]), _lanes(device)
+    return PcieLink(generation, width or 16) if generation and width is not None else None
 
 
-def _cores(cpu: ElementTree.Element) -> int:
-    """The bits of the affinity mask; NCCL writes it as hexadecimal words."""
+def _lanes(device: ElementTree.Element) -> int | None:
+    width = device.get("link_width", "0")
+    return int(width) if width.isdecimal() and len(width) < 4 else None
+
+
+def _cores(cpu: ElementTree.Element) -> int | None:
+    """The bits of the affinity mask, which NCCL writes as hexadecimal words; None where it is none."""
     mask = cpu.get("affinity", "").replace(",", "")
-    try:
-        return int(mask, 16).bit_count() or ASSUMED_CORES
-    except ValueError:
-        return ASSUMED_CORES
+    return int(mask, 16).bit_count() or None if re.fullmatch(r"[0-9a-fA-F]{1,1024}", mask) else None

@@ -75,6 +75,38 @@ def test_pcie_links_have_their_generation_and_bridges_are_switches():
     assert topology.bandwidth_bytes_per_s(to_host) <= 16e9 / 8 * 16
 
 
+@pytest.mark.parametrize(
+    ("link_of_gpu", "link_of_bridge", "lanes", "said"),
+    [
+        ("32.0 GT/s PCIe|0", "32.0 GT/s PCIe|16", (5, 16), "PCIe widths of 1 GPUs: 0 in the file"),
+        ("32.0 GT/s PCIe|16", "2.5 GT/s PCIe|1", (5, 16), "PCIe gen 1 x1 of 1 bridges"),
+        ("32 GT/s|16", "16 GT/s|8", (4, 8), ""),
+        ("Unknown speed|255", "|0", None, "PCIe speed 'Unknown speed': unknown"),
+    ],
+)
+def test_pcie_of_a_gpu_that_is_alone_below_a_bridge(link_of_gpu, link_of_bridge, lanes, said):
+    links = [
+        'link_speed="{}" link_width="{}"'.format(*text.split("|")) for text in (link_of_gpu, link_of_bridge)
+    ]
+    below = gpu(0).replace(LINK, links[0])
+    facts = facts_of(
+        f'<system>{cpu(f"""<pci busid="1" class="0x060400" {links[1]}>{below}</pci>""")}</system>', "box"
+    )
+    found = facts.gpus[0].pcie
+    assert (found and (found.generation, found.width)) == lanes
+    about = [text for text in facts.missing if "PCIe" in text]
+    assert len(about) == bool(said)
+    assert "".join(about).startswith(said)
+
+
+@pytest.mark.parametrize(("mask", "cores"), [("0000000f,ffffffff", 36), ("0-35", 16), ("", 16)])
+def test_cores_that_are_assumed_are_named(mask, cores):
+    facts = facts_of(switched().replace("00000000,0000ffff", mask), "box")
+    assert facts.host.nodes[0].usable_cores == cores
+    assert any("16 are assumed" in text for text in facts.missing) == (cores == 16)
+    assert machine_file(facts)["device_types"]["cpu"]["source"]["cores"] == "nominal: NCCL's topology XML"
+
+
 def test_gpus_have_the_numbers_of_the_file():
     text = system(gpu(1, place=0), gpu(0, place=1))
     assert [one.bus_id for one in facts_of(text, "box").gpus] == [bus(1), bus(0)]
