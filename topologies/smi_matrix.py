@@ -31,16 +31,19 @@ def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) 
     """The machine of that table, with GPUs called `gpu` (`topologies.gpus`), if that is known; TopologyError
     if GPUs of the header have no row, or `gpu` is not known."""
     words, cpus = parse_matrix(text), _cpus(text)
-    columns = sorted({other for _, other in words} | {index for index, _ in words} | {*cpus})
-    rows = {*cpus}
+    header = _header(text)
+    columns = sorted({int(cell.removeprefix("GPU")) for cell in header if cell.startswith("GPU")})
     strange = dict.fromkeys(clean(word) for word in words.values() if not WORD.fullmatch(word))
     if strange:
         what = f"{source or name}: {', '.join(strange)} between GPUs: no word of `nvidia-smi topo -m`"
         raise TopologyError(f"{what}; give its whole output, or the NCCL_TOPO_DUMP_FILE of NCCL or RCCL")
-    if lost := [f"GPU{index}" for index in columns if index not in rows]:
+    every = {(index, other) for index in {*columns, *cpus} for other in columns if index != other}
+    if lost := [f"GPU{index}" for index in sorted({index for index, _ in every - {*words}})]:
         raise TopologyError(
-            f"{source or name}: no row of {', '.join(lost)}; give all of `nvidia-smi topo -m`"
+            f"{source or name}: no row of {', '.join(lost)}, or not a whole one; give all of `nvidia-smi topo -m`"
         )
+    if not columns or {*cpus} - {*columns}:
+        raise TopologyError(f"{source or name}: no line of columns; give all of `nvidia-smi topo -m`")
     model = None if gpu is None else model_named(gpu)
     assumed = model or slowest("")
     sets = list(dict.fromkeys(cpus.get(index, "") for index in columns))
@@ -75,7 +78,10 @@ def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) 
         missing.append("whether NVLinks lead to a switch: taken to join GPUs directly, as none has too many")
     if len(sets) > 1:
         missing.append(f"which CPUs share a socket: each of the {len(sets)} sets of CPUs is taken for one")
-    if num_nics := _num_nics(text):
+    for (one, other), word in words.items():
+        if one < other and word.startswith("NV") != words[other, one].startswith("NV"):
+            missing.append(f"GPU{one} and GPU{other}: {word} from one, {words[other, one]} from the other")
+    if num_nics := sum(not cell.startswith(("GPU", "CPU")) for cell in header):
         missing.append(f"{num_nics} NICs: left out; add them and a network in a file on top")
     return Facts(
         name, Host("processor", nodes), tuple(gpus), places, {}, tuple(missing), "nvidia-smi topo -m"
@@ -101,11 +107,10 @@ def _cpus(text: str) -> dict[int, str]:
     return found
 
 
-def _num_nics(text: str) -> int:
-    """Columns between those of the GPUs and of the CPUs."""
-    header = next(line for line in text.splitlines() if re.search(r"\bGPU0\b", line))
-    cells = re.split(r"CPU Affinity", ESCAPES.sub("", header))[0].split()
-    return sum(not re.fullmatch(r"GPU\d+", cell) for cell in cells)
+def _header(text: str) -> list[str]:
+    """The columns before those of CPUs: GPUs and NICs."""
+    lines = (ESCAPES.sub("", line).partition("CPU Affinity")[0].split() for line in text.splitlines())
+    return next((cells for cells in lines if cells and cells[0] == "GPU0" and "X" not in cells), [])
 
 
 def _num_cpus(ranges: str) -> int:
