@@ -40,7 +40,8 @@ def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) 
     every = {(index, other) for index in {*columns, *cpus} for other in columns if index != other}
     if lost := [f"GPU{index}" for index in sorted({index for index, _ in every - {*words}})]:
         raise TopologyError(
-            f"{source or name}: no row of {', '.join(lost)}, or not a whole one; give all of `nvidia-smi topo -m`"
+            f"{source or name}: no row of {', '.join(lost)}, or not a whole one; give all of "
+            "`nvidia-smi topo -m`"
         )
     if not columns or {*cpus} - {*columns}:
         raise TopologyError(f"{source or name}: no line of columns; give all of `nvidia-smi topo -m`")
