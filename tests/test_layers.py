@@ -18,22 +18,15 @@ GROUND = BOTTOM | {"scaling.process_group", "scaling.bucket", "scaling.registry"
 ALGORITHMS = GROUND | {"scaling.collectives", "scaling.codecs"}
 AGGREGATION = ALGORITHMS | {"scaling.aggregators", "scaling.conformance"}
 PARTS = AGGREGATION | {
-    "launchers",
-    "scaling.training",
-    "scaling.workloads",
-    "scaling.measure",
-    "scaling.store",
+    "launchers", "scaling.training", "scaling.workloads", "scaling.measure", "scaling.store",
     "scaling.runtime",
-}
+}  # fmt: skip
 DECLARED = frozenset({"scaling.device_studies.declaration"})
 READING = BOTTOM | {"scaling.cli.options", "scaling.analysis", "scaling.report", "scaling.store"}
 STUDYING = PARTS | {"scaling.cli.options", "scaling.study"}
 
-VERBS = (
-    *("attach", "claims", "compare", "doctor", "explain", "export", "history", "import_table", "listing"),
-    *("plan", "predict", "recommend", "report", "run", "schedule", "status", "submit", "synthesize"),
-    *("topology", "tune", "verify"),
-)
+VERBS = "advice compare doctor export foreign history listing predict report run schedule status submit"
+OF_VERBS = {f"scaling.cli.{verb}" for verb in (*VERBS.split(), "synthesize", "topology", "tune", "verify")}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling": frozenset(),
@@ -107,15 +100,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.export": READING,
     "scaling.cli.advice": READING | {"topologies"},
     "scaling.cli.status": READING,
-    "scaling.cli": BOTTOM
-    | {"topologies", "scaling.cli.options", "scaling.store"}
-    | {
-        f"scaling.cli.{verb}"
-        for verb in (
-            *("advice", "compare", "doctor", "export", "foreign", "history", "listing", "predict", "report"),
-            *("run", "schedule", "status", "submit", "synthesize", "topology", "tune", "verify"),
-        )
-    },
+    "scaling.cli": BOTTOM | {"topologies", "scaling.cli.options", "scaling.store"} | OF_VERBS,
     "scaling.__main__": frozenset({"scaling.cli", "scaling.import_path"}),
 }
 
@@ -129,22 +114,17 @@ MAY_IMPORT_FROM_OUTSIDE: dict[str, frozenset[str]] = {
 INSIDE_SCRIPTS = ("agent", "changes", "marking", "plan", "record", "settings")
 TORCH_DISTRIBUTED = frozenset(
     {
-        "scaling.process_group.over_torch",
-        "scaling.process_group.through_host",
+        *("scaling.process_group.over_torch", "scaling.process_group.through_host"),
         "scaling.training.ddp",  # a constant of DDP
         "scaling.training.overlapped",  # the DDP hook
         "scaling.aggregators.power_sgd_hook",  # torch's PowerSGD hook
         "scaling.training.fully_sharded",  # torch's FSDP2
-        "scaling.runtime.workers",
-        "scaling.runtime.meeting",  # at that store
-        "scaling.runtime.zygote",  # holds the store at which the ranks meet
+        *("scaling.runtime.workers", "scaling.runtime.meeting", "scaling.runtime.zygote"),  # the ranks' store
         *(f"scaling.attach.inside.{name}" for name in INSIDE_SCRIPTS),
     }
 )
-CUDA_EVENTS = frozenset(
-    {"scaling.measure.clock", "scaling.collectives.execute_host"}
-    | {"scaling.attach.inside.agent", "scaling.attach.inside.record"}
-)
+CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})
+CUDA_EVENTS |= {"scaling.attach.inside.agent", "scaling.attach.inside.record"}
 NVML = frozenset({"topologies.detect_nvml", "scaling.measure.power"})
 WRITERS: dict[str, frozenset[str]] = {
     "scaling.store.files": frozenset({"open", "replace"}),
@@ -298,18 +278,13 @@ class TestTheChecker:
             done.update(ready)
         assert done == set(MAY_IMPORT)
 
-    @pytest.mark.parametrize(
-        "source",
-        [
-            "import scaling.study.cell",
-            "from scaling.study.cell import Cell",
-            "from scaling.study import cell",
-            "from scaling import study",
-            "def late():\n    from scaling.study.cell import Cell",
-            "if True:\n    import scaling.study",
-            "try:\n    import scaling.study\nexcept ImportError:\n    pass",
-        ],
-    )
+    @pytest.mark.parametrize("source", [
+        "import scaling.study.cell", "from scaling.study.cell import Cell", "from scaling.study import cell",
+        "from scaling import study",
+        "def late():\n    from scaling.study.cell import Cell",
+        "if True:\n    import scaling.study",
+        "try:\n    import scaling.study\nexcept ImportError:\n    pass",
+    ])  # fmt: skip
     def test_import_of_a_layer_above_is_found(self, source):
         tree = planted(scaling__codecs__mine=source, scaling__study__cell="", scaling__study="", scaling="")
         (problem,) = wrong_imports(tree)
@@ -320,14 +295,10 @@ class TestTheChecker:
         tree = planted(scaling__codecs__mine="from ..aggregators import base", scaling__aggregators__base="")
         assert "scaling.codecs.mine:1 imports scaling.aggregators.base" in wrong_imports(tree)[0]
 
-    @pytest.mark.parametrize(
-        "source",
-        [
-            "import scaling.codecs.mine",
-            "def late():\n    from scaling.codecs import mine",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from scaling.codecs.mine import Mine",
-        ],
-    )
+    @pytest.mark.parametrize("source", [
+        "import scaling.codecs.mine", "def late():\n    from scaling.codecs import mine",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from scaling.codecs.mine import Mine",
+    ])  # fmt: skip
     def test_a_circle_is_found_over_all_imports(self, source):
         tree = planted(
             scaling__codecs__mine="from scaling.codecs.other import f",
@@ -337,32 +308,26 @@ class TestTheChecker:
         )
         assert circles(tree) == [["scaling.codecs.mine", "scaling.codecs.other", "scaling.codecs.third"]]
 
-    def test_import_for_type_checkers_alone_is_no_import(self):
-        source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import scaling.study"
-        assert wrong_imports(planted(scaling__codecs__mine=source)) == []
-
-    def test_own_unit_and_layers_below_may_be_imported(self):
-        source = "import scaling.codecs.other\nfrom scaling.errors import ScalingError"
+    @pytest.mark.parametrize("source", [
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import scaling.study",
+        "import scaling.codecs.other\nfrom scaling.errors import ScalingError",
+    ], ids=["for type checkers", "own unit and below"])  # fmt: skip
+    def test_other_imports_are_right(self, source):
         tree = planted(scaling__codecs__mine=source, scaling__codecs__other="", scaling__errors="")
         assert wrong_imports(tree) == []
 
     def test_module_without_a_layer_is_found(self):
         assert "scaling.helpers belongs to no layer" in wrong_imports(planted(scaling__helpers=""))[0]
 
-    @pytest.mark.parametrize(
-        ("unit", "source", "wrong"),
-        [
-            ("launchers", "import yaml", True),
-            ("launchers", "import torch", True),
-            ("launchers", "import os.path, subprocess", False),
-            ("topologies", "import yaml, networkx, pydantic", False),
-            ("topologies", "def late():\n    import torch", True),
-            ("topologies", "from scaling.errors import TopologyError", True),
-            ("topologies", "from scaling.files.documents import read_text", False),
-            ("scaling.files", "import yaml", False),
-            ("scaling.files", "import pydantic", True),
-        ],
-    )
+    @pytest.mark.parametrize(("unit", "source", "wrong"), [
+        ("launchers", "import yaml", True), ("launchers", "import torch", True),
+        ("launchers", "import os.path, subprocess", False),
+        ("topologies", "import yaml, networkx, pydantic", False),
+        ("topologies", "def late():\n    import torch", True),
+        ("topologies", "from scaling.errors import TopologyError", True),
+        ("topologies", "from scaling.files.documents import read_text", False),
+        ("scaling.files", "import yaml", False), ("scaling.files", "import pydantic", True),
+    ])  # fmt: skip
     def test_launchers_and_topologies_are_of_the_standard_library(self, unit, source, wrong):
         tree = {f"{unit}.mine": Module(f"{unit}.mine", ast.parse(source))}
         assert bool(wrong_imports(tree)) == wrong
@@ -386,15 +351,10 @@ class TestTheChecker:
         way = "scaling.cli -> scaling.errors -> numpy.array"
         assert reaches("scaling.cli", LATE_IN_CLI, early, late=False) == [way]
 
-    @pytest.mark.parametrize(
-        "source",
-        [
-            "import torch.distributed as dist",
-            "from torch import distributed",
-            "from torch.distributed import all_reduce",
-            "import torch\ntorch.distributed.barrier()",
-        ],
-    )
+    @pytest.mark.parametrize("source", [
+        "import torch.distributed as dist", "from torch import distributed",
+        "from torch.distributed import all_reduce", "import torch\ntorch.distributed.barrier()",
+    ])  # fmt: skip
     def test_torch_distributed_elsewhere_is_found(self, source):
         assert uses_of(planted(scaling__training__step=source), "torch.distributed", TORCH_DISTRIBUTED)
         assert not uses_of(planted(scaling__runtime__workers=source), "torch.distributed", TORCH_DISTRIBUTED)
@@ -404,14 +364,10 @@ class TestTheChecker:
         assert event_uses(planted(scaling__training__step=source))
         assert not event_uses(planted(scaling__measure__clock=source))
 
-    @pytest.mark.parametrize(
-        "source",
-        [
-            "def f():\n    import pynvml",
-            "nvml.nvmlDeviceGetPowerUsage(handle)",
-            "ask('nvmlDeviceGetPowerUsage', handle)",
-        ],
-    )
+    @pytest.mark.parametrize("source", [
+        "def f():\n    import pynvml", "nvml.nvmlDeviceGetPowerUsage(handle)",
+        "ask('nvmlDeviceGetPowerUsage', handle)",
+    ])  # fmt: skip
     def test_nvml_elsewhere_is_found(self, source):
         assert nvml_uses(planted(scaling__training__step=source))
         assert not nvml_uses(planted(scaling__measure__power=source))
@@ -425,37 +381,19 @@ class TestTheChecker:
         source = "begin = module.Popen.__init__\ndef f(one: subprocess.Popen[bytes]): ..."
         assert process_calls(planted(scaling__attach__mine=source)) == []
 
-    @pytest.mark.parametrize(
-        "source",
-        [
-            "open('rank0.jsonl', 'a')",
-            "open(path, mode='w', encoding='utf-8')",
-            "path.open('wb')",
-            "path.write_text(text)",
-            "path.write_bytes(data)",
-            "json.dump(rows, file)",
-            "figure.savefig(path)",
-            "table.to_csv(path)",
-            "os.replace(a, b)",
-            "yaml.safe_dump(study, file)",
-        ],
-    )
+    @pytest.mark.parametrize("source", [
+        "open('rank0.jsonl', 'a')", "open(path, mode='w', encoding='utf-8')", "path.open('wb')",
+        "path.write_text(text)", "path.write_bytes(data)", "json.dump(rows, file)", "figure.savefig(path)",
+        "table.to_csv(path)", "os.replace(a, b)", "yaml.safe_dump(study, file)",
+    ])  # fmt: skip
     def test_writing_outside_the_store_is_found(self, source):
         assert len(wrong_writers(planted(scaling__study__mine=source))) == 1
 
-    @pytest.mark.parametrize(
-        "source",
-        [
-            "open(path)",
-            "path.open(encoding='utf-8')",
-            "path.open('rb')",
-            "folder.write_text('summary.csv', text)",
-            "json.dumps(rows)",
-            "yaml.safe_dump(study)",
-            "table.to_csv(index=False)",
-            "text.replace('a', 'b')",
-        ],
-    )
+    @pytest.mark.parametrize("source", [
+        "open(path)", "path.open(encoding='utf-8')", "path.open('rb')",
+        "folder.write_text('summary.csv', text)", "json.dumps(rows)", "yaml.safe_dump(study)",
+        "table.to_csv(index=False)", "text.replace('a', 'b')",
+    ])  # fmt: skip
     def test_reading_and_the_stores_own_methods_are_allowed(self, source):
         assert wrong_writers(planted(scaling__study__mine=source)) == []
 

@@ -40,17 +40,10 @@ def missed(rows):
     return asked[beyond > MORE * asked.standard_error]
 
 
-@pytest.mark.parametrize(
-    ("noise", "num_cells", "launches"),
-    [
-        ("quiet", 9, 3),
-        ("typical", 9, 3),
-        ("one cell in four noisy", 9, 3),
-        ("heavy tails, unequal", 9, 3),
-        ("offsets, four A/A pairs", 9, 5),
-        ("typical", 40, 3),
-    ],
-)
+@pytest.mark.parametrize(("noise", "num_cells", "launches"), [
+    ("quiet", 9, 3), ("typical", 9, 3), ("one cell in four noisy", 9, 3), ("heavy tails, unequal", 9, 3),
+    ("offsets, four A/A pairs", 9, 5), ("typical", 40, 3),
+])  # fmt: skip
 def test_comparisons_find_what_is_there_and_nothing_else(quality, noise, num_cells, launches):
     (model,) = [one for one in quality.MODELS if one.name == noise]
     found = missed(quality.pair_rows(model, num_cells, launches, PAIRS[num_cells], seed=11))

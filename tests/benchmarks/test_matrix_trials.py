@@ -1,6 +1,5 @@
 """Trials on matrices say what the trials of whole studies say."""
 
-import math
 import sys
 from pathlib import Path
 
@@ -33,13 +32,11 @@ def test_p_values_and_verdicts_are_those_of_whole_studies(imported, launches):
         a, b, _ = pairs.drawn(1, index)
         whole = pairs.compared(a, b)
         said = matrices.compared(*matrices.drawn(noise, launches, 1, index)[:2])
-        assert sorted(one.p_value for one in said.tested) == pytest.approx(
-            sorted(one.tested.p_value for one in whole.cells)
-        )
+        expected = sorted(one.tested.p_value for one in whole.cells)
+        assert sorted(one.p_value for one in said.tested) == pytest.approx(expected)
         assert any(matrices.called(said)) == trials.is_called(whole)
-    assert (
-        math.exp(matrices.compared(*matrices.drawn(noise, launches, 1, 0)[:2], 0.1).ratios[0].log_ratio) > 1
-    )
+    slower = matrices.compared(*matrices.drawn(noise, launches, 1, 0)[:2], 0.1)
+    assert slower.ratios[0].log_ratio > 0
 
 
 def test_bounds_hold_at_the_level_that_is_used_within_half_a_point(imported):

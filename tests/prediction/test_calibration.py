@@ -79,15 +79,10 @@ def test_a_librarys_left_over_goes_by_size():
 def truth_of(values, factors, compute):
     """What a cell would take on a machine whose factors are known: (iteration, exchange)."""
     own, n = strategy(values), values["world_size"]
-    terms = [
-        *terms_of(own, 0, Machinery(machine()), n),
-        *divide_term(own.num_elements, own, Machinery(machine()), n),
-    ]
-    exchange_s = sum(
-        factors.get(t.kind, (1, 1))[0] * t.latency_s + factors.get(t.kind, (1, 1))[1] * t.flow_s
-        for t in terms
-    )
-    exchange_s = exchange_s if n > 1 else 0.0
+    machinery = Machinery(machine())
+    terms = [*terms_of(own, 0, machinery, n), *divide_term(own.num_elements, own, machinery, n)]
+    pairs = [(factors.get(t.kind, (1, 1)), t) for t in terms]
+    exchange_s = sum(f[0] * t.latency_s + f[1] * t.flow_s for f, t in pairs) if n > 1 else 0.0
     return compute[0] + compute[1] * values["local_batch"] + exchange_s, exchange_s
 
 
@@ -176,8 +171,7 @@ class TestRobustLoss:
 
     def test_one_measurement_pulls_no_further_however_far_it_is_off(self):
         alone, far, further = (self.factor([1.2] * 8 + off) for off in ([], [12.0], [1200.0]))
-        assert far == pytest.approx(alone, rel=0.05)
-        assert further == pytest.approx(far, rel=0.005)
+        assert (far, further) == (pytest.approx(alone, rel=0.05), pytest.approx(far, rel=0.005))
 
 
 @pytest.mark.parametrize("own_sd", [0.05, 0.5])

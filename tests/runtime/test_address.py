@@ -79,7 +79,6 @@ def test_server_that_is_gone_is_said(environ):
 
 def test_address_is_the_users_else_loopback_on_one_host_else_the_hosts_name(monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
-    assert own_address(info(0), {}) == "127.0.0.1"
-    assert own_address(info(0, 4, 2), {}) == "node7"
+    assert (own_address(info(0), {}), own_address(info(0, 4, 2), {})) == ("127.0.0.1", "node7")
     assert own_address(info(0, 4, 2), {"MASTER_ADDR": "10.0.0.1"}) == "10.0.0.1"
     assert own_address(info(0, 4, 2), {"MASTER_ADDR": ""}) == "node7"

@@ -100,13 +100,11 @@ class TestDualK80:
 
     def test_a_board_exchanges_inside_its_switch(self):
         path = self.k80.path((0, "gpu0"), (0, "gpu1"))
-        assert path.kind == "peer"
-        assert set(path.resources) == {"node0/switch0-gpu0<", "node0/switch0-gpu1>"}
+        assert (path.kind, set(path.resources)) == ("peer", {"node0/switch0-gpu0<", "node0/switch0-gpu1>"})
 
     def test_boards_exchange_through_both_switches_and_host_memory(self):
         path = self.k80.path((0, "gpu0"), (0, "gpu2"))
-        assert path.kind == "staged"
-        assert path.resources["node0/host0"] == 2
+        assert (path.kind, path.resources["node0/host0"]) == ("staged", 2)
         assert {"node0/cpu0-switch0<", "node0/cpu1-switch1>"} <= set(path.resources)
 
     def test_both_gpus_of_a_board_share_its_link_to_the_host(self):
@@ -129,8 +127,7 @@ class TestDgx1:
             if link.kind == "nvlink":
                 a, b = int(link.first[3:]), int(link.second[3:])
                 counts[a][b] = counts[b][a] = link.count
-        assert tuple(map(tuple, counts)) == self.NVLINKS
-        assert {sum(row) for row in counts} == {6}
+        assert (tuple(map(tuple, counts)), {sum(row) for row in counts}) == (self.NVLINKS, {6})
 
     def test_pairs_with_nvlink_are_peers_and_the_others_are_staged(self):
         for a, b in permutations(range(8), 2):

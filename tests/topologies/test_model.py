@@ -52,23 +52,17 @@ TO_HOST = {"node0/c<": 1, "node0/bus": 1, "node0/host0": 1}
 
 
 class TestRoutes:
-    @pytest.mark.parametrize(
-        ("ends", "peer_access", "expected", "latency_s"),
-        [
-            (ENDS, True, ("peer", {"node0/a<": 1, "node0/b>": 1}), 1e-6 + 6e-7),
-            (((0, "gpu0"), (0, "gpu2")), True, ("staged", STAGED), 2e-6 + 3e-7 + 2e-7 + 1e-7 + 1e-7 + 3e-7),
-            (ENDS, False, ("staged", ON_THE_BUS), 2e-6 + 2 * 6e-7),  # over the links of their switch
-            (((0, "gpu2"), (0, "host0")), True, ("host", TO_HOST), 3e-6 + 4e-7),
-            (((0, "host0"), (0, "gpu2")), True,
-             ("host", {name.replace("<", ">"): n for name, n in TO_HOST.items()}), 3e-6 + 4e-7),
-        ],
-    )  # fmt: skip
-    def test_peers_pass_their_switch_and_others_host_memory_twice(
-        self, ends, peer_access, expected, latency_s
-    ):
+    @pytest.mark.parametrize(("ends", "peer_access", "expected", "latency_s"), [
+        (ENDS, True, ("peer", {"node0/a<": 1, "node0/b>": 1}), 1e-6 + 6e-7),
+        (((0, "gpu0"), (0, "gpu2")), True, ("staged", STAGED), 2e-6 + 3e-7 + 2e-7 + 1e-7 + 1e-7 + 3e-7),
+        (ENDS, False, ("staged", ON_THE_BUS), 2e-6 + 2 * 6e-7),  # over the links of their switch
+        (((0, "gpu2"), (0, "host0")), True, ("host", TO_HOST), 3e-6 + 4e-7),
+        (((0, "host0"), (0, "gpu2")), True,
+         ("host", {name.replace("<", ">"): n for name, n in TO_HOST.items()}), 3e-6 + 4e-7),
+    ])  # fmt: skip
+    def test_peers_pass_their_switch_and_others_memory_twice(self, ends, peer_access, expected, latency_s):
         path = topology().path(*ends, peer_access=peer_access)
-        assert passed(path) == expected
-        assert path.latency_s == pytest.approx(latency_s)
+        assert (passed(path), path.latency_s) == (expected, pytest.approx(latency_s))
 
     def test_the_faster_of_two_links_is_taken(self):
         fast = Link("nvlink", "gpu0", "gpu1", "nvlink", 40e9, 1e-7)
