@@ -206,6 +206,14 @@ class TestFailure:
             run_in_process(3, work, timeout_s=threading.TIMEOUT_MAX)
         assert sorted(released) == [0, 2]
 
+    def test_rank_that_computes_without_end_is_an_error_of_those_that_have_not_begun(self):
+        end = threading.Event()
+        try:
+            with pytest.raises(TimeoutError, match=r"rank \d waits in vain for its first turn"):
+                run_in_process(2, lambda group: end.wait(), timeout_s=0.05)
+        finally:
+            end.set()
+
     def test_world_is_new_after_a_failure(self):
         def fails(group: InProcessGroup) -> None:
             raise ValueError(f"rank {group.rank}")

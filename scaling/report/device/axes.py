@@ -87,22 +87,25 @@ class OverAxis(NamedTuple):
 
 def over_axes(rows: Sequence[Row], scatter: StudyScatter) -> Iterator[OverAxis]:
     """The sets of timed cells with enough values of an axis, of each set those on the most workers."""
-    groups = [group for group in group_rows(rows) if group.kind == "iteration"]
+    groups = [(group, _timed(group.rows)) for group in group_rows(rows) if group.kind == "iteration"]
     everything: list[tuple[CellGroup | None, list[Row]]]
-    everything = [(None, [row for group in groups for row in group.rows])]
+    everything = [(None, [row for _, members in groups for row in members])]
     for axis in (BATCH, *VARIED):
         is_inside = axis != BATCH and not COLUMNS[axis].shared & Shared.GROUP
-        for group, members in [(group, group.rows) for group in groups] if is_inside else everything:
+        for group, members in groups if is_inside else everything:
             if cells := _cells(axis, members, scatter):
                 yield OverAxis(axis, _results(axis, cells, group), group)
 
 
-def _cells(axis: str, rows: Iterable[Row], scatter: StudyScatter) -> list[TimedResult]:
-    timed = [
+def _timed(rows: Iterable[Row]) -> list[Row]:
+    return [
         {**row, BATCH: fixed_batch(row)}
         for row in rows
         if is_unchanged(row) and not is_of_older_code(row) and row["iteration_s"] is not None
     ]
+
+
+def _cells(axis: str, timed: Sequence[Row], scatter: StudyScatter) -> list[TimedResult]:
     others = [name for name in SETTINGS if name not in (axis, "world_size")]
     kept: list[Row] = []
     for same in by_key(timed, lambda row: tuple(row[name] for name in others)).values():
