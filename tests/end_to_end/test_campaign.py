@@ -10,6 +10,7 @@ import venv
 import pytest
 
 from scaling.store import ResultsFolder
+from tests.end_to_end.conftest import ended_well
 from tests.end_to_end.test_run import write_study
 from tests.waiting import LIMIT_S
 
@@ -72,8 +73,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
         code(delay, repeats=3)
         git("add", "my_delay.py")
         git("commit", "--quiet", "-m", "a commit")
-    done = scaling.run_here("--against", "commit:HEAD~1")
-    assert done.returncode == 0, done.stderr
+    done = ended_well(scaling.run_here("--against", "commit:HEAD~1"))
     assert "Of 1 timed cells of B: 1 slower." in done.stdout
     assert "--against: this environment against commit:" in " ".join(done.stdout.split())
     assert " in 6 launches: start-up " in done.stdout  # of both environments
@@ -100,8 +100,7 @@ def test_pair_that_ctrl_c_cut_in_two_is_measured_again_in_both_environments(scal
     _, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, stderr
     assert sorted(states(scaling)) == [["done"], ["planned"]]
-    done = scaling.run_here("--against", f"venv:{tmp_path / 'venv'}")
-    assert done.returncode == 0, done.stderr
+    done = ended_well(scaling.run_here("--against", f"venv:{tmp_path / 'venv'}"))
     assert "1 runs were done in one environment alone and are measured again in both" in done.stderr
     assert "not resolved (one launch)" in done.stdout
     assert states(scaling) == [["done"], ["done"]]
@@ -121,8 +120,7 @@ def test_failed_run_is_tried_again_with_its_partner(scaling, code, tmp_path):
     assert (first.returncode, states(scaling)) == (1, [["done"], ["failed"]])
     assert f"there is no {needed}" in first.stderr
     os.mkdir(needed)
-    second = scaling.run_here(*against, "--retry-failed")
-    assert second.returncode == 0, second.stderr
+    ended_well(scaling.run_here(*against, "--retry-failed"))
     assert (states(scaling), len(list(scaling.out.glob("a/runs/*/0/attempt-1")))) == ([["done"], ["done"]], 1)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from launchers.two_hosts import HostLink, why_not
 from scaling.analysis import summary_table
-from tests.end_to_end.conftest import trained
+from tests.end_to_end.conftest import ended_well, trained
 
 pytestmark = pytest.mark.processes
 
@@ -44,13 +44,11 @@ def rows_and_epochs(scaling):
 
 
 def test_a_slow_network_holds_full_gradients_back_and_losses_are_those_of_one_host(study):
-    done = on_two_hosts(study, SLOW)
-    assert done.returncode == 0, done.stderr
+    ended_well(on_two_hosts(study, SLOW))
     slow = rows_and_epochs(study)
     assert study.results().environment()["settings"]["SCALING_LINK_RATE"] == SLOW.rate
     study.out = study.folder / "loopback"
-    done = study.torchrun(2)
-    assert done.returncode == 0, done.stderr
+    ended_well(study.torchrun(2))
     loopback = rows_and_epochs(study)
 
     for name, num_bytes in (("all_reduce", FULL_BYTES), ("one_bit", ONE_BIT_BYTES)):
