@@ -27,17 +27,8 @@ def test_ranks_share_the_cores_of_their_host_that_they_have_in_common(places, th
 
 @pytest.mark.parametrize("is_bound", [True, False])
 def test_ranks_with_cores_of_their_own_need_no_fewer_threads(is_bound):
-    measured = made_runs(EVEN)
-    measured.facts["baseline"] = [
-        {
-            "host": "a",
-            "device": "cpu",
-            "cores": 4,
-            "threads": 4,
-            "affinity": list(range(4 * rank * is_bound, 4 * rank * is_bound + 4)),
-        }
-        for rank in range(4)
-    ]
-    assert why_skipped("threads", measured) == (
-        "the ranks' threads have cores of their own" if is_bound else None
-    )
+    measured, common = made_runs(EVEN), {"host": "a", "device": "cpu", "cores": 4, "threads": 4}
+    firsts = [4 * rank * is_bound for rank in range(4)]
+    measured.facts["baseline"] = [{**common, "affinity": [*range(at, at + 4)]} for at in firsts]
+    reason = "the ranks' threads have cores of their own" if is_bound else None
+    assert why_skipped("threads", measured) == reason

@@ -84,8 +84,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
     )
     assert [{repeat for _, _, repeat in began[at : at + 2]} for at in (0, 2, 4)] == [{"0"}, {"1"}, {"2"}]
     again = scaling.run_here("--against", "commit:HEAD")
-    assert again.returncode == 2
-    assert "use another --out" in again.stderr
+    assert (again.returncode, "use another --out" in again.stderr) == (2, True)
 
 
 def test_pair_that_ctrl_c_cut_in_two_is_measured_again_in_both_environments(scaling, code, tmp_path):
@@ -130,6 +129,5 @@ def test_environment_that_cannot_run_the_study_is_named_before_anything_is_measu
     (other / "scaling").mkdir(parents=True)
     (other / "scaling" / "__init__.py").write_text("")
     done = scaling.run_here("--against", f"checkout:{other}")
-    assert done.returncode == 2
-    assert f"checkout:{other} cannot run the study: " in done.stderr
+    assert (done.returncode, f"checkout:{other} cannot run the study: " in done.stderr) == (2, True)
     assert not list(scaling.out.glob("*/runs/*"))

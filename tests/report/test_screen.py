@@ -48,8 +48,7 @@ def test_what_has_no_room_is_counted_and_what_is_next_is_shown():
     rows = [[f"workload {number}", "1"] for number in range(50)]
     details = [*(f"detail {number}" for number in range(20)), "Next: more."]
     lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), details), **ENDS)
-    assert (lines[0], height(lines)) == ("Yes.", MOST_LINES)
-    assert "(44 more rows)" in lines
+    assert (lines[0], height(lines), "(44 more rows)" in lines) == ("Yes.", MOST_LINES, True)
     shown = [line for line in lines if line.startswith("detail ")]
     assert f"({20 - len(shown)} more details)" in lines
     assert "Next: more." in lines
