@@ -224,9 +224,8 @@ def test_gpu_hours_count_the_workers(timed):
     cheap, fast = fill(timed, (0.010, on(2)), (0.006, on(4)))
     assert only(timed).choice.row["cell_id"] == fast
     choice = only(timed, "gpu-hours").choice
-    assert (choice.row["cell_id"], choice.value) == (
-        cheap, pytest.approx(0.010 * 2 / 64 / 3600 * 1e9, rel=0.01),
-    )  # fmt: skip
+    expected = (cheap, pytest.approx(0.010 * 2 / 64 / 3600 * 1e9, rel=0.01))
+    assert (choice.row["cell_id"], choice.value) == expected
 
 
 def test_least_memory_is_that_of_the_fullest_gpu_and_of_the_launch_that_took_most(timed):

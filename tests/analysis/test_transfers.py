@@ -154,10 +154,8 @@ class TestTable:
 
     def test_summary_has_a_row_a_cell_and_no_number_of_a_step(self, links):
         rows = to_rows(summary_table(links.folder))
-        assert [(row["kind"], row["peer_access"], row["state"], row["repeats"]) for row in rows] == [
-            ("transfer", False, "done", 1),
-            ("transfer", True, "done", 2),
-        ]
+        expected = [("transfer", False, "done", 1), ("transfer", True, "done", 2)]
+        assert [(row["kind"], row["peer_access"], row["state"], row["repeats"]) for row in rows] == expected
         for name in ("model", "aggregator", "precision", "input_placement", "h2d_s", "d2h_s", "iteration_s"):
             assert {row[name] for row in rows} == {None}, name
         assert rows[0]["notes"] == "something was left out"
@@ -198,10 +196,8 @@ class TestPeople:
         (sentence,) = texts_of(transfer_findings(results))
         assert sentence.startswith("One GPU alone copies 52.")
         assert "with all 2 at once, each copies 26." in sentence
-        assert (
-            "2 GPUs without peer access reach a bus bandwidth of 20.0 GB/s in an all-reduce of 1 GiB"
-            in sentence
-        )
+        said = "2 GPUs without peer access reach a bus bandwidth of 20.0 GB/s in an all-reduce of 1 GiB"
+        assert said in sentence
 
     def test_page_shows_table_figure_and_sentence(self, links, report):
         page = report.page.read_text()
@@ -246,9 +242,8 @@ class TestPeople:
         add(study, ["no luck"], cell())
         assert "no luck" in write_report(study.folder).page.read_text()
         (row,) = status_table(study.folder)
-        assert (row["kind"], row["state"], row["reason"], row["aggregator"]) == (
-            "transfer", "failed", "no luck", None,
-        )  # fmt: skip
+        expected = ("transfer", "failed", "no luck", None)
+        assert (row["kind"], row["state"], row["reason"], row["aggregator"]) == expected
         assert not (study.folder.path / "transfers.csv").exists()
 
 

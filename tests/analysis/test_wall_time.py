@@ -26,9 +26,8 @@ def test_parts_sum_to_the_total_over_launches_and_cells():
 
 
 def test_line_tells_shares_and_number_of_launches():
-    assert text_of(wall_time([launch(total_s=232.0, cells=[])]).finding) == (
-        "wall time 3:52 in 1 launch: start-up 6%, set-up 0%, warm-up 0%, measuring 0%, other 94%"
-    )
+    expected = "wall time 3:52 in 1 launch: start-up 6%, set-up 0%, warm-up 0%, measuring 0%, other 94%"
+    assert text_of(wall_time([launch(total_s=232.0, cells=[])]).finding) == expected
     said = text_of(wall_time([launch(), launch(total_s=3720.0)]).finding)
     assert said.startswith("wall time 1:03:45 in 2 launches:")
 

@@ -246,10 +246,8 @@ def test_checkpoints_are_saved_and_read_back_and_older_ones_stay(folder):
     pytest.importorskip("safetensors")
     folder.has(older="mine", saved="mine")
     assert folder.run(SAVES).splitlines() == ["3.0 3.0", "3 {}"]
-    assert {name: (folder.work / name).read_text() for name in ("older", "saved")} == {
-        "older": "mine",
-        "saved": "mine",
-    }
+    expected = {"older": "mine", "saved": "mine"}
+    assert {name: (folder.work / name).read_text() for name in ("older", "saved")} == expected
 
 
 MLFLOW = """

@@ -45,9 +45,8 @@ def test_parts_of_a_step_are(marked, expected):
     for name, start, stop in step.spans:
         found.get(name, []).append((round(start, 6), round(stop, 6)))
     assert found == expected
-    assert phases_s([step])["backward"] == pytest.approx(
-        sum(b - a for n, a, b in step.spans if n == "backward")
-    )
+    wanted = pytest.approx(sum(b - a for n, a, b in step.spans if n == "backward"))
+    assert phases_s([step])["backward"] == wanted
     assert step.waited_s == pytest.approx(sum(b - a for n, a, b in step.spans if n == "collective"))
 
 

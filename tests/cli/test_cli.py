@@ -78,9 +78,8 @@ def test_folder_of_another_study_is_refused_naming_the_difference(call, study, t
 
     loaded = load_study(str(study))
     prepare(ResultsFolder(tmp_path / "out"), loaded, resolve(loaded, this_machine()))
-    assert "parts.0.learning_rate is not set there and 0.5 here" in call.refused(
-        "run", study, "--out", tmp_path / "out", "learning_rate=0.5"
-    )
+    said = "parts.0.learning_rate is not set there and 0.5 here"
+    assert said in call.refused("run", study, "--out", tmp_path / "out", "learning_rate=0.5")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("precious")
@@ -117,9 +116,8 @@ def test_plan_lists_cells_launches_and_an_estimate(call, study):
     assert [cell["world_size"] for cell in plan["cells"] if cell["aa_replicate"]] == [2], (
         "the A/A pair's second cell"
     )
-    assert [(one["repeat"], one["world_size"], one["num_cells"]) for one in plan["launches"]] == [
-        (repeat, size, 1 + size) for repeat in range(3) for size in (1, 2)
-    ]
+    expected = [(repeat, size, 1 + size) for repeat in range(3) for size in (1, 2)]
+    assert [(one["repeat"], one["world_size"], one["num_cells"]) for one in plan["launches"]] == expected
     assert plan["estimated_seconds"] > 0
 
 

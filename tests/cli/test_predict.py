@@ -64,9 +64,8 @@ def test_json_is_an_array_with_one_simulated_object_a_cell(call, study, results)
 @pytest.mark.parametrize("more", [["--what-if", "nvlink4.bandwidth=2x"], ["--json"]])
 def test_processors_steps_price_no_gpu(call, study, results, more):
     on = ("device=cpu", "--topology", "hgx-h200-4", "--from", results)
-    assert "nothing was predicted: a step computed by the processor" in call.refused(
-        "predict", study, *on, "--world-sizes", "4", *more
-    )
+    said = "nothing was predicted: a step computed by the processor"
+    assert said in call.refused("predict", study, *on, "--world-sizes", "4", *more)
     assert "say device=cuda" in call.refused("plan", study, *on, "--skip-dominated")
 
 
@@ -106,9 +105,8 @@ def test_overlapped_cells_of_one_worker_have_nothing_to_hide(call, study, tmp_pa
 def test_without_results_there_is_communication_alone(call, study):
     rows = predicted(call, study, "--topology", "hgx-h200-4", "--world-sizes", "4")
     assert all(row["iteration_s"] is None and row["compute_s"] is None for row in rows)
-    assert {row["aggregator"]: row["exchange_s"] > 0 for row in rows} == {
-        "none": False, "all_reduce": True, "ring": True, "host_serial": True,
-    }  # fmt: skip
+    expected = {"none": False, "all_reduce": True, "ring": True, "host_serial": True}
+    assert {row["aggregator"]: row["exchange_s"] > 0 for row in rows} == expected
 
 
 def test_sizes_that_cannot_be_are_told_and_the_others_predicted(call, study):
@@ -139,9 +137,8 @@ def test_transport_that_the_machine_does_not_have_is_not_priced(call, study):
 def test_one_aggregator_that_cannot_be_does_not_stop_the_others(call, study):
     aggregators = "aggregators=[all_reduce, rings, ring]"
     rows = predicted(call, study, aggregators, "--topology", "hgx-h200-4", "--world-sizes", "2,4")
-    assert {(r["aggregator"], r["world_size"]) for r in rows if "reason" not in r} == {
-        (name, size) for name in ("all_reduce", "ring") for size in (2, 4)
-    }
+    expected = {(name, size) for name in ("all_reduce", "ring") for size in (2, 4)}
+    assert {(r["aggregator"], r["world_size"]) for r in rows if "reason" not in r} == expected
     refused = [row for row in rows if "reason" in row]
     assert [(row["aggregator"], row["world_size"]) for row in refused] == [("rings", 2), ("rings", 4)]
     assert all("rings" in row["reason"] for row in refused)

@@ -75,9 +75,8 @@ class TestWhatHolds:
     def test_name_of_a_collective_and_an_aggregator_checks_both(self, verified):
         code, out, _ = verified("ring", "--world-sizes", "1-3", "--examples", "1")
         assert code == 0
-        assert [line.split()[:3] for line in out.splitlines()] == [
-            ["ring", "collective", "ok"], ["ring", "aggregator", "ok"]
-        ]  # fmt: skip
+        expected = [["ring", "collective", "ok"], ["ring", "aggregator", "ok"]]
+        assert [line.split()[:3] for line in out.splitlines()] == expected
 
     def test_error_feedback_is_checked_where_there_is_some(self, verified, monkeypatch):
         monkeypatch.setattr("scaling.conformance.fidelity.sheet_of", lambda _: None)
@@ -122,9 +121,8 @@ class TestAll:
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
         code, out, _ = verified("--all", "--world-sizes", "1-2")
         assert (code, "contract at 1, 2 ranks x 2 drawn cases" in " ".join(out.split())) == (0, True)
-        assert [tuple(line.split()[:3]) for line in out.splitlines()] == [
-            *((name, "collective", "ok") for name in COLLECTIVES), ("none", "aggregator", "ok")
-        ]  # fmt: skip
+        expected = [*((name, "collective", "ok") for name in COLLECTIVES), ("none", "aggregator", "ok")]
+        assert [tuple(line.split()[:3]) for line in out.splitlines()] == expected
 
     def test_subjects_are_checked_on_all_cores_and_told_in_their_order(self, monkeypatch, both_begun):
         monkeypatch.setattr(verification, "num_usable_cores", lambda: 2)

@@ -288,10 +288,8 @@ def test_pareto_front_leaves_out_what_is_beaten_in_both():
     points = {"dear": (0.9, 8.0), "cheap": (0.7, 1.0), "beaten": (0.6, 2.0), "same": (0.7, 1.5)}
     points["best"] = 0.95, 8.0
     found = [Point(name, "", size, accuracy, 1 - accuracy) for name, (accuracy, size) in points.items()]
-    assert [point.name for point in front(found, lambda one: one.x, lambda one: one.loss)] == [
-        "cheap",
-        "best",
-    ]
+    expected = ["cheap", "best"]
+    assert [point.name for point in front(found, lambda one: one.x, lambda one: one.loss)] == expected
 
 
 def test_accuracy_against_bytes_counts_all_steps_of_the_training(study, epoch_line):

@@ -150,9 +150,8 @@ def test_an_aggregator_of_a_users_own_in_one_file_has_links_csv_and_the_figure(
 def test_more_than_full_use_is_called_impossible():
     cell = CellLinks("id", "ring", "ring", 2, [LinkUse("gpu0-cpu0>", 10.0, 1.0, 1.5)])
     assert any("impossible" in remark for remark in link_remarks({"a": [cell]}, {}))
-    assert link_remarks({"a": []}, {"a": {"x": "why"}, "b": {"x": "why"}}) == [
-        "Not in Bytes on the links: x: why."
-    ]
+    expected = ["Not in Bytes on the links: x: why."]
+    assert link_remarks({"a": []}, {"a": {"x": "why"}, "b": {"x": "why"}}) == expected
     assert draw_links("title", [cell]) is not None
     assert list(link_table([cell])["utilisation"]) == [1.5]
 

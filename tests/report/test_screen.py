@@ -70,9 +70,8 @@ def test_trainings_of_one_seed_are_followed_by_three():
 def test_lstm_begins_with_speed_and_accuracy_of_each_implementation():
     experiments = read_devices(ResultsFolder(REFERENCE / "device-lstm-fused-h200"))
     table = device_answer_table(experiments)
-    assert [row[:2] for row in table.rows] == [
-        [where, name] for where in ("CPU", "GPU") for name in ("elementary", "cell", "fused")
-    ]
+    expected = [[where, name] for where in ("CPU", "GPU") for name in ("elementary", "cell", "fused")]
+    assert [row[:2] for row in table.rows] == expected
     assert {row[table.headings.index("x fused")] for row in table.rows if row[1] == "fused"} == {"1.0"}
     assert "11 times as long on the GPU" in device_headline(experiments)
 
@@ -118,9 +117,8 @@ def test_words_of_a_table_are_folded_and_numbers_are_aligned():
 
 
 def test_no_interval_above_100_percent_is_a_number():
-    assert [spread(half) for half in (None, 0.0001, 0.013, 0.5, 1.0, 3.61)] == [
-        "", "<0.1%", "1.3%", "50%", "100%", ">100%"
-    ]  # fmt: skip
+    expected = ["", "<0.1%", "1.3%", "50%", "100%", ">100%"]
+    assert [spread(half) for half in (None, 0.0001, 0.013, 0.5, 1.0, 3.61)] == expected
 
 
 def test_limit_that_the_noise_hides_is_not_named(study):

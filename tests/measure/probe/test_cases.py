@@ -49,9 +49,8 @@ class TestCases:
         added = with_products - without
         assert without < with_products
         names = ["bf16", "float32", "fp16", *(["tf32"] if on_gpus else [])]
-        assert sorted((case.operation, case.ranks) for case in added) == [
-            (f"product_{name}", each) for name in names for each in ranks
-        ]
+        expected = [(f"product_{name}", each) for name in names for each in ranks]
+        assert sorted((case.operation, case.ranks) for case in added) == expected
         for case in added:
             sizes = tuple(product_size(case.operation, size) for size in case.sizes_bytes)
             assert sizes == matrix_sizes(on_gpus=on_gpus)
