@@ -260,17 +260,14 @@ class TestMachineFile:
         assert math.isclose(topology.machine.message_latency_s["staged"], 20e-6 - 0.7e-6, rel_tol=0.02)
 
     @pytest.mark.usefixtures("without_figures")
-    def test_launches_without_access_give_messages_alone(self, study):
+    @pytest.mark.parametrize(("factor", "other"), [
+        (3.0, {"peer_access": False}),  # launches without access give messages alone
+        (2.0, {"world_size": 1}),  # the largest world size decides
+    ])  # fmt: skip
+    def test_figures_are_those_of_the_largest_launch_with_access(self, study, factor, other):
         add(study, [lines(count=3)], cell())
-        add(study, [lines(False, factor=3.0, count=3)], cell(False))
-        write_report(study.folder)
-        topology = load(study.folder.path / "probed.yaml")
-        assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)
-
-    @pytest.mark.usefixtures("without_figures")
-    def test_the_largest_world_size_decides(self, study):
-        for size, factor in ((2, 1.0), (1, 2.0)):
-            add(study, [lines(factor=factor, count=3)], cell(world_size=size))
+        access = other.get("peer_access", True)
+        add(study, [lines(access, factor=factor, count=3)], cell(**other))
         write_report(study.folder)
         topology = load(study.folder.path / "probed.yaml")
         assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)
