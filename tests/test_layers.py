@@ -184,6 +184,11 @@ def reached_by_unit(unit: str, forbidden: frozenset[str], modules: Modules) -> l
     return [way for name in own for way in reaches(name, forbidden, modules, late=True)]
 
 
+def torch_uses(modules: Modules) -> list[str]:
+    """Modules besides the process group and the start-up that touch torch.distributed."""
+    return uses_of(modules, "torch.distributed", TORCH_DISTRIBUTED)
+
+
 def event_uses(modules: Modules) -> list[str]:
     """Modules besides the clock that make CUDA events or ask one for its time."""
     found = uses_of(modules, "torch.cuda.Event", CUDA_EVENTS)
@@ -236,11 +241,11 @@ class TestTheProject:
     def test_all_three_packages_are_read(self, project):
         assert {"scaling.cli", "launchers.local", "topologies.detect"} <= set(project)
 
-    def test_imports_point_down_only(self, project):
-        assert wrong_imports(project) == []
-
-    def test_no_modules_import_one_another(self, project):
-        assert circles(project) == []
+    @pytest.mark.parametrize(
+        "wrong", [wrong_imports, circles, torch_uses, event_uses, nvml_uses, wrong_writers, process_calls]
+    )
+    def test_no_module_does_what_the_tables_forbid(self, project, wrong):
+        assert wrong(project) == []
 
     @pytest.mark.parametrize("unit", ["report", "prediction", "store", "analysis"])
     def test_what_reads_results_never_reaches_torch_and_analysis_draws_nothing(self, project, unit):
@@ -249,21 +254,6 @@ class TestTheProject:
 
     def test_cli_imports_nothing_heavy_when_it_is_imported(self, project):
         assert reaches("scaling.cli", LATE_IN_CLI, project, late=False) == []
-
-    def test_torch_distributed_is_touched_by_the_process_group_and_the_start_up_alone(self, project):
-        assert uses_of(project, "torch.distributed", TORCH_DISTRIBUTED) == []
-
-    def test_cuda_events_are_touched_by_the_clock_alone(self, project):
-        assert event_uses(project) == []
-
-    def test_nvml_is_touched_by_detection_and_power_alone(self, project):
-        assert nvml_uses(project) == []
-
-    def test_files_are_written_by_the_store_alone(self, project):
-        assert wrong_writers(project) == []
-
-    def test_processes_are_started_and_ended_by_the_launchers_alone(self, project):
-        assert process_calls(project) == []
 
     def test_no_name_in_the_tables_is_out_of_date(self, project):
         modules = {*TORCH_DISTRIBUTED, *CUDA_EVENTS, *NVML, *WRITERS}
@@ -351,31 +341,23 @@ class TestTheChecker:
         way = "scaling.cli -> scaling.errors -> numpy.array"
         assert reaches("scaling.cli", LATE_IN_CLI, early, late=False) == [way]
 
-    @pytest.mark.parametrize("source", [
-        "import torch.distributed as dist", "from torch import distributed",
-        "from torch.distributed import all_reduce", "import torch\ntorch.distributed.barrier()",
+    @pytest.mark.parametrize(("find", "allowed", "source"), [
+        *((torch_uses, "scaling__runtime__workers", source) for source in (
+            "import torch.distributed as dist", "from torch import distributed",
+            "from torch.distributed import all_reduce", "import torch\ntorch.distributed.barrier()",
+        )),
+        *((event_uses, "scaling__measure__clock", source)
+          for source in ("torch.cuda.Event()", "start.elapsed_time(stop)")),
+        *((nvml_uses, "scaling__measure__power", source) for source in (
+            "def f():\n    import pynvml", "nvml.nvmlDeviceGetPowerUsage(handle)",
+            "ask('nvmlDeviceGetPowerUsage', handle)",
+        )),
+        *((process_calls, "launchers__mine", source)
+          for source in ("subprocess.Popen(words)", "Popen(words)", "os.killpg(1, 9)")),
     ])  # fmt: skip
-    def test_torch_distributed_elsewhere_is_found(self, source):
-        assert uses_of(planted(scaling__training__step=source), "torch.distributed", TORCH_DISTRIBUTED)
-        assert not uses_of(planted(scaling__runtime__workers=source), "torch.distributed", TORCH_DISTRIBUTED)
-
-    @pytest.mark.parametrize("source", ["torch.cuda.Event()", "start.elapsed_time(stop)"])
-    def test_cuda_events_elsewhere_are_found(self, source):
-        assert event_uses(planted(scaling__training__step=source))
-        assert not event_uses(planted(scaling__measure__clock=source))
-
-    @pytest.mark.parametrize("source", [
-        "def f():\n    import pynvml", "nvml.nvmlDeviceGetPowerUsage(handle)",
-        "ask('nvmlDeviceGetPowerUsage', handle)",
-    ])  # fmt: skip
-    def test_nvml_elsewhere_is_found(self, source):
-        assert nvml_uses(planted(scaling__training__step=source))
-        assert not nvml_uses(planted(scaling__measure__power=source))
-
-    @pytest.mark.parametrize("source", ["subprocess.Popen(words)", "Popen(words)", "os.killpg(1, 9)"])
-    def test_processes_started_or_ended_elsewhere_are_found(self, source):
-        assert len(process_calls(planted(scaling__attach__mine=source))) == 1
-        assert process_calls(planted(launchers__mine=source)) == []
+    def test_what_few_modules_may_do_is_found_elsewhere(self, find, allowed, source):
+        assert len(find(planted(scaling__training__step=source))) == 1
+        assert find(planted(**{allowed: source})) == []
 
     def test_a_patch_or_an_annotation_of_popen_is_no_call(self):
         source = "begin = module.Popen.__init__\ndef f(one: subprocess.Popen[bytes]): ..."

@@ -1,6 +1,5 @@
 """Decisions on synthetic studies with a known truth: a short run with bounds, and the committed long one."""
 
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -20,13 +19,8 @@ MORE = 2.5
 
 
 @pytest.fixture
-def quality(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import decision_quality
-
-    yield decision_quality
-    for name in ("decision_quality", "decision_trials", "decision_models", "launch_effects"):
-        sys.modules.pop(name, None)
+def quality(program):
+    return program("decision_quality")
 
 
 def missed(rows):

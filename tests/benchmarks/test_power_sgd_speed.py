@@ -14,11 +14,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def table(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import power_sgd_table
-
-    return power_sgd_table
+def table(program):
+    return program("power_sgd_table")
 
 
 def network(**times):

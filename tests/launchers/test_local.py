@@ -1,6 +1,7 @@
 """The exact command line and variables of a launch on this machine, also by mpirun, and which one it is."""
 
 import errno
+import os
 import sys
 
 import pytest
@@ -38,25 +39,20 @@ def test_environment_is_what_the_launch_adds(monkeypatch, platform, interface):
 
 
 @pytest.mark.parametrize("launcher", [LocalLauncher(), TorchrunLauncher()])
-@pytest.mark.parametrize("step", ["create_server", "create_connection"])
-def test_host_without_loopback_is_said_before_workers_wait_for_each_other(monkeypatch, launcher, step):
+@pytest.mark.parametrize(("step", "number", "said"), [
+    ("create_server", errno.ENETUNREACH, r"127\.0\.0\.1, which cannot be used: Network is unreachable"),
+    ("create_connection", errno.ENETUNREACH, r"127\.0\.0\.1, which cannot be used: Network is unreachable"),
+    ("create_server", errno.EADDRINUSE, "Address already in use; no port is free"),
+])  # fmt: skip
+def test_host_without_loopback_or_a_free_port_is_said_first(monkeypatch, launcher, step, number, said):
     launcher.before_start()
 
-    def unreachable(*_, **__):
-        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+    def fails(*_, **__):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(base.socket, step, unreachable)
-    with pytest.raises(ValueError, match=r"127\.0\.0\.1, which cannot be used: Network is unreachable"):
+    monkeypatch.setattr(base.socket, step, fails)
+    with pytest.raises(ValueError, match=said):
         launcher.before_start()
-
-
-def test_host_without_a_free_port_is_told_so(monkeypatch):
-    def taken(*_, **__):
-        raise OSError(errno.EADDRINUSE, "Address already in use")
-
-    monkeypatch.setattr(base.socket, "create_server", taken)
-    with pytest.raises(ValueError, match="Address already in use; no port is free"):
-        LocalLauncher().before_start()
 
 
 @pytest.mark.parametrize(
@@ -107,15 +103,12 @@ def test_mpirun_next_to_this_python_is_taken_and_asked_whose_it_is(mpirun, tmp_p
     assert (found.program, found.family) == (str(tmp_path / "mpirun"), family)
 
 
-def test_mpirun_of_others_is_named(mpirun):
+def test_mpirun_of_others_and_a_missing_one_are_said(mpirun, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"is neither Open MPI's nor MPICH's: 'Strange MPI 1'"):
         MpirunLauncher.find(mpirun("Strange MPI 1"))
-
-
-def test_missing_mpirun_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="no mpirun next to this Python or on the PATH; pip install"):
-        MpirunLauncher.find(str(tmp_path / "python3"))
+        MpirunLauncher.find(str(tmp_path / "bin" / "python3"))
 
 
 def test_horovodrun_goes_over_gloo(monkeypatch):

@@ -31,10 +31,13 @@ def test_first_host_is_the_one_that_scontrol_names(text, tmp_path, need):
     assert shown.stdout.splitlines()[0] == LISTS[text]
 
 
-@pytest.mark.parametrize("text", ["", ",", "[1-2", " "])
-def test_list_without_a_name_is_an_error(text):
-    with pytest.raises(ValueError, match="no host name"):
-        first_host(text)
+@pytest.mark.parametrize(("read", "text", "said"), [
+    *((first_host, text, "no host name") for text in ("", ",", "[1-2", " ")),
+    *((task_counts, text, "how many tasks") for text in ("", "two", "2(x)", "2(x2", "2;3")),
+])  # fmt: skip
+def test_list_without_a_name_and_tasks_of_another_form_are_errors(read, text, said):
+    with pytest.raises(ValueError, match=said):
+        read(text)
 
 
 @pytest.mark.parametrize(
@@ -42,12 +45,6 @@ def test_list_without_a_name_is_an_error(text):
 )
 def test_tasks_of_each_node(text, counts):
     assert task_counts(text) == counts
-
-
-@pytest.mark.parametrize("text", ["", "two", "2(x)", "2(x2", "2;3"])
-def test_tasks_of_another_form_are_an_error(text):
-    with pytest.raises(ValueError, match="how many tasks"):
-        task_counts(text)
 
 
 def test_ports_of_neighbouring_jobs_differ_and_stay_below_those_of_the_system():

@@ -168,9 +168,11 @@ class TestWhatIsRefused:
         folder.archive(unfinished=True)
         assert read(folder) == before
 
-    def test_folder_in_which_somebody_works(self, folder):
+    def test_folder_in_which_somebody_works_or_that_is_no_archive(self, folder):
         with folder.lock(), pytest.raises(StoreError, match="another `scaling run`"):
             ResultsFolder(folder.path).archive()
+        with pytest.raises(StoreError, match=r"is not archived: it has no runs\.jsonl"):
+            folder.unarchive()
 
     def test_every_way_to_write_a_run_of_an_archive(self, folder):
         record = folder.run(A, 0)
@@ -186,10 +188,6 @@ class TestWhatIsRefused:
                 write()
         folder.plan_run(A, 10, {})  # known: nothing to write
         assert contents(folder.path) == before
-
-    def test_unarchive_of_a_folder_that_is_none(self, folder):
-        with pytest.raises(StoreError, match=r"is not archived: it has no runs\.jsonl"):
-            folder.unarchive()
 
     def test_damaged_archive_is_an_error_with_its_path(self, folder):
         folder.archive()

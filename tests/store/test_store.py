@@ -321,9 +321,8 @@ class TestDamage:
     ])  # fmt: skip
     def test_damaged_file_is_an_error_with_its_path(self, folder, name, read, text):
         (folder.path / "launches").mkdir()
-        (folder.path / name).write_bytes(
-            text if "run" in name else text.replace(b'{"schema_version"', b"{[1]")
-        )
+        whole = name.endswith("run.json") or b":" not in text  # of others any mapping will do
+        (folder.path / name).write_bytes(text if whole else b"{[1]")
         with pytest.raises(StoreError, match=rf"results/{name} is damaged"):
             read(folder)
 

@@ -53,20 +53,13 @@ def built(name, parameters=None):
 def test_class_without_a_declaration_takes_the_data_and_the_cross_entropy():
     model = create_model("foreign:Linear", {"num_classes": 10})
     assert (model.shape, model.loss) == (None, cross_entropy)
-    assert built("Linear", {"num_classes": 10})[-1].out_features == 10
-
-
-def test_further_keyword_arguments_are_passed_on_where_it_takes_any():
-    assert built("Linear", {"num_classes": 10, "depth": 3}).more == {"depth": 3}
+    assert built("Linear", {"num_classes": 10})[-1].out_features == built("shaped")[-1].out_features == 10
+    assert built("Linear", {"num_classes": 10, "depth": 3}).more == {"depth": 3}  # it takes any
 
 
 def test_declared_input_and_loss_are_the_models():
     model = create_model("foreign:declared", {"width": 3})
     assert (model.shape, model.loss) == (DIGITS, squared)
-
-
-def test_argument_called_shape_is_given_the_datas():
-    assert built("shaped")[-1].out_features == 10
 
 
 def test_looking_at_the_logits_leaves_no_trace():

@@ -41,17 +41,15 @@ def test_no_two_seeds_and_epochs_share_an_order():
     assert len({tuple(epoch_batches(50, 50, *one)[0].tolist()) for one in drawn}) == 72
 
 
-@pytest.mark.parametrize("global_batch", [0, -1, 101])
-def test_global_batch_that_does_not_fit_is_an_error(global_batch):
-    with pytest.raises(
-        StudyError, match=r"does not fit 100 training samples; choose a global batch of 1 to 100"
-    ):
-        epoch_batches(100, global_batch, 0, 0)
-
-
-def test_negative_seed_is_an_error():
-    with pytest.raises(StudyError, match="seed -1 is negative"):
-        seeded_generator(-1, 0)
+@pytest.mark.parametrize(("draw", "message"), [
+    *((lambda size=size: epoch_batches(100, size, 0, 0), "fit 100 training samples; choose .* of 1 to 100")
+      for size in (0, -1, 101)),
+    (lambda: seeded_generator(-1, 0), "seed -1 is negative"),
+    (lambda: shard(epoch_batches(100, 24, 0, 0), 0, 7), "24 cannot be shared equally by 7 ranks; .* as 28"),
+])  # fmt: skip
+def test_what_cannot_be_drawn_or_shared_is_an_error(draw, message):
+    with pytest.raises(StudyError, match=message):
+        draw()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -60,11 +58,6 @@ def test_shards_side_by_side_are_the_global_batches(world_size):
     shards = [shard(batches, rank, world_size) for rank in range(world_size)]
     assert all(s.shape == (4, 24 // world_size) for s in shards)
     assert torch.equal(torch.cat(shards, dim=1), batches)
-
-
-def test_world_size_that_does_not_divide_the_batch_is_an_error():
-    with pytest.raises(StudyError, match=r"24 cannot be shared equally by 7 ranks; .* such as 28"):
-        shard(epoch_batches(100, 24, 0, 0), 0, 7)
 
 
 def images_of(count, size=(3, 32, 32)):

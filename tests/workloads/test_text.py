@@ -59,16 +59,10 @@ def test_default_is_the_standard_library_with_its_version():
     assert int(splits.train.inputs.max()) < 256
 
 
-def test_too_few_bytes_are_an_error_that_says_how_many_it_takes(folder):
+def test_too_few_bytes_or_none_and_models_of_no_tokens_are_errors_that_say_what_it_takes(folder):
     with pytest.raises(DataError, match="has 5 bytes; a context of 4 needs 9 at least"):
         loaded(folder, max_bytes=5)
-
-
-def test_missing_path_is_an_error_that_names_it(tmp_path):
     with pytest.raises(DataError, match=r"path .*nowhere.* has no files to read"):
-        loaded(tmp_path / "nowhere")
-
-
-def test_models_of_no_tokens_are_refused():
+        loaded(folder / "nowhere")
     with pytest.raises(StudyError, match="is for models of tokens"):
         create_dataset("text").shape(DataShape((1, 28, 28), 10))
