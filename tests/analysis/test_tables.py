@@ -220,8 +220,7 @@ def test_state_of_a_cell_is_the_worst_of_its_repeats(study, line, states, expect
 
 def trained(study, *runs, **cell):
     """The row of a training with that target; each run is [rank][line]."""
-    row = row_with(study, runs, kind="convergence", target_accuracy=0.9, **cell)
-    return row
+    return row_with(study, runs, kind="convergence", target_accuracy=0.9, **cell)
 
 
 def test_convergence_takes_medians_over_repeats_and_leaves_times_per_iteration_empty(study, epoch_line):

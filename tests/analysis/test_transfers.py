@@ -266,8 +266,7 @@ class TestMachineFile:
     ])  # fmt: skip
     def test_figures_are_those_of_the_largest_launch_with_access(self, study, factor, other):
         add(study, [lines(count=3)], cell())
-        access = other.get("peer_access", True)
-        add(study, [lines(access, factor=factor, count=3)], cell(**other))
+        add(study, [lines(other.get("peer_access", True), factor=factor, count=3)], cell(**other))
         write_report(study.folder)
         topology = load(study.folder.path / "probed.yaml")
         assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)

@@ -17,8 +17,7 @@ STUDY = {"name": "tiny", "kind": "device", "experiment": EXPERIMENT, "devices": 
 
 def test_study_is_measured_reported_and_gone_on_with(scaling):
     scaling.write(STUDY)
-    done = ended_well(scaling.run_here())
-    assert "When is the GPU worth it for a small network?" in done.stdout
+    assert "When is the GPU worth it for a small network?" in ended_well(scaling.run_here()).stdout
     rows = scaling.rows()
     expected = [("10", "1", "done"), ("20", "1", "done")]
     assert [(row["width"], row["threads"], row["state"]) for row in rows] == expected
