@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntFlag, auto
+from functools import cache
 from typing import Any, Literal
 
 TRAINED = ("iteration", "convergence")
@@ -332,9 +333,9 @@ def columns(shared: Shared = Shared.NONE, role: Role = Role.NONE) -> list[str]:
     return [row.key for row in with_columns(shared, role)]
 
 
-def with_columns(shared: Shared = Shared.NONE, role: Role = Role.NONE) -> Iterator[Axis]:
-    wanted, roles = int(shared), int(role)  # as numbers: asked of every cell
-    yield from (row for row in AXES if row.key and (int(row.shared) & wanted or int(row.role) & roles))
+@cache
+def with_columns(shared: Shared = Shared.NONE, role: Role = Role.NONE) -> tuple[Axis, ...]:
+    return tuple(row for row in AXES if row.key and (row.shared & shared or row.role & role))
 
 
 def columns_without(role: Role) -> list[str]:

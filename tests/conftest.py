@@ -34,13 +34,9 @@ os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # The same cases every time, and no folder of hypothesis's own; a machine under load is no failure.
+CHECKS = list(hypothesis.HealthCheck)
 hypothesis.settings.register_profile(
-    "fixed",
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
-    max_examples=50,
+    "fixed", derandomize=True, database=None, deadline=None, suppress_health_check=CHECKS, max_examples=50
 )
 hypothesis.settings.load_profile("fixed")
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.devnull)

@@ -251,3 +251,9 @@ def row_of(study):
     """The only one."""
     (row,) = rows_of(study)
     return row
+
+
+def row_with(study, runs, **cell):
+    """The summary's only row, which is of this cell."""
+    study.add(runs, **cell)
+    return row_of(study)

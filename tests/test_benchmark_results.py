@@ -109,8 +109,7 @@ def test_table_of_the_ddp_loop_is_that_of_the_samples(monkeypatch):
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in table(RESULTS / "against-ddp-loop-4xh200")
     ]
-    assert len(rows) == 36
-    assert rows == made[2:]
+    assert (len(rows), rows) == (36, made[2:])
 
 
 def seconds_by_name(file: str) -> dict[str, list[float]]:
@@ -122,8 +121,7 @@ def test_one_bit_table_is_that_of_the_samples():
     header, *rows = tables()["one-bit-h200/one_bit_speed.json"]
     samples = seconds_by_name("one_bit_speed.json")
     suffixes = [", kernels", ", kernels, graph", ", torch"]
-    assert len(rows) == 4
-    assert len(header) == 1 + len(suffixes)
+    assert (len(rows), len(header)) == (4, 1 + len(suffixes))
     assert {len(seconds) for seconds in samples.values()} == {30}
     for name, *shown in rows:
         assert shown == [milliseconds(samples[name + suffix]) for suffix in suffixes], name
@@ -133,8 +131,7 @@ def test_one_bit_table_is_that_of_the_samples():
 def test_one_bit_exchange_table_is_that_of_the_samples():
     header, *rows = tables()["one-bit-h200/exchange-nvlink.json"]
     host_only, nvlink = (seconds_by_name(f"exchange-{links}.json") for links in ("host-only", "nvlink"))
-    assert len(rows) == 7
-    assert len(header) == 5
+    assert (len(rows), len(header)) == (7, 5)
     assert {len(seconds) for seconds in (*host_only.values(), *nvlink.values())} == {30}
     for name, *shown in rows:
         ways = (host_only[name], host_only[f"{name}, graph"], nvlink[name], nvlink[f"{name}, graph"])
@@ -190,8 +187,7 @@ def test_power_sgd_tables_are_those_of_the_samples(file, monkeypatch):
 
     document = json.loads((RESULTS / file).read_text(encoding="utf-8"))
     shown = tables()[file]
-    assert shown == cells(overview(document))
-    assert len(shown) == 4
+    assert (shown, len(shown)) == (cells(overview(document)), 4)
     for name, *row in shown[1:]:
         every = document["networks"][name]["contenders"]
         fastest = {

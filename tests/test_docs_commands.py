@@ -108,8 +108,7 @@ def test_table_leaves_out_what_was_measured_with_older_code(readme_figures, of_t
     rows = to_rows(of_the_table.table)
     older = {row["aggregator"] for row in rows if is_of_older_code(row)}
     shown = set(re.findall(r"^\| `([^`]+)`", readme_figures.table(rows), re.MULTILINE))
-    assert older == {"cntk"}
-    assert shown == {row["aggregator"] for row in rows if row["world_size"] == 4} - older
+    assert (older, shown) == ({"cntk"}, {row["aggregator"] for row in rows if row["world_size"] == 4} - older)
 
 
 def test_every_image_of_the_documents_is_of_a_folder_that_make_figures_draws(readme_figures):

@@ -128,8 +128,7 @@ def test_junit_file_says_where_when_and_of_what_the_tests_ran(run, pytester):
     run("2", 2, "--junitxml", "junit.xml")
     (suite,) = ElementTree.parse(pytester.path / "junit.xml").getroot()
     said = {one.get("name"): one.get("value") for one in suite.find("properties")}
-    assert said["torch"] == torch.__version__
-    assert said["SCALING_TEST_GPUS"] == "2"
+    assert (said["torch"], said["SCALING_TEST_GPUS"]) == (torch.__version__, "2")
     assert {"date", "commit", "files differ from the commit", "cpu", "gpus", "driver", "nccl"} <= set(said)
     assert [suite.get(ended) for ended in ("tests", "errors", "failures", "skipped")] == ["7", "1", "0", "3"]
 

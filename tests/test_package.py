@@ -88,8 +88,7 @@ pytestmark = pytest.mark.programs
 
 def test_wheel_has_all_that_git_has_and_nothing_else(built, tracked):
     names = {name for name in contents(only(built, "*.whl")) if ".dist-info/" not in name}
-    assert names == tracked
-    assert {PurePosixPath(name).parts[0] for name in names} == set(PACKAGES)
+    assert (names, {PurePosixPath(name).parts[0] for name in names}) == (tracked, set(PACKAGES))
 
 
 def test_wheel_of_the_checkout_is_that_of_the_sdist(built, source, tmp_path):
@@ -160,8 +159,7 @@ def test_every_module_and_data_file_is_found(installed, tracked):
     ]
     (installed.folder / "names.json").write_text(json.dumps(modules))
     missing, where = installed.run("python", "-c", program, "names.json").splitlines()
-    assert missing == "[]"
-    assert {name for name in tracked if not (Path(where) / name).is_file()} == set()
+    assert (missing, {name for name in tracked if not (Path(where) / name).is_file()}) == ("[]", set())
     assert Path(where).is_relative_to(installed.folder)
 
 

@@ -98,36 +98,21 @@ def test_no_test_measures_time_or_gives_up_early_but_for_the_exceptions():
     assert all(allowed.values()), "these exceptions are needed no more"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "assert time.monotonic() - began < 5",
-        "began = time.process_time_ns()",
-        "used = resource.getrusage(resource.RUSAGE_SELF)",
-        "from time import perf_counter",
-        "process.communicate(timeout=60)",
-        "process.wait(60)",
-        "thread.join(timeout=30.0)",
-        "SOON_S = 20\nprocess.communicate(timeout=SOON_S)",
-        "time.sleep(2)",
-        'PROGRAM = """\n    import time\n    time.sleep(60)\n"""',
-    ],
-)
+@pytest.mark.parametrize("source", [
+    "assert time.monotonic() - began < 5", "began = time.process_time_ns()",
+    "used = resource.getrusage(resource.RUSAGE_SELF)", "from time import perf_counter",
+    "process.communicate(timeout=60)", "process.wait(60)", "thread.join(timeout=30.0)",
+    "SOON_S = 20\nprocess.communicate(timeout=SOON_S)", "time.sleep(2)",
+    'PROGRAM = """\n    import time\n    time.sleep(60)\n"""',
+])  # fmt: skip
 def test_what_fails_on_a_slow_machine_is_found(source):
     assert list(wrong_in(source))
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "process.communicate(timeout=LIMIT_S)",
-        "process.wait()",
-        "time.sleep(0.05)",
-        "time.sleep(600)",
-        "monkeypatch.setattr(module.time, 'perf_counter', made_up.now)",
-        "text = ', '.join(words)",
-        "LONG_S = 3600\nprocess.wait(LONG_S)",
-    ],
-)
+@pytest.mark.parametrize("source", [
+    "process.communicate(timeout=LIMIT_S)", "process.wait()", "time.sleep(0.05)", "time.sleep(600)",
+    "monkeypatch.setattr(module.time, 'perf_counter', made_up.now)",
+    "text = ', '.join(words)", "LONG_S = 3600\nprocess.wait(LONG_S)",
+])  # fmt: skip
 def test_what_waits_for_an_end_or_has_a_made_up_clock_is_not(source):
     assert not list(wrong_in(source))

@@ -29,15 +29,11 @@ def recorded(tmp_path, *in_host_memory, notes=()):
     return folder.run(TRAINED.id, 0)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "said"),
-    [
-        ([False, True], ["(on 1 of 2 ranks)"]),
-        ([True, False, False, True], ["(on 2 of 4 ranks)"]),
-        ([True], ["(on 1 of 1 rank)"]),
-        ([False, False], []),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "said"), [
+    ([False, True], ["(on 1 of 2 ranks)"]),
+    ([True, False, False, True], ["(on 2 of 4 ranks)"]),
+    ([True], ["(on 1 of 1 rank)"]), ([False, False], []),
+])  # fmt: skip
 def test_data_in_host_memory_are_noted_from_any_rank_with_the_number_of_ranks(tmp_path, ranks, said):
     record = recorded(tmp_path, *ranks)
     assert record.notes == [f"{IN_HOST_MEMORY} {count}" for count in said]
@@ -61,16 +57,13 @@ def test_an_aggregator_without_stages_is_recorded_with_the_reason(tmp_path):
     assert "nowhere" in plan_record(cell, "1000")["plan_unknown"]
 
 
-@pytest.mark.parametrize(
-    ("error", "reported", "device", "kind"),
-    [
-        (torch.OutOfMemoryError("2 GiB"), None, "cuda", "out_of_memory"),
-        (MemoryError(), None, "cpu", "out_of_memory"),
-        (RuntimeError("an illegal memory access"), RuntimeError("the same again"), "cuda", "device_lost"),
-        (RuntimeError("CUDA error: too many resources requested"), None, "cuda", "error"),
-        (ValueError("no such algorithm"), None, "cpu", "error"),
-    ],
-)
+@pytest.mark.parametrize(("error", "reported", "device", "kind"), [
+    (torch.OutOfMemoryError("2 GiB"), None, "cuda", "out_of_memory"),
+    (MemoryError(), None, "cpu", "out_of_memory"),
+    (RuntimeError("an illegal memory access"), RuntimeError("the same again"), "cuda", "device_lost"),
+    (RuntimeError("CUDA error: too many resources requested"), None, "cuda", "error"),
+    (ValueError("no such algorithm"), None, "cpu", "error"),
+])  # fmt: skip
 def test_a_failure_is_recorded_with_its_kind(tmp_path, monkeypatch, error, reported, device, kind):
     """`reported`: what the driver answers to the next call."""
     stream = SimpleNamespace(query=Mock(side_effect=reported))

@@ -247,10 +247,8 @@ def to_table(rows: Iterable[Row]) -> pd.DataFrame:
 
 def to_rows(table: pd.DataFrame) -> list[Row]:
     """A table -> one dict per row, with None for missing values."""
-    return [
-        {str(name): None if pd.isna(value) else value for name, value in record.items()}
-        for record in table.to_dict("records")
-    ]
+    known = table.astype(object).where(table.notna(), None)
+    return [{str(name): value for name, value in record.items()} for record in known.to_dict("records")]
 
 
 Item = TypeVar("Item")

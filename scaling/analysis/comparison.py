@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from scaling.analysis.columns import Row
@@ -161,7 +162,7 @@ class Comparison:
     # A/A pairs that differ more than their launches scatter
     warnings: list[Finding] = field(default_factory=list)
 
-    @property
+    @cached_property
     def num_tests(self) -> int:
         return sum(not cell.within_one_launch for cell in self.cells)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from scaling.analysis.columns import is_of_older_code
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.explain_view import Values, View
@@ -97,23 +99,25 @@ def compression(view: View) -> Values | None:
     row, rate = view.row, view.bytes_per_s
     if not view.exchanges or rate is None or row["encode_s"] is not None or row["step"] == "overlapped":
         return None
-    new = [one for one in view.others({"aggregator", "bucket_mb"}) if not is_of_older_code(one)]
-    coded = [
+    alike = view.study.like(row, {"aggregator", "bucket_mb"})  # fastest first
+    coded = (
         other
-        for other in new
+        for other in alike
         if other["cell_id"] in view.study.lossy
         and (other["encode_s"] or 0) + (other["decode_s"] or 0) > 0
         and (other["wire_bytes_per_rank"] or row["wire_bytes_per_rank"]) < row["wire_bytes_per_rank"]
-    ]
+        and not is_of_older_code(other)
+    )
+    faster = takewhile(lambda other: (1 + TIE_RATIO) * other["iteration_s"] < row["iteration_s"], alike)
     is_beaten = any(
         (other["wire_bytes_per_rank"] or 0) > 0
-        and (1 + TIE_RATIO) * other["iteration_s"] < row["iteration_s"]
-        for other in new
-        if other["cell_id"] not in view.study.lossy
+        and other["cell_id"] not in view.study.lossy
+        and not is_of_older_code(other)
+        for other in faster
     )
-    if not coded or is_beaten:  # by another exact exchange: that is the advice
+    other = next(coded, None)
+    if other is None or is_beaten:  # by another exact exchange: that is the advice
         return None
-    other = min(coded, key=lambda other: float(other["iteration_s"]))
     codec_s = (other["encode_s"] or 0.0) + (other["decode_s"] or 0.0)
     times, interval = view.times_of(other)
     is_faster = times * (1 + TIE_RATIO) < 1

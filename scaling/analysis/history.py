@@ -6,15 +6,15 @@ outliers (A. Renyi, 1962; V. Vovk, "Testing randomness online", Statistical Scie
 So bets on these ranks are fair:
 
 1. For each campaign that may be the first slow one, a bet that the k since then are the k slowest of all n:
-   its value is multiplied by (1 - EPSILON) n / k where the newest rank is among the k highest, and by
-   EPSILON n / (n - k) where it is not; by at most sqrt(A), so that one outlier alone never gives an alarm.
-2. The evidence of a stream is the sum of these values, an e-detector: without a change it takes A campaigns
-   or more, on average, to reach A (J. Shin, A. Ramdas, A. Rinaldo, "E-detectors: a nonparametric framework
-   for sequential change detection", 2023, arXiv 2203.03532).
+   its value is multiplied by (1 - EPSILON) n / k where the newest rank is among the k highest, by sqrt(A) at
+   most, so that one outlier alone gives no alarm; and by EPSILON n / (n - k) where it is not.
+2. The evidence of a stream is their sum, an e-detector: without a change it reaches A after A campaigns or
+   more, on average (J. Shin, A. Ramdas, A. Rinaldo, "E-detectors: a nonparametric framework for sequential
+   change detection", 2023, arXiv 2203.03532).
 3. Streams are averaged, which keeps that rate however they depend on each other: half of the weight has the
    mean of all streams (what changes for all), half the streams one by one.
 
-Before `LEARNED` campaigns nothing is said. A machine that drifts is not exchangeable: it has changed.
+Up to `LEARNED` campaigns nothing is said. A machine that drifts is not exchangeable: it has changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,29 +37,22 @@ from scaling.store import ResultsFolder
 from scaling.store.history import Campaign
 
 Floats = NDArray[np.float64]
+Ratio = tuple[float, tuple[float, float] | None]
+"""A new time over an old one, with its interval; None: a side is one campaign, without scatter."""
 
-LEARNED = 5
-EPSILON = 0.2
+LEARNED, EPSILON = 5, 0.2
 COMMON = "all times"
 RUNS_PER_FALSE_ALARM = 100
-SLOWDOWNS, MOST_SLOW = (0.03, 0.05, 0.1), 30
-LEVEL = 0.05
+SLOWDOWNS, MOST_SLOW, LEVEL = (0.03, 0.05, 0.1), 30, 0.05
 _KINDS = {"iteration": "", "convergence": "training of "}
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """A new time over an old one, with its interval; None: a side is one campaign, without scatter."""
-
-    ratio: float
-    interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class Change(Ratio):
+class Change:
     """A stream that changed, or `COMMON`."""
 
     stream: str
+    ratio: Ratio
     first: int  # the first campaign of the new level, most likely
     earliest: int  # earliest, latest: of the smallest set of campaigns that has it with 95%
     latest: int
@@ -73,14 +65,12 @@ class Watch:
     campaigns: Sequence[Campaign]  # those that count, in their order
     streams: Sequence[str]  # that all of them have
     logs: Floats  # [stream, campaign] of seconds
-    runs_per_false_alarm: float  # without a change there are as many campaigns before an alarm, on average
+    runs_per_false_alarm: float  # campaigns to an alarm without a change, on average
     alarm: int | None  # the campaign at which the evidence sufficed; None: it did not
     change: Change | None  # of what changed most surely; None without an alarm
     others: Sequence[str]  # streams that changed alike, by their own evidence
     hosts: Mapping[str, Ratio]  # whose campaigns take longer, with intervals for all hosts at once
-    # slowdown -> so many of the last campaigns would give an alarm if they took that much longer; None: even
-    # half of the history, or `MOST_SLOW`, would not. Empty with an alarm, or up to `LEARNED` campaigns
-    seen: Mapping[float, int | None]
+    seen: Mapping[float, int | None]  # slowdown -> of how many last campaigns it gives an alarm, if of any
     left_out: Sequence[str]  # streams that some campaigns lack
 
     def around(self, change: Change) -> tuple[Campaign, Campaign]:
@@ -93,24 +83,15 @@ class Watch:
         usual = self.logs[:, : self.change.first] if self.change else self.logs
         return np.expm1(self.logs - np.median(usual, axis=1, keepdims=True))
 
-    def as_dict(self) -> dict[str, Any]:
-        names = [campaign.name for campaign in self.campaigns]
-        places = ("first", "earliest", "latest")
-        change = self.change and vars(self.change) | {at: names[vars(self.change)[at]] for at in places}
-        alarm = None if self.alarm is None else names[self.alarm]
-        return {"campaigns": names, "alarm": alarm, "change": change, "seen": dict(self.seen)}
-
 
 def evidence(values: Floats, most: float) -> Floats:
-    """[stream, campaign]: that the stream became larger; a campaign multiplies it by at most `most`. Values
-    are compared, nothing else."""
+    """[stream, campaign]: that the stream became larger; a campaign multiplies it by at most `most`."""
     found, log_bets = np.zeros_like(values), np.zeros_like(values)
     for n in range(LEARNED + 1, values.shape[1] + 1):
         newest = values[:, n - 1, None]
         rank = 1 + (values[:, : n - 1] >= newest).sum(axis=1, keepdims=True)  # equal ones are no evidence
         since = np.arange(n - LEARNED, 0, -1)
-        won = np.minimum((1 - EPSILON) * n / since, most)
-        bets = np.where(rank <= since, won, EPSILON * n / (n - since))
+        bets = np.where(rank <= since, np.minimum((1 - EPSILON) * n / since, most), EPSILON * n / (n - since))
         log_bets[:, : n - LEARNED] += np.log(bets)
         found[:, n - 1] = np.exp(np.minimum(log_bets[:, : n - LEARNED], 700)).sum(axis=1)
     return found
@@ -144,18 +125,15 @@ def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> 
     runs = [record.launch for record in folder.runs() if record.state == "done"]
     if not seconds or not runs:
         raise ScalingError(f"{folder.path} has no times of iterations, trainings or transfers to watch")
-    started = min(str(launch.get("started_at") or "") for launch in runs)
+    began = min(str(launch.get("started_at") or "") for launch in runs)
     hosts = sorted({str(host) for one in runs for host in one.get("nodes") or [one.get("host")] if host})
-    return Campaign(
-        name=name, started=started, seconds=seconds, hosts=hosts, commit=commit, slow=sorted(slow)
-    )
+    return Campaign(name=name, started=began, seconds=seconds, hosts=hosts, commit=commit, slow=sorted(slow))
 
 
 def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_FALSE_ALARM) -> Watch:
-    """What the campaigns say, in their order; ScalingError without a stream in common, or where the rate is
-    none."""
-    if not runs_per_false_alarm > 1:
-        raise ScalingError(f"{runs_per_false_alarm:g} campaigns a false alarm; allowed: more than 1")
+    """What the campaigns say, in their order; ScalingError without a stream in common, or a rate of none."""
+    if not runs_per_false_alarm >= 2:
+        raise ScalingError(f"--runs-per-false-alarm is {runs_per_false_alarm:g}; allowed: 2 or more")
     every = dict.fromkeys(name for campaign in campaigns for name in campaign.seconds)
     shared = [name for name in every if all(name in campaign.seconds for campaign in campaigns)]
     # Of each kind of message only the largest that all have: a short sweep leaves out large ones.
@@ -165,14 +143,12 @@ def watch(campaigns: Sequence[Campaign], runs_per_false_alarm: float = RUNS_PER_
         raise ScalingError("the campaigns have no cell in common; a history is of one study")
     logs = np.log([[campaign.seconds[name] for campaign in campaigns] for name in streams])
     alarm, evidence = first_alarm(logs, runs_per_false_alarm)
-    change, others, seen = None, [], {}
+    own, change, others, seen = evidence[1:], None, [], {}
     if alarm is not None:
-        own = evidence[1:]
         surest = int(np.argmax(own))
         # Most streams point at it, or their mean does where each is too noisy.
         is_common = 2 * np.mean(own >= runs_per_false_alarm / 10) > 1 or evidence[0] > 10 * own.max()
-        of = (COMMON, logs.mean(axis=0)) if is_common else (streams[surest], logs[surest])
-        change = change_in(*of)
+        change = change_in(*((COMMON, logs.mean(axis=0)) if is_common else (streams[surest], logs[surest])))
         others = [streams[at] for at in np.flatnonzero(own >= runs_per_false_alarm)]
     elif len(campaigns) > LEARNED:
         seen = {slowdown: _seen(logs, slowdown, runs_per_false_alarm) for slowdown in SLOWDOWNS}
@@ -188,8 +164,7 @@ def change_in(stream: str, values: Floats) -> Change:
     the usual improper priors, so that the posterior is proportional to RSS^(-(n-2)/2) / sqrt(n1 n2)
     (A. F. M. Smith, "A Bayesian approach to inference about a change-point", Biometrika 1975).
     """
-    n = len(values)
-    places = np.arange(2, n)
+    n, places = len(values), np.arange(2, len(values))
     splits = [(values[:at], values[at:]) for at in places]
     rss = np.array([at * a.var() + (n - at) * b.var() for at, (a, b) in zip(places, splits, strict=True)])
     log_post = -(n - 2) / 2 * np.log(np.maximum(rss, 1e-300)) - 0.5 * np.log(places * (n - places))
@@ -199,8 +174,8 @@ def change_in(stream: str, values: Floats) -> Change:
     order = np.argsort(-weights)
     enough = int(np.searchsorted(np.cumsum(weights[order]) / weights.sum(), 0.95)) + 1
     likely = places[order[:enough]].tolist()
-    found = _ratio(values[likely[0] :], values[: likely[0]], LEVEL)
-    return Change(found.ratio, found.interval, stream, likely[0], min(likely), max(likely))
+    ratio = _ratio(values[likely[0] :], values[: likely[0]], LEVEL)
+    return Change(stream, ratio, likely[0], min(likely), max(likely))
 
 
 def host_effects(campaigns: Sequence[Campaign], logs: Floats) -> dict[str, Ratio]:
@@ -211,23 +186,21 @@ def host_effects(campaigns: Sequence[Campaign], logs: Floats) -> dict[str, Ratio
         has = np.array([host in campaign.hosts for campaign in campaigns])
         if min(has.sum(), (~has).sum()) > 1:
             found[host] = _ratio(common[has], common[~has], LEVEL / len(hosts))
-    return {host: ratio for host, ratio in found.items() if ratio.interval and ratio.interval[0] > 1}
+    return {host: ratio for host, ratio in found.items() if ratio[1] and ratio[1][0] > 1}
 
 
 def _ratio(new: Floats, old: Floats, level: float) -> Ratio:
     """Of geometric means, by Welch's t."""
     ratio = math.exp(new.mean() - old.mean())
     if min(len(new), len(old)) < 2:
-        return Ratio(ratio, None)
+        return ratio, None
     interval = stats.ttest_ind(new, old, equal_var=False).confidence_interval(1 - level)
-    return Ratio(ratio, (math.exp(interval.low), math.exp(interval.high)))
+    return ratio, (math.exp(interval.low), math.exp(interval.high))
 
 
 def _seen(logs: Floats, slowdown: float, runs_per_false_alarm: float) -> int | None:
     """By this history, with its last campaigns that much longer."""
-    count = logs.shape[1]
-    for slow in range(1, min(count // 2, MOST_SLOW) + 1):
-        shift = np.where(np.arange(count) < count - slow, 0.0, math.log1p(slowdown))
-        if first_alarm(logs + shift, runs_per_false_alarm)[0] is not None:
-            return slow
-    return None
+    before, by = np.arange(logs.shape[1])[::-1], math.log1p(slowdown)
+    slow = range(1, min(len(before) // 2, MOST_SLOW) + 1)
+    alarms = (first_alarm(logs + by * (before < last), runs_per_false_alarm)[0] for last in slow)
+    return next((last for last, alarm in zip(slow, alarms, strict=True) if alarm is not None), None)

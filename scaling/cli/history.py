@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from scaling.cli.options import AsJson, Overrides, note
+from scaling.cli.options import Overrides, note
 from scaling.cli.run import measured, workers
 from scaling.cli.run_against import run_against
 from scaling.errors import ScalingError, StudyError
@@ -27,15 +27,10 @@ def history(
     overrides: Overrides = None,
     launcher: Annotated[str, Option(help="As of `scaling run`.")] = "local",
     no_run: Annotated[bool, Option("--no-run", help="Measure nothing; read what is there.")] = False,
-    rate: Annotated[
-        float, Option("--runs-per-false-alarm", min=2, max=10**6, help="Without a change, so many an alarm.")
-    ] = 100,
-    accept: Annotated[
-        str | None, Option(metavar="CAMPAIGN", help="Count from this one on; measure nothing.")
-    ] = None,
+    rate: Annotated[float, Option("--runs-per-false-alarm", min=2, max=10**6, help="With no change.")] = 100,
+    accept: Annotated[str | None, Option(metavar="CAMPAIGN", help="Count from this one on.")] = None,
     bisect: Annotated[bool, Option("--bisect", help="Find the slow commit of this repository.")] = False,
     markdown: Annotated[bool, Option("--markdown", help="Print Markdown, for a message.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Is it slower than it was? Each call measures a campaign; exit code 3 is an alarm."""
     from scaling.analysis.history import watch
@@ -45,24 +40,18 @@ def history(
     from scaling.store.locks import locked
 
     folder, measures = HistoryFolder(directory), not (no_run or bisect or accept is not None)
-    none = ScalingError(f"{directory} has no campaign; `scaling history {directory}` measures one")
-    if not (measures or directory.is_dir()):
-        raise none
-    with locked(directory / ".lock", f"{directory}: another `scaling history` is at work there"):
+    at_work = f"{directory}: another `scaling history` is at work there"
+    with locked(directory / ".lock", at_work) if measures else nullcontext():
         campaigns = folder.campaigns()
         if measures:
             campaigns.append(_measured(folder, campaigns, study, overrides or [], launcher))
-        if not campaigns:
-            raise none
         said = watch(folder.accepted(campaigns, accept), rate)
         lines = report.sentences(said, folder)
         page = write_whole(directory / "history.html", report.page(said, lines).encode())
     if bisect:
         _bisect(folder, said)
-    elif as_json:
-        typer.echo(json.dumps(said.as_dict() | {"lines": lines}, indent=1))
     elif markdown:
-        typer.echo(report.markdown(said, lines), nl=False)
+        typer.echo("\n- ".join([f"**{lines[0]}**\n", *lines[1:]]))
     else:
         typer.echo("\n".join(folded("", line, indent=2) for line in lines))
         note(f"page: {page}")
@@ -110,14 +99,13 @@ def _bisect(folder: HistoryFolder, said: Watch) -> None:
 
     if (change := said.change) is None:
         raise ScalingError(f"{folder.path} has no alarm: there is no slow commit to find")
-    good, bad = (campaign.commit for campaign in said.around(change))
-    if not good or not bad or good == bad:
-        raise ScalingError("the campaigns around the change name no two commits of a repository")
     if git("--bisect", "rev-parse", "HEAD") != (newest := said.campaigns[-1].commit):
         raise ScalingError(f"commits are compared with the newest campaign's: check out {newest} first")
-    commits = git("--bisect", "rev-list", "--reverse", "--first-parent", f"{good}..{bad}").split()
+    between = "..".join(str(campaign.commit) for campaign in said.around(change))
+    asked = ("rev-list", "--reverse", "--first-parent", between)
+    commits = git("--bisect", *asked).split() if "None" not in between else []
     if not commits:
-        raise ScalingError(f"{bad[:12]} does not follow {good[:12]} in this folder's repository")
+        raise ScalingError(f"the campaigns around the change have no commits between them: {between}")
     study = str(folder.folder(said.campaigns[0].name).path / "study.yaml")
 
     def is_slow(commit: str) -> bool:
@@ -126,7 +114,7 @@ def _bisect(folder: HistoryFolder, said: Watch) -> None:
             run_against(study, ["kind=iteration"], out, f"commit:{commit}", *begun, retry_failed=False)
         comparison = compare([ResultsFolder(out / "a")], [ResultsFolder(out / "b")])
         ratio = float(gmean([cell.difference.ratio for cell in comparison.cells]))
-        slow = ratio > change.ratio**-0.5
+        slow = ratio > change.ratio[0] ** -0.5
         note(f"{commit[:12]} takes {ratio:.3f} of the time here: {'slow' if slow else 'fast'}")
         return slow
 

@@ -286,6 +286,9 @@ def _is_plain(value: Any, *, has_clean_texts: bool = False) -> bool:
             elif kind is float:
                 if not math.isfinite(item):
                     return False
+            elif kind is int:
+                if item.bit_length() > MAX_BITS:
+                    return False
             elif item is not None and kind is not bool and _problem(item) is not None:
                 return False
         level, depth = inner, depth + 1

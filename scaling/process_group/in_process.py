@@ -52,8 +52,11 @@ class _World:
         return None
 
     def begin(self, rank: int) -> None:
-        """Returns when it is that rank's turn for the first time."""
-        self._turns[rank].acquire()
+        """Returns when it is that rank's first turn. TimeoutError: it is not within the timeout."""
+        if not self._turns[rank].acquire(timeout=self.timeout_s):
+            if self._waiting.pop(rank, None):
+                raise TimeoutError(f"rank {rank} waits in vain for its first turn: another one computes")
+            self._turns[rank].acquire()  # it was given just now
 
     def wait(self, rank: int, can_go_on: Callable[[], bool]) -> bool:
         """Lets others compute until the rank can go on; False if it cannot within the timeout.
@@ -212,7 +215,10 @@ def run_in_process(world_size: int, work: Callable[[InProcessGroup], T], timeout
         thread.start()
     world.hand_over(0)
     for thread in threads:
-        thread.join()
+        while thread.is_alive() and not failures:
+            thread.join(timeout=1.0)
+    for thread in threads:
+        thread.join(timeout=timeout_s)  # one that is stuck is left behind
     if failures:
         # A broken barrier is what the others saw of it, never the cause.
         causes = [error for error in failures if not isinstance(error, threading.BrokenBarrierError)]

@@ -6,13 +6,14 @@
       accepted        the name of the campaign from which the machine is taken as it is now
 
 Lines are only added. What does not fit (a missing campaign, times or samples that changed, another order) is
-refused by name: a watch that left something out would be calm about what it did not see.
+refused by name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -42,16 +43,12 @@ class Campaign(BaseModel):
     slow: list[str] = []  # hosts, or on one host `rank N`, that are slow by their ranks' own times
     digest: str = ""  # of all this and its raw samples (`digest_of`)
 
-    @property
-    def began(self) -> str:
-        return self.started[:16].replace("T", " ")
 
-
+@dataclass(frozen=True)
 class HistoryFolder:
     """The folder of a machine's campaigns."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def folder(self, name: str) -> ResultsFolder:
         return ResultsFolder(self.path / name)
@@ -85,38 +82,35 @@ class HistoryFolder:
     def add(self, campaign: Campaign) -> None:
         """Adds its line, with the digest."""
         digest = digest_of(campaign, samples_digest(self.folder(campaign.name)))
-        append_whole(self.path / LINES, f"{json.dumps({**_facts(campaign), 'digest': digest})}\n".encode())
+        line = campaign.model_copy(update={"digest": digest}).model_dump_json()
+        append_whole(self.path / LINES, f"{line}\n".encode())
 
     def accepted(self, campaigns: list[Campaign], newly: str | None = None) -> list[Campaign]:
         """Those of the machine as it is now: all, or from the accepted one on; `newly` accepts another.
-        StoreError where what was accepted is none of them."""
+        StoreError where what was accepted is none of them, or there is none."""
+        if not campaigns:
+            raise StoreError(f"{self.path} has no campaign; `scaling history {self.path}` measures one")
         path, names = self.path / ACCEPTED, [campaign.name for campaign in campaigns]
         known = text_of(path, MEND).strip() if path.exists() else names[0]
-        begins = known if newly is None else newly
-        if begins not in names:
+        if (first := known if newly is None else newly) not in names:
             where = f"{path}, which can be deleted," if newly is None else "--accept"
-            raise StoreError(f"{where} names {begins!r}; allowed: {names[0]} to {names[-1]}")
+            raise StoreError(f"{where} names {first!r}; allowed: {names[0]} to {names[-1]}")
         if newly is not None:
             write_whole(path, f"{newly}\n".encode())
-        return campaigns[names.index(begins) :]
-
-
-def _facts(campaign: Campaign) -> dict[str, object]:
-    """Of a line, without its digest; older lines have no slow hosts."""
-    return campaign.model_dump(exclude=None if campaign.slow else {"slow"}) | {"digest": ""}
+        return campaigns[names.index(first) :]
 
 
 def digest_of(campaign: Campaign, samples: str) -> str:
-    """Of its line and the digest of its raw samples."""
-    return hashlib.sha256(f"{json.dumps(_facts(campaign), sort_keys=True)}\n{samples}".encode()).hexdigest()
+    """Of its line without the digest, where older ones have no slow hosts, and the digest of its samples."""
+    facts = campaign.model_dump(exclude=None if campaign.slow else {"slow"}) | {"digest": ""}
+    return hashlib.sha256(f"{json.dumps(facts, sort_keys=True)}\n{samples}".encode()).hexdigest()
 
 
 def samples_digest(folder: ResultsFolder) -> str:
     """Of all raw samples of a results folder, archived or not, with their cells and repeats."""
     digest = hashlib.sha256()
-    known = {f"{record.cell_id}/{record.repeat}" for record in folder.runs()}
+    known = {f"runs/{record.cell_id}/{record.repeat}" for record in folder.runs()}
     for name, content in samples_of(folder.path):
-        of_run = name.removeprefix("runs/")
-        if of_run.rpartition("/")[0] in known:
-            digest.update(f"{of_run}\n".encode() + content)
+        if name.rpartition("/")[0] in known:
+            digest.update(f"{name.removeprefix('runs/')}\n".encode() + content)
     return digest.hexdigest()

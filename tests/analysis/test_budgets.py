@@ -136,9 +136,8 @@ def test_every_rank_and_split_step_has_a_line_that_closes(study, split_line):
     assert header == ",".join(STEP_COLUMNS)
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
     assert len(rows) == 2 * 2 * 3
-    assert {(row["cell_id"], row["repeat"], row["rank"]) for row in rows} == {
-        (cell_id, repeat, rank) for repeat in "01" for rank in "01"
-    }
+    expected = {(cell_id, repeat, rank) for repeat in "01" for rank in "01"}
+    assert {(row["cell_id"], row["repeat"], row["rank"]) for row in rows} == expected
     assert [row["iteration"] for row in rows[:4]] == ["100", "100", "101", "101"]
     for row in rows:
         parts = [row[name] for name in BUDGET_COLUMNS if name not in ("hidden_comm_s", "hidden_h2d_s")]

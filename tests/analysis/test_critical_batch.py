@@ -181,10 +181,8 @@ def test_what_the_trainings_do_not_show_is_no_number(trained, plans):
     for batch in BATCHES[:3]:
         trained(batch, 204_800 / batch)
     (plan,) = plans()
-    assert plan.fit.critical.high == math.inf
-    assert "S_min at most" in texts(plan)
-    assert "B_crit at least" in texts(plan)
-    assert "Beyond a batch" not in texts(plan)
+    assert (plan.fit.critical.high, "S_min at most" in texts(plan)) == (math.inf, True)
+    assert ("B_crit at least" in texts(plan), "Beyond a batch" in texts(plan)) == (True, False)
 
 
 def test_a_rate_at_which_a_training_failed_does_not_count(trained, plans, study):
@@ -194,8 +192,7 @@ def test_a_rate_at_which_a_training_failed_does_not_count(trained, plans, study)
     failed = {"learning_rate": 0.256, "target_accuracy": 0.9, "aggregator": "all_reduce"}
     study.add(["failed: out of memory"], kind="convergence", batch=256, seed=1, epochs=2, **failed)
     (plan,) = plans()
-    assert plan.missed == [256]
-    assert "Trainings at batch 256 failed or have not ended" in texts(plan)
+    assert (plan.missed, "Trainings at batch 256 failed or have not ended" in texts(plan)) == ([256], True)
 
 
 def test_steps_with_the_training_s_augmentation_go_before_others(trained, plans, study):
@@ -385,8 +382,7 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
         trained(batch)
     time_steps(study)
     code, out = call()
-    assert code == 0
-    assert "fastest is 4 workers" in " ".join(out.split())
+    assert (code, "fastest is 4 workers" in " ".join(out.split())) == (0, True)
     (found,) = json.loads(call(as_json=True)[1])
     assert found["critical_batch"]["critical"]["value"] == pytest.approx(CRITICAL, rel=0.05)
     assert (len(found["settings"]), found["seconds_by_workers"]["best"]["world_size"]) == (12, 4)

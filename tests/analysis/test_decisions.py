@@ -31,9 +31,8 @@ def test_interval_is_never_below_zero_and_one_launch_has_none():
     low, high = Difference(0.0, 50.0, 1.0).interval
     assert 0 < low < 1 < high
     alone = Difference(1.0, None, None)
-    assert (alone.interval, alone.p_value, alone.detectable(), alone.is_significant) == (
-        None, None, None, False,
-    )  # fmt: skip
+    expected = (None, None, None, False)
+    assert (alone.interval, alone.p_value, alone.detectable(), alone.is_significant) == expected
 
 
 def test_holms_correction():

@@ -134,8 +134,7 @@ def test_a_busy_core_is_named_as_what_slows_the_rank(timed):
     ranks = [overlapped(forward=8.0, stop=18.0), overlapped(stop=18.0)]
     cell = timed.add(steps(18), spans=ranks, **on_host((0.3, [0]), (0.0, [1])), **OVERLAPPED)
     found = said_first(timed, cell, num_cores=2)
-    assert found.kind == "slow_rank"
-    assert "it waits for a CPU core 30% of the time" in text_of(found)
+    assert (found.kind, "it waits for a CPU core 30% of the time" in text_of(found)) == ("slow_rank", True)
 
 
 def test_workers_that_may_use_one_core_alone_are_oversubscribed(timed):
@@ -169,8 +168,7 @@ def test_a_gpu_whose_clock_is_held_down_is_named_with_its_rank(timed, rank):
 
 def test_a_power_cap_that_takes_little_is_a_doubt_and_no_limit(timed):
     cell = timed.add(steps(12.5), spans=eager(), **on_gpus(gpu(1.9e9, throttle_reasons=["power cap"]), gpu()))
-    assert said_first(timed, cell).kind == "computation"
-    assert "disturbed_gpu" in kinds(timed, cell)
+    assert (said_first(timed, cell).kind, "disturbed_gpu" in kinds(timed, cell)) == ("computation", True)
 
 
 def test_another_process_on_a_gpu_is_named_with_what_the_rank_loses_if_that_was_measured(timed):

@@ -210,8 +210,7 @@ def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(timed):
 ])  # fmt: skip
 def test_what_takes_most_of_the_step_is_what_limits_it(timed, phases, cell, rule, words):
     found = first(timed, timed.add(steps(10), spans=spans(**phases), **cell))
-    assert found.kind == rule
-    assert words in text_of(found)
+    assert (found.kind, words in text_of(found)) == (rule, True)
 
 
 @pytest.mark.parametrize(("measured", "then"), [
@@ -259,8 +258,7 @@ def test_training_that_misses_its_target_is_told_and_replicates_are_not_explaine
     missed = timed.add_training([5.0], accuracy=0.9, aggregator="ring", world_size=2)
     replicate = timed.add(steps(10), aggregator="ring", world_size=2, aa_replicate=1)
     found = timed.explained()
-    assert [one.kind for one in found[missed]] == ["target"]
-    assert replicate not in found
+    assert ([one.kind for one in found[missed]], replicate in found) == (["target"], False)
 
 
 def documented():

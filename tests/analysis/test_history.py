@@ -65,7 +65,7 @@ class TestWatch:
         assert said.alarm in (13, 14, 15)
         assert (said.change.stream, said.change.first) == (COMMON, 12)
         assert said.change.earliest <= 12 <= said.change.latest
-        low, high = said.change.interval
+        low, high = said.change.ratio[1]
         assert low - 1 < slowdown < high - 1
 
     def test_without_a_change_there_is_no_alarm_but_what_would_be_found(self):
@@ -118,15 +118,16 @@ class TestWatch:
         names = ["send [x] of 1 B", f"send [x] of {size_text(size)}"]
         assert watch(campaigns(noise(8, streams=2), names=names)).streams == names[-1:]
 
+    @pytest.mark.parametrize("rate", [1, math.nan])
+    def test_a_rate_that_is_none_is_refused(self, rate):
+        with pytest.raises(ScalingError, match="allowed: 2 or more"):
+            watch(campaigns(noise(8)), rate)
+
     def test_campaigns_without_a_common_stream_are_refused(self):
         first, second = campaigns(noise(2))
         other = second.model_copy(update={"seconds": {"x": 1.0}})
         with pytest.raises(ScalingError, match="no cell in common"):
             watch([first, other])
-
-    def test_a_rate_of_one_is_refused(self):
-        with pytest.raises(ScalingError, match="allowed: more than 1"):
-            watch(campaigns(noise(8)), 1)
 
 
 class TestChange:
@@ -153,7 +154,7 @@ class TestHosts:
         logs += np.array([0.1 * ("y" in pair) for pair in pairs])
         found = host_effects(campaigns(logs, pairs), logs)
         assert [*found] == ["y"]
-        low, high = found["y"].interval
+        low, high = found["y"][1]
         assert low < 1.1 < high + 0.05
 
     def test_equal_hosts_are_not(self):

@@ -20,7 +20,7 @@ from scaling.report.figures.parts import aggregator_looks
 from scaling.report.figures.training import draw_training, target, target_bars, training_lines
 from scaling.report.page_tables import page_tables
 from scaling.report.text import recipe_text
-from tests.made_studies import rows_of, texts_of
+from tests.made_studies import row_with, rows_of, texts_of
 
 STEPS = 10
 BATCH = 64
@@ -41,8 +41,7 @@ class TestTarget:
         assert row["target_state"] == "not reached in 2 epochs, at best 0.721 bits a byte"
 
     def test_first_epoch_that_reaches_it_counts(self, study, epochs):
-        study.add([[epochs([0.5, 0.91, 0.89, 0.95])]], kind="convergence", target_accuracy=0.9)
-        (row,) = rows_of(study)
+        row = row_with(study, [[epochs([0.5, 0.91, 0.89, 0.95])]], kind="convergence", target_accuracy=0.9)
         assert (row["target_state"], row["epochs_to_target"], row["seconds_to_target"]) == ("reached", 2, 2.0)
         assert row["samples_to_target"] == 2 * STEPS * BATCH
 
@@ -52,8 +51,7 @@ class TestTarget:
         ([[0.9]], None, None),
     ])  # fmt: skip
     def test_missed_one_says_in_how_many_repeats_and_how_near(self, study, epochs, repeats, target, state):
-        study.add([[epochs(own)] for own in repeats], kind="convergence", target_accuracy=target)
-        (row,) = rows_of(study)
+        row = row_with(study, [[epochs(own)] for own in repeats], kind="convergence", target_accuracy=target)
         assert (row["target_state"], row["seconds_to_target"], row["joules_to_target"]) == (state, None, None)
 
 
@@ -61,16 +59,14 @@ class TestEnergy:
     def test_joules_of_all_ranks_are_added(self, study, epochs):
         others = [{"epoch": n, "train_s": 1.0 * n, "train_j": 2.0 * n} for n in (1, 2)]
         run = [epochs([0.5, 0.95], train_j=4.0), others]
-        study.add([run], kind="convergence", target_accuracy=0.9, world_size=2, aggregator="ring")
-        (row,) = rows_of(study)
+        row = row_with(study, [run], kind="convergence", target_accuracy=0.9, world_size=2, aggregator="ring")
         assert row["joules_to_target"] == 12.0
         assert row["joules_per_sample"] == pytest.approx(12.0 / (2 * STEPS * BATCH))
 
     def test_joules_that_one_epoch_lacks_are_empty(self, study, epochs):
         lines = epochs([0.5, 0.95], train_j=4.0)
         lines[1]["train_j"] = None
-        study.add([[lines]], kind="convergence", target_accuracy=0.9)
-        (row,) = rows_of(study)
+        row = row_with(study, [[lines]], kind="convergence", target_accuracy=0.9)
         assert (row["joules_to_target"], row["joules_per_sample"]) == (None, None)
 
 
@@ -157,8 +153,7 @@ RECIPE = {
 
 class TestRecipe:
     def test_words_have_all_of_it(self, study):
-        study.add(["planned"], kind="convergence", **RECIPE)
-        (row,) = rows_of(study)
+        row = row_with(study, ["planned"], kind="convergence", **RECIPE)
         assert row["milestones"] == "91 136"
         assert recipe_text(row) == (
             "learning rate 0.1 x global batch / 128 (linear), 5 epochs of warm-up, x 0.1 after epochs 91 "
@@ -202,8 +197,7 @@ def test_table_of_epochs_has_a_row_an_epoch_and_repeat(study, epochs):
 
 def test_folder_from_before_has_no_training_accuracy_and_is_read(study, epoch_line):
     lines = [{key: value for key, value in epoch_line(1, 1.0, 0.5, 0.9).items() if key != "test_loss"}]
-    study.add([[lines]], kind="convergence")
-    (row,) = rows_of(study)
+    row = row_with(study, [[lines]], kind="convergence")
     assert (row["train_accuracy"], row["test_loss"], row["final_test_accuracy"]) == (None, None, 0.9)
 
 

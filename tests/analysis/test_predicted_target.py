@@ -127,10 +127,8 @@ class TestPrediction:
         study.add_steps([[0.1] * 3] * 3, aggregator="tree")
         table = summary_table(study.folder)
         group = next(one for one in group_rows(to_rows(table)) if one.kind == "convergence")
-        assert {row["aggregator"]: row["prediction_lacks"] for row in group.rows} == {
-            "ring": None,
-            "tree": "augmentation",
-        }
+        expected = {"ring": None, "tree": "augmentation"}
+        assert {row["aggregator"]: row["prediction_lacks"] for row in group.rows} == expected
         (caution,) = [one for one in page_tables(group, [group])[0].remarks if "augmentation" in one]
         assert caution.startswith("Estimated: without augmentation for tree on 1 worker, which")
         said = next(one for one in findings(study.folder) if "estimated as" in one)

@@ -217,17 +217,15 @@ def test_efficiency_rests_on_the_noise_of_its_own_baseline_alone(timed, changes,
 def test_efficiency_on_the_bound_is_undecided(timed):
     fill(timed, (0.016, {}), (0.010, on(2)), spread=0.02)
     found = only(timed, "efficiency >= 0.8")
-    assert found.state == "undecided"
-    assert "may be above or below the bound" in text_of(found.finding)
+    assert (found.state, "may be above or below the bound" in text_of(found.finding)) == ("undecided", True)
 
 
 def test_gpu_hours_count_the_workers(timed):
     cheap, fast = fill(timed, (0.010, on(2)), (0.006, on(4)))
     assert only(timed).choice.row["cell_id"] == fast
     choice = only(timed, "gpu-hours").choice
-    assert (choice.row["cell_id"], choice.value) == (
-        cheap, pytest.approx(0.010 * 2 / 64 / 3600 * 1e9, rel=0.01),
-    )  # fmt: skip
+    expected = (cheap, pytest.approx(0.010 * 2 / 64 / 3600 * 1e9, rel=0.01))
+    assert (choice.row["cell_id"], choice.value) == expected
 
 
 def test_least_memory_is_that_of_the_fullest_gpu_and_of_the_launch_that_took_most(timed):
@@ -257,8 +255,7 @@ def test_time_to_accuracy_needs_the_target_and_several_trainings(make_study):
     study.add_training([1.0, 1.1, 1.2], accuracy=0.9, **LOSSY)
     found = only(study, "time-to-accuracy")
     assert (found.state, found.choice.row["cell_id"]) == ("decided", fast)
-    assert found.choice.value == pytest.approx(5.1)
-    assert "not reached" in reasons(found)
+    assert (found.choice.value, "not reached" in reasons(found)) == (pytest.approx(5.1), True)
     for seconds, name in ((5.0, "ring"), (9.0, "tree")):
         once.add_training([seconds], **on(4, name))
     found = only(once, "time-to-accuracy")

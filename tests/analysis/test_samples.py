@@ -37,9 +37,8 @@ def test_old_line_is_both_unprofiled_and_profiled_with_its_phases_one_after_the_
     launch = launch_of(study)
     assert launch.step_s.tolist() == [1.0]
     ((budget,),) = launch.budgets
-    assert {name: seconds for name, seconds in budget.parts_s.items() if seconds} == {
-        "forward": 0.25, "backward": 0.5, "exposed_comm": 0.125, "unattributed": 0.125,
-    }  # fmt: skip
+    expected = {"forward": 0.25, "backward": 0.5, "exposed_comm": 0.125, "unattributed": 0.125}
+    assert {name: seconds for name, seconds in budget.parts_s.items() if seconds} == expected
     assert (budget.hidden_comm_s, budget.arrived_after_first_s) == (0.0, None)
 
 

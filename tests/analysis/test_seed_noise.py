@@ -171,9 +171,8 @@ def test_trainings_on_text_are_compared_by_bits_per_byte(study, epoch_line):
     (noise,) = found(study, lossy=("one_bit",))
     assert (noise.score, round(noise.mean, 6), round(noise.spread, 6)) == ("bits_per_byte", 2.318333, 0.1)
     assert verdicts(noise) == {"none": "within", "one_bit": "worse", "ring": "within"}
-    assert text_of(seed_noise_finding(noise), "headline") == (
-        "Does compression cost accuracy? Worse, in bits per byte: one_bit on 2 workers (+1.68)."
-    )
+    expected = "Does compression cost accuracy? Worse, in bits per byte: one_bit on 2 workers (+1.68)."
+    assert text_of(seed_noise_finding(noise), "headline") == expected
     (table,) = seed_noise_tables([noise])
     assert "bits per byte" in table.headings
     assert [row[5] for row in table.rows] == ["2.300", "2.310", "4.000"]

@@ -144,5 +144,4 @@ def test_containers_on_one_machine_are_one_and_many_machines_are_counted(study):
     assert not any("several machines, or before and after" in sentence for sentence in findings(study.folder))
     with_boots(study, *"abcdef")
     (told,) = [one for one in findings(study.folder) if "several machines, or before and after" in one]
-    assert told.count("1 cell on pod") == 4
-    assert "the rest on 2 more" in told
+    assert (told.count("1 cell on pod"), "the rest on 2 more" in told) == (4, True)

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scaling.analysis.columns import BUDGET_COLUMNS, columns
+from scaling.analysis.columns import BUDGET_COLUMNS, columns, safe_cell
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table, table_csv
 from scaling.errors import StoreError
 from scaling.report.text import title_of
-from tests.made_studies import rows_of
+from tests.made_studies import row_with, rows_of
 
 
 def test_steps_are_of_the_slowest_rank_aligned_by_iteration_without_warm_up(study, line):
@@ -43,8 +43,7 @@ GPT_TENSORS = "256x48 64x48 48 48 144x48"
     ("fcn-r", {"tokens_per_sample": None, "tensor_shapes": GPT_TENSORS}, None),
 ])  # fmt: skip
 def test_tokens_a_second_come_from_what_the_runs_recorded(study, line, model, summary, tokens_per_s):
-    study.add([[[line(0, 4.0)]]], summary=summary, model=model)
-    (row,) = rows_of(study)
+    row = row_with(study, [[[line(0, 4.0)]]], summary=summary, model=model)
     assert (row["samples_per_s"], row["tokens_per_s"]) == (16.0, tokens_per_s)
 
 
@@ -54,8 +53,7 @@ def matrix_rate(flops_per_s, size=4096):
 
 def test_mfu_is_model_flops_over_those_of_all_workers_matrix_products(study, line):
     summary = {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), matrix_rate(100.0, 8192)]}
-    study.add([[[line(0, 4.0)]] * 2] * 2, summary=summary, world_size=2)
-    (row,) = rows_of(study)
+    row = row_with(study, [[[line(0, 4.0)]] * 2] * 2, summary=summary, world_size=2)
     assert row["flops_per_s_per_worker"] == 40.0
     assert row["mfu"] == 320 / (4.0 * (60.0 + 100.0)) == 0.5
     assert (row["matrix_flops_per_s"], row["matrix_size"]) == (80.0, "4096 | 8192")
@@ -66,8 +64,7 @@ def test_mfu_is_model_flops_over_those_of_all_workers_matrix_products(study, lin
     {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), None]},
 ])  # fmt: skip
 def test_mfu_is_empty_where_a_part_of_it_is_not_known(study, line, summary):
-    study.add([[[line(0, 4.0)]] * 2], summary=summary, world_size=2)
-    (row,) = rows_of(study)
+    row = row_with(study, [[[line(0, 4.0)]] * 2], summary=summary, world_size=2)
     assert (row["mfu"], row["matrix_flops_per_s"], row["matrix_size"]) == (None, None, None)
 
 
@@ -79,8 +76,7 @@ def test_mfu_is_empty_where_a_part_of_it_is_not_known(study, line, summary):
 def test_mfu_by_the_data_sheet_is_known_for_one_known_gpu_a_worker(study, line, gpus, cell, peak):
     study.folder.write_environment({"gpus": [{"name": name} for name in gpus]})
     summary = {"model_flops": 669 * 10**11, "matrix_rate": [matrix_rate(50e12)] * 2}
-    study.add([[[line(0, 4.0)]] * 2], summary=summary, world_size=2, **{"device": "cuda", **cell})
-    (row,) = rows_of(study)
+    row = row_with(study, [[[line(0, 4.0)]] * 2], summary=summary, world_size=2, **{"device": "cuda", **cell})
     assert row["mfu"] == pytest.approx(66.9 / 2 / 4 / 50)
     shown = (row["mfu_data_sheet"], row["data_sheet_flops_per_s"])
     assert shown == ((None, None) if peak is None else pytest.approx((1 / 8, peak)))
@@ -89,8 +85,7 @@ def test_mfu_by_the_data_sheet_is_known_for_one_known_gpu_a_worker(study, line, 
 def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
     rank_0 = [line(i, 2.0, forward_s=0.5, d2h_s=0.1, wait_s=1.4) for i in range(3)]
     rank_1 = [line(i, 1.9, forward_s=0.5, d2h_s=0.1, reduce_s=1.2, wait_s=0.1) for i in range(3)]
-    study.add([[rank_0, rank_1]], aggregator="host_serial", world_size=2)
-    (row,) = rows_of(study)
+    row = row_with(study, [[rank_0, rank_1]], aggregator="host_serial", world_size=2)
     assert row["iteration_s"] == 2.0
     assert (row["reduce_s"], row["wait_s"]) == pytest.approx((1.2, 0.1))
     assert row["profiled_iteration_s"] == pytest.approx(1.9)
@@ -217,8 +212,7 @@ def test_planned_baseline_gives_no_speedup(study):
     (["done", "planned"], "planned"), (["done", "done"], "done"),
 ])  # fmt: skip
 def test_state_of_a_cell_is_the_worst_of_its_repeats(study, line, states, expected):
-    study.add([[[line(0, 1.0)]] if state == "done" else state for state in states])
-    (row,) = rows_of(study)
+    row = row_with(study, [[[line(0, 1.0)]] if state == "done" else state for state in states])
     assert (row["state"], row["repeats"]) == (expected, states.count("done"))
     assert row["iteration_s"] == (1.0 if "done" in states else None)
     assert row["reason"] == ("out of memory" if expected == "failed" else None)
@@ -226,9 +220,7 @@ def test_state_of_a_cell_is_the_worst_of_its_repeats(study, line, states, expect
 
 def trained(study, *runs, **cell):
     """The row of a training with that target; each run is [rank][line]."""
-    study.add(runs, kind="convergence", target_accuracy=0.9, **cell)
-    (row,) = rows_of(study)
-    return row
+    return row_with(study, runs, kind="convergence", target_accuracy=0.9, **cell)
 
 
 def test_convergence_takes_medians_over_repeats_and_leaves_times_per_iteration_empty(study, epoch_line):
@@ -331,3 +323,33 @@ def test_missing_cell_variable_is_an_error(study):
 def test_folder_without_any_cell_gives_an_empty_table_with_all_columns(study):
     table = summary_table(study.folder)
     assert (len(table), list(table.columns)) == (0, list(columns()))
+
+
+FORMULAS = ("=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "  =1")
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_text_that_begins_like_a_formula_is_kept_a_text(text):
+    assert safe_cell(text).startswith("'")
+
+
+@pytest.mark.parametrize("value", [-1.5, 3, None, True, "ring", "one_bit(threshold=mean)", "-2.5", "a=1", ""])
+def test_numbers_and_other_texts_are_left_alone(value):
+    assert safe_cell(value) is value
+
+
+def test_control_characters_are_escapes():
+    assert safe_cell("a\x1b[31m") == "a\\x1b[31m"
+
+
+def test_table_has_no_formula_in_a_row_or_a_heading():
+    table = pd.DataFrame({"=name": FORMULAS, "value": [-1.0] * len(FORMULAS)})
+    heading, *rows = csv.reader(io.StringIO(table_csv(table)))
+    assert heading == ["'=name", "value"]
+    assert all(row[0].startswith("'") and row[1] == "-1.0" for row in rows)
+    assert len(rows) == len(FORMULAS)
+
+
+def test_missing_values_stay_empty():
+    table = pd.DataFrame({"name": pd.array(["=a", None], dtype="string")})
+    assert table_csv(table) == 'name\r\n\'=a\r\n""\r\n'

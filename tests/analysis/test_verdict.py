@@ -160,9 +160,8 @@ def test_noisy_study_is_measured_again_in_another_folder(study):
     (found,) = answers(study)
     one = replace(found, values={**found.values, "confidence": "workers_open", "is_noisy": True})
     path = study.folder.path
-    assert shlex.split(next_run(one, study.folder).command) == [
-        "scaling", "run", f"{path}/study.yaml", "--out", f"{path}-again",
-    ]  # fmt: skip
+    expected = ["scaling", "run", f"{path}/study.yaml", "--out", f"{path}-again"]
+    assert shlex.split(next_run(one, study.folder).command) == expected
 
 
 def test_ties_of_one_aggregator_are_named_by_what_differs(study):
@@ -171,10 +170,8 @@ def test_ties_of_one_aggregator_are_named_by_what_differs(study):
         add(study, "all_reduce", 2, step_s, step=step)
     (one,) = answers(study)
     text = "\n".join(verdict_lines([one]))
-    assert (
-        "Aggregator: all_reduce (eager step) or all_reduce (overlapped step) (within 3% of the fastest)"
-        in text
-    )
+    said = "Aggregator: all_reduce (eager step) or all_reduce (overlapped step) (within 3% of the fastest)"
+    assert said in text
 
 
 def test_more_repeats_go_on_in_the_folder(study):
@@ -245,8 +242,7 @@ def test_command_of_several_proposals_is_that_of_the_first(study, split_line):
     assert line.startswith("Next: try step=captured to see")
     assert "; or try a larger global batch (check the accuracy)" in line
     assert line.endswith(f". Command for the first: {command}")
-    assert "step=captured" in command
-    assert "workloads=" not in command
+    assert ("step=captured" in command, "workloads=" in command) == (True, False)
 
 
 def test_several_answers_are_rows_and_the_first_has_the_sentence(study):
@@ -336,7 +332,5 @@ def test_no_space_stands_before_a_semicolon(study):
         add(study, aggregator, 2, step_s)
     add(study, "one_bit", 2, 0.551, lossy=True)
     text = "\n".join(verdict_lines(answers(study)))
-    assert (
-        "Aggregator: all_reduce (next tree, 45% slower; as fast: one_bit (lossy, accuracy not tested))"
-        in text
-    )
+    said = "Aggregator: all_reduce (next tree, 45% slower; as fast: one_bit (lossy, accuracy not tested))"
+    assert said in text

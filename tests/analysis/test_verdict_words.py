@@ -34,10 +34,11 @@ def reference(name):
     return first, shlex.split(next_run(first, folder).command)
 
 
-def test_slow_lossy_aggregator_is_not_called_as_fast(study):
+@pytest.mark.parametrize(("step_s", "peer_access"), [(3.7, True), (0.55, False)])
+def test_slow_lossy_aggregator_and_one_in_another_setting_is_not_called_as_fast(study, step_s, peer_access):
     add(study, "none", 1, 1.0, device="cuda", peer_access=True)
     add(study, "all_reduce", 2, 0.55, device="cuda", peer_access=True)
-    add(study, "cntk", 2, 3.7, device="cuda", peer_access=True, lossy=True)
+    add(study, "cntk", 2, step_s, device="cuda", peer_access=peer_access, lossy=True)
     assert "lossy" not in told(study)
 
 
@@ -46,13 +47,6 @@ def test_workers_that_were_measured_with_lossy_aggregators_alone_are_not_called_
     assert "Only 1 worker was measured: speedup unknown." in told(study)
     add(study, "one_bit", 2, 1.2, lossy=True)
     assert "was measured without loss, 2 with lossy settings of unknown accuracy: speedup" in told(study)
-
-
-def test_lossy_aggregator_in_another_setting_is_not_called_as_fast(study):
-    add(study, "none", 1, 1.0, device="cuda", peer_access=True)
-    add(study, "all_reduce", 2, 0.55, device="cuda", peer_access=True)
-    add(study, "cntk", 2, 0.55, device="cuda", peer_access=False, lossy=True)
-    assert "lossy" not in told(study)
 
 
 def test_lossy_aggregator_is_called_as_fast_only_where_its_interval_shows_it(study):
@@ -65,9 +59,8 @@ def test_lossy_aggregator_is_called_as_fast_only_where_its_interval_shows_it(stu
 
 
 def test_lossy_aggregator_of_one_launch_is_not_called_as_fast(study):
-    add(study, "none", 1, 1.0, launches=1)
-    add(study, "all_reduce", 2, 0.55, launches=1)
-    add(study, "one_bit", 2, 0.55, launches=1, lossy=True)
+    for name, size, step_s in (("none", 1, 1.0), ("all_reduce", 2, 0.55), ("one_bit", 2, 0.55)):
+        add(study, name, size, step_s, launches=1, lossy=name == "one_bit")
     assert answers(study)[0].values["lossy"] == []
 
 

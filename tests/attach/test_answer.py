@@ -29,7 +29,6 @@ from tests.attach.made_marks import (
 
 def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not():
     slow = slow_rank(made_runs({**EVEN, "no_exchange": (0.05, 0.1)}))
-    assert slow is not None
     assert (slow.ranks, slow.phase) == ((1,), "input")
     assert slow_rank(made_runs({**EVEN, "no_exchange": (0.1, 0.1)})) is None
 
@@ -130,9 +129,7 @@ def test_collectives_of_the_scripts_own_hide_no_slow_rank():
             waits = [("collective", at * 0.1 + 0.075, at * 0.1 + 0.095) for at in range(6)]
             ranks[0]["phases"] = sorted([*ranks[0]["phases"], *waits], key=lambda one: one[1])
             measured.add(launch, Run(arm, ranks))
-    slow = slow_rank(measured)
-    assert slow is not None
-    assert slow.ranks == (1,)
+    assert slow_rank(measured).ranks == (1,)
 
 
 def test_steps_of_another_kind_are_said_with_what_they_are():
@@ -262,7 +259,6 @@ def test_on_a_gpu_a_slow_rank_shows_where_the_scripts_own_collectives_are_timed(
                 with_facts(measured, arm, device="cuda")
             assert any(line.startswith("Slow rank: no verdict") for line in answer(measured))
     slow = slow_rank(measured)
-    assert slow is not None
     assert (slow.ranks, round(slow.longer_ratio, 2)) == ((1,), 0.07)
 
 
@@ -313,7 +309,6 @@ def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen, kind):
                 sizes = (8, *(int(1e3 * both[rank["rank"]]) for both in turns))
                 rank["batches"] = [(size, 8 * size) for size in sizes] if seen else []
             measured.add(launch, Run(arm, ranks))
-    assert measured.exchange is not None
     assert round(measured.exchange.ratio, 2) == 0.01
     (found,) = findings(measured)
     assert (found.kind, round(found.values["ratio"], 1)) == (kind, 0.3)
@@ -343,7 +338,6 @@ def test_an_estimate_is_of_neighbouring_blocks_and_as_wide_as_launches_differ():
     arms = {"baseline": 0.1, "aa": 0.1, "no_exchange": 0.08}
     measured = _switched([arms, {**arms, "no_exchange": 0.09}])
     saved = measured.exchange
-    assert saved is not None
     assert (saved.rounds, [round(one, 2) for one in saved.launches]) == (8, [0.2, 0.1])
     assert round(saved.ratio, 2) == 0.15
     assert saved.half is not None
@@ -354,9 +348,7 @@ def test_an_estimate_is_of_neighbouring_blocks_and_as_wide_as_launches_differ():
 
 def test_a_difference_of_unchanged_blocks_bounds_what_is_claimed():
     arms = {"baseline": 0.1, "aa": 0.107, "no_exchange": 0.094}
-    saved = _switched([arms, arms]).exchange
-    assert saved is not None
-    assert not saved.is_certain
+    assert not _switched([arms, arms]).exchange.is_certain
 
 
 def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_alone(tmp_path, monkeypatch):
@@ -389,7 +381,6 @@ def test_the_first_step_of_a_block_is_in_no_arm():
             ]
     measured = Measured()
     measured.add(0, Run("switched", ranks, arms=("baseline", "no_exchange")))
-    assert measured.exchange is not None
     assert round(measured.exchange.ratio, 3) == 0.5
 
 

@@ -135,10 +135,8 @@ def test_ranks_that_append_at_once_have_one_copy(folder):
     appends = "print()\nsys.stdin.read()\nfor _ in range(50):\n    open('log', 'a').write('{}\\n')"
     ranks = [folder.start(appends.format(rank)) for rank in range(4)]
     for rank in ranks:
-        assert rank.stdout is not None
         rank.stdout.readline()
     for rank in ranks:
-        assert rank.stdin is not None
         rank.stdin.close()
     for rank in ranks:
         assert rank.wait(LIMIT_S) == 0, rank.stdout.read()
@@ -154,7 +152,6 @@ def test_a_lock_on_an_older_file_excludes_other_ranks(folder):
         opens
         + "fcntl.flock(file, fcntl.LOCK_EX)\nprint('held', flush=True)\nsys.stdin.read()\ntime.sleep(600)"
     )
-    assert holds.stdout is not None
     assert holds.stdout.readline() == "held\n"
     tries = "try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\nexcept OSError: print('excluded')"
     assert folder.run(opens + tries) == "excluded"
@@ -246,10 +243,8 @@ def test_checkpoints_are_saved_and_read_back_and_older_ones_stay(folder):
     pytest.importorskip("safetensors")
     folder.has(older="mine", saved="mine")
     assert folder.run(SAVES).splitlines() == ["3.0 3.0", "3 {}"]
-    assert {name: (folder.work / name).read_text() for name in ("older", "saved")} == {
-        "older": "mine",
-        "saved": "mine",
-    }
+    expected = {"older": "mine", "saved": "mine"}
+    assert {name: (folder.work / name).read_text() for name in ("older", "saved")} == expected
 
 
 MLFLOW = """

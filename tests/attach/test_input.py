@@ -180,7 +180,6 @@ def test_epochs_of_kept_workers_have_their_length(agent, loaders):
         evaluated = [batch.tolist() for batch in loader]
     assert (lengths, len(evaluated), evaluated[3]) == ([4, 4], 4, [6.0, 7.0])
     kept = loader._iterator
-    assert kept is not None
     kept._reset(loader)  # as torch does for an epoch with the same workers
     assert (kept._attach_drawn, len(list(loader))) == (0, 4)
 

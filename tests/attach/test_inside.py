@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import runpy
 import sys
 import threading
@@ -42,10 +43,8 @@ def agent(tmp_path, monkeypatch):
 
 def test_steps_on_a_gpu_end_when_the_gpu_says_so(agent, monkeypatch):
     # The host has run ahead: it asked for three steps in 1 ms, which took the GPU 20 ms.
-    agent.marks, agent.events = (
-        {0: [5.0, 5.0005, 5.001]},
-        {0: [_Event(100.0), _Event(110.0), _Event(120.0)]},
-    )
+    agent.marks = {0: [5.0, 5.0005, 5.001]}
+    agent.events = {0: [_Event(100.0), _Event(110.0), _Event(120.0)]}
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert [[round(end_s, 6) for end_s in marks] for marks in record.times_s(agent)] == [[5.0, 5.01, 5.02]]
 
@@ -163,21 +162,16 @@ class FullyShardedDataParallel(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("wrapper", "said"), [
-    (lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)), "DistributedDataParallel under torchrun is faster"
-     ),
-    (FullyShardedDataParallel, "FSDP: its exchange cannot be left out; take a trace with torch.profiler"),
+    (lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)),
+     ".*DistributedDataParallel under torchrun is faster"),
+    (FullyShardedDataParallel, ".*FSDP: its exchange cannot be left out; take a trace with torch.profiler"),
+    (lambda: None, "None"),
 ])  # fmt: skip
 def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wrapper, said):
+    gc.collect()
     model = wrapper()
     used = inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
-    assert model is not None
-    assert used is not None
-    assert used.endswith(said)
-
-
-def test_nothing_is_said_of_a_script_that_uses_nothing_known():
-    gc.collect()
-    assert inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)) is None
+    assert re.fullmatch(said, str(used)), (model, used)
 
 
 def test_a_module_that_was_looked_up_before_is_still_noticed(tmp_path, monkeypatch):

@@ -105,10 +105,8 @@ def test_a_rank_that_stops_before_the_others_is_named_and_not_what_they_miss(tmp
             json.dumps({**made_rank(rank, [0.1] * 51), "pid": 1, **more})
         )
     (tmp_path / "output.log").write_text("early stop\n")
-    assert (
-        _read("switched", tmp_path, 1, 6, 10.0).reason
-        == "rank 0 ended by itself after 51 steps, and others went on"
-    )
+    expected = "rank 0 ended by itself after 51 steps, and others went on"
+    assert _read("switched", tmp_path, 1, 6, 10.0).reason == expected
 
 
 def test_what_torchrun_says_of_a_run_that_is_ended_is_not_its_last_line(tmp_path):

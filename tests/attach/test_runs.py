@@ -64,9 +64,8 @@ def run_as(arm, folder, script, *words, command=None, reason="", out="out", **mo
 def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm, world_size, tmp_path):
     run = run_as(arm, tmp_path, "plain.py", command=ranks(world_size))
     assert [len(rank["step_s"][0]) for rank in run.ranks] == [13] * world_size
-    assert {name for name, _, _ in run.ranks[0]["phases"]} == (
-        {"input", "backward", "update", "save"} if arm == "marked" else {"save"}
-    )
+    expected = {"input", "backward", "update", "save"} if arm == "marked" else {"save"}
+    assert {name for name, _, _ in run.ranks[0]["phases"]} == expected
     assert not list((tmp_path / "work").iterdir())
 
 
@@ -335,7 +334,6 @@ def test_a_trace_and_phases_of_a_network_on_a_gpu(tmp_path, monkeypatch):
     assert {arm: run.reason for arm, run in runs.items()} == dict.fromkeys(runs)
     assert runs["baseline"].ranks[0]["device"] == "cuda"
     traced = read_traces([tmp_path / "trace" / "trace-rank0.json.gz"], TRACED_STEPS)
-    assert traced is not None
     (step_s,) = medians_s(steady(runs["baseline"].ranks)[1])
     assert 0.1 * step_s < traced.busy_s < 1.5 * step_s
     _, (steps,) = steady(runs["marked"].ranks)
@@ -353,6 +351,5 @@ def test_a_second_node_joins_every_run(tmp_path):
         words = [sys.executable, "-m", "scaling", "attach", *attach, "--", *launcher]
         started.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
     first, second = (process.communicate(timeout=2 * LIMIT_S)[0] for process in started)
-    assert [process.returncode for process in started] == [0, 0]
-    assert (first[:13], second) == ("A step takes ", "")
+    assert ([process.returncode for process in started], first[:13], second) == ([0, 0], "A step takes ", "")
     assert len(list((tmp_path / "out" / "launches" / "000-switched").glob("rank*.json"))) == 2

@@ -10,29 +10,28 @@ from scaling.attach.launch import Run
 from tests.attach.made_marks import made_switched, pair
 
 
-def _runs(tmp_path, monkeypatch, steps_s, **facts):
+def _runs(tmp_path, monkeypatch, steps_s, *, arms=ARMS, sizes=None, **facts):
     """How often each arm ran of a script whose steps take so long (0.1 s otherwise), and the answer."""
     ran: Counter[str] = Counter()
 
     def run_arm(_, arm, *__, blocks=None, **___):
         arms = blocks.arms if blocks else (arm,)
         ran.update(arms)
-        if reason := facts.get("apart") if blocks else None:
-            return Run(arm, reason=reason, arms=arms)
-        if reason := facts.get("breaks") if "no_collectives" in arms else None:
+        reason = (facts.get("apart") if blocks else None) or (
+            facts.get("breaks") if "no_collectives" in arms else None
+        )
+        if reason:
             return Run(arm, reason=reason, arms=arms)
         by_arm = {name: steps_s.get(name, 0.1) for name in arms}
         ranks = made_switched(by_arm) if blocks else pair([by_arm[arm]] * 6)
-        more = {
-            "bucket_bytes": [2**20] * (1 if arm == "buckets_200" else 9),
-            "gradients": [[3]], "host": "h", **facts,
-        }  # fmt: skip
+        bucket_bytes = sizes(arm) if sizes else [2**20] * (1 if arm == "buckets_200" else 9)
+        more = {"bucket_bytes": bucket_bytes, "gradients": [[3]], "host": "h", **facts}
         return Run(arm, [{**rank, **more} for rank in ranks], arms=arms)
 
     monkeypatch.setattr(study, "run_arm", run_arm)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    plan = study.Plan(["torchrun", "train.py"], list(ARMS), 1, 5, 2, 10.0)
+    plan = study.Plan(["torchrun", "train.py"], list(arms), 1, 5, 2, 10.0)
     return ran, study.attach(plan, tmp_path / "out", lambda _: None)[0]
 
 
@@ -96,23 +95,12 @@ def test_tiny_buckets_are_tried_whatever_the_exchange_shows(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("num_mb", "tried"), [(40, ["buckets_2", "buckets_25"]), (1, [])])
 def test_one_huge_bucket_is_compared_with_smaller_ones(num_mb, tried, tmp_path, monkeypatch):
-    def run_arm(_, arm, *__, blocks=None, **___):
-        size_mb = ARMS[arm].bucket_mb or 500 if not blocks else 500
-        sizes = [2**20] * num_mb if size_mb < num_mb else [num_mb * 2**20]
-        more = {"bucket_bytes": sizes, "gradients": [[3]], "host": "h"}
-        ran.append(arm)
-        arms_s = {
-            name: 0.05 if name == "no_exchange" else 0.1 for name in (blocks.arms if blocks else (arm,))
-        }
-        ranks = made_switched(arms_s) if blocks else pair([0.1] * 6)
-        return Run(arm, [{**rank, **more} for rank in ranks], arms=tuple(arms_s))
+    def sizes(arm):
+        is_less = arm in BUCKETS and ARMS[arm].bucket_mb < num_mb
+        return [2**20] * num_mb if is_less else [num_mb * 2**20]
 
-    ran: list[str] = []
-    monkeypatch.setattr(study, "run_arm", run_arm)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.chdir(tmp_path)
-    plan = study.Plan(["torchrun", "train.py"], ["baseline", "aa", "no_exchange", *BUCKETS], 1, 5, 2, 10.0)
-    study.attach(plan, tmp_path / "out", lambda _: None)
+    arms = ["baseline", "aa", "no_exchange", *BUCKETS]
+    ran, _ = _runs(tmp_path, monkeypatch, {"no_exchange": 0.05}, arms=arms, sizes=sizes)
     assert [arm for arm in ran if arm in BUCKETS] == tried
 
 

@@ -29,7 +29,6 @@ def _trace(path, nccl_ms):
 def test_nccl_idle_time_and_the_late_rank(tmp_path):
     paths = [_trace(tmp_path / "0.json.gz", (5.0, 5.0)), _trace(tmp_path / "1.json.gz", (2.0, 2.0))]
     traced = read_traces(paths, 2)
-    assert traced is not None
     assert (traced.nccl_s, traced.moving_s) == (pytest.approx(3.5e-3), pytest.approx(2e-3))
     assert (traced.step_s, traced.exposed_s) == (pytest.approx(10e-3), pytest.approx(2.5e-3))
     assert (traced.busy_s, traced.syncs_a_step) == (pytest.approx((8.0 + 5.0 + 0.1) / 2 * 1e-3), 1)
@@ -38,9 +37,7 @@ def test_nccl_idle_time_and_the_late_rank(tmp_path):
 
 def test_ranks_that_come_together_have_no_late_one(tmp_path):
     paths = [_trace(tmp_path / "0.json.gz", (5.0, 2.0)), _trace(tmp_path / "1.json.gz", (2.0, 5.0))]
-    traced = read_traces(paths, 2)
-    assert traced is not None
-    assert traced.late_rank is None
+    assert read_traces(paths, 2).late_rank is None
 
 
 def test_a_trace_without_a_kernel_says_nothing(tmp_path):

@@ -1,6 +1,5 @@
 """Decisions on synthetic studies with a known truth: a short run with bounds, and the committed long one."""
 
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -20,13 +19,8 @@ MORE = 2.5
 
 
 @pytest.fixture
-def quality(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import decision_quality
-
-    yield decision_quality
-    for name in ("decision_quality", "decision_trials", "decision_models", "launch_effects"):
-        sys.modules.pop(name, None)
+def quality(program):
+    return program("decision_quality")
 
 
 def missed(rows):
@@ -40,17 +34,10 @@ def missed(rows):
     return asked[beyond > MORE * asked.standard_error]
 
 
-@pytest.mark.parametrize(
-    ("noise", "num_cells", "launches"),
-    [
-        ("quiet", 9, 3),
-        ("typical", 9, 3),
-        ("one cell in four noisy", 9, 3),
-        ("heavy tails, unequal", 9, 3),
-        ("offsets, four A/A pairs", 9, 5),
-        ("typical", 40, 3),
-    ],
-)
+@pytest.mark.parametrize(("noise", "num_cells", "launches"), [
+    ("quiet", 9, 3), ("typical", 9, 3), ("one cell in four noisy", 9, 3), ("heavy tails, unequal", 9, 3),
+    ("offsets, four A/A pairs", 9, 5), ("typical", 40, 3),
+])  # fmt: skip
 def test_comparisons_find_what_is_there_and_nothing_else(quality, noise, num_cells, launches):
     (model,) = [one for one in quality.MODELS if one.name == noise]
     found = missed(quality.pair_rows(model, num_cells, launches, PAIRS[num_cells], seed=11))

@@ -84,16 +84,13 @@ def test_every_mutant_by_hand_is_in_the_sources_and_is_python(modules):
     assert all(modules[1].is_python(ROOT, one) for one in found.values())
 
 
-@pytest.mark.parametrize(
-    ("record", "outcome", "killed_by", "complete"),
-    [
-        (["begun a", "ended a", "begun b", "failed b", "ended b"], "killed", "b", False),
-        (["failed tests/c.py"], "killed", "tests/c.py", False),
-        (["begun a", "ended a", "begun b"], "timed out", "b", False),
-        (["begun a", "limit ", "ended a"], "survived", "", False),
-        (["begun a", "ended a"], "survived", "", True),
-    ],
-)
+@pytest.mark.parametrize(("record", "outcome", "killed_by", "complete"), [
+    (["begun a", "ended a", "begun b", "failed b", "ended b"], "killed", "b", False),
+    (["failed tests/c.py"], "killed", "tests/c.py", False),
+    (["begun a", "ended a", "begun b"], "timed out", "b", False),
+    (["begun a", "limit ", "ended a"], "survived", "", False),
+    (["begun a", "ended a"], "survived", "", True),
+])  # fmt: skip
 def test_record_of_the_tests_says_what_became_of_a_mutant(modules, record, outcome, killed_by, complete):
     found = modules[2].outcome_of(record)
     assert (found.outcome, found.killed_by, found.complete) == (outcome, killed_by, complete)

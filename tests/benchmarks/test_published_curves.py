@@ -1,7 +1,6 @@
 """Published curves: each names its source, and the committed values are what the model predicts today."""
 
 import csv
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,8 @@ def committed():
 
 
 @pytest.fixture
-def published_curves(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import published_curves
-
-    yield published_curves
-    sys.modules.pop("published_curves", None)
+def published_curves(program):
+    return program("published_curves")
 
 
 def test_every_value_is_committed_and_no_curve_predicts_what_it_knows(committed):

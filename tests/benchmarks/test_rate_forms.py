@@ -1,6 +1,5 @@
 """Forms of a launch's time of a step: a short simulation, and the committed long one with its table."""
 
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -12,12 +11,8 @@ WALL_CLOCK = "wall clock over steps"
 
 
 @pytest.fixture
-def rate_forms(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import rate_forms
-
-    yield rate_forms
-    sys.modules.pop("rate_forms", None)
+def rate_forms(program):
+    return program("rate_forms")
 
 
 @pytest.mark.quality

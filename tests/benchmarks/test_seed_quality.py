@@ -1,6 +1,5 @@
 """Decisions over seeds: the committed simulation keeps its bounds, is in the docs, and can be run again."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,8 @@ PAGE = BENCHMARKS.parent / "docs" / "background" / "statistics.md"
 
 
 @pytest.fixture
-def quality(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import seed_quality
-
-    yield seed_quality
-    sys.modules.pop("seed_quality", None)
+def quality(program):
+    return program("seed_quality")
 
 
 @pytest.fixture

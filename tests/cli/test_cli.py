@@ -1,16 +1,27 @@
-"""The command line: bad input is one message and exit code 2; reading verbs answer without torch."""
+"""The command line: bad input is one message and exit code 2; reading verbs answer without torch; what is
+printed fits 80 columns, but for paths and addresses, which are never cut; `run` ends with the answer."""
 
 import errno
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+import scaling.cli
+from launchers.local import LocalLauncher
 from scaling.cli import app, main
+from scaling.report import write_report
+from scaling.store import ResultsFolder
+from scaling.study.session import RunResult
+from topologies.schema import shipped
 
 ROOT = Path(__file__).parents[2]
 STUDY = """
@@ -78,9 +89,8 @@ def test_folder_of_another_study_is_refused_naming_the_difference(call, study, t
 
     loaded = load_study(str(study))
     prepare(ResultsFolder(tmp_path / "out"), loaded, resolve(loaded, this_machine()))
-    assert "parts.0.learning_rate is not set there and 0.5 here" in call.refused(
-        "run", study, "--out", tmp_path / "out", "learning_rate=0.5"
-    )
+    said = "parts.0.learning_rate is not set there and 0.5 here"
+    assert said in call.refused("run", study, "--out", tmp_path / "out", "learning_rate=0.5")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("precious")
@@ -117,17 +127,9 @@ def test_plan_lists_cells_launches_and_an_estimate(call, study):
     assert [cell["world_size"] for cell in plan["cells"] if cell["aa_replicate"]] == [2], (
         "the A/A pair's second cell"
     )
-    assert [(one["repeat"], one["world_size"], one["num_cells"]) for one in plan["launches"]] == [
-        (repeat, size, 1 + size) for repeat in range(3) for size in (1, 2)
-    ]
+    expected = [(repeat, size, 1 + size) for repeat in range(3) for size in (1, 2)]
+    assert [(one["repeat"], one["world_size"], one["num_cells"]) for one in plan["launches"]] == expected
     assert plan["estimated_seconds"] > 0
-
-
-@pytest.mark.parametrize("words", [("plan", "quickstart"), ("list", "studies"), ("list", "aggregators")])
-def test_texts_fit_eighty_columns(call, words):
-    _, out, _ = call(*words)
-    assert out.count("\n") > 10
-    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_list_gives_json_with_whole_names(call):
@@ -156,8 +158,7 @@ def test_help_and_list_of_studies_do_not_import_torch():
 )
 def test_short_help_works_everywhere(words):
     done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0
-    assert "Usage:" in done.stdout
+    assert (done.exit_code, "Usage:" in done.stdout) == (0, True)
 
 
 def test_list_alone_says_what_can_be_listed():
@@ -183,8 +184,7 @@ def test_script_finds_modules_of_the_working_folder_last_and_none_with_a_safe_pa
         command = [sys.executable, str(script), "--version"]
         ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
         found[safe] = ended.stdout
-    assert str(tmp_path / "mine.py") in found[""]
-    assert str(tmp_path / "numpy.py") not in found[""]
+    assert (str(tmp_path / "mine.py") in found[""], str(tmp_path / "numpy.py") in found[""]) == (True, False)
     assert str(tmp_path) not in found["1"]
 
 
@@ -194,8 +194,7 @@ def test_reader_of_stdout_that_has_gone_is_said():
     os.close(ended)
     with os.fdopen(unread, "w") as gone:
         done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    assert done.returncode == 141
-    assert "the rest was not printed" in done.stderr
+    assert (done.returncode, "the rest was not printed" in done.stderr) == (141, True)
 
 
 def test_pipe_of_another_one_that_broke_is_not_taken_for_stdout(monkeypatch):
@@ -206,3 +205,87 @@ def test_pipe_of_another_one_that_broke_is_not_taken_for_stdout(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["scaling", "report", str(ROOT)])
     with pytest.raises(BrokenPipeError, match="of a worker"):
         main()
+
+
+FOLDED = [
+    ("plan", "quickstart"), ("plan", "kernel-choices"),
+    *(("list", kind) for kind in ("studies", "experiments", "aggregators", "models", "datasets",
+     "topologies")),
+    *(("topology", "show", name) for name in shipped()),
+    ("verify", "ring", "--world-sizes", "1-2"),
+    ("predict", "quickstart", "--topology", "hgx-h200-4"),
+]  # fmt: skip
+
+
+def too_long(text: str) -> list[str]:
+    """Lines over the width, but for those that a single word makes so."""
+    return [line for line in text.splitlines() if len(line) > 80 and max(map(len, line.split())) < 50]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("words", FOLDED, ids=" ".join)
+def test_texts_fit_eighty_columns(call, words):
+    out = call.printed(*words)
+    assert out.count("\n") > 1
+    assert too_long(out) == []
+
+
+@pytest.fixture
+def of_experiments(tmp_path):
+    """A folder of a study of kind device, where a cell has failed and one is planned."""
+    folder = ResultsFolder(tmp_path / "results")
+    folder.write_study({"name": "by-hand", "parts": []})
+    folder.write_environment({})
+    point = {"operation": "convolution", "shape": "AlexNet 11x11", "batch": 64, "choice": "older-interface"}
+    for device in ("cpu", "cuda"):
+        cell = {"kind": "device", "experiment": "kernel-choices", "point": point, "device": device}
+        cell |= {"threads": 1, "parameters": {}}
+        folder.plan_run(device, 0, {**cell, "world_size": 1})
+    record = folder.run("cuda", 0)
+    folder.start_run(record, {})
+    folder.fail_run(record, "rank 0: RuntimeError: " + "no such algorithm, " * 20)
+    return folder.path
+
+
+@pytest.mark.parametrize("words", [("status",)], ids=" ".join)
+def test_states_of_experiments_fit_eighty_columns(call, of_experiments, words):
+    _, out, err = call(*words, of_experiments)
+    assert "no such algorithm" in out, err
+    assert too_long(out) == []
+
+
+running = sys.modules[f"{scaling.cli.__name__}.run"]  # `scaling.cli.run` is the verb
+REFERENCE = Path(__file__).parents[2] / "results/reference"
+
+
+@pytest.fixture(params=["transfer-2xh200", "quickstart-2xh100"])
+def made(request, tmp_path, without_figures):
+    """The report of a folder with long tables, and of one with a verdict."""
+    ignored = shutil.ignore_patterns("figures")
+    copied = shutil.copytree(REFERENCE / request.param, tmp_path / request.param, ignore=ignored)
+    return write_report(ResultsFolder(copied))
+
+
+def test_run_ends_with_the_screen_of_the_report(made, capsys):
+    running._show(made)
+    shown = capsys.readouterr().out
+    assert " ".join(made.answer[0].split()) in " ".join(shown.split())
+    assert f"All tables: scaling report {shlex.quote(str(made.page.parent))} --all" in shown
+
+
+def test_verdict_comes_after_what_failed(monkeypatch):
+    said, made = [], object()
+    failed = [SimpleNamespace(cell={"kind": "transfer", "world_size": 2}, repeat=0, reason="rank 1: no")]
+    outcome = RunResult(SimpleNamespace(path=Path("x")), made, failed, ["left out"], leaves_the_rest=False)
+    monkeypatch.setattr("scaling.study.session.run_session", lambda *_, **__: outcome)
+    monkeypatch.setattr(running, "note", said.append)
+    monkeypatch.setattr(running, "load_text", lambda: "other programs take 85% of the cores")
+    monkeypatch.setattr(running, "_show", said.append)
+    monkeypatch.setattr(LocalLauncher, "forks_workers", False)
+    with pytest.raises(typer.Exit) as ended:
+        running.run("quickstart")
+    assert ended.value.exit_code == 1
+    warned, first, again, left_out, shown = said
+    assert warned.startswith("warning: other programs take 85% of the cores")
+    assert (first, "--retry-failed" in again) == ("failed: transfer, 2 workers, repeat 0: rank 1: no", True)
+    assert (left_out, shown) == ("left out", made)

@@ -36,58 +36,32 @@ def verified(call, monkeypatch, tmp_path):
         sys.modules.pop(module, None)
 
 
+HOLDS = {
+    "a user's aggregator in this folder: the whole suite": ("mine:Correct --world-sizes 1-3 --examples 2",
+     ["^mine:Correct  aggregator  ok  contract at 1-3 ranks x 2 drawn cases and the fixed ones (seed 0); "
+      "saved state\n$"]),
+    "ranks that say in other spans what they own": ("mine:InOtherSpans --world-sizes 1-3 --examples 1", []),
+    "a scheduled one: its schedule too": ("mine:CorrectRoot --world-sizes 3,8-10 --examples 1",
+     ["ok  schedule at 3, 8-10 ranks (at 8: 14 steps, 7 messages and 7 S by the rank",
+      "contract at 3, 8 ranks"]),
+    "a user's schedule: its proof": ("mine:correct --world-sizes 2,4-6",
+     ["^mine:correct  schedule    ok  schedule at 2, 4-6 ranks (at 6: 10 steps, "]),
+    "a type that it does not take": ("mine:NoDoubles --world-sizes 2 --examples 1",
+     ["; not torch.float64, which it does not take\n$"]),
+    "more cases and other ones": ("mine:Correct --world-sizes 2 --examples 40 --seed 7",
+     ["contract at 2 ranks x 40 drawn cases and the fixed ones (seed 7)"]),
+    "what another library carries: not here": ("mpi --world-sizes 1-2",
+     ["^mpi  aggregator  ok  not the contract: its messages are carried by mpi"]),
+    "schedules of larger worlds: without the contract": ("tree --world-sizes 100",
+     ["schedule at 100 ranks", "not the contract, which is checked at 1-8 ranks"]),
+}  # fmt: skip
+
+
 class TestWhatHolds:
-    def test_users_aggregator_in_the_current_folder_gets_the_whole_suite(self, verified):
-        code, out, _ = verified("mine:Correct", "--world-sizes", "1-3", "--examples", "2")
-        assert code == 0
-        assert out == (
-            "mine:Correct  aggregator  ok  contract at 1-3 ranks x 2 drawn cases and the fixed ones (seed 0)"
-            "; saved state\n"
-        )
-
-    def test_ranks_may_say_in_other_spans_what_they_own(self, verified):
-        assert verified("mine:InOtherSpans", "--world-sizes", "1-3", "--examples", "1")[0] == 0
-
-    def test_scheduled_one_gets_its_schedule_too(self, verified):
-        code, out, _ = verified("mine:CorrectRoot", "--world-sizes", "3,8-10", "--examples", "1")
-        assert code == 0
-        assert "ok  schedule at 3, 8-10 ranks (at 8: 14 steps, 7 messages and 7 S by the rank" in out
-        assert "contract at 3, 8 ranks" in out
-
-    def test_users_schedule_is_proved(self, verified):
-        code, out, _ = verified("mine:correct", "--world-sizes", "2,4-6")
-        assert code == 0
-        assert out.startswith("mine:correct  schedule    ok  schedule at 2, 4-6 ranks (at 6: 10 steps, ")
-
-    def test_name_of_a_collective_and_an_aggregator_checks_both(self, verified):
-        code, out, _ = verified("ring", "--world-sizes", "1-3", "--examples", "1")
-        assert code == 0
-        assert [line.split()[:3] for line in out.splitlines()] == [
-            ["ring", "collective", "ok"], ["ring", "aggregator", "ok"]
-        ]  # fmt: skip
-
-    def test_error_feedback_is_checked_where_there_is_some(self, verified, monkeypatch):
-        monkeypatch.setattr("scaling.conformance.fidelity.sheet_of", lambda _: None)
-        assert "; residuals\n" in verified("one_bit", "--world-sizes", "2", "--examples", "1")[1]
-
-    def test_type_that_it_does_not_take_is_said_and_no_failure(self, verified):
-        code, out, _ = verified("mine:NoDoubles", "--world-sizes", "2", "--examples", "1")
-        assert code == 0
-        assert out.endswith("; not torch.float64, which it does not take\n")
-
-    def test_more_cases_and_other_ones_are_drawn_on_request(self, verified):
-        out = verified("mine:Correct", "--world-sizes", "2", "--examples", "40", "--seed", "7")[1]
-        assert "contract at 2 ranks x 40 drawn cases and the fixed ones (seed 7)" in out
-
-    def test_nothing_is_stored_where_the_user_is(self, verified, tmp_path):
-        before = set(tmp_path.iterdir())
-        verified("mine:Correct", "--world-sizes", "1", "--examples", "40")
-        assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"__pycache__"}
-
-    def test_what_another_library_carries_is_said_not_to_be_checked_here(self, verified):
-        code, out, _ = verified("mpi", "--world-sizes", "1-2")
-        assert code == 0
-        assert out.startswith("mpi  aggregator  ok  not the contract: its messages are carried by mpi")
+    @pytest.mark.parametrize(("words", "texts"), HOLDS.values(), ids=HOLDS)
+    def test_it_is_said_of_what(self, verified, words, texts):
+        code, out, _ = verified(*words.split())
+        assert (code, [text for text in texts if text not in f"^{out}$"]) == (0, [])
 
     @pytest.mark.parametrize(("name", "sheet"), [
         ("mpi_one_bit", "one_bit"), ("horovod", "fp16"), ("horovod_optimizer", "fp16"),
@@ -95,9 +69,23 @@ class TestWhatHolds:
     ])  # fmt: skip
     def test_lossy_one_that_takes_processes_names_the_sheet_of_its_codec(self, verified, name, sheet):
         code, out, _ = verified(name, "--world-sizes", "2")
+        said = out.endswith(f"so its sheet is that one: scaling verify {sheet}\n")
+        assert (code, said, has_sheet(create(sheet))) == (0, True, True)
+
+    def test_name_of_a_collective_and_an_aggregator_checks_both(self, verified):
+        code, out, _ = verified("ring", "--world-sizes", "1-3", "--examples", "1")
         assert code == 0
-        assert out.endswith(f"so its sheet is that one: scaling verify {sheet}\n")
-        assert has_sheet(create(sheet))
+        expected = [["ring", "collective", "ok"], ["ring", "aggregator", "ok"]]
+        assert [line.split()[:3] for line in out.splitlines()] == expected
+
+    def test_error_feedback_is_checked_where_there_is_some(self, verified, monkeypatch):
+        monkeypatch.setattr("scaling.conformance.fidelity.sheet_of", lambda _: None)
+        assert "; residuals\n" in verified("one_bit", "--world-sizes", "2", "--examples", "1")[1]
+
+    def test_nothing_is_stored_where_the_user_is(self, verified, tmp_path):
+        before = set(tmp_path.iterdir())
+        verified("mine:Correct", "--world-sizes", "1", "--examples", "40")
+        assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"__pycache__"}
 
     def test_all_lossy_ones_that_take_processes_name_a_sheet(self):
         lossy = {name for name in BUILT_IN if create(name).library and create(name).lossy}
@@ -107,19 +95,11 @@ class TestWhatHolds:
     def test_json_has_all_of_it(self, verified):
         code, out, _ = verified("stripes", "--world-sizes", "1-8", "--json")
         (finding,) = json.loads(out)
-        assert code == 0
-        assert finding["sample"] == {
-            "world_size": 8, "num_steps": 2, "max_messages_per_rank": 14, "max_sent_ratio_per_rank": 1.75
-        }  # fmt: skip
-        assert (finding["name"], finding["kind"], finding["ok"]) == ("stripes", "collective", True)
-        assert finding["failure"] is None
-        assert finding["checked"][0].startswith("schedule at 1-8 ranks")
-
-    def test_schedules_of_larger_worlds_are_proved_without_the_contract(self, verified):
-        code, out, _ = verified("tree", "--world-sizes", "100")
-        assert code == 0
-        assert "schedule at 100 ranks" in out
-        assert "not the contract, which is checked at 1-8 ranks" in out
+        (checked,) = finding.pop("checked")
+        sample = {"num_steps": 2, "max_messages_per_rank": 14, "max_sent_ratio_per_rank": 1.75}
+        own = {"name": "stripes", "kind": "collective", "ok": True, "failure": None, "sheet": None}
+        assert (code, finding) == (0, {**own, "sample": {"world_size": 8, **sample}})
+        assert checked.startswith("schedule at 1-8 ranks")
 
 
 @pytest.fixture
@@ -140,11 +120,9 @@ class TestAll:
         )
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
         code, out, _ = verified("--all", "--world-sizes", "1-2")
-        assert code == 0
-        assert "contract at 1, 2 ranks x 2 drawn cases" in " ".join(out.split())
-        assert [tuple(line.split()[:3]) for line in out.splitlines()] == [
-            *((name, "collective", "ok") for name in COLLECTIVES), ("none", "aggregator", "ok")
-        ]  # fmt: skip
+        assert (code, "contract at 1, 2 ranks x 2 drawn cases" in " ".join(out.split())) == (0, True)
+        expected = [*((name, "collective", "ok") for name in COLLECTIVES), ("none", "aggregator", "ok")]
+        assert [tuple(line.split()[:3]) for line in out.splitlines()] == expected
 
     def test_subjects_are_checked_on_all_cores_and_told_in_their_order(self, monkeypatch, both_begun):
         monkeypatch.setattr(verification, "num_usable_cores", lambda: 2)
@@ -250,9 +228,7 @@ def test_wrong_schedule_of_a_file_is_named_by_its_step(verified, tmp_path):
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("name: wrong\nworld_size: 2\nnum_chunks: 1\nsteps:\n- 0>1 add 0:1\n- 0>1 copy 0:1\n")
     code, out, _ = verified(str(wrong))
-    assert code == 1
-    assert "FAILED" in out
-    assert "chunk 0" in out
+    assert (code, "FAILED" in out, "chunk 0" in out) == (1, True, True)
 
 
 def test_json_of_a_failure_says_what_held_before(verified):

@@ -12,15 +12,9 @@ from tests.codecs.test_chunk_kernels import DEVICE, normal
 
 pytestmark = kernels_alone.pytestmark
 
-AGGREGATORS = [
-    ("one_bit_flat", {"chunk_elements": 64}),
-    ("one_bit_flat", {"chunk_elements": 64, "error_feedback": False}),
-    ("one_bit_momentum", {"chunk_elements": 64}),
-    ("two_bit", {"threshold": 0.5}),
-    ("sign", {"chunk_elements": 64}),
-    ("ef_sign", {"chunk_elements": 64}),
-    ("qsgd", {"chunk_elements": 64}),
-]
+OF_64 = {"chunk_elements": 64}
+AGGREGATORS = [(name, OF_64) for name in ("one_bit_flat", "one_bit_momentum", "sign", "ef_sign", "qsgd")]
+AGGREGATORS += [("one_bit_flat", {**OF_64, "error_feedback": False}), ("two_bit", {"threshold": 0.5})]
 LAYOUT = BucketLayout.of([("filter", (6, 3, 5, 5)), ("bias", (7,)), ("wide", (40, 37))])
 
 

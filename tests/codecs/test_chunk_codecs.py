@@ -14,16 +14,8 @@ from scaling.errors import StudyError
 
 CPU = torch.device("cpu")
 SIZE = 64
-CODECS = [
-    OneBitFlatCodec(SIZE),
-    MeanSignCodec(SIZE),
-    NormSignCodec(SIZE),
-    VoteCodec(SIZE),
-    TwoBitCodec(SIZE, 0.5),
-    QsgdCodec(SIZE, 2),
-    QsgdCodec(SIZE, 4, "max"),
-    QsgdCodec(SIZE, 8),
-]
+CODECS = [one(SIZE) for one in (OneBitFlatCodec, MeanSignCodec, NormSignCodec, VoteCodec)]
+CODECS += [TwoBitCodec(SIZE, 0.5), QsgdCodec(SIZE, 2), QsgdCodec(SIZE, 4, "max"), QsgdCodec(SIZE, 8)]
 
 
 def through(codec, flat):
@@ -61,11 +53,9 @@ class TestEveryCodec:
     def test_filling_changes_nothing(self, codec, num):
         """The values of a chunk that is not full are those of a codec whose chunk it fills."""
         flat = normal(num).abs_().neg_()  # negative: zeros of the filling would be another class
-        tail = flat[num // SIZE * SIZE :]
-        of_tail = normal(0) if not len(tail) else through(codec, tail)[0]
-        if isinstance(codec, QsgdCodec):
-            return  # random numbers differ
-        assert torch.allclose(through(codec, flat)[0][num // SIZE * SIZE :], of_tail)
+        whole = num // SIZE * SIZE
+        if not isinstance(codec, QsgdCodec):  # random numbers differ
+            assert torch.allclose(through(codec, flat)[0][whole:], through(codec, flat[whole:])[0])
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
     @pytest.mark.parametrize("place", [0, 70, 99])

@@ -24,11 +24,8 @@ BY_VALUE = {"power_sgd"}
 """Products of matrices are rounded as the processor likes: compared to 1e-4."""
 CASTS = {"fp16", "bf16"}
 """Nothing is summed but two values: gradients that do not fit 16 bits."""
-NAMES = sorted(
-    name
-    for name in BUILT_IN
-    if create(name).lossy and create(name).library is None and not create(name).settling_steps()
-)
+MADE = {name: create(name) for name in sorted(BUILT_IN)}
+NAMES = [n for n, one in MADE.items() if one.lossy and one.library is None and not one.settling_steps()]
 
 
 def outcome(name, device):
@@ -55,9 +52,8 @@ def outcome(name, device):
 
 def check(name, device):
     recorded = json.loads(RECORDED.read_text())[device][name]
-    assert outcome(name, device) == (
-        pytest.approx(recorded, rel=1e-4, abs=1e-5) if name in BY_VALUE else recorded
-    )
+    expected = pytest.approx(recorded, rel=1e-4, abs=1e-5) if name in BY_VALUE else recorded
+    assert outcome(name, device) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)

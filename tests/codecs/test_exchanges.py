@@ -22,28 +22,20 @@ SUMMABLE = [SixteenBitCodec("fp16"), SixteenBitCodec("bf16"), PowerSgdCodec(2, 2
 BY_CHUNKS = [OneBitFlatCodec(64), MeanSignCodec(64), TwoBitCodec(64), QsgdCodec(64)]
 
 
-@pytest.mark.parametrize("codec", SUMMABLE, ids=str)
-def test_what_can_be_summed_on_the_wire_is_all_reduced(codec):
-    assert exchanges_of(codec) == ("all_reduce",)
+@pytest.mark.parametrize(("codec", "exchanges"), [
+    *((codec, ("all_reduce",)) for codec in SUMMABLE),
+    *((codec, ("stripes", "all_gather")) for codec in BY_CHUNKS),
+    (TopKCodec(0.1), ("all_gather",)),
+], ids=str)  # fmt: skip
+def test_exchanges_follow_from_whether_encodings_can_be_summed_or_cut(codec, exchanges):
+    assert exchanges_of(codec) == exchanges
 
 
-@pytest.mark.parametrize("codec", BY_CHUNKS, ids=str)
-def test_what_can_be_cut_goes_by_stripes_or_an_all_gather(codec):
-    assert exchanges_of(codec) == ("stripes", "all_gather")
-
-
-def test_what_makes_sense_as_a_whole_alone_is_gathered():
-    assert exchanges_of(TopKCodec(0.1)) == ("all_gather",)
-
-
-@pytest.mark.parametrize(
-    ("codec", "exchange", "message"),
-    [
-        (TopKCodec(0.1), "stripes", "'top_k' does not go with .*cannot be cut into stripes; .*: all_gather"),
-        (QsgdCodec(64), "all_reduce", "cannot be summed on the wire.*allowed: stripes, all_gather"),
-        (SixteenBitCodec("fp16"), "all_gather", "can be summed on the wire; allowed: all_reduce"),
-    ],
-)
+@pytest.mark.parametrize(("codec", "exchange", "message"), [
+    (TopKCodec(0.1), "stripes", "'top_k' does not go with .*cannot be cut into stripes; .*: all_gather"),
+    (QsgdCodec(64), "all_reduce", "cannot be summed on the wire.*allowed: stripes, all_gather"),
+    (SixteenBitCodec("fp16"), "all_gather", "can be summed on the wire; allowed: all_reduce"),
+])  # fmt: skip
 def test_wrong_pair_is_an_error_that_names_the_rule(codec, exchange, message):
     with pytest.raises(StudyError, match=message):
         require_exchange(codec, exchange)

@@ -83,8 +83,7 @@ def test_decoded_are_the_largest_magnitudes_and_nothing_else():
     codec, wire, places = encoded(values, 3 / 8)
     total = torch.zeros(8)
     codec.add_decoded(wire, total)
-    assert total.tolist() == [0, -5.0, 3.0, 0, 4.0, 0, 0, 0]
-    assert sorted(places.tolist()) == [1, 2, 4]
+    assert (total.tolist(), sorted(places.tolist())) == ([0, -5.0, 3.0, 0, 4.0, 0, 0, 0], [1, 2, 4])
 
 
 def test_nan_is_sent_first():

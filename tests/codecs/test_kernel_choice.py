@@ -25,6 +25,7 @@ from scaling.process_group import run_in_process
 CPU = torch.device("cpu")
 CODEC = MeanSignCodec(64)
 LAYOUT = BucketLayout.of([("weight", (40, 10))])
+TOO_OLD = "is installed, and the kernels are tested with 3.6 and later"
 NAMES = ["one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"]
 
 no_interpreter = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="then they run")
@@ -75,14 +76,12 @@ class TestChoice:
 
     def test_a_codec_of_ones_own_may_bring_its_kernel(self, monkeypatch):
         monkeypatch.setattr(kernels, "triton_problem", lambda device: None)
-        codec = CodecWithKernel(64)
-        coders = {
-            kernels: type(chunk_coder(codec, codec, codec.chunks(100), CPU, kernels))
-            for kernels in ("torch", "auto", "triton")
-        }
-        assert coders == {"torch": TorchChunks, "auto": TorchChunks, "triton": OwnCoder}
-        meta = torch.device("meta")
-        assert type(chunk_coder(codec, codec, codec.chunks(100), meta, "auto")) is OwnCoder
+        codec, meta = CodecWithKernel(64), torch.device("meta")
+        asked = [("torch", CPU), ("auto", CPU), ("triton", CPU), ("auto", meta)]
+        coders = [
+            type(chunk_coder(codec, codec, codec.chunks(100), device, which)) for which, device in asked
+        ]
+        assert coders == [TorchChunks, TorchChunks, OwnCoder, OwnCoder]
 
     def test_a_kernel_that_there_is_not_is_an_error_with_those_that_there_are(self, monkeypatch):
         monkeypatch.setattr(kernels, "triton_problem", lambda device: None)
@@ -94,11 +93,9 @@ class TestChoice:
         assert kernel_problem(CODEC, CODEC.chunks(100)) is None
         assert "no kernel for the codec 'ef_sign'" in str(kernel_problem(OwnCodec(64), CODEC.chunks(100)))
 
-    def test_buckets_that_are_too_large_have_none(self):
+    def test_buckets_that_are_too_large_or_whose_codes_are_too_many_bytes_have_none(self):
         assert kernel_problem(CODEC, Chunks(LARGEST_BUCKET, 64)) is None
         assert f"{LARGEST_BUCKET} at most" in str(kernel_problem(CODEC, Chunks(LARGEST_BUCKET + 1, 64)))
-
-    def test_buckets_whose_codes_are_too_many_bytes_have_none(self):
         codec, num = QsgdCodec(64, 8), 64 * (LARGEST_BUCKET // 68)
         assert kernel_problem(codec, codec.chunks(num)) is None
         problem = kernel_problem(codec, codec.chunks(num + 1))
@@ -155,18 +152,12 @@ class TestVersion:
         monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"triton": ["pytest"]})
         assert kernels.triton_version() == importlib.metadata.version("pytest")
 
-    @pytest.mark.parametrize(
-        ("version", "reason"),
-        [
-            (None, "Triton is not installed (pip install 'triton>=3.6')"),
-            ("3.5.1", "Triton 3.5.1 is installed, and the kernels are tested with 3.6 and later"),
-            ("2.1.0", "Triton 2.1.0 is installed, and the kernels are tested with 3.6 and later"),
-            (
-                "",
-                "a Triton that tells no version is installed, and the kernels are tested with 3.6 and later",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("version", "reason"), [
+        (None, "Triton is not installed (pip install 'triton>=3.6')"),
+        ("3.5.1", f"Triton 3.5.1 {TOO_OLD}"),
+        ("2.1.0", f"Triton 2.1.0 {TOO_OLD}"),
+        ("", f"a Triton that tells no version {TOO_OLD}"),
+    ])  # fmt: skip
     def test_without_a_later_one_the_reference_runs_and_says_why(self, install, version, reason):
         install(version)
         assert triton_problem(self.GPU) == reason
@@ -189,18 +180,15 @@ def test_rows_are_told_from_an_aligned_address_near_them(at):
     rows = torch.empty(at + 96, dtype=torch.int32, device="meta")[at:].view(8, 12)
     words, row_bytes, begin = _written(rows)
     assert 4 * (begin + rows.numel()) == row_bytes.numel() < 2**10
-    assert words.storage_offset() + begin == at
-    assert words.storage_offset() % 4 == 0
+    assert (words.storage_offset() + begin, words.storage_offset() % 4) == (at, 0)
     assert row_bytes.storage_offset() == 4 * words.storage_offset()
 
 
 @pytest.mark.parametrize("name", NAMES)
 class TestAggregators:
-    def test_the_default_does_not_show_in_the_label(self, name):
+    def test_the_default_does_not_show_in_the_label_and_unknown_kernels_are_an_error(self, name):
         assert create(name).label() == name
         assert create(name, {"kernels": "torch"}).label() == f"{name}(kernels=torch)"
-
-    def test_unknown_kernels_are_an_error(self, name):
         with pytest.raises(StudyError, match="kernels"):
             create(name, {"kernels": "cuda"})
 
@@ -220,13 +208,10 @@ class TestAggregators:
             run_in_process(2, work)
 
     def test_plain_torch_moves_more_bytes(self, name):
-        moved = {
-            kernels: [
-                stage.bytes_moved
-                for stage in create(name, {"kernels": kernels}).stages(LAYOUT, 4)
-                if isinstance(stage, CodecWork)
-            ]
-            for kernels in ("torch", "auto")
-        }
-        assert len(moved["torch"]) == len(moved["auto"]) > 1
-        assert all(plain > fused for plain, fused in zip(moved["torch"], moved["auto"], strict=True))
+        def moved(kernels):
+            stages = create(name, {"kernels": kernels}).stages(LAYOUT, 4)
+            return [stage.bytes_moved for stage in stages if isinstance(stage, CodecWork)]
+
+        pairs = list(zip(moved("torch"), moved("auto"), strict=True))
+        assert len(pairs) > 1
+        assert all(plain > fused for plain, fused in pairs)

@@ -20,24 +20,9 @@ def test_kernels_are_their_reference_in_the_interpreter(cases, need):
     need(has_triton, "Triton is not installed; pip install -e '.[test]' brings it on Linux")
     paths = [str(HERE / name) for name in cases]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-m",
-            "not every_case",
-            "-p",
-            "no:cacheprovider",
-            *paths,
-        ],
-        env=environment,
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-        timeout=1800,  # on a machine with other work; alone they take some minutes
-    )
+    options = ["-q", "-x", "-m", "not every_case", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *paths]
+    told = {"capture_output": True, "text": True, "timeout": 1800}  # beside other work; alone some minutes
+    done = subprocess.run(command, env=environment, cwd=HERE.parents[1], **told)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -25,20 +25,11 @@ pytestmark = [
 # Aligned and odd rows, wider than a tile, folded, tall, one row, one column, one element, none; a filter.
 LAYOUT = BucketLayout.of(
     [
-        ("wide", (40, 132)),
-        ("odd", (33, 67)),
-        ("wider", (3, 300)),
-        ("narrow", (70, 3)),
-        ("bias", (129,)),
-        ("tall", (1120, 4)),
-        ("scalar", ()),
-        ("row", (1, 20)),
-        ("column", (50, 1)),
-        ("filter", (3, 2, 5, 3)),
-        ("nothing", (0, 4)),
-        ("aligned", (64, 8)),
+        ("wide", (40, 132)), ("odd", (33, 67)), ("wider", (3, 300)), ("narrow", (70, 3)), ("bias", (129,)),
+        ("tall", (1120, 4)), ("scalar", ()), ("row", (1, 20)), ("column", (50, 1)), ("filter", (3, 2, 5, 3)),
+        ("nothing", (0, 4)), ("aligned", (64, 8)),
     ]
-)
+)  # fmt: skip
 WATCHED = BucketLayout.of([("wide", (40, 12)), ("bias", (129,)), ("tall", (1120, 4))])
 SMALL = BucketLayout.of([("odd", (33, 7)), ("row", (1, 20))])
 ENDS = [0.0, 1e-37, "largest"]
@@ -80,10 +71,7 @@ def check(values, encoded, residual, threshold, bits):
     for ours, theirs in ((encoded.lower, expected.lower), (encoded.upper, expected.upper)):
         assert bool(((ours - theirs).abs() <= 4e-6 * size + 1e-43).all())
     rows = values.shape[0]
-    codes, decoded = (
-        one_bit.unpack(encoded.words, rows, bits),
-        one_bit.decode(encoded, rows, bits),
-    )
+    codes, decoded = (one_bit.unpack(encoded.words, rows, bits), one_bit.decode(encoded, rows, bits))
     if bits > 1:
         extent = encoded.upper - encoded.lower
         level = torch.where(extent < 1e-36, 0, extent / (2**bits - 1))

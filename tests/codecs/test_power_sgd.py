@@ -34,12 +34,9 @@ def test_minimum_compression_decides_strictly(minimum, compressed):
 
 
 def test_bytes_of_the_two_messages():
-    first, second = PowerSgdCodec(2, 2.0).message_bytes(
-        BucketLayout.of([(str(i), s) for i, s in enumerate(SHAPES)])
-    )
-    as_they_are = 40 + 4 + 1
-    assert first == 4 * (2 * (40 + 40 + 12 + 30) + as_they_are)
-    assert second == 4 * 2 * (30 + 30 + 45 + 40)
+    layout = BucketLayout.of([(str(number), shape) for number, shape in enumerate(SHAPES)])
+    first = 2 * (40 + 40 + 12 + 30) + 40 + 4 + 1  # and what is sent as it is
+    assert PowerSgdCodec(2, 2.0).message_bytes(layout) == (4 * first, 4 * 2 * (30 + 30 + 45 + 40))
 
 
 def test_start_is_the_same_everywhere_and_the_seeds_own():
@@ -108,8 +105,7 @@ def test_what_is_sent_whole_is_the_rest_and_neighbours_are_one_span():
 
 def test_nothing_to_compress_is_one_span():
     layout = BucketLayout.of([("a", (3,)), ("b", (2, 2))])
-    assert spans_sent_whole(layout, []) == [(0, 7)]
-    assert matrix_views(torch.zeros(7), layout, []) == []
+    assert (spans_sent_whole(layout, []), matrix_views(torch.zeros(7), layout, [])) == ([(0, 7)], [])
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -142,9 +138,6 @@ def test_the_matrices_of_resnet_56_are_7_batches():
     with torch.device("meta"):
         module = build_module(model, model.shape)
     layout = BucketLayout.of([(name, tuple(one.shape)) for name, one in module.named_parameters()])
-    found = [
-        batch
-        for group in PowerSgdCodec(1, 2.0).groups(layout.shapes)
-        for batch in strided_batches(layout, group)
-    ]
+    groups = PowerSgdCodec(1, 2.0).groups(layout.shapes)
+    found = [batch for group in groups for batch in strided_batches(layout, group)]
     assert (sum(count for _, count, _, _ in found), len(found)) == (56, 7)

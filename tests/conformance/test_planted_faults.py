@@ -77,5 +77,4 @@ def test_command_of_the_message_shows_the_same_failure_again(verified):
 
 def test_what_is_right_holds(verified):
     code, out = verified("Right", place_of("Right"), "--world-sizes", "2,3")
-    assert code == 0
-    assert "ok contract at 2, 3 ranks x 25 drawn cases" in out
+    assert (code, "ok contract at 2, 3 ranks x 25 drawn cases" in out) == (0, True)

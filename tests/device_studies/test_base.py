@@ -78,7 +78,5 @@ def test_warm_up_of_short_calls_lasts_a_tenth_of_the_time(takes):
 
 
 def test_samples_become_rows_of_their_phase():
-    assert list(steps([0.5, 0.25], "train")) == [
-        {"phase": "train", "seconds": 0.5},
-        {"phase": "train", "seconds": 0.25},
-    ]
+    expected = [{"phase": "train", "seconds": 0.5}, {"phase": "train", "seconds": 0.25}]
+    assert list(steps([0.5, 0.25], "train")) == expected

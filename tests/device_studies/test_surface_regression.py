@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scaling.device_studies import surface_training, training_step
+from scaling.device_studies import surface_training
 from scaling.device_studies.base import Budget, LeftOutError
 from scaling.device_studies.surface_regression import SurfaceRegression
 from scaling.device_studies.surface_training import SurfaceTraining, grid_points, height, surface_network
@@ -146,7 +146,3 @@ class TestPoints:
             (400, "compiled", "device", None)
         }
         assert len(points) == len(ways)
-
-
-def test_captured_steps_use_the_common_capture():
-    assert surface_training.capture is training_step.capture

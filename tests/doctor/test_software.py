@@ -38,8 +38,7 @@ class TestTriton:
     @pytest.mark.parametrize("version", ["3.6.0", "3.5.1", None])
     def test_without_a_gpu_it_is_not_needed(self, version):
         line = software.triton(False, lambda: version)
-        assert (line.state, line.fix) == ("ok", "")
-        assert "GPU" in line.text
+        assert (line.state, line.fix, "GPU" in line.text) == ("ok", "", True)
 
 
 @pytest.mark.parametrize(("program", "package", "state"), [
@@ -54,8 +53,7 @@ def test_half_of_mpi_is_a_warning(program, package, state):
 def test_horovod_that_is_not_there_is_no_fault(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = software.horovod(has_gpus=True)
-    assert line.state == "ok"
-    assert "`make horovod`" in line.text
+    assert (line.state, "`make horovod`" in line.text) == ("ok", True)
 
 
 def test_horovod_is_described_by_what_it_was_built_with(need):

@@ -35,6 +35,12 @@ def trained(name: str, hidden: int = 8, batch: int = 256, **keys: Any) -> dict[s
     return {"epochs": 1, **made} if made["kind"] == "convergence" else made
 
 
+def ended_well(done: "subprocess.CompletedProcess[str]") -> "subprocess.CompletedProcess[str]":
+    """The same command, whose exit code is 0."""
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 class Scaling:
     """The `scaling` command on one study file and one results folder."""
 

@@ -10,6 +10,7 @@ import venv
 import pytest
 
 from scaling.store import ResultsFolder
+from tests.end_to_end.conftest import ended_well
 from tests.end_to_end.test_run import write_study
 from tests.waiting import LIMIT_S
 
@@ -72,8 +73,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
         code(delay, repeats=3)
         git("add", "my_delay.py")
         git("commit", "--quiet", "-m", "a commit")
-    done = scaling.run_here("--against", "commit:HEAD~1")
-    assert done.returncode == 0, done.stderr
+    done = ended_well(scaling.run_here("--against", "commit:HEAD~1"))
     assert "Of 1 timed cells of B: 1 slower." in done.stdout
     assert "--against: this environment against commit:" in " ".join(done.stdout.split())
     assert " in 6 launches: start-up " in done.stdout  # of both environments
@@ -84,8 +84,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
     )
     assert [{repeat for _, _, repeat in began[at : at + 2]} for at in (0, 2, 4)] == [{"0"}, {"1"}, {"2"}]
     again = scaling.run_here("--against", "commit:HEAD")
-    assert again.returncode == 2
-    assert "use another --out" in again.stderr
+    assert (again.returncode, "use another --out" in again.stderr) == (2, True)
 
 
 def test_pair_that_ctrl_c_cut_in_two_is_measured_again_in_both_environments(scaling, code, tmp_path):
@@ -100,8 +99,7 @@ def test_pair_that_ctrl_c_cut_in_two_is_measured_again_in_both_environments(scal
     _, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, stderr
     assert sorted(states(scaling)) == [["done"], ["planned"]]
-    done = scaling.run_here("--against", f"venv:{tmp_path / 'venv'}")
-    assert done.returncode == 0, done.stderr
+    done = ended_well(scaling.run_here("--against", f"venv:{tmp_path / 'venv'}"))
     assert "1 runs were done in one environment alone and are measured again in both" in done.stderr
     assert "not resolved (one launch)" in done.stdout
     assert states(scaling) == [["done"], ["done"]]
@@ -121,8 +119,7 @@ def test_failed_run_is_tried_again_with_its_partner(scaling, code, tmp_path):
     assert (first.returncode, states(scaling)) == (1, [["done"], ["failed"]])
     assert f"there is no {needed}" in first.stderr
     os.mkdir(needed)
-    second = scaling.run_here(*against, "--retry-failed")
-    assert second.returncode == 0, second.stderr
+    ended_well(scaling.run_here(*against, "--retry-failed"))
     assert (states(scaling), len(list(scaling.out.glob("a/runs/*/0/attempt-1")))) == ([["done"], ["done"]], 1)
 
 
@@ -132,6 +129,5 @@ def test_environment_that_cannot_run_the_study_is_named_before_anything_is_measu
     (other / "scaling").mkdir(parents=True)
     (other / "scaling" / "__init__.py").write_text("")
     done = scaling.run_here("--against", f"checkout:{other}")
-    assert done.returncode == 2
-    assert f"checkout:{other} cannot run the study: " in done.stderr
+    assert (done.returncode, f"checkout:{other} cannot run the study: " in done.stderr) == (2, True)
     assert not list(scaling.out.glob("*/runs/*"))

@@ -4,6 +4,8 @@ import statistics
 
 import pytest
 
+from tests.end_to_end.conftest import ended_well
+
 pytestmark = pytest.mark.processes
 
 EXPERIMENT = {
@@ -15,9 +17,7 @@ STUDY = {"name": "tiny", "kind": "device", "experiment": EXPERIMENT, "devices": 
 
 def test_study_is_measured_reported_and_gone_on_with(scaling):
     scaling.write(STUDY)
-    done = scaling.run_here()
-    assert done.returncode == 0, done.stderr
-    assert "When is the GPU worth it for a small network?" in done.stdout
+    assert "When is the GPU worth it for a small network?" in ended_well(scaling.run_here()).stdout
     rows = scaling.rows()
     expected = [("10", "1", "done"), ("20", "1", "done")]
     assert [(row["width"], row["threads"], row["state"]) for row in rows] == expected
@@ -32,8 +32,7 @@ def test_study_is_measured_reported_and_gone_on_with(scaling):
 
     # A limit that nothing keeps: two more cells in the same study, both left out, and nothing has failed.
     scaling.write({**STUDY, "parts": [{}, {"limit_seconds": 1e-6}]})
-    again = scaling.run_here()
-    assert again.returncode == 0, again.stderr
+    ended_well(scaling.run_here())
     assert len(list(scaling.out.glob("launches/*.log"))) == 2
     rows = scaling.rows()
     assert sorted(row["iteration_s"] == "" for row in rows) == [False, False, True, True]

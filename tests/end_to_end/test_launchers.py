@@ -12,7 +12,7 @@ from scaling.study.cell import AvailableMachine
 from scaling.study.launches import remaining_launches
 from scaling.study.resolve import resolve
 from scaling.study.schema import parse_study
-from tests.end_to_end.conftest import trained
+from tests.end_to_end.conftest import ended_well, trained
 from tests.waiting import LIMIT_S, still_there
 
 pytestmark = pytest.mark.processes
@@ -96,8 +96,7 @@ def test_rank_that_raises_while_others_wait_in_mpi_ends_all_and_the_rest_is_resu
     assert scaling.states() == {("raises_over_mpi", 2, 0): "failed", ("mpi", 2, 0): "planned"}
     (reason,) = {record.reason for record in scaling.results().runs() if record.state == "failed"}
     assert reason == "rank 1: RuntimeError: planted failure"
-    again = worker(scaling, openmpi)
-    assert again.returncode == 0, again.stderr
+    ended_well(worker(scaling, openmpi))
     assert scaling.states()[("mpi", 2, 0)] == "done"
 
 
@@ -126,11 +125,9 @@ def test_cells_whose_library_the_launch_lacks_stay_planned_and_another_launch_ru
     assert done.stderr.count(line) == 2, "before the launches and after the report"
     assert scaling.states() == {("all_reduce", 2, 0): "done", ("mpi", 2, 0): "planned"}
     by_hand = scaling.torchrun(2)
-    assert by_hand.returncode == 0
-    assert line in by_hand.stderr
+    assert (by_hand.returncode, line in by_hand.stderr) == (0, True)
     assert "every cell of world size 2 that this launch can run is done or failed" in by_hand.stderr
-    other = worker(scaling, openmpi)
-    assert other.returncode == 0, other.stderr
+    ended_well(worker(scaling, openmpi))
     assert set(scaling.states().values()) == {"done"}
     assert scaling.run_here().returncode == 0, "nothing is left"
 
@@ -146,16 +143,14 @@ def test_study_of_which_a_launch_can_run_nothing_is_refused_before_anything_runs
 
 def test_settings_of_horovods_start_are_in_force_and_its_timeline_is_kept(scaling, horovodrun):
     write_study(scaling, {"name": "horovod", "timeline": True, "cycle_time_s": 0.0005})
-    done = worker(scaling, horovodrun)
-    assert done.returncode == 0, done.stderr
+    ended_well(worker(scaling, horovodrun))
     timeline = yaml.safe_load((scaling.out / "launches" / "horovod-2-0.json").read_text())
     assert any(event.get("args", {}).get("name", "").startswith("allreduce.") for event in timeline)
 
 
 def test_scaling_run_starts_workers_by_mpirun(scaling, openmpi):
     write_study(scaling, "mpi")
-    done = scaling.run_here("--launcher", "mpirun")
-    assert done.returncode == 0, done.stderr
+    ended_well(scaling.run_here("--launcher", "mpirun"))
     assert set(scaling.states().values()) == {"done"}
     assert {record.launch["launcher"] for record in scaling.results().runs()} == {"openmpi"}
 

@@ -72,24 +72,21 @@ def test_each_message_is_sent_and_received_once_with_the_same_tag_and_size():
             elif kind == COMM_RECV_NODE:
                 assert attributes["comm_dst"] == rank
                 received[attributes["comm_tag"]] = attributes
-    assert sent == received
-    assert len(sent) == 2 * 3 * 4
+    assert (sent, len(sent)) == (received, 2 * 3 * 4)
     assert sum(one["comm_size"] for one in sent.values()) == 2 * 3 * 16000
 
 
 def test_nodes_wait_for_the_step_before_and_for_the_computation():
     content = traces(schedule("ring", 2), 1000, compute_s=2.5e-3)[0]
     found = nodes(content)
-    assert found[0][4] == 2500
-    assert found[1][2] == [0]
+    assert (found[0][4], found[1][2]) == (2500, [0])
     assert all(after < number for number, _, befores, _, _ in found for after in befores)
 
 
 def test_a_librarys_all_reduce_is_one_node():
     for content in all_reduce_traces(3, 4096):
         ((_, kind, _, attributes, _),) = nodes(content)
-        assert kind == 7
-        assert attributes == {"is_cpu_op": 0, "comm_type": 0, "comm_size": 4096}
+        assert (kind, attributes) == (7, {"is_cpu_op": 0, "comm_type": 0, "comm_size": 4096})
 
 
 def test_host_memory_is_no_rank():

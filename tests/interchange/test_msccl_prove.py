@@ -100,20 +100,18 @@ def test_ring_of_fused_steps_is_a_ring(channels):
 
 def test_all_pairs_through_scratch_are_two_steps():
     made, _ = proven(all_pairs(4))
-    assert [len(row) for row in made.steps] == [12, 12]
-    assert {one.operation for one in made.steps[0]} == {"add"}
+    assert ([len(row) for row in made.steps], {one.operation for one in made.steps[0]}) == ([12, 12], {"add"})
 
 
 def test_both_forms_are_proven_where_the_file_is_for_both():
     both = {"inplace": 1, "outofplace": 1}
     assert len(proven(fused_ring(4, target="o", **both))[0].steps) == 6
-    with pytest.raises(
-        ScheduleError, match="chunk 0 of GPU 0 ends as chunk 0 without ranks 0, 1, 2, 3; no step"
-    ):
+    said = "chunk 0 of GPU 0 ends as chunk 0 without ranks 0, 1, 2, 3; no step"
+    with pytest.raises(ScheduleError, match=said):
         prove(read_algorithm(fused_ring(4, target="i", **both)))
 
 
-def exchange(**changed):
+def swap(**changed):
     """Two GPUs that swap a chunk through scratch and add it."""
     blocks = [
         [(1 - rank, 1 - rank, 0, [step("s", ("i", 0), ("s", 0)), step("r", ("i", 0), ("s", 0))]),
@@ -128,7 +126,7 @@ def exchange(**changed):
 
 
 def test_swap_in_both_directions_is_one_step():
-    made, _ = proven(exchange())
+    made, _ = proven(swap())
     assert [len(row) for row in made.steps] == [2]
 
 
@@ -139,35 +137,23 @@ ADD = step("re", ("s", 0), ("i", 0), after=(0, 1))
 WAIT = {**ADD, "deps": 7}
 XOR = {**ADD, "type": "xor"}
 WRONG = [
-    (
-        exchange(second=[{**ADD, "depid": -1}]),
-        r"GPU 0, thread block 1, step 0 \(re\): chunk 0 .* nothing yet",
-    ),
-    (
-        exchange(first=[SEND, RECEIVE, step("cpy", ("i", 0), ("s", 0))]),
-        "does, and nothing says which is first",
-    ),
-    (exchange(second=[ADD, ADD]), r"step 1 \(re\): adds the contributions of ranks 1 twice"),
-    (exchange(second=[{**ADD, "dstoff": 1}], num_chunks=2), r"step 0 \(re\): adds chunk 1 to chunk 0"),
-    (exchange(first=[RECEIVE, SEND], second=[WAIT]), "waits for thread block 0, step 7; there is none"),
-    (exchange(first=[SEND, RECEIVE, RECEIVE]), r"GPU 0, thread block 0, step 2 \(r\): waits for ever"),
-    (
-        exchange(first=[SEND, SEND, RECEIVE], second=[{**ADD, "deps": 2}]),
-        "GPU 0 to GPU 1 .* are not received",
-    ),
-    (
-        exchange(first=[SEND, {**RECEIVE, "dstoff": 1}]),
-        r"step 1 \(r\): chunks 1 to 1 of buffer 's', which has 1",
-    ),
-    (exchange(first=[SEND, {**RECEIVE, "cnt": 2}], scratch=2), "receives 1 chunks and takes 2"),
-    (exchange(second=[]), "chunk 0 of GPU 0 ends as chunk 0 without ranks 1; no step writes it"),
-    (exchange(second=[XOR]), r"GPU 0, thread block 1, step 0 \(xor\): this type is not known"),
-    (exchange(second=[SEND]), r"thread block 1, step 0 \(s\): its thread block has no such peer"),
-    (exchange().replace("allreduce", "alltoall"), "coll is 'alltoall'"),
-    (exchange().replace('ngpus="2"', 'ngpus="3"'), "the <gpu>s are not 0 to 2"),
-    (exchange().replace('cnt="1"', 'cnt="1e9"'), "cnt of <step> is '1e9'"),
-    (exchange().replace('send="-1" recv="-1"', 'send="1" recv="-1"'), "two thread blocks have send=1 chan=0"),
-    (exchange().replace('cnt="1"', 'cnt="999999"'), "too large to be proven"),
+    (swap(second=[{**ADD, "depid": -1}]), r"GPU 0, thread block 1, step 0 \(re\): chunk 0 .* nothing yet"),
+    (swap(first=[SEND, RECEIVE, step("cpy", ("i", 0), ("s", 0))]), "does, and nothing says which is first"),
+    (swap(second=[ADD, ADD]), r"step 1 \(re\): adds the contributions of ranks 1 twice"),
+    (swap(second=[{**ADD, "dstoff": 1}], num_chunks=2), r"step 0 \(re\): adds chunk 1 to chunk 0"),
+    (swap(first=[RECEIVE, SEND], second=[WAIT]), "waits for thread block 0, step 7; there is none"),
+    (swap(first=[SEND, RECEIVE, RECEIVE]), r"GPU 0, thread block 0, step 2 \(r\): waits for ever"),
+    (swap(first=[SEND, SEND, RECEIVE], second=[{**ADD, "deps": 2}]), "GPU 0 to GPU 1 .* are not received"),
+    (swap(first=[SEND, {**RECEIVE, "dstoff": 1}]), r"step 1 \(r\): chunks 1 to 1 of buffer 's', which has 1"),
+    (swap(first=[SEND, {**RECEIVE, "cnt": 2}], scratch=2), "receives 1 chunks and takes 2"),
+    (swap(second=[]), "chunk 0 of GPU 0 ends as chunk 0 without ranks 1; no step writes it"),
+    (swap(second=[XOR]), r"GPU 0, thread block 1, step 0 \(xor\): this type is not known"),
+    (swap(second=[SEND]), r"thread block 1, step 0 \(s\): its thread block has no such peer"),
+    (swap().replace("allreduce", "alltoall"), "coll is 'alltoall'"),
+    (swap().replace('ngpus="2"', 'ngpus="3"'), "the <gpu>s are not 0 to 2"),
+    (swap().replace('cnt="1"', 'cnt="1e9"'), "cnt of <step> is '1e9'"),
+    (swap().replace('send="-1" recv="-1"', 'send="1" recv="-1"'), "two thread blocks have send=1 chan=0"),
+    (swap().replace('cnt="1"', 'cnt="999999"'), "too large to be proven"),
     ("<system/>", "no <algo>"),
     ("ring", "no XML"),
 ]
@@ -207,7 +193,7 @@ def test_command_writes_a_schedule_that_is_read_again(call, tmp_path):
     code, out, _ = call("verify", tmp_path / "ring.yaml")
     assert code == 0
     assert "schedule at 4 ranks (at 4: 6 steps, 6 messages and 1.5 S" in " ".join(out.split())
-    (tmp_path / "wrong.xml").write_text(exchange(second=[ADD, ADD]))
+    (tmp_path / "wrong.xml").write_text(swap(second=[ADD, ADD]))
     code, out, err = call("schedule", "import", tmp_path / "wrong.xml")
     assert (code, out) == (2, "")
     assert "wrong.xml: GPU 0, thread block 1, step 1 (re)" in err

@@ -18,14 +18,9 @@ def main(arguments):
     rank = int(os.environ["RANK"])
     if what == "facts":
         workers = Workers(RankInfo.from_env(os.environ))
-        facts = {
-            "pid": os.getpid(),
-            "variable": os.environ.get("OF_THE_LAUNCH"),
-            "threads": torch.get_num_threads(),
-            "hash": hash("the same in one zygote"),
-            "sum_of_ranks": sum(workers.gather(rank)),
-            "words": sys.argv,
-        }
+        facts = {"pid": os.getpid(), "variable": os.environ.get("OF_THE_LAUNCH"), "words": sys.argv}
+        facts |= {"threads": torch.get_num_threads(), "hash": hash("the same in one zygote")}
+        facts |= {"sum_of_ranks": sum(workers.gather(rank))}
         (folder / f"{rank}.json").write_text(json.dumps(facts))
         print(f"out of {rank}\n", end="")  # one write, also where output is not buffered
         print(f"err of {rank}\n", end="", file=sys.stderr)

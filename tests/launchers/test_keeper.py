@@ -81,14 +81,10 @@ def test_nothing_of_an_attached_command_is_left(tmp_path, name):
 @pytest.mark.processes
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SIGNALS)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["topology", "probe", "--out", "machine.yaml"],
-        ["run", "quickstart", "kind=iteration", "world_sizes=[2]", "--out", "out"],
-    ],
-    ids=["probe", "run"],
-)
+@pytest.mark.parametrize("words", [
+    ["topology", "probe", "--out", "machine.yaml"],
+    ["run", "quickstart", "kind=iteration", "world_sizes=[2]", "--out", "out"],
+], ids=["probe", "run"])  # fmt: skip
 def test_nothing_of_the_workers_of_a_verb_is_left(tmp_path, words, name):
     def started(process):
         wait_until(lambda: len(descendants(process.pid)) >= 3 or process.poll() is not None)

@@ -13,18 +13,12 @@ def info(table):
     return RankInfo(0, 0, 2, 2, table, table=table)
 
 
-@pytest.mark.parametrize(
-    ("table", "variables", "is_mpi"),
-    [
-        ("openmpi", {}, True),
-        ("mpich", {}, True),
-        ("srun", {"PMIX_RANK": "0"}, True),
-        ("srun", {"PMI_RANK": "0"}, True),
-        ("srun", {}, False),
-        ("torchrun", {"PMIX_RANK": "0"}, False),  # srun started torchrun, not its workers
-        ("horovodrun", {}, False),
-    ],
-)
+@pytest.mark.parametrize(("table", "variables", "is_mpi"), [
+    ("openmpi", {}, True), ("mpich", {}, True), ("srun", {"PMIX_RANK": "0"}, True),
+    ("srun", {"PMI_RANK": "0"}, True), ("srun", {}, False),
+    ("torchrun", {"PMIX_RANK": "0"}, False),  # srun started torchrun, not its workers
+    ("horovodrun", {}, False),
+])  # fmt: skip
 def test_mpi_started_the_workers_of_mpirun_and_of_srun_with_mpi(table, variables, is_mpi):
     assert started_by_mpi(info(table), variables) == is_mpi
 
@@ -69,19 +63,15 @@ def test_daemon_that_is_not_seen_is_none(tree):
     assert daemon("openmpi", tree.folder / "proc") is None
 
 
-def test_library_is_that_beside_the_program(tmp_path):
+def test_library_is_that_beside_the_program_and_goes_by_its_name_where_none_is(tmp_path):
     program = tmp_path / "bin" / "prterun"
-    (tmp_path / "lib").mkdir()
-    for name in ("libmpi.so.40", "libmpi.so.12"):
-        (tmp_path / "lib" / name).touch()
-    assert library("openmpi", program) == str(tmp_path / "lib" / "libmpi.so.40")
-    assert library("mpich", program) == str(tmp_path / "lib" / "libmpi.so.12")
-
-
-def test_library_goes_by_its_name_where_none_is_beside(tmp_path):
-    assert library("openmpi", tmp_path / "bin" / "orterun") == "libmpi.so.40"
-    assert library("openmpi", None) == "libmpi.so.40"
+    for found in (library("openmpi", program), library("openmpi", None)):
+        assert found == "libmpi.so.40"
     assert library("mpich", None) == "libmpi.so.12:libmpich.so.12"
+    (tmp_path / "lib").mkdir()
+    for name, launcher in (("libmpi.so.40", "openmpi"), ("libmpi.so.12", "mpich")):
+        (tmp_path / "lib" / name).touch()
+        assert library(launcher, program) == str(tmp_path / "lib" / name)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="binding is Linux's")

@@ -24,9 +24,8 @@ TREE = (
     "while True:\n"
     "    time.sleep(0.1)\n"
 )
-DEAF_TREE = TREE.replace("import time; time", "import signal, time; signal.signal(15, 1); time").replace(
-    "])\n", "], start_new_session=True)\n", 1
-)
+DEAF_TREE = TREE.replace("import time; time", "import signal, time; signal.signal(15, 1); time")
+DEAF_TREE = DEAF_TREE.replace("])\n", "], start_new_session=True)\n", 1)
 
 
 def pids_in(path):
@@ -43,8 +42,7 @@ def run(program, *arguments, limit_s=LIMIT_S):
 
 def test_exit_code_and_output_of_both_streams_come_back():
     code, text = run("import sys; print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)")
-    assert code == 3
-    assert text.split() == ["out", "err"]
+    assert (code, text.split()) == (3, ["out", "err"])
 
 
 @pytest.mark.parametrize("program", [TREE, DEAF_TREE], ids=["its group", "deaf, in a session of its own"])
@@ -74,14 +72,10 @@ def test_launch_is_asked_to_end_before_it_is_forced(tmp_path, monkeypatch):
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
-@pytest.mark.parametrize(
-    ("program", "code"),
-    [
-        (f"import signal; {DEAF}\n{TREE}", -signal.SIGKILL),  # its children ignore the signal too
-        (f"import signal\n{TREE}".replace("600)'])", f"600)'], preexec_fn=lambda: {DEAF})"), -signal.SIGTERM),
-    ],
-    ids=["launch", "child alone"],
-)
+@pytest.mark.parametrize(("program", "code"), [
+    (f"import signal; {DEAF}\n{TREE}", -signal.SIGKILL),  # its children ignore the signal too
+    (f"import signal\n{TREE}".replace("600)'])", f"600)'], preexec_fn=lambda: {DEAF})"), -signal.SIGTERM),
+], ids=["launch", "child alone"])  # fmt: skip
 def test_what_ignores_the_request_to_end_is_killed(tmp_path, monkeypatch, program, code):
     monkeypatch.setattr(processes, "GRACE_S", 0.2 if code == -signal.SIGKILL else 60.0)
     process, pids = started(program, tmp_path / "pids")

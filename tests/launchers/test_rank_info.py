@@ -22,6 +22,10 @@ STARTED["srun"] = SRUN
 FIRST = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 
 
+def without(variables, name):
+    return {key: value for key, value in variables.items() if key != name}
+
+
 def numbers(info):
     return info.rank, info.local_rank, info.world_size, info.local_world_size
 
@@ -42,16 +46,13 @@ def test_it_says_which_variable_gave_each_value():
     assert info.describe() == said
 
 
-@pytest.mark.parametrize(
-    ("variables", "job_id"),
-    [
-        (TORCHRUN, None),
-        ({**TORCHRUN, "SLURM_JOB_ID": "17"}, "17"),
-        ({**TORCHRUN, "SLURM_JOB_ID": ""}, None),
-        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, None),
-        (SRUN, "17"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "job_id"), [
+    (TORCHRUN, None),
+    ({**TORCHRUN, "SLURM_JOB_ID": "17"}, "17"),
+    ({**TORCHRUN, "SLURM_JOB_ID": ""}, None),
+    ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, None),
+    (SRUN, "17"),
+])  # fmt: skip
 def test_number_of_the_job_is_recorded_where_there_is_one(variables, job_id):
     assert RankInfo.from_env(variables).job_id == job_id
 
@@ -59,44 +60,31 @@ def test_number_of_the_job_is_recorded_where_there_is_one(variables, job_id):
 NONE_IS_SET = "(?s)no launcher's variables are set.*torchrun: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE"
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({"HOME": "/root"}, f"{NONE_IS_SET}.*torchrun --nproc-per-node=N -m scaling.worker STUDY"),
-        ({"SOME_RANK": "0"}, "of another launcher name the variables in SCALING_RANK_VARIABLES"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, NONE_IS_SET),  # srun's PMI-2 sets them: no MPICH
-        (
-            {key: SRUN[key] for key in SRUN if key != "SLURM_STEP_TASKS_PER_NODE"},
-            NONE_IS_SET,
-        ),  # a batch script
-        *(
-            (
-                {key: TORCHRUN[key] for key in TORCHRUN if key != name},
-                f"torchrun set .*, but {name} is missing",
-            )
-            for name in TORCHRUN
-        ),
-        *(
-            ({**TORCHRUN, name: value}, f"{name} is '{value}'; it must be a number")
-            for name in TORCHRUN
-            for value in ("", "two", "1.5")
-        ),
-        ({**TORCHRUN, "RANK": "-1"}, "RANK is -1; it must not be negative"),
-        *(
-            ({**TORCHRUN, name: value}, "torchrun's variables contradict one another")
-            for name, value in zip(TORCHRUN, "8400", strict=True)
-        ),
-        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4,3"}, "srun put 4,3 tasks on the nodes .*--ntasks-per-node"),
-        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "many"}, "SLURM_STEP_TASKS_PER_NODE: 'many'"),
-        ({**SRUN, "SLURM_LOCALID": "2"}, "task 5 is number 2 of 4 on its node.*--distribution=block"),
-        ({**SRUN, "SLURM_PROCID": "9"}, "srun's variables contradict one another"),
-        ({**SRUN, "SLURM_NTASKS": "x"}, "SLURM_NTASKS is 'x'"),
-        ({**SRUN, "SLURM_STEP_NUM_TASKS": "4"}, "NTASKS is 8, and SLURM_STEP_NUM_TASKS makes 4 tasks"),
-        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, "is 8, and SLURM_STEP_TASKS_PER_NODE makes 12"),
-        (dict(zip(TABLES["flux"].values(), "0052", strict=True)), r"5 on 2 hosts .*--tasks-per-node"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("environ", "message"), [
+    ({"HOME": "/root"}, f"{NONE_IS_SET}.*torchrun --nproc-per-node=N -m scaling.worker STUDY"),
+    ({"SOME_RANK": "0"}, "of another launcher name the variables in SCALING_RANK_VARIABLES"),
+    ({"PMI_RANK": "0", "PMI_SIZE": "2"}, NONE_IS_SET),  # srun's PMI-2 sets them: no MPICH
+    (without(SRUN, "SLURM_STEP_TASKS_PER_NODE"), NONE_IS_SET),  # a batch script
+    *((without(TORCHRUN, name), f"torchrun set .*, but {name} is missing") for name in TORCHRUN),
+    *(
+        ({**TORCHRUN, name: value}, f"{name} is '{value}'; it must be a number")
+        for name in TORCHRUN
+        for value in ("", "two", "1.5")
+    ),
+    ({**TORCHRUN, "RANK": "-1"}, "RANK is -1; it must not be negative"),
+    *(
+        ({**TORCHRUN, name: value}, "torchrun's variables contradict one another")
+        for name, value in zip(TORCHRUN, "8400", strict=True)
+    ),
+    ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4,3"}, "srun put 4,3 tasks on the nodes .*--ntasks-per-node"),
+    ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "many"}, "SLURM_STEP_TASKS_PER_NODE: 'many'"),
+    ({**SRUN, "SLURM_LOCALID": "2"}, "task 5 is number 2 of 4 on its node.*--distribution=block"),
+    ({**SRUN, "SLURM_PROCID": "9"}, "srun's variables contradict one another"),
+    ({**SRUN, "SLURM_NTASKS": "x"}, "SLURM_NTASKS is 'x'"),
+    ({**SRUN, "SLURM_STEP_NUM_TASKS": "4"}, "NTASKS is 8, and SLURM_STEP_NUM_TASKS makes 4 tasks"),
+    ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, "is 8, and SLURM_STEP_TASKS_PER_NODE makes 12"),
+    (dict(zip(TABLES["flux"].values(), "0052", strict=True)), r"5 on 2 hosts .*--tasks-per-node"),
+], ids=str)  # fmt: skip
 def test_variables_that_make_no_rank_are_an_error_that_names_them(environ, message):
     with pytest.raises(RankError, match=message):
         RankInfo.from_env(environ)
@@ -105,40 +93,29 @@ def test_variables_that_make_no_rank_are_an_error_that_names_them(environ, messa
 @pytest.mark.parametrize("launcher", TABLES)
 def test_every_table_names_every_field(launcher):
     table = TABLES[launcher]
-    assert tuple(table) == FIELDS
-    assert len(set(table.values())) == len(FIELDS)
+    assert (tuple(table), len(set(table.values()))) == (FIELDS, len(FIELDS))
     info = RankInfo.from_env(dict(zip(table.values(), "0011", strict=True)))
     assert (info.rank, info.world_size, info.launcher) == (0, 1, launcher)
 
 
 @pytest.mark.parametrize(
-    ("environ", "more"),
-    [
-        (SRUN, {"MASTER_ADDR": "n1", "MASTER_PORT": "20017"}),
-        ({**SRUN, "SLURM_STEP_NODELIST": "(null)"}, {"MASTER_ADDR": "n1", "MASTER_PORT": "20017"}),
-        (
-            {**SRUN, "SLURM_NODEID": "1", "SLURMD_NODENAME": "n2"},
-            {"MASTER_ADDR": "n1", "MASTER_PORT": "20017"},
-        ),
-    ],
+    "more", [{}, {"SLURM_STEP_NODELIST": "(null)"}, {"SLURM_NODEID": "1", "SLURMD_NODENAME": "n2"}], ids=str
 )
-def test_tasks_of_srun_meet_on_the_first_host_of_their_job(environ, more):
-    assert RankInfo.from_env(environ).meeting_variables(environ) == {"RANK": "5", "WORLD_SIZE": "8", **more}
+def test_tasks_of_srun_meet_on_the_first_host_of_their_job(more):
+    meeting = RankInfo.from_env({**SRUN, **more}).meeting_variables({**SRUN, **more})
+    assert meeting == {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "n1", "MASTER_PORT": "20017"}
 
 
 def test_torchrun_inside_a_task_of_srun_sets_where_the_ranks_meet():
     assert RankInfo.from_env({**SRUN, **TORCHRUN}).meeting_variables(SRUN) == {}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"SLURM_NODEID": "0"}, "would meet on n1, and rank 0 is on another one"),  # fifth of four a node
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n2"}, "on n1, and rank 0 is on n2"),
-        ({"SLURM_JOB_NODELIST": "(null)"}, "no host name in the node list"),
-        ({"SLURM_JOB_NODELIST": ""}, "where do the workers meet.*set MASTER_ADDR and MASTER_PORT"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"SLURM_NODEID": "0"}, "would meet on n1, and rank 0 is on another one"),  # fifth of four a node
+    ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n2"}, "on n1, and rank 0 is on n2"),
+    ({"SLURM_JOB_NODELIST": "(null)"}, "no host name in the node list"),
+    ({"SLURM_JOB_NODELIST": ""}, "where do the workers meet.*set MASTER_ADDR and MASTER_PORT"),
+])  # fmt: skip
 def test_place_to_meet_that_cannot_be_told_or_where_rank_0_is_not_is_refused(change, message):
     environ = {**SRUN, **change}
     with pytest.raises(RankError, match=message):

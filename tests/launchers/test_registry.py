@@ -21,10 +21,8 @@ from launchers.base import Launcher
 class Flux(Launcher):
     name = "flux"
     rank_variables = {
-        "rank": "FLUX_TASK_RANK",
-        "local_rank": "FLUX_TASK_LOCAL_ID",
-        "world_size": "FLUX_JOB_SIZE",
-        "local_world_size": "FLUX_LOCAL_SIZE",
+        "rank": "FLUX_TASK_RANK", "local_rank": "FLUX_TASK_LOCAL_ID",
+        "world_size": "FLUX_JOB_SIZE", "local_world_size": "FLUX_LOCAL_SIZE",
     }
 
     def command(self, spec, python=sys.executable):
@@ -74,22 +72,18 @@ def test_variables_that_do_not_name_every_field_are_refused():
 def test_launcher_of_another_package_is_known_by_its_entry_point_and_replaces_no_built_in(own, monkeypatch):
     entries = [EntryPoint(name, own, registry.GROUP) for name in ("flux", "local")]
     monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == registry.GROUP else [])
-    assert registry.launcher_class("flux").name == "flux"
-    assert registry.launcher_class("local").name == "local"
+    assert (registry.launcher_class("flux").name, registry.launcher_class("local").name) == ("flux", "local")
     with pytest.raises(LaunchError, match=r"no launcher 'fluxx'; allowed: local, .*, slurm-srun, flux, or"):
         scope_for("fluxx", None, None, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("no_such_module_here:Flux", "launcher 'no_such_module_here:Flux': cannot load"),
-        ("launchers.local:Missing", "cannot load launchers.local:Missing"),
-        ("launchers.base:LaunchSpec", "it must be a launchers.base.Launcher with a command"),
-        ("launchers.base:Launcher", "it must be a launchers.base.Launcher with a command"),
-        (".a:b", "cannot load"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("no_such_module_here:Flux", "launcher 'no_such_module_here:Flux': cannot load"),
+    ("launchers.local:Missing", "cannot load launchers.local:Missing"),
+    ("launchers.base:LaunchSpec", "it must be a launchers.base.Launcher with a command"),
+    ("launchers.base:Launcher", "it must be a launchers.base.Launcher with a command"),
+    (".a:b", "cannot load"),
+])  # fmt: skip
 def test_what_is_no_launcher_is_refused(name, message):
     with pytest.raises(LaunchError, match=message):
         scope_for(name, None, None, {})

@@ -15,13 +15,10 @@ OPTIONS = JobOptions(
 )
 
 
-@pytest.mark.parametrize(
-    ("time", "seconds"),
-    [
-        ("30", 1800), ("30:10", 1810), ("01:02:03", 3723), ("1-0", 86_400), ("1-12", 129_600),
-        ("1-12:30", 131_400), ("1-12:30:15", 131_415),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("time", "seconds"), [
+    ("30", 1800), ("30:10", 1810), ("01:02:03", 3723), ("1-0", 86_400), ("1-12", 129_600),
+    ("1-12:30", 131_400), ("1-12:30:15", 131_415),
+])  # fmt: skip
 def test_times_are_read_as_slurm_reads_them(time, seconds):
     assert seconds_of(time) == seconds
 
@@ -32,25 +29,19 @@ def test_time_of_another_form_is_an_error(time):
         seconds_of(time)
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({"partition": "gpu"}, "#SBATCH --partition=gpu"),
-        ({"account": "me"}, "#SBATCH --account=me"),
-        ({"nodes": 2}, "#SBATCH --nodes=2"),
-        ({"gpus_per_node": 8}, "#SBATCH --gpus-per-node=8"),
-        ({"cpus_per_task": 5}, "#SBATCH --cpus-per-task=5"),
-        ({"style": "srun"}, "#SBATCH --ntasks-per-node=4"),
-        ({"style": "torchrun"}, "#SBATCH --ntasks-per-node=1"),
-        ({"array": True}, "#SBATCH --array=1,2,4"),
-        ({"signal_s": 300}, "#SBATCH --signal=B:USR1@300"),
-        ({"time": "2-0"}, "#SBATCH --time=2-0"),
-        ({"directives": ["--qos=high"]}, "#SBATCH --qos=high"),
-        ({"join_timeout_s": 20}, "export SCALING_JOIN_TIMEOUT_S=20"),
-        ({"setup": ["module load cuda"]}, "module load cuda"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("change", "line"), [
+    ({"partition": "gpu"}, "#SBATCH --partition=gpu"), ({"account": "me"}, "#SBATCH --account=me"),
+    ({"nodes": 2}, "#SBATCH --nodes=2"),
+    ({"gpus_per_node": 8}, "#SBATCH --gpus-per-node=8"),
+    ({"cpus_per_task": 5}, "#SBATCH --cpus-per-task=5"),
+    ({"style": "srun"}, "#SBATCH --ntasks-per-node=4"),
+    ({"style": "torchrun"}, "#SBATCH --ntasks-per-node=1"),
+    ({"array": True}, "#SBATCH --array=1,2,4"), ({"signal_s": 300}, "#SBATCH --signal=B:USR1@300"),
+    ({"time": "2-0"}, "#SBATCH --time=2-0"),
+    ({"directives": ["--qos=high"]}, "#SBATCH --qos=high"),
+    ({"join_timeout_s": 20}, "export SCALING_JOIN_TIMEOUT_S=20"),
+    ({"setup": ["module load cuda"]}, "module load cuda"),
+], ids=str)  # fmt: skip
 def test_every_option_is_a_line_of_the_script(change, line):
     lines = script(replace(OPTIONS, **change)).splitlines()
     assert line in lines
@@ -85,18 +76,8 @@ scontrol() { echo host1; }
 """
 HOSTILE = ["x;touch<>pwned", *["a|touch", "a&b", "*", "(b)", "a<b>c", "~", "{a,b}", "!x", "x%j", "é😀"]]
 ONLY_WORDS = [
-    "$(touch pwned)",
-    "`touch pwned`",
-    "a b",
-    "it's",
-    'a"b',
-    "\\",
-    "\t",
-    "#x",
-    "REPORT",
-    "$HOME",
-    "\r\v",
-]
+    "$(touch pwned)", "`touch pwned`", "a b", "it's", 'a"b', "\\", "\t", "#x", "REPORT", "$HOME", "\r\v",
+]  # fmt: skip
 
 
 def started(tmp_path, options):
@@ -148,20 +129,16 @@ def sbatch_words(text):
     return [word for line in lines for word in shlex.split(line[8:])]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"style": "mpirun"}, "no style 'mpirun'"),
-        ({"partition": "a b"}, "partition 'a b' must be one word"),
-        ({"job_name": "a\nb"}, "job_name"),
-        ({"directives": ["--x\nrm"]}, "is no option of sbatch"),
-        ({"study": "a\nb"}, "must be on one line each"),
-        ({"world_sizes": [8]}, "world size 8 needs 2 nodes of 4 workers, and 1 are asked for"),
-        ({"world_sizes": [7], "nodes": 2}, "7 workers do not spread evenly"),
-        ({"time": "00:02:00"}, "used up at once"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"style": "mpirun"}, "no style 'mpirun'"),
+    ({"partition": "a b"}, "partition 'a b' must be one word"),
+    ({"job_name": "a\nb"}, "job_name"),
+    ({"directives": ["--x\nrm"]}, "is no option of sbatch"),
+    ({"study": "a\nb"}, "must be on one line each"),
+    ({"world_sizes": [8]}, "world size 8 needs 2 nodes of 4 workers, and 1 are asked for"),
+    ({"world_sizes": [7], "nodes": 2}, "7 workers do not spread evenly"),
+    ({"time": "00:02:00"}, "used up at once"),
+], ids=str)  # fmt: skip
 def test_options_that_contradict_one_another_are_an_error(change, message):
     assert replace(OPTIONS, world_sizes=[6], nodes=2, workers_per_node=5)
     with pytest.raises(ValueError, match=message):
@@ -207,12 +184,9 @@ def test_job_ends_with_the_launchers_status(tmp_path, status):
 
 
 @pytest.mark.parametrize(("launcher", "signals"), [(HEARS, 1), (NEEDS_TWO, 2)])
-def test_signal_is_passed_on_and_the_launcher_waited_for_before_the_job_is_requeued(
-    tmp_path, launcher, signals
-):
+def test_signal_is_passed_on_and_the_launcher_waited_for_before_the_requeue(tmp_path, launcher, signals):
     code, out, err = run_end(tmp_path, launcher, signals=signals)
-    assert code == 130
-    assert out.splitlines()[-1] == "scontrol requeue 17"
+    assert (code, out.splitlines()[-1]) == (130, "scontrol requeue 17")
     assert err == "stopped by SIGUSR1; job 17 goes back to the queue and on from here\n"
 
 

@@ -38,14 +38,10 @@ def test_srun_is_one_task_a_worker():
     assert launcher.command(SPEC, "python3") == [*srun(8, 4), *WORKER]
 
 
-def test_launch_takes_as_few_nodes_as_hold_it():
-    launcher = SlurmTorchrun.from_environment(JOB)
+def test_launch_takes_as_few_nodes_as_hold_it_and_waits_as_long_as_is_set():
+    launcher = SlurmTorchrun.from_environment({**JOB, "SCALING_JOIN_TIMEOUT_S": "20"})
     words = launcher.command(LaunchSpec(4, 1, "m", []))
     assert {"--nodes=1", "--ntasks=1", "--nnodes=1", "--nproc-per-node=4"} <= set(words)
-
-
-def test_join_timeout_is_the_setting():
-    words = SlurmTorchrun.from_environment({**JOB, "SCALING_JOIN_TIMEOUT_S": "20"}).command(SPEC)
     assert "--rdzv-conf=join_timeout=20,read_timeout=20" in words
 
 
@@ -63,36 +59,30 @@ def test_worker_reads_back_who_started_it():
     assert (info.launcher, info.rank, info.world_size, info.local_world_size) == ("slurm-srun", 5, 8, 4)
 
 
+def without(word):
+    return {name: value for name, value in JOB.items() if word not in name}
+
+
+@pytest.mark.parametrize(("job", "size", "message"), [
+    (without("GPUS"), 1, "the job has no GPUs .*; give --workers-per-node"),
+    (without("NUM_NODES"), 1, "inside a Slurm job, and SLURM_JOB_NUM_NODES is not set; `scaling submit`"),
+    (without("NODEID"), 1, "from the job's first node, as its batch script does"),
+    (JOB, 12, "12 workers need 3 nodes of 4; the job has 2"),
+    (JOB, 5, "5 workers do not spread evenly over 2 nodes of 4"),
+])  # fmt: skip
+@pytest.mark.parametrize("launcher", [SlurmTorchrun, SlurmSrun])
+def test_launch_that_no_job_or_this_one_cannot_hold_is_refused(launcher, job, size, message):
+    with pytest.raises(ValueError, match=message):
+        launcher.from_environment(job).command(LaunchSpec(size, 1, "m", []))
+
+
 def test_number_of_workers_a_node_may_be_said():
-    assert SlurmSrun.from_environment(JOB, 1).workers_per_node == 1
-    without_gpus = {name: value for name, value in JOB.items() if "GPUS" not in name}
-    with pytest.raises(ValueError, match=r"the job has no GPUs .*; give --workers-per-node"):
-        SlurmSrun.from_environment(without_gpus)
-
-
-def test_outside_a_job_the_message_says_how_to_get_into_one():
-    said = "inside a Slurm job, and SLURM_JOB_NUM_NODES is not set; `scaling submit`"
-    with pytest.raises(ValueError, match=said):
-        SlurmTorchrun.from_environment({"SLURM_JOB_ID": "17"})
-
-
-def test_on_the_machine_from_which_an_allocation_was_asked_for_it_is_refused():
-    elsewhere = {name: value for name, value in JOB.items() if name != "SLURM_NODEID"}
-    with pytest.raises(ValueError, match="from the job's first node, as its batch script does"):
-        SlurmTorchrun.from_environment(elsewhere)
-
-
-def test_launch_that_the_job_cannot_hold_is_refused():
-    launcher = SlurmSrun.from_environment(JOB)
-    with pytest.raises(ValueError, match="12 workers need 3 nodes of 4; the job has 2"):
-        launcher.command(LaunchSpec(12, 1, "m", []))
+    assert SlurmSrun.from_environment(without("GPUS"), 1).workers_per_node == 1
 
 
 @pytest.mark.parametrize(("size", "nodes"), [(1, 1), (4, 1), (6, 2), (8, 2), (12, 3)])
-def test_workers_are_spread_evenly_over_as_few_nodes_as_hold_them_or_refused(size, nodes):
+def test_workers_are_spread_evenly_over_as_few_nodes_as_hold_them(size, nodes):
     assert nodes_for(size, 4) == nodes
-    with pytest.raises(ValueError, match="5 workers do not spread evenly over 2 nodes of 4"):
-        nodes_for(5, 4)
 
 
 def test_port_that_another_program_holds_is_named_with_a_way_out(monkeypatch):
@@ -109,17 +99,11 @@ def test_port_that_another_program_holds_is_named_with_a_way_out(monkeypatch):
     launcher.before_start()
 
 
-@pytest.mark.parametrize(
-    ("log", "reason"),
-    [
-        ("$ srun\nerror: study 'x' has no cell of 3\nsrun: error: n1: task 0", "study 'x' has no cell of 3"),
-        (
-            "Traceback\n...RendezvousTimeoutError\nsrun: error: n1: task 0: Exited",
-            "not all nodes came within",
-        ),
-        ("srun: error: Unable to create step for job 17: More processors", "srun: Unable to create step"),
-        ("", "the launch ended before a worker began"),
-    ],
-)
+@pytest.mark.parametrize(("log", "reason"), [
+    ("$ srun\nerror: study 'x' has no cell of 3\nsrun: error: n1: task 0", "study 'x' has no cell of 3"),
+    ("...RendezvousTimeoutError\nsrun: error: n1: task 0: Exited", "not all nodes came within"),
+    ("srun: error: Unable to create step for job 17: More processors", "srun: Unable to create step"),
+    ("", "the launch ended before a worker began"),
+])  # fmt: skip
 def test_reason_of_a_launch_that_began_nothing_is_read_from_what_it_printed(log, reason):
     assert SlurmTorchrun.from_environment(JOB).why_not_started(log).startswith(reason)

@@ -52,8 +52,7 @@ class Told:
 @pytest.mark.parametrize("questions", [(0, 3), (3, 0), (2, 2)])
 def test_both_hosts_are_waited_for_where_neither_fails(questions):
     started = [Told(0, number) for number in questions]
-    assert _wait(started) == 0
-    assert [one.returncode for one in started] == [0, 0]
+    assert (_wait(started), [one.returncode for one in started]) == (0, [0, 0])
 
 
 @pytest.mark.parametrize("codes", [(3, 0), (0, 3)])
@@ -62,16 +61,14 @@ def test_code_of_the_host_that_fails_is_the_launchs(codes):
 
 
 def test_hosts_have_an_address_each_and_a_link_between_them():
+    of_host = (
+        "ip -n {0} address add 198.18.0.{1}/30 dev link0|ip -n {0} link set lo up|ip -n {0} link set link0 up"
+    )
     assert [" ".join(command) for command in set_up_commands(("a", "b"), HostLink())] == [
-        "ip netns add a",
-        "ip netns add b",
+        *("ip netns add a", "ip netns add b"),
         "ip link add name link0 netns a type veth peer name link0 netns b",
-        "ip -n a address add 198.18.0.1/30 dev link0",
-        "ip -n a link set lo up",
-        "ip -n a link set link0 up",
-        "ip -n b address add 198.18.0.2/30 dev link0",
-        "ip -n b link set lo up",
-        "ip -n b link set link0 up",
+        *of_host.format("a", 1).split("|"),
+        *of_host.format("b", 2).split("|"),
     ]
 
 

@@ -68,17 +68,13 @@ def test_ranks_of_two_launches_are_fresh_processes_in_the_launchs_environment(la
         assert [one["pid"] for one in seen[-2:]] == running.rank_pids
     assert [one["variable"] for one in seen] == ["one", "one", "two", "two"]
     assert len({one["pid"] for one in seen} | {zygote.pid}) == 5
-    assert {one["sum_of_ranks"] for one in seen} == {1}
-    assert {one["threads"] for one in seen} == {1}
-    assert len({one["hash"] for one in seen}) == 1
-    assert seen[0]["words"] == [MODULE, "facts", str(tmp_path)]
+    assert ({one["sum_of_ranks"] for one in seen}, {one["threads"] for one in seen}) == ({1}, {1})
+    assert (len({one["hash"] for one in seen}), seen[0]["words"]) == (1, [MODULE, "facts", str(tmp_path)])
     log = (tmp_path / "log").read_text()
     assert all(log.count(f"{stream} of {rank}\n") == 2 for stream in ("out", "err") for rank in (0, 1))
 
 
-def test_each_repeat_has_a_zygote_of_its_own_and_one_that_has_forked_is_one_of_those_asked_for(
-    tmp_path, monkeypatch
-):
+def test_each_repeat_has_a_zygote_of_its_own_and_one_that_has_forked_counts(tmp_path, monkeypatch):
     started, hashes = [], []
 
     class Counted(Zygote):
@@ -98,14 +94,10 @@ def test_each_repeat_has_a_zygote_of_its_own_and_one_that_has_forked_is_one_of_t
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-@pytest.mark.parametrize(
-    ("what", "code", "said"),
-    [
-        ("fails", 3, "ended with exit code 3"),
-        ("raises", 1, "ended with exit code 1"),
-        ("dies", 128 + signal.SIGKILL, "was ended by SIGKILL"),
-    ],
-)
+@pytest.mark.parametrize(("what", "code", "said"), [
+    ("fails", 3, "ended with exit code 3"), ("raises", 1, "ended with exit code 1"),
+    ("dies", 128 + signal.SIGKILL, "was ended by SIGKILL"),
+])  # fmt: skip
 def test_rank_that_fails_ends_the_launch_with_its_code(launch, tmp_path, what, code, said):
     running = launch(what)
     assert running.wait(LIMIT_S) == code

@@ -1,5 +1,6 @@
 """Machines, cells and strategies that the tests of predictions share."""
 
+from dataclasses import replace
 from typing import Any
 
 from scaling.collectives.plan import Exchange, Stage, Update
@@ -26,11 +27,8 @@ def machine(num_gpus: int = 4, nvlink: float = 200e9, nodes: int = 1) -> Topolog
     ]
     for index in range(num_gpus):
         gpu = f"gpu{index}"
-        devices.append(
-            Device(
-                gpu, "gpu", "A GPU", reduce_bytes_per_s=500e9, bandwidth_bytes_per_s=1500e9, type="gpu-type"
-            )
-        )
+        made = Device(gpu, "gpu", "A GPU", reduce_bytes_per_s=500e9, type="gpu-type")
+        devices.append(replace(made, bandwidth_bytes_per_s=1500e9))
         links.append(Link(f"{gpu}-switch", gpu, "switch", "nvlink", nvlink, 3e-7, type="nvlink-type"))
         links.append(Link(f"cpu0-{gpu}", "cpu0", gpu, "pcie", 25e9, 2e-7, type="pcie-type"))
     peers = (frozenset(f"gpu{index}" for index in range(num_gpus)),)
@@ -42,26 +40,13 @@ def machine(num_gpus: int = 4, nvlink: float = 200e9, nodes: int = 1) -> Topolog
 
 def cell(world_size: int, aggregator: str = "ring", **changes: Any) -> dict[str, Any]:
     """A cell under strong scaling of a global batch of 4096."""
-    values = {
-        "kind": "iteration",
-        "model_label": "net",
-        "dataset_label": "data",
-        "aggregator": aggregator,
-        "aggregator_label": aggregator,
-        "aggregator_parameters": {},
-        "exchanges": aggregator != "none",
-        "step": "eager",
-        "device": "cuda",
-        "scaling": "strong",
-        "world_size": world_size,
-        "local_batch": 4096 // world_size,
-        "global_batch": 4096,
-        "threads": 1,
-        "peer_access": True,
-        "tf32": False,
-        "input_placement": "device",
+    return {
+        **{"kind": "iteration", "model_label": "net", "dataset_label": "data", "aggregator": aggregator},
+        **{"aggregator_label": aggregator, "aggregator_parameters": {}, "exchanges": aggregator != "none"},
+        **{"step": "eager", "device": "cuda", "scaling": "strong", "world_size": world_size},
+        **{"local_batch": 4096 // world_size, "global_batch": 4096, "threads": 1, "peer_access": True},
+        **{"tf32": False, "input_placement": "device", **changes},
     }
-    return {**values, **changes}
 
 
 def strategy(values: dict[str, Any], num_elements: int = NUM_ELEMENTS) -> Strategy:

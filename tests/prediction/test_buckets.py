@@ -42,8 +42,7 @@ def test_no_partition_is_below_the_bound_and_the_best_one_is_at_it(seed):
     gradients, curve = drawn(seed, num)
     ends = {one: end_s(one, gradients, curve) for one in every_partition(num)}
     best = best_partition(gradients, curve)
-    assert len(ends) == 2 ** (num - 1)
-    assert best.end_s == pytest.approx(min(ends.values()), rel=1e-12)
+    assert (len(ends), best.end_s) == (2 ** (num - 1), pytest.approx(min(ends.values()), rel=1e-12))
     assert best.end_s == pytest.approx(ends[best.ends], rel=1e-12)
 
 
@@ -53,8 +52,7 @@ def test_of_each_number_of_buckets_it_is_the_best(seed):
     gradients, curve = drawn(seed, num)
     for count, found in enumerate(best_by_count(gradients, curve), start=1):
         least = min(end_s(one, gradients, curve) for one in every_partition(num) if len(one) == count)
-        assert len(found.ends) == count
-        assert found.end_s == pytest.approx(least, rel=1e-12)
+        assert (len(found.ends), found.end_s) == (count, pytest.approx(least, rel=1e-12))
         assert found.end_s == pytest.approx(end_s(found.ends, gradients, curve), rel=1e-12)
 
 
@@ -72,8 +70,7 @@ def test_without_latency_each_gradient_goes_alone_and_with_much_of_it_all_togeth
     gradients = Gradients((1.0, 2.0, 3.0, 4.0), (MB,) * 4)
     free = ExchangeCurve((0.0, 4.0 * MB), (0.0, 2.0))
     slow = ExchangeCurve((0.0, 4.0 * MB), (50.0, 50.1))
-    assert best_partition(gradients, free).end_s == 4.5
-    assert best_partition(gradients, slow).ends == (4,)
+    assert (best_partition(gradients, free).end_s, best_partition(gradients, slow).ends) == (4.5, (4,))
 
 
 def test_ddp_makes_of_the_sizes_that_it_is_given_the_buckets_that_were_meant():

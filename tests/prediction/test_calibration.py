@@ -19,6 +19,11 @@ def observation(kind, latency_s, flow_s, seconds, key=None):
     return Observation(key, [Term(kind, kind, latency_s, flow_s)], seconds, 0.01, 2)
 
 
+def single(ratio, sd, key=None, world_size=2):
+    """A term of 10 ms that took `ratio` times as long."""
+    return Observation(key, [Term("sends", "sends", 0.0, 1e-2)], ratio * 1e-2, sd, world_size)
+
+
 def test_factors_that_made_the_times_are_found():
     found = calibrate(observation("sends", 1e-4, s, 3e-4 + 1.2 * s) for s in (1e-5, 1e-3, 1e-2, 1e-1))
     assert found.factor("sends", 0) == pytest.approx(3, rel=0.1)
@@ -79,15 +84,10 @@ def test_a_librarys_left_over_goes_by_size():
 def truth_of(values, factors, compute):
     """What a cell would take on a machine whose factors are known: (iteration, exchange)."""
     own, n = strategy(values), values["world_size"]
-    terms = [
-        *terms_of(own, 0, Machinery(machine()), n),
-        *divide_term(own.num_elements, own, Machinery(machine()), n),
-    ]
-    exchange_s = sum(
-        factors.get(t.kind, (1, 1))[0] * t.latency_s + factors.get(t.kind, (1, 1))[1] * t.flow_s
-        for t in terms
-    )
-    exchange_s = exchange_s if n > 1 else 0.0
+    machinery = Machinery(machine())
+    terms = [*terms_of(own, 0, machinery, n), *divide_term(own.num_elements, own, machinery, n)]
+    pairs = [(factors.get(t.kind, (1, 1)), t) for t in terms]
+    exchange_s = sum(f[0] * t.latency_s + f[1] * t.flow_s for f, t in pairs) if n > 1 else 0.0
     return compute[0] + compute[1] * values["local_batch"] + exchange_s, exchange_s
 
 
@@ -176,8 +176,7 @@ class TestRobustLoss:
 
     def test_one_measurement_pulls_no_further_however_far_it_is_off(self):
         alone, far, further = (self.factor([1.2] * 8 + off) for off in ([], [12.0], [1200.0]))
-        assert far == pytest.approx(alone, rel=0.05)
-        assert further == pytest.approx(far, rel=0.005)
+        assert (far, further) == (pytest.approx(alone, rel=0.05), pytest.approx(far, rel=0.005))
 
 
 @pytest.mark.parametrize("own_sd", [0.05, 0.5])
@@ -214,8 +213,7 @@ class TestShrinkage:
 
     @pytest.mark.parametrize("noise", [0.01, 0.15, 0.6])
     def test_single_strategys_left_over_is_the_mean_of_its_posterior(self, noise):
-        strategy = Observation(KEYS, [Term("sends", "sends", 0.0, 1e-2)], 1.3e-2, noise, 2)
-        log, sd = self.left_over(calibrate([*exact_transfers(), strategy]))
+        log, sd = self.left_over(calibrate([*exact_transfers(), single(1.3, noise, KEYS)]))
         logs = np.linspace(-4, 4, 80_001)
         density = np.exp(-((logs / 0.15) ** 2) / 2 - ((logs - math.log(1.3)) / noise) ** 2 / 2)
         mean = np.average(logs, weights=density)
@@ -227,12 +225,7 @@ class TestShrinkage:
         generator = np.random.default_rng(8)
         truth = generator.normal(0, scatter, 150)
         seen = truth + generator.normal(0, noise, 150)
-        strategies = [
-            Observation(
-                ("net", str(n), "sends"), [Term("sends", "sends", 0.0, 1e-2)], 1e-2 * math.exp(one), noise, 2
-            )
-            for n, one in enumerate(seen)
-        ]
+        strategies = [single(math.exp(one), noise, ("net", str(n), "sends")) for n, one in enumerate(seen)]
         found = calibrate([*exact_transfers(), *strategies])
         told = np.array([self.left_over(found, ("net", str(n), "sends")) for n in range(150)])
         best = 1 / (1 + noise**2 / scatter**2)  # of the measured variance that is the strategies' own
@@ -240,19 +233,14 @@ class TestShrinkage:
         assert np.std((told[:, 0] - truth) / told[:, 1]) == pytest.approx(1, abs=0.15)
 
     def test_what_makes_the_fit_too_long_makes_the_left_over_as_much_shorter(self):
-        uncertain = [Observation(None, [Term("sends", "a", 0.0, 1e-2)], 1e-2, 0.3, 2)]
-        strategy = Observation(KEYS, [Term("sends", "sends", 0.0, 1e-2)], 1.3e-2, 0.001, 2)
-        found = calibrate([*uncertain, strategy])
+        found = calibrate([single(1.0, 0.3), single(1.3, 0.001, KEYS)])
         term = found.seconds(Term("sends", "a", 0.0, 1e-2))
         known, _ = found.with_left_over(KEYS, term, 2)
         assert term.relative_sd > 0.05
         assert known.relative_sd < 0.01
 
     def test_left_over_is_that_of_the_largest_measured_world_size(self):
-        strategies = [
-            Observation(KEYS, [Term("sends", "sends", 0.0, 1e-2)], ratio * 1e-2, 0.001, size)
-            for size, ratio in ((2, 1.0), (4, 1.3), (3, 0.8))
-        ]
+        strategies = [single(ratio, 0.001, KEYS, size) for size, ratio in ((2, 1.0), (4, 1.3), (3, 0.8))]
         log, _ = self.left_over(calibrate([*exact_transfers(), *strategies]), world_size=4)
         assert log == pytest.approx(math.log(1.3), abs=0.02)
 
@@ -348,5 +336,4 @@ def test_noise_of_a_step_is_absolute_whatever_part_of_it_the_exchange_is():
 
 
 def test_time_of_almost_nothing_is_uncertain_and_no_overflow():
-    observed = Observation(None, [Term("sends", "sends", 0.0, 1e-2)], 1e-300, 0.01, 2)
-    assert 1e5 < observed.sd < 1e7
+    assert 1e5 < single(1e-298, 0.01).sd < 1e7

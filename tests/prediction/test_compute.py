@@ -11,19 +11,53 @@ def alone(local_batch, seconds, **changes):
     return measured(cell(1, "none", local_batch=local_batch, **changes), seconds)
 
 
-def test_between_two_local_batches_time_is_interpolated_and_nothing_is_said():
-    model = ComputeModel([alone(1000, 1e-3), alone(3000, 3e-3)])
-    computed = model.step(cell(2), 2000)
-    assert computed.step_s.value == pytest.approx(2e-3)
-    assert computed.notes == ()
+TWO = [alone(1000, 1e-3), alone(3000, 3e-3)]
+BOTH = [alone(4096, 4e-3, step="overlapped"), measured(cell(1, step="overlapped"), 5e-3, exchange_s=1e-6)]
+LAYERED = [alone(64, 2e-3, step="captured"), alone(64, 1.5e-3, step="captured", bucket_mb=16.0)]
+PHASES = {"forward_s": 1.6e-3, "backward_s": 4.7e-3, "update_s": 0.1e-3}
+EXCHANGING = replace(measured(cell(2, step="captured", local_batch=64), 9e-3), phases=PHASES)
+CAPTURED = [alone(128, 9.4e-3, step="captured"), EXCHANGING]
+
+
+@pytest.mark.parametrize(("known", "asked", "local_batch", "step_s"), [
+    (TWO, cell(2), 2000, 2e-3),  # between two batches
+    (BOTH, cell(1, step="overlapped"), 4096, 5e-3),  # DDP's curve, and that of the unwrapped step
+    (BOTH, cell(1, "none", step="overlapped"), 4096, 4e-3),
+    (LAYERED, cell(2, step="captured", bucket_mb=25.0), 64, 1.5e-3),  # layer by layer, and without layers
+    (LAYERED, cell(2, step="captured"), 64, 2e-3),
+    (CAPTURED, cell(4, step="captured"), 64, 6.4e-3),  # the profiled computation of one that exchanges
+    ([*CAPTURED, alone(64, 6.0e-3, step="captured")], cell(4, step="captured"), 64, 6.0e-3),
+])  # fmt: skip
+def test_step_takes_what_cells_of_its_own_kind_took(known, asked, local_batch, step_s):
+    assert ComputeModel(known).step(asked, local_batch).step_s.value == pytest.approx(step_s)
+
+
+@pytest.mark.parametrize(("eager", "other", "asked", "local_batch", "step_s", "is_certain", "note"), [
+    # Launches bound the eager step.
+    ([(64, 18e-3), (128, 16e-3)], alone(128, 17e-3, step="overlapped"), cell(4, "none", step="overlapped"),
+     64, 17e-3, True, ""),
+    # The processor does.
+    ([(128, 18e-3)], alone(128, 9e-3, step="captured"), cell(1), 32, 18e-3, False, "bound by the processor"),
+    # A little below proportion is noise.
+    ([(2048, 3.9e-3), (4096, 8e-3)], alone(4096, 8e-3, step="captured"), cell(2, step="captured"),
+     2048, 4e-3, True, ""),
+    ([(2048, 5e-3), (4096, 9e-3)], alone(4096, 8e-3, step="captured"), cell(2, step="captured"),
+     2048, 4e-3, True, "eager"),
+])  # fmt: skip
+def test_step_follows_the_eager_step(eager, other, asked, local_batch, step_s, is_certain, note):
+    computed = ComputeModel([*(alone(*one) for one in eager), other]).step(asked, local_batch)
+    assert computed.step_s.value == pytest.approx(step_s)
+    assert (computed.step_s.relative_sd < 0.2) == is_certain
+    assert note in " ".join(computed.notes)
 
 
 def test_beyond_the_measured_batches_it_says_so_and_is_less_certain():
-    model = ComputeModel([alone(1000, 1e-3), alone(3000, 3e-3)])
+    model = ComputeModel(TWO)
     computed = model.step(cell(2), 500)
     assert computed.step_s.value == pytest.approx(0.5e-3)
     assert any("extrapolated to local batch 500" in note for note in computed.notes)
     assert computed.step_s.relative_sd > 2 * model.step(cell(2), 2000).step_s.relative_sd
+    assert model.step(cell(2), 2000).notes == ()
 
 
 def test_one_batch_alone_is_taken_as_the_middle_between_proportion_and_no_change():
@@ -51,22 +85,6 @@ def test_captured_step_does_not_follow_an_eager_step_that_launches_bound():
     assert low < 5e-3 < high  # as measured
     assert high >= 15e-3
     assert any("tells nothing" in note for note in computed.notes)
-
-
-def test_overlapped_step_follows_an_eager_step_that_launches_bound():
-    eager = [alone(64, 18e-3), alone(128, 16e-3)]
-    model = ComputeModel([*eager, alone(128, 17e-3, step="overlapped")])
-    computed = model.step(cell(4, "none", step="overlapped"), 64)
-    assert computed.step_s.value == pytest.approx(17e-3)
-    assert computed.step_s.relative_sd < 0.2
-
-
-def test_step_bound_by_the_processor_does_not_shrink_with_the_batch():
-    model = ComputeModel([alone(128, 18e-3), alone(128, 9e-3, step="captured")])
-    computed = model.step(cell(1), 32)
-    assert computed.step_s.value == pytest.approx(18e-3)
-    assert computed.step_s.relative_sd >= 0.2
-    assert any("bound by the processor" in note for note in computed.notes)
 
 
 def test_of_several_ranks_that_the_processor_bounds_each_step_takes_the_slowest():
@@ -134,14 +152,6 @@ def test_one_folder_does_not_tell_how_far_off_its_machine_is(folders, sd):
     assert model.step(cell(1, "none"), 64).step_s.relative_sd == pytest.approx(sd, rel=0.01)
 
 
-def test_eager_step_a_little_below_proportion_is_noise_and_is_followed():
-    eager = [alone(2048, 3.9e-3), alone(4096, 8e-3)]
-    model = ComputeModel([*eager, alone(4096, 8e-3, step="captured")])
-    computed = model.step(cell(2, step="captured"), 2048)
-    assert computed.step_s.value == pytest.approx(4e-3)
-    assert computed.step_s.relative_sd < 0.2
-
-
 @pytest.mark.parametrize("local_batch", [16, 32, 256])
 def test_step_that_follows_a_flat_eager_step_has_an_interval_down_to_proportion(local_batch):
     eager = [alone(32, 2.7e-3), alone(64, 3.0e-3), alone(128, 3.6e-3)]
@@ -150,33 +160,9 @@ def test_step_that_follows_a_flat_eager_step_has_an_interval_down_to_proportion(
     assert low <= 2.6e-3 * local_batch / 64 <= high * (1 + 1e-9)
 
 
-def test_a_step_measured_once_follows_the_eager_step():
-    eager = [alone(2048, 5e-3), alone(4096, 9e-3)]
-    model = ComputeModel([*eager, alone(4096, 8e-3, step="captured")])
-    computed = model.step(cell(2, step="captured"), 2048)
-    assert computed.step_s.value == pytest.approx(4e-3)
-    assert any("eager" in note for note in computed.notes)
-
-
-def test_cells_that_exchange_tell_nothing_of_the_computation():
-    model = ComputeModel([measured(cell(2), 5e-3, exchange_s=1e-3)])
-    with pytest.raises(PredictionError, match="--from"):
-        model.step(cell(2), 2048)
-
-
-def test_an_unwrapped_overlapped_step_is_another_curve_than_ddp():
-    model = ComputeModel(
-        [alone(4096, 4e-3, step="overlapped"), measured(cell(1, step="overlapped"), 5e-3, exchange_s=1e-6)]
-    )
-    assert model.step(cell(1, step="overlapped"), 4096).step_s.value == pytest.approx(5e-3)
-    assert model.step(cell(1, "none", step="overlapped"), 4096).step_s.value == pytest.approx(4e-3)
-
-
 def test_a_curve_of_one_memory_format_does_not_price_the_other():
     contiguous = [alone(1000, 1e-3), alone(3000, 3e-3)]
     last = cell(2, memory_format="channels_last")
-    with pytest.raises(PredictionError, match="no measured cell"):
-        ComputeModel(contiguous).step(last, 1000)
     both = ComputeModel([*contiguous, alone(2000, 9e-3, memory_format="channels_last")])
     assert both.step(last, 2000).step_s.value == pytest.approx(9e-3)
     assert both.step(cell(2, memory_format=None), 2000).step_s.value == pytest.approx(2e-3)
@@ -186,11 +172,8 @@ def test_a_step_with_another_input_stands_for_one_that_was_not_measured_and_says
     plain = [alone(1000, 1e-3), alone(3000, 3e-3)]
     augmented = cell(2, augmentation="standard")
     known = ComputeModel(plain).step(cell(2), 2000)
-    for changes in (
-        {"augmentation": "standard"},
-        {"input_placement": "pinned"},
-        {"input_placement": "loader"},
-    ):
+    placements = ({"input_placement": value} for value in ("pinned", "loader"))
+    for changes in ({"augmentation": "standard"}, *placements):
         computed = ComputeModel(plain).step(cell(2, **changes), 2000)
         assert computed.step_s.value == known.step_s.value
         assert computed.step_s.relative_sd >= 0.1 > known.step_s.relative_sd
@@ -208,19 +191,17 @@ def test_spread_of_equal_cells_is_part_of_the_uncertainty():
     assert model.step(cell(1), 4096).step_s.relative_sd > 0.2
 
 
-def test_several_processes_on_a_cpu_are_no_single_one():
-    model = ComputeModel([measured(cell(2, "none", device="cpu"), 5e-3)])
-    with pytest.raises(PredictionError, match="no measured cell"):
-        model.step(cell(2, "none", device="cpu"), 1000)
+@pytest.mark.parametrize(("known", "asked"), [
+    (measured(cell(2), 5e-3, exchange_s=1e-3), cell(2)),
+    (measured(cell(2, "none", device="cpu"), 5e-3), cell(2, "none", device="cpu")),
+    (alone(1000, 1e-3), cell(2, memory_format="channels_last")),
+], ids=["it exchanges", "several processes", "another memory format"])  # fmt: skip
+def test_what_tells_nothing_of_the_computation_is_not_used(known, asked):
+    with pytest.raises(PredictionError, match=r"no measured cell.*--from"):
+        ComputeModel([known]).step(asked, 1000)
 
 
 class TestLayerByLayer:
-    def test_its_own_cells_count_and_those_without_layers_do_not(self):
-        layered = alone(64, 1.5e-3, step="captured", bucket_mb=16.0)
-        model = ComputeModel([alone(64, 2e-3, step="captured"), layered])
-        assert model.step(cell(2, step="captured", bucket_mb=25.0), 64).step_s.value == pytest.approx(1.5e-3)
-        assert model.step(cell(2, step="captured"), 64).step_s.value == pytest.approx(2e-3)
-
     def test_without_them_it_hides_half_of_the_update_and_may_hide_none_or_all(self):
         plain = replace(alone(64, 2e-3, step="captured"), phases={"update_s": 0.6e-3})
         computed = ComputeModel([plain]).step(cell(2, step="captured", bucket_mb=16.0), 64)
@@ -229,16 +210,6 @@ class TestLayerByLayer:
         assert low <= 1.4e-3 < 2e-3 <= high
         assert any("half of its update of 0.6 ms" in note for note in computed.notes)
         assert ComputeModel([plain]).step(cell(2, step="captured"), 64).notes == ()
-
-
-def test_captured_step_that_exchanges_tells_its_profiled_computation():
-    phases = {"forward_s": 1.6e-3, "backward_s": 4.7e-3, "update_s": 0.1e-3}
-    exchanging = replace(measured(cell(2, step="captured", local_batch=64), 9e-3), phases=phases)
-    model = ComputeModel([alone(128, 9.4e-3, step="captured"), exchanging])
-    assert model.step(cell(4, step="captured"), 64).step_s.value == pytest.approx(6.4e-3)
-    own = alone(64, 6.0e-3, step="captured")
-    again = ComputeModel([alone(128, 9.4e-3, step="captured"), own, exchanging])
-    assert again.step(cell(4, step="captured"), 64).step_s.value == pytest.approx(6.0e-3)
 
 
 def test_a_noisy_point_makes_its_own_batch_uncertain_alone():

@@ -6,11 +6,8 @@ import pytest
 from scaling.prediction.estimate import PredictedValue, total
 
 
-def test_independent_inputs_add_as_squares():
+def test_independent_inputs_add_as_squares_and_one_that_both_share_counts_as_one():
     assert (PredictedValue.of(3.0, "a", 1.0) + PredictedValue.of(4.0, "b", 1.0)).sd == pytest.approx(5.0)
-
-
-def test_an_input_that_both_share_counts_as_one():
     assert total([PredictedValue.of(3.0, "a", 0.1)] * 2).sd == pytest.approx(0.6)
 
 

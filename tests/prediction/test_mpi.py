@@ -107,12 +107,10 @@ def test_horovod_between_gpus_is_nccls():
 
 
 def test_measured_cells_of_two_ranks_calibrate_four():
-    own = [(n, of_kind(terms(n), "mpi")) for n in (2, 4)]
-    (_, known), (_, asked) = own
-    true = [2.0 * (term.latency_s + term.flow_s) for term in known]
-    calibration = calibrate([Observation(None, known, sum(true), 0.01, 2)])
-    predicted = sum(calibration.seconds(term).value for term in asked)
-    assert predicted == pytest.approx(2.0 * sum(term.latency_s + term.flow_s for term in asked), rel=0.1)
+    known, asked = (of_kind(terms(n), "mpi") for n in (2, 4))
+    true = [2.0 * sum(term.latency_s + term.flow_s for term in own) for own in (known, asked)]
+    calibration = calibrate([Observation(None, known, true[0], 0.01, 2)])
+    assert sum(calibration.seconds(term).value for term in asked) == pytest.approx(true[1], rel=0.1)
 
 
 def test_sources_carry_the_recorded_library_to_the_prediction():
@@ -133,19 +131,11 @@ def test_probed_all_reduces_of_processes_calibrate_gloo():
 
 def probed(sizes, factor, operation="mpi_all_reduce", num_ranks=2):
     """What a probe would measure on the example machine, slower than its file by `factor(bytes)`."""
-    machinery = Machinery(machine(), mpi=OPEN_MPI)
-    nominal = observations_of_transfers(
-        [MeasuredTransfer(operation, num_ranks, size, False, 1.0, 0.01) for size in sizes], machinery
-    )
-    return [
-        replace(one, seconds=factor(size) * sum(t.latency_s + t.flow_s for t in own.terms))
-        for size, own, one in zip(
-            sizes,
-            nominal,
-            [MeasuredTransfer(operation, num_ranks, size, False, 1.0, 0.01) for size in sizes],
-            strict=True,
-        )
-    ]
+    asked = [MeasuredTransfer(operation, num_ranks, size, False, 1.0, 0.01) for size in sizes]
+    nominal = observations_of_transfers(asked, Machinery(machine(), mpi=OPEN_MPI))
+    times = [sum(term.latency_s + term.flow_s for term in own.terms) for own in nominal]
+    known = zip(asked, sizes, times, strict=True)
+    return [replace(one, seconds=factor(size) * seconds) for one, size, seconds in known]
 
 
 def predictor_of(transfers):
@@ -167,9 +157,8 @@ def test_probed_all_reduce_is_one_mpi_term_of_that_size():
     assert (term.kind, term.native_bytes, one.key) == ("mpi", float(1 << 24), None)
     assert term.choice == "Open MPI 5.0.11: reduce-scatter and all-gather"
     (of_cell,) = of_kind(terms(2), "mpi")
-    (same,) = observations_of_transfers(
-        probed([int(of_cell.native_bytes)], lambda _: 1.0), Machinery(machine(), mpi=OPEN_MPI)
-    )
+    again = probed([int(of_cell.native_bytes)], lambda _: 1.0)
+    (same,) = observations_of_transfers(again, Machinery(machine(), mpi=OPEN_MPI))
     assert (same.terms[0].latency_s, same.terms[0].flow_s) == (of_cell.latency_s, of_cell.flow_s)
 
 
@@ -183,9 +172,8 @@ def test_probe_of_two_ranks_calibrates_mpi(world_size):
 
 def test_probe_of_mpi_makes_its_prediction_more_certain_and_leaves_gloo_and_nccl_alone():
     own = strategy_of(mpi_cell(2))
-    without, with_probe = (
-        predictor_of(transfers).predict(own).exchange for transfers in ([], probed(SIZES, lambda _: 1.0))
-    )
+    known = ([], probed(SIZES, lambda _: 1.0))
+    without, with_probe = (predictor_of(transfers).predict(own).exchange for transfers in known)
     assert with_probe.relative_sd < without.relative_sd
     assert {name for name, _ in predictor_of(probed(SIZES, lambda _: 3.0)).calibration.names} == {"mpi"}
     others = probed(SIZES, lambda _: 3.0, "all_reduce")

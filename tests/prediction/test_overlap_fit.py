@@ -44,20 +44,17 @@ def test_codecs_and_steps_that_hide_nothing_tell_no_slowdown():
 def test_left_over_beyond_the_noise_stays_with_the_strategy():
     fit = fit_left_overs([step(14.0), step(14.1)], OverlapFit())
     same, twice = (fit.left_over(KEY, size) for size in (2, 4))
-    assert same.value == pytest.approx(4.05, rel=0.02)
-    assert twice.value == same.value
+    assert (same.value, twice.value) == (pytest.approx(4.05, rel=0.02), same.value)
     assert twice.sd > 3 * same.sd
     assert fit.left_over(("other", *KEY[1:]), 2).value == 0.0
 
 
-def test_left_over_within_the_noise_is_dropped():
-    assert fit_left_overs([step(10.1)], OverlapFit()).left_over(KEY, 2).value == 0.0
+def test_left_over_within_the_noise_of_the_step_or_of_its_computation_is_dropped():
+    def value(one):
+        return fit_left_overs([one], OverlapFit()).left_over(KEY, 2).value
 
-
-def test_left_over_of_a_step_whose_computation_is_uncertain_is_noise():
-    host_bound = OverlappedCell(KEY, True, True, 2, 14.0, 10.0, 2.0, compute_sd_s=4.0)
-    assert fit_left_overs([host_bound], OverlapFit()).left_over(KEY, 2).value == 0.0
-    assert fit_left_overs([step(14.0)], OverlapFit()).left_over(KEY, 2).value > 3.5
+    assert value(step(10.1)) == value(replace(step(14.0), compute_sd_s=4.0)) == 0.0
+    assert value(step(14.0)) > 3.5
 
 
 def hook(access, measured_s, predicted_s):

@@ -21,22 +21,24 @@ def model():
     return ComputeModel([measured(cell(1, "none", local_batch=b), 1e-6 * b) for b in (64, 1024, 2048, 4096)])
 
 
+def told(sources, topology, values):
+    """What these sources make of a cell on that machine."""
+    return sources.predictor(topology, lambda own, _: strategy(own))[0].predict(strategy(values))
+
+
 def predicted(values, *changes, topology=None):
     machinery = Machinery(what_if(topology or machine(), changes))
     return Predictor(machinery, model()).predict(strategy(values))
 
 
-@pytest.mark.parametrize(
-    ("values", "change"),
-    [
-        (cell(4), "nvlink-type.bandwidth=0.5x"),
-        (cell(4), "nvlink-type.latency=1e-3"),
-        (cell(4), "peer_access=off"),
-        (cell(4, "all_reduce"), "nvlink-type.bandwidth=0.5x"),
-        (cell(4, peer_access=False), "pcie-type.bandwidth=0.5x"),
-        (cell(4, "all_reduce", peer_access=False), "pcie-type.bandwidth=0.5x"),
-    ],
-)
+@pytest.mark.parametrize(("values", "change"), [
+    (cell(4), "nvlink-type.bandwidth=0.5x"),
+    (cell(4), "nvlink-type.latency=1e-3"),
+    (cell(4), "peer_access=off"),
+    (cell(4, "all_reduce"), "nvlink-type.bandwidth=0.5x"),
+    (cell(4, peer_access=False), "pcie-type.bandwidth=0.5x"),
+    (cell(4, "all_reduce", peer_access=False), "pcie-type.bandwidth=0.5x"),
+])  # fmt: skip
 def test_changing_a_used_link_changes_the_prediction(values, change):
     before, after = predicted(values), predicted(values, change)
     assert after.exchange.value > 1.2 * before.exchange.value
@@ -44,15 +46,12 @@ def test_changing_a_used_link_changes_the_prediction(values, change):
     assert change in after.topology
 
 
-@pytest.mark.parametrize(
-    ("values", "change"),
-    [
-        (cell(4), "pcie-type.bandwidth=0.01x"),
-        (cell(4, peer_access=False), "nvlink-type.bandwidth=0.01x"),
-        (cell(1), "nvlink-type.bandwidth=0.01x"),
-        (cell(4, "none"), "nvlink-type.bandwidth=0.01x"),
-    ],
-)
+@pytest.mark.parametrize(("values", "change"), [
+    (cell(4), "pcie-type.bandwidth=0.01x"),
+    (cell(4, peer_access=False), "nvlink-type.bandwidth=0.01x"),
+    (cell(1), "nvlink-type.bandwidth=0.01x"),
+    (cell(4, "none"), "nvlink-type.bandwidth=0.01x"),
+])  # fmt: skip
 def test_changing_a_link_that_is_not_used_changes_nothing(values, change):
     assert predicted(values, change).iteration.value == predicted(values).iteration.value
 
@@ -67,8 +66,7 @@ def test_the_network_counts_between_nodes_alone():
 
 def test_one_rank_takes_what_it_computes():
     prediction = predicted(cell(1))
-    assert prediction.iteration.value == pytest.approx(4096e-6)
-    assert prediction.exchange.value == 0
+    assert (prediction.iteration.value, prediction.exchange.value) == (pytest.approx(4096e-6), 0)
 
 
 def test_an_exchange_hides_in_the_wait_for_a_loader():
@@ -104,13 +102,8 @@ def test_every_row_says_that_it_is_simulated():
 
 
 def test_the_table_tells_memory_formats_precisions_and_augmentation_apart():
-    changes = [
-        {},
-        {"tf32": True},
-        {"memory_format": "channels_last"},
-        {"peer_access": False, "memory_format": "channels_last", "tf32": True},
-        {"augmentation": "standard"},
-    ]
+    tf32, last = {"tf32": True}, {"memory_format": "channels_last"}
+    changes = [{}, tf32, last, {"peer_access": False, **last, **tf32}, {"augmentation": "standard"}]
     cells = [cell(4, **{"memory_format": None, **own}) for own in changes]
     names = ["ring", "ring, tf32", "ring, channels_last", "ring, host-only, channels_last, tf32"]
     names.append("ring, augmented")
@@ -151,11 +144,8 @@ def test_overlap_hides_and_eager_does_not():
     half = eager.num_elements // 2
     stages = strategy(values, half).buckets[0]
     own = Strategy(values, (stages, stages), (half, half), (4, 4), (), 2 * half)
-    cells = [
-        measured(cell(1, "none", local_batch=b, step=s), 1e-6 * b)
-        for b in (1024, 4096)
-        for s in ("eager", "overlapped")
-    ]
+    sizes = [(b, s) for b in (1024, 4096) for s in ("eager", "overlapped")]
+    cells = [measured(cell(1, "none", local_batch=b, step=s), 1e-6 * b) for b, s in sizes]
     predictor = Predictor(Machinery(machine()), ComputeModel(cells))
     hidden = predictor.predict(own)
     assert hidden.exposed_exchange.value < 0.8 * hidden.exchange.value
@@ -170,12 +160,7 @@ def test_computation_of_another_gpu_is_less_certain_and_says_so():
     others = tuple(device for device in there.machine.devices if device.kind != "gpu")
     here = replace(there, machine=replace(there.machine, devices=(*others, *gpus)))
     sources = Sources([measured(cell(1, "none"), 4e-3)], (), there)
-    one, other = (
-        sources.predictor(topology, lambda values, _: strategy(values))[0].predict(
-            strategy(cell(4, "none", local_batch=4096))
-        )
-        for topology in (there, here)
-    )
+    one, other = (told(sources, topology, cell(4, "none", local_batch=4096)) for topology in (there, here))
     assert other.iteration.value == one.iteration.value
     assert other.iteration.interval[1] > 1.9 * one.iteration.value, "twice the memory's rate"
     assert any("another GPU" in note for note in other.notes)
@@ -184,13 +169,8 @@ def test_computation_of_another_gpu_is_less_certain_and_says_so():
 
 def test_a_machine_with_another_number_of_gpus_is_less_certain_and_says_so():
     four, cells = machine(), [measured(cell(1, "none"), 4e-3)]
-    eight = what_if(four, ["gpus=2x"])
-    one, other = (
-        Sources(cells, (), four, measured_on=[four])
-        .predictor(topology, lambda values, _: strategy(values))[0]
-        .predict(strategy(cell(1, "none")))
-        for topology in (four, eight)
-    )
+    sources, eight = Sources(cells, (), four, measured_on=[four]), what_if(four, ["gpus=2x"])
+    one, other = (told(sources, topology, cell(1, "none")) for topology in (four, eight))
     assert other.iteration.value == one.iteration.value
     assert other.iteration.relative_sd > one.iteration.relative_sd
     assert any("another machine than was measured" in note for note in other.notes)
@@ -227,8 +207,7 @@ def on_another_host(values, *, captured=False):
     there, known = machine(), cells if captured else cells[:2]
     host = [replace(device, cores=64) if device.kind == "cpu" else device for device in there.machine.devices]
     here = replace(there, machine=replace(there.machine, devices=tuple(host)))
-    sources = Sources(known, (), there, measured_on=[there])
-    return sources.predictor(here, lambda own, _: strategy(own))[0].predict(strategy(values))
+    return told(Sources(known, (), there, measured_on=[there]), here, values)
 
 
 def test_on_another_host_what_may_be_bound_by_the_processor_is_less_certain_and_says_so():

@@ -4,29 +4,18 @@ import pytest
 
 from scaling.prediction.rows import NOTHING_MEASURED, text_table
 
-PREDICTED = {
-    "model": "net",
-    "aggregator": "ring",
-    "world_size": 4,
-    "iteration_s": 0.01,
-    "iteration_s_low": 0.009,
-    "iteration_s_high": 0.011,
-}
-EXCHANGE_ALONE = {"model": "net", "aggregator": "tree", "world_size": 4, "exposed_comm_s": 0.002}
-NOT_PREDICTED = {"model": "net", "aggregator": "star", "world_size": 4, "reason": "it has no schedule"}
+NET = {"model": "net", "world_size": 4}
+PREDICTED = {**NET, "aggregator": "ring", "iteration_s": 0.01}
+PREDICTED |= {"iteration_s_low": 0.009, "iteration_s_high": 0.011}
+EXCHANGE_ALONE = {**NET, "aggregator": "tree", "exposed_comm_s": 0.002}
+NOT_PREDICTED = {**NET, "aggregator": "star", "reason": "it has no schedule"}
 
 
-@pytest.mark.parametrize(
-    ("rows", "is_told"),
-    [
-        ([], False),
-        ([PREDICTED], False),
-        ([EXCHANGE_ALONE], True),
-        ([EXCHANGE_ALONE, NOT_PREDICTED], True),
-        ([PREDICTED, EXCHANGE_ALONE], False),
-        ([NOT_PREDICTED, EXCHANGE_ALONE, PREDICTED], False),
-    ],
-)
+@pytest.mark.parametrize(("rows", "is_told"), [
+    ([], False), ([PREDICTED], False), ([EXCHANGE_ALONE], True), ([EXCHANGE_ALONE, NOT_PREDICTED], True),
+    ([PREDICTED, EXCHANGE_ALONE], False),
+    ([NOT_PREDICTED, EXCHANGE_ALONE, PREDICTED], False),
+])  # fmt: skip
 def test_only_a_table_without_any_iteration_says_that_nothing_was_measured(rows, is_told):
     told = " ".join(text_table(rows).split())
     assert (NOTHING_MEASURED in told) == is_told

@@ -18,14 +18,12 @@ def test_largest_of_some_values_is_the_mean_of_drawn_maxima(number):
 
 
 def test_as_many_ranks_as_were_measured_wait_no_longer():
-    assert waiting_ratio(0.05, [8], [8]) == 0
-    assert waiting_ratio(0.05, [4], [8]) == 0
+    assert (waiting_ratio(0.05, [8], [8]), waiting_ratio(0.05, [4], [8])) == (0, 0)
 
 
 def test_wait_grows_with_ranks_by_the_spread_of_one_and_with_nodes_by_that_of_machines():
     of_steps = [waiting_ratio(0.05, on, [1]) for on in ([2], [8], [8] * 512)]
-    assert of_steps == sorted(of_steps)
-    assert of_steps[1] == pytest.approx(0.05 * largest_of(8))
+    assert (of_steps, of_steps[1]) == (sorted(of_steps), pytest.approx(0.05 * largest_of(8)))
     assert waiting_ratio(None, [8] * 512, [1]) == pytest.approx(MACHINE_SD * largest_of(512))
 
 

@@ -35,8 +35,7 @@ def test_sums_of_all_ranks_are_bound_by_threads_then_by_the_memory_that_they_sha
 
 def test_sums_of_one_thread_take_less_for_a_further_row_than_for_the_first_two():
     two, four = (terms("host_serial", n)["host_serial: sums"] for n in (2, 4))
-    assert {two.kind, four.kind} == {"host_work"}
-    assert two.flow_s == pytest.approx(NUM_BYTES / 5e9, rel=0.01)
+    assert ({two.kind, four.kind}, two.flow_s) == ({"host_work"}, pytest.approx(NUM_BYTES / 5e9, rel=0.01))
     assert four.flow_s == pytest.approx(7 / 3 * NUM_BYTES / 5e9, rel=0.01)
     assert terms("host_serial")["mean"].flow_s == pytest.approx(2 / 3 * NUM_BYTES / 5e9)
 
@@ -74,8 +73,7 @@ def test_input_from_pageable_memory_is_copied_slower_than_from_pinned():
         known = replace(strategy(values), sample_bytes=3000)
         return input_copy(known, Machinery(machine(4))).value
 
-    assert copied_s("pinned") == pytest.approx(3e6 / 25e9)
-    assert copied_s("pageable") == pytest.approx(3e6 / 7e9)
+    assert (copied_s("pinned"), copied_s("pageable")) == (pytest.approx(3e6 / 25e9), pytest.approx(3e6 / 7e9))
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [(32, 1.0), (33, 1.2)])

@@ -18,14 +18,11 @@ def seconds(topology, operation, ranks):
 def test_rates_that_a_probe_would_measure_are_found_again():
     truth = HostSends(one_way=0.7, both_ways=0.45)
     slower = for_host_sends(machine(2), truth)
-    probed = [
-        MeasuredTransfer(operation, 2, SIZE, True, seconds(slower, operation, 2), 0.01)
-        for operation in ("send", "swap", "shift")
-    ]
+    times = {operation: seconds(slower, operation, 2) for operation in ("send", "swap", "shift")}
+    probed = [MeasuredTransfer(operation, 2, SIZE, True, own, 0.01) for operation, own in times.items()]
     found = measured_host_sends(machine(2), probed)
     assert found is not None
-    assert found.one_way == pytest.approx(0.7)
-    assert found.both_ways == pytest.approx(0.45)
+    assert (found.one_way, found.both_ways) == (pytest.approx(0.7), pytest.approx(0.45))
 
 
 def test_one_way_and_both_ways_have_their_own_rates():
@@ -40,12 +37,8 @@ def test_without_a_probe_the_machine_stays_as_it_is():
 
 
 def test_partners_of_a_rank_take_turns_and_share_the_link_of_one_that_all_turn_to():
-    owners = Schedule(
-        "owners",
-        4,
-        2,
-        (tuple(Transfer(rank, o, o, o + 1, "add") for o in (0, 1) for rank in range(4) if rank != o),),
-    )
+    step = tuple(Transfer(rank, o, o, o + 1, "add") for o in (0, 1) for rank in range(4) if rank != o)
+    owners = Schedule("owners", 4, 2, (step,))
     turns = in_turns(owners)
     assert [sorted({t.source for t in step}) for step in turns.steps] == [[0, 1], [2], [3]]
     bare = machine(4).without_latency

@@ -22,8 +22,7 @@ def test_up_to_one_doubling_on_the_measured_machine_nothing_widens(world_size):
 
 def test_another_machine_widens_to_what_machines_differ_by_and_says_so():
     launched, why = widened(Unseen(True, 4), 4)
-    assert launched.value == STEP.value
-    assert launched.relative_sd == pytest.approx(LAUNCHED_SD)
+    assert (launched.value, launched.relative_sd) == (STEP.value, pytest.approx(LAUNCHED_SD))
     assert why == "another machine than was measured: at least 23% in the interval"
     assert widened(Unseen(True, 4), 4, captured=True)[0].relative_sd == pytest.approx(CAPTURED_SD)
 
@@ -65,5 +64,4 @@ def test_pcie_is_another_link_than_nvlink_and_processes_have_none():
 @pytest.mark.parametrize(("started", "sd"), [(True, 0.35), (None, 0.35), (False, 0.0)])
 def test_a_step_of_which_nothing_tells_what_bounds_it_is_taken_as_bound_by_the_processor(started, sd):
     arguments = {"started": started, "by_host": True, "hooks": False, "shards": False}
-    assert Unseen(other_host=True).of_strategy(**arguments) == sd
-    assert Unseen().of_strategy(**arguments) == 0
+    assert (Unseen(other_host=True).of_strategy(**arguments), Unseen().of_strategy(**arguments)) == (sd, 0)

@@ -12,9 +12,8 @@ STEP_S = 0.02
 
 
 def weak(world_size, aggregator="all_reduce", step="overlapped"):
-    return cell(
-        world_size, aggregator, step=step, scaling="weak", local_batch=64, global_batch=64 * world_size
-    )
+    batches = {"scaling": "weak", "local_batch": 64, "global_batch": 64 * world_size}
+    return cell(world_size, aggregator, step=step, **batches)
 
 
 @pytest.mark.parametrize("step", ["eager", "overlapped"])
@@ -50,9 +49,8 @@ def test_an_exchange_that_takes_more_than_the_step_is_said_and_leaves_all_of_it_
 
 def test_8_gpus_alone_predict_64_and_say_where_the_computation_is_from():
     topology, said = machine(8, nodes=8), []
-    predictor, _ = Sources([measured(weak(8), STEP_S)], [], topology).predictor(
-        topology, lambda values, _: strategy(dict(values)), said.append
-    )
+    sources = Sources([measured(weak(8), STEP_S)], [], topology)
+    predictor, _ = sources.predictor(topology, lambda values, _: strategy(dict(values)), said.append)
     more = [predictor.predict(strategy(weak(size))).iteration for size in (8, 64)]
     assert more[0].value == pytest.approx(STEP_S, rel=0.01)
     assert more[1].value > STEP_S

@@ -50,8 +50,7 @@ class TestMessages:
             wide, flat, own = found[f"torch.{dtype}"]
             left, right = values_of((rank - 1) % WORLD_SIZE), values_of((rank + 1) % WORLD_SIZE)
             assert wide == [value for sent in left[1:6] for value in (0, sent)]
-            assert flat == [0, 0, 0, *right[2:4], *[0] * 7]
-            assert own == values_of(rank)
+            assert (flat, own) == ([0, 0, 0, *right[2:4], *[0] * 7], values_of(rank))
 
     def test_what_is_sent_is_metered_once(self, seen):
         assert seen("messages", "metered") == [[[7, 2]] * 6] * WORLD_SIZE
@@ -113,12 +112,7 @@ class TestTraining:
 
 class TestRoom:
     def test_places_have_shape_and_type_and_do_not_overlap(self):
-        wanted = [
-            torch.zeros(3, dtype=torch.uint8),
-            torch.zeros((2, 5)),
-            torch.zeros(0),
-            torch.zeros(1).double(),
-        ]
+        wanted = [torch.zeros(3).byte(), torch.zeros(2, 5), torch.zeros(0), torch.zeros(1).double()]
         places = HostRoom(pinned=False).places(wanted)
         assert [(one.shape, one.dtype) for one in places] == [(one.shape, one.dtype) for one in wanted]
         for number, place in enumerate(places):

@@ -32,12 +32,9 @@ def shared_buffers(group: TorchGroup) -> dict[str, Any]:
         paths.append(create(num_bytes))
         return paths[-1]
 
-    over_torch._create_shared_file = create_and_note
-    try:
+    with patch.object(over_torch, "_create_shared_file", create_and_note):
         buffer = group.shared_host_buffer(24, register=False)
         empty = group.shared_host_buffer(0, register=False)
-    finally:
-        over_torch._create_shared_file = create
     zeroed = int(buffer.sum()) == 0
     group.barrier()
     buffer.view(torch.int64)[group.rank] = group.rank + 1
@@ -156,15 +153,12 @@ def waiting(group: TorchGroup) -> dict[str, Any]:
 
 def waiting_in_vain(group: TorchGroup) -> dict[str, Any]:
     """Nobody fails, and nobody writes."""
-    limits = (over_torch.ASK_AFTER_S, over_torch.WAIT_LIMIT_S)
-    over_torch.ASK_AFTER_S = over_torch.WAIT_LIMIT_S = 0.01
-    try:
-        group.wait_until(lambda: False)
-        failure = None
-    except TimeoutError as error:
-        failure = str(error)
-    over_torch.ASK_AFTER_S, over_torch.WAIT_LIMIT_S = limits
-    return {"failure": failure}
+    with patch.multiple(over_torch, ASK_AFTER_S=0.01, WAIT_LIMIT_S=0.01):
+        try:
+            group.wait_until(lambda: False)
+        except TimeoutError as error:
+            return {"failure": str(error)}
+    return {"failure": "it did not wait"}
 
 
 def failing(workers: Workers, wait: Callable[[TorchGroup, torch.Tensor], None], name: str) -> dict[str, Any]:

@@ -20,9 +20,8 @@ def test_cells_are_the_summary_and_their_times_are_those_of_the_timed_steps(name
     results = scaling.load(REFERENCE / name)
     assert results.cells.equals(summary_table(ResultsFolder(REFERENCE / name)))
     steps = results.samples[results.samples.timed]
-    assert (steps.profiled.any(), steps.profiled.all()) == (
-        (True,) * 2 if name == "mnist-4xh200" else (False,) * 2
-    )
+    expected = (True,) * 2 if name == "mnist-4xh200" else (False,) * 2
+    assert (steps.profiled.any(), steps.profiled.all()) == expected
     slowest = steps.groupby(["cell_id", "repeat", "iteration"]).step_s.max()
     found = (slowest.groupby("cell_id").mean() / results.cells.set_index("cell_id").iteration_s).dropna()
     assert found.between(0.95, 1.05).all()  # gaps, and how launches are combined

@@ -47,9 +47,8 @@ def test_caption_is_short_and_says_how_to_see_the_grey_lines(study):
 def test_markdown_has_no_button_to_press(study):
     lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
     made = write_report(study.folder)
-    assert 'any aggregator. Press "show others" to see the remaining ones.' in html.unescape(
-        made.page.read_text()
-    )
+    said = 'any aggregator. Press "show others" to see the remaining ones.'
+    assert said in html.unescape(made.page.read_text())
     text = made.markdown()
     assert "any aggregator. Grey: the remaining ones." in text
     assert 'Press "show others"' not in text

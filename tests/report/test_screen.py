@@ -1,13 +1,17 @@
-"""`scaling report` fits on one screen, and what has no room is counted."""
+"""What `scaling report` prints: one screen, where what has no room is counted, and all tables."""
 
+import io
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import scaling.report.write as writing
 from scaling.analysis.findings import Finding
+from scaling.analysis.summary import summary_table
 from scaling.errors import StudyError
+from scaling.report import write_report
 from scaling.report.answer import Answer, limit_word
 from scaling.report.device import device_answer_table, device_headline, read_devices
 from scaling.report.figures.draw import Formats
@@ -15,7 +19,7 @@ from scaling.report.formats import spread
 from scaling.report.html import first_sentence
 from scaling.report.page_tables import DIFFERS, exchange_column
 from scaling.report.tables import Table
-from scaling.report.terminal import MOST_LINES, WIDTH, height, screen, table_lines
+from scaling.report.terminal import MOST_LINES, WIDTH, height, render_tables, screen, table_lines
 from scaling.report.verdict_text import next_of
 from scaling.store import ResultsFolder
 from tests.analysis.test_verdict import add, answers
@@ -48,8 +52,7 @@ def test_what_has_no_room_is_counted_and_what_is_next_is_shown():
     rows = [[f"workload {number}", "1"] for number in range(50)]
     details = [*(f"detail {number}" for number in range(20)), "Next: more."]
     lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), details), **ENDS)
-    assert (lines[0], height(lines)) == ("Yes.", MOST_LINES)
-    assert "(44 more rows)" in lines
+    assert (lines[0], height(lines), "(44 more rows)" in lines) == ("Yes.", MOST_LINES, True)
     shown = [line for line in lines if line.startswith("detail ")]
     assert f"({20 - len(shown)} more details)" in lines
     assert "Next: more." in lines
@@ -71,9 +74,8 @@ def test_trainings_of_one_seed_are_followed_by_three():
 def test_lstm_begins_with_speed_and_accuracy_of_each_implementation():
     experiments = read_devices(ResultsFolder(REFERENCE / "device-lstm-fused-h200"))
     table = device_answer_table(experiments)
-    assert [row[:2] for row in table.rows] == [
-        [where, name] for where in ("CPU", "GPU") for name in ("elementary", "cell", "fused")
-    ]
+    expected = [[where, name] for where in ("CPU", "GPU") for name in ("elementary", "cell", "fused")]
+    assert [row[:2] for row in table.rows] == expected
     assert {row[table.headings.index("x fused")] for row in table.rows if row[1] == "fused"} == {"1.0"}
     assert "11 times as long on the GPU" in device_headline(experiments)
 
@@ -119,9 +121,8 @@ def test_words_of_a_table_are_folded_and_numbers_are_aligned():
 
 
 def test_no_interval_above_100_percent_is_a_number():
-    assert [spread(half) for half in (None, 0.0001, 0.013, 0.5, 1.0, 3.61)] == [
-        "", "<0.1%", "1.3%", "50%", "100%", ">100%"
-    ]  # fmt: skip
+    expected = ["", "<0.1%", "1.3%", "50%", "100%", ">100%"]
+    assert [spread(half) for half in (None, 0.0001, 0.013, 0.5, 1.0, 3.61)] == expected
 
 
 def test_limit_that_the_noise_hides_is_not_named(study):
@@ -130,3 +131,45 @@ def test_limit_that_the_noise_hides_is_not_named(study):
     (one,) = answers(study)
     one.values["losses"] = {"is_resolved": False}
     assert limit_word(one) == "unknown (noise)"
+
+
+def printed(tables):
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in tables:
+        console.print(table)
+    return console.export_text()
+
+
+def test_trainings_on_text_show_bits_per_byte(study, epoch_line):
+    lines = [epoch_line(1, 1.0, 2.0, 0.31), epoch_line(2, 2.0, 1.386294, 0.37)]
+    for aggregator in ("all_reduce", "one_bit"):
+        study.add([[lines]], kind="convergence", dataset="text", aggregator=aggregator)
+    text = printed(render_tables(summary_table(study.folder)))
+    assert "bits/byte" in text
+    assert ("2.000" in text, "37.00%" in text) == (True, False)
+
+
+def test_trainings_on_text_to_an_accuracy_show_that(study, epoch_line):
+    study.add([[[epoch_line(1, 1.0, 2.0, 0.37)]]], kind="convergence", dataset="text", target_accuracy=0.35)
+    assert "37.00%" in printed(render_tables(summary_table(study.folder)))
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_best_training_on_text_says_the_target_in_bits_per_byte(study, epoch_line):
+    lines = [epoch_line(1, 1.0, 2.0, 0.31), epoch_line(2, 2.0, 1.386294, 0.37)]
+    study.add([[lines]], kind="convergence", dataset="text", target_bits_per_byte=2.5)
+    page = write_report(study.folder).page.read_text()
+    assert "2 s to 2.5 bits per byte" in page
+    assert '<th scope="col">bits per byte</th>' in page
+
+
+def test_tables_that_the_answers_choose_stand_first_and_those_without_a_baseline_name_it(study):
+    study.add_steps([[0.02]], device="cuda", peer_access=True)
+    ring = study.add_steps([[0.01]], aggregator="ring", world_size=2, device="cuda", peer_access=False)
+    table = summary_table(study.folder)
+    text, unsorted = printed(render_tables(table, [ring])), printed(render_tables(table))
+    assert text.index("peer access off") < text.index("peer access on")
+    assert unsorted.index("peer access on") < unsorted.index("peer access off")
+    (line,) = [line.rstrip() for line in text.splitlines() if line.startswith("speedup over")]
+    assert line == "speedup over 1 GPU, peer access on: 20.0 ms"
+    assert text.index("peer access off") < text.index(line) < text.rindex("peer access on")

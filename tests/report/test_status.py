@@ -12,9 +12,8 @@ def test_runs_that_are_left_are_counted_by_world_size():
     rows = [
         row(1, "done", "planned"), row(2, "planned", "running"), row(2, "planned", "done"), row(4, "done"),
     ]  # fmt: skip
-    assert what_is_left(rows) == (
-        "4 of 7 runs are left: 1 with 1 worker, 3 with 2 workers; the same `run` or `submit` goes on"
-    )
+    expected = "4 of 7 runs are left: 1 with 1 worker, 3 with 2 workers; the same `run` or `submit` goes on"
+    assert what_is_left(rows) == expected
 
 
 def test_cells_that_differ_in_augmentation_are_told_apart(study):
@@ -25,16 +24,14 @@ def test_cells_that_differ_in_augmentation_are_told_apart(study):
 
 def test_nothing_left_is_said_and_failed_runs_are_no_rest():
     assert what_is_left([row(1, "done")]) == "nothing is left of 1 runs"
-    assert what_is_left([row(1, "done", "failed")]) == (
-        "nothing is left of 2 runs; 1 failed, `--retry-failed` runs them again"
-    )
+    expected = "nothing is left of 2 runs; 1 failed, `--retry-failed` runs them again"
+    assert what_is_left([row(1, "done", "failed")]) == expected
 
 
 def test_runs_that_another_launch_must_do_are_told_apart():
     waiting = row(2, "planned", "planned", reason="the launch lacks mpi", num_waiting=2)
-    assert what_is_left([row(1, "done"), waiting]) == (
-        "2 of 3 runs are left: 2 with 2 workers; 2 of them need another launch, as said above"
-    )
+    expected = "2 of 3 runs are left: 2 with 2 workers; 2 of them need another launch, as said above"
+    assert what_is_left([row(1, "done"), waiting]) == expected
     assert what_is_left([row(1, "planned"), waiting]) == (
         "3 of 3 runs are left: 1 with 1 worker, 2 with 2 workers; the same `run` or `submit` goes on; "
         "2 of them need another launch, as said above"
@@ -44,10 +41,8 @@ def test_runs_that_another_launch_must_do_are_told_apart():
 def test_text_has_a_line_a_cell_and_the_rest_at_the_end():
     text = describe_status([row(2, "failed", reason="no memory"), row(1, "planned", aggregator=None)])
     cells, left = text.splitlines()[:2], text.splitlines()[2]
-    assert [line.split() for line in cells] == [
-        ["iteration", "2", "x", "ring", "failed", "no", "memory"],
-        ["iteration", "1", "x", "planned"],
-    ]
+    expected = [["iteration", "2", "x", "ring", "failed", "no", "memory"], ["iteration", "1", "x", "planned"]]
+    assert [line.split() for line in cells] == expected
     assert left.startswith("1 of 2 runs are left")
 
 

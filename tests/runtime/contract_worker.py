@@ -72,12 +72,8 @@ def main(out, names):
         assert world_size == info.world_size
         return workers.gather(work(group))
 
-    seen: dict[str, Any] = {
-        "launcher": info.launcher,
-        "size": info.world_size,
-        "libraries": libraries.record(),
-        "aggregators": {},
-    }
+    seen: dict[str, Any] = {"launcher": info.launcher, "size": info.world_size, "aggregators": {}}
+    seen["libraries"] = libraries.record()
     for name in names:
         aggregator = create(name)
         results = [checked(aggregator, case, run) for case in cases(info.world_size)]
@@ -88,10 +84,8 @@ def main(out, names):
         }
         if "horovod" in name:
             error, bits = cast_mean(create(name, FP16), group)
-            seen["aggregators"][name] |= {
-                "fp16_error": error,
-                "fp16_bits": len(set(map(tuple, workers.gather(bits)))),
-            }
+            every = set(map(tuple, workers.gather(bits)))
+            seen["aggregators"][name] |= {"fp16_error": error, "fp16_bits": len(every)}
     if info.rank == 0:
         out.write_text(json.dumps(seen))
     workers.close()

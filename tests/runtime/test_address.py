@@ -66,12 +66,9 @@ def test_proxy_of_the_environment_is_not_asked(environ, monkeypatch):
     assert over_horovodrun(info(1), environ, 1.0)("") == "here"
 
 
-def test_rank_0_that_does_not_come_is_said(environ):
+def test_rank_0_that_does_not_come_and_a_server_that_is_gone_are_said(environ):
     with pytest.raises(LaunchError, match=r"rank 1 cannot reach .*: rank 0 has not come within 0 s"):
         over_horovodrun(info(1), environ, 0.0)("")
-
-
-def test_server_that_is_gone_is_said(environ):
     gone = {**environ, "HOROVOD_GLOO_RENDEZVOUS_PORT": "1"}
     with pytest.raises(LaunchError, match=r"rank 0 cannot reach horovodrun's server, http://127\.0\.0\.1:1/"):
         over_horovodrun(info(0), gone, 1.0)("x")
@@ -79,7 +76,6 @@ def test_server_that_is_gone_is_said(environ):
 
 def test_address_is_the_users_else_loopback_on_one_host_else_the_hosts_name(monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
-    assert own_address(info(0), {}) == "127.0.0.1"
-    assert own_address(info(0, 4, 2), {}) == "node7"
+    assert (own_address(info(0), {}), own_address(info(0, 4, 2), {})) == ("127.0.0.1", "node7")
     assert own_address(info(0, 4, 2), {"MASTER_ADDR": "10.0.0.1"}) == "10.0.0.1"
     assert own_address(info(0, 4, 2), {"MASTER_ADDR": ""}) == "node7"

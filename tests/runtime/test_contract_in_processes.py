@@ -29,9 +29,8 @@ def seen(tmp_path):
 
 def test_aggregators_over_mpi_keep_the_contract_and_refuse_what_mpi_cannot_add(seen, mpirun):
     told = seen(mpirun, 4, "mpi", "mpi_one_bit")
-    assert told["libraries"]["mpi"].startswith(
-        {"openmpi": "Open MPI v", "mpich": "MPICH Version"}[mpirun.name]
-    )
+    versions = {"openmpi": "Open MPI v", "mpich": "MPICH Version"}
+    assert told["libraries"]["mpi"].startswith(versions[mpirun.name])
     whole, one_bit = told["aggregators"]["mpi"], told["aggregators"]["mpi_one_bit"]
     assert whole["failures"] == one_bit["failures"] == []
     assert one_bit["has_residuals"]
@@ -46,10 +45,7 @@ def test_aggregators_over_horovod_keep_the_contract_and_their_replicas_agree_in_
     for name, one in told.items():
         assert one["failures"] == [], name
         assert one["fp16_bits"] == 1, f"{name}: ranks differ"
-        assert 0 < one["fp16_error"] < 3e-3, (
-            f"{name}: some roundings of values of the order of one to 11 bits"
-        )
-        assert one["refusals"] == {
-            "bfloat16": "Horovod cannot average bfloat16; it averages float32, float64, float16",
-            "float16": None,
-        }
+        # Some roundings of values of the order of one to 11 bits.
+        assert 0 < one["fp16_error"] < 3e-3, name
+        said = "Horovod cannot average bfloat16; it averages float32, float64, float16"
+        assert one["refusals"] == {"bfloat16": said, "float16": None}

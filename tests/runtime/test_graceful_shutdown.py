@@ -63,5 +63,4 @@ def test_handlers_are_those_of_before_when_it_is_over(folder):
     with closing_on_signals(lambda: close_runs(folder, 0, 2)):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
-    assert signal.set_wakeup_fd(-1) == -1
-    assert states(folder)["b"] == ("running", 0)
+    assert (signal.set_wakeup_fd(-1), states(folder)["b"]) == (-1, ("running", 0))

@@ -50,9 +50,8 @@ def test_ranks_of_two_hosts_are_paired_by_their_local_ranks():
 
 
 def test_one_machine_that_plays_two_nodes_is_two():
-    assert told([Place("a", local, 2) for _ in "xy" for local in (0, 1)]) == told(
-        [Place(host, local, 2) for host in "ab" for local in (0, 1)]
-    )
+    two = [Place(host, local, 2) for host in "ab" for local in (0, 1)]
+    assert told([Place("a", local, 2) for _ in "xy" for local in (0, 1)]) == told(two)
 
 
 def test_variables_are_those_of_horovodrun():

@@ -18,15 +18,7 @@ SAMPLES = [
     {"iteration": 0, "warmup": True, "step_s": 0.1 + 0.2, "spans": [["forward", "main", 0.0, 1e-05]]},
     {"iteration": 1, "warmup": False, "step_s": 5e-324, "spans": []},
     {"step_s": 1.0, "iteration": 2},  # another order of the keys
-    {
-        "epoch": 1,
-        "train_j": None,
-        "whole": 2**70,
-        "same": 3.0,
-        "text": "3.0",
-        "empty": "",
-        "say": 'a "b",\n€',
-    },
+    {"epoch": 1, "train_j": None, "all": 2**70, "one": 3.0, "text": "3.0", "no": "", "say": 'a "b",\n€'},
     {"sample": {"ranks": [0, 1], "facts": {"name": "x"}}},
     {"rank": 7, "step_s": 0.5},  # a key that is also one of the table's own columns
     {},
@@ -176,9 +168,11 @@ class TestWhatIsRefused:
         folder.archive(unfinished=True)
         assert read(folder) == before
 
-    def test_folder_in_which_somebody_works(self, folder):
+    def test_folder_in_which_somebody_works_or_that_is_no_archive(self, folder):
         with folder.lock(), pytest.raises(StoreError, match="another `scaling run`"):
             ResultsFolder(folder.path).archive()
+        with pytest.raises(StoreError, match=r"is not archived: it has no runs\.jsonl"):
+            folder.unarchive()
 
     def test_every_way_to_write_a_run_of_an_archive(self, folder):
         record = folder.run(A, 0)
@@ -194,10 +188,6 @@ class TestWhatIsRefused:
                 write()
         folder.plan_run(A, 10, {})  # known: nothing to write
         assert contents(folder.path) == before
-
-    def test_unarchive_of_a_folder_that_is_none(self, folder):
-        with pytest.raises(StoreError, match=r"is not archived: it has no runs\.jsonl"):
-            folder.unarchive()
 
     def test_damaged_archive_is_an_error_with_its_path(self, folder):
         folder.archive()
@@ -230,11 +220,8 @@ class TestWhatIsRefused:
     def test_cell_id_that_names_another_place(self, folder, name):
         folder.archive()
         path = folder.path / name
-        content = path.read_bytes()
-        if name == "runs.jsonl":
-            path.write_bytes(content.replace(A.encode(), b"../../../abc"))
-        else:
-            path.write_bytes(rewritten(content, A.encode(), b"../../../abc"))
+        change = bytes.replace if name == "runs.jsonl" else rewritten
+        path.write_bytes(change(path.read_bytes(), A.encode(), b"../../../abc"))
         before = contents(folder.path)
         with pytest.raises(StoreError, match=r"\.\./\.\./\.\./abc.* (names no run|is of no run)"):
             folder.unarchive()
@@ -277,16 +264,15 @@ class TestNothingIsLost:
         assert not (folder.path / "runs").exists()
 
     @pytest.mark.parametrize("change", ["archive", "unarchive"])
-    def test_files_that_say_something_else_than_the_archive_are_neither_removed_nor_replaced(
-        self, folder, change
-    ):
+    def test_files_that_say_something_else_are_neither_removed_nor_replaced(self, folder, change):
         folder.archive()
         other = folder.path / "runs" / A / "0" / "run.json"
         other.parent.mkdir(parents=True)
         other.write_text("{}")
         before = contents(folder.path)
-        said = r"run\.json is not what .* holds; move one of the two elsewhere"
-        with pytest.raises(StoreError, match=said):
+        with pytest.raises(
+            StoreError, match=r"run\.json is not what .* holds; move one of the two elsewhere"
+        ):
             getattr(folder, change)()
         assert contents(folder.path) == before
 
@@ -306,8 +292,7 @@ class TestNothingIsLost:
         folder.sample_writer(A, 11, 0)([{"iteration": 0}])
         folder.finish_run(record, {})
         folder.archive()
-        assert folder.samples(A, 11) == [[{"iteration": 0}]]
-        assert len(folder.runs()) == 4
+        assert (folder.samples(A, 11), len(folder.runs())) == ([[{"iteration": 0}]], 4)
 
 
 def test_rows_of_a_file_must_stand_together():

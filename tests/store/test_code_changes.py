@@ -5,6 +5,7 @@ from datetime import datetime
 
 import pytest
 
+from scaling.aggregators.registry import BUILT_IN
 from scaling.analysis.candidates import TIME, workloads
 from scaling.analysis.columns import is_of_older_code, to_rows
 from scaling.analysis.groups import group_rows
@@ -29,24 +30,21 @@ def record(aggregator="ring", device="cuda", **launch):
     return RunRecord("abc", 0, {"aggregator": aggregator, "device": device}, "done", launch=launch)
 
 
-@pytest.mark.parametrize(
-    ("run", "expected"),
-    [
-        (record(code_changes=0), [FIRST, SECOND]),
-        (record(code_changes=1), [SECOND]),
-        (record(code_changes=2), []),
-        (record(finished_at="2026-01-09T23:59:59+00:00"), [FIRST, SECOND]),
-        (record(finished_at="2026-01-10T00:00:00+00:00"), [SECOND]),
-        (record(finished_at="2026-03-01T00:00:00+00:00"), []),
-        # What a run recorded goes before its date: a clock may be wrong.
-        (record(code_changes=2, finished_at="2020-01-01T00:00:00+00:00"), []),
-        (record(code_changes=0, device="cpu"), [SECOND]),
-        (record("tree", code_changes=0), [SECOND]),
-        (record("all_reduce", code_changes=0), []),
-        (record(), []),
-        (record(code_changes="many"), []),
-    ],
-)
+@pytest.mark.parametrize(("run", "expected"), [
+    (record(code_changes=0), [FIRST, SECOND]),
+    (record(code_changes=1), [SECOND]),
+    (record(code_changes=2), []),
+    (record(finished_at="2026-01-09T23:59:59+00:00"), [FIRST, SECOND]),
+    (record(finished_at="2026-01-10T00:00:00+00:00"), [SECOND]),
+    (record(finished_at="2026-03-01T00:00:00+00:00"), []),
+    # What a run recorded goes before its date: a clock may be wrong.
+    (record(code_changes=2, finished_at="2020-01-01T00:00:00+00:00"), []),
+    (record(code_changes=0, device="cpu"), [SECOND]),
+    (record("tree", code_changes=0), [SECOND]),
+    (record("all_reduce", code_changes=0), []),
+    (record(), []),
+    (record(code_changes="many"), []),
+])  # fmt: skip
 def test_changes_that_concern_a_run_are_those_it_was_not_measured_with(run, expected):
     assert list(changes_since(run)) == expected
 
@@ -59,15 +57,10 @@ def test_runs_record_the_changes_that_they_are_measured_with(tmp_path):
     assert launch["code_changes"] == len(CODE_CHANGES)
 
 
-def test_changes_are_in_the_order_of_their_dates():
+def test_changes_are_in_the_order_of_their_dates_and_name_aggregators_that_there_are():
     made_at = [change.made_at for change in CODE_CHANGES]
     assert made_at == sorted(made_at)
     assert all(datetime.fromisoformat(one).utcoffset().total_seconds() == 0 for one in made_at)
-
-
-def test_changes_name_aggregators_that_there_are():
-    from scaling.aggregators.registry import BUILT_IN
-
     assert {name for change in CODE_CHANGES for name in change.aggregators} <= set(BUILT_IN)
 
 
@@ -97,7 +90,7 @@ def test_older_code_is_named_wherever_the_cell_is(measured):
     rows, cells = measured({"code_changes": 1})
     (group,) = group_rows(rows)
     assert [group.name(row) for row in rows] == ["all_reduce", "ring, older code"]
-    assert [is_of_older_code(row) for row in rows] == [False, True]
+    assert [is_of_older_code(row) for row in rows] == [False, True] == [bool(row["warnings"]) for row in rows]
     (warning,) = rows[1]["warnings"]
     text = "older code: measured before 2026-02-10 00:00 UTC; since then trees are taller"
     assert warning_text(warning) == text
@@ -118,8 +111,3 @@ def test_repeats_from_before_and_after_a_change_are_counted(measured):
     rows, _ = measured({"code_changes": 1}, {"code_changes": 2}, {"code_changes": 2})
     (warning,) = rows[1]["warnings"]
     assert "older code: 1 of 3 repeats measured before" in warning_text(warning)
-
-
-def test_today_s_results_have_no_such_warning(measured):
-    rows, _ = measured({"code_changes": 2})
-    assert not any(row["warnings"] for row in rows)

@@ -181,8 +181,7 @@ def test_runs_may_be_a_link_to_another_disk(mine, call, tmp_path):
     before = contents(mine)
     shutil.move(mine / "runs", disk)
     (mine / "runs").symlink_to(disk)
-    assert call("export", mine, "--archive")[0] == 0
-    assert contents(disk) == {}
+    assert (call("export", mine, "--archive")[0], contents(disk)) == (0, {})
     assert call("export", mine, "--unarchive")[0] == 0
     assert {f"runs/{name}": content for name, content in contents(disk).items()} == {
         name: content for name, content in before.items() if name.startswith("runs/")
@@ -209,8 +208,7 @@ def test_runs_that_lead_on_to_the_disk_of_another_results_folder_are_refused(min
     (mine / "runs").symlink_to(tmp_path / "disk")
     before = contents(tmp_path / "disk")
     received = with_link(mine, "runs", tmp_path / "received")
-    assert call("export", received, "--archive")[0] == 2
-    assert contents(tmp_path / "disk") == before
+    assert (call("export", received, "--archive")[0], contents(tmp_path / "disk")) == (2, before)
 
 
 def test_a_locks_file_is_no_link(tmp_path):
@@ -221,14 +219,10 @@ def test_a_locks_file_is_no_link(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (("history", "out"), "0001"),
-        (("tune", "study.yaml", "--out", "out"), "probe"),
-        (("run", "study.yaml", "--out", "out", "--against", "env:A=1"), "b"),
-    ],
-)
+@pytest.mark.parametrize(("words", "part"), [
+    (("history", "out"), "0001"), (("tune", "study.yaml", "--out", "out"), "probe"),
+    (("run", "study.yaml", "--out", "out", "--against", "env:A=1"), "b"),
+])  # fmt: skip
 def test_folders_of_several_studies_hold_no_link_that_leads_out(words, part, refused, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "mine").mkdir()

@@ -55,14 +55,10 @@ def test_versions_and_old_names_are_known_in_these_places_alone(known):
     assert known == ALLOWED
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def f(run):\n    return run['twin']",
-        "def f(run):\n    return run.schema_version < 3",
-        "from scaling.axes import AXES\nnew = [row for row in AXES if row.later]",
-    ],
-)
+@pytest.mark.parametrize("source", [
+    "def f(run):\n    return run['twin']", "def f(run):\n    return run.schema_version < 3",
+    "from scaling.axes import AXES\nnew = [row for row in AXES if row.later]",
+])  # fmt: skip
 def test_another_place_is_found(source):
     (module,) = planted(scaling__analysis__mine=source).values()
     assert len(known_of_versions(module)) == 1

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from topologies.schema import load
+
 
 @dataclass
 class FakeGpu:
@@ -82,3 +84,16 @@ def fake_nvml_of(gpus: list[FakeGpu]) -> SimpleNamespace:
 def fake_nvml():
     """Makes such a module of GPUs, each given by the fields of `FakeGpu`."""
     return lambda *gpus: fake_nvml_of([FakeGpu(**gpu) for gpu in gpus])
+
+
+@pytest.fixture
+def imported(tmp_path, call):
+    """(exit code, stderr, machine or None) of an import."""
+
+    def run(text, *options):
+        given, made = tmp_path / "box.txt", tmp_path / "box.yaml"
+        given.write_text(text)
+        code, _, said = call("topology", "import", given, "--out", made, *options)
+        return code, said, load(str(made)) if made.exists() else None
+
+    return run

@@ -14,28 +14,24 @@ load = functools.cache(load_anew)
 
 
 class TestText:
-    def test_paths_tell_kind_bandwidth_and_latency(self):
-        lines = path_lines(load("dual-k80"))
-        assert "gpu0 -> gpu1: peer, 8.0 GB/s, 5.2 us" in lines
-        assert "gpu0, gpu1 -> gpu2, gpu3: staged, 8.0 GB/s, 6.0 us" in lines
-        assert "host0 -> gpu0, gpu1: host, 8.0 GB/s, 6.3 us" in lines
-
-    def test_paths_to_the_next_node_are_told(self):
-        cluster = load("hgx-h200-x16-infiniband")
-        assert "gpu0 -> node1/gpu0..gpu7: network, 50.0 GB/s, 15.0 us" in path_lines(cluster)
+    @pytest.mark.parametrize(("name", "lines"), [
+        ("dual-k80", {"gpu0 -> gpu1: peer, 8.0 GB/s, 5.2 us", "host0 -> gpu0, gpu1: host, 8.0 GB/s, 6.3 us"}),
+        ("dual-k80", {"gpu0, gpu1 -> gpu2, gpu3: staged, 8.0 GB/s, 6.0 us"}),
+        ("hgx-h200-x16-infiniband", {"gpu0 -> node1/gpu0..gpu7: network, 50.0 GB/s, 15.0 us"}),
+        ("cpu-2", {"host0 -> host0: host, 8.0 GB/s, 81.0 us"}),
+    ])  # fmt: skip
+    def test_paths_tell_kind_bandwidth_and_latency(self, name, lines):
+        assert lines <= set(path_lines(load(name)))
 
     def test_paths_without_peer_access_are_told_where_it_makes_a_difference(self):
         assert "gpu0 -> gpu1: staged, 8.0 GB/s, 5.9 us" in host_only_path_lines(load("dual-k80"))
         assert host_only_path_lines(load("pcie-8-no-peer-access")) == []
 
     def test_peer_access_is_a_matrix(self):
-        assert [line.split() for line in peer_matrix(load("dual-k80"))] == [
-            ["gpu0", "gpu1", "gpu2", "gpu3"],
-            ["gpu0", ".", "yes", "-", "-"],
-            ["gpu1", "yes", ".", "-", "-"],
-            ["gpu2", "-", "-", ".", "yes"],
-            ["gpu3", "-", "-", "yes", "."],
-        ]
+        rows = ["gpu0 . yes - -", "gpu1 yes . - -", "gpu2 - - . yes", "gpu3 - - yes ."]
+        shown = [" ".join(line.split()) for line in peer_matrix(load("dual-k80"))]
+        assert shown == ["gpu0 gpu1 gpu2 gpu3", *rows]
+        assert "Peer access" not in describe(load("cpu-2"))
 
     def test_devices_and_links_have_their_figures(self):
         text = " ".join(describe(load("hgx-h200-x2-10gbe")).split())
@@ -56,25 +52,19 @@ class TestText:
         assert "gpu0, gpu1 gpu NVIDIA GK210, half a Tesla K80 board k80-0, memory 240 GB/s" in text
         assert "gpu2, gpu3 gpu NVIDIA GK210, half a Tesla K80 board k80-1, memory 240 GB/s" in text
 
-    def test_machine_without_a_gpu_has_paths_in_its_memory(self):
-        assert path_lines(load("cpu-2")) == ["host0 -> host0: host, 8.0 GB/s, 81.0 us"]
-        assert "Peer access" not in describe(load("cpu-2"))
-
 
 class TestData:
     def test_data_is_json_and_has_what_the_text_has(self):
         data = json.loads(json.dumps(as_dict(load("hgx-h200-x2-infiniband"))))
         assert (data["machine"], data["num_nodes"], data["num_gpus"]) == ("hgx-h200", 2, 16)
-        assert data["network"]["bandwidth_bytes_per_s"] == 50e9
-        assert len(data["peer_access"]) == 28
+        assert (data["network"]["bandwidth_bytes_per_s"], len(data["peer_access"])) == (50e9, 28)
         assert data["devices"][0]["id"] == "host0"
         assert "network.latency_s" in data["sources"]
 
     def test_paths_name_their_resources(self):
         paths = as_dict(load("dual-k80"))["paths"]
         staged = next(path for path in paths if (path["source"], path["target"]) == ("gpu0", "gpu2"))
-        assert staged["kind"] == "staged"
-        assert staged["resources"]["node0/host0"] == 2
+        assert (staged["kind"], staged["resources"]["node0/host0"]) == ("staged", 2)
 
 
 class TestWords:

@@ -71,12 +71,8 @@ class TestHost:
 
 class TestGpuLine:
     def test_fields_are_read_with_their_units(self):
-        assert parse_gpu_line("3, NVIDIA H200, 143771, 580.159.04") == {
-            "index": 3,
-            "name": "NVIDIA H200",
-            "memory_bytes": 143771 * 2**20,
-            "driver": "580.159.04",
-        }
+        expected = {"index": 3, "name": "NVIDIA H200", "memory_bytes": 143771 * 2**20, "driver": "580.159.04"}
+        assert parse_gpu_line("3, NVIDIA H200, 143771, 580.159.04") == expected
 
     @pytest.mark.parametrize("memory", ["[N/A]", "[Not Supported]", "Insufficient Permissions"])
     def test_memory_that_the_driver_does_not_tell_is_none(self, memory):
@@ -105,22 +101,15 @@ class TestGpus:
     def test_gpus_are_asked_for_by_an_exact_command(self, answer):
         asked = answer(TWO_GPUS)
         assert [gpu["index"] for gpu in nvidia_gpus()] == [0, 1]
-        assert asked == [
-            [
-                "/usr/bin/nvidia-smi",
-                "--query-gpu=index,name,memory.total,driver_version",
-                "--format=csv,noheader,nounits",
-            ]
-        ]
+        query = "--query-gpu=index,name,memory.total,driver_version"
+        assert asked == [["/usr/bin/nvidia-smi", query, "--format=csv,noheader,nounits"]]
 
-    @pytest.mark.parametrize(
-        "output",
-        [
-            "", "No devices were found\n", FileNotFoundError(), subprocess.TimeoutExpired("nvidia-smi", 30),
-            subprocess.CalledProcessError(9, "nvidia-smi"),
-        ],
-        ids=str,
-    )  # fmt: skip
+    @pytest.mark.parametrize("output", [
+        "", "No devices were found\n",
+        FileNotFoundError(),
+        subprocess.TimeoutExpired("nvidia-smi", 30),
+        subprocess.CalledProcessError(9, "nvidia-smi"),
+    ], ids=str)  # fmt: skip
     def test_driver_without_gpus_or_that_fails_gives_none(self, answer, output):
         answer(output)
         assert nvidia_gpus() == []
@@ -178,8 +167,7 @@ class TestMachine:
         nvml.nvmlDeviceGetCount = nvml.fail
         monkeypatch.setattr(module.detect_nvml, "load", lambda: nvml)
         monkeypatch.setattr(module.detect_smi, "read_gpus", lambda: ())
-        assert find_gpus() == ((), [])
-        assert nvml.shut_downs == [1]
+        assert (find_gpus(), nvml.shut_downs) == (((), []), [1])
 
     def test_links_that_nvml_does_not_tell_are_asked_of_the_program(self, monkeypatch, fake_nvml):
         nvml = fake_nvml({"bus": 0x18, "peers": None}, {"bus": 0x2A, "peers": None})

@@ -42,15 +42,8 @@ def sockets(**numbers):
 
 class TestHost:
     def test_two_sockets_of_two_nodes_each(self, sysfs):
-        sys = sysfs(
-            {
-                **node(0, "0-3"),
-                **node(1, "4-7"),
-                **node(2, "8-11"),
-                **node(3, "12-15", 2048),
-                **sockets(cpu0=0, cpu4=0, cpu8=1, cpu12=1),
-            }
-        )
+        nodes = {**node(0, "0-3"), **node(1, "4-7"), **node(2, "8-11"), **node(3, "12-15", 2048)}
+        sys = sysfs({**nodes, **sockets(cpu0=0, cpu4=0, cpu8=1, cpu12=1)})
         host = read_host("A CPU", set(range(16)), 16, None, sys)
         assert host.nodes[:3] == tuple(NumaNode(i, i // 2, 4, 1024 * 1024) for i in range(3))
         assert host.nodes[3].memory_bytes == 2048 * 1024
@@ -83,8 +76,7 @@ class TestHost:
         ids=str,
     )
     def test_lists_of_cores_are_written_as_the_kernel_does(self, numbers, text):
-        assert cpu_list(numbers) == text
-        assert parse_cpu_list(text) == set(numbers)
+        assert (cpu_list(numbers), parse_cpu_list(text)) == (text, set(numbers))
 
     def test_cores_of_the_nodes_are_in_order_of_the_nodes(self, sysfs):
         sys = sysfs({**node(10, "5"), **node(2, "0-2,4"), **node(3, "")})
@@ -133,6 +125,5 @@ def test_hyperthreads_of_one_core_are_one_physical_core(tmp_path):
         folder.mkdir(parents=True)
         (folder / "core_id").write_text(f"{core}\n")
         (folder / "physical_package_id").write_text(f"{socket}\n")
-    assert num_physical(range(5), tmp_path) == 3
-    assert num_physical([0, 2], tmp_path) == 1
+    assert (num_physical(range(5), tmp_path), num_physical([0, 2], tmp_path)) == (3, 1)
     assert num_physical(range(4), tmp_path / "nothing") == 4

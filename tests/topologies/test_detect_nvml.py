@@ -17,19 +17,14 @@ SWITCH = 0xC0
 def test_every_fact_is_read(fake_nvml):
     (gpu,) = read_gpus(fake_nvml({"bus": 0x18}))
     assert (gpu.index, gpu.id, gpu.name, gpu.uuid) == (0, "gpu0", "NVIDIA H200", "GPU-18")
-    assert gpu.bus_id == "0000:18:00.0"
-    assert gpu.pcie == PcieLink(5, 16, current_generation=1, current_width=16)
+    assert (gpu.bus_id, gpu.pcie) == ("0000:18:00.0", PcieLink(5, 16, current_generation=1, current_width=16))
     assert (gpu.memory_bits, gpu.memory_hz) == (6144, 3201e6)
 
 
 def test_links_to_switches_and_to_gpus_are_told_apart(fake_nvml):
-    gpus = read_gpus(
-        fake_nvml(
-            {"bus": 1, "links": [2, 2, 3, None], "peers": [1, 2]},
-            {"bus": 2, "links": [1, None, 1, 3], "peers": [0, 2]},
-            {"bus": 3, "links": [1, SWITCH, SWITCH, 2], "peers": [0]},
-        )
-    )
+    first = {"bus": 1, "links": [2, 2, 3, None], "peers": [1, 2]}
+    second = {"bus": 2, "links": [1, None, 1, 3], "peers": [0, 2]}
+    gpus = read_gpus(fake_nvml(first, second, {"bus": 3, "links": [1, SWITCH, SWITCH, 2], "peers": [0]}))
     assert [gpu.nvlinks for gpu in gpus] == [{1: 2, 2: 1}, {0: 2, 2: 1}, {0: 1, 1: 1}]
     assert [gpu.switch_links for gpu in gpus] == [0, 0, 2]
     assert [gpu.peers for gpu in gpus] == [{1, 2}, {0, 2}, {0}]

@@ -76,35 +76,28 @@ def test_gpus_are_asked_for_by_an_exact_command():
     assert asked[1:] == [("topo", "-m"), ("topo", "-p2p", "r"), ("nvlink", "-s")]
 
 
-def test_name_may_hold_a_comma_and_figures_may_be_missing():
-    gpu = parse_gpu("0, GPU-aa, 00000000:18:00.0, [N/A], [N/A], [N/A], [N/A], Some GPU, 80GB")
-    assert (gpu.name, gpu.pcie) == ("Some GPU, 80GB", None)
-
-
-def test_domain_of_more_than_four_digits_is_kept():
-    assert parse_gpu("0, GPU-aa, 00010000:18:00.0, 5, 16, 1, 16, X").bus_id == "10000:18:00.0"
+def test_name_may_hold_a_comma_figures_may_be_missing_and_domains_have_more_than_four_digits():
+    gpu = parse_gpu("0, GPU-aa, 00010000:18:00.0, [N/A], [N/A], [N/A], [N/A], Some GPU, 80GB")
+    assert (gpu.name, gpu.pcie, gpu.bus_id) == ("Some GPU, 80GB", None, "10000:18:00.0")
 
 
 def test_matrix_is_read_without_nics_and_legend():
     words = parse_matrix(SWITCHED)
     assert words == {(a, b): "NV18" for a in range(3) for b in range(3) if a != b}
-    assert parse_matrix(ACCESS)[0, 2] == "GNS"
-    assert parse_matrix("") == {}
+    assert (parse_matrix(ACCESS)[0, 2], parse_matrix("")) == ("GNS", {})
 
 
 def test_inactive_links_do_not_count():
     assert parse_link_speeds(SPEEDS) == {0: [25.781e9] * 5}
 
 
-def test_more_links_to_others_than_a_gpu_has_lead_to_a_switch():
-    gpus = with_links(three_gpus(), asking(m=SWITCHED))
-    assert [(gpu.nvlinks, gpu.switch_links) for gpu in gpus] == [({}, 18)] * 3
-
-
-def test_links_between_every_two_are_direct_where_a_gpu_has_as_many():
-    gpus = with_links(three_gpus(4), asking(m=DIRECT))
-    assert gpus[1].nvlinks == {0: 6, 2: 6, 3: 6}
-    assert gpus[1].switch_links == 0
+def test_links_between_every_two_are_direct_where_a_gpu_has_as_many_and_else_lead_to_a_switch():
+    direct, switched = (
+        with_links(three_gpus(4), asking(m=DIRECT)),
+        with_links(three_gpus(), asking(m=SWITCHED)),
+    )
+    assert (direct[1].nvlinks, direct[1].switch_links) == ({0: 6, 2: 6, 3: 6}, 0)
+    assert [(gpu.nvlinks, gpu.switch_links) for gpu in switched] == [({}, 18)] * 3
 
 
 def test_active_links_decide_between_direct_and_switched():
@@ -123,5 +116,4 @@ def test_peer_access_is_read_from_its_matrix():
 @pytest.mark.parametrize("program", ["/bin/false", "/no/such/program", None])
 def test_program_that_fails_or_is_missing_says_nothing(monkeypatch, program):
     monkeypatch.setattr("topologies.detect_smi.shutil.which", lambda name: program)
-    assert nvidia_smi("topo", "-m") == ""
-    assert read_gpus() == ()
+    assert (nvidia_smi("topo", "-m"), read_gpus()) == ("", ())

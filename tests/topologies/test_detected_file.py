@@ -18,23 +18,13 @@ TWO_SOCKETS = Host("AMD EPYC", tuple(NumaNode(at, at // 2, 16, 2**38) for at in 
 
 
 def gpus(number, **more):
-    others = {index: frozenset(set(range(number)) - {index}) for index in range(number)}
-    return tuple(
-        Gpu(
-            **{
-                "index": index,
-                "name": "NVIDIA H200",
-                "uuid": f"GPU-{index}",
-                "bus_id": f"0000:{index}8:00.0",
-                "pcie": PcieLink(5, 16, 1, 16),
-                "memory_bits": 6144,
-                "memory_hz": 3201e6,
-                "peers": others[index],
-                **more,
-            }
-        )
-        for index in range(number)
-    )
+    known = {"pcie": PcieLink(5, 16, 1, 16), "memory_bits": 6144, "memory_hz": 3201e6}
+
+    def one(index):
+        own = known | {"peers": frozenset(set(range(number)) - {index})} | more
+        return Gpu(index, "NVIDIA H200", f"GPU-{index}", f"0000:{index}8:00.0", **own)
+
+    return tuple(map(one, range(number)))
 
 
 def loaded(facts):
@@ -42,13 +32,9 @@ def loaded(facts):
 
 
 SWITCHED = Facts("my-box", ONE_NODE, gpus(4, switch_links=18, nvlink_bytes_per_s=26.562e9))
-ON_SWITCHES = Facts(
-    "my-box",
-    TWO_SOCKETS,
-    gpus(4),
-    places={f"0000:{i}8:00.0": PciePlace(i // 2 * 2, (f"0000:{i // 2}0:00.0", "up")) for i in range(4)},
-    bridges={"0000:00:00.0": PcieLink(4, 16)},
-)
+PLACES = {f"0000:{i}8:00.0": PciePlace(i // 2 * 2, (f"0000:{i // 2}0:00.0", "up")) for i in range(4)}
+BRIDGES = {"0000:00:00.0": PcieLink(4, 16)}
+ON_SWITCHES = Facts("my-box", TWO_SOCKETS, gpus(4), places=PLACES, bridges=BRIDGES)
 BARE = Facts("my box!", Host("A CPU", (NumaNode(0, 0, 0),)), gpus(2, pcie=None, memory_bits=None, peers=None))
 NO_GPU = Facts("-", ONE_NODE)
 
@@ -112,8 +98,7 @@ def test_gpus_below_one_root_port_share_a_switch_of_their_socket():
 
 
 def test_name_is_one_that_a_file_may_have():
-    assert machine_file(BARE)["name"] == "my-box"
-    assert machine_file(NO_GPU)["name"] == "this-machine"
+    assert (machine_file(BARE)["name"], machine_file(NO_GPU)["name"]) == ("my-box", "this-machine")
 
 
 @pytest.mark.parametrize(("pairs", "said"), [
@@ -132,8 +117,7 @@ class TestText:
         assert text.startswith("# first\n#\n# second\nname: my-box\n")
         assert "  - {id: gpu3, type: h200}\n" in text
         again = yaml.safe_load(text)
-        assert again.keys() == file.keys()
-        assert again["devices"] == file["devices"]
+        assert (again.keys(), again["devices"]) == (file.keys(), file["devices"])
         assert again["links"] == file["links"]
         assert math.isclose(again["link_types"]["pcie5-x16"]["latency_s"], 0.25e-6)
 

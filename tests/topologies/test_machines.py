@@ -100,13 +100,11 @@ class TestDualK80:
 
     def test_a_board_exchanges_inside_its_switch(self):
         path = self.k80.path((0, "gpu0"), (0, "gpu1"))
-        assert path.kind == "peer"
-        assert set(path.resources) == {"node0/switch0-gpu0<", "node0/switch0-gpu1>"}
+        assert (path.kind, set(path.resources)) == ("peer", {"node0/switch0-gpu0<", "node0/switch0-gpu1>"})
 
     def test_boards_exchange_through_both_switches_and_host_memory(self):
         path = self.k80.path((0, "gpu0"), (0, "gpu2"))
-        assert path.kind == "staged"
-        assert path.resources["node0/host0"] == 2
+        assert (path.kind, path.resources["node0/host0"]) == ("staged", 2)
         assert {"node0/cpu0-switch0<", "node0/cpu1-switch1>"} <= set(path.resources)
 
     def test_both_gpus_of_a_board_share_its_link_to_the_host(self):
@@ -129,8 +127,7 @@ class TestDgx1:
             if link.kind == "nvlink":
                 a, b = int(link.first[3:]), int(link.second[3:])
                 counts[a][b] = counts[b][a] = link.count
-        assert tuple(map(tuple, counts)) == self.NVLINKS
-        assert {sum(row) for row in counts} == {6}
+        assert (tuple(map(tuple, counts)), {sum(row) for row in counts}) == (self.NVLINKS, {6})
 
     def test_pairs_with_nvlink_are_peers_and_the_others_are_staged(self):
         for a, b in permutations(range(8), 2):
@@ -151,14 +148,11 @@ class TestPcie8:
 class TestHgxH200:
     four = load("hgx-h200-4")
 
-    @pytest.mark.parametrize(("there", "gigabytes_per_s"), [(False, 55.4), (True, 55.3)])
-    def test_copies_of_one_gpu_are_as_measured(self, there, gigabytes_per_s):
-        ends = ((0, "gpu0"), (0, "host0")) if there else ((0, "host0"), (0, "gpu0"))
-        assert self.four.bandwidth_bytes_per_s(self.four.path(*ends)) == gigabytes_per_s * 1e9
-
-    @pytest.mark.parametrize(("there", "gigabytes_per_s"), [(False, 41.0), (True, 33.8)])
-    def test_copies_of_all_four_at_once_are_as_measured(self, there, gigabytes_per_s):
-        ends = [((0, gpu), (0, "host0")) if there else ((0, "host0"), (0, gpu)) for gpu in gpus(self.four)]
+    @pytest.mark.parametrize(("number", "there", "gigabytes_per_s"), [
+        (1, False, 55.4), (1, True, 55.3), (4, False, 41.0), (4, True, 33.8),
+    ])  # fmt: skip
+    def test_copies_of_one_gpu_and_of_all_four_at_once_are_as_measured(self, number, there, gigabytes_per_s):
+        ends = [((0, gpu), (0, "host0"))[:: 1 if there else -1] for gpu in gpus(self.four)[:number]]
         rate = all_at_once(self.four, [self.four.path(*pair) for pair in ends])
         assert rate == pytest.approx(gigabytes_per_s * 1e9)
 

@@ -4,23 +4,8 @@ from collections import Counter
 
 import pytest
 
-from topologies.schema import load
-
 PCIE4, PCIE5 = ('link_speed="16.0 GT/s PCIe" link_width="16"', 'link_speed="32.0 GT/s PCIe" link_width="16"')
 CPU = '<cpu numaid="{}" affinity="ffff" arch="x86_64" vendor="GenuineIntel">{}</cpu>'
-
-
-@pytest.fixture
-def imported(tmp_path, call):
-    """(exit code, stderr, machine or None) of an import."""
-
-    def run(text, *options):
-        given, made = tmp_path / "box.txt", tmp_path / "box.yaml"
-        given.write_text(text)
-        code, _, said = call("topology", "import", given, "--out", made, *options)
-        return code, said, load(str(made)) if made.exists() else None
-
-    return run
 
 
 def rate(topology, a="gpu0", b="gpu1"):
@@ -128,8 +113,7 @@ def test_each_gpu_has_its_own_number_of_links_to_switches(imported):
         pci(bus(2), gpu(2, nvlink("fffffff:ffff:ff", 6), 70), device="0x1db8"),
     ]
     _, _, machine = imported(system("".join(cards)))
-    assert rate(machine) == ("peer", 5 * 25e9)
-    assert rate(machine, "gpu0", "gpu2") == ("peer", 6 * 25e9)
+    assert (rate(machine), rate(machine, "gpu0", "gpu2")) == (("peer", 5 * 25e9), ("peer", 6 * 25e9))
 
 
 def pair(ends, devices=("0x2230", "0x2230"), sm=(86, 86)):
@@ -200,8 +184,7 @@ def test_dgx1_has_its_cube_of_links_and_a_part_of_its_table_is_refused(imported)
     machine = imported(table(DGX1), "--gpu", "V100-SXM2")[2]
     assert not machine.machine.of_kind("nvswitch")
     rates = Counter(link.bandwidth_bytes_per_s for link in machine.machine.links if link.kind == "nvlink")
-    assert rates == {25e9: 8, 50e9: 8}
-    assert rate(machine, "gpu0", "gpu5")[0] == "staged"
+    assert (rates, rate(machine, "gpu0", "gpu5")[0]) == ({25e9: 8, 50e9: 8}, "staged")
     code, said, _ = imported("\n".join(table(DGX1).splitlines()[:3]))
     assert code == 2
     assert "no row of GPU2, GPU3, GPU4, GPU5, GPU6, GPU7" in said
@@ -228,8 +211,7 @@ def test_pairs_below_a_switch_share_it_and_sets_of_cpus_are_said_to_be_sockets(i
     lines = table(words).splitlines()
     lines[3:] = [line.replace("0-23,48-71", "24-47,72-95") for line in lines[3:]]
     _, said, machine = imported("\n".join(lines))
-    assert len(machine.machine.of_kind("pcie_switch")) == 2
-    assert len(machine.machine.of_kind("cpu")) == 2
+    assert (len(machine.machine.of_kind("pcie_switch")), len(machine.machine.of_kind("cpu"))) == (2, 2)
     assert "each of the 2 sets of CPUs is taken for one" in said
 
 

@@ -100,10 +100,8 @@ class TestWhatAFileSays:
     def test_every_figure_keeps_its_source(self, write):
         sources = load(write(small=SMALL) / "small.yaml").sources
         assert sources["pcie.bandwidth_bytes_per_s"] == "a paper"
-        assert sources["pcie.latency_s"] == "assumption: as ever"
-        assert sources["cpu.cores"] == "a datasheet"
-        assert sources["switch"] == "a manual"
-        assert sources["message_latency_s.peer"] == "a tuner"
+        assert (sources["pcie.latency_s"], sources["cpu.cores"]) == ("assumption: as ever", "a datasheet")
+        assert (sources["switch"], sources["message_latency_s.peer"]) == ("a manual", "a tuner")
 
     @pytest.mark.parametrize(
         ("access", "peers"), [("all", True), ("none", False), ([["gpu0", "gpu1"]], True), ([], False)]

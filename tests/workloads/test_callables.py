@@ -53,20 +53,13 @@ def built(name, parameters=None):
 def test_class_without_a_declaration_takes_the_data_and_the_cross_entropy():
     model = create_model("foreign:Linear", {"num_classes": 10})
     assert (model.shape, model.loss) == (None, cross_entropy)
-    assert built("Linear", {"num_classes": 10})[-1].out_features == 10
-
-
-def test_further_keyword_arguments_are_passed_on_where_it_takes_any():
-    assert built("Linear", {"num_classes": 10, "depth": 3}).more == {"depth": 3}
+    assert built("Linear", {"num_classes": 10})[-1].out_features == built("shaped")[-1].out_features == 10
+    assert built("Linear", {"num_classes": 10, "depth": 3}).more == {"depth": 3}  # it takes any
 
 
 def test_declared_input_and_loss_are_the_models():
     model = create_model("foreign:declared", {"width": 3})
     assert (model.shape, model.loss) == (DIGITS, squared)
-
-
-def test_argument_called_shape_is_given_the_datas():
-    assert built("shaped")[-1].out_features == 10
 
 
 def test_looking_at_the_logits_leaves_no_trace():
@@ -80,30 +73,18 @@ def test_looking_at_the_logits_leaves_no_trace():
     assert all(one.training for one in module.modules())
 
 
-class TestRefusals:
-    def refused(self, name, parameters=None):
-        with pytest.raises(StudyError) as caught:
-            built(name, parameters)
-        return str(caught.value)
+@pytest.mark.parametrize(("name", "parameters", "message"), [
+    ("Linear", None, r"gives \[2, 1000\].*num_classes"),
+    ("declared", None, "needs a value for 'width'"),
+    ("declared", {"depth": 3}, "unknown parameter 'depth'; allowed: width"),
+    ("declared", {"width": "wide"}, "width"), ("text", None, r"must return a torch\.nn\.Module"),
+])  # fmt: skip
+def test_what_makes_no_model_of_the_data_is_refused(name, parameters, message):
+    with pytest.raises(StudyError, match=message):
+        built(name, parameters)
 
-    def test_wrong_number_of_classes(self):
-        message = self.refused("Linear")
-        assert "gives [2, 1000]" in message
-        assert "num_classes" in message
 
-    def test_missing_argument(self):
-        assert "needs a value for 'width'" in self.refused("declared")
-
-    def test_unknown_argument_names_the_known(self):
-        assert "unknown parameter 'depth'; allowed: width" in self.refused("declared", {"depth": 3})
-
-    def test_wrong_type(self):
-        assert "width" in self.refused("declared", {"width": "wide"})
-
-    def test_what_is_no_module(self):
-        assert "must return a torch.nn.Module" in self.refused("text")
-
-    def test_input_that_it_does_not_take(self):
-        model = create_model("foreign:Linear", {"num_classes": 10})
-        with pytest.raises(StudyError, match=r"does not take inputs \[n, 3, 32, 32\]"):
-            build_module(model, DataShape((3, 32, 32), 10))
+def test_input_that_it_does_not_take_is_refused():
+    model = create_model("foreign:Linear", {"num_classes": 10})
+    with pytest.raises(StudyError, match=r"does not take inputs \[n, 3, 32, 32\]"):
+        build_module(model, DataShape((3, 32, 32), 10))

@@ -22,10 +22,8 @@ def test_shape_does_not_depend_on_the_model():
 
 
 def test_split_has_1437_and_360_samples_of_the_declared_shape(splits):
-    assert splits.train.inputs.shape == (1437, 1, 8, 8)
-    assert splits.test.inputs.shape == (360, 1, 8, 8)
-    assert splits.train.inputs.dtype == torch.float32
-    assert splits.train.targets.dtype == torch.int64
+    assert (splits.train.inputs.shape, splits.test.inputs.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
+    assert (splits.train.inputs.dtype, splits.train.targets.dtype) == (torch.float32, torch.int64)
 
 
 def test_values_are_sixteenths_from_0_to_1(splits):
@@ -58,7 +56,7 @@ def test_split_is_the_same_for_every_seed(splits):
 
 def test_checksum_is_that_of_the_published_arrays(splits):
     assert splits.checksums == {
-        "load_digits": "sha256:87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826",
+        "load_digits": "sha256:87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
     }
 
 

@@ -14,29 +14,16 @@ from scaling.workloads.registry import (
 from scaling.workloads.synthetic import Synthetic
 
 NUM_PARAMETERS = {
-    "fcn-r": 14_205_962,
-    "fcn-s": 117_997_696,
-    "fcn-s4": 122_194_048,
-    "mlp": 64 * 128 + 128 + 128 * 10 + 10,
-    "alexnet-r": 85_098,
-    "alexnet-s": 62_378_344,
-    "resnet-56": 853_018,
-    "resnet-50": 25_557_032,
-    "lstm": 6_180_624,
-    "gpt": 124_439_808,
+    **{"fcn-r": 14_205_962, "fcn-s": 117_997_696, "fcn-s4": 122_194_048, "mlp": 9_610},
+    **{"alexnet-r": 85_098, "alexnet-s": 62_378_344, "resnet-56": 853_018, "resnet-50": 25_557_032},
+    **{"lstm": 6_180_624, "gpt": 124_439_808},
 }
-REDUCED = {
-    "fcn-r": DataShape((1, 8, 8), 10),
-    "fcn-s": DataShape((20,), 5),
-    "fcn-s4": DataShape((20,), 5),
-    "mlp": DataShape((20,), 5),
-    "alexnet-r": DataShape((3, 16, 16), 10),
-    "alexnet-s": DataShape((3, 63, 63), 10),
-    "resnet-56": DataShape((3, 16, 16), 10),
-    "resnet-50": DataShape((3, 32, 32), 10),
-    "lstm": DataShape((5,), 20, tokens=True),
-    "gpt": DataShape((5,), 256, tokens=True),
+INPUTS = {
+    **{"fcn-r": (1, 8, 8), "fcn-s": (20,), "fcn-s4": (20,), "mlp": (20,), "alexnet-r": (3, 16, 16)},
+    **{"alexnet-s": (3, 63, 63), "resnet-56": (3, 16, 16), "resnet-50": (3, 32, 32)},
 }
+REDUCED = {name: DataShape(shape, 10) for name, shape in INPUTS.items()}
+REDUCED |= {"lstm": DataShape((5,), 20, tokens=True), "gpt": DataShape((5,), 256, tokens=True)}
 SMALL = {"gpt": {"size": "nano"}}
 """Shapes of which a step takes little time."""
 

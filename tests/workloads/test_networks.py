@@ -11,7 +11,7 @@ from scaling.errors import StudyError
 from scaling.training.replica import FlatReplica
 from scaling.workloads.base import DataShape
 from scaling.workloads.convolutional import alexnet_r, alexnet_s, build_alexnet_r, build_alexnet_s
-from scaling.workloads.networks import build_fcn_r, build_fcn_s4, build_mlp, fcn_s, fcn_s4
+from scaling.workloads.networks import build_fcn_r, build_fcn_s4, build_mlp, fcn_r, fcn_s, fcn_s4
 from scaling.workloads.recurrent import LanguageModel, build_lstm, lstm
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from scaling.workloads.residual import (
@@ -30,43 +30,28 @@ def linears(network):
     return [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
 
 
-@pytest.fixture(scope="module")
-def network():
-    torch.manual_seed(0)
-    return build_fcn_r(MNIST)
-
-
-class TestFcnR:
-    def test_layers_are_784_2048_4096_1024_10_with_sigmoids_between(self, network):
-        assert [(x.in_features, x.out_features) for x in linears(network)] == [
-            (784, 2048), (2048, 4096), (4096, 1024), (1024, 10),
-        ]  # fmt: skip
-        kinds = [type(layer) for layer in network]
-        assert kinds == [nn.Flatten, nn.Linear, *[nn.Sigmoid, nn.Linear] * 3]
-
-    def test_weights_are_xavier_uniform_with_gain_4_but_for_the_last_layer(self, network):
-        for layer, gain in zip(linears(network), (4, 4, 4, 1), strict=True):
-            bound = gain * math.sqrt(6 / (layer.in_features + layer.out_features))
-            largest = layer.weight.abs().max().item()
-            assert 0.99 * bound < largest <= bound * (1 + 1e-6)
-            assert not layer.bias.any()
-
-
-class TestFcnS:
-    @pytest.mark.parametrize(("model", "num_hidden"), [(fcn_s, 3), (fcn_s4, 4)])
-    def test_layers_of_2048_lie_between_26752_inputs_and_as_many_classes(self, model, num_hidden):
+class TestFcn:
+    @pytest.mark.parametrize(("model", "widths"), [
+        (fcn_r, [784, 2048, 4096, 1024, 10]),
+        (fcn_s, [26752, *[2048] * 3, 26752]),
+        (fcn_s4, [26752, *[2048] * 4, 26752]),
+    ])  # fmt: skip
+    def test_layers_are_those_of_the_papers_with_sigmoids_between(self, model, widths):
         with torch.device("meta"):
             network = build_module(model, model.shape)
-        widths = [26752, *[2048] * num_hidden, 26752]
         assert [(x.in_features, x.out_features) for x in linears(network)] == list(itertools.pairwise(widths))
         kinds = [type(layer) for layer in network]
-        assert kinds == [nn.Flatten, nn.Linear, *[nn.Sigmoid, nn.Linear] * num_hidden]
+        assert kinds == [nn.Flatten, nn.Linear, *[nn.Sigmoid, nn.Linear] * (len(widths) - 2)]
 
-    def test_weights_are_those_of_fcn_r(self):
-        first, *_, last = linears(build_fcn_s4(DataShape((100,), 50)))
-        for layer, gain in ((first, 4), (last, 1)):
+    @pytest.mark.parametrize(
+        ("build", "shape", "num_hidden"), [(build_fcn_r, MNIST, 3), (build_fcn_s4, DataShape((100,), 50), 4)]
+    )
+    def test_weights_are_xavier_uniform_with_gain_4_but_for_the_last_layer(self, build, shape, num_hidden):
+        torch.manual_seed(0)
+        for layer, gain in zip(linears(build(shape)), (*[4] * num_hidden, 1), strict=True):
             bound = gain * math.sqrt(6 / (layer.in_features + layer.out_features))
             assert 0.99 * bound < layer.weight.abs().max().item() <= bound * (1 + 1e-6)
+            assert not layer.bias.any()
 
 
 class TestMlp:
@@ -77,11 +62,12 @@ class TestMlp:
         widths = [math.prod(shape.input_shape), *hidden, shape.num_classes]
         assert [x.in_features for x in linears(network)] == widths[:-1]
         assert [x.out_features for x in linears(network)] == widths[1:]
-        assert sum(isinstance(layer, nn.ReLU) for layer in network) == len(hidden)
+        assert [type(layer) for layer in network] == [
+            nn.Flatten,
+            *[nn.Linear, nn.ReLU] * len(hidden),
+            nn.Linear,
+        ]
         assert network(torch.rand(4, *shape.input_shape)).shape == (4, shape.num_classes)
-
-    def test_last_layer_gives_logits_without_an_activation(self):
-        assert isinstance(list(build_mlp(MNIST, [3]))[-1], nn.Linear)
 
     def test_weights_come_from_the_global_generator(self):
         def weights(seed):
@@ -94,12 +80,6 @@ class TestMlp:
 
 def num_parameters(network):
     return sum(p.numel() for p in network.parameters())
-
-
-@pytest.mark.parametrize(("ceil_pooling", "expected"), [(False, 85_098), (True, 89_578)])
-def test_has_the_published_number_of_parameters(ceil_pooling, expected):
-    model = create_model("alexnet-r", {"ceil_pooling": ceil_pooling})
-    assert num_parameters(build_module(model, model.shape)) == expected
 
 
 def test_layers_are_those_of_the_paper():
@@ -121,10 +101,12 @@ def test_forward_and_backward_reach_every_parameter(size, ceil_pooling):
     assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in network.parameters())
 
 
-@pytest.mark.parametrize(("ceil_pooling", "size"), [(False, 3), (True, 4)])
-def test_pooling_leaves_3_or_4_of_32(ceil_pooling, size):
-    features = build_alexnet_r(alexnet_r.shape, ceil_pooling)[:-2]
-    assert features(torch.randn(1, 3, 32, 32)).shape == (1, 64, size, size)
+@pytest.mark.parametrize(("ceil_pooling", "parameters", "size"), [(False, 85_098, 3), (True, 89_578, 4)])
+def test_pooling_leaves_3_or_4_of_32_and_the_published_number_of_parameters(ceil_pooling, parameters, size):
+    model = create_model("alexnet-r", {"ceil_pooling": ceil_pooling})
+    network = build_module(model, model.shape)
+    assert network[:-2](torch.randn(1, 3, 32, 32)).shape == (1, 64, size, size)
+    assert num_parameters(network) == parameters
 
 
 class TestAlexnetS:
@@ -163,7 +145,7 @@ def of_kind(network_of_residual, kind):
 
 class TestSize:
     def test_has_56_layers_with_weights_and_4064_parameters_that_normalise(self, network_of_residual):
-        assert len(of_kind(network_of_residual, nn.Conv2d)) == 55
+        assert [layer.bias for layer in of_kind(network_of_residual, nn.Conv2d)] == [None] * 55
         assert len(of_kind(network_of_residual, nn.Linear)) == 1
         normalising = (layer.parameters() for layer in of_kind(network_of_residual, nn.BatchNorm2d))
         assert sum(p.numel() for parameters in normalising for p in parameters) == 4064
@@ -171,11 +153,7 @@ class TestSize:
     def test_stages_have_nine_blocks_of_16_32_and_64_channels(self, network_of_residual):
         widths = [block.body[0].out_channels for block in of_kind(network_of_residual, ResidualBlock)]
         strides = [block.body[0].stride[0] for block in of_kind(network_of_residual, ResidualBlock)]
-        assert widths == [16] * 9 + [32] * 9 + [64] * 9
-        assert strides == [1] * 9 + ([2] + [1] * 8) * 2
-
-    def test_convolutions_have_no_bias(self, network_of_residual):
-        assert all(layer.bias is None for layer in of_kind(network_of_residual, nn.Conv2d))
+        assert (widths, strides) == ([16] * 9 + [32] * 9 + [64] * 9, [1] * 9 + ([2] + [1] * 8) * 2)
 
 
 class TestBlock:
@@ -215,8 +193,7 @@ class TestResnet50:
             return build_resnet_50(resnet_50.shape)
 
     def test_has_50_layers_with_weights_and_four_in_shortcuts(self, large):
-        assert len(of_kind(large, nn.Conv2d)) == 49 + 4
-        assert len(of_kind(large, nn.BatchNorm2d)) == 49 + 4
+        assert (len(of_kind(large, nn.Conv2d)), len(of_kind(large, nn.BatchNorm2d))) == (49 + 4, 49 + 4)
         assert len(of_kind(large, nn.Linear)) == 1
         assert all(layer.bias is None for layer in of_kind(large, nn.Conv2d))
 

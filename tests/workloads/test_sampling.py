@@ -18,13 +18,8 @@ from scaling.workloads.sampling import (
 
 def test_no_sample_occurs_twice_in_an_epoch():
     batches = epoch_batches(1000, 48, seed=1, epoch=0)
-    assert batches.shape == (20, 48)
-    assert batches.dtype == torch.int64
-    assert len(batches.unique()) == batches.numel()
+    assert (batches.shape, batches.dtype, len(batches.unique())) == ((20, 48), torch.int64, batches.numel())
     assert 0 <= batches.min() <= batches.max() < 1000
-
-
-def test_all_samples_occur_when_the_batch_divides_them():
     assert epoch_batches(96, 32, seed=1, epoch=3).flatten().sort().values.tolist() == list(range(96))
 
 
@@ -42,28 +37,19 @@ def test_order_depends_on_seed_and_epoch_alone():
 
 
 def test_no_two_seeds_and_epochs_share_an_order():
-    orders = {
-        tuple(epoch_batches(50, 50, seed, epoch)[0].tolist()) for seed in range(8) for epoch in range(8)
-    }
-    assert len(orders) == 64
+    drawn = [(seed, epoch) for seed in (*range(8), 1 + 2**32) for epoch in range(8)]
+    assert len({tuple(epoch_batches(50, 50, *one)[0].tolist()) for one in drawn}) == 72
 
 
-def test_seed_beyond_32_bits_gives_another_order():
-    first, second = (epoch_batches(50, 50, seed, 0) for seed in (1, 1 + 2**32))
-    assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize("global_batch", [0, -1, 101])
-def test_global_batch_that_does_not_fit_is_an_error(global_batch):
-    with pytest.raises(
-        StudyError, match=r"does not fit 100 training samples; choose a global batch of 1 to 100"
-    ):
-        epoch_batches(100, global_batch, 0, 0)
-
-
-def test_negative_seed_is_an_error():
-    with pytest.raises(StudyError, match="seed -1 is negative"):
-        seeded_generator(-1, 0)
+@pytest.mark.parametrize(("draw", "message"), [
+    *((lambda size=size: epoch_batches(100, size, 0, 0), "fit 100 training samples; choose .* of 1 to 100")
+      for size in (0, -1, 101)),
+    (lambda: seeded_generator(-1, 0), "seed -1 is negative"),
+    (lambda: shard(epoch_batches(100, 24, 0, 0), 0, 7), "24 cannot be shared equally by 7 ranks; .* as 28"),
+])  # fmt: skip
+def test_what_cannot_be_drawn_or_shared_is_an_error(draw, message):
+    with pytest.raises(StudyError, match=message):
+        draw()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -72,11 +58,6 @@ def test_shards_side_by_side_are_the_global_batches(world_size):
     shards = [shard(batches, rank, world_size) for rank in range(world_size)]
     assert all(s.shape == (4, 24 // world_size) for s in shards)
     assert torch.equal(torch.cat(shards, dim=1), batches)
-
-
-def test_world_size_that_does_not_divide_the_batch_is_an_error():
-    with pytest.raises(StudyError, match=r"24 cannot be shared equally by 7 ranks; .* such as 28"):
-        shard(epoch_batches(100, 24, 0, 0), 0, 7)
 
 
 def images_of(count, size=(3, 32, 32)):
@@ -131,37 +112,26 @@ class TestVariations:
         assert len({tuple(one.offsets.flatten().tolist()) for one in drawn}) == 64
         assert len({tuple(one.mirrored.tolist()) for one in drawn}) == 64
 
-    def test_negative_seed_is_an_error(self):
-        with pytest.raises(StudyError, match="seed -1 is negative"):
-            epoch_variations(10, -1, 0)
-
 
 class TestImages:
-    def test_middle_window_is_the_image(self):
+    @pytest.mark.parametrize("mirrored", [False, True])
+    def test_middle_window_is_the_image_or_its_mirror(self, mirrored):
         images = images_of(1)
-        assert torch.equal(crop_and_flip(images, variation(PADDING, PADDING, False)), images)
-
-    def test_mirrored_middle_window_is_the_mirrored_image(self):
-        images = images_of(1)
-        assert torch.equal(crop_and_flip(images, variation(PADDING, PADDING, True)), images.flip(3))
+        expected = images.flip(3) if mirrored else images
+        assert torch.equal(crop_and_flip(images, variation(PADDING, PADDING, mirrored)), expected)
 
     def test_first_window_begins_with_four_rows_and_columns_of_zeros(self):
         images = images_of(1)
         result = crop_and_flip(images, variation(0, 0, False))
-        assert not result[:, :, :PADDING].any()
-        assert not result[:, :, :, :PADDING].any()
-        assert torch.equal(result[:, :, PADDING:, PADDING:], images[:, :, :-PADDING, :-PADDING])
+        expected = torch.nn.functional.pad(images[:, :, :-PADDING, :-PADDING], (PADDING, 0, PADDING, 0))
+        assert torch.equal(result, expected)
 
     @pytest.mark.parametrize("size", [(3, 32, 32), (1, 5, 9)], ids=str)
     def test_every_image_has_its_own_window(self, size):
         images = images_of(40, size)
         variations = draw_variations(40, torch.Generator().manual_seed(1))
-        expected = [
-            one_by_one(image, *offsets, mirrored)
-            for image, offsets, mirrored in zip(
-                images, variations.offsets.tolist(), variations.mirrored.tolist(), strict=True
-            )
-        ]
+        drawn = zip(images, variations.offsets.tolist(), variations.mirrored.tolist(), strict=True)
+        expected = [one_by_one(image, *offsets, mirrored) for image, offsets, mirrored in drawn]
         assert torch.equal(crop_and_flip(images, variations), torch.stack(expected))
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float32])
@@ -170,8 +140,7 @@ class TestImages:
         before = images.clone()
         result = crop_and_flip(images, draw_variations(8, torch.Generator().manual_seed(0)))
         assert torch.equal(images, before)
-        assert result.dtype == dtype
-        assert result.shape == images.shape
+        assert (result.dtype, result.shape) == (dtype, images.shape)
         assert result.is_contiguous()
 
     def test_no_images_give_no_images(self):
@@ -179,40 +148,27 @@ class TestImages:
 
 
 class TestWorldSizes:
-    def epoch(self, inputs, global_batch, world_size, seed=3, epoch=2):
-        """All augmented samples of an epoch as {index: image}, every rank doing its share."""
-        batches = epoch_batches(len(inputs), global_batch, seed, epoch)
+    def epoch(self, global_batch, world_size=1, epoch=2):
+        """The indices of an epoch, and its augmented samples, every rank doing its share."""
+        inputs, batches = images_of(64, (3, 8, 8)), epoch_batches(64, global_batch, 3, epoch)
         result = []
         for rank in range(world_size):
-            variations = epoch_variations(len(inputs), seed, epoch)  # each rank draws its own copy
-            own = shard(batches, rank, world_size)
-            result.append(
-                torch.stack([crop_and_flip(inputs[samples], variations[samples]) for samples in own])
-            )
+            variations = epoch_variations(len(inputs), 3, epoch)  # each rank draws its own copy
+            own = [crop_and_flip(inputs[i], variations[i]) for i in shard(batches, rank, world_size)]
+            result.append(torch.stack(own))
         return batches, torch.cat(result, dim=1)
+
+    def by_index(self, global_batch, epoch=2):
+        batches, images = self.epoch(global_batch, epoch=epoch)
+        return images.flatten(0, 1)[batches.flatten().argsort()]
 
     @pytest.mark.parametrize("world_size", [2, 4])
     def test_global_batches_are_the_same_at_every_world_size(self, world_size):
-        inputs = images_of(64, (3, 8, 8))
-        _, alone = self.epoch(inputs, 16, 1)
-        _, shared = self.epoch(inputs, 16, world_size)
-        assert torch.equal(shared, alone)
+        assert torch.equal(self.epoch(16, world_size)[1], self.epoch(16)[1])
 
-    def test_sample_is_augmented_alike_in_every_batch_size(self):
-        inputs = images_of(64, (3, 8, 8))
-        by_index = []
-        for global_batch in (8, 32):
-            batches, images = self.epoch(inputs, global_batch, 1)
-            by_index.append(images.flatten(0, 1)[batches.flatten().argsort()])
-        assert torch.equal(*by_index)
-
-    def test_epochs_differ(self):
-        inputs = images_of(64, (3, 8, 8))
-        by_index = []
-        for epoch in (1, 2):
-            batches, images = self.epoch(inputs, 16, 1, epoch=epoch)
-            by_index.append(images.flatten(0, 1)[batches.flatten().argsort()])
-        assert not torch.equal(*by_index)
+    def test_sample_is_augmented_alike_in_every_batch_size_and_otherwise_in_another_epoch(self):
+        assert torch.equal(self.by_index(8), self.by_index(32))
+        assert not torch.equal(self.by_index(16, epoch=1), self.by_index(16))
 
 
 @pytest.mark.gpu

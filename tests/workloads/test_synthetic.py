@@ -16,16 +16,9 @@ def test_is_not_real_and_always_available():
     Synthetic().fetch()
 
 
-def test_takes_the_shape_that_the_model_declares():
+def test_takes_the_shape_of_its_parameters_and_from_the_model_what_they_leave_open():
     assert Synthetic().shape(SHAPE) == SHAPE
-
-
-def test_takes_the_shape_that_its_parameters_name():
-    assert Synthetic((3, 4, 5), 7).shape(None) == SHAPE
-    assert Synthetic((3, 4, 5), 7).shape(DataShape((1,), 2)) == SHAPE
-
-
-def test_takes_from_the_model_what_its_parameters_leave_open():
+    assert Synthetic((3, 4, 5), 7).shape(None) == Synthetic((3, 4, 5), 7).shape(DataShape((1,), 2)) == SHAPE
     assert Synthetic(num_classes=7).shape(DataShape((3, 4, 5), 2)) == SHAPE
 
 
@@ -39,8 +32,7 @@ def test_shape_that_nobody_names_is_an_error_that_names_the_parameters(dataset):
 def test_makes_the_samples_asked_for_and_at_most_256_to_test(num_samples, num_test):
     splits = Synthetic().load(SHAPE, num_samples, 0)
     assert splits.train.inputs.shape == (num_samples, 3, 4, 5)
-    assert splits.test.inputs.shape == (num_test, 3, 4, 5)
-    assert splits.train.targets.shape == (num_samples,)
+    assert (splits.test.inputs.shape, splits.train.targets.shape) == ((num_test, 3, 4, 5), (num_samples,))
     assert (splits.train.inputs.dtype, splits.train.targets.dtype) == (torch.float32, torch.int64)
 
 
@@ -52,16 +44,12 @@ def test_inputs_are_standard_normal_and_targets_uniform():
     assert (train.targets.bincount(minlength=7) - 4000 / 7).abs().max() < 6 * (4000 * 6 / 49) ** 0.5
 
 
-def test_same_seed_gives_the_same_numbers_whatever_the_global_generator():
+def test_numbers_depend_on_the_seed_alone_whatever_the_global_generator():
     first = Synthetic().load(SHAPE, 10, 3)
     torch.rand(5)
     second = Synthetic().load(SHAPE, 10, 3)
     assert torch.equal(first.train.inputs, second.train.inputs)
-    assert first.checksums == second.checksums
-
-
-def test_other_seed_gives_other_numbers():
-    assert Synthetic().load(SHAPE, 10, 3).checksums != Synthetic().load(SHAPE, 10, 4).checksums
+    assert first.checksums == second.checksums != Synthetic().load(SHAPE, 10, 4).checksums
 
 
 def test_inputs_differ_from_weights_made_from_the_same_seed():

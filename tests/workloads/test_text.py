@@ -25,21 +25,15 @@ def loaded(path, **parameters):
     return create_dataset("text", {"path": str(path), **parameters}).load(SHAPE, 1, 0)
 
 
-def test_files_are_cut_into_pieces_in_the_order_of_their_names(folder):
+def test_files_are_cut_into_pieces_in_the_order_of_their_names_and_the_last_tenth_is_tested_on(folder):
     splits = loaded(folder)
-    tokens = torch.cat([splits.train.inputs, splits.test.inputs]).flatten()
-    assert tokens.tolist() == list(range(100))
+    assert (len(splits.train), len(splits.test)) == (23, 2)
+    assert torch.cat([splits.train.inputs, splits.test.inputs]).flatten().tolist() == list(range(100))
 
 
 def test_target_of_each_byte_is_the_next_one(folder):
     for split in (loaded(folder).train, loaded(folder).test):
         assert torch.equal(split.targets, split.inputs + 1)
-
-
-def test_the_last_tenth_is_tested_on(folder):
-    splits = loaded(folder)
-    assert (len(splits.train), len(splits.test)) == (23, 2)
-    assert int(splits.train.targets.max()) <= int(splits.test.inputs.min())
 
 
 def test_samples_are_counted_without_reading(folder):
@@ -65,16 +59,10 @@ def test_default_is_the_standard_library_with_its_version():
     assert int(splits.train.inputs.max()) < 256
 
 
-def test_too_few_bytes_are_an_error_that_says_how_many_it_takes(folder):
+def test_too_few_bytes_or_none_and_models_of_no_tokens_are_errors_that_say_what_it_takes(folder):
     with pytest.raises(DataError, match="has 5 bytes; a context of 4 needs 9 at least"):
         loaded(folder, max_bytes=5)
-
-
-def test_missing_path_is_an_error_that_names_it(tmp_path):
     with pytest.raises(DataError, match=r"path .*nowhere.* has no files to read"):
-        loaded(tmp_path / "nowhere")
-
-
-def test_models_of_no_tokens_are_refused():
+        loaded(folder / "nowhere")
     with pytest.raises(StudyError, match="is for models of tokens"):
         create_dataset("text").shape(DataShape((1, 28, 28), 10))

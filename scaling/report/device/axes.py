@@ -89,21 +89,24 @@ class OverAxis(NamedTuple):
 
 def over_axes(rows: Sequence[Row], scatter: StudyScatter) -> Iterator[OverAxis]:
     """The sets of timed cells with enough values of an axis, of each set those on the most workers."""
-    groups = [group for group in group_rows(rows) if group.kind == "iteration"]
+    groups = [(group, _todays(group.rows)) for group in group_rows(rows) if group.kind == "iteration"]
     everything: list[tuple[CellGroup | None, list[Row]]]
-    everything = [(None, [row for group in groups for row in group.rows])]
+    everything = [(None, [row for _, members in groups for row in members])]
     for axis in (BATCH, *VARIED):
         is_inside = axis != BATCH and not COLUMNS[axis].shared & Shared.GROUP
-        for group, members in [(group, group.rows) for group in groups] if is_inside else everything:
+        for group, members in groups if is_inside else everything:
             cells, untimed = _cells(axis, members, scatter)
             if cells:
                 yield OverAxis(axis, _results(axis, cells, group), group, untimed)
 
 
-def _cells(axis: str, rows: Iterable[Row], scatter: StudyScatter) -> tuple[list[TimedResult], list[Any]]:
-    todays = [
+def _todays(rows: Iterable[Row]) -> list[Row]:
+    return [
         {**row, BATCH: fixed_batch(row)} for row in rows if is_unchanged(row) and not is_of_older_code(row)
     ]
+
+
+def _cells(axis: str, todays: Sequence[Row], scatter: StudyScatter) -> tuple[list[TimedResult], list[Any]]:
     others = [name for name in SETTINGS if name not in (axis, "world_size")]
     kept: list[Row] = []
     untimed: set[Any] = set()

@@ -49,15 +49,11 @@ class TestCases:
         added = with_products - without
         assert without < with_products
         names = ["bf16", "float32", "fp16", *(["tf32"] if on_gpus else [])]
-        assert sorted((case.operation, case.ranks) for case in added) == [
-            (f"product_{name}", each) for name in names for each in ranks
-        ]
+        expected = [(f"product_{name}", each) for name in names for each in ranks]
+        assert sorted((case.operation, case.ranks) for case in added) == expected
         for case in added:
             sizes = tuple(product_size(case.operation, size) for size in case.sizes_bytes)
             assert sizes == matrix_sizes(on_gpus=on_gpus)
-
-    def test_messages_go_from_4_kib_to_1_gib(self):
-        assert (MESSAGE_SIZES[0], MESSAGE_SIZES[-1]) == (4 << 10, 1 << 30)
 
     def test_second_launch_measures_messages_only(self):
         found = operations(cases(4, on_gpus=True, only_messages=True))
@@ -115,12 +111,11 @@ class TestHowOften:
         assert num_samples_for(left_s=-1.0, sizes_left=5, sample_s=0.02) == MIN_SAMPLES
         assert num_samples_for(left_s=100.0, sizes_left=1, sample_s=0.0) == MAX_SAMPLES
 
-    def test_two_sizes_are_always_measured_and_others_if_there_is_time(self):
-        sizes = [1024, 4096, 16384]
-        assert goes_on(0, sizes, left_s=-1, once_s=0)
-        assert goes_on(1, sizes, left_s=-1, once_s=100)
-        assert goes_on(2, sizes, left_s=1.0, once_s=0.01)
-        assert not goes_on(2, sizes, left_s=1.0, once_s=0.1)
+    @pytest.mark.parametrize(("done", "left_s", "once_s", "more"), [
+        (0, -1, 0, True), (1, -1, 100, True), (2, 1.0, 0.01, True), (2, 1.0, 0.1, False),
+    ])  # fmt: skip
+    def test_two_sizes_are_always_measured_and_others_if_there_is_time(self, done, left_s, once_s, more):
+        assert goes_on(done, [1024, 4096, 16384], left_s=left_s, once_s=once_s) == more
 
 
 class TestSamples:

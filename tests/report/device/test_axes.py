@@ -35,9 +35,8 @@ def test_bucket_sizes_are_compared_on_the_most_workers(study):
         add(study, "none", size, 0.5, **ON_GPUS)
     (one,) = found(study)
     assert (one.axis, one.group) == ("bucket_mb", groups_of(study)[0])
-    assert [(cell.value("bucket_mb"), cell.row["world_size"]) for cell in one.results.cells] == [
-        (4.0, 4), (25.0, 4), (100.0, 4),
-    ]  # fmt: skip
+    expected = [(4.0, 4), (25.0, 4), (100.0, 4)]
+    assert [(cell.value("bucket_mb"), cell.row["world_size"]) for cell in one.results.cells] == expected
     (said,) = axis_sentences([one])
     assert said.startswith("Least time of a step by bucket size in MiB (mlp on synthetic,")
     assert said.endswith(": 25.")

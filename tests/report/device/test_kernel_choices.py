@@ -147,8 +147,7 @@ def test_workspace_is_drawn_where_it_was_measured_a_point_a_limit(results):
     limits = [("none", 80), ("64 MiB", 50), ("1 MiB", 1)]
     older = [convolution("older-interface", 0.03, cap=cap, workspace=mb * 10**6) for cap, mb in limits]
     drawn = [*figures(results(convolution("library", 0.03, workspace=0), *older))]
-    assert [one.name for one in drawn] == [
-        f"device-kernel-choices-{name}" for name in ("convolutions", "workspace")
-    ]
+    expected = [f"device-kernel-choices-{name}" for name in ("convolutions", "workspace")]
+    assert [one.name for one in drawn] == expected
     lines = {len(line.get_xdata()): line for line in drawn[-1].figure.axes[0].get_lines()}
     assert list(lines[3].get_xdata()) == [1, 50, 80]

@@ -71,8 +71,7 @@ class TestAccuracy:
     def test_what_was_not_trained_is_named_with_its_reason(self, results):
         left_out = cell(*HALF, accuracy_left_out="3 trainings would take 99 s")
         made = results(*(cell(*names, scores) for names, scores in SAME.items()), left_out)
-        told = "(not trained, as it would take too long: fused, float16)"
-        assert told in sentences_of(made)[-1]
+        assert "(not trained, as it would take too long: fused, float16)" in sentences_of(made)[-1]
         remarks = [text for table in device_tables([made]) for text in table.remarks]
         assert "No accuracy of mnist-rows on the CPU, fused, float16: 3 trainings would take 99 s." in remarks
 

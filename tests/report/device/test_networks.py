@@ -123,9 +123,8 @@ class TestThreads:
         made.add([[]], threads=1, model="resnet-50", batch=2, facts={"left_out": "too slow"})
         assert (speedups(made.results()), worthwhile(made.results().cells)) == ({}, None)
         assert write_figures(made.folder, [made.results()]) == []
-        assert device_tables([made.results()])[-1].rows == [
-            ["resnet-50", "2", "CPU, 1 thread", "left out", "too slow"]
-        ]
+        expected = [["resnet-50", "2", "CPU, 1 thread", "left out", "too slow"]]
+        assert device_tables([made.results()])[-1].rows == expected
 
 
 class TestBatches:
@@ -136,9 +135,8 @@ class TestBatches:
 
     def test_sentences_name_the_batch_of_each_device_and_compare_them(self, batches):
         (answer,) = sentences_of(batches.results())
-        assert (
-            "on the CPU, 4 threads: fcn-r 4 (100 samples/s); on the GPU eager: fcn-r at least 16 (" in answer
-        )
+        said = "on the CPU, 4 threads: fcn-r 4 (100 samples/s); on the GPU eager: fcn-r at least 16 ("
+        assert said in answer
         assert "the time of a sample on the CPU over that on the GPU: fcn-r 100 times (seen in one" in answer
 
     def test_page_begins_with_the_short_answer_alone(self, batches):
