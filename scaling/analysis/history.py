@@ -3,7 +3,7 @@
 If nothing changes, the campaigns of a history are exchangeable: the rank of the newest among all so far is
 uniform, and independent of the ranks before it, whatever the distribution of their times, their scale and
 outliers (A. Renyi, 1962; V. Vovk, "Testing randomness online", Statistical Science 2021, arXiv 1906.09256).
-So bets on these ranks are fair:
+So these bets on ranks win nothing on average:
 
 1. For each campaign that may be the first slow one, a bet that the k since then are the k slowest of all n:
    its value is multiplied by (1 - EPSILON) n / k where the newest rank is among the k highest, by sqrt(A) at
