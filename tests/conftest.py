@@ -136,13 +136,11 @@ def _where_and_with_what(
     seen = environment.collect()
     git = seen["git"] or {"commit": "unknown", "dirty": "unknown"}
     facts = {
+        **{"commit": git["commit"], "files differ from the commit": git["dirty"]},
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": git["commit"],
-        "files differ from the commit": git["dirty"],
         "cpu": f"{seen['cpu']['usable_cores']} cores of {seen['cpu']['model']}",
         "gpus": ", ".join(gpu["name"] for gpu in seen["gpus"]) or "none",
-        **seen["versions"],
-        **seen["settings"],
+        **{**seen["versions"], **seen["settings"]},
         NUM_GPUS_VARIABLE: os.environ.get(NUM_GPUS_VARIABLE, "not set"),
     }
     for name, value in facts.items():
@@ -211,11 +209,8 @@ def pytest_collection_finish() -> None:
 
 
 HOW_TO_RUN = {
-    "gpu": "on a machine with GPUs: pytest -m gpu",
-    "slurm": "make test-all, as root",
-    "programs": "make test-all",
-    "processes": "make test-all",
-    "quality": "make test-all",
+    **{"gpu": "on a machine with GPUs: pytest -m gpu", "slurm": "make test-all, as root"},
+    **dict.fromkeys(("programs", "processes", "quality"), "make test-all"),
     "every_case": "pytest -m every_case",
 }
 _left_out: Counter[str] = Counter()

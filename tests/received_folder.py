@@ -9,10 +9,8 @@ from scaling.store import ResultsFolder, RunRecord
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference"
 TAKEN = {
-    "libraries-2xh200": ("iteration", 6),
-    "transfer-2xh200": ("transfer", 1),
-    "device-surface-regression-cpu": ("device", 3),
-    "converge-fcn-2xh200": ("convergence", 2),
+    **{"libraries-2xh200": ("iteration", 6), "transfer-2xh200": ("transfer", 1)},
+    **{"device-surface-regression-cpu": ("device", 3), "converge-fcn-2xh200": ("convergence", 2)},
 }
 """Committed folder -> kind of its cells, and how many of them are taken."""
 
@@ -24,16 +22,11 @@ SHEET = {
 }
 
 
-def received_folder(
-    path: Path, taken: Mapping[str, tuple[str, int]] = TAKEN, num_lines: int = 60
-) -> ResultsFolder:
-    """Makes one.
+Taken = Mapping[str, tuple[str, int]]
 
-    Args:
-        path: of the folder.
-        taken: as TAKEN.
-        num_lines: of each rank's samples, at most.
-    """
+
+def received_folder(path: Path, taken: Taken = TAKEN, num_lines: int = 60) -> ResultsFolder:
+    """Makes one at `path`; of each rank's samples there are `num_lines` at most."""
     made = ResultsFolder(path)
     first = ResultsFolder(REFERENCE / next(iter(taken)))
     made.write_study(first.study())

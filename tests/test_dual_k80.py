@@ -14,11 +14,8 @@ SCRIPT = ROOT / "benchmarks" / "dual_k80_presets.py"
 @pytest.fixture(scope="module")
 def simulated():
     module = loaded(SCRIPT)
-    return {
-        (machine, n): {name: f"{s * 1e3:.1f}" for name, s in module.simulated_s(n, machine).items()}
-        for machine in module.MACHINES
-        for n in (2, 4)
-    }
+    times = {(machine, n): module.simulated_s(n, machine) for machine in module.MACHINES for n in (2, 4)}
+    return {key: {name: f"{s * 1e3:.1f}" for name, s in own.items()} for key, own in times.items()}
 
 
 def test_table_has_the_simulated_times_of_every_preset(simulated):

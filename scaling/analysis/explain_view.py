@@ -183,9 +183,8 @@ class View:
         unless it is this cell's."""
         fitting = (
             row
-            for row in self.study.like(self.row, free)
+            for row in self.study.like({**self.row, **wanted}, {*free} - wanted.keys())
             if row["cell_id"] != self.row["cell_id"]
-            and all(row[name] == value for name, value in wanted.items())
             and (row["aggregator"] == self.row["aggregator"] or _is_plain(row))
         )
         return next(fitting, None)

@@ -142,13 +142,18 @@ def in_order_of(cell_ids: Sequence[str], groups: Sequence[CellGroup]) -> list[Ce
 
 def group_key(row: Row) -> tuple[Any, ...]:
     """A key that is equal for the rows of one group."""
-    return (*(row[axis.key] for axis in _axes(row)), fixed_batch(row))
+    return (*[row[axis.key] for axis in _axes(row)], fixed_batch(row))
 
 
 def _axes(row: Row) -> list[Axis]:
     """The variables that the rows of a group share; all seeds of a training are in one group."""
-    trained = row["kind"] == "convergence"
-    return [axis for axis in with_columns(Shared.GROUP) if not (trained and axis.role & Role.REPETITION)]
+    return _SHARED[row["kind"] == "convergence"]
+
+
+_SHARED = {
+    trained: [axis for axis in with_columns(Shared.GROUP) if not (trained and axis.role & Role.REPETITION)]
+    for trained in (False, True)
+}
 
 
 def _of_model(row: Row) -> tuple[Any, ...]:

@@ -65,16 +65,15 @@ class _Measured:
 
 def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]) -> list[Finding]:
     """A finding per row of the answer's table, of what `build_table` made; none where a verdict answers."""
-    rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
-    trained = [*_trained(rows, by_id)]
-    lost = {_name_of_training(one.values): one.values["lost"] for one in trained}
     if question == "memory":
         return [*_memory(table, cells)]
     if question == "buckets":
-        return [*_buckets(rows, cells)]
+        return [*_buckets(to_rows(table), cells)]
     if question not in ("aggregator", "compression"):
         return []
-    scatter = scatter_of(cells)
+    rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
+    trained, scatter = [*_trained(rows, by_id)], scatter_of(cells)
+    lost = {_name_of_training(one.values): one.values["lost"] for one in trained}
     found = []
     for one in _measured(rows, cells):
         lossy = [row for row in one.others if is_lossy(by_id[row["cell_id"]])]

@@ -65,7 +65,7 @@ from topologies.file_text import validated
 from topologies.model import Topology
 
 STEP_DIGITS = 9  # significant ones in budget.csv, nanoseconds of a step, and in convergence.csv
-MANY_CELLS, MOST_DRAWN = 300, 60
+MANY_CELLS, MOST_DRAWN = 300, 40
 """A study of more cells than the first has figures of the second number, group by group."""
 
 

@@ -31,7 +31,7 @@ RECORDED_KEYS = ("schema_version", "notes")
 
 
 class Study(Strict):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)  # of a folder
     parts: tuple[SerializeAsAny[AnyPart], ...]
     question: Question | None = None
 
@@ -65,7 +65,8 @@ def parse_study(raw: object, source: str) -> Study:
             allowed = ", ".join(get_args(Question))
             raise StudyError(f"{source}: question is {raw['question']!r}; allowed: {allowed}") from error
         raise StudyError(
-            f"{source}: name {raw['name']!r} is not allowed; use letters, digits, '.', '_' and '-'"
+            f"{source}: name {raw['name']!r:.60} is not allowed; use letters, digits, '.', '_' and '-', "
+            "255 at most"
         ) from error
 
 

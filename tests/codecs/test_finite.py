@@ -23,11 +23,14 @@ def message_of(watch: FiniteWatch) -> str:
     return str(raised.value)
 
 
-def test_finite_values_raise_nothing():
+def test_finite_values_and_none_at_all_raise_nothing():
     watch = FiniteWatch.of_chunks(LAYOUT, 8, CPU)
     watch.note_values(values_with())
     watch.note_values(values_with(0, value=1e38))
     watch.raise_if_marked()
+    empty = FiniteWatch.of_chunks(BucketLayout.of([("empty", (0,))]), 8, CPU)
+    empty.note_values(torch.empty(0))
+    empty.raise_if_marked()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -68,9 +71,3 @@ def test_many_tensors_are_counted():
     watch = FiniteWatch.of_chunks(layout, 4, CPU)
     watch.note_values(torch.full((36,), float("nan")))
     assert "in 't0', 't1', 't2' and 6 more tensors:" in message_of(watch)
-
-
-def test_bucket_without_elements_is_finite():
-    watch = FiniteWatch.of_chunks(BucketLayout.of([("empty", (0,))]), 8, CPU)
-    watch.note_values(torch.empty(0))
-    watch.raise_if_marked()

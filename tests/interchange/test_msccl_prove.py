@@ -56,12 +56,9 @@ def all_pairs(size):
         slot = {other: at for at, other in enumerate(others)}
         blocks, adder = [], size - 1
         for other in others:
-            steps = [
-                step("s", ("i", other), ("s", 0)),
-                step("r", ("i", rank), ("s", slot[other])),
-                step("s", ("i", rank), ("i", rank), after=(adder, 2 * size - 3)),
-                step("r", ("i", other), ("i", other)),
-            ]
+            steps = [step("s", ("i", other), ("s", 0)), step("r", ("i", rank), ("s", slot[other]))]
+            steps.append(step("s", ("i", rank), ("i", rank), after=(adder, 2 * size - 3)))
+            steps.append(step("r", ("i", other), ("i", other)))
             blocks.append((other, other, 0, steps))
         waits = [step("nop", count=0, after=(at, 1)) for at in range(size - 1)]
         adds = [step("re", ("s", at), ("i", rank)) for at in range(size - 1)]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,15 +68,11 @@ def test_left_over_is_less_certain_further_away():
 def test_a_librarys_left_over_goes_by_size():
     sizes = (2**20, 2**24, 2**28)
     machinery = Machinery(machine(2))
-    plain = observations_of_transfers(
-        [MeasuredTransfer("all_reduce", 2, size, False, 1.0, 0.01) for size in sizes], machinery
-    )
+    asked = [MeasuredTransfer("all_reduce", 2, size, False, 1.0, 0.01) for size in sizes]
+    plain = observations_of_transfers(asked, machinery)
     times = [one.terms[0].latency_s + one.terms[0].flow_s for one in plain]
     slow = [3 * times[0], times[1], times[2]]
-    probed = [
-        MeasuredTransfer("all_reduce", 2, size, False, seconds, 0.01)
-        for size, seconds in zip(sizes, slow, strict=True)
-    ]
+    probed = [replace(one, seconds=seconds) for one, seconds in zip(asked, slow, strict=True)]
     found = calibrate(observations_of_transfers(probed, machinery))
     for one, seconds in zip(plain, slow, strict=True):
         assert found.seconds(one.terms[0]).value == pytest.approx(seconds, rel=1e-6)
@@ -250,11 +247,8 @@ class TestRanksThatShareAPath:
 
     @staticmethod
     def fitted(times):
-        observations = [
-            Observation(None, [Term("native_host", "a", 0.0, 1.0, num_ranks=ranks)], seconds, 0.005, ranks)
-            for ranks, seconds in times
-        ]
-        return calibrate(observations * 10)
+        terms = [(Term("native_host", "a", 0.0, 1.0, num_ranks=ranks), seconds) for ranks, seconds in times]
+        return calibrate([Observation(None, [one], s, 0.005, one.num_ranks) for one, s in terms] * 10)
 
     def test_from_two_sizes_it_goes_on(self):
         found = self.fitted([(2, 1.0), (4, 1.15)])

@@ -134,12 +134,8 @@ def overlapped(group: ThroughHostGroup, plain: TorchGroup) -> dict[str, Any]:
     )  # fmt: skip
     losses = training(group, step, DEVICE)
     eager = EagerStep(FlatReplica(synchronized(network(), plain)), create("all_reduce"), SETTINGS, plain)
-    return {
-        "losses": losses,
-        "eager": training(plain, eager, CPU),
-        "hooked": step._hooked,
-        "notes": step.notes,
-    }
+    learnt = {"losses": losses, "eager": training(plain, eager, CPU)}
+    return {**learnt, "hooked": step._hooked, "notes": step.notes}
 
 
 def streams(group: ThroughHostGroup, _: TorchGroup) -> dict[str, Any]:

@@ -35,17 +35,12 @@ def shared_buffers(group: TorchGroup) -> dict[str, Any]:
     with patch.object(over_torch, "_create_shared_file", create_and_note):
         buffer = group.shared_host_buffer(24, register=False)
         empty = group.shared_host_buffer(0, register=False)
-    zeroed = int(buffer.sum()) == 0
+    seen = {"zeroed": int(buffer.sum()) == 0, "sizes": [buffer.numel(), empty.numel()]}
     group.barrier()
     buffer.view(torch.int64)[group.rank] = group.rank + 1
     group.barrier()
-    return {
-        "zeroed": zeroed,
-        "values": buffer.view(torch.int64).tolist(),
-        "sizes": [buffer.numel(), empty.numel()],
-        "num_created": len(paths),
-        "left": [path for path in paths if os.path.exists(path)],
-    }
+    left = [path for path in paths if os.path.exists(path)]
+    return {**seen, "values": buffer.view(torch.int64).tolist(), "num_created": len(paths), "left": left}
 
 
 def barriers(group: TorchGroup) -> dict[str, Any]:
@@ -109,24 +104,17 @@ def alone(group: TorchGroup) -> dict[str, Any]:
     own = group.single_rank_group()
     tensor = torch.full((3,), float(group.rank))
     dist.all_reduce(tensor, group=own)
-    return {
-        "place": [dist.get_rank(own), dist.get_world_size(own)],
-        "library": dist.get_backend(own) == dist.get_backend(group.data),
-        "made_once": group.single_rank_group() is own,
-        "values": tensor.tolist(),
-    }
+    library = dist.get_backend(own) == dist.get_backend(group.data)
+    found = {"place": [dist.get_rank(own), dist.get_world_size(own)], "library": library}
+    return {**found, "made_once": group.single_rank_group() is own, "values": tensor.tolist()}
 
 
 def largest(group: TorchGroup) -> dict[str, Any]:
     """Of one value and of several."""
     group.meter.reset()
     values = [float(group.rank), -float(group.rank), 0.1]
-    return {
-        "one": group.largest(float(group.rank)),
-        "several": group.largest_of(values),
-        "none": group.largest_of([]),
-        "metered": group.meter.bytes_sent,
-    }
+    found = {"one": group.largest(float(group.rank)), "several": group.largest_of(values)}
+    return {**found, "none": group.largest_of([]), "metered": group.meter.bytes_sent}
 
 
 def host_clock(group: TorchGroup) -> dict[str, Any]:
@@ -135,11 +123,8 @@ def host_clock(group: TorchGroup) -> dict[str, Any]:
     ahead = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 1000 * group.rank)
     with patch.object(over_torch, "time", ahead):
         offset_s, uncertainty_s = apart.host_clock_offset()
-    return {
-        "same_host": group.host_clock_offset(),
-        "error_s": abs(offset_s + 1000 * group.rank),
-        "uncertainty_s": uncertainty_s,
-    }
+    error_s = abs(offset_s + 1000 * group.rank)
+    return {"same_host": group.host_clock_offset(), "error_s": error_s, "uncertainty_s": uncertainty_s}
 
 
 def waiting(group: TorchGroup) -> dict[str, Any]:

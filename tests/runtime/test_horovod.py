@@ -38,30 +38,31 @@ def told(places):
     return [(s.hostname, s.local_rank, s.cross_rank, s.local_size, s.cross_size) for s in slots]
 
 
-def test_ranks_of_one_host_are_on_one_node():
-    assert told([Place("a", rank, 3) for rank in range(3)]) == [("node0", rank, 0, 3, 1) for rank in range(3)]
+def on(hosts, *, in_turn=False):
+    """Two ranks on each host, one host after the other or in turn."""
+    places = [Place(host, local, 2) for host in hosts for local in (0, 1)]
+    return places[::2] + places[1::2] if in_turn else places
 
 
-def test_ranks_of_two_hosts_are_paired_by_their_local_ranks():
-    slots = [(f"node{node}", local, node, 2, 2) for node in (0, 1) for local in (0, 1)]
-    assert told([Place(host, local, 2) for host in "ab" for local in (0, 1)]) == slots
-    in_turn = [(f"node{node}", local, node, 2, 2) for local in (0, 1) for node in (0, 1)]
-    assert told([Place(host, local, 2) for local in (0, 1) for host in "ab"]) == in_turn
+PAIRED = [(f"node{node}", local, node, 2, 2) for node in (0, 1) for local in (0, 1)]
 
 
-def test_one_machine_that_plays_two_nodes_is_two():
-    two = [Place(host, local, 2) for host in "ab" for local in (0, 1)]
-    assert told([Place("a", local, 2) for _ in "xy" for local in (0, 1)]) == told(two)
+@pytest.mark.parametrize(("places", "slots"), [
+    ([Place("a", rank, 3) for rank in range(3)], [("node0", rank, 0, 3, 1) for rank in range(3)]),
+    (on("ab"), PAIRED), (on("ab", in_turn=True), PAIRED[::2] + PAIRED[1::2]),
+    (on("aa"), PAIRED),  # one machine that plays two nodes
+])  # fmt: skip
+def test_ranks_of_several_hosts_are_paired_by_their_local_ranks(places, slots):
+    assert told(places) == slots
 
 
 def test_variables_are_those_of_horovodrun():
-    places = [Place(host, local, 2) for host in "ab" for local in (0, 1)]
     expected = {
         **{"HOSTNAME": "node1", "RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"},
         **{"CROSS_RANK": "1", "CROSS_SIZE": "2"},
         **{"GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "GLOO_RENDEZVOUS_PORT": "4711"},
     }
-    found = variables(slots_of(places), RankInfo(3, 1, 4, 2, "test"), "10.0.0.1", "4711")
+    found = variables(slots_of(on("ab")), RankInfo(3, 1, 4, 2, "test"), "10.0.0.1", "4711")
     assert found == {f"HOROVOD_{name}": value for name, value in expected.items()}
 
 

@@ -410,11 +410,12 @@ class TestWritersAsReaders:
 
 
 class TestLock:
-    def test_second_holder_is_refused_until_the_first_lets_go(self, folder):
-        with folder.lock():
+    def test_second_holder_is_refused_until_the_first_lets_go_also_after_an_error(self, folder):
+        with pytest.raises(KeyError), folder.lock():
             with pytest.raises(StoreError, match=f"another `scaling run` or launch works in {folder.path}"):
                 ResultsFolder(folder.path).lock().__enter__()
             assert folder.exists()
+            raise KeyError
         with ResultsFolder(folder.path).lock():
             pass
 
@@ -463,20 +464,12 @@ class TestLock:
         lock.__exit__(None, None, None)
         assert not folder.is_locked()
 
-    def test_lock_is_let_go_after_an_error(self, folder):
-        with pytest.raises(KeyError), folder.lock():
-            raise KeyError
-        with folder.lock():
-            pass
-
-    def test_file_in_the_folders_place_is_told(self, tmp_path):
+    def test_lock_makes_the_folder_and_a_file_in_its_place_is_told(self, tmp_path):
+        with ResultsFolder(tmp_path / "a" / "b").lock():
+            assert (tmp_path / "a" / "b").is_dir()
         (tmp_path / "out").touch()
         with pytest.raises(StoreError, match="out is no folder; use another one"):
             ResultsFolder(tmp_path / "out").lock().__enter__()
-
-    def test_lock_makes_the_folder(self, tmp_path):
-        with ResultsFolder(tmp_path / "a" / "b").lock():
-            assert (tmp_path / "a" / "b").is_dir()
 
 
 class TestCheckpoints:

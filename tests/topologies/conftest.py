@@ -48,35 +48,30 @@ def fake_nvml_of(gpus: list[FakeGpu]) -> SimpleNamespace:
         value = SimpleNamespace(uiVal=gpu.link_mb_per_s)
         return [SimpleNamespace(nvmlReturn=0 if supported else 3, value=value)]
 
+    def state(gpu, link):
+        return int(told(dict(enumerate(gpu.links)).get(link)) is not None)
+
     shut_downs: list[int] = []
+    of_gpus = {
+        **{"Count": lambda: len(gpus), "HandleByIndex": lambda index: gpus[index]},
+        **{"Name": lambda gpu: gpu.name.encode(), "UUID": lambda gpu: f"GPU-{gpu.bus:x}"},
+        "PciInfo": lambda gpu: SimpleNamespace(busId=bus_id(gpu.bus)),
+        "MaxPcieLinkGeneration": lambda gpu: told(gpu.pcie)[0],
+        "MaxPcieLinkWidth": lambda gpu: told(gpu.pcie)[1],
+        "CurrPcieLinkGeneration": lambda gpu: told(gpu.pcie)[2],
+        "CurrPcieLinkWidth": lambda gpu: told(gpu.pcie)[3],
+        "MemoryBusWidth": lambda gpu: told(gpu.memory)[0],
+        "MaxClockInfo": lambda gpu, clock: told(gpu.memory)[1],
+        **{"NvLinkState": state, "FieldValues": link_speed},
+        "NvLinkRemotePciInfo": lambda gpu, link: SimpleNamespace(busId=bus_id(gpu.links[link])),
+        "NvLinkRemoteDeviceType": lambda gpu, link: {0xC0: 2, 0xC1: 1}.get(gpu.links[link], 0),
+        "P2PStatus": lambda gpu, other, index: int(gpus.index(other) not in told(gpu.peers) or index != 0),
+    }
     return SimpleNamespace(
-        NVMLError=FakeNvmlError,
-        NVML_CLOCK_MEM=2,
-        NVML_NVLINK_MAX_LINKS=18,
+        **{"NVMLError": FakeNvmlError, "NVML_CLOCK_MEM": 2, "NVML_NVLINK_MAX_LINKS": 18},
         NVML_P2P_CAPS_INDEX_READ=(0,),  # as some versions of the package have it
-        fail=fail,
-        shut_downs=shut_downs,
-        nvmlShutdown=lambda: shut_downs.append(1),
-        nvmlDeviceGetCount=lambda: len(gpus),
-        nvmlDeviceGetHandleByIndex=lambda index: gpus[index],
-        nvmlDeviceGetName=lambda gpu: gpu.name.encode(),
-        nvmlDeviceGetUUID=lambda gpu: f"GPU-{gpu.bus:x}",
-        nvmlDeviceGetPciInfo=lambda gpu: SimpleNamespace(busId=bus_id(gpu.bus)),
-        nvmlDeviceGetMaxPcieLinkGeneration=lambda gpu: told(gpu.pcie)[0],
-        nvmlDeviceGetMaxPcieLinkWidth=lambda gpu: told(gpu.pcie)[1],
-        nvmlDeviceGetCurrPcieLinkGeneration=lambda gpu: told(gpu.pcie)[2],
-        nvmlDeviceGetCurrPcieLinkWidth=lambda gpu: told(gpu.pcie)[3],
-        nvmlDeviceGetMemoryBusWidth=lambda gpu: told(gpu.memory)[0],
-        nvmlDeviceGetMaxClockInfo=lambda gpu, clock: told(gpu.memory)[1],
-        nvmlDeviceGetNvLinkState=lambda gpu, link: int(
-            told(dict(enumerate(gpu.links)).get(link)) is not None
-        ),
-        nvmlDeviceGetNvLinkRemotePciInfo=lambda gpu, link: SimpleNamespace(busId=bus_id(gpu.links[link])),
-        nvmlDeviceGetNvLinkRemoteDeviceType=lambda gpu, link: {0xC0: 2, 0xC1: 1}.get(gpu.links[link], 0),
-        nvmlDeviceGetFieldValues=link_speed,
-        nvmlDeviceGetP2PStatus=lambda gpu, other, index: (
-            0 if gpus.index(other) in told(gpu.peers) and index == 0 else 1
-        ),
+        **{"fail": fail, "shut_downs": shut_downs, "nvmlShutdown": lambda: shut_downs.append(1)},
+        **{f"nvmlDeviceGet{name}": answer for name, answer in of_gpus.items()},
     )
 
 

@@ -50,21 +50,20 @@ class TestHost:
         monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
         assert cpu_model(tmp_path / "cpuinfo") == "aarch64"
 
-    def test_memory_is_in_bytes(self, tmp_path):
-        (tmp_path / "meminfo").write_text(MEMINFO)
-        assert memory_bytes(tmp_path / "meminfo") == 32768 * 1024
+    @pytest.mark.parametrize(
+        ("text", "expected"), [(MEMINFO, 2**25), ("SwapTotal: 0 kB\n", None), (None, None)]
+    )
+    def test_memory_is_in_bytes_or_none(self, tmp_path, text, expected):
+        if text is not None:
+            (tmp_path / "meminfo").write_text(text)
+        assert memory_bytes(tmp_path / "meminfo") == expected
 
-    def test_memory_that_is_not_to_be_had_is_none(self, tmp_path):
-        assert memory_bytes(tmp_path / "none") is None
-        (tmp_path / "meminfo").write_text("SwapTotal: 0 kB\n")
-        assert memory_bytes(tmp_path / "meminfo") is None
-
-    def test_cores_are_those_that_this_process_may_use(self, monkeypatch):
+    def test_cores_are_those_that_this_process_may_use_and_all_where_the_system_does_not_say(
+        self, monkeypatch
+    ):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)
         assert num_usable_cores() == 3
-
-    def test_cores_are_all_where_the_system_does_not_say(self, monkeypatch):
-        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        monkeypatch.delattr(os, "sched_getaffinity")
         monkeypatch.setattr(os, "cpu_count", lambda: None)
         assert num_usable_cores() == 1
 
@@ -140,13 +139,9 @@ class TestVisibleGpus:
         assert visible_gpus(self.MIXED, environ) is None
         assert visible_gpus(self.MIXED, {**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})[0].index == 0
 
-    def test_names_of_different_gpus_are_told(self):
+    def test_names_of_different_gpus_are_told_and_parts_of_one_are_not(self):
         assert [gpu.index for gpu in visible_gpus(self.MIXED, {"CUDA_VISIBLE_DEVICES": "GPU-0b"})] == [3]
-
-    def test_parts_of_a_gpu_are_not_told(self):
         assert visible_gpus(self.GPUS, {"CUDA_VISIBLE_DEVICES": "MIG-1"}) is None
-
-    def test_machine_without_gpus_has_none_to_choose(self):
         assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "0"}) == ()
 
 

@@ -40,29 +40,23 @@ def sockets(**numbers):
     return {f"devices/system/cpu/{cpu}/topology/physical_package_id": to for cpu, to in numbers.items()}
 
 
+MIB = 2**20
+
+
 class TestHost:
-    def test_two_sockets_of_two_nodes_each(self, sysfs):
-        nodes = {**node(0, "0-3"), **node(1, "4-7"), **node(2, "8-11"), **node(3, "12-15", 2048)}
-        sys = sysfs({**nodes, **sockets(cpu0=0, cpu4=0, cpu8=1, cpu12=1)})
-        host = read_host("A CPU", set(range(16)), 16, None, sys)
-        assert host.nodes[:3] == tuple(NumaNode(i, i // 2, 4, 1024 * 1024) for i in range(3))
-        assert host.nodes[3].memory_bytes == 2048 * 1024
-
-    def test_only_usable_cores_count_and_a_quota_reduces_all_alike(self, sysfs):
-        sys = sysfs({**node(0, "0-7"), **node(1, "8-15")})
-        host = read_host("A CPU", {0, 1, 2, 3, 8, 9, 10, 11}, 4, None, sys)
-        assert [one.usable_cores for one in host.nodes] == [2, 2]
-
-    def test_memory_without_cores_is_left_out(self, sysfs):
-        sys = sysfs({**node(0, "0-3"), **node(1, "")})
-        assert [one.number for one in read_host("A CPU", {0, 1}, 2, None, sys).nodes] == [0]
-
-    def test_kernel_without_nodes_is_one(self, tmp_path):
-        assert read_host("A CPU", {0, 1}, 2, 2**30, tmp_path).nodes == (NumaNode(0, 0, 2, 2**30),)
-
-    def test_socket_that_is_not_told_is_the_first(self, sysfs):
-        sys = sysfs({**node(0, "0-3"), **sockets(cpu0=-1)})
-        assert read_host("A CPU", {0}, 1, None, sys).nodes[0].socket == 0
+    @pytest.mark.parametrize(("files", "cores", "quota", "nodes"), [
+        ({**node(0, "0-3"), **node(1, "4-7"), **node(2, "8-11"), **node(3, "12-15", 2048),
+          **sockets(cpu0=0, cpu4=0, cpu8=1, cpu12=1)}, range(16), 16,
+         [(0, 0, 4, MIB), (1, 0, 4, MIB), (2, 1, 4, MIB), (3, 1, 4, 2 * MIB)]),
+        ({**node(0, "0-7"), **node(1, "8-15")}, (0, 1, 2, 3, 8, 9, 10, 11), 4,  # a quota reduces all alike
+         [(0, 0, 2, MIB), (1, 0, 2, MIB)]),
+        ({**node(0, "0-3"), **node(1, "")}, (0, 1), 2, [(0, 0, 2, MIB)]),  # memory without cores
+        ({**node(0, "0-3"), **sockets(cpu0=-1)}, (0,), 1, [(0, 0, 1, MIB)]),  # a socket that is not told
+        ({}, (0, 1), 2, [(0, 0, 2, 2**30)]),  # a kernel without nodes
+    ])  # fmt: skip
+    def test_nodes_have_their_sockets_usable_cores_and_memory(self, sysfs, files, cores, quota, nodes):
+        host = read_host("A CPU", set(cores), quota, 2**30, sysfs(files))
+        assert host.nodes == tuple(NumaNode(*one) for one in nodes)
 
     @pytest.mark.parametrize(
         ("text", "numbers"), [("0-2,5,8-9\n", {0, 1, 2, 5, 8, 9}), ("3", {3}), ("", set()), ("\n", set())]

@@ -25,8 +25,6 @@ def test_system_without_counters_tells_nothing(tmp_path):
 def test_doctor_warns_of_other_programs():
     assert load_text(lambda _: 0.1) == ""
     line = host.load(load_text(lambda _: 0.85))
-    assert (line.state, line.text) == (
-        "warning",
-        "other programs take 85% of the cores: times will be too long and scatter",
-    )
+    said = "other programs take 85% of the cores: times will be too long and scatter"
+    assert (line.state, line.text) == ("warning", said)
     assert host.load("").state == "ok"

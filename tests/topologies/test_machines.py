@@ -98,14 +98,14 @@ class TestDualK80:
         for a, b in permutations(boards, 2):
             assert self.k80.machine.peer_access(a, b) is (boards[a] == boards[b])
 
-    def test_a_board_exchanges_inside_its_switch(self):
-        path = self.k80.path((0, "gpu0"), (0, "gpu1"))
-        assert (path.kind, set(path.resources)) == ("peer", {"node0/switch0-gpu0<", "node0/switch0-gpu1>"})
-
-    def test_boards_exchange_through_both_switches_and_host_memory(self):
-        path = self.k80.path((0, "gpu0"), (0, "gpu2"))
-        assert (path.kind, path.resources["node0/host0"]) == ("staged", 2)
-        assert {"node0/cpu0-switch0<", "node0/cpu1-switch1>"} <= set(path.resources)
+    def test_a_board_exchanges_inside_its_switch_and_boards_through_both_and_host_memory(self):
+        inside, between = (self.k80.path((0, "gpu0"), (0, to)) for to in ("gpu1", "gpu2"))
+        assert (inside.kind, set(inside.resources)) == (
+            "peer",
+            {"node0/switch0-gpu0<", "node0/switch0-gpu1>"},
+        )
+        assert (between.kind, between.resources["node0/host0"]) == ("staged", 2)
+        assert {"node0/cpu0-switch0<", "node0/cpu1-switch1>"} <= set(between.resources)
 
     def test_both_gpus_of_a_board_share_its_link_to_the_host(self):
         both = [self.k80.path((0, gpu), (0, "host0")) for gpu in ("gpu0", "gpu1")]
@@ -156,15 +156,14 @@ class TestHgxH200:
         rate = all_at_once(self.four, [self.four.path(*pair) for pair in ends])
         assert rate == pytest.approx(gigabytes_per_s * 1e9)
 
-    def test_ring_through_the_host_has_the_measured_bus_bandwidth(self):
-        ring = [((0, f"gpu{i}"), (0, f"gpu{(i + 1) % 4}")) for i in range(4)]
-        paths = [self.four.path(*pair, peer_access=False) for pair in ring]
-        assert all_at_once(self.four, paths) == pytest.approx(24e9)
-
-    def test_nvswitch_never_blocks(self):
-        ring = [((0, f"gpu{i}"), (0, f"gpu{(i + 1) % 8}")) for i in range(8)]
-        eight = load("hgx-h200")
-        assert all_at_once(eight, [eight.path(*pair) for pair in ring]) == pytest.approx(18 * 20.6e9)
+    @pytest.mark.parametrize(("name", "peer_access", "rate"), [
+        ("hgx-h200-4", False, 24e9), ("hgx-h200", True, 18 * 20.6e9),
+    ])  # fmt: skip
+    def test_ring_through_the_host_is_as_measured_and_nvswitch_never_blocks(self, name, peer_access, rate):
+        own, n = load(name), len(gpus(load(name)))
+        ring = [((0, f"gpu{i}"), (0, f"gpu{(i + 1) % n}")) for i in range(n)]
+        paths = [own.path(*pair, peer_access=peer_access) for pair in ring]
+        assert all_at_once(own, paths) == pytest.approx(rate)
 
     def test_every_gpu_has_its_own_nic_on_infiniband_and_shares_one_on_ethernet(self):
         infiniband, ethernet = load("hgx-h200-x2-infiniband"), load("hgx-h200-x2-10gbe")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from scaling.analysis.columns import Row, by_key, is_control_arm, is_of_older_code, is_unchanged, workers_of
@@ -110,7 +111,7 @@ def _cells(axis: str, todays: Sequence[Row], scatter: StudyScatter) -> tuple[lis
     others = [name for name in SETTINGS if name not in (axis, "world_size")]
     kept: list[Row] = []
     untimed: set[Any] = set()
-    for same in by_key(todays, lambda row: tuple(row[name] for name in others)).values():
+    for same in by_key(todays, itemgetter(*others)).values():
         timed = [row for row in same if row["iteration_s"] is not None and row[axis] is not None]
         most = max((row["world_size"] for row in timed), default=0)
         values = {row[axis]: row for row in timed if row["world_size"] == most}
