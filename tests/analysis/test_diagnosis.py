@@ -269,9 +269,8 @@ def test_tiny_buckets_are_named_and_not_their_exchange_as_such(timed):
     for start in 4 * MS + 0.4 * MS * np.arange(20):
         ready = start + 0.1 * MS
         spans += [("backward", "main", start, ready), ("communicate", "comm", ready, ready + 0.3 * MS)]
-    cell = timed.add(
-        steps(12), spans=spans, bucket_mb=0.1, summary={"wire_bytes_per_rank": [20 * 4096] * 2}, **OVERLAPPED
-    )
+    summary = {"wire_bytes_per_rank": [20 * 4096] * 2}
+    cell = timed.add(steps(12), spans=spans, bucket_mb=0.1, summary=summary, **OVERLAPPED)
     assert values(timed.explained()[cell][0], "num_buckets") == ("tiny_buckets", 20)
     assert not {"exposed_communication", "not_hidden"} & kinds(timed, cell)
 

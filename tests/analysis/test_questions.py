@@ -136,11 +136,8 @@ def test_compression_has_the_accuracy_of_the_same_training_alone(study, epoch_li
 
 
 def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
-    for name, accuracy, lossy in (
-        ("all_reduce", 0.95, False),
-        ("one_bit", 0.94, True),
-        ("top_k", 0.90, True),
-    ):
+    cases = (("all_reduce", 0.95, False), ("one_bit", 0.94, True), ("top_k", 0.90, True))
+    for name, accuracy, lossy in cases:
         lines = [epoch_line(1, 1.0, 2.0, accuracy)]
         study.add([[lines] * 2], kind="convergence", aggregator=name, world_size=2, lossy=lossy)
     answer = answered(study, "compression")
@@ -169,9 +166,8 @@ def test_least_memory_on_fewer_workers_says_on_how_many(sharded):
     memory = {"memory_peak_bytes": [int(12e9)] * 2}
     sharded.add_steps([[0.2] * 6] * 3, aggregator="zero2", world_size=4, summary={}, **GPU)
     sharded.add_steps([[0.1] * 6] * 3, aggregator="all_reduce", world_size=4, summary=memory, **GPU)
-    sharded.add_steps(
-        [[0.3] * 6] * 3, aggregator="ring", world_size=2, summary={"memory_peak_bytes": [int(9e9)]}, **GPU
-    )
+    summary = {"memory_peak_bytes": [int(9e9)]}
+    sharded.add_steps([[0.3] * 6] * 3, aggregator="ring", world_size=2, summary=summary, **GPU)
     answer = answered(sharded, "memory")
     assert answer.sentence.startswith("ring on 2: ")
     assert column(answer, "least memory") == ["ring on 2"]

@@ -53,9 +53,8 @@ def test_launches_that_agree_are_two_and_others_get_a_third(tmp_path, monkeypatc
 
 def test_a_launch_that_an_arm_breaks_is_made_again_without_it(tmp_path, monkeypatch):
     reason = "rank 0 ended by itself after 51 steps, and others went on"
-    ran, lines = _runs(
-        tmp_path, monkeypatch, {"no_exchange": 0.05}, breaks=reason, collectives={"all_reduce": 99}
-    )
+    collectives = {"all_reduce": 99}
+    ran, lines = _runs(tmp_path, monkeypatch, {"no_exchange": 0.05}, breaks=reason, collectives=collectives)
     assert (ran["no_collectives"], ran["baseline"]) == (1, 3)
     assert "Without the exchange a step would be 50.0% \u00b1 0.0% shorter." in lines
 

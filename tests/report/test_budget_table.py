@@ -30,9 +30,8 @@ def add(study, split_line, aggregator, size, exposed_s, **cell):
         spans.append(("communicate", "comm", 3e-3, 4e-3 + exposed_s))
     step_s = 4e-3 + exposed_s
     ranks = [[split_line(9, step_s, *spans)]] * size
-    return study.add_split(
-        [[step_s]] * 2, ranks, aggregator=aggregator, step=cell.pop("step", "captured"), **cell
-    )
+    step = cell.pop("step", "captured")
+    return study.add_split([[step_s]] * 2, ranks, aggregator=aggregator, step=step, **cell)
 
 
 @pytest.fixture

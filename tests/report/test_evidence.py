@@ -38,10 +38,8 @@ def report(tmp_path_factory):
                 slower = [{**one, "step_s": one["step_s"] + 0.002 * rank} for one in steps]
                 ranks.append([*warm, *slower, *marked])
             runs.append(ranks)
-        study.add(
-            runs, aggregator=aggregator, world_size=size,
-            summary={"wire_bytes_per_rank": [1_000_000 * number, 2_000_000 * number][:size]},
-        )  # fmt: skip
+        summary = {"wire_bytes_per_rank": [1_000_000 * number, 2_000_000 * number][:size]}
+        study.add(runs, aggregator=aggregator, world_size=size, summary=summary)
     replicate = [[[iteration(i, 0.26, profiled=False) for i in range(5)]] * 2] * 3
     study.add(replicate, aggregator="ring", world_size=2, aa_replicate=1)
     lines = [epoch(1, 1.5, 0.5, 0.91), epoch(2, 2.75, 0.25, 0.96), epoch(3, 4.0, 0.125, 0.97)]

@@ -15,9 +15,8 @@ def filled(study, epoch_line):
     for size in (1, 2):
         for aggregator, slower in (("none", 1.0), ("ring", 1.2)):
             steps = [[slower / size, 1.01 * slower / size]] * 3
-            study.add_steps(
-                steps, aggregator=aggregator, aggregator_label=f"{aggregator}(a=[1|2])", world_size=size
-            )
+            aggregator_label = f"{aggregator}(a=[1|2])"
+            study.add_steps(steps, aggregator=aggregator, aggregator_label=aggregator_label, world_size=size)
     study.add([[[epoch_line(1, 1.0, 0.5, 0.9)]]], kind="convergence", notes=["a *note* with <marks>"])
     study.add(["failed: killed by <signal> 9"], aggregator="tree", world_size=2)
     return study.folder
