@@ -219,8 +219,7 @@ def test_what_an_arm_before_wrote_is_not_the_users(tmp_path):
     for arm in ("baseline", "aa"):
         run = run_as(arm, tmp_path, script, command=ranks(1), steps=5, out=arm, began_s=began_s)
         assert [path.name for path in (tmp_path / "work").iterdir()] == []
-        assert (tmp_path / arm / "files" / "metrics.csv").exists()
-        assert run.ranks[0]["kept"] == []
+        assert ((tmp_path / arm / "files" / "metrics.csv").exists(), run.ranks[0]["kept"]) == (True, [])
 
 
 def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path):
