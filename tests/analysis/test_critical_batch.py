@@ -419,12 +419,8 @@ def test_committed_prediction_is_the_fit_to_the_batches_that_were_not_blind():
 
 
 def test_table_of_measured_steps_is_that_of_the_samples():
-    text = (
-        (MEASURED.parent / "README.md")
-        .read_text()
-        .partition("\n## critical-batch\n")[2]
-        .partition("\n## ")[0]
-    )
+    readme = (MEASURED.parent / "README.md").read_text()
+    text = readme.partition("\n## critical-batch\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")][1:]
     found = committed()
     assert [int(row[0].split()[0].strip(",").replace(",", "")) for row in rows] == [*BATCHES, 256, 1024]

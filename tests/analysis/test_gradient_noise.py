@@ -24,12 +24,8 @@ def quadratic(rng, steps, mean=MEAN, ranks=RANKS):
     over ranks, and that of all of them together."""
     noise = rng.normal(size=(steps, ranks, DIMENSION)) * np.sqrt(VARIANCES / LOCAL)
     gradients = mean + noise
-    return Squares(
-        LOCAL,
-        LOCAL * ranks,
-        (gradients**2).sum(axis=2).mean(axis=1),
-        (gradients.mean(axis=1) ** 2).sum(axis=1),
-    )
+    of_each, of_mean = (gradients**2).sum(axis=2).mean(axis=1), (gradients.mean(axis=1) ** 2).sum(axis=1)
+    return Squares(LOCAL, LOCAL * ranks, of_each, of_mean)
 
 
 def test_numerator_and_denominator_are_unbiased():

@@ -39,12 +39,8 @@ def test_it_stands_in_the_table_of_the_exact_one(rows):
 @pytest.mark.parametrize("state", ["reached", None])
 def test_a_timed_cell_of_it_is_judged_by_both_trainings(rows, cells, state):
     trained = [{**row, "target_state": state and row["target_state"]} for row in rows]
-    cell, row = next(
-        (cell, row)
-        for row in trained
-        for cell in cells
-        if cell.cell_id == row["cell_id"] and row["aggregator"] == f"{OWN_ADAM}(warmup_steps=65)"
-    )
+    row = next(row for row in trained if row["aggregator"] == f"{OWN_ADAM}(warmup_steps=65)")
+    (cell,) = [cell for cell in cells if cell.cell_id == row["cell_id"]]
     assert Trainings(trained, cells).why_not({**row, "kind": "iteration", "target_state": None}, cell) is None
 
 

@@ -9,14 +9,9 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.summary import summary_table
 from scaling.report.page_tables import CONVERGENCE_STATISTIC, page_tables
-from tests.made_studies import findings
+from tests.made_studies import findings, rows_of
 
 STEPS = 10
-BATCH = 64
-
-
-def rows_of(study):
-    return to_rows(summary_table(study.folder))
 
 
 class TestPrediction:

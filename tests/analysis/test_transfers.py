@@ -113,21 +113,13 @@ class TestTable:
         rows = list(csv.DictReader(io.StringIO(text)))
         keys = ("peer_access", "operation", "memory", "captured", "num_threads", "ranks", "num_bytes")
         assert len({tuple(row[key] for key in keys) for row in rows}) == len(rows)
-        wanted = sum(
-            len(case.sizes_bytes)
-            for peer_access in (True, False)
-            for case in cases(2, on_gpus=True, peer_copies=peer_access)
-        )
-        assert len(rows) == wanted
+        made = [case for access in (True, False) for case in cases(2, on_gpus=True, peer_copies=access)]
+        assert len(rows) == sum(len(case.sizes_bytes) for case in made)
 
     def test_row_has_median_quartiles_interval_and_the_line_through_all_sizes(self, results):
-        (row,) = [
-            row
-            for row in transfer_rows(results)
-            if row["operation"] == "h2d"
-            and (row["ranks"], row["memory"], row["num_bytes"]) == ("1", "pinned", 256 * MIB)
-            and row["peer_access"]
-        ]
+        asked = {"operation": "h2d", "ranks": "1", "memory": "pinned", "num_bytes": 256 * MIB}
+        asked |= {"peer_access": True}
+        (row,) = [row for row in transfer_rows(results) if {name: row[name] for name in asked} == asked]
         one = 5e-6 + 256 * MIB / 55e9
         assert (row["who"], row["n"], row["launches"]) == ("alone", 14, 2)
         assert one * 0.99 < row["seconds_q1"] < row["seconds"] < row["seconds_q3"] < 1.12 * one
@@ -136,11 +128,8 @@ class TestTable:
         assert math.isclose(row["algbw_bytes_per_s"], 256 * MIB / row["seconds"])
         assert math.isclose(row["latency_s"], 5e-6 * 1.05, rel_tol=0.06)
         assert math.isclose(row["bandwidth_bytes_per_s"], 55e9 / 1.05, rel_tol=0.06)
-        assert (
-            row["bandwidth_bytes_per_s_low"]
-            <= row["bandwidth_bytes_per_s"]
-            <= row["bandwidth_bytes_per_s_high"]
-        )
+        low, high = (row[f"bandwidth_bytes_per_s_{end}"] for end in ("low", "high"))
+        assert low <= row["bandwidth_bytes_per_s"] <= high
         assert row["line_worst_error"] < 0.02
 
     @pytest.mark.usefixtures("without_figures")
@@ -177,10 +166,7 @@ class TestPeople:
         line = found_line(results, "all-reduce, captured", "at once", host_only=True)
         assert line.num_bytes == 1024 * MIB
         assert math.isclose(line.busbw_bytes_per_s, 20e9, rel_tol=0.01)  # 2(n-1)/n is 1 with two
-        low, high = line.low_s, line.high_s
-        assert low is not None
-        assert high is not None
-        assert low <= line.seconds <= high
+        assert line.low_s <= line.seconds <= line.high_s
 
     def test_terminal_table_fits_80_columns_and_has_the_largest_size_of_each(self, results):
         console = Console(width=200, file=io.StringIO())
@@ -215,11 +201,8 @@ class TestPeople:
         assert len({line.what.operation for line in standing}) <= 3
         assert len(standing) == len({(line.what.operation, line.host_only) for line in standing}) <= 6
         for line in standing:
-            same = [
-                other.busbw[-1]
-                for other in lines
-                if (other.what.operation, other.host_only) == (line.what.operation, line.host_only)
-            ]
+            kind = line.what.operation, line.host_only
+            same = [one.busbw[-1] for one in lines if (one.what.operation, one.host_only) == kind]
             assert line.busbw[-1] == max(same)
 
     def test_figure_has_a_line_for_each_operation_of_several_sizes(self, results):
@@ -254,9 +237,8 @@ class TestMachineFile:
         pcie = next(one for one in topology.machine.links if one.id == "cpu0-gpu1")
         assert math.isclose(pcie.bandwidth_bytes_per_s, 55e9 / 1.05, rel_tol=0.06)
         source = topology.sources["pcie5-x16.bandwidth_bytes_per_s"]
-        assert source.startswith(
-            "measured by scaling run on 2025-03-01, 2 GPUs, torch 2.11.0, NCCL 2.28.9, 256 MiB"
-        )
+        said = "measured by scaling run on 2025-03-01, 2 GPUs, torch 2.11.0, NCCL 2.28.9, 256 MiB"
+        assert source.startswith(said)
         assert math.isclose(topology.machine.message_latency_s["staged"], 20e-6 - 0.7e-6, rel_tol=0.02)
 
     @pytest.mark.usefixtures("without_figures")

@@ -14,14 +14,10 @@ DDP = {"step": "overlapped", "world_size": 2, "aggregator": "all_reduce"}
 
 def found(study, times_ms, launches=(1.0, 1.004, 1 / 1.004, 1.002, 1 / 1.002), control_ms=None):
     """The finding for cells with these times; the first is the default."""
-    ids = [
-        study.add_steps(
-            [[time / 1000 * factor] * 3 for factor in (launches[number:] + launches[:number])],
-            bucket_sizes_mb=[1.0, 25.0 + number],
-            **DDP,
-        )
-        for number, time in enumerate(times_ms)
-    ]
+    ids = []
+    for number, time in enumerate(times_ms):
+        steps = [[time / 1000 * factor] * 3 for factor in (launches[number:] + launches[:number])]
+        ids.append(study.add_steps(steps, bucket_sizes_mb=[1.0, 25.0 + number], **DDP))
     control = None
     if control_ms is not None:
         steps = [[control_ms / 1000 * factor] * 3 for factor in launches]
@@ -121,10 +117,8 @@ def test_a_bucket_is_ready_on_the_last_rank_and_its_exchange_takes_what_it_does_
 
 
 def test_it_is_the_median_of_the_profiled_iterations(study):
-    lines = [
-        profiled([ready, 0.05], [(0.05, 0.06), (0.06, 0.07)], 3 + k)
-        for k, ready in enumerate((1e-2, 2e-2, 9e-2))
-    ]
+    exchanges, ready_s = [(0.05, 0.06), (0.06, 0.07)], (1e-2, 2e-2, 9e-2)
+    lines = [profiled([ready, 0.05], exchanges, 3 + k) for k, ready in enumerate(ready_s)]
     assert bucket_times(cell_of(study, [lines])).ready_s == pytest.approx((0.02, 0.05))
 
 

@@ -24,10 +24,7 @@ def facts(rows, name):
 
 class TestSurface:
     def test_height_at_the_origin_and_far_away(self):
-        at = [
-            float(height(torch.tensor(x, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)))
-            for x in (0.0, 30.0)
-        ]
+        at = [float(height(*torch.tensor([x, 0.0], dtype=torch.float64))) for x in (0.0, 30.0)]
         # 3 exp(-1) - exp(-1) / 3, and nothing left
         assert (at[0], at[1]) == (pytest.approx((3 - 1 / 3) * 2.718281828459045**-1), 0.0)
 

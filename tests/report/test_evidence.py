@@ -68,13 +68,8 @@ class Report:
     def lines(self, cell_id):
         """[repeat][rank][line] of a cell, by the id that its row ends with."""
         runs = sorted((self.path / "runs" / cell_id).iterdir())
-        return [
-            [
-                [json.loads(line) for line in path.read_text().splitlines()]
-                for path in sorted(run.glob("rank*.jsonl"))
-            ]
-            for run in runs
-        ]
+        files = [sorted(run.glob("rank*.jsonl")) for run in runs]
+        return [[[*map(json.loads, path.read_text().splitlines())] for path in own] for own in files]
 
     def launches(self, cell_id):
         """[repeat][iteration] seconds of the slowest rank, unprofiled and not warm-up."""
@@ -139,11 +134,8 @@ def test_skew_is_the_last_ranks_arrival_after_the_first(report):
 def test_noise_floor_is_the_distance_of_an_a_a_pair(report):
     floor = float(re.search(r"noise floor ([\d.]+)%", report.text)[1]) / 100
     cell_id = iterations(report, "ring", 2)["cell"]
-    replicate = next(
-        run.parent.parent.name
-        for run in sorted(report.path.glob("runs/*/0/run.json"))
-        if json.loads(run.read_text())["cell"].get("aa_replicate")
-    )
+    cells = {path.parent.parent.name: path.read_text() for path in report.path.glob("runs/*/0/run.json")}
+    (replicate,) = [one for one, text in cells.items() if json.loads(text)["cell"].get("aa_replicate")]
     own, other = (map(statistics.median, report.launches(one)) for one in (cell_id, replicate))
     distances = [math.log(second / first) for first, second in zip(own, other, strict=True)]
     assert floor == pytest.approx(abs(statistics.mean(distances)), abs=0.0006)

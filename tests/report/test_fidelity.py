@@ -82,8 +82,7 @@ SHEET = {
     **{"world_size": 4, "num_steps": 50, "trained_on": "digits", "measured_on": "a CPU"},
     **{"first_error_ratio": 0.5, "sum_error_ratio": 0.0125, "replicas_agree": True, "replicas_off_by": 0.0},
     **{"metered_bytes": 1000, "exact_bytes": 32_000, "encode_bytes_per_s": 2e9, "decode_bytes_per_s": None},
-    "break_even_bytes_per_s": 0.25e9,
-    "host_us_per_bucket": 1234.4,
+    **{"break_even_bytes_per_s": 0.25e9, "host_us_per_bucket": 1234.4},
 }
 
 
@@ -92,10 +91,8 @@ def test_sheets_of_the_folder_are_a_table_of_the_lossy_section(study):
     study.folder.write_sheet("sign", {**SHEET, "replicas_agree": False, "replicas_off_by": 0.25})
     (table,) = sheet_tables(study.folder.sheets())
     common = ["1,000", "32,000", "2", "–", "1,234", "0.25", "a CPU"]  # noqa: RUF001
-    assert table.rows == [
-        ["one_bit", "0.5", "0.0125", "the same bits", *common],
-        ["sign", "0.5", "0.0125", "off by 0.25", *common],
-    ]
+    agreement = {"one_bit": "the same bits", "sign": "off by 0.25"}
+    assert table.rows == [[name, "0.5", "0.0125", said, *common] for name, said in agreement.items()]
     assert table.section == "lossy"
     assert all(len(row) == len(table.headings) for row in table.rows)
 

@@ -197,10 +197,9 @@ def test_groups_part_where_more_than_aggregator_and_world_size_differs(study):
     study.add_steps([[1.0]], scaling="weak")
     groups = groups_of(study)
     assert [len(group.rows) for group in groups] == [2, 1, 1]
+    cases = [("strong", "global", 0), ("strong", "global", 1), ("weak", "local", 0)]
     assert [title_of(group.given) for group in groups] == [
-        "mlp on synthetic, strong scaling, global batch 64, cpu, seed 0",
-        "mlp on synthetic, strong scaling, global batch 64, cpu, seed 1",
-        "mlp on synthetic, weak scaling, local batch 64, cpu, seed 0",
+        f"mlp on synthetic, {kind} scaling, {of} batch 64, cpu, seed {seed}" for kind, of, seed in cases
     ]
     assert len({group.slug for group in groups}) == 3
 

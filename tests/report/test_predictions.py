@@ -135,10 +135,8 @@ def test_names_tell_memory_formats_precisions_and_augmentation_apart(variants):
 def test_the_file_has_precision_memory_format_and_augmentation_as_the_summary_has(variants):
     write_report(variants)
     columns = ("cell_id", "precision", "memory_format", "augmentation")
-    own, summary = (
-        {tuple(row[name] for name in columns) for row in csv.DictReader(path.open(newline=""))}
-        for path in (variants.path / "predicted.csv", variants.path / "summary.csv")
-    )
+    files = [csv.DictReader((variants.path / f"{name}.csv").open()) for name in ("predicted", "summary")]
+    own, summary = ({tuple(row[name] for name in columns) for row in rows} for rows in files)
     assert (own, len({row[1:] for row in own})) == (summary, 5)
 
 

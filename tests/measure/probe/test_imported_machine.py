@@ -85,10 +85,8 @@ def test_link_that_two_gpus_share_has_what_the_faster_gets():
 
 
 def test_copies_of_all_gpus_at_once_bound_the_host_memory():
-    alone, at_once = (
-        [case(name, [40.0] * 4) for name in BOTH],
-        [case(name, [20.0] * 4) for name in BOTH_AT_ONCE],
-    )
+    alone = [case(name, [40.0] * 4) for name in BOTH]
+    at_once = [case(name, [20.0] * 4) for name in BOTH_AT_ONCE]
     busy = (case(AT_ONCE[0], [41.0] * 4), case(AT_ONCE[1], [34.0] * 4))
     topology, _ = imported(nvbandwidth(*PCIE, *alone, *at_once, *busy))
     assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == pytest.approx(2 * 4 * 20e9)

@@ -179,10 +179,8 @@ class TestBatches:
     def test_without_a_gpu_the_answer_says_so_and_its_columns_are_empty(self, of):
         made = of("batch-sizes", has_gpu=False, networks=["fcn-r"])
         made.add(exactly(0.1), threads=4, step="eager", model="fcn-r", batch=1, facts={"samples": 1})
-        assert (
-            "on the CPU, 4 threads: fcn-r at least 1 (10.0 samples/s) (seen in one launch). This machine has "
-            "no" in sentences_of(made.results())[-1]
-        )
+        said = "on the CPU, 4 threads: fcn-r at least 1 (10.0 samples/s) (seen in one launch). This machine"
+        assert f"{said} has no" in sentences_of(made.results())[-1]
         table, *_ = device_tables([made.results()])
         empty = [text for name, text in zip(table.headings, table.rows[0], strict=True) if "GPU" in name]
         assert empty == ["–"] * 6  # noqa: RUF001
