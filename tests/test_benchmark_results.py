@@ -154,8 +154,7 @@ def test_text_on_one_bit_is_that_of_the_samples():
     assert equality["limits"] < 4e-7
     assert max(equality["residual"], equality["sums"]) < 2e-9
     tried = pd.read_csv(RESULTS / "one-bit-h200" / "samples.csv").groupby("contender").seconds.median()
-    encodings = tried[tried.index.str.startswith("encode, tiles")]
-    assert encodings.idxmin() == "encode, tiles 256,4,8,2"
+    assert tried[tried.index.str.startswith("encode, tiles")].idxmin() == "encode, tiles 256,4,8,2"
     before = [1e3 * tried[f"encode sums, kernels{suffix}"] for suffix in ("", ", graph")]
     assert holds_numbers(text, f"({before[0]:.3f}, in a graph {before[1]:.3f} ms)")
 

@@ -118,8 +118,7 @@ def test_everything_that_extending_says_to_verify_holds(examples):
 
 
 def test_example_model_is_built_with_its_parameter(examples):
-    model = create_model("my_models:small", {"width": 32})
-    module = build_module(model, DataShape((1, 8, 8), 10))
+    module = build_module(create_model("my_models:small", {"width": 32}), DataShape((1, 8, 8), 10))
     assert (module(torch.zeros(3, 1, 8, 8)).shape, module[1].out_features) == ((3, 10), 32)
 
 

@@ -122,6 +122,5 @@ def test_every_image_of_the_documents_is_of_a_folder_that_make_figures_draws(rea
 
 def test_make_has_the_targets_that_the_documents_name():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)`", page.read_text())}
-    assert named <= targets
+    assert {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)`", page.read_text())} <= targets
     assert {"docs", "figures"} <= targets

@@ -256,8 +256,7 @@ class TestTheProject:
         assert reaches("scaling.cli", LATE_IN_CLI, project, late=False) == []
 
     def test_no_name_in_the_tables_is_out_of_date(self, project):
-        modules = {*TORCH_DISTRIBUTED, *CUDA_EVENTS, *NVML, *WRITERS}
-        assert modules <= set(project)
+        assert {*TORCH_DISTRIBUTED, *CUDA_EVENTS, *NVML, *WRITERS} <= set(project)
         assert {unit for unit in MAY_IMPORT if unit not in project} == set()
 
 
@@ -319,8 +318,7 @@ class TestTheChecker:
         ("scaling.files", "import yaml", False), ("scaling.files", "import pydantic", True),
     ])  # fmt: skip
     def test_launchers_and_topologies_are_of_the_standard_library(self, unit, source, wrong):
-        tree = {f"{unit}.mine": Module(f"{unit}.mine", ast.parse(source))}
-        assert bool(wrong_imports(tree)) == wrong
+        assert bool(wrong_imports({f"{unit}.mine": Module(f"{unit}.mine", ast.parse(source))})) == wrong
 
     def test_torch_behind_another_module_is_found_with_the_way_to_it(self):
         tree = planted(

@@ -29,8 +29,7 @@ def shown(ms):
 def test_the_five_systems_on_two_gpus():
     summary = pd.read_csv(ROOT / "results/reference/paper-2xh200/summary.csv", low_memory=False)
     kept = summary[summary.iteration_s.notna() & (summary.aa_replicate.fillna(0) == 0)]
-    columns = ["aggregator", "step", "model", "world_size", "peer_access"]
-    ms = 1e3 * kept.set_index(columns).iteration_s
+    ms = 1e3 * kept.set_index(["aggregator", "step", "model", "world_size", "peer_access"]).iteration_s
     rows = table("docs/background/measured.md", "| strategy | FCN-R: 1 |")
     assert len(rows) == 11
     for label, cells in rows.items():
@@ -62,5 +61,4 @@ def test_hooks_beside_captured_steps(launches):
         arms = [name + ways[each] for each in way.split(", ")] if way else [name]
         places = [(batch, link) for batch in (8, 16) for link in ("NVLink", "host")]
         found = [[launches.get((*place, arm), "") for arm in arms] for place in places]
-        expected = [", ".join(filter(None, of_arms)) for of_arms in found]
-        assert cells == expected, label
+        assert cells == [", ".join(filter(None, of_arms)) for of_arms in found], label

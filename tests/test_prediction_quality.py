@@ -150,8 +150,7 @@ def test_tables_of_the_readme_are_those_of_the_folds(scores):
 
 def _read(row):
     numbers = {name: float(value) if value else "" for name, value in row.items() if name not in LABELS}
-    whole = {name: int(numbers[name]) for name in ("cells", "not_predicted")}
-    return {**row, **numbers, **whole}
+    return {**row, **numbers, **{name: int(numbers[name]) for name in ("cells", "not_predicted")}}
 
 
 LABELS = ("fold", "family")

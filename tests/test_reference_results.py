@@ -165,8 +165,7 @@ def test_six_seeds_of_fcn_r_bound_all_others():
     bound = stats.t.ppf(0.975, len(seeds) - 1) * seeds.std() * math.sqrt(1 + 1 / len(seeds))
     furthest = max(accuracy[table.aggregator != "all_reduce"] - seeds.mean(), key=abs)
     assert len(seeds) == 6
-    shown = f"{seeds.mean():.2f}%, {seeds.std():.2f}, {bound:.2f}, {furthest:.2f}"
-    assert holds_numbers(SENTENCES, shown)
+    assert holds_numbers(SENTENCES, f"{seeds.mean():.2f}%, {seeds.std():.2f}, {bound:.2f}, {furthest:.2f}")
     assert abs(furthest) < bound
 
 

@@ -53,8 +53,7 @@ def test_the_plan_of_the_exchange_is_recorded_from_the_aggregators_own_stages(tm
 
 
 def test_an_aggregator_without_stages_is_recorded_with_the_reason(tmp_path):
-    cell = replace(TRAINED, aggregator="nowhere:Mine")
-    assert "nowhere" in plan_record(cell, "1000")["plan_unknown"]
+    assert "nowhere" in plan_record(replace(TRAINED, aggregator="nowhere:Mine"), "1000")["plan_unknown"]
 
 
 @pytest.mark.parametrize(("error", "reported", "device", "kind"), [

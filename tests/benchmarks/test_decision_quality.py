@@ -29,8 +29,7 @@ def missed(rows):
     asked = asked[asked.bound != ""]
     assert len(asked) > 1
     limit = asked.bound.str.split().str[-1].astype(float)
-    sign = asked.bound.str.startswith("at most").map({True: 1, False: -1})
-    beyond = sign * (asked.share - limit)
+    beyond = asked.bound.str.startswith("at most").map({True: 1, False: -1}) * (asked.share - limit)
     return asked[beyond > MORE * asked.standard_error]
 
 
@@ -64,8 +63,7 @@ def test_more_launches_find_smaller_differences_and_as_often_as_detectable_says(
 
 def test_page_has_the_table_of_the_committed_run(quality):
     """`python benchmarks/decision_quality.py --table benchmarks/results/decision-quality` prints it."""
-    rows = pd.read_csv(COMMITTED / quality.FILE)
-    assert quality.table(rows) in PAGE.read_text(encoding="utf-8")
+    assert quality.table(pd.read_csv(COMMITTED / quality.FILE)) in PAGE.read_text(encoding="utf-8")
 
 
 def test_page_has_the_table_of_what_launches_do(quality):

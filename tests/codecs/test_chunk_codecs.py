@@ -68,8 +68,7 @@ class TestEveryCodec:
         if codec.head:
             finite = codec.heads(rows).isfinite().all(1).tolist()
             assert finite == [index != place // SIZE for index in range(2)]
-        others = torch.cat([decoded[: chunk.start], decoded[chunk.stop :]])
-        assert bool(others.isfinite().all())
+        assert bool(torch.cat([decoded[: chunk.start], decoded[chunk.stop :]]).isfinite().all())
 
     def test_several_ranks_rows_are_decoded_at_once(self, codec):
         encoded = [through(codec, normal(200, seed)) for seed in range(3)]
@@ -108,8 +107,7 @@ def test_one_class_alone_is_its_mean_and_the_other_zero():
 
 
 def test_two_bits_are_plus_minus_or_nothing_at_the_threshold():
-    flat = torch.tensor([0.5, 0.49, 0.0, -0.49, -0.5, 7.0, -7.0])
-    decoded, _ = through(TwoBitCodec(SIZE, 0.5), flat)
+    decoded, _ = through(TwoBitCodec(SIZE, 0.5), torch.tensor([0.5, 0.49, 0.0, -0.49, -0.5, 7.0, -7.0]))
     assert decoded.tolist() == [0.5, 0.0, 0.0, 0.0, -0.5, 0.5, -0.5]
 
 

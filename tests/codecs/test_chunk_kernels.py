@@ -220,8 +220,7 @@ def check_sums(codec, num, first, stop, scale=1.0):
         total = decoded[0] + decoded[1] + decoded[2] + residual
     valid = chunks.valid(CPU)[first:stop]
     total.view(-1)[coder.own_elements(stop - first, first) :] = 0
-    left = after.cpu() if residual.numel() else None
-    check(codec, total, None, sums[first:stop].cpu(), left, valid)
+    check(codec, total, None, sums[first:stop].cpu(), after.cpu() if residual.numel() else None, valid)
     assert not bool(sums[:first].any() | sums[stop:].any()), "others' stripes are left alone"
 
 
@@ -249,8 +248,7 @@ def test_sums_that_go_back_as_they_are():
         expected[7 * 64 - 29 :] = 0
         assert torch.equal(sums[9:].view(torch.float32).view(-1).cpu(), expected)
         result = torch.zeros(num, device=coder.device)
-        layout = BucketLayout.of([("flat", (num,))])
-        watch = FiniteWatch.of_chunks(layout, 64, coder.device)
+        watch = FiniteWatch.of_chunks(BucketLayout.of([("flat", (num,))]), 64, coder.device)
         coder.decode(sums[None], 2, result, watch)
         assert torch.equal(result[9 * 64 :].cpu(), expected[: 7 * 64 - 29] / 2)
         watch.raise_if_marked()
@@ -330,8 +328,7 @@ class TestDecode:
         coder.decode(rows.to(DEVICE), 3, result, watch)
         with pytest.raises(NotFiniteError, match="in 'second':"):
             watch.raise_if_marked()
-        finite = result[: num // 2].isfinite().all()
-        assert bool(finite)
+        assert bool(result[: num // 2].isfinite().all())
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="there are no graphs without a GPU")

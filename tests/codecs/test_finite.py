@@ -67,7 +67,6 @@ def test_only_the_first_bad_step_is_named_and_only_once():
 
 
 def test_many_tensors_are_counted():
-    layout = BucketLayout.of([(f"t{number}", (4,)) for number in range(9)])
-    watch = FiniteWatch.of_chunks(layout, 4, CPU)
+    watch = FiniteWatch.of_chunks(BucketLayout.of([(f"t{number}", (4,)) for number in range(9)]), 4, CPU)
     watch.note_values(torch.full((36,), float("nan")))
     assert "in 't0', 't1', 't2' and 6 more tensors:" in message_of(watch)

@@ -39,8 +39,7 @@ class TestLaws:
     def test_every_element_is_the_level_of_its_own_bit(self, threshold, rows):
         values = normal(rows, 7)
         limit = 0 if threshold == "zero" else values.mean(0)
-        encoded = encode(values, threshold)
-        assert torch.equal(unpack(encoded.words, rows), values >= limit)
+        assert torch.equal(unpack(encode(values, threshold).words, rows), values >= limit)
 
     @pytest.mark.parametrize("rows", [2, 33, 100])
     def test_columns_keep_their_mean(self, threshold, rows):
@@ -51,8 +50,7 @@ class TestLaws:
         if threshold == "zero":
             assert torch.allclose(decoded.mean(0), values.mean(0), atol=1e-6)
         else:
-            ones = (values >= values.mean(0)).sum(0)
-            half = ones * 2 == rows
+            half = (values >= values.mean(0)).sum(0) * 2 == rows
             assert torch.allclose(decoded[:, half].mean(0), values[:, half].mean(0), atol=1e-6)
 
     def test_columns_do_not_know_of_one_another(self, threshold):
@@ -129,8 +127,7 @@ class TestByHand:
         assert torch.equal(decode(Encoded(one, one, bits), 2), column(0.5, 0.5))
 
     def test_levels_are_a_quarter_and_three_quarters_between_the_limits(self):
-        bits = pack(torch.tensor([[False], [True]]))
-        encoded = Encoded(torch.tensor([2.0]), torch.tensor([6.0]), bits)
+        encoded = Encoded(torch.tensor([2.0]), torch.tensor([6.0]), pack(torch.tensor([[False], [True]])))
         assert torch.equal(decode(encoded, 2), column(3, 5))
 
 

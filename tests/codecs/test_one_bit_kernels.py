@@ -76,14 +76,12 @@ def check(values, encoded, residual, threshold, bits):
         extent = encoded.upper - encoded.lower
         level = torch.where(extent < 1e-36, 0, extent / (2**bits - 1))
         factor = torch.where(level > 0, 1 / level, 0)
-        wanted = ((values - encoded.lower) * factor).clamp(0, 2**bits - 2).int()
-        assert torch.equal(codes, wanted)
+        assert torch.equal(codes, ((values - encoded.lower) * factor).clamp(0, 2**bits - 2).int())
     elif threshold == "zero":
         assert torch.equal(codes, values >= 0)
     else:
         differs = codes != (values >= values.mean(0))
-        near = (values - values.mean(0)).abs() <= 4e-6 * size
-        assert bool((near | ~differs).all())
+        assert bool((((values - values.mean(0)).abs() <= 4e-6 * size) | ~differs).all())
     assert torch.equal(residual, values - decoded)
     assert torch.equal(encoded.words, one_bit.pack(codes, bits)), "no bits beyond the last row"
 

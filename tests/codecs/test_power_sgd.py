@@ -125,8 +125,7 @@ def test_batches_of_thin_matrices_are_those_of_the_matrices():
     own = groups()
     size = sum(len(one.tensors) * one.columns * one.rank for one in own)
     message = torch.arange(size, dtype=torch.float32)
-    thin = ThinMatrices(message, [one.columns for one in own], own)
-    batches = batches_of(thin.sent, LAYOUT, own)
+    batches = batches_of(ThinMatrices(message, [one.columns for one in own], own).sent, LAYOUT, own)
     matrices = matrix_views(torch.zeros(LAYOUT.num_elements), LAYOUT, own)
     assert [one.shape for one in batches] == [(len(one), one.shape[2], 1) for one in matrices]
     assert torch.equal(torch.cat([one.flatten() for one in batches]), message)

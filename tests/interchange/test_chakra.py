@@ -77,8 +77,7 @@ def test_each_message_is_sent_and_received_once_with_the_same_tag_and_size():
 
 
 def test_nodes_wait_for_the_step_before_and_for_the_computation():
-    content = traces(schedule("ring", 2), 1000, compute_s=2.5e-3)[0]
-    found = nodes(content)
+    found = nodes(traces(schedule("ring", 2), 1000, compute_s=2.5e-3)[0])
     assert (found[0][4], found[1][2]) == (2500, [0])
     assert all(after < number for number, _, befores, _, _ in found for after in befores)
 

@@ -53,8 +53,7 @@ def _advance(step, rank, block, buffers, queues):
     if not queue:
         return False
     for offset, value in enumerate(queue.popleft()):
-        old = buffers[rank][first + offset]
-        buffers[rank][first + offset] = [*old, *value] if kind == "rrc" else value
+        buffers[rank][first + offset] = [*buffers[rank][first + offset], *value] if kind == "rrc" else value
     return True
 
 

@@ -47,8 +47,7 @@ def test_command_that_is_not_there_does_not_start(tmp_path):
 @linux
 @pytest.mark.processes
 def test_what_a_command_leaves_ends_with_it(tmp_path):
-    process = kept(tmp_path, TREE, tmp_path / "pids")
-    assert process.wait() == 0
+    assert kept(tmp_path, TREE, tmp_path / "pids").wait() == 0
     assert not left_of(pids_in(tmp_path / "pids"))
 
 

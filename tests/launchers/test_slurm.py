@@ -43,8 +43,7 @@ def test_time_of_another_form_is_an_error(time):
     ({"setup": ["module load cuda"]}, "module load cuda"),
 ], ids=str)  # fmt: skip
 def test_every_option_is_a_line_of_the_script(change, line):
-    lines = script(replace(OPTIONS, **change)).splitlines()
-    assert line in lines
+    assert line in script(replace(OPTIONS, **change)).splitlines()
 
 
 @pytest.mark.parametrize("change", [{}, {"style": "torchrun"}, {"array": True}, {"nodes": 2}], ids=str)

@@ -34,8 +34,7 @@ def test_torchrun_is_one_task_a_node_with_a_rendezvous_on_the_first_host():
 
 
 def test_srun_is_one_task_a_worker():
-    launcher = SlurmSrun.from_environment(JOB)
-    assert launcher.command(SPEC, "python3") == [*srun(8, 4), *WORKER]
+    assert SlurmSrun.from_environment(JOB).command(SPEC, "python3") == [*srun(8, 4), *WORKER]
 
 
 def test_launch_takes_as_few_nodes_as_hold_it_and_waits_as_long_as_is_set():
@@ -54,8 +53,7 @@ def test_environment_says_who_started_the_workers_and_where_they_meet():
 def test_worker_reads_back_who_started_it():
     task = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
     task |= {"SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
-    launcher = SlurmSrun.from_environment(JOB)
-    info = RankInfo.from_env({**JOB, **task, **launcher.environment(SPEC)})
+    info = RankInfo.from_env({**JOB, **task, **SlurmSrun.from_environment(JOB).environment(SPEC)})
     assert (info.launcher, info.rank, info.world_size, info.local_world_size) == ("slurm-srun", 5, 8, 4)
 
 

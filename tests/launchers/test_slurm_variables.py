@@ -27,8 +27,7 @@ def test_first_host_is_the_one_that_scontrol_names(text, tmp_path, need):
     environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     command = [shutil.which("scontrol"), "show", "hostnames", text]
     told = {"capture_output": True, "text": True, "check": True, "timeout": LIMIT_S}
-    shown = subprocess.run(command, env=environment, **told)
-    assert shown.stdout.splitlines()[0] == LISTS[text]
+    assert subprocess.run(command, env=environment, **told).stdout.splitlines()[0] == LISTS[text]
 
 
 @pytest.mark.parametrize(("read", "text", "said"), [

@@ -38,14 +38,12 @@ def launch(zygote, tmp_path):
     started = []
 
     def start(what, by=zygote, **variables):
-        words = [what, str(tmp_path)]
-        spec = LaunchSpec(2, 1, MODULE, words)
+        spec = LaunchSpec(2, 1, MODULE, [what, str(tmp_path)])
         started.append(by.launch(spec, {**os.environ, **variables}, tmp_path / "log"))
         return started[-1]
 
     yield start
-    pids = [pid for one in started for pid in (one.pid, *one.rank_pids)]
-    assert not left_of(pids)
+    assert not left_of([pid for one in started for pid in (one.pid, *one.rank_pids)])
 
 
 def ranks_of(running):

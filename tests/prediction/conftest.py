@@ -34,8 +34,7 @@ def machine(num_gpus: int = 4, nvlink: float = 200e9, nodes: int = 1) -> Topolog
     peers = (frozenset(f"gpu{index}" for index in range(num_gpus)),)
     latency_s = {"peer": 3e-6, "staged": 5e-6, "host": 5e-6, "network": 8e-6}
     own = Machine("example", tuple(devices), tuple(links), peers, latency_s)
-    network = Network("a network", 20e9, 5e-6) if nodes > 1 else None
-    return Topology("example", own, nodes, network)
+    return Topology("example", own, nodes, Network("a network", 20e9, 5e-6) if nodes > 1 else None)
 
 
 def cell(world_size: int, aggregator: str = "ring", **changes: Any) -> dict[str, Any]:

@@ -27,8 +27,7 @@ def drawn(seed: int, num: int) -> tuple[Gradients, ExchangeCurve]:
     sizes = generator.integers(1, 4 * MB, num)
     points = np.sort(generator.uniform(1, 8 * MB, 4))
     seconds = np.sort(generator.exponential(generator.choice([1e-4, 1e-2]), 4))
-    curve = ExchangeCurve(tuple(points), tuple(seconds))
-    return Gradients(tuple(ready), tuple(map(int, sizes))), curve
+    return Gradients(tuple(ready), tuple(map(int, sizes))), ExchangeCurve(tuple(points), tuple(seconds))
 
 
 def every_partition(num: int) -> list[tuple[int, ...]]:
@@ -89,8 +88,7 @@ def test_the_curve_has_the_median_of_each_octave_and_goes_on_at_its_last_rate():
 
 def test_what_is_measured_differs_in_its_number_of_buckets_and_is_not_the_default():
     gradients, curve = drawn(5, 40)
-    default = of_default([1.0, 25.0], gradients, curve)
-    chosen = to_measure(gradients, curve, default, 3)
+    chosen = to_measure(gradients, curve, of_default([1.0, 25.0], gradients, curve), 3)
     numbers = sorted(len(one.ends) for one in chosen)
     bound = best_partition(gradients, curve)
     assert bound.end_s <= chosen[0].end_s <= 1.01 * bound.end_s

@@ -46,8 +46,7 @@ def test_nothing_measured_leaves_the_machine_file_with_its_priors():
 def test_a_strategys_left_over_stays_with_it():
     times = (1e-3, 2e-3, 4e-3, 8e-3)
     ordinary = [observation("sends", 0, s, s, ("net", str(s), "peer access")) for s in times]
-    slow = observation("sends", 0, 2e-3, 4e-3, ("net", "slow", "peer access"))
-    found = calibrate([*ordinary, slow])
+    found = calibrate([*ordinary, observation("sends", 0, 2e-3, 4e-3, ("net", "slow", "peer access"))])
     term = found.seconds(Term("sends", "a", 0, 2e-3))
     own, known = found.with_left_over(("net", "slow", "peer access"), term, 4)
     assert known
@@ -181,8 +180,7 @@ class TestRobustLoss:
 def test_one_measurement_adds_its_precision_to_that_of_the_prior(kind, own_sd):
     found = calibrate([Observation(None, [Term(kind, kind, 0.0, 1.0)], 1.0, own_sd, 2)])
     precision = 1 / (own_sd**2 + 0.08**2) + 1 / PRIOR_SD[kind][1] ** 2
-    relative_sd = found.seconds(Term(kind, "a", 0.0, 1.0)).relative_sd
-    assert relative_sd == pytest.approx(precision**-0.5, rel=1e-3)
+    assert found.seconds(Term(kind, "a", 0.0, 1.0)).relative_sd == pytest.approx(precision**-0.5, rel=1e-3)
 
 
 def test_prediction_is_as_uncertain_as_the_fit_is_off():
@@ -251,8 +249,7 @@ class TestRanksThatShareAPath:
         return calibrate([Observation(None, [one], s, 0.005, one.num_ranks) for one, s in terms] * 10)
 
     def test_from_two_sizes_it_goes_on(self):
-        found = self.fitted([(2, 1.0), (4, 1.15)])
-        eight = found.seconds(Term("native_host", "a", 0.0, 1.0, num_ranks=8))
+        eight = self.fitted([(2, 1.0), (4, 1.15)]).seconds(Term("native_host", "a", 0.0, 1.0, num_ranks=8))
         assert eight.value == pytest.approx(1.15**2, rel=0.03)
 
     def test_from_one_size_it_is_an_interval_that_widens(self):
@@ -272,8 +269,7 @@ class TestPathsThatRanksShare:
         return Term("native_host", "a", 0.0, flow_s, num_ranks=ranks, shared_s=shared_s)
 
     def found(self, measured_s=1.0):
-        shared = self.term(2, shared_s=1.0)
-        return calibrate([Observation(None, [shared], measured_s, 0.005, 2)] * 10)
+        return calibrate([Observation(None, [self.term(2, shared_s=1.0)], measured_s, 0.005, 2)] * 10)
 
     def test_interval_holds_saturation_at_what_was_seen_and_the_value_does_not_move(self):
         alone, shared = (self.found().seconds(self.term(8, shared_s=s)) for s in (0.0, 4.0))

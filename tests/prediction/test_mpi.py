@@ -68,8 +68,7 @@ def test_library_that_nobody_recorded_is_said():
 
 
 def test_open_mpi_on_several_nodes_says_what_is_not_modelled():
-    own = strategy_of(mpi_cell(8))
-    prediction = Predictor(Machinery(machine(4, nodes=2), mpi=OPEN_MPI)).predict(own)
+    prediction = Predictor(Machinery(machine(4, nodes=2), mpi=OPEN_MPI)).predict(strategy_of(mpi_cell(8)))
     assert any("coll/han" in note for note in prediction.notes)
 
 
@@ -114,8 +113,7 @@ def test_measured_cells_of_two_ranks_calibrate_four():
 
 
 def test_sources_carry_the_recorded_library_to_the_prediction():
-    cells = [measured(mpi_cell(1, "none"), 0.01)]
-    sources = Sources(cells, [], machine(), {"mpi": "MPICH Version: 5.0.2"})
+    sources = Sources([measured(mpi_cell(1, "none"), 0.01)], [], machine(), {"mpi": "MPICH Version: 5.0.2"})
     predictor, _ = sources.predictor(machine(), strategy_of)
     assert any("MPICH" in term.choice for term in predictor.predict(strategy_of(mpi_cell(2))).terms)
 
@@ -166,8 +164,7 @@ def test_probed_all_reduce_is_one_mpi_term_of_that_size():
 def test_probe_of_two_ranks_calibrates_mpi(world_size):
     nominal = sum(term.latency_s + term.flow_s for term in of_kind(terms(world_size), "mpi"))
     assert mpi_seconds([], world_size) == pytest.approx(nominal)
-    found = mpi_seconds(probed(SIZES, lambda _: 2.5), world_size)
-    assert found == pytest.approx(2.5 * nominal, rel=0.02)
+    assert mpi_seconds(probed(SIZES, lambda _: 2.5), world_size) == pytest.approx(2.5 * nominal, rel=0.02)
 
 
 def test_probe_of_mpi_makes_its_prediction_more_certain_and_leaves_gloo_and_nccl_alone():

@@ -24,8 +24,7 @@ def step(measured_s, predicted_s=10.0, hidden_s=2.0, by_library=True, world_size
 def test_slowdown_is_that_of_the_measured_steps():
     fit = fit_slowdowns([step(10.0 + 2.0 * extra) for extra in (0.1, 0.2, 0.3)])
     assert fit.slowdowns[True][0] == pytest.approx(SLOWDOWN + 0.2)
-    slowed = fit.slowed({"peer_access": True}, 4.0)
-    assert slowed.value == pytest.approx(4.0 * (SLOWDOWN + 0.2))
+    assert fit.slowed({"peer_access": True}, 4.0).value == pytest.approx(4.0 * (SLOWDOWN + 0.2))
     assert fit.slowed({"peer_access": False}, 4.0).value == pytest.approx(4.0 * SLOWDOWN)
 
 

@@ -27,8 +27,7 @@ def told(sources, topology, values):
 
 
 def predicted(values, *changes, topology=None):
-    machinery = Machinery(what_if(topology or machine(), changes))
-    return Predictor(machinery, model()).predict(strategy(values))
+    return Predictor(Machinery(what_if(topology or machine(), changes)), model()).predict(strategy(values))
 
 
 @pytest.mark.parametrize(("values", "change"), [
@@ -119,8 +118,7 @@ def test_speedup_is_over_one_rank_without_exchange():
     row = row_of(predicted(cell(4)), model())
     assert row["speedup"] == pytest.approx(4096e-6 / row["iteration_s"])
     assert row_of(predicted(cell(1)), model())["speedup"] == pytest.approx(1)
-    weak = cell(4, scaling="weak", local_batch=1024, global_batch=4096)
-    weak_row = row_of(predicted(weak), model())
+    weak_row = row_of(predicted(cell(4, scaling="weak", local_batch=1024, global_batch=4096)), model())
     assert weak_row["speedup"] == pytest.approx(4 * 1024e-6 / weak_row["iteration_s"])
 
 

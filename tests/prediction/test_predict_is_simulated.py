@@ -16,8 +16,7 @@ LAYOUT = BucketLayout.of([("a", (784, 2048)), ("b", (2048,)), ("c", (2048, 10)),
 
 
 def strategy_of(name, world_size, layout=LAYOUT, **changes):
-    aggregator = create(name)
-    stages = aggregator.stages(layout, world_size)
+    stages = create(name).stages(layout, world_size)
     buckets = (tuple(stage for stage in stages if not isinstance(stage, Update)),)
     updates = tuple(stage for stage in stages if isinstance(stage, Update) and stage.site != "replica")
     values = cell(world_size, name, **changes)
@@ -28,8 +27,7 @@ def sizes_of(topology):
     """All sizes of a node, and each number of nodes that is a power of two, up to all."""
     node = topology.machine
     of_node = len(node.of_kind("gpu")) or sum(cpu.cores or 1 for cpu in node.of_kind("cpu"))
-    on_nodes = [of_node * 2**k for k in range(1, 12) if 2**k <= topology.num_nodes]
-    return [*range(1, of_node + 1), *on_nodes]
+    return [*range(1, of_node + 1), *[of_node * 2**k for k in range(1, 12) if 2**k <= topology.num_nodes]]
 
 
 def cases():
@@ -64,8 +62,7 @@ def test_pairs_of_the_papers_machine_that_reach_each_other_do_so_in_predictions(
     def predicted_s(name):
         return Predictor(Machinery(topology)).predict(strategy_of(name, 4, layout)).exchange.value
 
-    sent = 4 * layout.num_elements
-    assert predicted_s("all_reduce") == pytest.approx(1.5 * sent / 8e9, rel=0.1)
+    assert predicted_s("all_reduce") == pytest.approx(1.5 * 4 * layout.num_elements / 8e9, rel=0.1)
     host_only = simulate_plan(strategy_of("ring", 4, layout).buckets[0], topology, 4, peer_access=False)
     assert predicted_s("ring") < host_only.seconds
     assert predicted_s("mxnet_device") < predicted_s("torch_dpt")

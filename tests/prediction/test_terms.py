@@ -70,16 +70,14 @@ def test_through_host_memory_each_byte_crosses_the_bus_once_up_and_once_down():
 def test_input_from_pageable_memory_is_copied_slower_than_from_pinned():
     def copied_s(placement):
         values = cell(4, "ring", local_batch=1000, input_placement=placement)
-        known = replace(strategy(values), sample_bytes=3000)
-        return input_copy(known, Machinery(machine(4))).value
+        return input_copy(replace(strategy(values), sample_bytes=3000), Machinery(machine(4))).value
 
     assert (copied_s("pinned"), copied_s("pageable")) == (pytest.approx(3e6 / 25e9), pytest.approx(3e6 / 7e9))
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [(32, 1.0), (33, 1.2)])
 def test_messages_between_more_nodes_than_a_switch_connects_may_be_congested(nodes, expected):
-    topology = machine(nodes=nodes)
-    terms = terms_of(strategy(cell(4 * nodes, "all_reduce")), 0, Machinery(topology), 4 * nodes)
+    terms = terms_of(strategy(cell(4 * nodes, "all_reduce")), 0, Machinery(machine(nodes=nodes)), 4 * nodes)
     assert sum(term.flow_s for term in terms) == pytest.approx(expected * terms[0].flow_s)
     if expected > 1:
         middle_s, sd_s = Calibration().seconds(terms[1]).value, terms[1].own_sd * terms[1].flow_s

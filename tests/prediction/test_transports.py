@@ -11,13 +11,11 @@ SIZE = 100_000_000
 
 
 def seconds(topology, operation, ranks):
-    bare = topology.without_latency
-    return simulate(moves(operation, ranks), bare, SIZE, peer_access=False).seconds
+    return simulate(moves(operation, ranks), topology.without_latency, SIZE, peer_access=False).seconds
 
 
 def test_rates_that_a_probe_would_measure_are_found_again():
-    truth = HostSends(one_way=0.7, both_ways=0.45)
-    slower = for_host_sends(machine(2), truth)
+    slower = for_host_sends(machine(2), HostSends(one_way=0.7, both_ways=0.45))
     times = {operation: seconds(slower, operation, 2) for operation in ("send", "swap", "shift")}
     probed = [MeasuredTransfer(operation, 2, SIZE, True, own, 0.01) for operation, own in times.items()]
     found = measured_host_sends(machine(2), probed)

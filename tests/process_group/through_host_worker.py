@@ -103,8 +103,7 @@ def _three_calls(name: str, group: Group) -> list[Any]:
     found = []
     for number in range(3):
         generator = torch.Generator().manual_seed(10 * number + group.rank)
-        gradient = torch.randn(LAYOUT.num_elements, generator=generator)
-        mean = aggregator.aggregate(state, gradient)
+        mean = aggregator.aggregate(state, torch.randn(LAYOUT.num_elements, generator=generator))
         if mean is not None:
             found += [mean[start:stop].tolist() for start, stop in aggregator.owned(state)]
     return found

@@ -88,8 +88,7 @@ def token_for_watchers():
 
 
 def test_token_is_not_in_what_is_said_at_the_store(store):
-    inside = Signed(store)._store
-    assert b"ours" not in inside.get("1")
+    assert b"ours" not in Signed(store)._store.get("1")
     assert token_for_watchers() == "", "the watchers of several hosts know it from their environment"
 
 

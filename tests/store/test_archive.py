@@ -57,8 +57,7 @@ def read(folder):
     """All that a caller sees of the runs; the text says types and the order of keys too."""
     runs = folder.runs()
     samples = [folder.samples(run.cell_id, run.repeat) for run in runs]
-    single = [folder.run(run.cell_id, run.repeat) for run in runs]
-    return json.dumps(samples), runs, single
+    return json.dumps(samples), runs, [folder.run(run.cell_id, run.repeat) for run in runs]
 
 
 def rewritten(content: bytes, old: bytes, new: bytes) -> bytes:

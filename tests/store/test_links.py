@@ -164,8 +164,7 @@ def test_an_attached_run_is_joined_through_no_link(mine, refused, tmp_path, monk
     (mine / "launches" / "1").mkdir()
     (mine / "launches" / "1" / "order.json").write_text(json.dumps(order))
     before = contents(mine)
-    received = with_link(mine, "launches/1", tmp_path / "received")
-    refused("attach", "--join", received, "--", "true")
+    refused("attach", "--join", with_link(mine, "launches/1", tmp_path / "received"), "--", "true")
     assert contents(mine) == before
 
 

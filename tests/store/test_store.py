@@ -302,8 +302,7 @@ class TestLaunchTimes:
         first = folder.write_launch_times({"total_s": 1.0})
         second = folder.write_launch_times({"total_s": math.nan})
         assert folder.write_launch_times({"total_s": 3.0}, 1) == first
-        names = [first.name, second.name, folder.next_log_path().name]
-        assert names == ["001.json", "002.json", "002.log"]
+        assert [first.name, second.name, folder.next_log_path().name] == ["001.json", "002.json", "002.log"]
         assert [launch["total_s"] for launch in folder.launch_times()] == [3.0, None]
 
     def test_folder_that_is_not_there_has_no_runs_and_no_times(self, tmp_path):
@@ -377,8 +376,7 @@ class TestWritersAsReaders:
     """What could not be read again is not written."""
 
     def test_run_with_such_a_fact_is_failed_with_its_name(self, folder):
-        record = start(folder)
-        folder.finish_run(record, {"num_parameters": -3})
+        folder.finish_run(start(folder), {"num_parameters": -3})
         again = folder.run(CELL, 0)
         assert again.state == "failed"
         assert again.reason.startswith("what was to be recorded is damaged: summary.num_parameters is -3")
@@ -514,8 +512,7 @@ class TestCheckpoints:
         (folder.path / f"runs/{CELL}/0/rank0.jsonl").write_text("{}\n")
         folder.checkpoints(CELL, 1, 0).write(b"of another run")
         folder.remove_checkpoints(CELL, 0)
-        left = {path.name for path in folder.path.rglob("*rank*")}
-        assert left == {"checkpoint-rank0.pt", "rank0.jsonl"}
+        assert {path.name for path in folder.path.rglob("*rank*")} == {"checkpoint-rank0.pt", "rank0.jsonl"}
         folder.remove_checkpoints(CELL, 0)  # again: nothing is there
 
     def test_folder_in_a_files_place_is_read_as_nothing_and_replaced(self, folder):

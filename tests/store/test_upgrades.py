@@ -20,8 +20,7 @@ def read_back(tmp_path, version, aggregator, counted, device="cuda", num_paramet
     folder = ResultsFolder(tmp_path)
     summary = {"num_parameters": num_parameters, "wire_bytes_per_rank": counted, "messages_per_rank": [1, 1]}
     own = {"aggregator": aggregator, "aggregator_parameters": parameters, "device": device}
-    cell = {"kind": "own", "world_size": 2, **own}
-    folder.write_run(RunRecord("abc", 0, cell, "done", summary=summary))
+    folder.write_run(RunRecord("abc", 0, {"kind": "own", "world_size": 2, **own}, "done", summary=summary))
     path = tmp_path / "runs" / "abc" / "0" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
     record = folder.run("abc", 0)

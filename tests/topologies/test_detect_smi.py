@@ -82,8 +82,7 @@ def test_name_may_hold_a_comma_figures_may_be_missing_and_domains_have_more_than
 
 
 def test_matrix_is_read_without_nics_and_legend():
-    words = parse_matrix(SWITCHED)
-    assert words == {(a, b): "NV18" for a in range(3) for b in range(3) if a != b}
+    assert parse_matrix(SWITCHED) == {(a, b): "NV18" for a in range(3) for b in range(3) if a != b}
     assert (parse_matrix(ACCESS)[0, 2], parse_matrix("")) == ("GNS", {})
 
 

@@ -69,8 +69,7 @@ def test_nominal_figures_follow_from_the_links():
 
 
 def test_narrow_slot_counts_with_the_lanes_in_use():
-    facts = replace(SWITCHED, gpus=gpus(1, pcie=PcieLink(4, 16, 1, 8)))
-    topology = loaded(facts)
+    topology = loaded(replace(SWITCHED, gpus=gpus(1, pcie=PcieLink(4, 16, 1, 8))))
     (text,) = [text for name, text in topology.sources.items() if name == "pcie4-x8.bandwidth_bytes_per_s"]
     assert text == "nominal: PCIe gen 4 x8 (of x16 that both ends can), 15.8 GB/s raw"
 
@@ -92,8 +91,7 @@ def test_gpus_below_one_root_port_share_a_switch_of_their_socket():
     assert route == ["switch1-gpu2", "cpu2-switch1", "cpu2-host2"]
     uplinks = {link.id: link.type for link in topology.machine.links}
     assert (uplinks["cpu0-switch0"], uplinks["cpu2-switch1"]) == ("pcie4-x16", "pcie5-x16")
-    between = [link.id for link in topology.machine.links if link.kind == "inter-socket"]
-    assert between == ["cpu1-cpu2"]
+    assert [link.id for link in topology.machine.links if link.kind == "inter-socket"] == ["cpu1-cpu2"]
     assert topology.sources["inter-socket.bandwidth_bytes_per_s"].endswith("AMD_BW")
 
 

@@ -39,8 +39,7 @@ class TestEveryMachine:
 
     def test_there_is_a_line_for_every_link(self, name):
         topology = load(name)
-        lines = list(elements(topology).iter(f"{SVG}polyline"))
-        assert len(lines) >= len(topology.machine.links)
+        assert len(list(elements(topology).iter(f"{SVG}polyline"))) >= len(topology.machine.links)
 
     def test_no_box_lies_on_another(self, name):
         boxes = lay_out(load(name).machine).boxes.values()
@@ -79,8 +78,7 @@ class TestLabels:
 class TestLayout:
     def machine(self, *links, **kinds):
         devices = tuple(Device(name, kind) for name, kind in kinds.items())
-        made = tuple(Link(f"{a}-{b}", a, b, "pcie", 1e9, 0.0) for a, b in links)
-        return Machine("odd", devices, made)
+        return Machine("odd", devices, tuple(Link(f"{a}-{b}", a, b, "pcie", 1e9, 0.0) for a, b in links))
 
     def test_devices_stand_below_what_they_hang_on(self):
         machine = self.machine(
@@ -88,8 +86,7 @@ class TestLayout:
             m="host_memory", c="cpu", s="pcie_switch", t="pcie_switch", g="gpu", v="nvswitch",
         )  # fmt: skip
         boxes = lay_out(machine).boxes
-        order = sorted(boxes, key=lambda name: boxes[name].y)
-        assert order == ["m", "c", "s", "t", "g", "v"]
+        assert sorted(boxes, key=lambda name: boxes[name].y) == ["m", "c", "s", "t", "g", "v"]
 
     def test_switch_spans_its_gpus(self):
         layout = lay_out(load("pcie-8").machine)

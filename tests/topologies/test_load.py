@@ -26,5 +26,4 @@ def test_doctor_warns_of_other_programs():
     assert load_text(lambda _: 0.1) == ""
     line = host.load(load_text(lambda _: 0.85))
     said = "other programs take 85% of the cores: times will be too long and scatter"
-    assert (line.state, line.text) == ("warning", said)
-    assert host.load("").state == "ok"
+    assert ((line.state, line.text), host.load("").state) == (("warning", said), "ok")

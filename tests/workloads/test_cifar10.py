@@ -303,8 +303,7 @@ class TestUnpickling:
 
 class TestFetching:
     def test_archive_is_downloaded_into_the_cache_and_read_there(self, small, start_mirror, monkeypatch):
-        mirror = start_mirror({f"/{ARCHIVE.name}": small.packed})
-        monkeypatch.setattr(cifar10, "MIRRORS", (mirror.address,))
+        monkeypatch.setattr(cifar10, "MIRRORS", (start_mirror({f"/{ARCHIVE.name}": small.packed}).address,))
         Cifar10().fetch()
         assert [path.name for path in small.cache.iterdir()] == [ARCHIVE.name]
         assert not list(small.data.iterdir())

@@ -107,15 +107,13 @@ class TestReading:
 
 class TestFetching:
     def test_missing_file_is_stored_in_the_cache_and_nothing_else(self, folders, start_mirror):
-        mirror = start_mirror({"/file.gz": CONTENT})
-        fetch_file(FILE, folders, [mirror.address])
+        fetch_file(FILE, folders, [start_mirror({"/file.gz": CONTENT}).address])
         assert [p.read_bytes() for p in folders[1].iterdir()] == [CONTENT]
         assert not list(folders[0].iterdir())
 
     def test_second_mirror_is_asked_when_the_first_is_corrupted(self, folders, start_mirror):
         bad = start_mirror({"/file.gz": CONTENT[:-1]})
-        good = start_mirror({"/file.gz": CONTENT})
-        fetch_file(FILE, folders, [bad.address, good.address])
+        fetch_file(FILE, folders, [bad.address, start_mirror({"/file.gz": CONTENT}).address])
         assert read_checked(FILE, folders) == CONTENT
 
     def test_error_lists_the_reason_of_every_mirror(self, folders, start_mirror, monkeypatch):

@@ -49,8 +49,7 @@ def test_number_of_trainable_parameters_is_the_published_one(name):
 def test_logits_are_one_a_class_of_every_target(name):
     module, shape = on_meta(name)
     inputs = torch.zeros(2, *shape.input_shape, device="meta", dtype=torch.int64 if shape.tokens else None)
-    targets = shape.input_shape if shape.tokens else ()
-    assert module(inputs).shape == (2, *targets, shape.num_classes)
+    assert module(inputs).shape == (2, *(shape.input_shape if shape.tokens else ()), shape.num_classes)
 
 
 def test_small_step_against_the_gradient_lowers_the_loss(name):
