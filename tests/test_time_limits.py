@@ -68,13 +68,9 @@ def wrong_in(source: str) -> Iterator[str]:
     if not PROGRAM.search(source):
         return
     tree = ast.parse(source)
-    names = {
-        target.id: number
-        for node in tree.body
-        if isinstance(node, ast.Assign) and (number := _number(node.value, {})) is not None
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    assigned = (node for node in tree.body if isinstance(node, ast.Assign))
+    pairs = ((target, _number(node.value, {})) for node in assigned for target in node.targets)
+    names = {target.id: n for target, n in pairs if isinstance(target, ast.Name) and n is not None}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _wrong_call(node, names):
             yield f"line {node.lineno}: {ast.unparse(node)[:80]}"
