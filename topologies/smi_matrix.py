@@ -79,9 +79,9 @@ def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) 
         missing.append("whether NVLinks lead to a switch: taken to join GPUs directly, as none has too many")
     if len(sets) > 1:
         missing.append(f"which CPUs share a socket: each of the {len(sets)} sets of CPUs is taken for one")
-    for (one, other), word in words.items():
-        if one < other and word.startswith("NV") != words[other, one].startswith("NV"):
-            missing.append(f"GPU{one} and GPU{other}: {word} from one, {words[other, one]} from the other")
+    for (a, b), word in words.items():
+        if a < b and word != words[b, a] and "NV" in word + words[b, a]:
+            missing.append(f"GPU{a} and GPU{b}: {word} from one, {words[b, a]} from the other")
     if num_nics := sum(not cell.startswith(("GPU", "CPU")) for cell in header):
         missing.append(f"{num_nics} NICs: left out; add them and a network in a file on top")
     return Facts(
