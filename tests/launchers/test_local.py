@@ -103,12 +103,15 @@ def test_mpirun_next_to_this_python_is_taken_and_asked_whose_it_is(mpirun, tmp_p
     assert (found.program, found.family) == (str(tmp_path / "mpirun"), family)
 
 
-def test_mpirun_of_others_and_a_missing_one_are_said(mpirun, monkeypatch, tmp_path):
+def test_mpirun_of_others_is_named(mpirun):
     with pytest.raises(ValueError, match=r"is neither Open MPI's nor MPICH's: 'Strange MPI 1'"):
         MpirunLauncher.find(mpirun("Strange MPI 1"))
+
+
+def test_missing_mpirun_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="no mpirun next to this Python or on the PATH; pip install"):
-        MpirunLauncher.find(str(tmp_path / "bin" / "python3"))
+        MpirunLauncher.find(str(tmp_path / "python3"))
 
 
 def test_horovodrun_goes_over_gloo(monkeypatch):
