@@ -67,8 +67,7 @@ class Report:
 
     def lines(self, cell_id):
         """[repeat][rank][line] of a cell, by the id that its row ends with."""
-        runs = sorted((self.path / "runs" / cell_id).iterdir())
-        files = [sorted(run.glob("rank*.jsonl")) for run in runs]
+        files = [sorted(run.glob("rank*.jsonl")) for run in sorted((self.path / "runs" / cell_id).iterdir())]
         return [[[*map(json.loads, path.read_text().splitlines())] for path in own] for own in files]
 
     def launches(self, cell_id):
