@@ -86,19 +86,13 @@ def add_with(study, gpus, launches=1, **summary):
     study.add([lines * len(gpus)] * launches, world_size=len(gpus), summary={"gpu": gpus, **summary})
 
 
-@pytest.mark.parametrize(
-    ("gpus", "warned"),
-    [
-        (
-            [gpu(throttle_reasons=["power cap"]), gpu(), gpu(throttled_s={"power cap": 0.2})],
-            ["throttled: power cap, GPU of ranks 0 and 2"],
-        ),
-        ([gpu(throttled_s={"power cap": 0.09})], []),  # less than a hundredth
-        ([gpu(), gpu(other_processes=2)], ["other processes: on the GPU of rank 1"]),
-        ([None, None], []),
-        ([{}, {"other_processes": None, "throttled_s": None}], []),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "warned"), [
+    ([gpu(throttle_reasons=["power cap"]), gpu(), gpu(throttled_s={"power cap": 0.2})],
+     ["throttled: power cap, GPU of ranks 0 and 2"]),
+    ([gpu(throttled_s={"power cap": 0.09})], []),  # less than a hundredth
+    ([gpu(), gpu(other_processes=2)], ["other processes: on the GPU of rank 1"]),
+    ([None, None], []), ([{}, {"other_processes": None, "throttled_s": None}], []),
+])  # fmt: skip
 def test_gpu_that_was_disturbed_is_named_with_the_reason(study, gpus, warned):
     add_with(study, gpus)
     assert warnings(study) == warned

@@ -103,16 +103,13 @@ def samples_of(accuracies, steps):
     )
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "steps", "expected"),
-    [
-        ([0.5, 0.8, 1.0], [100.0] * 3, 250),
-        ([0.95, 0.97], [100.0] * 2, 50),
-        ([np.nan, 0.95], [100.0] * 2, 150),
-        ([0.5, 0.8], [100.0] * 2, None),
-        ([0.95], [0.0], None),  # a folder that lost its steps
-    ],
-)
+@pytest.mark.parametrize(("accuracies", "steps", "expected"), [
+    ([0.5, 0.8, 1.0], [100.0] * 3, 250),
+    ([0.95, 0.97], [100.0] * 2, 50),
+    ([np.nan, 0.95], [100.0] * 2, 150),
+    ([0.5, 0.8], [100.0] * 2, None),
+    ([0.95], [0.0], None),  # a folder that lost its steps
+])  # fmt: skip
 def test_steps_are_interpolated_within_the_epoch_and_half_of_the_first(accuracies, steps, expected):
     found = steps_to_target(samples_of(accuracies, steps), {"target_accuracy": 0.9})
     variance = expected and pytest.approx((100 / expected) ** 2 / 12)

@@ -45,16 +45,11 @@ def test_several_are_found_but_always_fewer_than_half():
     assert len(slow_launches(logs)) <= 2
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"num_launches": 2},  # which one is slow?
-        {"num_cells": 4},  # too few to tell
-        {"slower": -SLOWER},  # a fast launch
-        {"slower": np.where(np.arange(8) < 3, SLOWER, 0)},  # three cells of eight
-        {"slower": SLOWER / 20},  # changes no decision
-    ],
-)
+@pytest.mark.parametrize("changed", [
+    {"num_launches": 2},  # which one is slow?
+    {"num_cells": 4}, {"slower": -SLOWER},  # too few to tell; a fast launch
+    {"slower": np.where(np.arange(8) < 3, SLOWER, 0)}, {"slower": SLOWER / 20},  # three of eight; too little
+])  # fmt: skip
 def test_others_are_not(changed):
     logs = scattered(changed.get("num_launches", 3), changed.get("num_cells", 8), deviation=0.002)
     logs[:, 1] += changed.get("slower", SLOWER)[: len(logs)]

@@ -70,16 +70,13 @@ def _places(*masks):
     return [{"host": host, "affinity": list(cores)} for host, cores in masks]
 
 
-@pytest.mark.parametrize(
-    ("places", "threads"),
-    [
-        (_places(*[("a", range(4))] * 4), 1),
-        (_places(*[("a", range(8))] * 2, *[("b", range(8))] * 2), 4),  # of one node's cores
-        (_places(*[("a", range(first, first + 4)) for first in (0, 4, 8, 12)]), 4),  # bound by the launcher
-        (_places(("a", range(8)), ("a", range(4, 12))), 6),
-        (_places(*[("a", range(2))] * 4), 1),
-    ],
-)
+@pytest.mark.parametrize(("places", "threads"), [
+    (_places(*[("a", range(4))] * 4), 1),
+    (_places(*[("a", range(8))] * 2, *[("b", range(8))] * 2), 4),  # of one node's cores
+    (_places(*[("a", range(first, first + 4)) for first in (0, 4, 8, 12)]), 4),  # bound by the launcher
+    (_places(("a", range(8)), ("a", range(4, 12))), 6),
+    (_places(*[("a", range(2))] * 4), 1),
+])  # fmt: skip
 def test_ranks_share_the_cores_of_their_host_that_they_have_in_common(places, threads):
     assert threads_that_fit(places[0], places) == threads
 

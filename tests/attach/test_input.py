@@ -80,17 +80,14 @@ class Fields:
     targets: Any
 
 
-@pytest.mark.parametrize(
-    ("batch", "sizes"),
-    [
-        (Valued(torch.zeros(4, 2), torch.zeros(4)), (4, 8)),
-        (Fields(torch.zeros(4, 2), torch.zeros(4)), (4, 8)),
-        (SimpleNamespace(values=[[1.0]]), (0, 0)),  # a DataFrame has them as no method
-        (Fields, (0, 0)),
-        (UserDict(a=[torch.zeros(()), torch.zeros(3)]), (3, 3)),
-        (SimpleNamespace(values=lambda: 1 / 0), (0, 0)),
-    ],
-)
+@pytest.mark.parametrize(("batch", "sizes"), [
+    (Valued(torch.zeros(4, 2), torch.zeros(4)), (4, 8)),
+    (Fields(torch.zeros(4, 2), torch.zeros(4)), (4, 8)),
+    (SimpleNamespace(values=[[1.0]]), (0, 0)),  # a DataFrame has them as no method
+    (Fields, (0, 0)),
+    (UserDict(a=[torch.zeros(()), torch.zeros(3)]), (3, 3)),
+    (SimpleNamespace(values=lambda: 1 / 0), (0, 0)),
+])  # fmt: skip
 def test_a_batch_that_has_values_is_no_error(batch, sizes):
     assert marking._sizes(batch) == sizes
 

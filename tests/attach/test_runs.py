@@ -226,8 +226,7 @@ def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path):
     last = "        print('x' * 300_000)\n        if dist.get_rank() == 1: raise ValueError('empty')\n"
     run_as("no_exchange", tmp_path, PLAIN + last, reason="a rank raised ValueError: empty")
     log = (tmp_path / "out" / "output.log").read_bytes()
-    assert len(log) < 600_000
-    assert b"bytes left out" in log
+    assert (len(log) < 600_000, b"bytes left out" in log) == (True, True)
 
 
 def test_when_it_is_ended_the_script_is_too(tmp_path):
@@ -241,10 +240,6 @@ def test_when_it_is_ended_the_script_is_too(tmp_path):
     assert process.wait(LIMIT_S) == 143
     found = subprocess.run(["pgrep", "-f", str(script)], capture_output=True, text=True, check=False)
     assert found.stdout == ""
-
-
-def test_without_exchange_no_rank_waits_for_another(tmp_path):
-    run_as("no_exchange", tmp_path, "plain.py", "1", str(tmp_path / "tenth"))
 
 
 def test_without_exchange_parameters_are_not_sent_either(tmp_path):
@@ -285,8 +280,7 @@ def test_scripts_in_the_style_of_real_ones(script, backward, world_size, tmp_pat
 
 
 def test_ranks_that_the_script_spawns_itself(tmp_path):
-    words = ("imagenet.py", "--port", str(free_port()))
-    run = run_as("no_exchange", tmp_path, *words, command=[sys.executable])
+    run = run_as("no_exchange", tmp_path, "imagenet.py", f"--port={free_port()}", command=[sys.executable])
     assert [rank["world_size"] for rank in run.ranks] == [2, 2]
     assert run.ranks[0]["fetches"]
 
@@ -352,3 +346,55 @@ def test_a_second_node_joins_every_run(tmp_path):
     first, second = (process.communicate(timeout=2 * LIMIT_S)[0] for process in started)
     assert ([process.returncode for process in started], first[:13], second) == ([0, 0], "A step takes ", "")
     assert len(list((tmp_path / "out" / "launches" / "000-switched").glob("rank*.json"))) == 2
+
+
+UNUSED = """
+class Unused(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+    def forward(self, x):
+        return x
+torch.set_num_threads(1)
+"""
+
+
+@pytest.mark.parametrize("arm", ["no_exchange", "marked", "baseline"])
+def test_which_parameters_are_used_is_not_exchanged_either(arm, tmp_path):
+    last = "torch.nn.Linear(256, 1)"
+    text = PLAIN.replace(f"{last}))", f"{last}, Unused()), find_unused_parameters=True)")
+    waits = [] if arm == "baseline" else ["1", str(tmp_path / "tenth")]  # for the other rank's tenth step
+    run = run_as(arm, tmp_path, text.replace("torch.set_num_threads(1)", UNUSED), *waits)
+    assert [rank.get("exchanges_used") for rank in run.ranks] == [None if arm == "baseline" else False] * 2
+
+
+def test_threads_fit_in_a_script_that_is_not_reached_by_itself_too(tmp_path):
+    script = isolated(PLAIN.replace("set_num_threads(1)", "set_num_threads(400)"))
+    run = run_as("threads", tmp_path, script, command=[*ranks(), "-E"], steps=5)
+    cores = run.ranks[0]["cores"]
+    assert [rank["threads"] for rank in run.ranks] == [max(1, cores // 2)] * 2
+    assert len(run.ranks[0]["affinity"]) == cores
+
+
+AHEAD = """
+import queue, threading
+def ahead(loader):
+    drawn = queue.Queue(2)
+    def put():
+        for batch in loader:
+            drawn.put(batch)
+        drawn.put(None)
+    threading.Thread(target=put, daemon=True).start()
+    return iter(drawn.get, None)
+"""
+
+
+def test_phases_of_a_script_that_draws_in_a_thread_are_those_of_its_steps(tmp_path):
+    loader = "torch.utils.data.DataLoader(data, batch_size=8)"
+    run = run_as("marked", tmp_path, AHEAD + PLAIN.replace(f"in {loader}:", f"in ahead({loader}):"), "1")
+    signature, (_, steps) = steady(run.ranks)
+    assert signature == (1, 0, 0, 1)
+    assert run.ranks[0]["draws_in_thread"]
+    assert {name for step in steps for name, _, _ in step.spans} >= {"forward", "backward", "update"}
+    assert "input" not in {name for name, _, _ in run.ranks[0]["phases"]}
+    assert sum(end - start for name, start, end in steps[0].spans if name == "forward") > 0.03

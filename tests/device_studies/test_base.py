@@ -31,15 +31,11 @@ def test_samples_are_neither_fewer_nor_more_than_asked(takes):
     assert len(Budget(seconds=10.0, max_samples=20).samples(takes(0.01), CPU)) == 20
 
 
-@pytest.mark.parametrize(
-    ("seconds", "first", "message", "calls"),
-    [
-        (2.0, None, r"a step took 2 s, so that 6 samples would pass the limit of 10 s", 3),
-        (4.0, None, "a step took 4 s", 2),  # beyond doubt
-        (0.01, 100.0, r"took 1e\+02 s|took 100 s", 1),
-    ],
-    ids=["three calls", "the second beyond doubt", "the first alone"],
-)
+@pytest.mark.parametrize(("seconds", "first", "message", "calls"), [
+    (2.0, None, r"a step took 2 s, so that 6 samples would pass the limit of 10 s", 3),
+    (4.0, None, "a step took 4 s", 2),  # beyond doubt
+    (0.01, 100.0, r"took 1e\+02 s|took 100 s", 1),
+], ids=["three calls", "the second beyond doubt", "the first alone"])  # fmt: skip
 def test_calls_that_would_pass_the_limit_are_left_out_with_the_numbers(takes, seconds, first, message, calls):
     step = takes(seconds, first=first)
     with pytest.raises(LeftOutError, match=message):

@@ -61,10 +61,13 @@ def test_chrome_trace_has_all_ranks_on_one_clock(timed):
     assert (names[0, None], names[1, begin[1, "communicate"][2]]) == ("rank 0", "comm")
 
 
-def test_chrome_trace_of_steps_without_a_clock_is_refused(study):
+@pytest.mark.parametrize(("name", "message"), [
+    ("chrome", "none of these cells has steps on a clock"), ("extra-p", "two world sizes"),
+])  # fmt: skip
+def test_what_a_format_needs_is_said(study, name, message):
     study.add_steps([[0.1] * 3], aggregator="ring", world_size=2)
-    with pytest.raises(ScalingError, match="none of these cells has steps on a clock"):
-        text(study, "chrome")
+    with pytest.raises(ScalingError, match=message):
+        text(study, name)
 
 
 def test_csv_has_a_value_a_row_and_every_part_of_the_split_step(timed):
@@ -129,12 +132,6 @@ def test_extra_p_has_a_data_line_for_every_point_of_every_region(study):
     assert any(line.startswith("# left out") and "tree" in line for line in lines)
 
 
-def test_extra_p_needs_two_world_sizes(study):
-    study.add_steps([[0.1] * 3])
-    with pytest.raises(ScalingError, match="two world sizes"):
-        text(study, "extra-p")
-
-
 @pytest.mark.parametrize(("changes", "names"), [
     ({"tf32": True}, ["float32", "tf32"]),
     ({"memory_format": "channels_last"}, ["contiguous", "channels_last"]),
@@ -151,18 +148,15 @@ def test_extra_p_keeps_cells_apart_that_differ_in_precision_memory_format_or_aug
     assert regions(study) == ([f"none->{name}" for name in names], [0.1, 0.05, 0.06, 0.03])
 
 
-def test_extra_p_keeps_cells_without_access_to_peers_apart_and_shares_the_single_worker(study):
-    study.add_steps([[0.1] * 3], world_size=1, peer_access=True)
-    study.add_steps([[0.05] * 3], world_size=2, peer_access=True)
-    study.add_steps([[0.07] * 3], world_size=2, peer_access=False)
-    assert regions(study) == (["none->peer_access", "none->host-only"], [0.1, 0.05, 0.1, 0.07])
-
-
-def test_extra_p_takes_the_single_worker_of_the_same_access_where_there_is_one(study):
-    for has_access, seconds in ((True, 0.1), (False, 0.2)):
-        for size in (1, 2):
-            study.add_steps([[seconds / size] * 3], world_size=size, peer_access=has_access)
-    assert regions(study)[1] == [0.1, 0.05, 0.2, 0.1]
+@pytest.mark.parametrize(("cells", "seconds"), [
+    ([(1, True, 0.1), (2, True, 0.05), (2, False, 0.07)], [0.1, 0.05, 0.1, 0.07]),  # one single worker
+    ([(1, True, 0.1), (2, True, 0.05), (1, False, 0.2), (2, False, 0.1)], [0.1, 0.05, 0.2, 0.1]),
+])  # fmt: skip
+def test_extra_p_keeps_cells_without_access_apart_each_with_a_single_worker(study, cells, seconds):
+    """Of the same access where there is one."""
+    for size, has_access, step_s in cells:
+        study.add_steps([[step_s] * 3], world_size=size, peer_access=has_access)
+    assert regions(study) == (["none->peer_access", "none->host-only"], seconds)
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,11 @@ def box():
 
 
 class TestFourGpus:
-    @pytest.mark.parametrize(
-        ("id_", "there", "back"),
-        [
-            ("cpu0-gpu2", 55e9, 50e9),  # PCIe: the copies of one GPU
-            ("cpu0-host0", 4 * 34e9, 4 * 41e9),  # the bus of memory: copies that hold one another up
-            ("gpu1-nvswitch0", 370e9, 370e9),  # over the 18 links of a GPU
-        ],
-    )
+    @pytest.mark.parametrize(("id_", "there", "back"), [
+        ("cpu0-gpu2", 55e9, 50e9),  # PCIe: the copies of one GPU
+        ("cpu0-host0", 4 * 34e9, 4 * 41e9),  # the bus of memory: copies that hold one another up
+        ("gpu1-nvswitch0", 370e9, 370e9),  # over the 18 links of a GPU
+    ])  # fmt: skip
     def test_links_are_as_fast_as_copies_over_them(self, box, id_, there, back):
         assert (bandwidths(box[0], id_), link(box[0], "gpu1-nvswitch0").count) == (close((there, back)), 18)
 
