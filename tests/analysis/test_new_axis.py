@@ -27,8 +27,10 @@ def dropout():
     """The row; studies that were measured before have no dropout."""
     row = axes.Axis("dropout", "float64", default=0.0, later=True, label="dropout {:g}")
     axes.AXES.append(row)
+    axes.with_columns.cache_clear()
     yield row
     axes.AXES.remove(row)
+    axes.with_columns.cache_clear()
 
 
 def fill(study, **both):
