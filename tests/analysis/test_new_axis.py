@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from scaling import axes
+from scaling.analysis import groups
 from scaling.analysis.columns import has_no_model, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.matching import match_cells
@@ -23,11 +24,13 @@ PLAIN = [[0.010, 0.011, 0.012]]
 
 
 @pytest.fixture(autouse=True)
-def dropout():
+def dropout(monkeypatch):
     """The row; studies that were measured before have no dropout."""
     row = axes.Axis("dropout", "float64", default=0.0, later=True, label="dropout {:g}")
     axes.AXES.append(row)
     axes.with_columns.cache_clear()
+    shared = {trained: [*own, row] for trained, own in groups._SHARED.items()}
+    monkeypatch.setattr(groups, "_SHARED", shared)
     yield row
     axes.AXES.remove(row)
     axes.with_columns.cache_clear()
@@ -56,9 +59,9 @@ def test_summary_has_its_column_and_the_default_where_cells_lack_it(made):
 
 
 def test_groups_differ_in_it_and_their_titles_say_so(made):
-    groups = group_rows(rows_of(made))
-    assert [[row["dropout"] for row in group.rows] for group in groups] == [[0.0] * 2, [0.5] * 2]
-    assert [title_of(group.given).rpartition(", ")[2] for group in groups] == ["dropout 0", "dropout 0.5"]
+    found = group_rows(rows_of(made))
+    assert [[row["dropout"] for row in group.rows] for group in found] == [[0.0] * 2, [0.5] * 2]
+    assert [title_of(group.given).rpartition(", ")[2] for group in found] == ["dropout 0", "dropout 0.5"]
 
 
 def test_baseline_shares_it(made):
