@@ -120,15 +120,10 @@ def gunzipped(content: bytes, max_bytes: int = MAX_BYTES) -> bytes:
 
 def from_json(text: str) -> Any:
     """The value of a JSON document. Raises DocumentError: it is damaged, or has what no document may have."""
-    value, has_clean_texts = _loaded(text), not _may_be_escaped(text)
-    is_small = text.count("[") + text.count("{") <= MAX_DEPTH and not _LARGE.search(text)
-    if not (has_clean_texts and is_small) and not _is_plain(value, has_clean_texts=has_clean_texts):
+    value = _loaded(text)
+    if not _is_plain(value, has_clean_texts=not _may_be_escaped(text)):
         require_plain(value)
     return value
-
-
-_LARGE = re.compile(r"\d{200}|[eE]\+?0*\d{3}")
-"""A number may be too large only where this is found."""
 
 
 def _may_be_escaped(text: str) -> bool:
