@@ -66,6 +66,11 @@ def cautions(cell: CellResult, row: Row) -> tuple[Finding, ...]:
     return tuple(Finding(kind, (cell.cell_id,), values) for of in cautions for kind, values in of(cell, row))
 
 
+def code_cautions(cell: CellResult) -> tuple[Finding, ...]:
+    """Those of older code, for which the cell alone is needed."""
+    return tuple(Finding(kind, (cell.cell_id,), values) for kind, values in _of_code(cell, {}))
+
+
 _Cautions = Iterator[tuple[str, dict[str, Any]]]  # kind and values of each
 
 

@@ -41,7 +41,7 @@ from scaling.analysis.study_scatter import (
     log_matrix,
     offset_variance,
 )
-from scaling.analysis.summary import build_table, study_name
+from scaling.analysis.summary import cell_table, study_name
 from scaling.errors import ScalingError
 from scaling.store import ResultsFolder, Snapshot
 
@@ -75,7 +75,7 @@ def compare(
 def _side(folders: Sequence[ResultsFolder]) -> Side:
     names = [study_name(folder) for folder in folders]
     cells = [read_cells(folder) for folder in folders]
-    side = Side.of([build_table(*study) for study in zip(names, cells, strict=True)], cells)
+    side = Side.of([cell_table(*study) for study in zip(names, cells, strict=True)], cells)
     for folder, rows in zip(folders, side.rows, strict=True):
         if not any(has_time(row) for row in rows):
             raise ScalingError(

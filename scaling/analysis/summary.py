@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from scaling.analysis.budgets import cell_budget
-from scaling.analysis.cautions import cautions, joules_per_sample, memory_peaks
+from scaling.analysis.cautions import cautions, code_cautions, joules_per_sample, memory_peaks
 from scaling.analysis.columns import SEPARATOR, Row, columns, row_order, safe_cell, shares_gpus, to_table
 from scaling.analysis.control import Peers, differences_of_launches, exposed_check
 from scaling.analysis.environments import environment_of
@@ -36,6 +36,12 @@ def summary_table(folder: ResultsFolder) -> pd.DataFrame:
     never 0."""
     folder.require()
     return build_table(study_name(folder), read_cells(folder))
+
+
+def cell_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
+    """The same without what needs several cells, and of the warnings with those of older code alone."""
+    rows = [{**cell_row(study, cell), "warnings": code_cautions(cell) or None} for cell in cells]
+    return to_table(sorted(rows, key=row_order))
 
 
 def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
