@@ -43,6 +43,8 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
             raise StoreError(f"{path}: {GONE}") from error
         if error.errno == errno.EEXIST:
             raise StoreError(f"{error.filename} is no folder; use another one") from error
+        if error.errno == errno.EISDIR:
+            raise StoreError(f"{path} is a folder; a file is to be written there: move it away") from error
         raise disk_full(path, error, num_bytes) or StoreError(
             f"{path}: cannot be written: {error.strerror}; make its folder writable, or use another one "
             "(a copy of one that is there)"

@@ -470,6 +470,12 @@ class TestLock:
             ResultsFolder(tmp_path / "out").lock().__enter__()
 
 
+def test_folder_in_the_place_of_a_file_that_is_written_is_named(tmp_path):
+    (tmp_path / "summary.csv").mkdir()
+    with pytest.raises(StoreError, match=r"summary.csv is a folder; a file is to be written there"):
+        ResultsFolder(tmp_path).write_text("summary.csv", "a")
+
+
 class TestCheckpoints:
     """Where checkpoints lie, and which of them a cut leaves."""
 
