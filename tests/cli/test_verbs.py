@@ -83,7 +83,7 @@ def _committed_folders_are_read_once():
     with pytest.MonkeyPatch.context() as patch:
         for module in (summary, compare):
             patch.setattr(module, "read_cells", read)
-            patch.setattr(module, "build_table", build)
+        patch.setattr(summary, "build_table", build)
         yield
 
 
