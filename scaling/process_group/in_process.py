@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 _ORDERS = random.Random()
 
+FIRST_TURN_S = 1800.0
+"""Others may compute for long before a rank's first turn, on a slow machine; longer is a hang."""
+
 
 class _World:
     """What the ranks of one in-process world share.
@@ -52,8 +55,8 @@ class _World:
         return None
 
     def begin(self, rank: int) -> None:
-        """Returns when it is that rank's first turn. TimeoutError: it is not within the timeout."""
-        if not self._turns[rank].acquire(timeout=self.timeout_s):
+        """Returns when it is that rank's first turn. TimeoutError: it is not within FIRST_TURN_S."""
+        if not self._turns[rank].acquire(timeout=FIRST_TURN_S):
             if self._waiting.pop(rank, None):
                 raise TimeoutError(f"rank {rank} waits in vain for its first turn: another one computes")
             self._turns[rank].acquire()  # it was given just now

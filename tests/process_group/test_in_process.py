@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from scaling.process_group import InProcessGroup, Message, Meter, run_in_process
+from scaling.process_group import InProcessGroup, Message, Meter, in_process, run_in_process
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 ONE = torch.empty(1)
@@ -206,7 +206,8 @@ class TestFailure:
             run_in_process(3, work, timeout_s=threading.TIMEOUT_MAX)
         assert sorted(released) == [0, 2]
 
-    def test_rank_that_computes_without_end_is_an_error_of_those_that_have_not_begun(self):
+    def test_rank_that_computes_without_end_is_an_error_of_those_that_have_not_begun(self, monkeypatch):
+        monkeypatch.setattr(in_process, "FIRST_TURN_S", 0.05)
         end = threading.Event()
         try:
             with pytest.raises(TimeoutError, match=r"rank \d waits in vain for its first turn"):
