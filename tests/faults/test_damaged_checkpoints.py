@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import signal
+from contextlib import suppress
 
 import pytest
 import torch
@@ -48,7 +49,8 @@ def killed_with_checkpoints(folder, **keys):
     command.wait(lambda: len(files_of(command.out)) == 4 or process.poll() is not None)
     assert process.poll() is None, process.communicate()[1]
     for pid in [process.pid, *command.processes()]:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # a child that has just ended
+            os.kill(pid, signal.SIGKILL)
     process.communicate()
     command.wait(lambda: not command.processes())
     killed.touch()
