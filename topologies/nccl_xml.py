@@ -125,8 +125,13 @@ def _note_odd_links(found: _Found) -> None:
     linked = [(card, _link(card.device)) for card in found.cards]
     if some := [card for card, link in linked if link and not _lanes(card.device)]:
         found.notes.append(f"PCIe widths of {len(some)} GPUs: 0 in the file, taken for x16 as NCCL does")
-    speeds = {card.device.get("link_speed", "") for card, link in linked if link is None}
-    found.notes += [f"PCIe speed {clean(speed)!r:.40}: unknown" for speed in sorted(speeds - {""})]
+    unknown = {
+        f"PCIe speed {clean(card.device.get('link_speed', ''))!r:.40}, width "
+        f"{clean(card.device.get('link_width', ''))!r:.10}: unknown, not used"
+        for card, link in linked
+        if link is None and card.device.get("link_speed")
+    }
+    found.notes += sorted(unknown)
     emulated = [card for card, _ in linked if _bridge_of(card, found) == EMULATED]
     if emulated:
         found.notes.append(

@@ -96,6 +96,10 @@ class Aggregator(ABC, Generic[S]):
     def require_size(self, world_size: int) -> None:
         """Raises StudyError unless it runs on so many ranks, `min_world_size` or more."""
 
+    def is_late(self) -> bool:
+        """Whether a call returns the mean of the gradients of the call before, zeros at first."""
+        return False
+
     def needs_one_host(self) -> bool:
         """Whether it runs on no several hosts, by its nature or by its `transport`."""
         return self.one_host or getattr(self, "transport", "") in ("peer_memory", "one_kernel", "host_memory")

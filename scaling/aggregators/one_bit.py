@@ -148,6 +148,9 @@ class StripedOneBit(Aggregator[OneBitState]):
     double_buffering: bool = False
     kernels: Kernels = "auto"
 
+    def is_late(self) -> bool:
+        return self.double_buffering
+
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> OneBitState:

@@ -39,7 +39,7 @@ def summary_table(folder: ResultsFolder) -> pd.DataFrame:
 
 
 def cell_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
-    """The same without what needs several cells, and of the warnings with those of older code alone."""
+    """A row a cell, without the columns that need several cells; of the warnings only those of older code."""
     rows = [{**cell_row(study, cell), "warnings": code_cautions(cell) or None} for cell in cells]
     return to_table(sorted(rows, key=row_order))
 

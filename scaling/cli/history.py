@@ -27,8 +27,8 @@ def history(
     overrides: Overrides = None,
     launcher: Annotated[str, Option(help="As of `scaling run`.")] = "local",
     no_run: Annotated[bool, Option("--no-run", help="Measure nothing; read what is there.")] = False,
-    rate: Annotated[float, Option("--runs-per-false-alarm", min=2, max=10**6, help="With no change.")] = 100,
-    accept: Annotated[str | None, Option(metavar="CAMPAIGN", help="Count from this one on.")] = None,
+    rate: Annotated[float, Option("--runs-per-false-alarm", min=2, max=10**6, help="On average.")] = 100,
+    accept: Annotated[str | None, Option(metavar="CAMPAIGN", help="Forget those before; no run.")] = None,
     bisect: Annotated[bool, Option("--bisect", help="Find the slow commit of this repository.")] = False,
     markdown: Annotated[bool, Option("--markdown", help="Print Markdown, for a message.")] = False,
 ) -> None:

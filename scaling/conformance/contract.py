@@ -164,8 +164,7 @@ def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_proces
             if aggregator.exchanges:
                 _check_mean(aggregator, case, index, outcomes, are_first)
                 is_replica = aggregator.site(layout) == "replica"
-                is_late = getattr(aggregator, "double_buffering", False)
-                residuals.check(outcomes, case.dtype, is_replica=is_replica, is_late=is_late)
+                residuals.check(outcomes, case.dtype, is_replica=is_replica, is_late=aggregator.is_late())
             if only_zeros:
                 _check_zeros(layout, outcomes)
             _check_distribution(layout, outcomes, case.dtype, index)

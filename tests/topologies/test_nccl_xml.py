@@ -83,7 +83,7 @@ def test_pcie_links_have_their_generation_and_bridges_are_switches():
         ("32.0 GT/s PCIe|0", "32.0 GT/s PCIe|16", (5, 16), "PCIe widths of 1 GPUs: 0 in the file"),
         ("32.0 GT/s PCIe|16", "2.5 GT/s PCIe|1", (5, 16), "PCIe gen 1 x1 of 1 bridges"),
         ("32 GT/s|16", "16 GT/s|8", (4, 8), ""),
-        ("Unknown speed|255", "|0", None, "PCIe speed 'Unknown speed': unknown"),
+        ("Unknown speed|255", "|0", None, "PCIe speed 'Unknown speed', width '255': unknown"),
     ],
 )
 def test_pcie_of_a_gpu_that_is_alone_below_a_bridge(link_of_gpu, link_of_bridge, lanes, said):
