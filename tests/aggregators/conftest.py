@@ -9,8 +9,30 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import HOST_SITES, Aggregator
+from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.process_group import InProcessGroup, run_in_process
+from scaling.workloads.registry import build_module, create_model
+
+CPU = torch.device("cpu")
+
+CODECS: dict[str, dict[str, object]] = {
+    "one_bit": {},
+    "one_bit_flat": {},
+    "one_bit_flat small chunks": {"chunk_elements": 64},
+    "one_bit_momentum": {"chunk_elements": 64},
+    "two_bit": {"threshold": 0.7},
+    "sign": {"chunk_elements": 64},
+    "ef_sign": {"chunk_elements": 64},
+    "qsgd": {},
+    "top_k": {"density": 0.1},
+    "top_k with momentum": {"density": 0.1, "momentum_correction": 0.9},
+    "power_sgd": {"approximation_size": 2},
+    "power_sgd from cold": {"warm_start": False},
+    "fp16": {},
+    "bf16": {},
+}
+"""Lossy aggregators, whose names are the first words, and their parameters."""
 
 # One tensor for each tier of tf_spec's default and one without elements; odd sizes; a filter of four axes.
 NETWORK = BucketLayout.of(
@@ -24,6 +46,29 @@ NETWORK = BucketLayout.of(
         ("wide.bias", (257,)),
     ]
 )
+
+
+def made(label: str) -> Aggregator[Any]:
+    return create(label.split()[0], CODECS[label])
+
+
+def layout_of(name: str) -> BucketLayout:
+    """The parameters of a model in one bucket."""
+    model = create_model(name)
+    with torch.device("meta"):
+        module = build_module(model, model.shape)
+    return BucketLayout.of([(name, tuple(one.shape)) for name, one in module.named_parameters()])
+
+
+def of_states(
+    aggregator: Aggregator[Any], layout: BucketLayout, world_size: int, seen: Callable[[Any], Any]
+) -> list[Any]:
+    """[rank] -> what `seen` tells of the state that it starts with."""
+
+    def work(group: InProcessGroup) -> Any:
+        return seen(aggregator.start(layout, group, torch.float32, CPU))
+
+    return run_in_process(world_size, work)
 
 
 @dataclass
@@ -57,7 +102,7 @@ def one_step(aggregator: Aggregator[Any], world_size: int, layout: BucketLayout)
     gradients = gradients_for(world_size, layout)
 
     def work(group: InProcessGroup) -> RankOutcome:
-        state = aggregator.start(layout, group, torch.float32, torch.device("cpu"))
+        state = aggregator.start(layout, group, torch.float32, CPU)
         owned = aggregator.owned(state)
 
         def traffic() -> tuple[int, int]:
@@ -105,7 +150,7 @@ def steps_of(
     """[rank][step], of `gradient(rank, step)`; `keep` names tensors of the state."""
 
     def work(group: InProcessGroup) -> list[Step]:
-        state = aggregator.start(layout, group, torch.float32, torch.device("cpu"))
+        state = aggregator.start(layout, group, torch.float32, CPU)
         taken = []
         for number in range(num_steps):
             group.meter.reset()

@@ -26,28 +26,22 @@ def written(folder, world_size=2, seconds=SECONDS, **changes):
     return str(file)
 
 
-@pytest.mark.parametrize(("num_bytes", "fastest"), [
-    (0, "stripes"),  # below all that was measured: as the smallest
-    (1000, "stripes"),
-    (10_000, "stripes"),  # 28 us between its points; of all_reduce 49
-    (99_000, "all_reduce"), (100_000, "all_reduce"),
-    (900_000, "ring"),  # stripes was not measured there
-    (10**9, "ring"),  # above all: as the largest
+SLOWER = {**SECONDS, "stripes": [[1000, 5e-5], [100_000, 8e-5]]}
+APART = {"stripes": [[10, 1e-5], [20, 1e-5]], "ring": [[100, 1e-5], [200, 1e-5]]}
+
+
+@pytest.mark.parametrize(("seconds", "num_bytes", "fastest"), [
+    (SECONDS, 0, "stripes"),  # below all that was measured: as the smallest
+    (SECONDS, 1000, "stripes"),
+    (SECONDS, 10_000, "stripes"),  # 28 us between its points; of all_reduce 49
+    (SECONDS, 99_000, "all_reduce"), (SECONDS, 100_000, "all_reduce"),
+    (SECONDS, 900_000, "ring"),  # stripes was not measured there
+    (SECONDS, 10**9, "ring"),  # above all: as the largest
+    (SLOWER, 1000, "all_reduce"),
+    (APART, 15, "stripes"), (APART, 50, "ring"),  # between two ranges the next size above decides
 ])  # fmt: skip
-def test_the_choice_is_the_measured_minimum_at_that_size(tmp_path, num_bytes, fastest):
-    assert BySize(curves=written(tmp_path)).choice(num_bytes, 2) == fastest
-
-
-def test_an_exchange_that_is_measured_to_be_slower_loses_its_sizes(tmp_path):
-    slower = {**SECONDS, "stripes": [[1000, 5e-5], [100_000, 8e-5]]}
-    assert BySize(curves=written(tmp_path, seconds=slower)).choice(1000, 2) == "all_reduce"
-
-
-def test_between_two_measured_ranges_the_next_size_above_decides(tmp_path):
-    apart = {"stripes": [[10, 1e-5], [20, 1e-5]], "ring": [[100, 1e-5], [200, 1e-5]]}
-    assert [BySize(curves=written(tmp_path, seconds=apart)).choice(n, 2) for n in (15, 50)] == [
-        "stripes", "ring",
-    ]  # fmt: skip
+def test_the_choice_is_the_measured_minimum_at_that_size(tmp_path, seconds, num_bytes, fastest):
+    assert BySize(curves=written(tmp_path, seconds=seconds)).choice(num_bytes, 2) == fastest
 
 
 @pytest.mark.parametrize(

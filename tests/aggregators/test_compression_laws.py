@@ -12,25 +12,9 @@ from scaling.aggregators.registry import BUILT_IN, create
 from scaling.aggregators.schedule import Scheduled
 from scaling.bucket import BucketLayout
 from scaling.process_group import run_in_process
+from tests.aggregators.conftest import CODECS, CPU, made
 
-CPU = torch.device("cpu")
 NUM_STEPS = 50
-VARIANTS = {
-    "one_bit": {},
-    "one_bit_flat": {},
-    "one_bit_flat small chunks": {"chunk_elements": 32},
-    "one_bit_momentum": {},
-    "two_bit": {"threshold": 0.7},
-    "sign": {"chunk_elements": 64},
-    "ef_sign": {"chunk_elements": 64},
-    "qsgd": {},
-    "top_k": {"density": 0.1},
-    "top_k with momentum": {"density": 0.1, "momentum_correction": 0.9},
-    "power_sgd": {"approximation_size": 2},
-    "power_sgd from cold": {"warm_start": False},
-    "fp16": {},
-    "bf16": {},
-}
 WITHOUT_FEEDBACK = ("sign", "qsgd", "fp16", "bf16")
 LAYOUTS = {
     "of a network": [("conv", (6, 3, 5, 5)), ("bias", (6,)), ("a", (40, 37)), ("b", (40, 37)), ("one", ())],
@@ -39,10 +23,6 @@ LAYOUTS = {
     "of one element": [("one", (1,))],
     "with empty tensors": [("empty", (0, 9)), ("some", (5, 7)), ("nothing", (0,))],
 }  # fmt: skip
-
-
-def made(label):
-    return create(label.split()[0], VARIANTS[label])
 
 
 def gradients_of(rank, step, num_elements):
@@ -69,7 +49,7 @@ def run(label, world_size, layout_name="of a network", num_steps=NUM_STEPS, scal
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("label", VARIANTS)
+@pytest.mark.parametrize("label", CODECS)
 def test_replicas_have_the_same_bits_for_fifty_steps(label):
     first, *others = run(label, 3)
     for other in others:
@@ -79,7 +59,7 @@ def test_replicas_have_the_same_bits_for_fifty_steps(label):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", [2, 7])
 @pytest.mark.parametrize("layout_name", LAYOUTS)
-@pytest.mark.parametrize("label", VARIANTS)
+@pytest.mark.parametrize("label", CODECS)
 def test_contract_holds_on_awkward_tensors(label, layout_name, world_size):
     """Residuals, bytes and zeros among it; more ranks than columns, rows and elements too."""
     shapes = tuple(shape for _, shape in LAYOUTS[layout_name])
@@ -88,7 +68,7 @@ def test_contract_holds_on_awkward_tensors(label, layout_name, world_size):
     assert conformance.check(made(label), case) == (label not in WITHOUT_FEEDBACK)
 
 
-@pytest.mark.parametrize("label", VARIANTS)
+@pytest.mark.parametrize("label", CODECS)
 @pytest.mark.parametrize("layout_name", LAYOUTS)
 class TestAwkwardTensors:
     @pytest.mark.sampled(4)
@@ -103,19 +83,15 @@ class TestAwkwardTensors:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("label", VARIANTS)
+@pytest.mark.parametrize("label", CODECS)
 def test_contract_holds_with_chunks_so_small_that_stripes_differ_in_length(label):
     aggregator = made(label)
     if hasattr(aggregator, "chunk_elements") and aggregator.name != "two_bit":
         aggregator = create(aggregator.name, {**aggregator.parameters(), "chunk_elements": 32})
     for world_size in (2, 7):
         shapes, values = ((3, 171), (513,), ()), ("integers", "normal", "wide range", "denormal")
-        conformance.check(
-            aggregator, conformance.Case(world_size, torch.float32, shapes, values, resume_after=2)
-        )
-
-
-NUM_EXAMPLES = 3
+        case = conformance.Case(world_size, torch.float32, shapes, values, resume_after=2)
+        conformance.check(aggregator, case)
 
 
 def variants(aggregator):
@@ -140,10 +116,6 @@ AGGREGATORS = [variant for aggregator in BY_NAME for variant in variants(aggrega
 SCHEDULED = [aggregator for aggregator in BY_NAME if isinstance(aggregator, Scheduled)]
 
 
-def label(aggregator):
-    return aggregator.label()
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("aggregator", "world_size"),
@@ -152,14 +124,14 @@ def label(aggregator):
 )
 def test_contract_holds_on_fixed_and_drawn_cases(aggregator, world_size):
     """A few cases of a fixed seed; `scaling verify --all --examples 500 --seed 7` draws more, and others."""
-    found = conformance.check_drawn(aggregator, world_size, num_examples=NUM_EXAMPLES)
+    found = conformance.check_drawn(aggregator, world_size, num_examples=3)
     keeps = aggregator.lossy and aggregator.name not in WITHOUT_FEEDBACK
     keeps &= getattr(aggregator, "error_feedback", True)
     assert found.has_residuals == keeps
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, 12])
-@pytest.mark.parametrize("aggregator", SCHEDULED, ids=label)
+@pytest.mark.parametrize("aggregator", SCHEDULED, ids=lambda one: one.label())
 def test_schedules_deliver_the_sum_where_the_step_is_taken(aggregator, world_size):
     for shapes in (((1,),), ((3, 171), (513,), ())):
         conformance.check_schedule(aggregator, world_size, conformance.layout_of(shapes))

@@ -22,17 +22,11 @@ def seconds(aggregator, world_size, network="infiniband"):
 def between_hosts(aggregator, world_size, per_host=8):
     """Elements that cross hosts, by stage."""
     crossing = []
-    for stage in aggregator.stages(LAYOUT, world_size):
-        if isinstance(stage, Exchange):
-            bounds = stage.schedule.bounds(stage.num_elements)
-            crossing.append(
-                sum(
-                    bounds[t.stop] - bounds[t.start]
-                    for step in stage.schedule.steps
-                    for t in step
-                    if t.source // per_host != t.target // per_host
-                )
-            )
+    for stage in (one for one in aggregator.stages(LAYOUT, world_size) if isinstance(one, Exchange)):
+        bounds = stage.schedule.bounds(stage.num_elements)
+        sent = (one for step in stage.schedule.steps for one in step)
+        apart = (one for one in sent if one.source // per_host != one.target // per_host)
+        crossing.append(sum(bounds[one.stop] - bounds[one.start] for one in apart))
     return crossing
 
 
@@ -52,26 +46,18 @@ def test_groups_that_exchange_at_once_share_the_nic_of_their_host():
     assert priced.flow_s == pytest.approx(8 * own.flow_s)
 
 
-def test_gathers_stay_on_the_host():
-    n = LAYOUT.num_elements
-    assert between_hosts(create("hsdp"), 16) == [0, 2 * n, 0, 0]
-    assert all(between_hosts(create("fsdp2"), 16))
-
-
-def test_hierarchical_fsdp_gathers_again_within_a_host():
-    crossing = between_hosts(create("fsdp2", {"reshard_after_forward": 8}), 16)
-    assert crossing == [*between_hosts(create("fsdp2"), 16)[:2], 0]
+def test_gathers_stay_on_the_host_and_of_hierarchical_fsdp_the_second_one():
+    assert between_hosts(create("hsdp"), 16) == [0, 2 * LAYOUT.num_elements, 0, 0]
+    plain = between_hosts(create("fsdp2"), 16)
+    assert all(plain)
+    assert between_hosts(create("fsdp2", {"reshard_after_forward": 8}), 16) == [*plain[:2], 0]
 
 
 @pytest.mark.parametrize("network", ["infiniband", "100gbe"])
 def test_hierarchical_fsdp_costs_what_its_second_gather_costs(network):
-    kept, within, freed = (
-        seconds(create("fsdp2", {"reshard_after_forward": kept_by}), 16, network)
-        for kept_by in (False, 8, True)
-    )
-    on_a_host = [
-        seconds(create("fsdp2", {"reshard_after_forward": kept_by}), 8, network) for kept_by in (False, 8)
-    ]
+    fsdp = {by: create("fsdp2", {"reshard_after_forward": by}) for by in (False, 8, True)}
+    kept, within, freed = (seconds(one, 16, network) for one in fsdp.values())
+    on_a_host = [seconds(fsdp[by], 8, network) for by in (False, 8)]
     assert within - kept == pytest.approx(on_a_host[1] - on_a_host[0], rel=0.01)
     assert within < freed
 

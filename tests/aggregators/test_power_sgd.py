@@ -7,6 +7,7 @@ from scaling.aggregators import power_sgd
 from scaling.aggregators.power_sgd import PowerSgd
 from scaling.bucket import BucketLayout
 from scaling.process_group import run_in_process
+from tests.aggregators.conftest import steps_of
 
 CPU = torch.device("cpu")
 EQUAL_LAYER = [("conv", (16, 16, 3, 3)), ("norm", (16,)), ("dense", (64, 48)), ("bias", (64,))]
@@ -15,15 +16,8 @@ LAYOUT = BucketLayout.of([("a", (40, 30)), ("bias", (40,)), ("b", (30, 40)), ("c
 
 def run(aggregator, gradients, num_steps=1):
     """Rank 0's results, from [rank] gradients that stay the same."""
-
-    def work(group):
-        state = aggregator.start(LAYOUT, group, torch.float32, CPU)
-        results = [
-            aggregator.aggregate(state, gradients[group.rank].clone()).clone() for _ in range(num_steps)
-        ]
-        return results
-
-    return run_in_process(len(gradients), work)[0]
+    ranks = steps_of(aggregator, len(gradients), LAYOUT, lambda rank, _: gradients[rank], num_steps)
+    return [step.result for step in ranks[0]]
 
 
 def of_rank(rank, num_ranks=3):

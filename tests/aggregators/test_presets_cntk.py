@@ -9,24 +9,16 @@ from scaling.aggregators.one_bit import OneBit, stripes_of
 from scaling.aggregators.presets.cntk import PACK_THRESHOLD_BYTES, Cntk, Cntk32Bit
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
-from scaling.process_group import run_in_process
-from scaling.workloads.registry import build_module, create_model
-from tests.codecs.wire_words import wire_words
+from tests.aggregators.conftest import layout_of, of_states
+from tests.codecs.test_one_bit import wire_words
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 FILTER = BucketLayout.of([("conv.weight", (6, 4, 5, 3)), ("conv.bias", (6,))])
 
 
-def shapes_of(model):
-    with torch.device("meta"):
-        return [
-            tuple(p.shape) for p in build_module(create_model(model), create_model(model).shape).parameters()
-        ]
-
-
 def ratio(model, view):
     """Bytes of 32-bit gradients over bytes on the wire: 4 R a column over 8 + 4 ceil(R / 32)."""
-    matrices = [one_bit.matrix_shape(shape, view) for shape in shapes_of(model)]
+    matrices = [one_bit.matrix_shape(shape, view) for shape in layout_of(model).shapes]
     plain = sum(4 * rows * columns for rows, columns in matrices)
     wire = sum(columns * (8 + 4 * math.ceil(rows / 32)) for rows, columns in matrices)
     assert wire == 4 * sum(wire_words(*matrix) for matrix in matrices)
@@ -70,21 +62,6 @@ class TestColumns:
         assert all(torch.equal(a.mean, b.mean) for a, b in zip(ours, other, strict=True))
         assert not torch.equal(ours[0].mean, step(OneBit(), 3, FILTER)[0].mean)
 
-    @pytest.mark.parametrize("world_size", [2, 3, 7])
-    def test_what_is_lost_stays_in_the_residuals(self, world_size):
-        generator = torch.Generator().manual_seed(world_size)
-        gradients = [torch.randn(3, FILTER.num_elements, generator=generator) for _ in range(world_size)]
-
-        def work(group):
-            state = Cntk().start(FILTER, group, torch.float32, torch.device("cpu"))
-            total = sum(Cntk().aggregate(state, g).double().sum() for g in gradients[group.rank])
-            return total * world_size, state.residual.double().sum() + state.stripe_residual.double().sum()
-
-        results = run_in_process(world_size, work)
-        owed = sum(residual for _, residual in results)
-        given = sum(g.double().sum() for g in gradients)
-        assert float(results[0][0] + owed) == pytest.approx(float(given), abs=1e-3)
-
 
 class Test32Bit:
     @pytest.mark.parametrize("transport", ["host", "device"])
@@ -104,17 +81,12 @@ class Test32Bit:
     def test_32_kib_are_packed_and_one_element_more_is_not(self):
         layout = BucketLayout.of([("a", (8192,)), ("b", (8193,)), ("c", (5,)), ("d", (0,))])
 
-        def messages(group):
-            state = Cntk32Bit().start(layout, group, torch.float32, torch.device("cpu"))
+        def spans(state):
             return state.packed_spans, state.spans, [buffer.numel() for buffer in state.on_host]
 
         expected = [(0, 8192), (16385, 16390)], [(8192, 16385)], [8197, 8193]
-        assert run_in_process(1, messages) == [expected]
+        assert of_states(Cntk32Bit(), layout, 1, spans) == [expected]
 
     def test_both_transports_sum_alike(self, network, step):
         host, device = (step(Cntk32Bit(transport), 3, network) for transport in ("host", "device"))
         assert all(torch.equal(a.mean, b.mean) for a, b in zip(host, device, strict=True))
-
-    def test_alone_nothing_is_sent(self, network, step):
-        (outcome,) = step(Cntk32Bit(), 1, network)
-        assert outcome.num_bytes == 0

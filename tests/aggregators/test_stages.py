@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import pytest
-import torch
 
 from scaling.aggregators.base import Aggregator, unmarked
 from scaling.aggregators.prediction import copies_to_ranks, gathered_by_all, rows_from_host, rows_to_host
@@ -12,11 +11,10 @@ from scaling.aggregators.presets import mxnet
 from scaling.aggregators.presets.mxnet import MxnetLocal
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout
 from scaling.collectives.plan import CodecWork, Update, exchanges_of, simulate_plan
 from scaling.collectives.plan_record import plan_of
 from scaling.errors import StudyError
-from scaling.workloads.networks import build_fcn_r, fcn_r
+from tests.aggregators.conftest import layout_of
 from topologies.schema import load
 
 AGGREGATORS = [create(name) for name in BUILT_IN] + [
@@ -28,9 +26,7 @@ IDS = [aggregator.label() for aggregator in AGGREGATORS]
 
 @pytest.fixture(scope="module")
 def big_network():
-    with torch.device("meta"):
-        module = build_fcn_r(fcn_r.shape)
-    return BucketLayout.of([(name, tuple(p.shape)) for name, p in module.named_parameters()])
+    return layout_of("fcn-r")
 
 
 def names(stages):

@@ -42,9 +42,8 @@ def test_equal_layouts_pass_and_nothing_is_metered(world_size):
 def test_one_rank_that_differs_is_an_error_on_every_rank(other, odd):
     def work(group):
         tensors = OTHERS[other] if group.rank == odd else SAME
-        with pytest.raises(
-            LaunchError, match="the ranks have different tensors to bring together; rank"
-        ) as raised:
+        said = "the ranks have different tensors to bring together; rank"
+        with pytest.raises(LaunchError, match=said) as raised:
             require_same_on_ranks(BucketLayout.of(tensors), group)
         return f"rank {group.rank} has {tensors[0][0]} " in str(raised.value)
 
@@ -76,33 +75,28 @@ def test_codecs_compare_before_they_exchange(name):
 LAYOUT = BucketLayout.of([("a", (3,)), ("b", (2,))])
 
 
-def old_state():
-    """A state as another version's documentation would have it."""
-
-    @dataclass
-    class Old(AggregatorState):
-        residual: Tensor
-        drawn: Tensor
-        by_parameter = ("residual",)
-
-        def left_over(self):
-            return self.residual.clone()
-
-        def kept(self):
-            return super().kept() | {"drawn": self.drawn}
-
-    return Old
-
-
 @pytest.fixture
 def old():
+    """A state as another version's documentation would have it."""
     with pytest.warns(FutureWarning, match="rename it") as warned:
-        cls = old_state()
+
+        @dataclass
+        class Old(AggregatorState):
+            residual: Tensor
+            drawn: Tensor
+            by_parameter = ("residual",)
+
+            def left_over(self):
+                return self.residual.clone()
+
+            def kept(self):
+                return super().kept() | {"drawn": self.drawn}
+
     assert [str(warning.message).partition("defines ")[2].split(":")[0] for warning in warned] == [
         "`kept`, now called `checkpoint_tensors`",
         "`left_over`, now called `total_residual`",
     ]
-    return cls
+    return Old
 
 
 def state_of(cls, *values):

@@ -21,13 +21,12 @@ from scaling.codecs.stripes import StripeLayout
 from scaling.collectives.plan import CodecWork
 from scaling.errors import LaunchError, StudyError
 from scaling.process_group import run_in_process
+from tests.aggregators.conftest import of_states
 
 CPU = torch.device("cpu")
 CODEC = MeanSignCodec(64)
 LAYOUT = BucketLayout.of([("weight", (40, 10))])
 TOO_OLD = "is installed, and the kernels are tested with 3.6 and later"
-NAMES = ["one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"]
-
 no_interpreter = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="then they run")
 
 
@@ -61,18 +60,6 @@ class TestChoice:
         coder = chunk_coder(CODEC, CODEC, CODEC.chunks(100), CPU, kernels)
         assert type(coder) is TorchChunks
         assert coder.note == "ef_sign in plain torch operations"
-
-    def test_what_stands_in_for_kernels_says_why(self):
-        device = torch.device("meta")  # of no processor: like a GPU without Triton
-        coder = chunk_coder(CODEC, CODEC, CODEC.chunks(100), device, "auto")
-        assert type(coder) is TorchChunks
-        assert coder.note.startswith("ef_sign in plain torch operations: ")
-        assert len(coder.note) > len("ef_sign in plain torch operations: ")
-
-    @no_interpreter
-    def test_triton_where_it_cannot_run_is_an_error(self):
-        with pytest.raises(LaunchError, match=r"kernels: triton: .*use kernels: auto or torch"):
-            chunk_coder(CODEC, CODEC, CODEC.chunks(100), CPU, "triton")
 
     def test_a_codec_of_ones_own_may_bring_its_kernel(self, monkeypatch):
         monkeypatch.setattr(kernels, "triton_problem", lambda device: None)
@@ -184,7 +171,7 @@ def test_rows_are_told_from_an_aligned_address_near_them(at):
     assert row_bytes.storage_offset() == 4 * words.storage_offset()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"])
 class TestAggregators:
     def test_the_default_does_not_show_in_the_label_and_unknown_kernels_are_an_error(self, name):
         assert create(name).label() == name
@@ -193,11 +180,9 @@ class TestAggregators:
             create(name, {"kernels": "cuda"})
 
     def test_runs_are_told_what_encodes(self, name):
-        def work(group):
-            return create(name).start(LAYOUT, group, torch.float32, CPU).notes
-
-        assert run_in_process(2, work) == [[f"{name} in plain torch operations"]] * 2
-        assert run_in_process(1, work) == [[]], "alone, nothing is encoded"
+        notes = [of_states(create(name), LAYOUT, size, lambda state: state.notes) for size in (2, 1)]
+        assert notes[0] == [[f"{name} in plain torch operations"]] * 2
+        assert notes[1] == [[]], "alone, nothing is encoded"
 
     @no_interpreter
     def test_triton_where_it_cannot_run_is_an_error(self, name):

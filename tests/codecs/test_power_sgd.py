@@ -15,7 +15,7 @@ from scaling.codecs.power_sgd import (
     strided_batches,
 )
 from scaling.errors import StudyError
-from scaling.workloads.registry import build_module, create_model
+from tests.aggregators.conftest import layout_of
 
 SHAPES = [(40, 30), (40,), (12, 5, 3, 3), (40, 30), (2, 2), (), (0, 4), (30, 40)]
 
@@ -133,10 +133,7 @@ def test_batches_of_thin_matrices_are_those_of_the_matrices():
 
 def test_the_matrices_of_resnet_56_are_7_batches():
     """A step's launches go by these, on GPUs."""
-    model = create_model("resnet-56")
-    with torch.device("meta"):
-        module = build_module(model, model.shape)
-    layout = BucketLayout.of([(name, tuple(one.shape)) for name, one in module.named_parameters()])
+    layout = layout_of("resnet-56")
     groups = PowerSgdCodec(1, 2.0).groups(layout.shapes)
     found = [batch for group in groups for batch in strided_batches(layout, group)]
     assert (sum(count for _, count, _, _ in found), len(found)) == (56, 7)

@@ -1,11 +1,14 @@
 """A module in place of NVML's, with the answers of made-up GPUs."""
 
+import functools
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
-from topologies.schema import load
+from topologies.schema import load as load_anew
+
+load = functools.cache(load_anew)
 
 
 @dataclass
@@ -89,6 +92,6 @@ def imported(tmp_path, call):
         given, made = tmp_path / "box.txt", tmp_path / "box.yaml"
         given.write_text(text)
         code, _, said = call("topology", "import", given, "--out", made, *options)
-        return code, said, load(str(made)) if made.exists() else None
+        return code, said, load_anew(str(made)) if made.exists() else None
 
     return run

@@ -1,16 +1,13 @@
 """The print-out of a topology, and the same as plain data."""
 
-import functools
 import json
 
 import pytest
 
 from scaling.files.texts import NO_BREAK, compact, folded, gigabytes_per_s, microseconds
+from tests.topologies.conftest import load
 from topologies.describe import as_dict, describe, host_only_path_lines, path_lines, peer_matrix
-from topologies.schema import load as load_anew
 from topologies.schema import shipped
-
-load = functools.cache(load_anew)
 
 
 class TestText:
@@ -46,9 +43,10 @@ class TestText:
         assert [one for one in texts if one not in text] == []
 
     @pytest.mark.parametrize("name", shipped())
-    def test_every_source_is_printed(self, name):
+    def test_name_and_every_source_are_printed(self, name):
         topology = load(name)
         text = " ".join(describe(topology).split())
+        assert name in text
         assert all(f"{figure}: {source}" in text for figure, source in topology.sources.items())
         assert max(map(len, describe(topology).splitlines())) <= 80
 

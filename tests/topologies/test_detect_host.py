@@ -2,9 +2,12 @@
 
 import pytest
 
+from scaling.doctor import host as doctor
+from topologies.detect import load_text
 from topologies.detect_host import (
     boot_id,
     bridge_link,
+    busy_ratio,
     cpu_governors,
     cpu_list,
     node_cpus,
@@ -121,3 +124,26 @@ def test_hyperthreads_of_one_core_are_one_physical_core(tmp_path):
         (folder / "physical_package_id").write_text(f"{socket}\n")
     assert (num_physical(range(5), tmp_path), num_physical([0, 2], tmp_path)) == (3, 1)
     assert num_physical(range(4), tmp_path / "nothing") == 4
+
+
+BEFORE = "cpu  1\ncpu0 100 0 50 800 50 0 0 0 0 0\ncpu1 0 0 0 1000 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0 0 0\n"
+AFTER = "cpu  1\ncpu0 180 0 50 810 60 0 0 0 80 0\ncpu1 10 0 0 1090 0 0 0 0 0 0\ncpu2 900 0 0 0 0 0 0 0 0 0\n"
+
+
+@pytest.mark.parametrize(("cores", "ratio"), [((0,), 0.8), ((1,), 0.1), ((0, 1), 0.45)])
+def test_busy_part_of_the_cores_that_may_be_used(tmp_path, cores, ratio):
+    stat = tmp_path / "stat"
+    stat.write_text(BEFORE)
+    assert busy_ratio(cores, stat, lambda: stat.write_text(AFTER) and None) == pytest.approx(ratio)
+
+
+def test_system_without_counters_tells_nothing(tmp_path):
+    assert busy_ratio((0,), tmp_path / "stat", lambda: None) is None
+    assert load_text(lambda _: None) == ""
+
+
+def test_doctor_warns_of_other_programs():
+    assert load_text(lambda _: 0.1) == ""
+    line = doctor.load(load_text(lambda _: 0.85))
+    said = "other programs take 85% of the cores: times will be too long and scatter"
+    assert ((line.state, line.text), doctor.load("").state) == (("warning", said), "ok")

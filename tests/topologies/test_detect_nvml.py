@@ -89,15 +89,11 @@ def test_gpus_that_cannot_be_counted_are_an_error(fake_nvml):
 
 
 class TestLoad:
-    def test_without_the_package_there_is_none(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "pynvml", None)
-        assert load() is None
-
-    def test_without_the_driver_there_is_none(self, monkeypatch, fake_nvml):
+    def test_without_the_package_or_the_driver_there_is_none(self, monkeypatch, fake_nvml):
         nvml = fake_nvml()
-        failing = SimpleNamespace(NVMLError=nvml.NVMLError, nvmlInit=nvml.fail)
-        monkeypatch.setitem(sys.modules, "pynvml", failing)
-        assert load() is None
+        for module in (None, SimpleNamespace(NVMLError=nvml.NVMLError, nvmlInit=nvml.fail)):
+            monkeypatch.setitem(sys.modules, "pynvml", module)
+            assert load() is None
 
     def test_it_is_initialized(self, monkeypatch, fake_nvml):
         nvml, calls = fake_nvml(), []

@@ -1,6 +1,5 @@
 """The picture of a topology: what it shows, told from its elements; how it looks was looked at."""
 
-import functools
 import re
 from dataclasses import replace
 from itertools import combinations
@@ -8,13 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.topologies.conftest import load
 from topologies.drawing import draw
 from topologies.layout import Box, lay_out
 from topologies.model import Device, Link, Machine, Topology
 from topologies.schema import load as load_anew
 from topologies.schema import shipped
 
-load = functools.cache(load_anew)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -32,14 +31,11 @@ def overlap(a: Box, b: Box):
 
 @pytest.mark.parametrize("name", shipped())
 class TestEveryMachine:
-    def test_every_device_of_a_node_is_labelled_once(self, name):
-        topology = load(name)
-        found = labels(topology)
-        assert {found.count(device.id) for device in topology.machine.devices} == {1}
-
-    def test_there_is_a_line_for_every_link(self, name):
-        topology = load(name)
-        assert len(list(elements(topology).iter(f"{SVG}polyline"))) >= len(topology.machine.links)
+    def test_every_device_of_a_node_is_labelled_once_and_there_is_a_line_for_every_link(self, name):
+        machine, root = load(name).machine, elements(load(name))
+        found = labels(load(name))
+        assert {found.count(device.id) for device in machine.devices} == {1}
+        assert len(list(root.iter(f"{SVG}polyline"))) >= len(machine.links)
 
     def test_no_box_lies_on_another(self, name):
         boxes = lay_out(load(name).machine).boxes.values()

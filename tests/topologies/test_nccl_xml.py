@@ -6,28 +6,19 @@ import pytest
 
 from scaling.collectives.listing import schedule
 from scaling.collectives.simulate import simulate
+from tests.topologies.test_public_machines import PCIE5, bus, nvlink, pci, rate
+from tests.topologies.test_public_machines import gpu as card
 from topologies.detected_file import machine_file
 from topologies.errors import TopologyError
 from topologies.file_text import as_yaml, validated
 from topologies.nccl_xml import facts_of
 
-SWITCH, TO_GPU = "0x068000", "0x030200"
-LINK = 'link_speed="32.0 GT/s PCIe" link_width="16"'
-
-
-def bus(dev):
-    return f"0000:{20 + dev}:00.0"
-
-
-def link(target, count=18, tclass=SWITCH, tag="nvlink"):
-    return f'<{tag} target="{target}" count="{count}" tclass="{tclass}"/>'
+TO_GPU = "0x030200"
 
 
 def gpu(dev, links="", sm=90, device="0x2330", place=None, more=""):
     """A GPU; `place`: of its PCI device, where that is not the one that follows from `dev`."""
-    inside = f'<gpu dev="{dev}" sm="{sm}" rank="{dev}" gdr="1">{links}</gpu>{more}'
-    at = bus(dev if place is None else place)
-    return f'<pci busid="{at}" class="0x030200" vendor="0x10de" device="{device}" {LINK}>{inside}</pci>'
+    return pci(bus(dev if place is None else place), card(dev, links, sm) + more, device=device)
 
 
 def cpu(inside, host="0x1"):
@@ -36,25 +27,20 @@ def cpu(inside, host="0x1"):
 
 
 def system(*devices):
-    bridge = '<pci busid="0000:10:00.0" class="0x060400" link_speed="16.0 GT/s" link_width="16">{}</pci>'
+    bridge = '<pci busid="0000:01:00.0" class="0x060400" link_speed="16.0 GT/s" link_width="16">{}</pci>'
     return f'<system version="1">{cpu(bridge.format("".join(devices)))}</system>'
 
 
 def switched(**keywords):
-    return system(*(gpu(dev, link("0000:05:00.0"), **keywords) for dev in range(2)))
+    return system(*(gpu(dev, nvlink("0000:05:00.0", 18), **keywords) for dev in range(2)))
 
 
-def pair(count=4, tclass=TO_GPU, tag="nvlink", **keywords):
-    return system(*(gpu(dev, link(bus(1 - dev), count, tclass, tag), **keywords) for dev in range(2)))
+def pair(**keywords):
+    return system(*(gpu(dev, nvlink(bus(1 - dev), 4, TO_GPU), **keywords) for dev in range(2)))
 
 
 def machine(text, **keywords):
     return validated(as_yaml(machine_file(facts_of(text, "box", **keywords)), []), "the test")
-
-
-def rate(topology, a="gpu0", b="gpu1"):
-    path = topology.path((0, a), (0, b))
-    return path.kind, topology.bandwidth_bytes_per_s(path)
 
 
 def test_gpus_behind_nvswitches_reach_each_other_with_all_their_links():
@@ -90,7 +76,7 @@ def test_pcie_of_a_gpu_that_is_alone_below_a_bridge(link_of_gpu, link_of_bridge,
     links = [
         'link_speed="{}" link_width="{}"'.format(*text.split("|")) for text in (link_of_gpu, link_of_bridge)
     ]
-    below = gpu(0).replace(LINK, links[0])
+    below = gpu(0).replace(PCIE5, links[0])
     facts = facts_of(
         f'<system>{cpu(f"""<pci busid="1" class="0x060400" {links[1]}>{below}</pci>""")}</system>', "box"
     )
@@ -120,11 +106,11 @@ def test_numbers_that_are_used_twice_are_named():
     assert any("used twice" in what for what in facts.missing)
 
 
-WITHOUT_GPU = f'<pci busid="0001:00:00.0" class="0x030200" {LINK}/>'
+WITHOUT_GPU = pci("0001:00:00.0")
 LOST = {
     "GPUs that have no <gpu>": system(WITHOUT_GPU, WITHOUT_GPU.replace("0001", "0002")),
-    "to itself": system(gpu(0, link(bus(0), 4, TO_GPU)), gpu(1)),
-    "which is not in the file": system(gpu(0, link("0000:77:00.0", 4, TO_GPU)), gpu(1)),
+    "to itself": system(gpu(0, nvlink(bus(0), 4, TO_GPU)), gpu(1)),
+    "which is not in the file": system(gpu(0, nvlink("0000:77:00.0", 4, TO_GPU)), gpu(1)),
     "1 more <gpu>": system(gpu(0, more='<gpu dev="1" sm="90"/>')),
 }
 

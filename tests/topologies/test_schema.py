@@ -88,14 +88,11 @@ class TestWhatAFileSays:
         assert node.by_id["gpu0"] == Device("gpu0", "gpu", board="left", reduce_bytes_per_s=80e9, type="gpu")
         assert node.by_id["cpu0"].cores == 8
 
-    def test_links_are_named_after_their_ends_unless_they_have_an_id(self, write):
+    def test_links_are_named_after_their_ends_unless_they_have_an_id_and_several_cables_add(self, write):
         links = load(write(small=SMALL) / "small.yaml").machine.links
         assert [link.id for link in links] == ["cpu0-host0", "cpu0-switch0", "switch0-gpu0", "wide"]
         assert links[0].duplex is False
-
-    def test_several_cables_give_several_times_the_bandwidth(self, write):
-        wide = load(write(small=SMALL) / "small.yaml").machine.links[-1]
-        assert (wide.count, wide.bandwidth_bytes_per_s, wide.latency_s) == (2, 16e9, 1e-6)
+        assert (links[-1].count, links[-1].bandwidth_bytes_per_s, links[-1].latency_s) == (2, 16e9, 1e-6)
 
     def test_every_figure_keeps_its_source(self, write):
         sources = load(write(small=SMALL) / "small.yaml").sources
@@ -221,20 +218,18 @@ WRONG_CLUSTERS = [
 
 
 class TestWhatIsSaidOfAWrongOne:
-    @pytest.mark.parametrize(("path", "value", "message"), WRONG, ids=lambda value: str(value)[:50])
-    def test_error_names_file_key_and_what_is_allowed(self, write, path, value, message):
-        folder = write(small=changed(SMALL, path, value))
+    @pytest.mark.parametrize(
+        ("name", "path", "value", "message"),
+        [*(("small", *one) for one in WRONG), *(("two", *one) for one in WRONG_CLUSTERS)],
+        ids=lambda value: str(value)[:50],
+    )
+    def test_error_names_file_key_and_what_is_allowed(self, write, name, path, value, message):
+        texts = {"small": SMALL, "two": CLUSTER}
+        file = write(**{**texts, name: changed(texts[name], path, value)}) / f"{name}.yaml"
         with pytest.raises(TopologyError) as error:
-            load(folder / "small.yaml")
+            load(file)
         assert message in str(error.value)
-        assert all(line.startswith(str(folder / "small.yaml")) for line in str(error.value).splitlines())
-
-    @pytest.mark.parametrize(("path", "value", "message"), WRONG_CLUSTERS, ids=lambda value: str(value)[:50])
-    def test_wrong_cluster_is_refused(self, write, path, value, message):
-        folder = write(small=SMALL, two=changed(CLUSTER, path, value))
-        with pytest.raises(TopologyError) as error:
-            load(folder / "two.yaml")
-        assert message in str(error.value)
+        assert name == "two" or all(line.startswith(str(file)) for line in str(error.value).splitlines())
 
     def test_error_in_the_machine_of_a_cluster_names_the_machine(self, write):
         folder = write(small=changed(SMALL, ["links", 3, "type"], "cable"), two=CLUSTER)
