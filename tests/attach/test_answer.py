@@ -27,10 +27,18 @@ from tests.attach.made_marks import (
 )  # fmt: skip
 
 
-def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not():
+def test_a_slow_rank_is_named_with_its_phase_or_rest_and_an_even_one_is_not():
     slow = slow_rank(made_runs({**EVEN, "no_exchange": (0.05, 0.1)}))
     assert (slow.ranks, slow.phase) == ((1,), "input")
     assert slow_rank(made_runs({**EVEN, "no_exchange": (0.1, 0.1)})) is None
+    measured = made_runs({**EVEN, "no_exchange": (0.02, 0.1)})
+    for launch in measured.phases["no_exchange"].values():
+        launch[1].update(launch[0])
+    assert "Slow rank: rank 1, in its time outside these phases (rest);" in "\n".join(answer(measured))
+    measured = made_runs({**EVEN, "no_exchange": (0.05, 0.1)})
+    measured.facts["no_exchange"][1]["batches"] = [(16, 128)] * 7
+    (first, *_) = findings(measured)
+    assert (first.kind, first.values["ranks"]) == ("uneven", [1])
 
 
 def test_where_whole_steps_vary_a_phase_that_is_longer_in_every_launch_names_the_rank():
@@ -100,13 +108,6 @@ def test_answer_says(measured, said):
 def test_findings_of_runs(steps_s, arm, facts, kinds):
     found = findings(with_facts(made_runs({**EVEN, **steps_s}), arm, **facts))
     assert [one.kind for one in found][:1] == kinds
-
-
-def test_a_rank_with_larger_batches_is_uneven_and_not_slow():
-    measured = made_runs({**EVEN, "no_exchange": (0.05, 0.1)})
-    measured.facts["no_exchange"][1]["batches"] = [(16, 128)] * 7
-    (first, *_) = findings(measured)
-    assert (first.kind, first.values["ranks"]) == ("uneven", [1])
 
 
 @pytest.mark.parametrize(
@@ -224,23 +225,16 @@ def _traced(step_s):
     )  # fmt: skip
 
 
-def test_what_the_profiler_adds_is_said():
+def test_what_the_profiler_adds_is_said_and_an_idle_gpu_is_of_a_step_without_it():
     measured = made_runs(EVEN)
     (line,) = [line for line in answer(measured, _traced(step_s=0.128)) if line.startswith("Trace")]
     assert "NCCL 10 ms a step, of which 8 ms waiting for the last rank" in line
     assert line.endswith("The profiler makes these steps 28% longer, which adds waiting.")
     assert not any("The profiler makes" in line for line in answer(measured, _traced(step_s=0.103)))
-
-
-def test_an_idle_gpu_is_of_a_step_without_the_profiler():
     traced = _traced(step_s=0.1)
-    measured = made_runs(EVEN)
     (found,) = findings(measured, traced)
     assert (found.kind, round(found.values["ratio"], 2)) == ("idle", 0.3)
     assert any("the GPU is idle for 30% of a step" in line for line in answer(measured, traced))
-
-
-def test_a_gpu_that_waits_for_input_is_not_called_idle_for_want_of_kernels():
     measured = made_runs({**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.08, 0.08)})
     kinds = {found.kind for found in findings(measured, _traced(step_s=0.1))}
     assert ("input" in kinds, "idle" in kinds) == (True, False)
@@ -334,7 +328,7 @@ def _switched(gains, rounds=4):
     return measured
 
 
-def test_an_estimate_is_of_neighbouring_blocks_and_as_wide_as_launches_differ():
+def test_an_estimate_is_of_neighbouring_blocks_and_bounded_by_differences_of_unchanged_ones():
     arms = {"baseline": 0.1, "aa": 0.1, "no_exchange": 0.08}
     measured = _switched([arms, {**arms, "no_exchange": 0.09}])
     saved = measured.exchange
@@ -343,9 +337,6 @@ def test_an_estimate_is_of_neighbouring_blocks_and_as_wide_as_launches_differ():
     assert saved.half is not None
     assert saved.half >= 0.05
     assert (saved.disagrees, measured.aa.disagrees) == (True, False)
-
-
-def test_a_difference_of_unchanged_blocks_bounds_what_is_claimed():
     arms = {"baseline": 0.1, "aa": 0.107, "no_exchange": 0.094}
     assert not _switched([arms, arms]).exchange.is_certain
 
@@ -448,10 +439,3 @@ def test_work_between_backward_passes_of_a_batch_is_not_called_forward():
         for arm in ("baseline", "aa", "no_exchange"):
             measured.add(launch, Run(arm, pair([0.1] * 6, [(4, 1, 0, 1)] * 6)))
     assert "rank 0: input 50%, time before backward 10%, backward" in "\n".join(answer(measured))
-
-
-def test_a_rank_that_is_slow_between_the_phases_is_named_so():
-    measured = made_runs({**EVEN, "no_exchange": (0.02, 0.1)})
-    for launch in measured.phases["no_exchange"].values():
-        launch[1].update(launch[0])
-    assert "Slow rank: rank 1, in its time outside these phases (rest);" in "\n".join(answer(measured))

@@ -9,28 +9,22 @@ from scaling.attach.launch import one_worker
 from tests.attach.made_marks import EVEN, made_runs
 
 
-def test_all_ranks_draw_the_same_order_and_rounds_differ():
+def test_all_ranks_draw_the_same_order_and_those_that_run_apart_begin_with_what_tells_most():
     arms = [name for name, arm in ARMS.items() if arm.when != PROCESS]
     orders = [order_of(arms, 3, number) for number in range(8)]
     assert orders == [order_of(arms, 3, number) for number in range(8)]
     assert all(sorted(order) == sorted(arms) for order in orders)
     assert len(set(map(tuple, orders))) == 8
-
-
-def test_arms_that_run_apart_begin_with_those_that_say_what_else_is_worth_its_time():
     assert apart(list(ARMS), 0, 1)[:2] == ["baseline", "no_exchange"]
     assert "one_worker" not in apart(list(ARMS), 1, 1)
 
 
-def test_every_arm_says_which_others_exclude_it():
+def test_arms_say_which_others_exclude_them_and_are_not_in_one_process_with_these(monkeypatch):
     for name, arm in ARMS.items():
         assert (arm.excluded_by == ALL) == (arm.when == PROCESS), name
         assert arm.excluded_by == ALL or set(arm.excluded_by) <= ARMS.keys(), name
     with pytest.raises(TypeError, match="excluded_by"):
         Arm("no_gc", LATER, "no garbage collection", "what does it cost")  # type: ignore[call-arg]
-
-
-def test_arms_that_exclude_one_another_are_not_in_one_process(monkeypatch):
     monkeypatch.setitem(ARMS, "no_gc", Arm("no_gc", LATER, "", "", ("aa",)))
     assert switchable(["baseline", "aa", "no_gc", "clock"]) == ["baseline", "aa"]
     assert switchable(["baseline", "no_gc"]) == ["baseline", "no_gc"]

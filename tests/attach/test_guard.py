@@ -124,10 +124,19 @@ def test_an_older_file_stays_and_what_would_be_in_it_is_read(folder, write):
     assert (folder.run(f"{call}\nprint(open('meta').read())"), folder.texts()) == (expected, {"meta": "old"})
 
 
-def test_a_new_file_where_an_older_one_was_not_removed_is_still_an_error(folder):
+def test_errors_of_missing_and_of_existing_files_stay_and_guarded_functions_can_be_pickled(folder):
     folder.has(meta="old")
     for make in ("open('meta', 'x')", "os.mkdir('meta')", "os.symlink('a', 'meta')", "os.open('meta', 194)"):
         assert folder.run(f"try: {make}\nexcept FileExistsError: print('raised')") == "raised"
+    for call in ("shutil.copyfile('a', 'b')", "os.link('a', 'b')", "os.path.getsize('a')", "open('a')"):
+        assert folder.run(f"try: {call}\nexcept FileNotFoundError: print('raised')") == "raised"
+    code = """
+import pickle
+for function in (os.remove, os.open, os.path.getsize, shutil.copy, shutil.rmtree):
+    assert pickle.loads(pickle.dumps(function)) is function
+assert shutil.rmtree.avoids_symlink_attacks
+"""
+    assert folder.run(code) == ""
 
 
 def test_ranks_that_append_at_once_have_one_copy(folder):
@@ -203,21 +212,6 @@ os.mkdir('renamed')
 """
     assert folder.run(code) == ""
     assert folder.texts() == {"emptied/x": "mine", "renamed/x": "mine", "renamed/new": ""}
-
-
-def test_a_missing_file_is_an_error_before_saves_are_left_out(folder):
-    for call in ("shutil.copyfile('a', 'b')", "os.link('a', 'b')", "os.path.getsize('a')", "open('a')"):
-        assert folder.run(f"try: {call}\nexcept FileNotFoundError: print('raised')") == "raised"
-
-
-def test_functions_that_are_guarded_can_be_sent_to_other_processes(folder):
-    code = """
-import pickle
-for function in (os.remove, os.open, os.path.getsize, shutil.copy, shutil.rmtree):
-    assert pickle.loads(pickle.dumps(function)) is function
-assert shutil.rmtree.avoids_symlink_attacks
-"""
-    assert folder.run(code) == ""
 
 
 SAVES = """

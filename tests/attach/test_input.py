@@ -126,7 +126,7 @@ def test_workers_that_start_and_stop_in_each_step_are_input(agent, loaders, monk
     assert now[0] == 6
 
 
-def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(agent, loaders):
+def test_a_loader_that_has_its_batch_starts_no_workers_and_epochs_keep_their_length(agent, loaders):
     agent.arm = ARMS["cached_input"]
     cached.cache_input(agent)
     marking._batches(agent)
@@ -139,6 +139,14 @@ def test_a_loader_that_has_its_batch_starts_no_workers_and_loads_nothing(agent, 
     again = iter(with_workers)
     assert not hasattr(again, "_workers")
     assert (next(again).tolist(), agent.facts["iterators"]) == ([0.0, 1.0], 6)
+    loader = DataLoader(Drawn(8), 2, num_workers=1, persistent_workers=True)
+    lengths = [len(list(loader)) for _ in range(2)]
+    with torch.no_grad():
+        evaluated = [batch.tolist() for batch in loader]
+    assert (lengths, len(evaluated), evaluated[3]) == ([4, 4], 4, [6.0, 7.0])
+    kept = loader._iterator
+    kept._reset(loader)  # as torch does for an epoch with the same workers
+    assert (kept._attach_drawn, len(list(loader))) == (0, 4)
 
 
 def test_an_epoch_in_which_arms_change_keeps_its_length(agent, loaders):
@@ -166,19 +174,6 @@ def test_an_evaluation_loads_its_batches_and_ends(agent, loaders):
         assert [batch.tolist() for batch in trained] == [[0, 1], [2, 3], [4, 5]]
     agent.evaluating_since = 1.0
     assert len(list(DataLoader(Stream(), 2))) == 3
-
-
-def test_epochs_of_kept_workers_have_their_length(agent, loaders):
-    agent.arm = ARMS["cached_input"]
-    cached.cache_input(agent)
-    loader = DataLoader(Drawn(8), 2, num_workers=1, persistent_workers=True)
-    lengths = [len(list(loader)) for _ in range(2)]
-    with torch.no_grad():
-        evaluated = [batch.tolist() for batch in loader]
-    assert (lengths, len(evaluated), evaluated[3]) == ([4, 4], 4, [6.0, 7.0])
-    kept = loader._iterator
-    kept._reset(loader)  # as torch does for an epoch with the same workers
-    assert (kept._attach_drawn, len(list(loader))) == (0, 4)
 
 
 def test_drawing_from_another_loader_without_gradients_is_an_evaluation(agent, loaders):

@@ -109,14 +109,11 @@ def test_a_rank_that_stops_before_the_others_is_named_and_not_what_they_miss(tmp
     assert _read("switched", tmp_path, 1, 6, 10.0).reason == expected
 
 
-def test_what_torchrun_says_of_a_run_that_is_ended_is_not_its_last_line(tmp_path):
+def test_of_a_script_that_fails_or_is_ended_its_own_last_words_are_given(tmp_path):
     said = TORCHRUN_SAYS.partition("Traceback")[0] + "Traceback (most recent call last):\n  File x\n"
     said += "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15\n"
     warns = "W1 torch/distributed/run.py:851]\n*****\nSetting OMP_NUM_THREADS environment variable\n*****\n"
-    for own, last in (
-        (warns, "it wrote nothing"),
-        ("iter 3, loss 0.1\n", "iter 3, loss 0.1"),
-        ("", "it wrote nothing"),
-    ):
+    nothing, loss = "it wrote nothing", "iter 3, loss 0.1"
+    for own, last in ((warns, nothing), (f"{loss}\n", loss), ("", nothing)):
         (tmp_path / "output.log").write_text(own + said)
         assert _last_line(tmp_path) == last

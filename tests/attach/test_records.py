@@ -21,9 +21,13 @@ from tests.attach.made_marks import made_rank, pair
 SECONDS = {"baseline": 0.10, "aa": 0.10, "no_exchange": 0.05, "cached_input": 0.08, "one_worker": 0.04}
 
 
+def attached(path, **options):
+    return AttachedFolder(path / "out", ["torchrun", "train.py"], options)
+
+
 @pytest.fixture
 def folder(tmp_path):
-    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
+    made = attached(tmp_path)
     for launch in range(3):
         for position, (arm, step_s) in enumerate(SECONDS.items()):
             ranks = [
@@ -35,11 +39,13 @@ def folder(tmp_path):
     return made.folder
 
 
-def test_arms_are_no_choices(folder):
+def test_arms_are_no_choices_and_each_is_named_by_itself(folder):
     cells = read_cells(folder)
     (found,) = recommend(build_table("out", cells), cells)
     assert (found.choice.row["arm"], found.rivals) == ("baseline", [])
     assert found.runner_up is None
+    (group,) = group_rows(to_rows(build_table("out", cells)))
+    assert {group.name(row) for row in group.rows} == set(SECONDS) - {"aa"}
 
 
 def test_other_numbers_of_workers_are_predicted_from_them(folder):
@@ -56,7 +62,7 @@ def test_other_numbers_of_workers_are_predicted_from_them(folder):
 
 @pytest.mark.parametrize(("host_only", "nvlink_s", "host_s"), [(True, 0.010, 0.012), (False, 0.012, 0.010)])
 def test_an_exchange_calibrates_the_links_it_was_measured_on(tmp_path, host_only, nvlink_s, host_s):
-    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
+    made = attached(tmp_path)
     gradients = [[2048, 1024], [1024, 1024]]
     for launch in range(2):
         for arm, step_s in (("baseline", 0.012), ("aa", 0.012), ("no_exchange", 0.010)):
@@ -76,7 +82,7 @@ def test_an_exchange_calibrates_the_links_it_was_measured_on(tmp_path, host_only
 
 
 def test_nothing_is_predicted_of_a_step_of_several_optimizers(tmp_path):
-    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
+    made = attached(tmp_path)
     ranks = [{**made_rank(at, [0.1] * 6, [(1, 1, 0, 6)] * 6), "gradients": [[3]]} for at in range(2)]
     made.add(0, 0, Run("baseline", ranks))
     with pytest.raises(PredictionError, match="has 6 steps of optimizers"):
@@ -84,7 +90,7 @@ def test_nothing_is_predicted_of_a_step_of_several_optimizers(tmp_path):
 
 
 def test_the_answer_is_in_the_notes_of_the_page(tmp_path):
-    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {"steps": 30})
+    made = attached(tmp_path, steps=30)
     made.finish(["Slow rank: none."])
     written = made.folder.study()
     assert written["notes"] == ["steps of the user's own script: torchrun train.py", "Slow rank: none."]
@@ -103,13 +109,8 @@ def test_what_an_interruption_left_out_is_said(tmp_path, monkeypatch):
     assert (code, line) == (130, "Not measured, because the runs were interrupted before.")
 
 
-def test_an_arm_is_named_by_itself(folder):
-    (group,) = group_rows(to_rows(build_table("out", read_cells(folder))))
-    assert {group.name(row) for row in group.rows} == set(SECONDS) - {"aa"}
-
-
 def test_a_step_of_several_batches_has_the_samples_of_all(tmp_path):
-    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
+    made = attached(tmp_path)
     ranks = pair([0.1] * 6, [(4, 4, 0, 1)] * 6)
     made.add(0, 0, Run("baseline", [{**rank, "gradients": [[3]]} for rank in ranks]))
     (record,) = made.folder.runs()
@@ -122,7 +123,7 @@ def test_a_step_of_several_batches_has_the_samples_of_all(tmp_path):
 )
 def test_one_worker_that_does_other_work_is_no_reference(tmp_path, step_s, backward, is_same):
     """As of a script that divides its accumulation, or a batch that nothing shows, by the workers."""
-    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
+    made = attached(tmp_path)
     for arm, seconds, passes, count in (("baseline", 0.1, 2, 2), ("one_worker", step_s, backward, 1)):
         ranks = [made_rank(at, [seconds] * 6, [(passes, 0, 0, 1)] * 6) for at in range(count)]
         facts = {"world_size": count, "gradients": [[3]], "threads": 1, "batches": []}

@@ -216,17 +216,12 @@ def test_parts_sum_to_the_step_and_none_is_negative(seed):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_order_of_spans_is_irrelevant(seed):
+def test_order_of_spans_and_moving_all_ranks_on_the_shared_clock_change_nothing(seed):
     ranks = equal_counts(random_ranks(seed))
     turned = [dataclasses.replace(rank, spans=list(reversed(rank.spans))) for rank in ranks]
     for before, after in zip(step_budgets(ranks), step_budgets(turned), strict=True):
         for name in ("step_s", "parts_s", "hidden_comm_s", "hidden_h2d_s", "arrived_after_first_s"):
             assert getattr(after, name) == getattr(before, name)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_moving_all_ranks_on_the_shared_clock_changes_nothing(seed):
-    ranks = equal_counts(random_ranks(seed))
     moved = [dataclasses.replace(rank, start_s=rank.start_s + 1.0) for rank in ranks]
     for before, after in zip(step_budgets(ranks), step_budgets(moved), strict=True):
         assert after.parts_s == pytest.approx(before.parts_s, abs=1e-9)

@@ -1,9 +1,10 @@
-"""The rate of matrix products: which size counts, and that nothing else changes."""
+"""The rate of matrix products: which size counts, that nothing else changes, and peaks by data sheets."""
 
 import pytest
 import torch
 
 from scaling.measure import matrix_rate as module
+from scaling.measure.data_sheets import PEAKS, peak_flops
 from scaling.measure.matrix_rate import DTYPES, matrix_rate, product
 from scaling.measure.probe.cases import PRECISIONS, matrix_sizes
 
@@ -101,3 +102,34 @@ def test_a_gpu_is_measured_in_every_precision(precision):
     assert rate.low <= rate.flops_per_s <= rate.high < 5e15
     if precision != "float32":
         assert rate.flops_per_s > 2 * matrix_rate("float32", device).flops_per_s
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "peak"),
+    [
+        ("NVIDIA H200", "bf16", 989.4e12),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494.7e12),
+        ("NVIDIA H100 PCIe", "fp16", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+        ("A100-PCIE-40GB", "float32", 19.5e12),
+        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("Tesla T4", "tf32", None),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA L40", "bf16", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
+        ("NVIDIA H20", "bf16", None),
+        ("AMD Instinct MI300X", "bf16", None),
+    ],
+)
+def test_a_peak_is_that_of_this_very_device_or_unknown(gpu, precision, peak):
+    assert peak_flops(gpu, precision) == peak
+
+
+def test_fewer_bits_are_not_slower():
+    order = ("float32", "tf32", "bf16", "fp16")
+    for peaks in PEAKS.values():
+        assert set(peaks) <= set(order)
+        rates = [peaks[name] for name in order if name in peaks]
+        assert rates == sorted(rates)

@@ -98,7 +98,7 @@ def spans_of(recorder):
 
 
 class TestUnsplitSteps:
-    def test_they_have_a_length_and_no_spans_and_nothing_is_marked_inside(self, clock, recorder):
+    def test_they_have_a_length_and_no_spans_and_keep_their_order(self, clock, recorder):
         before = clock.num_marks
         with recorder.step(profiled=False) as marks:
             assert marks is UNMARKED
@@ -108,8 +108,6 @@ class TestUnsplitSteps:
         assert clock.num_marks - before == 2
         (sample,) = recorder.take()
         assert (sample.step_s, sample.spans) == (3, None)
-
-    def test_they_keep_their_order_and_are_taken_once(self, clock, recorder):
         for seconds in (3, 1, 2):
             with recorder.step(profiled=False):
                 clock.now_s += seconds
@@ -149,7 +147,7 @@ class TestLanesBeside:
         beside = [("communicate", "comm", 0, 3), ("backward", "main", 0, 7), ("h2d", "copy", 1, 3)]
         assert spans_of(recorder) == beside
 
-    def test_another_thread_may_mark_them(self, clock, recorder):
+    def test_another_thread_may_mark_them_and_every_phase_on_every_lane(self, clock, recorder):
         def exchange():
             with recorder.on_lane("comm")("communicate"):
                 clock.now_s += 5
@@ -159,8 +157,6 @@ class TestLanesBeside:
             thread.start()
             thread.join()
         assert ("communicate", "comm", 0, 5) in spans_of(recorder)
-
-    def test_every_phase_may_be_marked_on_every_lane(self, recorder):
         with recorder.step(profiled=True) as marks:
             for phase in PHASES:
                 with marks.phase(phase), marks.on_lane("comm")(phase), marks.on_lane("copy")(phase):
@@ -169,7 +165,7 @@ class TestLanesBeside:
 
 
 class TestPaused:
-    def test_phase_is_cut_and_the_pause_is_an_exchange_on_the_hook_lane(self, clock, recorder):
+    def test_pause_cuts_the_phase_and_is_an_exchange_on_the_hook_lane(self, clock, recorder):
         before = clock.num_marks
         with recorder.step(profiled=True) as marks, marks.phase("backward"):
             clock.now_s += 1
@@ -179,6 +175,12 @@ class TestPaused:
         assert clock.num_marks - before == 2 + 4  # of the step; of the phase and the pause
         cut = [("backward", "main", 0, 1), ("communicate", "hook", 1, 3), ("backward", "main", 3, 7)]
         assert spans_of(recorder) == cut
+        with recorder.step(profiled=True) as marks, marks.phase("backward"):
+            clock.now_s += 1
+            with marks.paused(until_beside_ends=True):
+                clock.now_s += 1
+            clock.now_s += 1
+        assert ("backward", "main", 2, 3) in spans_of(recorder)
 
     @pytest.mark.parametrize(
         ("exchanged_s", "rest"),
@@ -196,14 +198,6 @@ class TestPaused:
                 clock.now_s = at_s
                 happens()
         assert [span[2:] for span in spans_of(recorder) if span[0] == "backward"] == [(0, 1), rest]
-
-    def test_rest_begins_at_once_where_nothing_ran_beside(self, clock, recorder):
-        with recorder.step(profiled=True) as marks, marks.phase("backward"):
-            clock.now_s += 1
-            with marks.paused(until_beside_ends=True):
-                clock.now_s += 1
-            clock.now_s += 1
-        assert ("backward", "main", 2, 3) in spans_of(recorder)
 
 
 class TestErrors:

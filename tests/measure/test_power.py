@@ -68,14 +68,12 @@ def read(gpu=None, own_pids=(), **queries):
 
 
 class TestReading:
-    def test_everything_is_in_si_units(self):
+    def test_everything_is_in_si_units_at_times_that_are_in_order(self):
         expected = {"energy_j": 5000, "power_w": 350.5, "power_limit_w": 700, "temperature_c": 41}
         expected |= {"sm_clock_hz": 1800e6, "sm_clock_max_hz": 1980e6, "memory_clock_hz": 3201e6}
         expected |= {"memory_used_bytes": 2**30}
         reading = vars(read())
         assert {name: reading[name] for name in expected} == pytest.approx(expected)
-
-    def test_times_of_two_readings_are_in_order(self):
         assert read().at_s < read().at_s
 
     @pytest.mark.parametrize("query", [name for name, (fields, _) in QUERIES.items() if fields])
@@ -108,12 +106,11 @@ class TestThrottling:
     def test_only_reasons_that_slow_down_are_named(self, bits, names):
         assert read(fake_gpu(reasons=bits)).throttle_reasons == names
 
-    def test_older_drivers_name_the_query_otherwise(self):
+    def test_older_drivers_name_the_query_otherwise_and_times_are_of_what_is_counted(self):
         query = "nvmlDeviceGetCurrentClocks{}Reasons"
         older = {query.format("Event"): None, query.format("Throttle"): lambda gpu: 0x40}
         assert read(**older).throttle_reasons == ("thermal, by the hardware",)
 
-    def test_times_are_in_seconds_and_only_of_what_is_counted(self):
         def status(_, policy):
             return SimpleNamespace(violationTime=2_500_000_000) if policy == 1 else refuse()
 
@@ -152,20 +149,16 @@ class TestOpenDevice:
 
         return put
 
-    def test_renumbered_gpu_is_found_by_its_uuid_or_by_its_place_on_the_bus(self, start):
+    def test_renumbered_gpu_is_found_and_its_own_process_known_without_being_told(self, start):
         second = fake_gpu("GPU-bb", "00000001:AF:00.0", energy_mj=2000)
         for told in ({"uuid": "bb"}, {"pci_domain_id": 1, "pci_bus_id": 0xAF, "pci_device_id": 0}):
             assert start(fake_nvml(fake_gpu(), second), **told).reading().energy_j == 2
-
-    @pytest.mark.parametrize("properties", [{"uuid": "cc"}, {}, {"pci_bus_id": 0x18}], ids=str)
-    def test_gpu_that_nvml_does_not_know_is_not_read(self, start, properties):
-        assert start(fake_nvml(fake_gpu()), **properties) is None
-
-    def test_own_process_is_known_without_being_told(self, start):
         gpu = fake_gpu(processes={os.getpid(): 1, os.getpid() + 1: 2})
         assert start(fake_nvml(gpu), uuid="aa").reading().other_processes == 1
 
-    def test_on_a_processor_and_without_the_package_or_a_driver_there_is_none(self, start):
+    def test_without_the_gpu_the_package_or_a_driver_and_on_a_processor_there_is_none(self, start):
+        for properties in ({"uuid": "cc"}, {}, {"pci_bus_id": 0x18}):
+            assert start(fake_nvml(fake_gpu()), **properties) is None, properties
         assert start(None, uuid="aa") is None
         assert start(fake_nvml(fake_gpu(), nvmlInit=refuse), uuid="aa") is None
         assert start(fake_nvml(fake_gpu()), uuid="aa") is not None

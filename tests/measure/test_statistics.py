@@ -29,28 +29,23 @@ METHODS = {1: "within this launch only", **dict.fromkeys((2, 3, 12), "t interval
 
 @pytest.mark.parametrize("num_launches", METHODS)
 class TestMethod:
-    def test_number_of_launches_chooses_the_method(self, num_launches):
+    def test_number_of_launches_chooses_the_method_and_equal_samples_have_no_width(self, num_launches):
         launches = launches_of(num_launches, 20, seed=0)
         estimate = estimate_median(launches)
         assert estimate.method == METHODS[num_launches]
         assert (estimate.num_launches, estimate.num_samples) == (num_launches, 20 * num_launches)
         assert estimate.median == np.median(np.concatenate(launches))
+        estimate = estimate_median([[3.0] * 10] * num_launches)
+        assert (estimate.low, estimate.median, estimate.high) == pytest.approx((3.0, 3.0, 3.0))
 
-    def test_interval_grows_in_proportion_to_the_samples(self, num_launches):
+    def test_interval_grows_with_the_samples_whatever_their_order(self, num_launches):
         launches = launches_of(num_launches, 20, seed=1)
         one = estimate_median(launches)
         other = estimate_median([8 * launch for launch in launches])
         grown = (8 * one.median, 8 * one.low, 8 * one.high)
         assert (other.median, other.low, other.high) == pytest.approx(grown)
-
-    def test_order_of_samples_and_empty_launches_change_nothing(self, num_launches):
-        launches = launches_of(num_launches, 20, seed=2)
         shuffled = [launch[::-1] for launch in launches]
         assert estimate_median([[], *shuffled, []]) == estimate_median(launches)
-
-    def test_equal_samples_have_an_interval_of_no_width(self, num_launches):
-        estimate = estimate_median([[3.0] * 10] * num_launches)
-        assert (estimate.low, estimate.median, estimate.high) == pytest.approx((3.0, 3.0, 3.0))
 
 
 class TestOneLaunch:
@@ -118,18 +113,16 @@ class TestRelativeHalfWidth:
 
 
 class TestEnough:
-    def test_few_samples_never_are(self):
+    def test_few_samples_never_are_and_one_slow_one_in_twenty_does_not_matter(self):
         assert not enough([1.0] * (MIN_SAMPLES - 1))
         assert enough([1.0] * MIN_SAMPLES)
         assert enough([1.0] * 6, min_samples=6)
+        assert enough([1.0] * 19 + [100.0])
 
     def test_goal_is_the_widest_that_is_enough(self):
         times = [100.0 + n for n in range(20)]  # 105 to 114 around 109.5
         assert enough(times, goal=4.5 / 109.5)
         assert not enough(times, goal=4.49 / 109.5)
-
-    def test_one_slow_sample_in_twenty_does_not_matter(self):
-        assert enough([1.0] * 19 + [100.0])
 
     @pytest.mark.parametrize("goal", [0, -1, math.nan])
     def test_goal_that_is_not_positive_is_an_error(self, goal):
@@ -188,14 +181,13 @@ class TestCriticalValue:
 
 
 class TestIsWarm:
-    @pytest.mark.parametrize("num_times", [0, 1, 9])
-    def test_fewer_times_than_the_window_are_not_warm(self, num_times):
-        assert not is_warm([1.0] * num_times)
-
     @pytest.mark.parametrize(
         ("times", "expected"),
         [
+            *(([1.0] * number, False) for number in (0, 1, 9)),  # fewer than the window
             *(([1.0] * 10, True), ([2.0] * 5 + [1.0] * 5, False)),  # all ties; faster
+            ([100.0] * 50 + [1.0, 2.0] * 5, True),  # only the last times count
+            ([1.0, 2.0] * 5 + [3.0] * 5 + [2.0] * 5, False),
             ([1.0] * 5 + [2.0] * 5, True),  # slower than before is no warm-up
             ([10, 9, 8, 7, 6, 5, 4, 3, 2, 1], False),
             ([100, 1, 1, 1, 1, 1, 1, 1, 1, 1], True),  # one slow iteration: U is 5 + 20 / 2
@@ -207,20 +199,13 @@ class TestIsWarm:
     def test_earlier_half_must_not_be_significantly_slower(self, times, expected):
         assert is_warm(times) == expected
 
-    def test_only_the_last_times_count(self):
-        steady = [1.0, 2.0] * 5
-        assert is_warm([100.0] * 50 + steady)
-        assert not is_warm(steady + [3.0] * 5 + [2.0] * 5)
-
-    def test_window_too_small_for_the_level_is_an_error(self):
-        with pytest.raises(ValueError, match=r"window 5 is too small.*6 at least"):
-            is_warm([1.0] * 20, window=5)
-
     @pytest.mark.parametrize("window", [6, 11, 20])
-    def test_window_may_be_chosen(self, window):
+    def test_window_may_be_chosen_unless_it_is_too_small_for_the_level(self, window):
         falling = [float(n) for n in range(window, 0, -1)]
         assert not is_warm(falling, window)
         assert is_warm(falling[::-1], window)
+        with pytest.raises(ValueError, match=r"window 5 is too small.*6 at least"):
+            is_warm([1.0] * 20, window=5)
 
 
 class TestErrorsOfWarmth:

@@ -59,10 +59,11 @@ def test_lines_are_of_parts_that_occur_then_the_sum_and_what_is_beside_it(filled
     assert ring["exchange, by its spans"] == ring["exchange, vs. no exchange"] == "2.000"
 
 
-def test_numbers_of_a_column_add_up_to_its_sum_as_they_are_shown(filled):
+def test_numbers_of_a_column_add_up_to_its_sum_and_no_part_is_left_out_of_its_bar(filled):
     for row in budget_table(groups_of(filled)[0]).rows:
         *parts, total = (0.0 if value == "–" else float(value) for value in row[2:8])  # noqa: RUF001
         assert sum(parts) == pytest.approx(total, abs=0.001 * len(parts))
+    assert sorted(part for parts in GROUPED.values() for part in parts) == sorted(PARTS)
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -159,10 +160,6 @@ def test_step_that_differs_from_its_profiled_iteration_is_marked_and_its_bar_sca
     assert ("*: the step without profiling differs" in printed(study)) is is_marked
     (bar,) = answer_bars(group, ())[1]
     assert sum(bar.parts_s.values()) == pytest.approx(0.01)
-
-
-def test_no_part_of_a_step_is_left_out_of_its_bar():
-    assert sorted(part for parts in GROUPED.values() for part in parts) == sorted(PARTS)
 
 
 def test_long_steps_are_a_part_of_their_own(study, split_line):

@@ -109,7 +109,7 @@ def test_speedup_and_efficiency_are_ratios_of_two_cells_samples(report):
     assert re.search(rf"{speedup:.2f}( ±[^ ]+)? times the throughput of one worker", report.text)
 
 
-def test_parts_of_a_step_are_the_spans_of_its_split_lines(report):
+def test_parts_of_a_step_and_skew_are_those_of_its_split_lines(report):
     row = report.shown("Where a step's time goes", "ring", 2)
     (ranks, *_) = report.lines(row["cell"])
     marked = [*filter(is_split, ranks[1])]
@@ -118,11 +118,6 @@ def test_parts_of_a_step_are_the_spans_of_its_split_lines(report):
     # Rank 1 arrives last at the exchange: all of it is exposed, and none of it waiting.
     assert float(row["exposed comm."]) == pytest.approx(1000 * spans["communicate"], rel=1e-3)
     assert float(row["= profiled step"]) == pytest.approx(1000 * marked[0]["step_s"], rel=1e-3)
-
-
-def test_skew_is_the_last_ranks_arrival_after_the_first(report):
-    row = report.shown("Where a step's time goes", "ring", 2)
-    (ranks, *_) = report.lines(row["cell"])
     skews = []
     for steps in zip(*(filter(is_split, rank) for rank in ranks), strict=True):
         arrivals = [one["start_s"] + one["spans"][1][2] for one in steps]
@@ -140,47 +135,35 @@ def test_noise_floor_is_the_distance_of_an_a_a_pair(report):
     assert floor == pytest.approx(abs(statistics.mean(distances)), abs=0.0006)
 
 
-def test_bytes_sent_are_those_that_the_run_recorded(report):
+def test_bytes_losses_and_accuracies_are_those_that_the_run_recorded(report):
     row = iterations(report, "ring", 2)
     record = json.loads((report.path / "runs" / row["cell"] / "0" / "run.json").read_text())
     assert float(row["MB moved a rank"]) == max(record["summary"]["wire_bytes_per_rank"]) / 1e6
-
-
-def test_loss_and_accuracy_are_those_of_the_last_epochs_line(report):
     row = report.shown("Convergence", "ring", 2)
     last = report.lines(row["cell"])[0][0][-1]
     assert row["test accuracy"] == f"{100 * last['test_accuracy']:.2f}%"
     assert float(row["training loss"]) == pytest.approx(last["train_loss"], rel=1e-2)
 
 
-def test_time_to_target_is_the_slowest_ranks_at_the_first_epoch_that_reaches_it(report):
+def test_time_to_target_is_the_slowest_ranks_and_the_predicted_one_steps_times_the_iteration(report):
     row = report.shown("Convergence", "ring", 2)
     (ranks,) = report.lines(row["cell"])
     first = next(line["epoch"] for line in ranks[0] if line["test_accuracy"] >= 0.95)
     slowest = max(line["train_s"] for rank in ranks for line in rank if line["epoch"] == first)
     assert row["s to target"] == f"{slowest:.2f}, one training"
-
-
-def test_predicted_time_to_target_is_steps_times_the_timed_cells_iteration(report):
-    row = report.shown("Convergence", "ring", 2)
-    (ranks,) = report.lines(row["cell"])
-    first = next(line["epoch"] for line in ranks[0] if line["test_accuracy"] >= 0.95)
     steps = sum(len(line["step_losses"]) for line in ranks[0] if line["epoch"] <= first)
     timed = iterations(report, "ring", 2)["cell"]
     predicted = float(row["estimated, s"].partition(" ")[0])
     assert predicted == pytest.approx(steps * report.iteration_s(timed), rel=5e-3)
 
 
-def test_recommendation_names_a_cell_of_the_table_and_its_time(report):
+def test_recommendation_and_findings_name_the_cells_that_they_are_about(report):
     found = r'<section class="answer" data-cells="(\w+)">(.*?)</section>'
     cell_id, answer = re.search(found, report.text, flags=re.DOTALL).groups()
     assert "Use 2 workers: 1.58 times as fast as one." in answer
     assert iterations(report, "ring", 2)["cell"] == cell_id
     (time_ms,) = re.findall(r"([\d.]+) ms a step", answer)
     assert float(time_ms) == pytest.approx(1000 * report.iteration_s(cell_id), rel=5e-3)
-
-
-def test_findings_name_the_cells_that_they_are_about(report):
     cells = re.findall(r'data-cells="([^"]*)"', report.text)
     assert len(cells) >= 2
     assert all((report.path / "runs" / one).is_dir() for own in cells for one in own.split())

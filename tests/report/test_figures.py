@@ -212,15 +212,12 @@ def test_slugs_of_awkward_labels_are_short_file_names_and_differ(study):
     assert all(len(slug) < 130 and "/" not in slug and "\\" not in slug for slug in slugs)
 
 
-def test_at_most_six_aggregators_have_a_colour_of_their_own():
+def test_at_most_six_aggregators_have_a_colour_of_their_own_and_none_means_two_things():
     labels = ["none", "all_reduce", *(f"mine(size={i})" for i in range(20))]
     looks = aggregator_looks(labels, first={"mine(size=19)"})
     coloured = {label: look.colour for label, look in looks.items() if look.colour != OTHER}
     assert len(coloured) == len(set(coloured.values())) == MOST_COLOURED
     assert {"none", "all_reduce", "mine(size=19)"} <= set(coloured)
-
-
-def test_no_colour_means_two_things():
     roles = [BEST, REFERENCE, BOUND, IDEAL, OTHER, MEASURED, PREDICTED, *FURTHER, *GROUPED_PARTS.values()]
     assert len(set(roles)) == len(roles)
     parts = {part_look(name)["facecolor"] for name in PARTS} - {"#d9d9d9"}
@@ -231,11 +228,13 @@ def bar(name, iteration_ms, world_size=2):
     return BudgetBar(name, name, world_size, {"backward": iteration_ms}, 0.0, iteration_ms, None, None)
 
 
-def test_budget_axis_ends_at_the_longest_bar_that_is_not_ten_times_the_median():
+def test_budget_axis_ends_at_the_longest_bar_near_the_median_and_longer_intervals_in_an_arrow():
     usual = [bar("a", 1.0), bar("b", 2.0), bar("c", 3.0)]
     assert axis_end_ms(usual) == pytest.approx(3.09)
     assert axis_end_ms([*usual, bar("slow", 50.0)]) == pytest.approx(3.75)
     assert "50" in [text.get_text() for text in draw_budget("", [*usual, bar("slow", 50.0)]).axes[0].texts]
+    axes = draw_budget("", [bar("a", 4.0), replace(bar("slow", 5.0), low_ms=1.0, high_ms=50.0)]).axes[0]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == ">"] == [axes.get_xlim()[1]]
 
 
 def test_budget_is_sorted_by_workers_and_time(study, line):
@@ -243,11 +242,6 @@ def test_budget_is_sorted_by_workers_and_time(study, line):
         lines = [line(i, step_s, forward_s=0.005) for i in range(8)]
         study.add([[lines] * size], aggregator=label, world_size=size)
     assert [bar.aggregator for bar in budget_bars(groups_of(study)[0])] == ["caffe", "tree", "ring", "none"]
-
-
-def test_budget_interval_beyond_the_axis_ends_in_an_arrow():
-    axes = draw_budget("", [bar("a", 4.0), replace(bar("slow", 5.0), low_ms=1.0, high_ms=50.0)]).axes[0]
-    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == ">"] == [axes.get_xlim()[1]]
 
 
 def test_grey_lines_intervals_do_not_flatten_the_others(study):
@@ -260,7 +254,7 @@ def test_grey_lines_intervals_do_not_flatten_the_others(study):
     assert high < 2.5
 
 
-def test_link_map_has_room_for_long_names():
+def test_link_map_has_room_for_long_names_and_a_fixed_scale():
     name = "schedule(collective=stripes, transport=one_kernel), layer by layer, 16 MiB"
     uses = [LinkUse(f"gpu0-nvswitch{index}>", 1e6, 1e9, 0.02) for index in range(4)]
     for count in (1, 4, 12):
@@ -274,9 +268,6 @@ def test_link_map_has_room_for_long_names():
         assert axes.get_window_extent().height / figure.dpi > 0.15 * len(uses)
         for label in axes.get_xticklabels():
             assert label.get_window_extent().y0 >= 0
-
-
-def test_link_map_has_a_fixed_scale():
     cell = CellLinks("id", "ring", "ring", 2, [LinkUse("gpu0-gpu1>", 1e6, 1e9, 0.02)])
     (image,) = draw_links("", [cell]).axes[0].images
     assert image.get_clim() == (0, 1)

@@ -28,14 +28,11 @@ def test_cells_are_the_summary_and_their_times_are_those_of_the_timed_steps(name
     assert len(found) > 10
 
 
-def test_findings_begin_with_the_verdicts_and_say_what_limits_each_cell():
+def test_findings_begin_with_the_verdicts_and_samples_of_every_kind_are_rows():
     findings = scaling.load(REFERENCE / "gpt-2xh200").findings
     assert findings.kind.iloc[0] == "verdict"
     assert findings.kind.nunique() > 3
     assert findings.text.str.len().min() > 0
-
-
-def test_samples_of_every_kind_are_rows():
     assert scaling.load(REFERENCE / "converge-fcn-2xh200").samples.test_accuracy.notna().any()
     assert scaling.load(REFERENCE / "device-batch-sizes-cpu").samples.seconds.notna().any()
 

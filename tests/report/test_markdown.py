@@ -35,8 +35,8 @@ def test_markdown_says_what_the_page_says(filled):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_every_row_of_a_table_has_as_many_fields_as_its_heading(filled):
-    lines = write_report(filled).markdown().splitlines()
+def test_tables_markup_and_what_unfolds_are_well_formed(filled):
+    lines = (text := write_report(filled).markdown()).splitlines()
     heads = [at for at, line in enumerate(lines) if line.startswith("| ---")]
     assert len(heads) >= 3
     for at in heads:
@@ -47,23 +47,13 @@ def test_every_row_of_a_table_has_as_many_fields_as_its_heading(filled):
             assert fields(lines[below]) == width
             below += 1
         assert below > at + 1
+    assert r"ring(a=\[1\|2\])" in text
+    assert (r"a \*note\* with &lt;marks>" in text, "<signal>" in text) == (True, False)
+    assert text.count("<details>") == text.count("</details>") >= 1
 
 
 def fields(line):
     return line.replace(r"\|", "").count("|") - 1
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_markup_in_labels_and_notes_is_text(filled):
-    text = write_report(filled).markdown()
-    assert r"ring(a=\[1\|2\])" in text
-    assert (r"a \*note\* with &lt;marks>" in text, "<signal>" in text) == (True, False)
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_what_unfolds_is_closed_again(filled):
-    text = write_report(filled).markdown()
-    assert text.count("<details>") == text.count("</details>") >= 1
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -74,8 +64,3 @@ def test_command_prints_markdown_or_json_but_not_both(filled):
     assert printed.stdout.startswith("# by-hand")
     assert json.loads(runner.invoke(app, ["report", str(filled.path), "--json"]).stdout)["cells"]
     assert runner.invoke(app, ["report", str(filled.path), "--json", "--markdown"]).exit_code != 0
-
-
-def test_folder_without_any_done_cell_gives_text(study):
-    study.add(["planned"])
-    assert "No cell is done yet" in write_report(study.folder).markdown()

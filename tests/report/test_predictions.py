@@ -31,7 +31,7 @@ def folder(study):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_simulated_values_never_enter_a_measured_column(folder):
+def test_simulated_values_never_enter_a_measured_column_nor_change_the_summary(folder):
     page = write_report(folder).page
     rows = list(csv.DictReader((folder.path / "summary.csv").open(newline="")))
     assert [row["iteration_s"] for row in rows] == ["0.01", ""]
@@ -39,11 +39,8 @@ def test_simulated_values_never_enter_a_measured_column(folder):
         assert "0.0123456" not in (folder.path / name).read_text()
     assert not [column for column in columns() if "simulated" in column]
     assert "Predicted and measured" in page.read_text()
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_a_report_with_predictions_has_the_same_summary_as_one_without(folder):
     write_report(folder)
+    assert json.loads((folder.path / "predictions.json").read_text())["simulated"] is True
     with_predictions = (folder.path / "summary.csv").read_bytes()
     (folder.path / "predictions.json").unlink()
     write_report(folder)
@@ -83,10 +80,6 @@ def test_the_sentence_names_the_worst_cell_and_the_part_that_failed(measured):
 
 def test_folders_without_predictions_say_nothing(study):
     assert (study.folder.predictions(), prediction_tables([]), prediction_findings([])) == ([], [], [])
-
-
-def test_predictions_are_marked_in_the_file(folder):
-    assert json.loads((folder.path / "predictions.json").read_text())["simulated"] is True
 
 
 @pytest.mark.parametrize(("each_s", "seconds", "text"), [

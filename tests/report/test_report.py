@@ -124,14 +124,11 @@ def test_page_refers_to_nothing_outside_itself_and_forbids_it(page_text):
     assert ("@import" in text, "default-src 'none'" in text) == (False, True)
 
 
-def test_page_holds_one_script_and_its_text_is_all_there_without_it(page_text):
+def test_page_is_small_holds_one_script_and_its_text_is_all_there_without_it(page_text):
     page = Page(page_text)
     assert page.tags.count("script") == 1
     for shown in ("ms a step", "one_bit(threshold=mean)", "95.00%"):
         assert shown in page.text
-
-
-def test_page_is_small(page_text):
     assert len(page_text.encode()) < 250_000
 
 
@@ -144,26 +141,23 @@ def test_page_holds_every_figure_with_ids_of_its_own(page_text, written):
         assert f"figures/{figure.name}" in page.text
 
 
-def test_page_escapes_text_and_shows_notes_reasons_and_environment(page_text):
+def test_page_escapes_text_and_shows_notes_reasons_environment_and_what_aggregators_are(page_text):
     assert "killed by &lt;signal&gt; 9" in page_text
     assert "A &lt;b&gt;fast&lt;/b&gt; one" in page_text
     page = Page(page_text)
     words = ("a, note (none x 1, none x 2,", "device: none found", "cpu.usable_cores")
     for shown in (*words, "1 planned and 1 failed"):
         assert shown in " ".join(page.text.split())
-
-
-def test_page_is_the_same_every_time(written, filled, page_text):
-    assert write_report(filled).page.read_text().replace(str(filled.path), str(written.path)) == page_text
-
-
-def test_page_says_what_its_aggregators_are(page_text):
     text = " ".join(Page(page_text).text.split())
     assert "An aggregator is a method that averages the gradients" in text
     for name in ("none", "ring", "one_bit", "tree"):
         assert f"{name} {REGISTRY.description(name)}" in text
     assert f'title="{escape(REGISTRY.description("ring"))}">ring</th>' in page_text
     assert "caffe" not in text
+
+
+def test_page_is_the_same_every_time(written, filled, page_text):
+    assert write_report(filled).page.read_text().replace(str(filled.path), str(written.path)) == page_text
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -180,7 +174,8 @@ def test_settings_are_explained_where_the_study_compares_them(study, line):
 def test_report_works_without_any_done_cell(study, states):
     for state in states:
         study.add([state])
-    assert "No cell is done yet" in write_report(study.folder).page.read_text()
+    report = write_report(study.folder)
+    assert all("No cell is done yet" in text for text in (report.page.read_text(), report.markdown()))
     assert len(status_table(study.folder)) == len(states)
 
 
@@ -226,7 +221,7 @@ def test_number_of_nodes_names_no_cell_while_others_have_not_run(study):
     assert [row["name"] for row in status_table(study.folder)] == ["ring", "tree"]
 
 
-def test_status_lists_the_states_of_every_repeat_without_reading_samples(study, line):
+def test_status_names_cells_and_lists_the_states_of_every_repeat_without_reading_samples(study, line):
     done = study.add([[[line(0, 1.0)]], "planned"], aggregator="ring")
     study.add(["failed: no memory"], aggregator="tree", world_size=2)
     (study.folder.path / "runs" / done / "0" / "rank0.jsonl").write_text("damaged")

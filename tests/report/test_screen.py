@@ -48,7 +48,7 @@ def test_device_studies_and_transfers_fit(name, tmp_path, monkeypatch):
     assert is_one_screen(answer)
 
 
-def test_what_has_no_room_is_counted_and_what_is_next_is_shown():
+def test_what_has_no_room_is_counted_and_short_details_leave_it_to_the_rows():
     rows = [[f"workload {number}", "1"] for number in range(50)]
     details = [*(f"detail {number}" for number in range(20)), "Next: more."]
     lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), details), **ENDS)
@@ -56,12 +56,19 @@ def test_what_has_no_room_is_counted_and_what_is_next_is_shown():
     shown = [line for line in lines if line.startswith("detail ")]
     assert f"({20 - len(shown)} more details)" in lines
     assert "Next: more." in lines
+    lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), ["Next: more."]), **ENDS)
+    assert sum(line.startswith("workload ") for line in lines) > 15
+    assert height(lines) == MOST_LINES
 
 
-def test_how_sure_and_what_next_have_room_before_other_details():
+def test_how_sure_what_next_and_the_lines_of_a_long_command_have_room_before_other_details():
     details = [*(f"detail {number}" for number in range(40)), "Not sure: 1 launch.", "Next: more."]
     lines = screen(Answer("Yes.", None, details), **ENDS)
     assert ([line for line in lines if line in details[-2:]], height(lines)) == (details[-2:], MOST_LINES)
+    command = "scaling run " + "x" * 300
+    lines = screen(Answer("Yes.", None, [*["detail"] * 40, "Next: more:"], command), **ENDS)
+    assert f"  {command}" in lines
+    assert height(lines) == MOST_LINES
 
 
 def test_trainings_of_one_seed_are_followed_by_three():
@@ -93,23 +100,11 @@ def test_mark_of_an_exchange_stands_where_it_tells_rows_apart():
         assert sum(DIFFERS in column.text(row) for row in rows) == shown
 
 
-def test_texts_of_a_page_begin_with_a_sentence():
+def test_texts_begin_with_a_sentence_and_no_interval_above_100_percent_is_a_number():
     assert first_sentence("Time of 1.5 ms. More. Else.") == ("Time of 1.5 ms.", "More. Else.")
     assert first_sentence("One alone.") == ("One alone.", "")
-
-
-def test_short_details_leave_their_room_to_the_rows():
-    rows = [[f"workload {number}", "1"] for number in range(50)]
-    lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), ["Next: more."]), **ENDS)
-    assert sum(line.startswith("workload ") for line in lines) > 15
-    assert height(lines) == MOST_LINES
-
-
-def test_long_command_counts_as_the_lines_that_it_takes():
-    command = "scaling run " + "x" * 300
-    lines = screen(Answer("Yes.", None, [*["detail"] * 40, "Next: more:"], command), **ENDS)
-    assert f"  {command}" in lines
-    assert height(lines) == MOST_LINES
+    expected = ["", "<0.1%", "1.3%", "50%", "100%", ">100%"]
+    assert [spread(half) for half in (None, 0.0001, 0.013, 0.5, 1.0, 3.61)] == expected
 
 
 def test_words_of_a_table_are_folded_and_numbers_are_aligned():
@@ -118,11 +113,6 @@ def test_words_of_a_table_are_folded_and_numbers_are_aligned():
     assert all(len(line) <= WIDTH for line in (head, first, *more))
     assert " ".join(line[:20] for line in (first, *more)).split()[:2] == ["a", "name"]
     assert head.index("ms") + 2 == first.index("1.5") + 3
-
-
-def test_no_interval_above_100_percent_is_a_number():
-    expected = ["", "<0.1%", "1.3%", "50%", "100%", ">100%"]
-    assert [spread(half) for half in (None, 0.0001, 0.013, 0.5, 1.0, 3.61)] == expected
 
 
 def test_limit_that_the_noise_hides_is_not_named(study):

@@ -8,24 +8,21 @@ def row(world_size, *states, reason=None, aggregator="ring", num_waiting=0):
             "reason": reason, "num_waiting": num_waiting}  # fmt: skip
 
 
-def test_runs_that_are_left_are_counted_by_world_size():
+def test_runs_that_are_left_are_counted_by_world_size_and_failed_ones_are_no_rest():
     rows = [
         row(1, "done", "planned"), row(2, "planned", "running"), row(2, "planned", "done"), row(4, "done"),
     ]  # fmt: skip
     expected = "4 of 7 runs are left: 1 with 1 worker, 3 with 2 workers; the same `run` or `submit` goes on"
     assert what_is_left(rows) == expected
+    assert what_is_left([row(1, "done")]) == "nothing is left of 1 runs"
+    expected = "nothing is left of 2 runs; 1 failed, `--retry-failed` runs them again"
+    assert what_is_left([row(1, "done", "failed")]) == expected
 
 
 def test_cells_that_differ_in_augmentation_are_told_apart(study):
     study.add(["planned"], aggregator="ring")
     study.add(["planned"], aggregator="ring", augmentation="standard")
     assert [row["name"] for row in status_table(study.folder)] == ["ring", "ring, augmentation standard"]
-
-
-def test_nothing_left_is_said_and_failed_runs_are_no_rest():
-    assert what_is_left([row(1, "done")]) == "nothing is left of 1 runs"
-    expected = "nothing is left of 2 runs; 1 failed, `--retry-failed` runs them again"
-    assert what_is_left([row(1, "done", "failed")]) == expected
 
 
 def test_runs_that_another_launch_must_do_are_told_apart():
@@ -45,7 +42,7 @@ def test_text_has_a_line_a_cell_and_the_rest_at_the_end():
     assert ([line.split() for line in cells], left.startswith("1 of 2 runs are left")) == (expected, True)
 
 
-def test_long_names_reasons_and_states_are_folded_to_80_columns():
+def test_long_names_reasons_and_many_states_are_folded_to_80_columns():
     name = "kernel-choices, convolution, AlexNet 11x11, 64, older-interface, float32, 64 MiB, cuda"
     reason = "rank 0: RuntimeError: " + "the library has no such algorithm, " * 4
     rows = [
@@ -58,10 +55,6 @@ def test_long_names_reasons_and_states_are_folded_to_80_columns():
     assert reason.strip() in words
     assert "8 done, 2 planned" in words
     assert text.splitlines()[1].startswith(" " * 18 + "64, older-interface")
-
-
-def test_many_kinds_of_states_are_folded_beside_a_long_name():
-    name = "kernel-choices, convolution, AlexNet 11x11, 64, older-interface, float32, 64 MiB, cuda"
     states = [*["done"] * 8, "planned", "planned", "running", "failed"]
     first, second, *_ = describe_status([row(1, *states, aggregator=name)]).splitlines()
     assert (len(first), first[-20:]) == (80, "8 done, 2 planned, 1")

@@ -28,21 +28,17 @@ def drawn():
     return text.getvalue()
 
 
-def test_the_same_texts_and_markers_remain_in_fewer_bytes():
+def test_the_same_texts_and_markers_remain_in_fewer_bytes_and_references_have_their_targets():
     before, after = drawn(), compact(drawn())
     assert len(after) < 0.6 * len(before)
     for text in re.findall(r">([^<>\s][^<>]*)</text>", before):
         assert f">{text}</text>" in after
     assert after.count("<use ") == before.count("<use ")
     assert ElementTree.fromstring(after).tag.endswith("svg")
-
-
-def test_every_reference_has_its_target_and_every_class_its_rule():
-    text = compact(drawn())
-    for name in re.findall(r'(?:href="#|url\(#)([^")]+)', text):
-        assert f'id="{name}"' in text
-    for name in re.findall(r'class="([^"]+)"', text):
-        assert f".{name}{{" in text
+    for name in re.findall(r'(?:href="#|url\(#)([^")]+)', after):
+        assert f'id="{name}"' in after
+    for name in re.findall(r'class="([^"]+)"', after):
+        assert f".{name}{{" in after
 
 
 def test_tip_is_a_title_that_keeps_its_characters():
@@ -54,7 +50,7 @@ def test_tip_is_a_title_that_keeps_its_characters():
     assert len(parent) > 1
 
 
-def test_two_figures_in_a_page_share_no_id_but_their_styles():
+def test_figures_in_a_page_share_no_id_but_their_styles_and_its_colours():
     text = compact(drawn())
     first, second = for_page(text, "one", 'a "label"'), for_page(text, "two", "b")
     ids = [set(re.findall(r'\bid="([^"]+)"', one)) for one in (first, second)]
@@ -63,11 +59,7 @@ def test_two_figures_in_a_page_share_no_id_but_their_styles():
     assert "a &#34;label&#34;" in first
     assert "<style" not in first
     assert page_styles([text, text]) == page_styles([text])
-
-
-def test_page_changes_ink_and_paper_with_its_colours_and_leaves_the_palette():
-    text = compact(drawn())
-    page = for_page(text, "one", "a") + page_styles([text])
+    page = first + page_styles([text])
     assert "#ffffff" not in page
     assert "var(--paper)" in page
     assert "#0072b2" in page

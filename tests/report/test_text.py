@@ -22,13 +22,10 @@ def kinds_in_code():
                 yield node.args[0].value
 
 
-def test_every_kind_of_finding_has_a_template():
+def test_every_kind_of_finding_and_every_rule_has_its_templates():
     kinds = set(kinds_in_code())
     assert len(kinds) > 20
     assert kinds - set(macros()) == set()
-
-
-def test_every_rule_has_a_sentence_and_a_next_experiment():
     for rule in RULES:
         assert {rule.name, f"{rule.name}_next"} <= set(macros())
 
@@ -44,13 +41,10 @@ def test_a_speedup_below_one_that_may_be_none_is_said_so():
     assert text_of(Finding("no_speedup", ("a",), values)) == said
 
 
-def test_line_breaks_of_a_template_are_no_part_of_the_text():
+def test_line_breaks_of_a_template_are_no_part_of_the_text_and_not_all_have_a_next_experiment():
     values = {"world_size": 2, "speedup": 0.8, "speedup_low": None, "speedup_high": None}
     finding = Finding("no_speedup", ("a",), values)
     assert text_of(finding) == "2 workers process fewer samples per second than one: speedup 0.80"
     assert next_experiment(finding) == "fewer workers, or a larger local batch"
-
-
-def test_a_finding_without_a_next_experiment_has_none():
     rates = {"break_even_bytes_per_s": 1e9, "bytes_per_s": 2e9}
     assert next_experiment(Finding("compression", (), {"aggregator": "x", "pays": False, **rates})) is None

@@ -1,20 +1,25 @@
-"""The site of the documents has every page, its links hold, and it loads nothing from elsewhere."""
+"""Pages of the documents are those that code and commands make, and their site has all of them."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+import typer
+
+from scaling.analysis.columns import MEANINGS, columns
+from scaling.cli import app
+from scaling.study.kinds import KINDS
+from scaling.study.parts import Alternatives, Workload
+from tests.made import loaded
+from tools.questions_page import PAGE, QUESTIONS
+from tools.questions_page import page as page_of_answers
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def docs_site():
-    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "tools" / "docs_site.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "tools" / "docs_site.py")
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +51,9 @@ def test_links_become_those_of_the_site(docs_site):
     assert pictures == {"results/reference/x/figures/e.png": picture}
 
 
-def test_site_has_every_page(docs_site, site):
+def test_site_has_every_page_and_its_links_lead_somewhere(docs_site, site):
     for place in docs_site.page_paths().values():
         assert (site / place).with_suffix(".html").is_file(), place
-
-
-def test_links_of_the_site_lead_somewhere(site):
     for page in site.rglob("*.html"):
         if page.name in ("404.html", "report.html"):
             continue
@@ -69,3 +71,45 @@ def test_pages_load_nothing_from_elsewhere(site):
     assert [page.name for page in site.rglob("*.html") if 'class="mermaid"' in page.read_text()] == []
     imports = re.compile(r"(?:url\(|@import )['\"]?(?:https?:)?//")
     assert [style.name for style in site.rglob("*.css") if imports.search(style.read_text())] == []
+
+
+@pytest.mark.quality
+def test_answers_of_the_committed_folders_are_current(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = PAGE.read_text(encoding="utf-8")
+    assert page_of_answers(text) == text, "python tools/questions_page.py"
+    assert all(f"**{question}**" in text for question in QUESTIONS)
+
+
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def test_committed_pages_are_those_of_the_code():
+    for name, text in loaded(ROOT / "tools" / "reference_pages.py").pages().items():
+        assert (REFERENCE / name).read_text() == text, f"docs/reference/{name} is stale; run `make reference`"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [*(kind.part for kind in KINDS.values()), Workload, Alternatives],
+    ids=lambda model: model.__name__,
+)
+def test_page_has_every_key_of_a_study(model):
+    text = (REFERENCE / "study-keys.md").read_text()
+    assert [name for name in model.model_fields if f"| `{name}` |" not in text] == []
+
+
+def test_page_has_every_column_in_order_and_no_meaning_is_left_over():
+    lines = (REFERENCE / "columns.md").read_text().splitlines()
+    assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(columns())
+    assert MEANINGS.keys() <= columns().keys()
+
+
+def test_page_has_every_command_with_its_options():
+    text = (REFERENCE / "commands.md").read_text()
+    for name, command in typer.main.get_command(app).commands.items():
+        assert f"## scaling {name}" in text
+        for option in getattr(command, "params", []):
+            is_one = option.param_type_name == "option" and option.name != "help"
+            if is_one and not hasattr(command, "commands"):
+                assert option.opts[0] in text, (name, option.opts)

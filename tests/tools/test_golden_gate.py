@@ -1,4 +1,4 @@
-"""The golden gate makes the reports of two commits, and names what differs."""
+"""The golden gate names what differs between reports of two commits; the call trace counts moves."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scaling.store import ResultsFolder
+from tests.made import loaded
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -17,11 +18,8 @@ STUDY = ROOT / "results" / "reference" / "planted-faults-4xh200"
 
 
 @pytest.fixture
-def gate(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import golden_gate
-
-    return golden_gate
+def gate():
+    return loaded(ROOT / "tools" / "golden_gate.py")
 
 
 @pytest.fixture
@@ -101,3 +99,12 @@ def test_a_change_of_one_sample_is_found_and_a_change_of_form_is_none(tmp_path):
     assert {line.split(":")[0] for line in found} <= {"changed/summary.csv", "changed/budget.csv"}
     assert re.match(r"changed/\S+: row \d+, column \w+: '[\d.e-]+' against '[\d.e-]+'$", found[0])
     assert total == f"2 folders, {len(found)} differences"
+
+
+def test_every_file_but_the_first_is_come_to_and_counts_do_not_change():
+    call_trace = loaded(ROOT / "tools" / "call_trace.py")
+    moves = call_trace.trace("mnist")
+    assert {"overrides.py", "schema.py", "resolve.py", "training_cells.py", "cell.py"} <= set(moves)
+    assert moves.total() > len(moves) - 1
+    assert call_trace.trace("mnist") == moves
+    assert sys.getprofile() is None

@@ -33,13 +33,15 @@ def operations(found):
 
 
 class TestCases:
-    def test_gpus_are_measured_alone_and_all_at_once(self):
+    def test_gpus_are_measured_alone_and_all_at_once_and_the_second_launch_messages_only(self):
         found = cases(4, on_gpus=True, peer_copies=True)
         for operation in ("h2d", "d2h", "h2d_d2h"):
             pinned = [case.ranks for case in found if case.operation == operation and case.memory == "pinned"]
             assert pinned == [(0,), (1,), (2,), (3,), (0, 1, 2, 3)]
         assert (operations(found)["peer_copy"], operations(found)["send"]) == (4 * 3, 6)
         assert {case.captured for case in found if case.operation == "all_reduce"} == {False, True}
+        found = operations(cases(4, on_gpus=True, only_messages=True))
+        assert set(found) == {"send", "swap", "shift", "all_reduce"}
 
     @pytest.mark.parametrize(("on_gpus", "ranks"), [(True, [(0,), (1,)]), (False, [(0, 1)])])
     def test_products_are_on_each_gpu_alone_or_on_all_cores_at_once(self, on_gpus, ranks):
@@ -55,10 +57,6 @@ class TestCases:
             sizes = tuple(product_size(case.operation, size) for size in case.sizes_bytes)
             assert sizes == matrix_sizes(on_gpus=on_gpus)
 
-    def test_second_launch_measures_messages_only(self):
-        found = operations(cases(4, on_gpus=True, only_messages=True))
-        assert set(found) == {"send", "swap", "shift", "all_reduce"}
-
     def test_processes_copy_in_host_memory_and_capture_nothing(self):
         found = cases(2, on_gpus=False)
         assert set(operations(found)) == {"host_copy", "host_sum", "send", "swap", "shift", "all_reduce"}
@@ -66,15 +64,13 @@ class TestCases:
         assert [case.ranks for case in found if case.operation == "host_copy"] == [(0, 1), (0,), (1,)]
 
     @pytest.mark.parametrize(("on_gpus", "memory"), [(False, ""), (True, "pinned")])
-    def test_mpi_is_one_more_all_reduce_in_host_memory(self, on_gpus, memory):
+    def test_mpi_is_one_more_all_reduce_in_host_memory_once(self, on_gpus, memory):
         without, with_mpi = (set(cases(2, on_gpus=on_gpus, with_mpi=mpi)) for mpi in (False, True))
         (added,) = with_mpi - without
         assert without < with_mpi
         assert (added.operation, added.memory, added.ranks) == ("mpi_all_reduce", memory, (0, 1))
         assert added.sizes_bytes == MESSAGE_SIZES
         assert not added.captured
-
-    def test_mpi_does_not_change_without_access_between_gpus_and_is_measured_once(self):
         assert "mpi_all_reduce" not in operations(cases(2, on_gpus=True, only_messages=True, with_mpi=True))
         assert "mpi_all_reduce" not in operations(cases(1, on_gpus=True, with_mpi=True))
 
@@ -102,11 +98,9 @@ class TestCases:
 
 
 class TestHowOften:
-    def test_short_operations_are_repeated_in_a_sample_and_long_ones_not(self):
+    def test_repeats_and_samples_follow_the_time_within_bounds(self):
         assert repeats_for(0.0) == repeats_for(1e-9) == MAX_REPEATS
         assert (repeats_for(1e-3), repeats_for(1.0)) == (2, 1)
-
-    def test_number_of_samples_follows_the_time_within_bounds(self):
         assert num_samples_for(left_s=1.0, sizes_left=5, sample_s=0.019) == 10
         assert num_samples_for(left_s=-1.0, sizes_left=5, sample_s=0.02) == MIN_SAMPLES
         assert num_samples_for(left_s=100.0, sizes_left=1, sample_s=0.0) == MAX_SAMPLES
@@ -126,18 +120,14 @@ class TestSamples:
         assert (row["algbw_bytes_per_s"], row["busbw_bytes_per_s"]) == ("", "")
         assert from_csv(as_csv([sample])) == [sample]
 
-    def test_busbw_is_that_of_nccl_tests(self):
-        assert bus_factor("all_reduce", 4) == bus_factor("mpi_all_reduce", 4) == 1.5
-        assert bus_factor("shift", 4) == bus_factor("send", 2) == 1
-
     def test_table_has_a_row_a_sample_with_both_bandwidths(self):
         (row,) = csv.DictReader(io.StringIO(as_csv([SAMPLE])))
         expected = {"operation": "all_reduce", "ranks": "0 1 2 3", "captured": "True", "repeats": "7"}
         assert {name: row[name] for name in expected} == expected
         assert float(row["algbw_bytes_per_s"]) == 4096 / 2e-6
         assert float(row["busbw_bytes_per_s"]) == 1.5 * 4096 / 2e-6
-
-    def test_table_has_no_digits_that_no_clock_has(self):
+        assert bus_factor("all_reduce", 4) == bus_factor("mpi_all_reduce", 4) == 1.5
+        assert bus_factor("shift", 4) == bus_factor("send", 2) == 1
         assert ",0.01933112," in as_csv([replace(SAMPLE, seconds=0.019331123000000616)])
 
     def test_samples_are_read_back_from_the_table_and_from_json(self):

@@ -72,13 +72,10 @@ def test_what_was_not_measured_stays():
     assert latencies[0] == latencies[1]
 
 
-def test_a_link_that_is_off_gets_a_type_of_its_own():
+def test_a_link_that_is_off_gets_a_type_of_its_own_and_a_shared_one_what_the_faster_gets():
     topology, _ = imported(nvbandwidth(case(DOWN, [50.0, 50.0, 50.0, 20.0]), case(UP, [52.0] * 4)))
     found = bandwidths(topology, "pcie")
     assert (found["cpu0-gpu3"], found["cpu0-gpu0"]) == ((20.0, 52.0), (50.0, 52.0))
-
-
-def test_link_that_two_gpus_share_has_what_the_faster_gets():
     text = nvbandwidth(case(DOWN, [20.0, 10.0, 20.0, 20.0]), case(UP, [20.0] * 4))
     topology, _ = imported(text, "dual-k80")
     assert bandwidths(topology, "pcie")["cpu0-switch0"][0] == 20.0
@@ -94,6 +91,8 @@ def test_copies_of_all_gpus_at_once_bound_the_host_memory():
 
 
 def test_fewer_gpus_than_the_machine_has_tell_of_all_links_of_their_type():
+    assert nvbandwidth_version(nvbandwidth()) == "nvbandwidth v0.8"
+    assert nvbandwidth_version('{"results": []}') is None
     topology, _ = imported(nvbandwidth(case(DOWN, [50.0] * 2), case(UP, [52.0] * 2)))
     assert set(bandwidths(topology, "pcie").values()) == {(50.0, 52.0)}
 
@@ -117,8 +116,3 @@ def test_every_shipped_machine_takes_the_figures_of_its_gpus(machine):
     num_gpus = len(validated(text_of(machine), machine).machine.of_kind("gpu"))
     topology, _ = imported(nvbandwidth(case(DOWN, [9.0] * num_gpus), case(UP, [8.0] * num_gpus)), machine)
     assert set(bandwidths(topology, "pcie").values()) >= {(9.0, 8.0)}
-
-
-def test_the_tool_is_named_with_its_version():
-    assert nvbandwidth_version(nvbandwidth()) == "nvbandwidth v0.8"
-    assert nvbandwidth_version('{"results": []}') is None

@@ -20,10 +20,8 @@ DONE = {"done": True}
 
 
 class TestSpec:
-    def test_one_worker_a_gpu_and_its_share_of_the_cores(self):
+    def test_one_worker_a_gpu_with_its_share_of_the_cores_and_without_up_to_four_processes(self):
         assert spec_for(4, 64, None, 60.0, False) == ProbeSpec(4, "cuda", 60.0, 16)
-
-    def test_without_gpus_up_to_four_processes(self):
         assert spec_for(0, 2, None, 60.0, False) == ProbeSpec(2, "cpu", 60.0, 1)
         assert spec_for(0, 64, None, 60.0, False).world_size == 4
         assert spec_for(0, 2, 3, 60.0, False) == ProbeSpec(3, "cpu", 60.0, 1)
@@ -45,13 +43,10 @@ class TestSpec:
         assert second == ProbeLaunch(host_only=True, only_messages=True, seconds=second.seconds)
         assert first.seconds + second.seconds == 60.0
 
-    @pytest.mark.parametrize("spec", [spec_for(1, 8, None, 60.0, False), spec_for(0, 8, None, 60.0, False)])
-    def test_where_there_is_no_access_to_forbid_one_launch_is_enough(self, spec):
-        assert spec.launches() == [ProbeLaunch(host_only=False, only_messages=False, seconds=60.0)]
-
-    def test_host_only_alone_is_one_launch_of_everything(self):
-        (launch,) = spec_for(4, 64, None, 60.0, True).launches()
-        assert launch == ProbeLaunch(host_only=True, only_messages=False, seconds=60.0)
+    @pytest.mark.parametrize(("num_gpus", "only_host"), [(1, False), (0, False), (4, True)])
+    def test_one_launch_of_everything_is_enough_where_there_is_no_access_to_forbid(self, num_gpus, only_host):
+        expected = [ProbeLaunch(host_only=only_host, only_messages=False, seconds=60.0)]
+        assert spec_for(num_gpus, 64, None, 60.0, only_host).launches() == expected
 
 
 class TestMeasure:
@@ -91,7 +86,7 @@ class TestMeasure:
         assert (second_environment["NCCL_P2P_DISABLE"], second_environment["HOME"]) == ("1", "/home/me")
         assert "without access between GPUs" in said[1]
 
-    def test_mpirun_starts_the_same_worker(self, started, monkeypatch):
+    def test_mpirun_starts_the_same_worker_and_one_that_is_missing_is_an_error(self, started, monkeypatch):
         mpirun = MpirunLauncher("/opt/bin/mpirun", "openmpi", as_root=False)
         monkeypatch.setattr(MpirunLauncher, "find", lambda: mpirun)
         calls = started(([*LINES, DONE], 0))
@@ -102,15 +97,13 @@ class TestMeasure:
         assert "scaling.measure.probe.worker" in command
         assert environment[LAUNCHER_VARIABLE] == "openmpi"
 
-    def test_machine_without_mpirun_is_an_error_that_says_what_to_install(self, started, monkeypatch):
         def none_here():
             raise ValueError("no mpirun beside this Python")
 
-        calls = started()
         monkeypatch.setattr(MpirunLauncher, "find", none_here)
         with pytest.raises(LaunchError, match="no mpirun beside this Python"):
             measure(spec_for(0, 8, 2, 10.0, False, "mpirun"), print, {})
-        assert not calls
+        assert len(calls) == 1
 
     @pytest.mark.parametrize(
         ("code", "how"), [(1, "ended with exit code 1"), (None, "ran past"), (0, "exit code 0")]
@@ -123,16 +116,13 @@ class TestMeasure:
         assert how in failure
         assert "RuntimeError: no luck" in failure
 
-    def test_nothing_measured_is_an_error(self, started):
-        started(([], 2))
+    def test_nothing_measured_and_an_environment_that_contradicts_are_errors(self, started):
+        calls = started(([], 2))
         with pytest.raises(LaunchError, match=r"exit code 2(.|\n)*no luck"):
             measure(spec_for(0, 2, None, 10.0, False), print, {})
-
-    def test_environment_that_contradicts_is_refused(self, started):
-        calls = started()
         with pytest.raises(LaunchError, match="NCCL_P2P_DISABLE is set; unset it, or use --no-peer-access"):
             measure(spec_for(2, 8, None, 10.0, False), print, {"NCCL_P2P_DISABLE": "1"})
-        assert calls == []
+        assert len(calls) == 1
 
 
 def test_line_that_was_cut_off_ends_the_reading(tmp_path):

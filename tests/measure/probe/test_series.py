@@ -38,13 +38,10 @@ def test_intervals_hold_the_truth_and_grow_with_the_noise():
     assert widths[0] < widths[1]
 
 
-def test_one_outlier_in_a_size_moves_nothing():
+def test_neither_one_outlier_nor_the_largest_messages_move_the_latency():
     slow = times(10e-6, 50e9)
     slow[SIZES[0]][0] *= 1000
     assert math.isclose(fit_link(slow).latency_s, 10e-6, rel_tol=1e-6)
-
-
-def test_small_messages_count_as_much_as_large_ones():
     # A tenth of a second more on the largest would hide any latency from absolute errors.
     measured = times(10e-6, 50e9)
     measured[SIZES[-1]] = [value * 1.05 for value in measured[SIZES[-1]]]
@@ -63,16 +60,13 @@ def test_line_goes_through_the_largest_size_and_says_where_it_is_furthest_off():
     assert math.isclose(fit.worst_error_ratio, 0.5, abs_tol=0.05)
 
 
-def test_neither_is_ever_negative():
+def test_neither_is_ever_negative_and_samples_are_those_of_the_size_with_fewest():
     fit = fit_link({1024: [2e-3] * 3, 2048: [1e-3] * 3})
     assert fit.latency_s > 0
     assert fit.bandwidth_bytes_per_s == math.inf
     curved = {1: [1.0], 2: [4.0], 3: [9.0]}
     assert fit_link(curved).latency_s == 0.0
     assert fit_link(curved).worst_error_ratio > 0.3
-
-
-def test_number_of_samples_is_that_of_the_size_with_fewest():
     measured = times(1e-6, 1e9, count=5)
     measured[SIZES[2]] = measured[SIZES[2]][:2]
     assert fit_link(measured).num_samples == 2

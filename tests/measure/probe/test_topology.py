@@ -101,11 +101,13 @@ class TestFourGpus:
     def test_links_are_as_fast_as_copies_over_them(self, box, id_, there, back):
         assert (bandwidths(box[0], id_), link(box[0], "gpu1-nvswitch0").count) == (close((there, back)), 18)
 
-    def test_memory_and_sums_of_gpus_and_of_the_host(self, box):
+    def test_memory_sums_and_latencies_are_those_of_gpus_host_and_software(self, box):
         found = box[0].machine.by_id
         gpu, host = found["gpu3"], found["host0"].bandwidth_bytes_per_s
         assert (gpu.bandwidth_bytes_per_s, gpu.reduce_bytes_per_s) == close((2 * 2e12, 1.3e12))
         assert (host, found["cpu0"].reduce_bytes_per_s) == close((2 * 4 * 24e9, 7e9))
+        latency, expected = box[0].machine.message_latency_s, (8e-6 - 0.6e-6, 12e-6 - 0.7e-6, 6e-6 - 0.35e-6)
+        assert (latency["peer"], latency["staged"], latency["host"]) == close(expected)
 
     def test_products_of_matrices_in_every_precision_at_their_best_size(self, box):
         gpu = box[0].machine.by_id["gpu3"]
@@ -116,10 +118,6 @@ class TestFourGpus:
         (line,) = [line for line in box[1].table if line.startswith("product_bf16 ranks 2 ")]
         assert line.split()[3:] == ["4096", "x", "4096", "0.1963", "ms", "700", "TFLOP/s"]
         assert "bf16 700 TFLOP/s" in describe(box[0]).replace("\n", " ")
-
-    def test_software_has_the_latency_that_links_do_not_have(self, box):
-        latency, expected = box[0].machine.message_latency_s, (8e-6 - 0.6e-6, 12e-6 - 0.7e-6, 6e-6 - 0.35e-6)
-        assert (latency["peer"], latency["staged"], latency["host"]) == close(expected)
 
     @pytest.mark.parametrize(("figure", "said"), [
         ("pcie5-x16.bandwidth_bytes_per_s",
@@ -140,11 +138,9 @@ class TestFourGpus:
         assert "0.44 of the 50.0 GB/s that the model gives them (6 of 6 pairs" in note
         assert f"# {note[:60]}" in box[1].machine
 
-    def test_simulator_accepts_it(self, box):
+    def test_simulator_accepts_it_and_the_table_has_a_line_for_each_thing_measured(self, box):
         for peer_access in (True, False):
             assert 0 < simulate(ring(4), box[0], 64 << 20, peer_access=peer_access).seconds < 1
-
-    def test_table_has_a_line_for_each_thing_measured(self, box):
         assert len(box[1].table) == 1 + len({sample.series for sample in samples_of()})
         assert any("all_reduce captured ranks 0,1,2,3 host-only" in line for line in box[1].table)
 
@@ -158,7 +154,7 @@ def test_slow_gpu_gets_a_type_of_its_own():
     assert link(topology, "cpu0-gpu1").bandwidth_bytes_per_s == close(55e9)
 
 
-def test_copies_that_do_not_hold_one_another_up_are_no_limit():
+def test_small_copies_and_those_that_do_not_hold_one_another_up_are_no_limit_of_memory():
     def unhindered(case, seconds):
         many = case.operation in ALONE and len(case.ranks) > 2 and case.memory == "pinned"
         return seconds * AT_ONCE[case.operation] / ALONE[case.operation] if many else seconds
@@ -167,6 +163,9 @@ def test_copies_that_do_not_hold_one_another_up_are_no_limit():
     memory = topology.machine.by_id["host0"].bandwidth_bytes_per_s
     assert memory == close(max(2 * 4 * 45e9, 3 * 4 * 18e9), rel=0.05)
     assert link(topology, "cpu0-host0").bandwidth_bytes_per_s >= memory
+    several = {s for s in samples_of() if s.operation in ALONE and len(s.ranks) > 1 and s.num_bytes > 1 << 20}
+    topology, _ = probed([s for s in samples_of() if s not in several])
+    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == close(3 * 4 * 18e9)  # of the cores
 
 
 def test_series_that_broke_off_before_its_largest_size_counts_nowhere():
@@ -175,12 +174,6 @@ def test_series_that_broke_off_before_its_largest_size_counts_nowhere():
     topology, _ = probed(samples)
     assert link(topology, "gpu0-nvswitch0").bandwidth_bytes_per_s == close(370e9)
     assert "of one link, 20.6 GB/s to 20.6 GB/s" in topology.sources["nvlink-to-switch.bandwidth_bytes_per_s"]
-
-
-def test_small_copies_at_once_are_no_limit_of_memory():
-    several = {s for s in samples_of() if s.operation in ALONE and len(s.ranks) > 1 and s.num_bytes > 1 << 20}
-    topology, _ = probed([s for s in samples_of() if s not in several])
-    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == close(3 * 4 * 18e9)  # of the cores
 
 
 def test_size_of_which_most_is_latency_tells_no_bandwidth():
@@ -192,33 +185,27 @@ def test_size_of_which_most_is_latency_tells_no_bandwidth():
     assert link(probed(samples)[0], "gpu0-nvswitch0").bandwidth_bytes_per_s == close(reached)
 
 
-def test_ranks_are_found_by_uuid_whatever_their_order():
+def test_ranks_are_found_by_uuid_in_any_order_and_peer_access_is_what_cuda_says():
     topology, _ = probed(workers=facts_of_workers(("a3", "a2", "a1", "a0")))
     assert link(topology, "cpu0-gpu0").bandwidth_bytes_per_s == close(55e9)
     assert gpu_ids(found_machine().gpus, ["A3", "GPU-a1"]) == ["gpu3", "gpu1"]
     assert gpu_ids(found_machine().gpus, ["", ""]) == ["gpu0", "gpu1"]
-
-
-def test_gpus_that_did_not_take_part_leave_memory_to_the_cores():
-    topology, _ = probed(samples_of(world_size=2), workers=facts_of_workers(("a0", "a1")))
-    assert len(topology.machine.of_kind("gpu")) == 4
-    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == close(3 * 2 * 18e9)
-    assert link(topology, "cpu0-gpu3").bandwidth_bytes_per_s == close(55e9)  # as others of its type
-
-
-def test_gpus_that_only_cuda_sees_are_taken_from_there():
-    topology, result = probed(found=replace(found_machine(), gpus=()))
-    assert [gpu.name for gpu in topology.machine.of_kind("gpu")] == ["NVIDIA H200"] * 4
-    assert link(topology, "cpu0-gpu0").bandwidth_bytes_per_s == close(55e9)
-    assert any("neither NVML nor nvidia-smi" in note for note in result.notes)
-
-
-def test_peer_access_is_what_cuda_says():
     workers = facts_of_workers()
     workers["ranks"][3]["peers"] = []
     topology, _ = probed(workers=workers)
     assert topology.machine.peer_access("gpu0", "gpu2")
     assert not topology.machine.peer_access("gpu0", "gpu3")
+
+
+def test_gpus_that_did_not_take_part_or_that_only_cuda_sees_are_there():
+    topology, _ = probed(samples_of(world_size=2), workers=facts_of_workers(("a0", "a1")))
+    assert len(topology.machine.of_kind("gpu")) == 4
+    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == close(3 * 2 * 18e9)
+    assert link(topology, "cpu0-gpu3").bandwidth_bytes_per_s == close(55e9)  # as others of its type
+    topology, result = probed(found=replace(found_machine(), gpus=()))
+    assert [gpu.name for gpu in topology.machine.of_kind("gpu")] == ["NVIDIA H200"] * 4
+    assert link(topology, "cpu0-gpu0").bandwidth_bytes_per_s == close(55e9)
+    assert any("neither NVML nor nvidia-smi" in note for note in result.notes)
 
 
 def test_two_sockets_have_what_their_own_gpus_reach():
@@ -229,14 +216,11 @@ def test_two_sockets_have_what_their_own_gpus_reach():
         assert link(topology, f"cpu{number}-host{number}").back_bytes_per_s == close(2 * 41e9)
 
 
-def test_only_copies_of_one_gpu_are_enough():
+def test_a_launch_that_was_cut_off_or_has_one_gpu_still_gives_a_file():
     samples = [sample for sample in samples_of(world_size=1) if sample.launch == "default"]
     topology, _ = probed(samples, found_machine(1), facts_of_workers(("a0",)))
     assert link(topology, "cpu0-gpu0").back_bytes_per_s == close(50e9)
     assert topology.sources["message_latency_s.peer"].startswith("NCCL")
-
-
-def test_a_launch_that_was_cut_off_still_gives_a_file():
     samples = samples_of()
     for end in range(0, len(samples), 211):
         validated(probed(samples[: end + 1])[1].machine, "box.yaml")

@@ -51,12 +51,10 @@ ANSWERS = {
 
 
 class TestAccuracy:
-    def test_difference_is_of_pairs_of_seeds(self, results):
+    def test_difference_is_of_pairs_of_seeds_and_spread_the_root_of_the_mean_variance(self, results):
         made = results(cell("fused", "float32", REFERENCE), cell("cell", "float32", {1: 0.91, 2: 0.93}))
         (compared,) = comparisons(made)
         assert compared.difference("cell, float32") == pytest.approx(0.01)
-
-    def test_spread_is_the_root_of_the_mean_variance(self, results):
         even = cell("cell", "float32", {1: 0.92, 2: 0.92, 3: 0.92})
         (compared,) = comparisons(results(cell("fused", "float32", REFERENCE), even))
         assert compared.seed_sd == pytest.approx(0.02 / 2**0.5)
@@ -83,9 +81,12 @@ class TestAccuracy:
 
 
 class TestSpeed:
-    def test_rate_is_the_batch_over_the_median(self, results):
+    def test_rate_is_the_batch_over_the_median_and_figures_have_a_panel_a_phase_and_precision(self, results):
         (one,) = results(cell("fused", "float32", seconds=[[0.5] * 7], batch=100)).cells
         assert (per_s(one, "batch"), per_s(one, "batch", "predict")) == (pytest.approx(200), None)
+        speed, accuracy = figures(results(cell(*FUSED, REFERENCE), cell(*HALF, REFERENCE)))
+        names = [text.get_text() for text in accuracy.figure.axes[0].get_yticklabels()]
+        assert (len(speed.figure.axes), names) == (3 * 2, ["fused, float32", "fused, float16"])
 
     def test_sentences_say_how_much_faster_at_which_batches(self, results):
         cells = []
@@ -119,8 +120,3 @@ class TestSpeed:
         shown = row["GPU: training, samples/s"], row["CPU: training, samples/s"], len(accuracies.rows)
         assert shown == (MISSING, "1,280", 1)
         assert any("no GPU" in remark for remark in speeds.remarks)
-
-    def test_figures_have_a_panel_for_each_phase_and_precision(self, results):
-        speed, accuracy = figures(results(cell(*FUSED, REFERENCE), cell(*HALF, REFERENCE)))
-        names = [text.get_text() for text in accuracy.figure.axes[0].get_yticklabels()]
-        assert (len(speed.figure.axes), names) == (3 * 2, ["fused, float32", "fused, float16"])

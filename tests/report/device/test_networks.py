@@ -57,29 +57,28 @@ def batches(of):
 
 
 class TestThreads:
-    def test_speedups_are_over_the_fewest_threads(self, threads):
+    def test_fewest_threads_within_a_tie_are_worth_it_by_speedups_over_the_fewest(self, threads):
         found = speedups(threads.results())
         at, values = found["fcn-r"]
         assert ([*at], values[0]) == ([1.0, 2.0, 4.0], pytest.approx([1.0, 100 / 51, 2.0]))
         assert found["lstm"][1][0][-1] == pytest.approx(100 / 120)
-
-    def test_fewest_threads_within_a_tie_are_worth_it(self, threads):
         results = threads.results()
         assert worthwhile(results.where({"device": "cpu", "model": "fcn-r"})).text("threads") == "2"
         assert worthwhile(results.where({"device": "cpu", "model": "lstm"})).text("threads") == "1"
 
-    def test_sentence_answers_the_question(self, threads):
+    def test_sentence_table_and_figure_answer_the_question(self, threads):
         (sentence,) = sentences_of(threads.results())
         assert sentence.startswith(
             "How many CPU threads are worth it? Seen in one launch: 1 to 2 of 4: a training step takes 1.0 "
             "to 2.0 times as long with 1 (2 networks). Of 1 to 4,"
         )
         assert "fcn-r 2 (1 takes 2.0 times as long), lstm 1 (1 takes 1.0 times as long) (seen in" in sentence
-
-    def test_table_has_a_row_for_each_number_of_threads(self, threads):
         (table,) = device_tables([threads.results()])
         assert [row[:3] for row in table.rows[:3]] == [["fcn-r", "64", count] for count in "124"]
         assert [row[-2] for row in table.rows[:3]] == ["1.00", "1.96", "2.00"]
+        (figure,) = write_figures(threads.folder, [threads.results()])
+        assert figure.name == "device-cpu-threads-speedup"
+        assert "fcn-r" in figure.svg.read_text(encoding="utf-8")
 
     def test_fewest_threads_are_compared_with_themselves_without_an_interval(self, of):
         made = of("cpu-threads", networks=["fcn-r"])
@@ -99,11 +98,6 @@ class TestThreads:
         made.add(exactly(0.1), threads=4, model="lstm", batch=16)
         answer = sentences_of(made.results())[-1]
         assert "Not answered, as points are missing, on the CPU for every network." in answer
-
-    def test_figure_is_drawn(self, threads):
-        (figure,) = write_figures(threads.folder, [threads.results()])
-        assert figure.name == "device-cpu-threads-speedup"
-        assert "fcn-r" in figure.svg.read_text(encoding="utf-8")
 
     def test_threads_that_are_not_measured_yet_make_no_speedup(self, threads):
         for count, seconds in ((2, 0.05), (4, 0.03)):
@@ -128,12 +122,10 @@ class TestThreads:
 
 
 class TestBatches:
-    def test_enough_is_the_smallest_batch_near_the_best(self, batches):
+    def test_enough_is_the_smallest_batch_near_the_best_of_each_device_which_are_compared(self, batches):
         cpu, gpu = (enough(batches.results().where({"device": device})) for device in ("cpu", "cuda"))
         assert (cpu.text("batch"), cpu.best.samples_per_s) == ("4", pytest.approx(100.0))
         assert (gpu.text("batch"), gpu.best.samples_per_s) == ("16", pytest.approx(10_000.0))
-
-    def test_sentences_name_the_batch_of_each_device_and_compare_them(self, batches):
         (answer,) = sentences_of(batches.results())
         said = "on the CPU, 4 threads: fcn-r 4 (100 samples/s); on the GPU eager: fcn-r at least 16 ("
         assert said in answer

@@ -55,16 +55,13 @@ def without_gpu(small):
     return made
 
 
-def test_break_even_width_is_that_of_the_fastest_threads_by_ratios_of_medians(with_gpu):
+def test_break_even_widths_are_those_of_the_fastest_threads_and_answer_the_question(with_gpu):
     results = with_gpu.results()
     eager, captured = results.gpu_arms
     found = width_crossings(results, eager)
     at = [found[1].at, found[64].at, width_crossings(results, captured)[64].at]
     assert (at, found[64].has_interval) == (pytest.approx([300 / (1 + 1 / 64), 150, 15], rel=0.02), False)
     assert cpu_over_gpu(results, eager)[64, 1000].ratio == pytest.approx(2000 / 300, rel=0.01)
-
-
-def test_last_sentence_answers_the_question(with_gpu):
     last = sentences_of(with_gpu.results())[-1]
     assert re.fullmatch(
         r"When is the GPU worth it for a small network\? Seen in one launch: at every measured batch, GPU "
@@ -73,6 +70,10 @@ def test_last_sentence_answers_the_question(with_gpu):
         r".* \(seen in one launch\)\.", last,
     )  # fmt: skip
     assert "faster" not in last
+    (times,) = device_tables([with_gpu.results()])
+    assert len(times.rows) == 8
+    assert " to " in times.rows[0][6]  # the interval
+    assert sum(len(ids) for ids in times.cells) == 8 * 4
 
 
 def test_batches_of_one_answer_are_named_together(small):
@@ -106,13 +107,6 @@ def test_without_a_gpu_there_is_no_answer_and_its_columns_are_empty_and_told(wit
     missing = ["GPU eager: ms a step", "GPU captured: ms a step", "CPU / GPU, least of each"]
     assert (table.headings[-3:], {text for row in table.rows for text in row[-3:]}) == (missing, {"–"})  # noqa: RUF001
     assert any("no GPU that torch can use" in remark for remark in table.remarks)
-
-
-def test_tables_hold_every_point_once_with_its_cells(with_gpu):
-    (times,) = device_tables([with_gpu.results()])
-    assert len(times.rows) == 8
-    assert " to " in times.rows[0][6]  # the interval
-    assert sum(len(ids) for ids in times.cells) == 8 * 4
 
 
 def test_point_that_the_cpu_left_out_is_named_and_counted_for_nobody(with_gpu):
