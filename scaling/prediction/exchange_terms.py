@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from scaling.collectives.nccl import unknown_gpu
+from scaling.collectives.nccl import slow_sockets, unknown_gpu
 from scaling.collectives.plan import Exchange, Stage, exchange_price
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import simulate
@@ -54,8 +54,10 @@ def exchange_terms(
     )
     if kind.startswith("native") and priced.note:
         exchanged = replace(exchanged, own_sd=UNSEARCHED_SD)
-    if kind.startswith("native") and (unknown := unknown_gpu(machine)):
-        exchanged = replace(exchanged, note="; ".join(filter(None, (exchanged.note, unknown))))
+    if kind.startswith("native"):
+        slow = slow_sockets(machine, len(machine.on_nodes(world_size)))
+        notes = filter(None, (exchanged.note, unknown_gpu(machine), slow))
+        exchanged = replace(exchanged, note="; ".join(notes) or None)
     if kind == "native_host":
         exchanged = replace(exchanged, shared_s=machinery.ring_through_host_s(world_size, num_bytes))
     elif kind in THROUGH_HOST and not stage.native:

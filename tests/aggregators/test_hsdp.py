@@ -40,7 +40,7 @@ def test_on_one_host_it_is_fsdp_and_on_two_faster():
 
 def test_groups_that_exchange_at_once_share_the_nic_of_their_host():
     (between,) = (s for s in create("hsdp").stages(LAYOUT, 16) if getattr(s, "name", "") == "all-reduce")
-    topology = load("hgx-h200-x16-100gbe")
+    topology = load("hgx-h200-x16-10gbe")
     own = nccl_price(topology, [(0, "gpu0"), (1, "gpu0")], 4 * between.num_elements, peer_access=True)
     (priced,) = simulate_plan([between], topology, 16).stages
     assert priced.flow_s == pytest.approx(8 * own.flow_s)

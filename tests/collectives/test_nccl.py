@@ -136,12 +136,41 @@ def test_gpus_of_a_cube_mesh_reach_their_links_together(gpus, expected):
 
 
 # Sources: docs/background/prediction.md, of nccl-tests' bus bandwidth.
-@pytest.mark.parametrize(("name", "gpus", "num_bytes", "published"), [
-    ("dgx-a100", 8, 2**30, 230.8), ("hgx-h100", 8, 2**30, 370), ("pcie-8", 2, 10**7, 11.28),
-    ("dgx-a100-x16-infiniband", 32, 2**33, 192), ("hgx-h200-x16-infiniband", 32, 2**34, 365.84),
+@pytest.mark.parametrize(("name", "gpus", "num_bytes", "published", "within"), [
+    ("dgx-a100", 8, 2**30, 230.8, 0.06), ("hgx-h100", 8, 2**30, 370, 0.06), ("pcie-8", 2, 10**7, 11.28, 0.06),
+    ("dgx-a100-x16-infiniband", 32, 2**33, 192, 0.06), ("hgx-h200-x16-infiniband", 32, 2**34, 365.84, 0.06),
+    ("dgx1-v100", 8, 2**30, 135.5, 0.12), ("dgx1-v100", 8, 2**27, 129.1, 0.10),
+    ("pcie-8-no-peer-access", 8, 2**27, 2.46, 0.23),
+    ("hgx-h200-x2-10gbe", 16, 2**30, 2, 0.08), ("hgx-h200-x16-10gbe", 64, 2**29, 1.17, 0.07),
+    ("hgx-h200-x16-100gbe", 32, 2**27, 5, 0.02),
 ])  # fmt: skip
-def test_bus_bandwidth_is_near_what_nccl_tests_published(name, gpus, num_bytes, published):
-    assert bus_gb_per_s(name, gpus, num_bytes) == pytest.approx(published, rel=0.06)
+def test_bus_bandwidth_is_near_what_nccl_tests_published(name, gpus, num_bytes, published, within):
+    assert bus_gb_per_s(name, gpus, num_bytes) == pytest.approx(published, rel=within)
+
+
+def test_the_interval_of_four_k80_holds_a_published_result_only_without_access_or_behind_one_link():
+    published_s = 1.5 * (num_bytes := 2**30) / 2.55e9
+    inside = {}
+    for name, peer_access in (("dual-k80", True), ("dual-k80", False), ("dual-k80-one-link", True)):
+        of_cell = cell(4, "all_reduce", peer_access=peer_access)
+        exchange = Predictor(Machinery(load(name))).predict(strategy(of_cell)).exchange
+        low, high = (end / exchange.value for end in exchange.interval)
+        topology = load(name)
+        seconds = time(topology, 4, num_bytes, peer_access).seconds
+        inside[name, peer_access] = low * seconds <= published_s <= high * seconds
+    assert inside == {("dual-k80", True): False, ("dual-k80", False): True, ("dual-k80-one-link", True): True}
+
+
+@pytest.mark.parametrize(("change", "expected"), [
+    ({}, 5), ({"kind": "100 GbE, RoCE"}, 12.5), ({"kind": "InfiniBand"}, 12.5),
+    ({"bandwidth_bytes_per_s": 4e9}, 4),
+])  # fmt: skip
+def test_sockets_are_slower_than_a_fast_network_and_that_is_said(change, expected):
+    topology = load("hgx-h200-x16-100gbe")
+    topology = replace(topology, network=replace(topology.network, **change))
+    assert 31 / 16 * 2**30 / time(topology, 32, 2**30).flow_s / 1e9 == pytest.approx(expected)
+    notes = Predictor(Machinery(topology)).predict(strategy(cell(32, "all_reduce"))).notes
+    assert any("sockets" in note for note in notes) is (expected == 5)
 
 
 def test_pairs_without_access_are_passed_once_each_way():
