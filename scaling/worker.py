@@ -112,9 +112,15 @@ def _lead(
         except ScalingError as error:
             problem = str(error)
             usage_error(problem)  # before the others hear of it: the first to exit has the rest killed
-    path, launch, problem, stall_timeout_s = workers.share(
-        (folder.path.absolute() if folder else None, launch, problem, stall_timeout_s)
+    path, values, problem, stall_timeout_s = workers.share(
+        (
+            str(folder.path.absolute()) if folder else None,
+            launch.to_json() if launch else None,
+            problem,
+            stall_timeout_s,
+        )
     )
+    launch = Launch.from_json(values) if values else None
     heartbeat.allow(stall_timeout_s)
     if problem:
         workers.close()
@@ -126,7 +132,7 @@ def _lead(
     assert path is not None
     # Rank 0 has read the user's own study; the others take its word.
     trust(name for cell in launch.cells for name in texts(cell.to_dict()))
-    results = ResultsFolder(path)
+    results = ResultsFolder(Path(path))
     if _led_by_scaling_run():
         return run_launch(workers, results, launch, libraries, heartbeat)
 

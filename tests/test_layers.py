@@ -123,6 +123,7 @@ TORCH_DISTRIBUTED = frozenset(
         *(f"scaling.attach.inside.{name}" for name in INSIDE_SCRIPTS),
     }
 )
+UNPICKLES = frozenset({"scaling.workloads.cifar10", "scaling.training.checkpoint"})
 CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})
 CUDA_EVENTS |= {"scaling.attach.inside.agent", "scaling.attach.inside.record"}
 NVML = frozenset({"topologies.detect_nvml", "scaling.measure.power"})
@@ -232,6 +233,17 @@ def process_calls(modules: Modules) -> list[str]:
     ]
 
 
+def pickles(modules: Modules) -> list[str]:
+    """Modules that unpickle: messages between ranks are JSON (scaling.files.messages)."""
+    objects = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
+    return uses_of(modules, "pickle", UNPICKLES) + [
+        f"{name}:{node.lineno} calls {node.attr}, which unpickles"
+        for name, module in modules.items()
+        for node in module.nodes
+        if isinstance(node, ast.Attribute) and node.attr in objects
+    ]
+
+
 @pytest.fixture(scope="module")
 def project() -> dict[str, Module]:
     return read_modules(ROOT)
@@ -242,7 +254,8 @@ class TestTheProject:
         assert {"scaling.cli", "launchers.local", "topologies.detect"} <= set(project)
 
     @pytest.mark.parametrize(
-        "wrong", [wrong_imports, circles, torch_uses, event_uses, nvml_uses, wrong_writers, process_calls]
+        "wrong",
+        [wrong_imports, circles, torch_uses, event_uses, nvml_uses, wrong_writers, process_calls, pickles],
     )
     def test_no_module_does_what_the_tables_forbid(self, project, wrong):
         assert wrong(project) == []
@@ -256,7 +269,7 @@ class TestTheProject:
         assert reaches("scaling.cli", LATE_IN_CLI, project, late=False) == []
 
     def test_no_name_in_the_tables_is_out_of_date(self, project):
-        assert {*TORCH_DISTRIBUTED, *CUDA_EVENTS, *NVML, *WRITERS} <= set(project)
+        assert {*TORCH_DISTRIBUTED, *UNPICKLES, *CUDA_EVENTS, *NVML, *WRITERS} <= set(project)
         assert {unit for unit in MAY_IMPORT if unit not in project} == set()
 
 
@@ -350,6 +363,8 @@ class TestTheChecker:
             "def f():\n    import pynvml", "nvml.nvmlDeviceGetPowerUsage(handle)",
             "ask('nvmlDeviceGetPowerUsage', handle)",
         )),
+        *((pickles, "scaling__workloads__cifar10", source)
+          for source in ("import pickle", "def f():\n    from pickle import loads")),
         *((process_calls, "launchers__mine", source)
           for source in ("subprocess.Popen(words)", "Popen(words)", "os.killpg(1, 9)")),
     ])  # fmt: skip

@@ -22,6 +22,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
 from scaling.errors import LaunchError
+from scaling.files import messages
 from scaling.process_group.base import Group, HostCounters, Message, PeerMemory
 
 
@@ -55,6 +56,19 @@ class SymmetricMemory(PeerMemory):
 
 
 T = TypeVar("T")
+
+
+def share_json(value: T, source: int, group: dist.ProcessGroup | None = None) -> T:
+    """The source's `value` on every rank of a Gloo group (None: all ranks), as
+    `scaling.files.messages` sends it. Collective."""
+    content = bytearray(messages.written(value).encode() if dist.get_rank() == source else b"")
+    size = torch.tensor([len(content)])
+    dist.broadcast(size, source, group=group)
+    sent = torch.frombuffer(content.ljust(int(size)), dtype=torch.uint8)
+    dist.broadcast(sent, source, group=group)
+    received: T = messages.read(sent.numpy().tobytes())
+    return received
+
 
 SPIN_S = 5e-3
 POLL_S = 50e-6
@@ -239,10 +253,8 @@ class TorchGroup(Group):
         return best
 
     def share(self, value: T, source: int = 0) -> T:
-        """The source's `value` (any picklable object) on every rank."""
-        box: list[Any] = [value]
-        dist.broadcast_object_list(box, source, group=self._control)
-        return box[0]
+        """The source's `value` (see `scaling.files.messages`) on every rank. Collective."""
+        return share_json(value, source, self._control)
 
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
         """A file in memory that rank 0 makes and all ranks map; its name is gone at once."""
@@ -295,9 +307,9 @@ def group_of(process_group: dist.ProcessGroup, device: torch.device) -> TorchGro
         raise LaunchError("the process group lacks some of the ranks; use one of all ranks")
     if device.type == "cuda" and dist.get_backend(process_group) != "nccl":
         raise LaunchError(f"tensors on GPUs need NCCL; the group is of {dist.get_backend(process_group)}")
-    hosts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(hosts, socket.gethostname(), group=process_group)
-    return TorchGroup(process_group, dist.new_group(backend="gloo"), hosts.count(socket.gethostname()))
+    control, own = dist.new_group(backend="gloo"), socket.gethostname()
+    hosts = [share_json(own, rank, control) for rank in range(dist.get_world_size())]
+    return TorchGroup(process_group, control, hosts.count(own))
 
 
 class Closable(Protocol):

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, MutableMapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from launchers import mpi as launcher
 from launchers.processes import die_with_parent, say_line
@@ -78,8 +78,6 @@ class LaunchLibraries:
             self._mpi.end_all(code)
 
 
-T = TypeVar("T")
-
 KEEP_CORES_VARIABLE = "SCALING_KEEP_BINDING"
 """Set to 1, a worker stays on the cores to which mpirun has bound it."""
 
@@ -116,9 +114,11 @@ class MpiWorld:
         sys.excepthook = _ending_all(MPI.COMM_WORLD)
         return cls(info, MPI.COMM_WORLD, library_version())
 
-    def share(self, value: T) -> T:
-        """Rank 0's `value` on every rank. Collective."""
-        return self._world.bcast(value)
+    def share(self, text: str) -> str:
+        """Rank 0's text, of at most 1,000 bytes, on every rank. Collective."""
+        content = bytearray(text.encode().ljust(1000))
+        self._world.Bcast(content)
+        return content.decode().rstrip()
 
     def group(self, outer: Group) -> Group:
         """The ranks of `outer`, which are all, with MPI carrying their messages. Collective."""

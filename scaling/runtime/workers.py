@@ -38,6 +38,7 @@ from launchers.processes import say_line
 from launchers.rank_info import RankInfo
 from scaling.errors import DiskFullError, LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup
+from scaling.process_group.over_torch import share_json
 from scaling.runtime.meeting import RankPlace, Waiting, Watched, here, require_here
 from scaling.store import ResultsFolder
 from scaling.store.failures import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
@@ -125,16 +126,12 @@ class Workers:
         self._gloo_groups: list[dist.ProcessGroup] = []
 
     def share(self, value: T) -> T:
-        """Rank 0's `value` on every rank. Collective, between cells."""
-        box: list[Any] = [value]
-        dist.broadcast_object_list(box, 0)
-        return box[0]
+        """Rank 0's `value` (see `scaling.files.messages`) on every rank. Collective, between cells."""
+        return share_json(value, 0)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's `value`, in rank order, on every rank. Collective."""
-        values: list[Any] = [None] * self.info.world_size
-        dist.all_gather_object(values, value)
-        return values
+        """Every rank's `value` (likewise), in rank order, on every rank. Collective."""
+        return [share_json(value, rank) for rank in range(self.info.world_size)]
 
     def group(
         self, device: torch.device, *, peer_access: bool = True, through_host: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import pickle
 import random
 import time
 import zlib
@@ -13,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import LaunchError
+from scaling.files import messages
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cell import AnyCell, Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
@@ -68,6 +68,15 @@ class Launch:
     repeat: int
     cells: list[AnyCell]
 
+    def to_json(self) -> dict[str, Any]:
+        cells = [(cell.kind, asdict(cast("Cell", cell))) for cell in self.cells]
+        return {"settings": asdict(self.settings), "repeat": self.repeat, "cells": cells}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Launch:
+        cells = [KINDS[kind].cell(**fields) for kind, fields in values["cells"]]
+        return cls(Settings(**values["settings"]), values["repeat"], cells)
+
 
 def remaining_launches(folder: ResultsFolder, study: ResolvedStudy) -> list[Launch]:
     """The launches that are left, first repeats first; done and failed runs are not among them. The cells of
@@ -87,7 +96,8 @@ def remaining_launches(folder: ResultsFolder, study: ResolvedStudy) -> list[Laun
 
 def hand_over(launch: Launch, stall_timeout_s: float) -> dict[str, str]:
     """The variable that tells workers of the same code what to run; none where it would be too long."""
-    text = base64.b64encode(zlib.compress(pickle.dumps((launch, stall_timeout_s)))).decode()
+    values = messages.written([launch.to_json(), stall_timeout_s])
+    text = base64.b64encode(zlib.compress(values.encode())).decode()
     return {HANDED_OVER: text} if len(text) < MOST_CHARACTERS else {}
 
 
@@ -96,10 +106,10 @@ def handed_over(environ: Mapping[str, str]) -> tuple[Launch, float] | None:
     LaunchError: the variable holds something else."""
     if (text := environ.get(HANDED_OVER)) is None:
         return None
-    # From the command that started this process: whoever sets its variables chooses its program too.
     try:
-        launch, stall_timeout_s = pickle.loads(zlib.decompress(base64.b64decode(text)))  # noqa: S301
-    except Exception as error:  # noqa: BLE001 (pickle raises what it likes)
+        values, stall_timeout_s = messages.read(zlib.decompress(base64.b64decode(text)))
+        launch = Launch.from_json(values)
+    except (ValueError, zlib.error, KeyError, TypeError, AttributeError) as error:
         raise LaunchError(f"{HANDED_OVER}, which `scaling run` sets, is damaged: {error}; unset it") from None
     return launch, stall_timeout_s
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from launchers.rank_info import RankInfo
 from scaling import conformance
@@ -67,9 +68,14 @@ def main(out, names):
     libraries.offer(workers)
     group = workers.group(CPU)
 
+    def gathered(value):
+        values = [None] * info.world_size
+        dist.all_gather_object(values, value)
+        return values
+
     def run(world_size, work):
         assert world_size == info.world_size
-        return workers.gather(work(group))
+        return gathered(work(group))
 
     seen: dict[str, Any] = {"launcher": info.launcher, "size": info.world_size, "aggregators": {}}
     seen["libraries"] = libraries.record()
@@ -83,7 +89,7 @@ def main(out, names):
         }
         if "horovod" in name:
             error, bits = cast_mean(create(name, FP16), group)
-            every = set(map(tuple, workers.gather(bits)))
+            every = set(map(tuple, gathered(bits)))
             seen["aggregators"][name] |= {"fp16_error": error, "fp16_bits": len(every)}
     if info.rank == 0:
         out.write_text(json.dumps(seen))

@@ -27,7 +27,9 @@ from scaling.study.launches import (
     handed_over,
     remaining_launches,
 )
-from tests.made import cell_of
+from scaling.study.overrides import load_study, shipped_studies
+from scaling.study.resolve import resolve
+from tests.made import GPUS, cell_of
 from topologies.detect_host import boot_id
 
 CELL = cell_of(threads=4, learning_rate=0.01, warmup=10, iterations=50)
@@ -161,9 +163,13 @@ class TestEstimate:
         assert epochs(2) > epochs(1)
 
 
-def test_workers_are_told_the_very_launch():
-    launch = Launch(Settings.of(CELL), 2, [CELL, replace(CELL, aggregator_parameters={"slots": (1, 2)})])
-    assert handed_over(hand_over(launch, 30.0)) == (launch, 30.0)
+@pytest.mark.parametrize("name", sorted(set(shipped_studies()) - {"attached"}))
+def test_workers_are_told_the_very_launches(tmp_path, name):
+    study = resolve(load_study(name), GPUS)
+    launches_of = {launch.settings: launch for launch in remaining_launches(ResultsFolder(tmp_path), study)}
+    for settings, launch in launches_of.items():
+        short = Launch(settings, 0, launch.cells[:20])
+        assert handed_over(hand_over(short, 30.0)) == (short, 30.0)
     assert handed_over({}) is None
 
 

@@ -31,10 +31,11 @@ CellT = TypeVar("CellT", bound=AnyCell)
 
 class Kind(ABC, Generic[PartT, CellT]):
     """A kind of study. `part`: the keys that a part may have; a pydantic model whose `kind` is a literal;
-    `why_other_keys_are_wrong`: said where a part has a key of other kinds; `estimated_from`: where `seconds`
-    comes from, for people."""
+    `cell`: the class of its cells; `why_other_keys_are_wrong`: said where a part has a key of other kinds;
+    `estimated_from`: where `seconds` comes from, for people."""
 
     part: type[PartT]
+    cell: ClassVar[type[AnyCell]] = Cell
     why_other_keys_are_wrong: ClassVar[str] = ""
     estimated_from: ClassVar[str] = "operations at an assumed rate"
 

@@ -102,7 +102,7 @@ class DeviceCell(CellWithoutModel):
 
 
 class DeviceKind(Kind[DevicePart, DeviceCell]):
-    part = DevicePart
+    part, cell = DevicePart, DeviceCell
     why_other_keys_are_wrong = "kind: device runs an experiment, whose parameters stand with its name"
     estimated_from = "from such cells elsewhere"
 

@@ -57,7 +57,7 @@ class TransferCell(CellWithoutModel):
 class TransferKind(Kind[TransferPart, TransferCell]):
     """A cell for each world size, with access between GPUs and without, as the part says."""
 
-    part = TransferPart
+    part, cell = TransferPart, TransferCell
     why_other_keys_are_wrong = "kind: transfer has no model and takes no step"
 
     def cells(

@@ -139,7 +139,8 @@ def run_launch(
             folder.start_run(record, {**started_by, "position": position})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
         is_checked = info.rank == 0 and checked_by_command(folder, record, os.environ)
-        record, is_checked = workers.share((record, is_checked))
+        values, is_checked = workers.share((asdict(record), is_checked))
+        record = RunRecord(**values) if info.rank else record
         outcome = _outcome(workers, runner, folder, launch, cell, is_checked=is_checked)
         if outcome.failure_kind == DISK_FULL and outcome.can_go_on:
             if info.rank == 0:

@@ -182,7 +182,7 @@ DIGEST_BYTES = 6
 VALUES = 2**14
 """Elements of a tensor that are compared: another seed or another model shows in the first ones."""
 
-Described = dict[str, tuple[str, bytes]]
+Described = dict[str, tuple[str, str]]
 """Name of a tensor -> its shape and type, and a digest of its first values."""
 
 
@@ -221,14 +221,14 @@ def _described(module: nn.Module) -> Described:
     described = {}
     for name, tensor in module.state_dict().items():
         values = tensor.detach().reshape(-1)[:VALUES].cpu().contiguous().view(torch.uint8)
-        digest = hashlib.blake2b(values.numpy().data, digest_size=DIGEST_BYTES).digest()
+        digest = hashlib.blake2b(values.numpy().data, digest_size=DIGEST_BYTES).hexdigest()
         described[name] = (f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}", digest)
     return described
 
 
 def _difference(first: Described, second: Described, rank: int) -> str:
     for name in dict.fromkeys([*first, *second]):
-        there, here = first.get(name, ("missing", b"")), second.get(name, ("missing", b""))
+        there, here = first.get(name, ("missing", "")), second.get(name, ("missing", ""))
         if there[0] != here[0]:
             return f"{name} is {here[0]} on rank {rank}, {there[0]} on rank 0"
         if there[1] != here[1]:
