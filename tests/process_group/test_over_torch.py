@@ -33,6 +33,7 @@ def seen(ranks):
     ("host_sums", {"wrong": 0}),
     ("alone", {"place": [0, 1], "library": True, "made_once": True}),
     ("largest", {"one": 2.0, "several": [2.0, 0.0, 0.1], "none": [], "metered": 0}),
+    ("messages", {"same": True}),
     ("host_clock", {"same_host": [0.0, 0.0]}),
 ])  # fmt: skip
 def test_every_rank_sees_what_the_scenario_of_the_worker_says(ranks, scenario, expected):

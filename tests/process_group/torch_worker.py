@@ -117,6 +117,11 @@ def largest(group: TorchGroup) -> dict[str, Any]:
     return {**found, "none": group.largest_of([]), "metered": group.meter.bytes_sent}
 
 
+def messages(group: TorchGroup) -> dict[str, Any]:
+    value = {"é": (1, [float("inf"), None], ("a", True)), "": {}}
+    return {"same": group.share(value if group.rank == 1 else None, source=1) == value}
+
+
 def host_clock(group: TorchGroup) -> dict[str, Any]:
     """On one host; and as if each rank had one of its own, with a clock `rank` thousand seconds ahead."""
     apart = TorchGroup(group.data, group._control, ranks_on_this_host=1)
@@ -170,7 +175,7 @@ def failing(workers: Workers, wait: Callable[[TorchGroup, torch.Tensor], None], 
 def seen_by(workers: Workers) -> dict[str, Any]:
     scenarios = [
         shared_buffers, barriers, host_all_reduce, peer_memory, host_sums, several_hosts, alone, largest,
-        host_clock, waiting, waiting_in_vain,
+        messages, host_clock, waiting, waiting_in_vain,
     ]  # fmt: skip
     seen = {scenario.__name__: scenario(workers.group(CPU)) for scenario in scenarios}
     seen["fails_in_wait"] = failing(workers, lambda group, _: group.wait_until(lambda: False), "wait")
