@@ -13,22 +13,7 @@ REDACTED = "REDACTED"
 
 _INSIDE = ("secret", "passw", "passphrase", "passcode", "credential")
 _AT_END = re.compile(r"(?:token|apikey|accesskey|privatekey|pwd|sshpass|webhooks?(?:ur[li]s?)?)$")
-_WHOLE = frozenset(
-    (
-        "key",
-        "keys",
-        "auth",
-        "authorization",
-        "bearer",
-        "pass",
-        "pat",
-        "pw",
-        "jwt",
-        "sig",
-        "signature",
-        "cookie",
-    )
-)
+_WHOLE = "key keys auth authorization bearer pass pat pw jwt sig signature cookie"
 _OF_TEXT = "pad eos bos unk mask sep cls eot end start stop special image audio prefix suffix"
 _OF_TABLES = "sort by primary foreign metric monitor image label text target group dict index column feature"
 _HARMLESS = {"token": _OF_TEXT, "key": _OF_TABLES, "keys": "num dict sort"}
@@ -75,7 +60,7 @@ def is_secret(name: str) -> bool:
     if len(words) > 1 and words[-2].lower() in _HARMLESS.get(words[-1].lower(), "").split():
         return False
     last, joined = words[-1].lower(), "".join(words).lower()
-    return last in _WHOLE or bool(_AT_END.search(joined)) or any(word in joined for word in _INSIDE)
+    return last in _WHOLE.split() or bool(_AT_END.search(joined)) or any(word in joined for word in _INSIDE)
 
 
 def redacted(text: str, environ: Mapping[str, str] = os.environ) -> str:

@@ -72,12 +72,14 @@ def test_change_is_named_and_put_back(name):
     assert torch.ones(1).dtype == torch.float32
 
 
-def test_what_libraries_set_as_they_are_imported_is_no_change():
+def test_what_libraries_set_as_they_are_imported_is_no_change_and_silence_for_all_is():
     state = ProcessState()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ImportWarning)
         os.environ["KMP_INIT_AT_FORK"] = os.environ.get("KMP_INIT_AT_FORK", "FALSE")
         assert state.put_back() == []
+        warnings.simplefilter("ignore")
+        assert state.put_back() == ["warnings filters"]
 
 
 def test_what_torchs_loader_sets_for_its_workers_stays(monkeypatch):

@@ -122,10 +122,10 @@ _PARTS = {
         _set_variables,
         lambda values: {name: value for name, value in values.items() if name not in SET_BY_IMPORTS},
     ),
-    "warnings filters": _Part(  # libraries add filters as they are imported; only errors end another cell
+    "warnings filters": _Part(  # libraries add some of their own warnings as they are imported
         lambda: list(warnings.filters),
         _put_filters,
-        lambda filters: [one for one in filters if one[0] == "error"],
+        lambda filters: [one for one in filters if one[0] == "error" or one[1:4] == (None, Warning, None)],
     ),
     "the garbage collector": _Part(gc.isenabled, lambda is_on: gc.enable() if is_on else gc.disable()),
     "the recursion limit": _Part(sys.getrecursionlimit, sys.setrecursionlimit),
