@@ -137,15 +137,15 @@ def test_a_busy_core_is_named_as_what_slows_the_rank(timed):
     assert (found.kind, "it waits for a CPU core 30% of the time" in text_of(found)) == ("slow_rank", True)
 
 
-def test_workers_that_may_use_one_core_alone_are_oversubscribed(timed):
-    cell = timed.add(steps(12.5), spans=eager(), **PAIR, **on_host(*[(0.45, [3])] * 2))
-    found = said_first(timed, cell, num_cores=8)
-    assert values(found, "cores", "share") == ("oversubscribed", 1, pytest.approx(0.45))
-
-
-def test_other_processes_on_the_host_are_told_from_the_workers_own_threads(timed):
-    cell = timed.add(steps(12.5), spans=eager(), **PAIR, **on_host(*[(0.25, [0, 1])] * 2))
-    assert said_first(timed, cell, num_cores=2).kind == "busy_host"
+@pytest.mark.parametrize(("queued_s", "cores", "num_cores", "kind", "told"), [
+    (0.45, [3], 8, "oversubscribed", {"cores": 1, "share": pytest.approx(0.45)}),
+    (0.25, [0, 1], 2, "busy_host", {}),
+])  # fmt: skip
+def test_other_processes_are_told_from_workers_that_may_use_one_core_alone(
+    timed, queued_s, cores, num_cores, kind, told
+):
+    cell = timed.add(steps(12.5), spans=eager(), **PAIR, **on_host(*[(queued_s, cores)] * 2))
+    assert values(said_first(timed, cell, num_cores=num_cores), *told) == (kind, *told.values())
 
 
 def gpu(clock_hz=1.98e9, **more):
@@ -256,12 +256,6 @@ def gpu_launches():
     folders = [path.parent for part in COMMITTED for path in sorted(part.glob("*/study.yaml"))]
     cells = [cell for folder in folders for cell in read_cells(ResultsFolder(folder))]
     return [launch for cell in cells if cell.cell["device"] == "cuda" for launch in cell.launches]
-
-
-def test_a_pageable_copy_and_a_slow_input_of_all_ranks_are_feeding(timed):
-    gpus = {"device": "cuda", "input_placement": "pageable", **PAIR}
-    cell = timed.add(steps(18.5), spans=eager(first=[("h2d", 6.0)]), **gpus)
-    assert "input over pageable memory" in text_of(said_first(timed, cell))
 
 
 def test_tiny_buckets_are_named_and_not_their_exchange_as_such(timed):

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from scaling.analysis.columns import to_rows
 from scaling.analysis.gradient_noise import FEWEST_GROUPS, Squares, noise_scale, squares_of
 from scaling.analysis.learning import epoch_table, over_seeds
 from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import build_table
-from tests.made_studies import findings
+from tests.made_studies import findings, row_with, rows_of
 
 DIMENSION, LOCAL, RANKS = 30, 8, 4
 VARIANCES = np.linspace(0.5, 4.0, DIMENSION)
@@ -93,13 +91,10 @@ def test_the_interval_is_the_ratios_that_a_t_test_does_not_exclude(seed):
         assert found.high is None if held[-1] == 1e6 else found.high == pytest.approx(held[-1], abs=0.006)
 
 
-def test_too_few_looks_have_no_value():
+def test_too_few_looks_have_no_value_and_records_of_before_have_none():
     assert noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS - 1)]]) is None
     assert noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS)]]).low is not None
     assert (noise_scale([[]]), noise_scale([[quadratic(np.random.default_rng(0), 0)]])) == (None, None)
-
-
-def test_records_of_before_have_none():
     assert (squares_of([None, None]), squares_of([])) == ((), ())
 
 
@@ -109,32 +104,20 @@ def recorded(steps, seed):
     return {"small_batch": LOCAL, "big_batch": LOCAL * RANKS, **looks}
 
 
-@pytest.fixture
-def trained(study, epochs):
-    """Four epochs, of which the second one reaches the target."""
+def test_summary_has_that_up_to_the_target_each_epoch_its_own_and_the_report_a_line(study, epochs):
+    """Of four epochs, of which the second one reaches the target."""
     lines = epochs([0.5, 0.95, 0.96, 0.97])
     for number, line in enumerate(lines):
         line["noise"] = recorded(50, number)
-    study.add([[lines]], kind="convergence", target_accuracy=0.9, epochs=4)
-    return study
-
-
-def test_summary_has_that_up_to_the_target(trained):
-    (row,) = to_rows(build_table("by-hand", read_cells(trained.folder)))
+    row = row_with(study, [[lines]], kind="convergence", target_accuracy=0.9, epochs=4)
     expected = noise_scale([squares_of([recorded(50, 0), recorded(50, 1)])])
     assert row["noise_scale"] == expected.value
     assert (row["noise_scale_low"], row["noise_scale_high"]) == (expected.low, expected.high)
-
-
-def test_each_epoch_has_its_own(trained):
-    table = epoch_table(read_cells(trained.folder))
-    expected = [noise_scale([squares_of([recorded(50, number)])]).value for number in range(4)]
-    assert table["noise_scale"].tolist() == expected
+    table = epoch_table(read_cells(study.folder))
+    each = [noise_scale([squares_of([recorded(50, number)])]).value for number in range(4)]
+    assert table["noise_scale"].tolist() == each
     assert (table["noise_scale_low"] < table["noise_scale"]).all()
-
-
-def test_the_report_says_it_in_a_line(trained):
-    (said,) = [text for text in findings(trained.folder) if "noise scale" in text]
+    (said,) = [text for text in findings(study.folder) if "noise scale" in text]
     assert "none on 1 worker at batch 64: " in said
     assert "a batch far below it learns as much from a sample" in said
 
@@ -144,7 +127,7 @@ def test_of_several_seeds_it_is_the_median_in_the_widest_interval(study, epochs)
         lines = epochs([0.95])
         lines[0]["noise"] = recorded(200, seed)
         study.add([[lines]], kind="convergence", target_accuracy=0.9, epochs=1, seed=seed)
-    rows = to_rows(build_table("by-hand", read_cells(study.folder)))
+    rows = rows_of(study)
     (merged,) = over_seeds(rows)
     assert merged["noise_scale"] == sorted(row["noise_scale"] for row in rows)[1]
     assert merged["noise_scale_low"] == min(row["noise_scale_low"] for row in rows)
@@ -156,7 +139,6 @@ def test_short_trainings_and_those_of_before_say_nothing(study, epochs, looks):
     lines = epochs([0.95])
     if looks is not None:
         lines[0]["noise"] = recorded(looks, 0)
-    study.add([[lines]], kind="convergence", target_accuracy=0.9, epochs=1)
-    (row,) = to_rows(build_table("by-hand", read_cells(study.folder)))
+    row = row_with(study, [[lines]], kind="convergence", target_accuracy=0.9, epochs=1)
     assert row["noise_scale"] is None
     assert not any("noise scale" in text for text in findings(study.folder))

@@ -6,10 +6,12 @@ import math
 import numpy as np
 import pytest
 
+from scaling.analysis.environments import machine_changes
 from scaling.analysis.history import COMMON, LEARNED, change_in, evidence, first_alarm, host_effects, watch
 from scaling.errors import ScalingError
 from scaling.measure.probe.series import size_text
 from scaling.store.history import Campaign
+from tests.made_studies import StudyFolder, iteration
 
 
 def campaigns(logs, hosts=None, names="abcdefgh"):
@@ -147,17 +149,45 @@ class TestChange:
         assert change_in("a", values).first == 16
 
 
-class TestHosts:
-    def test_the_slow_one_of_pairs_of_nodes_is_named(self):
-        pairs = list(itertools.combinations("wxyz", 2)) * 3
-        logs = noise(len(pairs))
-        logs += np.array([0.1 * ("y" in pair) for pair in pairs])
-        found = host_effects(campaigns(logs, pairs), logs)
-        assert [*found] == ["y"]
-        low, high = found["y"][1]
-        assert low < 1.1 < high + 0.05
+@pytest.mark.parametrize(("slower", "seed", "named"), [(0.1, 0, ["y"]), (0.0, 3, [])])
+def test_the_slow_one_of_pairs_of_nodes_is_named(slower, seed, named):
+    pairs = list(itertools.combinations("wxyz", 2)) * 3
+    logs = noise(len(pairs), seed)
+    logs += np.array([slower * ("y" in pair) for pair in pairs])
+    found = host_effects(campaigns(logs, pairs), logs)
+    assert [*found] == named
+    assert all(low < 1.1 < high + 0.05 for _, (low, high) in found.values())
 
-    def test_equal_hosts_are_not(self):
-        pairs = list(itertools.combinations("wxyz", 2)) * 3
-        logs = noise(len(pairs), seed=3)
-        assert host_effects(campaigns(logs, pairs), logs) == {}
+
+def recorded(path, *, width=16, count=18, cap_w=700.0, clock_hz=1980e6, queued_s=0.01, torch="2.11"):
+    """What a campaign recorded of its machine."""
+    made = StudyFolder(path)
+    subset = [{"name": "X", "pcie_generation": 5, "pcie_current_width": width}]
+    made.folder.write_environment({"versions": {"torch": torch}, "gpus": [], "gpu_subset": subset})
+    links = [{"type": "pcie", "between": ["cpu0", "gpu0"]}]
+    links += [{"type": "nvlink", "between": ["gpu0", "gpu1"], "count": count}] * (count > 0)
+    made.folder.write_topology({"links": links})
+    gpu = {"power_limit_w": cap_w, "sm_clock_after_hz": clock_hz}
+    host = {"window_s": 1.0, "queued_s": queued_s}
+    made.add([[[iteration(0, 0.1)]] * 2], summary={"gpu": [gpu] * 2, "host": [host] * 2}, world_size=2)
+    return made.folder
+
+
+@pytest.mark.parametrize(("changed", "line"), [
+    ({"width": 8}, "PCIe width of GPU 0: 16 against 8"),
+    ({"count": 9}, "link gpu0-gpu1: 18 x nvlink against 9 x nvlink"),
+    ({"count": 0}, "link gpu0-gpu1: 18 x nvlink against none"),
+    ({"cap_w": 500.0}, "power cap: 700 W against 500 W"),
+    ({"clock_hz": 1500e6}, "GPU clock under load: 1980 against 1500 MHz"),
+    ({"queued_s": 0.41}, "workers wait for a core (other programs): 1% against 41%"),
+    ({"torch": "2.12"}, "versions.torch: 2.11 against 2.12"),
+])  # fmt: skip
+def test_each_change_of_the_machine_is_named_alone(tmp_path, changed, line):
+    assert machine_changes(recorded(tmp_path / "a"), recorded(tmp_path / "b", **changed)) == [line]
+
+
+def test_what_varies_from_run_to_run_or_was_not_recorded_is_no_change(tmp_path):
+    before, after = recorded(tmp_path / "a"), recorded(tmp_path / "b", clock_hz=1965e6, queued_s=0.04)
+    bare = StudyFolder(tmp_path / "bare")
+    bare.folder.write_environment({"versions": {"torch": "2.11"}, "gpus": []})
+    assert (machine_changes(before, after), machine_changes(bare.folder, before)) == ([], [])

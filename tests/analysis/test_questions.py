@@ -17,7 +17,7 @@ from scaling.report import write_report
 from scaling.report.answer import question_answer
 from scaling.study.overrides import shipped_studies
 from scaling.study.schema import parse_study
-from tests.analysis.test_verdict import add
+from tests.analysis.test_verdict import add, fill
 
 GPU = {"device": "cuda", "peer_access": True, "step": "overlapped"}
 
@@ -53,15 +53,13 @@ def test_unknown_question_is_an_error_with_those_that_there_are():
 
 
 def test_own_key_wins_and_cells_decide_without_one(study):
-    add(study, "all_reduce", 2, 0.5, **GPU)
-    assert asked(study) == "speedup"
-    add(study, "ring", 2, 0.5, **GPU)
-    assert (asked(study), asked(study, question="memory")) == ("aggregator", "memory")
-    assert asked(study, question="nonsense") == "aggregator"
-    add(study, "none", 1, 1.0, **GPU)
-    assert asked(study) == "speedup"
-    add(study, "zero2", 2, 0.5, **GPU)
-    assert asked(study) == "memory"
+    for cells, question in (
+        ([("all_reduce", 2, 0.5)], "speedup"), ([("ring", 2, 0.5)], "aggregator"),
+        ([("none", 1, 1.0)], "speedup"), ([("zero2", 2, 0.5)], "memory"),
+    ):  # fmt: skip
+        fill(study, *cells, **GPU)
+        assert asked(study) == question
+    assert (asked(study, question="buckets"), asked(study, question="nonsense")) == ("buckets", "memory")
 
 
 def test_many_sizes_of_buckets_ask_which(study):
@@ -124,67 +122,65 @@ def test_eager_all_reduce_is_not_called_ddp_in_the_sentence(study):
     assert re.search(r"1\.50 ±\S+% times as fast as all_reduce \(60\d ms\)", sentence), sentence
 
 
-def test_compression_has_the_accuracy_of_the_same_training_alone(study, epoch_line):
-    add(study, "all_reduce", 2, 0.6, **GPU)
-    add(study, "one_bit", 2, 0.4, lossy=True, **GPU)
-    for name, accuracy, lossy in (("all_reduce", 0.95, False), ("one_bit", 0.94, True)):
+def train(study, epoch_line, **accuracies):
+    for name, accuracy in accuracies.items():
         lines = [epoch_line(1, 1.0, 2.0, accuracy)]
+        lossy = name != "all_reduce"
         study.add([[lines] * 2], kind="convergence", aggregator=name, world_size=2, lossy=lossy)
+
+
+def test_compression_has_the_accuracy_of_the_same_training_alone(study, epoch_line):
+    fill(study, ("all_reduce", 2, 0.6), ("one_bit", 2, 0.4, {"lossy": True}), **GPU)
+    train(study, epoch_line, all_reduce=0.95, one_bit=0.94)
     answer = answered(study, "compression")
     assert "one_bit, lossy, -1.00 points of accuracy: 400 ms a step" in answer.sentence
     assert column(answer, "points") == ["-1.00"]
 
 
 def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
-    cases = (("all_reduce", 0.95, False), ("one_bit", 0.94, True), ("top_k", 0.90, True))
-    for name, accuracy, lossy in cases:
-        lines = [epoch_line(1, 1.0, 2.0, accuracy)]
-        study.add([[lines] * 2], kind="convergence", aggregator=name, world_size=2, lossy=lossy)
+    train(study, epoch_line, all_reduce=0.95, one_bit=0.94, top_k=0.90)
     answer = answered(study, "compression")
     assert answer.sentence.startswith("The best lossy training, one_bit on 2 workers, ends 1.00 points below")
     assert [row[0] for row in answer.table.rows] == ["one_bit", "top_k"]
     assert column(answer, "points") == ["-1.00", "-5.00"]
 
 
+def add_memory(study, aggregator, world_size, step_s, gigabytes):
+    steps = [[step_s * (1 + 0.0005 * launch)] * 6 for launch in range(3)]
+    memory = {"memory_peak_bytes": [int(gigabytes * 1e9)] * world_size} if gigabytes else {}
+    study.add_steps(steps, aggregator=aggregator, world_size=world_size, summary=memory, **GPU)
+
+
 @pytest.fixture
 def sharded(study):
-    measured = (("all_reduce", 0.079, 16.1), ("zero2", 0.0785, 15.1), ("fsdp2", 0.107, 15.0))
-    for name, step_s, gigabytes in measured:
-        steps = [[step_s * (1 + 0.0005 * launch)] * 6 for launch in range(3)]
-        memory = {"memory_peak_bytes": [int(gigabytes * 1e9)] * 2}
-        study.add_steps(steps, aggregator=name, world_size=2, summary=memory, **GPU)
+    for cell in (("all_reduce", 2, 0.079, 16.1), ("zero2", 2, 0.0785, 15.1), ("fsdp2", 2, 0.107, 15.0)):
+        add_memory(study, *cell)
     return study
 
 
-def test_memory_is_said_with_its_time_and_of_ties_the_fastest(sharded):
-    answer = answered(sharded, "memory")
-    assert answer.sentence == "zero2: 15.1 GB at 78.5 ms a step; DDP: 16.1 GB at 79.0 ms."
-    assert answer.table.headings == ["workload", "GPUs", "DDP, GB", "DDP, ms", "least memory", "GB", "ms"]
-
-
 def test_least_memory_on_fewer_workers_says_on_how_many(sharded):
-    memory = {"memory_peak_bytes": [int(12e9)] * 2}
-    sharded.add_steps([[0.2] * 6] * 3, aggregator="zero2", world_size=4, summary={}, **GPU)
-    sharded.add_steps([[0.1] * 6] * 3, aggregator="all_reduce", world_size=4, summary=memory, **GPU)
-    summary = {"memory_peak_bytes": [int(9e9)]}
-    sharded.add_steps([[0.3] * 6] * 3, aggregator="ring", world_size=2, summary=summary, **GPU)
+    for cell in (("zero2", 4, 0.2, None), ("all_reduce", 4, 0.1, 12.0), ("ring", 2, 0.3, 9.0)):
+        add_memory(sharded, *cell)
     answer = answered(sharded, "memory")
     assert answer.sentence.startswith("ring on 2: ")
     assert column(answer, "least memory") == ["ring on 2"]
-    sharded.add_steps([[0.3] * 6] * 3, summary={"memory_peak_bytes": [int(8e9)]}, **GPU)
+    add_memory(sharded, "none", 1, 0.3, 8.0)
     assert answered(sharded, "memory").sentence.startswith("One worker: 8.00 GB at 300 ms")
     assert column(answered(sharded, "memory"), "least memory") == ["one worker"]
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_page_and_markdown_begin_with_it_and_ask_for_no_single_worker(sharded):
+def test_memory_is_said_with_its_time_and_of_ties_the_fastest_and_pages_begin_with_it(sharded):
     made = write_report(sharded.folder)
     said = made.answer[0]
     assert said.startswith("zero2: 15.1 GB")
+    answer = answered(sharded, "memory")
+    assert answer.sentence == "zero2: 15.1 GB at 78.5 ms a step; DDP: 16.1 GB at 79.0 ms."
+    assert answer.table.headings == ["workload", "GPUs", "DDP, GB", "DDP, ms", "least memory", "GB", "ms"]
     assert said in made.page.read_text().partition("<main>")[0]
     assert made.markdown().partition("> ")[2].startswith(said)
     assert "Memory against time" in made.markdown().partition("##### ")[0][:600]
-    assert "measure 1 GPU too" not in " ".join(made.answer)
+    assert "measure 1 GPU too" not in " ".join(made.answer), "no single worker is asked for"
 
 
 @pytest.mark.usefixtures("without_figures")

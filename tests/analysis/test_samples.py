@@ -4,6 +4,7 @@ import pytest
 
 from scaling.analysis.samples import read_cells
 from scaling.errors import StoreError
+from tests.made import ABSENT
 
 
 def launch_of(study):
@@ -26,12 +27,6 @@ def test_time_comes_from_unprofiled_steps_alone_and_phases_from_profiled_ones(st
     assert launch.budgets[0][0].parts_s["forward"] == 0.4
 
 
-def test_step_is_that_of_the_slowest_rank_and_ranks_are_kept(study, line):
-    study.add([[[line(0, 1.0), line(1, 4.0)], [line(1, 3.0), line(0, 2.0)]]], world_size=2)
-    launch = launch_of(study)
-    assert (launch.step_s.tolist(), launch.rank_steps_s.tolist()) == ([2.0, 4.0], [[1.0, 4.0], [2.0, 3.0]])
-
-
 def test_old_line_is_both_unprofiled_and_profiled_with_its_phases_one_after_the_other(study, line):
     study.add([[[line(0, 1.0, forward_s=0.25, backward_s=0.5, communicate_s=0.125)]]], aggregator="ring")
     launch = launch_of(study)
@@ -42,15 +37,14 @@ def test_old_line_is_both_unprofiled_and_profiled_with_its_phases_one_after_the_
     assert (budget.hidden_comm_s, budget.arrived_after_first_s) == (0.0, None)
 
 
-@pytest.mark.parametrize("cell", [{"step": "captured"}, {}], ids=str)
-def test_old_line_without_marks_inside_the_step_tells_no_phase(study, line, cell):
-    study.add([[[line(0, 1.0, **{"input_s": 0.1} if cell else {})]]], **cell)
+@pytest.mark.parametrize("step", ["captured", "eager"])
+def test_line_without_marks_inside_the_step_tells_no_phase_and_a_split_one_does(
+    study, line, split_line, step
+):
+    study.add([[[line(0, 1.0, **{"input_s": 0.1} if step == "captured" else {})]]], step=step)
     assert launch_of(study).profiled_steps == []
-
-
-def test_captured_step_with_split_lines_tells_its_phases(study, line, split_line):
-    study.add([[[line(0, 1.0, profiled=False), split_line(1, 1.0, FORWARD)]]], step="captured")
-    assert len(launch_of(study).profiled_steps) == 1
+    study.add([[[line(0, 1.0, profiled=False), split_line(1, 1.0, FORWARD)]]], step=step)
+    assert len(read_cells(study.folder)[1].launches[0].profiled_steps) == 1
 
 
 def test_rank_that_waits_least_in_split_steps_is_waited_for(study, split_line):
@@ -62,7 +56,7 @@ def test_rank_that_waits_least_in_split_steps_is_waited_for(study, split_line):
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"spans": None}, "spans is None"),
+    ({"spans": None}, "spans is None"), ({"spans": ABSENT}, "lacks 'spans'"),
     ({"spans": [["forward", "main", 0.0]]}, r"spans.0.3 is missing"),
     ({"spans": [["foward", "main", 0.0, 1.0]]}, "phase 'foward'; allowed: input,"),
     ({"spans": [["forward", 3, 0.0, 1.0]]}, "valid string"),
@@ -70,18 +64,12 @@ def test_rank_that_waits_least_in_split_steps_is_waited_for(study, split_line):
     ({"start_s": "noon"}, "start_s is 'noon'"), ({"step_s": None}, "step_s is None"),
 ])  # fmt: skip
 def test_damaged_split_line_is_an_error_that_names_the_run(study, line, split_line, change, message):
-    cell_id = study.add([[[line(0, 1.0, profiled=False), {**split_line(1, 1.0, FORWARD), **change}]]])
+    changed = {**split_line(1, 1.0, FORWARD), **change}
+    kept = {key: value for key, value in changed.items() if value is not ABSENT}
+    cell_id = study.add([[[line(0, 1.0, profiled=False), kept]]])
     with pytest.raises(StoreError, match=message) as caught:
         read_cells(study.folder)
     assert f"{cell_id}/0" in str(caught.value)
-
-
-def test_split_line_without_spans_is_an_error(study, line, split_line):
-    broken = split_line(1, 1.0)
-    del broken["spans"]
-    study.add([[[line(0, 1.0, profiled=False), broken]]])
-    with pytest.raises(StoreError, match="lacks 'spans'"):
-        read_cells(study.folder)
 
 
 def test_split_steps_of_ranks_that_differ_are_an_error(study, line, split_line):

@@ -47,13 +47,26 @@ def verdicts(noise):
     return {one.row["aggregator"]: one.verdict for one in noise.combinations}
 
 
-def test_a_loss_beyond_the_noise_is_worse_and_a_smaller_one_within(study, train, seeded):
-    for seed, accuracy in enumerate((0.90, 0.91, 0.92)):
-        train(accuracy, aggregator="qsgd", seed=seed, world_size=2)
-        train(accuracy - 0.3, aggregator="one_bit", seed=seed, world_size=2)
+TWO = {"world_size": 2}
+
+
+@pytest.mark.parametrize(("trainings", "expected"), [
+    ([("qsgd", (0.90, 0.91, 0.92), TWO), ("one_bit", (0.60, 0.61, 0.62), TWO)],
+     {"none": "reference", "qsgd": "within", "one_bit": "worse"}),
+    ([("qsgd", (0.601, 0.605, 0.609), TWO), ("one_bit", (0.1, 0.5, 0.9), TWO)],
+     {"none": "reference", "one_bit": "within", "qsgd": "worse"}),
+    ([("host_parallel", [0.92], {"step": "captured"}), ("ring", [0.92], {"batch": 128}),
+      ("tree", [0.92], {"learning_rate": 0.5})], {"none": "within", "host_parallel": "within"}),
+], ids=[
+    "a loss beyond the noise is worse and a smaller one within", "a lossy one that diverges hides no other",
+    "another step is of the same recipe and another batch or rate is not",
+])  # fmt: skip
+def test_combinations_are_judged_by_the_noise_of_their_recipe(study, train, seeded, trainings, expected):
+    for name, accuracies, cell in trainings:
+        for seed, accuracy in enumerate(accuracies):
+            train(accuracy, aggregator=name, seed=seed, **cell)
     (one,) = found(study, lossy=("one_bit", "qsgd"))
-    assert (one.mean, one.spread, one.noise) == pytest.approx((0.92, 0.02, NOISE))
-    assert verdicts(one) == {"none": "reference", "qsgd": "within", "one_bit": "worse"}
+    assert verdicts(one) == expected
 
 
 def test_same_seed_is_compared_with_the_exact_ones_of_that_seed(study, train, seeded):
@@ -65,14 +78,6 @@ def test_same_seed_is_compared_with_the_exact_ones_of_that_seed(study, train, se
     }
     assert at_equal_seed["none"] == at_equal_seed["ring"] * -1 == pytest.approx(-0.01)
     assert (at_equal_seed["tree"], at_equal_seed["one_bit"]) == (None, pytest.approx(0.95 - 0.905))
-
-
-def test_another_step_is_of_the_same_recipe_and_another_batch_or_rate_is_not(study, train, seeded):
-    train(0.92, aggregator="host_parallel", step="captured")
-    train(0.92, aggregator="ring", batch=128)
-    train(0.92, aggregator="tree", learning_rate=0.5)
-    (one,) = found(study)
-    assert sorted(verdicts(one)) == ["host_parallel", "none"]
 
 
 def test_weak_scaling_compares_equal_global_batches_alone(study, train):
@@ -102,6 +107,7 @@ def test_lossy_ones_without_a_spread_of_exact_ones_are_said_to_be_untested(study
     assert seed_noise_tables(noises) == []
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_sentence_tells_exact_from_lossy(study, train, seeded):
     train(0.93, aggregator="ring", seed=0)
     train(0.10, aggregator="one_bit", world_size=2)
@@ -115,31 +121,27 @@ def test_sentence_tells_exact_from_lossy(study, train, seeded):
         "other 1 within it: qsgd on 2 workers (-0.50 points; up to"
     ) in told
     assert "of the same seed, exact ones differ by 3.00 points at most" in told
+    page = write_report(study.folder).page.read_text()
+    assert "Accuracy compared with the noise of seeds" in page
+    assert "is the accuracy the same?" in page
 
 
-def test_a_lossy_one_that_diverges_hides_no_other(study, train, seeded):
-    for seed, accuracy in enumerate((0.1, 0.5, 0.9)):
-        train(accuracy, seed=seed, aggregator="one_bit", world_size=2)
-        train(0.6 + accuracy / 100, seed=seed, aggregator="qsgd", world_size=2)
-    (one,) = found(study, lossy=("one_bit", "qsgd"))
-    assert verdicts(one) == {"none": "reference", "one_bit": "within", "qsgd": "worse"}
-
-
-def test_lossy_aggregator_loses_nothing_on_one_worker(study, train, seeded):
-    train(0.93, aggregator="one_bit")
-    train(0.93, aggregator="one_bit", world_size=2)
-    assert [one.is_lossy for one in found(study, lossy=("one_bit",))[0].combinations] == [False, False, True]
-
-
-def test_folders_without_the_cells_own_word_are_judged_by_the_name(study, train, seeded):
-    train(0.93, aggregator="one_bit", world_size=2)
-    (one,) = found(study, lossy=None)
-    assert [one.is_lossy for one in one.combinations] == [False, True]
+@pytest.mark.parametrize(("sizes", "lossy", "expected"), [
+    ((1, 2), ("one_bit",), [False, False, True]), ((2,), None, [False, True]),
+])  # fmt: skip
+def test_lossy_aggregator_loses_nothing_on_one_worker_and_older_folders_are_judged_by_its_name(
+    study, train, seeded, sizes, lossy, expected
+):
+    for size in sizes:
+        train(0.93, aggregator="one_bit", world_size=size)
+    assert [one.is_lossy for one in found(study, lossy)[0].combinations] == expected
 
 
 def test_table_has_a_row_for_each_combination_and_its_cells(study, train, seeded):
     other = train(0.30, aggregator="one_bit", seed=0, world_size=2)
-    (table,) = seed_noise_tables(found(study, lossy=("one_bit",)))
+    (one,) = found(study, lossy=("one_bit",))
+    assert (one.mean, one.spread, one.noise) == pytest.approx((0.92, 0.02, NOISE))
+    (table,) = seed_noise_tables([one])
     first, second = table.rows
     assert first == ["none", "1", "eager", "none", "3", "92.00%", "–", "–", "reference", "–"]  # noqa: RUF001
     assert second[:7] == ["one_bit", "2", "eager", "lossy", "1", "30.00%", "-62.00"]
@@ -147,15 +149,6 @@ def test_table_has_a_row_for_each_combination_and_its_cells(study, train, seeded
     assert 0 < float(second[7]) < 62
     assert table.cells == [seeded, [other]]
     assert "Exact: 92.00%, standard deviation 2.00 points." in table.statistic
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_page_shows_both(study, train, seeded):
-    train(0.93, aggregator="ring", seed=0)
-    write_report(study.folder)
-    page = (study.folder.path / "report.html").read_text()
-    assert "Accuracy compared with the noise of seeds" in page
-    assert "is the accuracy the same?" in page
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -176,8 +169,7 @@ def test_trainings_on_text_are_compared_by_bits_per_byte(study, epoch_line):
     (table,) = seed_noise_tables([noise])
     assert "bits per byte" in table.headings
     assert [row[5] for row in table.rows] == ["2.300", "2.310", "4.000"]
-    write_report(study.folder)
-    page = (study.folder.path / "report.html").read_text()
+    page = write_report(study.folder).page.read_text()
     # To the folder's own cells all three are exact.
     assert "Is the accuracy the same? Worse, in bits per byte: one_bit on 2 workers (+1.68)." in page
     assert "No difference beyond the noise of 3 seeds: none on 1 worker and ring on 2 workers." in page

@@ -14,7 +14,7 @@ from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table, table_csv
 from scaling.errors import StoreError
 from scaling.report.text import title_of
-from tests.made_studies import row_with, rows_of
+from tests.made_studies import epoch, iteration, row_with, rows_of
 
 
 def test_steps_are_of_the_slowest_rank_aligned_by_iteration_without_warm_up(study, line):
@@ -23,7 +23,10 @@ def test_steps_are_of_the_slowest_rank_aligned_by_iteration_without_warm_up(stud
     rank_1 = [line(3, 4.0), line(1, 2.0), line(2, 1.0), line(0, 9.0, warmup=True)]
     study.add([[rank_0, rank_1]], aggregator="ring", world_size=2)
 
-    assert read_cells(study.folder)[0].launches[0].step_s.tolist() == [2.0, 5.0, 4.0]
+    launch = read_cells(study.folder)[0].launches[0]
+    assert (launch.step_s.tolist(), launch.rank_steps_s.tolist()) == (
+        [2.0, 5.0, 4.0], [[1.0, 5.0, 1.0], [2.0, 1.0, 4.0]],
+    )  # fmt: skip
     (row,) = rows_of(study)
     assert (row["typical_iteration_s"], row["iterations"]) == (4.0, 3)
     assert (row["iteration_s"], row["samples_per_s"]) == (pytest.approx(11 / 3), pytest.approx(64 * 3 / 11))
@@ -51,21 +54,64 @@ def matrix_rate(flops_per_s, size=4096):
     return {"flops_per_s": flops_per_s, "low": 0.9, "high": 9e9, "size": size, "num_samples": 5}
 
 
-def test_mfu_is_model_flops_over_those_of_all_workers_matrix_products(study, line):
-    summary = {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), matrix_rate(100.0, 8192)]}
-    row = row_with(study, [[[line(0, 4.0)]] * 2] * 2, summary=summary, world_size=2)
-    assert row["flops_per_s_per_worker"] == 40.0
-    assert row["mfu"] == 320 / (4.0 * (60.0 + 100.0)) == 0.5
-    assert (row["matrix_flops_per_s"], row["matrix_size"]) == (80.0, "4096 | 8192")
+def phases(step_s, **seconds):
+    return [iteration(i, step_s, **seconds) for i in range(3)]
 
 
-@pytest.mark.parametrize("summary", [
-    {"model_flops": 320}, {"matrix_rate": [matrix_rate(60.0)]},
-    {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), None]},
-])  # fmt: skip
-def test_mfu_is_empty_where_a_part_of_it_is_not_known(study, line, summary):
-    row = row_with(study, [[[line(0, 4.0)]] * 2], summary=summary, world_size=2)
-    assert (row["mfu"], row["matrix_flops_per_s"], row["matrix_size"]) == (None, None, None)
+STEP = [iteration(0, 4.0)]
+RATES = {"matrix_rate": [matrix_rate(60.0), matrix_rate(100.0, 8192)]}
+NO_MFU = dict.fromkeys(("mfu", "matrix_flops_per_s", "matrix_size"))
+PAIR = {"aggregator": "ring", "world_size": 2}
+TRAINED = {"kind": "convergence", "target_accuracy": 0.9}
+approx = pytest.approx
+ROWS = {
+    "MFU is the model's FLOPs over those of all workers' matrix products": ([[STEP] * 2] * 2,
+     {"summary": {"model_flops": 320, **RATES}, "world_size": 2},
+     {"flops_per_s_per_worker": 40.0, "mfu": 0.5, "matrix_flops_per_s": 80.0, "matrix_size": "4096 | 8192"}),
+    **{f"MFU is empty {why}": ([[STEP] * 2], {"summary": known, "world_size": 2}, NO_MFU) for why, known in (
+     ("without rates", {"model_flops": 320}), ("without FLOPs", {"matrix_rate": [matrix_rate(60.0)]}),
+     ("where a rank lacks it", {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), None]}))},
+    "the budget is that of the rank that the others wait for": (
+     [[phases(2.0, forward_s=0.5, d2h_s=0.1, wait_s=1.4),
+       phases(1.9, forward_s=0.5, d2h_s=0.1, reduce_s=1.2, wait_s=0.1)]],
+     {"aggregator": "host_serial", "world_size": 2},
+     {"iteration_s": 2.0, "reduce_s": approx(1.2), "wait_s": approx(0.1), "exposed_comm_s": None,
+      "profiled_iteration_s": approx(1.9), "exchange_overhead_s": approx(1.4)}),
+    "the budget is that of the slowest rank where nobody waits": (
+     [[phases(1.0, forward_s=0.1), phases(2.0, forward_s=0.5)]], {"world_size": 2},
+     {"forward_s": 0.5, "unattributed_s": 1.5, "exchange_overhead_s": None}),
+    "a phase that an iteration lacks counts as zero only if the cell has it": (
+     [[[iteration(0, 1.0, reduce_s=0.3), iteration(1, 1.0, input_s=0.3), iteration(2, 1.0, input_s=0.6)]]],
+     {}, {"reduce_s": approx(0.1), "input_s": approx(0.3), "encode_s": None}),
+    "bytes are the largest of all ranks and precision has its name": ([[STEP] * 4],
+     {"aggregator": "ring", "world_size": 4, "tf32": True, "device": "cuda", "peer_access": True,
+      "summary": {"wire_bytes_per_rank": [100, 300, 200, 0]}},
+     {"wire_bytes_per_rank": 300, "precision": "tf32", "peer_access": True, "launcher": "local",
+      "study": "by-hand", "hosts": "here"}),
+    "trainings have medians over repeats and no times per iteration": (
+     [[[epoch(1, seconds, 2.0, 0.5), epoch(2, 2 * seconds, 1.0, last)]]
+      for last, seconds in ((0.90, 10.0), (0.94, 12.0), (0.92, 11.0))],
+     {"summary": {"wire_bytes_per_rank": [7]}, **TRAINED},
+     {"epochs": 2, "train_loss": 1.0, "final_test_accuracy": 0.92, "seconds_to_target": 22.0,
+      "target_accuracy": 0.9, "train_s": 22.0,
+      **dict.fromkeys(("iteration_s", "iterations", "speedup", "forward_s"))}),
+    "seconds to the target are empty if one repeat never reaches it": (
+     [[[epoch(1, 10.0, 2.0, accuracy)]] for accuracy in (0.95, 0.80)], TRAINED,
+     {"seconds_to_target": None, "final_test_accuracy": approx(0.875)}),
+    "seconds of a training are those of the slowest rank": (
+     [[[epoch(1, 10.0, 2.0, 0.95)], [{"epoch": 1, "train_s": 12.0}]]], {**TRAINED, **PAIR},
+     {"train_s": 12.0, "seconds_to_target": 12.0}),
+    "a loss that was not finite is empty and noted": (
+     [[[epoch(1, 1.0, 2.0, 0.5), epoch(2, 2.0, None, None)]]], TRAINED,
+     {**dict.fromkeys(("train_loss", "final_test_accuracy", "seconds_to_target")),
+      "notes": "diverged: the training loss was not finite in 1 of 1 repeats"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("runs", "cell", "expected"), ROWS.values(), ids=ROWS)
+def test_row_has_what_the_runs_recorded(study, runs, cell, expected):
+    row = row_with(study, runs, **cell)
+    assert {name: row[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(("gpus", "cell", "peak"), [
@@ -80,30 +126,6 @@ def test_mfu_by_the_data_sheet_is_known_for_one_known_gpu_a_worker(study, line, 
     assert row["mfu"] == pytest.approx(66.9 / 2 / 4 / 50)
     shown = (row["mfu_data_sheet"], row["data_sheet_flops_per_s"])
     assert shown == ((None, None) if peak is None else pytest.approx((1 / 8, peak)))
-
-
-def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
-    rank_0 = [line(i, 2.0, forward_s=0.5, d2h_s=0.1, wait_s=1.4) for i in range(3)]
-    rank_1 = [line(i, 1.9, forward_s=0.5, d2h_s=0.1, reduce_s=1.2, wait_s=0.1) for i in range(3)]
-    row = row_with(study, [[rank_0, rank_1]], aggregator="host_serial", world_size=2)
-    assert row["iteration_s"] == 2.0
-    assert (row["reduce_s"], row["wait_s"]) == pytest.approx((1.2, 0.1))
-    assert row["profiled_iteration_s"] == pytest.approx(1.9)
-    assert (row["exchange_overhead_s"], row["exposed_comm_s"]) == (pytest.approx(1.4), None)
-
-
-def test_budget_is_that_of_the_slowest_rank_where_nobody_waits(study, line):
-    rank_0 = [line(i, 1.0, forward_s=0.1) for i in range(3)]
-    study.add([[rank_0, [line(i, 2.0, forward_s=0.5) for i in range(3)]]], aggregator="none", world_size=2)
-    (row,) = rows_of(study)
-    assert (row["forward_s"], row["unattributed_s"], row["exchange_overhead_s"]) == (0.5, 1.5, None)
-
-
-def test_phase_absent_in_an_iteration_counts_as_zero_only_if_the_cell_has_it(study, line):
-    study.add([[[line(0, 1.0, reduce_s=0.3), line(1, 1.0, input_s=0.3), line(2, 1.0, input_s=0.6)]]])
-    (row,) = rows_of(study)
-    assert (row["reduce_s"], row["input_s"]) == pytest.approx((0.1, 0.3))
-    assert row["encode_s"] is None
 
 
 def test_values_that_do_not_exist_are_empty_in_the_file_and_never_zero(study, line):
@@ -218,39 +240,6 @@ def test_state_of_a_cell_is_the_worst_of_its_repeats(study, line, states, expect
     assert row["reason"] == ("out of memory" if expected == "failed" else None)
 
 
-def trained(study, *runs, **cell):
-    """The row of a training with that target; each run is [rank][line]."""
-    return row_with(study, runs, kind="convergence", target_accuracy=0.9, **cell)
-
-
-def test_convergence_takes_medians_over_repeats_and_leaves_times_per_iteration_empty(study, epoch_line):
-    runs = [
-        [[epoch_line(1, seconds, 2.0, 0.5), epoch_line(2, 2 * seconds, 1.0, last)]]
-        for last, seconds in ((0.90, 10.0), (0.94, 12.0), (0.92, 11.0))
-    ]
-    row = trained(study, *runs, summary={"wire_bytes_per_rank": [7]})
-    assert (row["epochs"], row["train_loss"], row["final_test_accuracy"]) == (2, 1.0, 0.92)
-    assert (row["seconds_to_target"], row["target_accuracy"], row["train_s"]) == (22.0, 0.9, 22.0)
-    assert (row["iteration_s"], row["iterations"], row["speedup"], row["forward_s"]) == (None,) * 4
-
-
-def test_seconds_to_target_are_empty_if_one_repeat_never_reaches_it(study, epoch_line):
-    row = trained(study, *([[epoch_line(1, 10.0, 2.0, accuracy)]] for accuracy in (0.95, 0.80)))
-    assert (row["seconds_to_target"], row["final_test_accuracy"]) == (None, pytest.approx(0.875))
-
-
-def test_training_seconds_are_those_of_the_slowest_rank(study, epoch_line):
-    ranks = [[epoch_line(1, 10.0, 2.0, 0.95)], [{"epoch": 1, "train_s": 12.0}]]
-    row = trained(study, ranks, world_size=2, aggregator="ring")
-    assert (row["train_s"], row["seconds_to_target"]) == (12.0, 12.0)
-
-
-def test_loss_that_was_not_finite_is_empty_and_noted(study, epoch_line):
-    row = trained(study, [[epoch_line(1, 1.0, 2.0, 0.5), epoch_line(2, 2.0, None, None)]])
-    assert (row["train_loss"], row["final_test_accuracy"], row["seconds_to_target"]) == (None, None, None)
-    assert row["notes"] == "diverged: the training loss was not finite in 1 of 1 repeats"
-
-
 def test_rows_are_in_the_order_of_kind_batch_aggregator_and_world_size(study):
     for aggregator in ("one_bit", "tree", "host_serial", "none", "all_reduce"):
         for size in (2, 1):
@@ -274,17 +263,6 @@ def test_csv_round_trips_with_commas_quotes_and_line_breaks(study):
     assert (row["model"], row["reason"]) == (label, "no memory,\nnone at all")
     (again,) = pd.read_csv(io.StringIO(text)).to_dict("records")
     assert (again["model"], again["aggregator"], again["global_batch"]) == (label, "none", 64)
-
-
-def test_bytes_are_the_largest_of_all_ranks_and_precision_has_its_name(study, line):
-    summary = {"wire_bytes_per_rank": [100, 300, 200, 0]}
-    ranks = [[line(0, 1.0)]] * 4
-    study.add(
-        [ranks], aggregator="ring", world_size=4, summary=summary, tf32=True, device="cuda", peer_access=True
-    )
-    (row,) = rows_of(study)
-    assert (row["wire_bytes_per_rank"], row["precision"], row["peer_access"]) == (300, "tf32", True)
-    assert (row["launcher"], row["study"], row["hosts"]) == ("local", "by-hand", "here")
 
 
 LINE = {"iteration": 0, "warmup": False, "step_s": 1.0}
@@ -333,22 +311,16 @@ def test_text_that_begins_like_a_formula_is_kept_a_text(text):
 
 
 @pytest.mark.parametrize("value", [-1.5, 3, None, True, "ring", "one_bit(threshold=mean)", "-2.5", "a=1", ""])
-def test_numbers_and_other_texts_are_left_alone(value):
+def test_numbers_and_other_texts_are_left_alone_but_control_characters_are_escapes(value):
     assert safe_cell(value) is value
-
-
-def test_control_characters_are_escapes():
     assert safe_cell("a\x1b[31m") == "a\\x1b[31m"
 
 
-def test_table_has_no_formula_in_a_row_or_a_heading():
+def test_table_has_no_formula_in_a_row_or_a_heading_and_missing_values_stay_empty():
     table = pd.DataFrame({"=name": FORMULAS, "value": [-1.0] * len(FORMULAS)})
     heading, *rows = csv.reader(io.StringIO(table_csv(table)))
     assert heading == ["'=name", "value"]
     assert all(row[0].startswith("'") and row[1] == "-1.0" for row in rows)
     assert len(rows) == len(FORMULAS)
-
-
-def test_missing_values_stay_empty():
     table = pd.DataFrame({"name": pd.array(["=a", None], dtype="string")})
     assert table_csv(table) == 'name\r\n\'=a\r\n""\r\n'
