@@ -27,63 +27,56 @@ BATCH = 64
 
 
 class TestTarget:
-    def test_bits_per_byte_are_the_test_loss_and_have_to_fall_to_it(self, study, epochs):
+    @pytest.mark.parametrize(("nats", "reached"), [
+        (0.5, ("reached", 2)), (0.1, ("not reached in 3 epochs, at best 0.481 bits a byte", None)),
+    ])  # fmt: skip
+    def test_bits_per_byte_are_the_test_loss_and_have_to_fall_to_it(self, study, epochs, nats, reached):
         # The test loss of epoch k is 1 / k nats.
-        bits = 0.5 / math.log(2)
-        study.add([[epochs([0.1, 0.2, 0.3])]], kind="convergence", dataset="text", target_bits_per_byte=bits)
-        (row,) = rows_of(study)
-        assert (row["target_state"], row["epochs_to_target"]) == ("reached", 2)
+        cell = {"dataset": "text", "target_bits_per_byte": nats / math.log(2)}
+        row = row_with(study, [[epochs([0.1, 0.2, 0.3])]], kind="convergence", **cell)
+        assert (row["target_state"], row["epochs_to_target"]) == reached
         assert row["bits_per_byte"] == pytest.approx(1 / 3 / math.log(2))
 
-    def test_bits_per_byte_that_are_not_reached_say_the_best(self, study, epochs):
-        study.add([[epochs([0.1, 0.2])]], kind="convergence", dataset="text", target_bits_per_byte=0.1)
-        (row,) = rows_of(study)
-        assert row["target_state"] == "not reached in 2 epochs, at best 0.721 bits a byte"
-
-    def test_first_epoch_that_reaches_it_counts(self, study, epochs):
-        row = row_with(study, [[epochs([0.5, 0.91, 0.89, 0.95])]], kind="convergence", target_accuracy=0.9)
-        assert (row["target_state"], row["epochs_to_target"], row["seconds_to_target"]) == ("reached", 2, 2.0)
-        assert row["samples_to_target"] == 2 * STEPS * BATCH
-
-    @pytest.mark.parametrize(("repeats", "target", "state"), [
-        ([[0.5, 0.88, 0.87]], 0.9, "not reached in 3 epochs, at best 88.00%"),
-        ([[0.95], [0.8]], 0.9, "not reached by 1 of 2 repeats in 1 epoch, at best 80.00%"),
-        ([[0.9]], None, None),
+    @pytest.mark.parametrize(("repeats", "target", "state", "reached"), [
+        ([[0.5, 0.91, 0.89, 0.95]], 0.9, "reached", (2, 2.0, 2 * STEPS * BATCH)),
+        ([[0.5, 0.88, 0.87]], 0.9, "not reached in 3 epochs, at best 88.00%", (None,) * 3),
+        ([[0.95], [0.8]], 0.9, "not reached by 1 of 2 repeats in 1 epoch, at best 80.00%", (None,) * 3),
+        ([[0.9]], None, None, (None,) * 3),
     ])  # fmt: skip
-    def test_missed_one_says_in_how_many_repeats_and_how_near(self, study, epochs, repeats, target, state):
+    def test_first_epoch_that_reaches_it_counts(self, study, epochs, repeats, target, state, reached):
         row = row_with(study, [[epochs(own)] for own in repeats], kind="convergence", target_accuracy=target)
-        assert (row["target_state"], row["seconds_to_target"], row["joules_to_target"]) == (state, None, None)
+        names = ("epochs_to_target", "seconds_to_target", "samples_to_target")
+        assert (row["target_state"], tuple(row[name] for name in names)) == (state, reached)
+        assert row["joules_to_target"] is None
 
 
 class TestEnergy:
-    def test_joules_of_all_ranks_are_added(self, study, epochs):
+    @pytest.mark.parametrize("is_known", [True, False])
+    def test_joules_of_all_ranks_are_added_if_no_epoch_lacks_them(self, study, epochs, is_known):
         others = [{"epoch": n, "train_s": 1.0 * n, "train_j": 2.0 * n} for n in (1, 2)]
-        run = [epochs([0.5, 0.95], train_j=4.0), others]
-        row = row_with(study, [run], kind="convergence", target_accuracy=0.9, world_size=2, aggregator="ring")
-        assert row["joules_to_target"] == 12.0
-        assert row["joules_per_sample"] == pytest.approx(12.0 / (2 * STEPS * BATCH))
-
-    def test_joules_that_one_epoch_lacks_are_empty(self, study, epochs):
-        lines = epochs([0.5, 0.95], train_j=4.0)
-        lines[1]["train_j"] = None
-        row = row_with(study, [[lines]], kind="convergence", target_accuracy=0.9)
-        assert (row["joules_to_target"], row["joules_per_sample"]) == (None, None)
+        own = epochs([0.5, 0.95], train_j=4.0)
+        own[1]["train_j"] = 8.0 if is_known else None
+        cell = {"target_accuracy": 0.9, "world_size": 2, "aggregator": "ring"}
+        row = row_with(study, [[own, others]], kind="convergence", **cell)
+        expected = (12.0, pytest.approx(12.0 / (2 * STEPS * BATCH))) if is_known else (None, None)
+        assert (row["joules_to_target"], row["joules_per_sample"]) == expected
 
 
-def add_seeds(study, epochs, ends, **cell):
-    for seed, end in enumerate(ends):
-        study.add([[epochs([0.5, end])]], kind="convergence", seed=seed, **cell)
+def add_seeds(study, epochs, *runs, **cell):
+    for seed, accuracies in enumerate(runs):
+        study.add([[epochs(accuracies)]], kind="convergence", seed=seed, **cell)
 
 
 class TestSeeds:
-    def test_spread_is_that_of_the_final_accuracy_and_the_same_in_every_row(self, study, epochs):
-        add_seeds(study, epochs, [0.90, 0.92, 0.94])
+    @pytest.mark.parametrize(("ends", "mean", "sd"), [([0.90, 0.92, 0.94], 0.92, 0.02), ([0.9], 0.9, None)])
+    def test_spread_of_the_final_accuracy_is_the_same_in_every_row(self, study, epochs, ends, mean, sd):
+        add_seeds(study, epochs, *([0.5, end] for end in ends))
         for row in rows_of(study):
-            assert (row["num_seeds"], row["seed_mean_accuracy"]) == (3, pytest.approx(0.92))
-            assert row["seed_sd_accuracy"] == pytest.approx(0.02)
+            assert (row["num_seeds"], row["seed_mean_accuracy"]) == (len(ends), pytest.approx(mean))
+            assert row["seed_sd_accuracy"] == (sd and pytest.approx(sd))
 
     def test_seeds_are_one_group_and_one_line_with_a_band(self, study, epochs):
-        add_seeds(study, epochs, [0.90, 0.92, 0.97])
+        add_seeds(study, epochs, [0.5, 0.90], [0.5, 0.92], [0.5, 0.97])
         (group,) = group_rows(rows_of(study))
         (merged,) = over_seeds(group.rows)
         assert (merged["repeats"], merged["seed"]) == (3, None)
@@ -91,19 +84,13 @@ class TestSeeds:
         (line,) = training_lines(group, {cell.cell_id: cell for cell in read_cells(study.folder)})
         assert (line.test_accuracy, line.ranges["test_accuracy"]) == ([0.5, 0.92], ([0.5, 0.90], [0.5, 0.97]))
 
-    def test_one_seed_has_a_mean_and_no_spread(self, study, epochs):
-        add_seeds(study, epochs, [0.9])
-        (row,) = rows_of(study)
-        assert (row["num_seeds"], row["seed_mean_accuracy"], row["seed_sd_accuracy"]) == (1, 0.9, None)
-
     def test_value_that_one_seed_lacks_is_missing_over_seeds(self, study, epochs):
-        add_seeds(study, epochs, [0.95, 0.8], target_accuracy=0.9)
+        add_seeds(study, epochs, [0.5, 0.95], [0.5, 0.8], target_accuracy=0.9)
         (merged,) = over_seeds(group_rows(rows_of(study))[0].rows)
         assert (merged["seconds_to_target"], merged["target_state"]) == (None, "not reached by 1 of 2 seeds")
 
     def test_seconds_of_several_seeds_are_not_compared_with_one_seeds(self, study, epochs):
-        for seed, ends in enumerate(([0.95, 0.96], [0.5, 0.96], [0.5, 0.96])):
-            study.add([[epochs(ends)]], kind="convergence", target_accuracy=0.9, seed=seed)
+        add_seeds(study, epochs, [0.95, 0.96], [0.5, 0.96], [0.5, 0.96], target_accuracy=0.9)
         (group,) = group_rows(rows_of(study))
         assert not any("seeds reach" in one for one in page_tables(group, [group])[0].remarks)
         study.add([[epochs([0.95, 0.96])]], kind="convergence", target_accuracy=0.9, aggregator="ring")
@@ -131,8 +118,7 @@ class TestSeeds:
         assert "black line: 95% interval over seeds" in drawn.caption
 
     def test_seeds_of_which_one_missed_have_no_median_of_seconds(self, study, epochs):
-        for seed, ends in enumerate(([0.95, 0.96], [0.5, 0.96], [0.5, 0.6])):
-            study.add([[epochs(ends)]], kind="convergence", target_accuracy=0.9, seed=seed)
+        add_seeds(study, epochs, [0.95, 0.96], [0.5, 0.96], [0.5, 0.6], target_accuracy=0.9)
         study.add([[epochs([0.95, 0.96])]], kind="convergence", target_accuracy=0.9, aggregator="ring")
         (group,) = group_rows(rows_of(study))
         told = page_tables(group, [group])[0].remarks[-1]
@@ -152,36 +138,29 @@ RECIPE = {
 
 
 class TestRecipe:
-    def test_words_have_all_of_it(self, study):
-        row = row_with(study, ["planned"], kind="convergence", **RECIPE)
+    @pytest.mark.usefixtures("without_figures")
+    def test_words_and_page_have_all_of_it(self, study, epochs):
+        row = row_with(study, [[epochs([0.5, 0.9])]], kind="convergence", **RECIPE)
         assert row["milestones"] == "91 136"
         assert recipe_text(row) == (
             "learning rate 0.1 x global batch / 128 (linear), 5 epochs of warm-up, x 0.1 after epochs 91 "
             "and 136 (step); momentum 0.9, weight decay 0.0001; standard augmentation; batch normalisation, "
             "if any, over all workers"
         )
-
-    def test_folder_from_before_there_were_rules_was_fixed_and_constant(self, study):
-        study.add(["planned"], kind="convergence")
-        assert recipe_text(rows_of(study)[0]).startswith(
-            "learning rate 0.01 (fixed: the same for every batch), constant; momentum 0.9; no augmentation"
-        )
-
-    @pytest.mark.usefixtures("without_figures")
-    def test_page_states_it(self, study, epochs):
-        study.add([[epochs([0.5, 0.9])]], kind="convergence", **RECIPE)
-        write_report(study.folder)
-        page = (study.folder.path / "report.html").read_text()
+        page = write_report(study.folder).page.read_text()
         assert "Recipe: learning rate 0.1 x global batch / 128 (linear)" in page
 
-    @pytest.mark.parametrize("key", ["learning_rate_rule", "schedule", "augmentation", "batch_norm"])
-    def test_trainings_of_different_recipes_are_not_compared(self, study, key):
-        study.add(["planned"], kind="convergence", **RECIPE)
-        other = {
-            "learning_rate_rule": "sqrt", "schedule": "cosine", "augmentation": "none",
-            "batch_norm": "replica",
-        }  # fmt: skip
-        study.add(["planned"], kind="convergence", **{**RECIPE, key: other[key]})
+    def test_folder_from_before_there_were_rules_was_fixed_and_constant(self, study):
+        said = "learning rate 0.01 (fixed: the same for every batch), constant; momentum 0.9; no augmentation"
+        assert recipe_text(row_with(study, ["planned"], kind="convergence")).startswith(said)
+
+    @pytest.mark.parametrize(("key", "other"), [
+        *(("learning_rate_rule", "sqrt"), ("schedule", "cosine")),
+        *(("augmentation", "none"), ("batch_norm", "replica")),
+    ])  # fmt: skip
+    def test_trainings_of_different_recipes_are_not_compared(self, study, key, other):
+        for recipe in (RECIPE, {**RECIPE, key: other}):
+            study.add(["planned"], kind="convergence", **recipe)
         assert len(group_rows(rows_of(study))) == 2
 
 
@@ -266,12 +245,17 @@ class TestTrainingsThatAreNotOver:
         study.folder.sample_writer(cell_id, 1, 0)(done)
         assert list(FORMATS["csv"](study.folder, read_cells(study.folder))) == before
 
-    def test_epoch_that_is_written_in_part_is_left_out(self, study, epoch_line):
+    @pytest.mark.parametrize(("damaged", "left"), [
+        (lambda text: text[:-9], [[1, 2]]), (lambda text: f"no sample\n{text}", []),
+    ])  # fmt: skip
+    def test_what_is_written_in_part_or_unreadable_is_left_out(self, study, epoch_line, damaged, left):
         cell_id = self.begun(study, epoch_line)
         (file,) = study.folder.path.glob(f"runs/{cell_id}/0/rank0.jsonl")
-        file.write_text(file.read_text()[:-9])
+        file.write_text(damaged(file.read_text()))
         (cell,) = read_cells(study.folder)
-        assert [training.epochs.tolist() for training in cell.begun] == [[1, 2]]
+        assert [training.epochs.tolist() for training in cell.begun] == left
+        study.add(["planned"], kind="convergence")
+        assert write_report(study.folder).page.exists()
 
     def test_line_of_seeds_of_which_one_is_done_is_that_ones(self, study, epoch_line):
         done = [epoch_line(1, 1.0, 2.0, 0.6)]
@@ -281,12 +265,3 @@ class TestTrainingsThatAreNotOver:
         (group,) = group_rows(rows_of(study))
         (line,) = training_lines(group, cells)
         assert (line.epochs, line.is_over) == ([1], True)
-
-    def test_what_cannot_be_read_yet_is_left_out(self, study, epoch_line):
-        cell_id = self.begun(study, epoch_line)
-        (file,) = study.folder.path.glob(f"runs/{cell_id}/0/rank0.jsonl")
-        file.write_text("no sample\n" + file.read_text())
-        (cell,) = read_cells(study.folder)
-        assert cell.begun == ()
-        study.add(["planned"], kind="convergence")
-        assert write_report(study.folder).page.exists()
