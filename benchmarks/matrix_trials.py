@@ -1,7 +1,7 @@
 """The trials of `decision_trials.Pairs` on matrices of times alone, ten times as fast, for thousands of them.
 
-Same functions below `scaling compare`, without cells, rows and texts. tests/benchmarks/test_matrix_trials.py
-holds that both say the same.
+Same functions below `scaling compare`, without cells, rows and texts.
+tests/benchmarks/test_decision_quality.py holds that both say the same.
 """
 
 from __future__ import annotations

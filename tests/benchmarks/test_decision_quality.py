@@ -1,4 +1,4 @@
-"""Decisions on synthetic studies with a known truth: a short run with bounds, and the committed long one."""
+"""Decisions on synthetic studies, whole ones and matrices, with a known truth: short and committed runs."""
 
 from pathlib import Path
 
@@ -8,9 +8,8 @@ import pytest
 pytestmark = pytest.mark.quality
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ROOT / "benchmarks"
-COMMITTED = BENCHMARKS / "results" / "decision-quality"
-PAGE = ROOT / "docs" / "background" / "statistics.md"
+COMMITTED = ROOT / "benchmarks" / "results" / "decision-quality"
+PAGE = (ROOT / "docs" / "background" / "statistics.md").read_text(encoding="utf-8")
 
 PAIRS, CHOICES = {9: 30, 40: 12}, 20
 
@@ -63,12 +62,39 @@ def test_more_launches_find_smaller_differences_and_as_often_as_detectable_says(
 
 def test_page_has_the_table_of_the_committed_run(quality):
     """`python benchmarks/decision_quality.py --table benchmarks/results/decision-quality` prints it."""
-    assert quality.table(pd.read_csv(COMMITTED / quality.FILE)) in PAGE.read_text(encoding="utf-8")
+    assert quality.table(pd.read_csv(COMMITTED / quality.FILE)) in PAGE
 
 
 def test_page_has_the_table_of_what_launches_do(quality):
     """`python benchmarks/launch_effects.py --table ...` prints it."""
     import launch_effects
 
-    rows = pd.read_csv(COMMITTED / "launch-effects.csv")
-    assert launch_effects.table(rows) in PAGE.read_text(encoding="utf-8")
+    assert launch_effects.table(pd.read_csv(COMMITTED / "launch-effects.csv")) in PAGE
+
+
+@pytest.mark.parametrize("launches", [3, 5])
+def test_p_values_and_verdicts_of_matrices_are_those_of_whole_studies(program, launches):
+    models, trials, matrices = map(program, ("decision_models", "decision_trials", "matrix_trials"))
+    noise = next(one for one in models.MODELS if one.offset)
+    pairs = trials.Pairs(noise, 9, launches)
+    for index in range(4):
+        a, b, _ = pairs.drawn(1, index)
+        whole = pairs.compared(a, b)
+        said = matrices.compared(*matrices.drawn(noise, launches, 1, index)[:2])
+        expected = sorted(one.tested.p_value for one in whole.cells)
+        assert sorted(one.p_value for one in said.tested) == pytest.approx(expected)
+        assert any(matrices.called(said)) == trials.is_called(whole)
+    assert matrices.compared(*matrices.drawn(noise, launches, 1, 0)[:2], 0.1).ratios[0].log_ratio > 0
+
+
+def test_bounds_hold_at_the_level_that_is_used_within_half_a_point(program):
+    from scaling.analysis.study_scatter import SHOWN_LEVEL
+
+    shares = pd.read_csv(COMMITTED / "offset-levels.csv")
+    used = shares[(shares.level == SHOWN_LEVEL) & shares.noise.str.startswith("offsets")]
+    assert sorted(used.launches) == [3, 5, 9]
+    assert (used.false_error < 0.005).all()
+    assert (used.false <= 0.04).all()
+    assert (used.cell >= 0.93).all()
+    lines = program("offset_levels").table(shares).splitlines()
+    assert all(line in PAGE for line in lines if not line.startswith("| interval"))

@@ -1,7 +1,6 @@
 """Mutants are drawn from code alone, by the seed alone, and what their tests say is read rightly."""
 
 import ast
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,16 +28,9 @@ def example(values: list[int], width: int) -> Literal[3]:
 '''
 
 
-@pytest.fixture(scope="module")
-def modules():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import mutant_tests
-        import mutants
-        import mutation_sites
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-    return mutants, mutation_sites, mutant_tests
+@pytest.fixture
+def modules(program):
+    return [program(name) for name in ("mutants", "mutation_sites", "mutant_tests")]
 
 
 @pytest.fixture

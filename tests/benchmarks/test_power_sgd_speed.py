@@ -42,20 +42,18 @@ class TestTable:
         assert (one["median_s"], one["num_rounds"]) == (0.002, 6)
         assert said["contenders"]["none"]["ratio"] == pytest.approx(1.0)
 
-    def test_of_few_rounds_there_is_no_interval(self, table):
+    def test_of_few_rounds_there_is_no_interval_and_without_the_hook_no_verdict(self, table):
         said = table.summary(network(hook=HOOK[:3], ours=HOOK[:3]))
         assert said["contenders"]["ours"]["ratio_low"] is None
+        said = table.summary(network(ours=HOOK))
+        assert said["contenders"]["ours"]["ratio"] is None
+        assert "no verdict" in table.verdict(said)[0]
 
     def test_losses_that_differ_are_said(self, table):
         found = network(hook=HOOK, ours=HOOK)
         assert "the same" in table.verdict(table.summary(found))[-1]
         found["contenders"]["ours"]["losses"] = [2.0] * 6
         assert "NOT THE SAME" in table.verdict(table.summary(found))[-1]
-
-    def test_without_the_hook_there_is_no_verdict(self, table):
-        said = table.summary(network(ours=HOOK))
-        assert said["contenders"]["ours"]["ratio"] is None
-        assert "no verdict" in table.verdict(said)[0]
 
 
 @pytest.fixture(scope="module")
@@ -84,21 +82,18 @@ class TestOnTwoProcesses:
         assert document["environment"]["versions"]["torch"]
         assert (document["world_size"], document["device"]) == (2, "cpu")
 
-    def test_torchs_hook_did_compress(self, run):
-        contenders = run[0]["networks"]["mlp"]["contenders"]
-        ratios = {name: one["compression"] for name, one in contenders.items() if one["kind"] == "hook"}
+    def test_torchs_hook_did_compress_and_ours_decreases_the_loss_alike(self, run):
+        found = run[0]["networks"]["mlp"]
+        ratios = [one["compression"] for one in found["contenders"].values() if one["kind"] == "hook"]
         assert len(ratios) >= 3
-        assert all(ratio > 2 for ratio in ratios.values()), ratios
-
-    def test_ours_and_the_hook_decrease_the_loss_alike(self, run):
-        contenders = run[0]["networks"]["mlp"]["summary"]["contenders"]
+        assert min(ratios) > 2
+        contenders = found["summary"]["contenders"]
         falls = {name: one["loss_first"] - one["loss_last"] for name, one in contenders.items()}
         hook = falls["hook, default buckets"]
         assert hook > 0
         ours = {name: fall for name, fall in falls.items() if name.startswith("power_sgd")}
         assert len(ours) >= 2
-        for name, fall in ours.items():
-            assert fall == pytest.approx(hook, rel=0.3), name
+        assert ours == pytest.approx(dict.fromkeys(ours, hook), rel=0.3)
 
     def test_what_is_printed_is_the_files_table_in_80_columns(self, run, table):
         document, printed = run

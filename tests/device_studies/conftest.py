@@ -1,5 +1,8 @@
 """A made-up clock, so that what is measured is known; what a point gives, in short."""
 
+import itertools
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -32,7 +35,6 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.num_settled = 0
 
     def perf_counter(self) -> float:
         return self.now
@@ -41,7 +43,7 @@ class FakeClock:
         return self.now
 
     def settle(self) -> None:
-        self.num_settled += 1
+        pass
 
     def seconds(self, start: float, stop: float) -> float:
         return stop - start
@@ -59,24 +61,12 @@ def clock(monkeypatch) -> FakeClock:
     return fake
 
 
-class Step:
-    """Takes so many seconds of the made-up clock; the first call, where that is given, another time."""
-
-    def __init__(self, clock: FakeClock, seconds: float, first: float | None) -> None:
-        self._clock, self._seconds, self._first = clock, seconds, first
-        self.calls = 0
-
-    def __call__(self) -> None:
-        is_first = self._first is not None and not self.calls
-        self._clock.now += self._first if is_first and self._first is not None else self._seconds
-        self.calls += 1
-
-
 @pytest.fixture
 def takes(clock):
-    """A step that takes so many seconds of the made-up clock, and counts its calls."""
+    """A step that takes so many seconds of the made-up clock, the first call perhaps others."""
 
     def make(seconds: float, first: float | None = None):
-        return Step(clock, seconds, first)
+        times = itertools.chain([seconds if first is None else first], itertools.repeat(seconds))
+        return Mock(side_effect=lambda: setattr(clock, "now", clock.now + next(times)))
 
     return make

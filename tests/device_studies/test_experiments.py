@@ -9,19 +9,17 @@ from tests.device_studies.conftest import fact, measured
 
 
 class TestRegistry:
-    def test_unknown_name_says_what_there_is(self):
-        with pytest.raises(
-            StudyError, match=r"unknown experiment 'small-network'.*did you mean 'small-networks'"
-        ):
-            create("small-network")
-
-    @pytest.mark.parametrize(("parameters", "message"), [
-        ({"width": [10]}, "unknown parameter 'width'|width"),
-        ({"widths": [0]}, "widths"), ({"nothing": 1}, "unknown parameter 'nothing'"),
+    @pytest.mark.parametrize(("name", "parameters", "message"), [
+        ("small-network", {}, r"unknown experiment 'small-network'.*did you mean 'small-networks'"),
+        ("small-networks", {"width": [10]}, "unknown parameter 'width'|width"),
+        ("small-networks", {"widths": [0]}, "widths"),
+        ("small-networks", {"nothing": 1}, "unknown parameter 'nothing'"),
+        ("kernel-choices", {"layers": ["LeNet"]}, "layers"),
+        ("lstm-fused", {"precisions": ["float8"]}, "precisions"),
     ])  # fmt: skip
-    def test_wrong_parameter_is_an_error_that_names_it(self, parameters, message):
+    def test_wrong_name_or_parameter_is_an_error_that_names_it(self, name, parameters, message):
         with pytest.raises(StudyError, match=message):
-            create("small-networks", parameters)
+            create(name, parameters)
 
     def test_parameters_are_plain_values(self):
         values = parameters_of(create("small-networks", {"widths": [10, 20]}))
@@ -29,7 +27,7 @@ class TestRegistry:
 
 
 class TestSmallNetworks:
-    def test_point_of_two_sweeps_is_measured_once(self):
+    def test_point_of_two_sweeps_is_measured_once_captured_on_the_gpu_alone(self):
         points = SmallNetworks().points()
         keys = [tuple(sorted(point.items(), key=str)) for point in points]
         assert len(keys) == len(set(map(str, keys)))
@@ -38,14 +36,8 @@ class TestSmallNetworks:
         }
         # 6 x 5 widths and batches, 5 further depths, 5 further inputs, 4 pairs
         assert (len(networks), len(points)) == (30 + 5 + 5 + 8, len(networks) * 5)
-
-    def test_captured_steps_are_for_the_gpu_alone(self):
-        captured = [point for point in SmallNetworks().points() if point["step"] == "captured"]
-        assert {point["only_device"] for point in captured} == {"cuda"}
-
-    def test_all_points_have_the_same_variables(self):
-        points = [set(point) - {"only_device", "threads"} for point in SmallNetworks().points()]
-        assert all(keys == points[0] for keys in points)
+        assert {point["only_device"] for point in points if point["step"] == "captured"} == {"cuda"}
+        assert len({frozenset(set(point) - {"only_device", "threads"}) for point in points}) == 1
 
     @pytest.mark.parametrize("parameters", [10_000, pytest.param(1_000_000, marks=pytest.mark.quality)])
     def test_networks_that_are_compared_have_equal_parameters(self, parameters):
@@ -77,10 +69,8 @@ class TestNetworks:
         assert [(p["model"], p["threads"], p["only_device"]) for p in points] == asked
 
     def test_study_can_set_the_reduced_batch(self):
-        (point,) = create(
-            "cpu-threads", {"threads": [1], "networks": ["lstm"], "batches": {"lstm": 3}}
-        ).points()
-        assert point["batch"] == 3
+        parameters = {"threads": [1], "networks": ["lstm"], "batches": {"lstm": 3}}
+        assert [point["batch"] for point in create("cpu-threads", parameters).points()] == [3]
 
     def test_every_network_stands_at_every_batch(self):
         points = create("batch-sizes").points()

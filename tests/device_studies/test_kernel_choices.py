@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from scaling.device_studies import convolutions
-from scaling.device_studies.base import LeftOutError, create
+from scaling.device_studies.base import LeftOutError
 from scaling.device_studies.convolutions import (
     CAP_VARIABLE,
     LAYERS,
@@ -19,7 +19,6 @@ from scaling.device_studies.convolutions import (
     multiplying,
 )
 from scaling.device_studies.kernel_choices import MATMUL_CHOICES, KernelChoices
-from scaling.errors import StudyError
 from tests.device_studies.conftest import CPU, SHORT, fact, phases
 
 TINY = Layer(inputs=3, outputs=4, size=9, kernel=3, stride=1, padding=1)
@@ -34,19 +33,14 @@ class TestProducts:
         return list(experiment.measure(point, CPU, SHORT))
 
     @pytest.mark.parametrize("choice", MATMUL_CHOICES)
-    def test_every_way_to_read_gives_the_product(self, choice):
+    def test_every_way_to_read_gives_the_product_and_a_copy_is_timed_apart(self, choice):
         rows = self.rows(choice)
         assert fact(rows, "error") < 1e-6
         assert fact(rows, "flop") == 2 * 24 * 32 * 40
+        assert phases(rows) == ["step"] + ["transpose"] * (choice == "transpose-first")
 
-    def test_copy_is_timed_apart_where_there_is_one(self):
-        assert phases(self.rows("transpose-first")) == ["step", "transpose"]
-        assert phases(self.rows("transposed")) == ["step"]
-
-    def test_bfloat16_is_less_exact(self):
+    def test_bfloat16_is_less_exact_and_cpu_has_no_tf32(self):
         assert 1e-4 < fact(self.rows("transposed", "bfloat16"), "error") < 1e-1
-
-    def test_cpu_has_no_tf32(self):
         with pytest.raises(LeftOutError, match="TF32"):
             self.rows("transposed", "tf32")
 
@@ -130,20 +124,13 @@ class TestApart:
         assert (first, len(calls)) == (second, 1)
 
 
-class TestPoints:
-    def test_limits_are_for_the_gpu_alone_and_come_with_no_limit(self):
-        capped = [p for p in KernelChoices().points() if p["choice"] == "older-interface"]
-        assert {p["workspace_cap"] for p in capped} == {"none", "1 MiB", "64 MiB"}
-        assert {p["only_device"] for p in capped} == {"cuda"}
-        assert not [p for p in KernelChoices(caps_mib=()).points() if p["choice"] == "older-interface"]
-
-    def test_no_point_is_twice_there(self):
-        points = KernelChoices().points()
-        assert len({tuple(sorted(p.items())) for p in points}) == len(points)
-
-    def test_unknown_layer_is_refused(self):
-        with pytest.raises(StudyError, match="layers"):
-            create("kernel-choices", {"layers": ["LeNet"]})
+def test_no_point_is_twice_there_and_limits_are_for_the_gpu_alone_and_come_with_no_limit():
+    points = KernelChoices().points()
+    assert len({tuple(sorted(p.items())) for p in points}) == len(points)
+    capped = [p for p in points if p["choice"] == "older-interface"]
+    assert {p["workspace_cap"] for p in capped} == {"none", "1 MiB", "64 MiB"}
+    assert {p["only_device"] for p in capped} == {"cuda"}
+    assert not [p for p in KernelChoices(caps_mib=()).points() if p["choice"] == "older-interface"]
 
 
 def test_multiplying_puts_the_settings_back():

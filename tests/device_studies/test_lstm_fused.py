@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from scaling.device_studies import lstm_training
-from scaling.device_studies.base import create
 from scaling.device_studies.lstm_fused import LstmFused
 from scaling.device_studies.lstm_training import (
     IMPLEMENTATIONS,
@@ -15,8 +14,7 @@ from scaling.device_studies.lstm_training import (
     image_rows,
     temporal_order,
 )
-from scaling.errors import StudyError
-from tests.device_studies.conftest import CPU, SHORT, fact, measured
+from tests.device_studies.conftest import CPU, SHORT, fact, measured, phases
 
 SMALL = {"width": 8, "accuracy_width": 8, "length": 12, "real": "digits"}
 SMALL |= {"train_samples": 256, "test_samples": 64}
@@ -27,26 +25,18 @@ def classifier(implementation, seed=3):
     return SequenceClassifier(implementation, 5, 8, 4).double()
 
 
-class TestImplementations:
-    @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-    def test_all_compute_the_same_from_the_same_seed(self, implementation):
-        sequence = torch.randn(6, 7, 5, dtype=torch.float64)
-        expected = classifier("fused")(sequence)
-        torch.testing.assert_close(classifier(implementation)(sequence), expected, rtol=1e-12, atol=1e-12)
-
-    @pytest.mark.parametrize("implementation", ["elementary", "cell"])
-    def test_gradients_are_the_same_too(self, implementation):
-        sequence = torch.randn(6, 7, 5, dtype=torch.float64)
-        gradients = []
-        for one in (implementation, "fused"):
-            network = classifier(one)
-            network(sequence).square().sum().backward()
-            gradients.append([parameter.grad for parameter in network.parameters()])
-        torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
-
-    def test_another_seed_gives_other_weights(self):
-        sequence = torch.randn(6, 7, 5, dtype=torch.float64)
-        assert not torch.allclose(classifier("fused", 3)(sequence), classifier("fused", 4)(sequence))
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_all_compute_the_same_with_the_same_gradients_from_the_same_seed(implementation):
+    sequence, found = torch.randn(6, 7, 5, dtype=torch.float64), []
+    for one in (implementation, "fused"):
+        network = classifier(one)
+        output = network(sequence)
+        output.square().sum().backward()
+        found.append((output, [parameter.grad for parameter in network.parameters()]))
+    (output, gradients), (expected, others) = found
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, others, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(classifier("fused", 4)(sequence), expected), "another seed"
 
 
 class TestPrecision:
@@ -82,15 +72,12 @@ class TestTasks:
     def test_class_of_a_synthetic_sequence_is_told_by_its_two_marks_in_order(self):
         task = temporal_order(16, 500, 100)
         for sequence, target in zip(task.inputs.argmax(2), task.targets, strict=True):
-            marks = [int(symbol) - 4 for symbol in sequence if symbol >= 4]
-            assert (len(marks), 2 * marks[0] + marks[1]) == (2, target)
+            (first, one), (second, other) = [
+                (at, int(own) - 4) for at, own in enumerate(sequence) if own >= 4
+            ]
+            assert 2 * one + other == target
+            assert 4 <= first < 8 <= second < 12, "apart, and neither first nor last"
         assert set(task.targets.tolist()) == {0, 1, 2, 3}
-
-    def test_marks_are_apart_and_neither_first_nor_last(self):
-        places = [
-            row.nonzero().flatten().tolist() for row in temporal_order(16, 200, 1).inputs.argmax(2) >= 4
-        ]
-        assert all(4 <= first < 8 <= second < 12 for first, second in places)
 
     def test_held_out_sequences_are_others(self):
         task = temporal_order(24, 50, 50)
@@ -120,14 +107,8 @@ class TestPoints:
         trained = [p for p in points if (p["width"], p["batch"]) == (4, 8)]
         assert {p["task"] for p in trained} == {"temporal-order", "digits-rows"}
         assert {p["task"] for p in points if p not in trained} == {"digits-rows"}
-
-    def test_a_speed_that_is_that_of_the_accuracy_is_one_point(self):
         same = {"batches": (8,), "width": 4, "accuracy_batch": 8, "accuracy_width": 4}
-        assert len(LstmFused(real="digits", **same).points()) == 9 * 2
-
-    def test_unknown_precision_is_refused(self):
-        with pytest.raises(StudyError, match="precisions"):
-            create("lstm-fused", {"precisions": ["float8"]})
+        assert len(LstmFused(real="digits", **same).points()) == 9 * 2, "one speed is that of the accuracy"
 
 
 class TestMeasure:
@@ -136,17 +117,13 @@ class TestMeasure:
         **{"width": 8, "batch": 16},
     }
 
-    def test_three_phases_and_the_accuracy_of_every_seed(self):
+    def test_three_phases_and_the_accuracy_of_every_seed_at_its_batch_alone(self):
         rows = measured(LstmFused(**SMALL, accuracy_batch=16, steps=3, seeds=(1, 2)), self.point)
-        phases = [row["phase"] for row in rows if "phase" in row]
-        assert list(dict.fromkeys(phases)) == ["step", "evaluate", "predict"]
+        assert phases(rows) == ["step", "evaluate", "predict"]
         scores = fact(rows, "accuracy_by_seed")
         assert (len(scores), fact(rows, "accuracy")) == (2, pytest.approx(sum(scores) / 2))
-        assert fact(rows, "samples") == 16
-
-    def test_accuracy_belongs_to_its_batch_alone(self):
-        rows = measured(LstmFused(**SMALL, accuracy_batch=8, steps=3), self.point)
-        assert (fact(rows, "accuracy"), fact(rows, "samples")) == (None, 16)
+        other = measured(LstmFused(**SMALL, accuracy_batch=8, steps=3), self.point)
+        assert (fact(other, "accuracy"), fact(rows, "samples"), fact(other, "samples")) == (None, 16, 16)
 
     def test_accuracy_does_not_depend_on_the_implementation_in_float64(self):
         experiment = LstmFused(**SMALL, accuracy_batch=16, steps=10, seeds=(1,), learning_rate=0.01)
