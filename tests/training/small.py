@@ -7,20 +7,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scaling.process_group import Group
+from scaling.aggregators.registry import create
+from scaling.measure.clock import MonotonicClock
+from scaling.process_group import Group, run_in_process
 from scaling.runtime.workers import Workers
+from scaling.training.compute import FLOAT32, Compute
+from scaling.training.convergence import TrainingPlan, train
+from scaling.training.layered import LayeredStep
+from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.overlapped import OverlappedStep
-from scaling.training.replica import Replica
+from scaling.training.replica import FlatReplica, Replica
+from scaling.training.step import EagerStep
+from scaling.workloads.digits import Digits
 
 CPU = torch.device("cpu")
+SGD = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
+OPTIMIZERS = {"sgd": SGD, "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True)}
+BUCKETS_MB = [1e-6, 1e-3, 100.0]
+"""A bucket a tensor, some, and one."""
 Batch = tuple[Tensor, Tensor]
 
 
-def perceptron(*sizes: int) -> nn.Sequential:
+def perceptron(*sizes: int, seed: int = 0) -> nn.Sequential:
     """Linear layers between layers of these sizes, and ReLUs; the same each time."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     layers = [part for pair in itertools.pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
+
+
+def normalised(*sizes: int, dropout: float = 0.0) -> nn.Sequential:
+    """The same with batch normalisation and dropout behind the first layer."""
+    first, *others = perceptron(*sizes)
+    return nn.Sequential(first, nn.BatchNorm1d(sizes[1]), nn.Dropout(dropout), *others)
 
 
 def batch_of(seed: int | torch.Generator, size: int = 10, width: int = 12, classes: int = 6) -> Batch:
@@ -30,9 +48,10 @@ def batch_of(seed: int | torch.Generator, size: int = 10, width: int = 12, class
     return inputs, torch.randint(classes, (size,), generator=generator)
 
 
-def batch(rank: int, number: int) -> Batch:
+def batch(rank: int, number: int, device: torch.device | str = CPU) -> Batch:
     """Of a rank in a step."""
-    return batch_of(100 * number + rank)
+    inputs, targets = batch_of(100 * number + rank)
+    return inputs.to(device), targets.to(device)
 
 
 def batches(rank: int, count: int) -> list[Batch]:
@@ -53,6 +72,29 @@ def flat(module: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
+def relative_difference(one: list[float], other: list[float]) -> float:
+    """The largest."""
+    a, b = (torch.tensor(values, dtype=torch.float64) for values in (one, other))
+    return ((a - b).abs() / b.abs()).max().item()
+
+
+def _chosen(module: nn.Module, named: Any, compute: Compute = FLOAT32) -> tuple[FlatReplica, Any]:
+    return FlatReplica(module, compute=compute), create(named) if isinstance(named, str) else named
+
+
+def eager(
+    module: nn.Module, named: Any, settings: Any, group: Any, *gradients: Any, compute=FLOAT32, **own: Any
+) -> EagerStep:
+    """With an aggregator, or one that is named."""
+    return EagerStep(*_chosen(module, named, compute), settings, group, *gradients, **own)
+
+
+def layered(
+    module: nn.Module, named: Any, settings: Any, group: Any, *gradients: Any, compute=FLOAT32, **own: Any
+) -> LayeredStep:
+    return LayeredStep(*_chosen(module, named, compute), settings, group, *gradients, **own)
+
+
 def overlapped(
     module: nn.Module, aggregator: Any, settings: Any, group: Any, example: Batch, **options: Any
 ) -> OverlappedStep:
@@ -60,6 +102,21 @@ def overlapped(
     return OverlappedStep(
         Replica(module), aggregator, settings, group, inputs=inputs, targets=targets, **options
     )
+
+
+def trained_on_digits(
+    world_size: int, named: Any, settings: Any, plan: TrainingPlan, hidden: int = 16, seed=0, **own: Any
+) -> list[tuple[list[dict[str, Any]], Tensor]]:
+    """Of each rank the rows of a perceptron's training between threads, and its last parameters."""
+    splits = Digits().load(Digits().shape(None), 0, 0)
+
+    def work(group: Group) -> tuple[list[dict[str, Any]], Tensor]:
+        module = nn.Sequential(nn.Flatten(), *perceptron(64, hidden, 10, seed=seed))
+        step, clock = eager(module, named, settings, group), MonotonicClock()
+        rows = train(step, splits.train, splits.test, plan, group, clock, lambda seconds: seconds, **own)
+        return list(rows), step.replica.parameters
+
+    return run_in_process(world_size, work)
 
 
 def all_of(*scenarios: Callable[[Any], Any]) -> Callable[[Workers], dict[str, Any]]:

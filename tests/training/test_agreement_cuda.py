@@ -11,18 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scaling.aggregators.registry import create
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
 from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep
 from scaling.training.optimizers import SgdSettings
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from scaling.workloads.base import Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from scaling.workloads.sampling import epoch_batches, shard
 from tests.ranks import as_rank
+from tests.training.small import SGD, eager, relative_difference
 
 EAGER = ("all_reduce", "ring", "tree", "host_parallel")
 CAPTURED = EAGER[:-1]
@@ -58,7 +56,7 @@ class Recipe:
 
 RECIPES = {
     "fcn-r": Recipe(fcn_r, SgdSettings(learning_rate=0.05)),
-    "convolutional, sync": Recipe(convolutional, SgdSettings(0.05, momentum=0.9, weight_decay=1e-4)),
+    "convolutional, sync": Recipe(convolutional, SGD),
 }
 
 
@@ -78,8 +76,7 @@ def trained(
     """Every step's loss over the global batch, and a digest of this rank's last parameters."""
     torch.manual_seed(0)
     module = synchronized(recipe.build().to(split.inputs.device), group)
-    replica = FlatReplica(module)
-    step: Any = EagerStep(replica, create(aggregator), recipe.settings, group, capturable=captured)
+    step: Any = eager(module, aggregator, recipe.settings, group, capturable=captured)
     epochs = -(-NUM_STEPS * GLOBAL_BATCH // len(split))
     orders = [epoch_batches(len(split), GLOBAL_BATCH, 0, epoch) for epoch in range(1, epochs + 1)]
     own = shard(torch.cat(orders)[:NUM_STEPS], group.rank, group.world_size).to(split.inputs.device)
@@ -131,12 +128,6 @@ def found(rank, key):
     return rank[key]
 
 
-def largest_difference(one: list[float], other: list[float]) -> float:
-    """Relative."""
-    a, b = (torch.tensor(values, dtype=torch.float64) for values in (one, other))
-    return ((a - b).abs() / b.abs()).max().item()
-
-
 @pytest.mark.parametrize("network", RECIPES)
 def test_training_is_long_enough_and_learns(alone, network):
     losses = found(alone[0], f"{network}, {REFERENCE}")["losses"]
@@ -151,7 +142,7 @@ class TestExactAggregators:
         expected = found(alone[0], f"{network}, {REFERENCE}")["losses"]
         for rank in ranks:
             losses = found(rank, f"{network}, {way}, {aggregator}")["losses"]
-            assert largest_difference(losses, expected) < 1e-5
+            assert relative_difference(losses, expected) < 1e-5
 
     def test_parameters_are_the_same_bits_on_all_ranks(self, ranks, network, way, aggregator):
         assert len({found(rank, f"{network}, {way}, {aggregator}")["digest"] for rank in ranks}) == 1

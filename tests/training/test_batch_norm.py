@@ -7,17 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.aggregators.registry import create
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.batch_norm import has_batch_norm, synchronized
-from scaling.training.optimizers import SgdSettings
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from scaling.workloads.digits import Digits
 from scaling.workloads.sampling import epoch_batches, shard
+from tests.training.small import SGD, eager, relative_difference
 
 NUM_STEPS = 100
-SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
 
 
 def network(normalised: bool = True) -> nn.Module:
@@ -38,7 +34,7 @@ def trained(world_size: int, batch_norm: str, aggregator: str = "all_reduce") ->
         module = network(batch_norm != "without")
         if batch_norm == "sync":
             module = synchronized(module, group)
-        step = EagerStep(FlatReplica(module), create(aggregator), SETTINGS, group)
+        step = eager(module, aggregator, SGD, group)
         own = shard(batches, group.rank, group.world_size)
         losses = torch.stack([step(split.inputs[samples], split.targets[samples]) for samples in own])
         group.all_reduce(losses)
@@ -46,11 +42,6 @@ def trained(world_size: int, batch_norm: str, aggregator: str = "all_reduce") ->
         return [*(losses / group.world_size).tolist(), statistics]
 
     return run_in_process(world_size, work)
-
-
-def largest_difference(one: list[float], other: list[float]) -> float:
-    a, b = (torch.tensor(values, dtype=torch.float64) for values in (one, other))
-    return ((a - b).abs() / b.abs()).max().item()
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -62,12 +53,12 @@ class TestAgreement:
         (alone,) = trained(1, batch_norm)
         for losses in trained(world_size, batch_norm, aggregator):
             # With the running statistics, at the end.
-            assert largest_difference(losses[:NUM_STEPS], alone[:NUM_STEPS]) < 1e-5
+            assert relative_difference(losses[:NUM_STEPS], alone[:NUM_STEPS]) < 1e-5
             assert losses[-1] == pytest.approx(alone[-1], rel=1e-5)
 
     def test_statistics_of_each_replica_make_another_training(self, world_size):
         (alone,) = trained(1, "replica")
-        assert largest_difference(trained(world_size, "replica")[0][:NUM_STEPS], alone[:NUM_STEPS]) > 1e-3
+        assert relative_difference(trained(world_size, "replica")[0][:NUM_STEPS], alone[:NUM_STEPS]) > 1e-3
 
 
 def test_one_worker_trains_the_same_bits_either_way():
@@ -89,8 +80,7 @@ class TestOneLayer:
 
         def work(group: InProcessGroup) -> tuple[torch.Tensor, ...]:
             module = synchronized(copy.deepcopy(layer), group)
-            output, of_input, *others = passed(module, slice(0, 3) if group.rank == 0 else slice(3, 8))
-            return output, of_input, *others
+            return passed(module, slice(0, 3) if group.rank == 0 else slice(3, 8))
 
         first, second = run_in_process(2, work)
         num_gradients = len(list(layer.parameters()))

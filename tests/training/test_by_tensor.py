@@ -13,18 +13,14 @@ from scaling.training import step_check
 from scaling.training.by_tensor import ByTensorStep
 from scaling.training.compute import Compute
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings
-from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.step_check import FIRST_STEPS, StepCheck
-from tests.training.small import shared_batches
+from tests.training import small
+from tests.training.small import OPTIMIZERS, SGD, shared_batches
 from tests.waiting import wait_until
 
 NAMES = ("mxnet_device", "mxnet_local")
-SETTINGS = {
-    "sgd": SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4),
-    "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True),
-}
 TREATMENTS = {"": AS_THEY_ARE, "clipped": GradientSettings(clip_norm=0.05)}
 NUM_STEPS, NUM_TENSORS = 4, 6
 
@@ -48,12 +44,12 @@ def batches(group):
 
 def by_tensor(group, name="mxnet_device", settings="sgd", treatment="", accumulate=1, module=None):
     replica = FlatReplica(module or Net(), compute=Compute(accumulate=accumulate), by_tensor=True)
-    return ByTensorStep(replica, create(name), SETTINGS[settings], group, TREATMENTS[treatment])
+    return ByTensorStep(replica, create(name), OPTIMIZERS[settings], group, TREATMENTS[treatment])
 
 
 def eager(group, name="mxnet_device", settings="sgd", treatment="", accumulate=1):
-    replica = FlatReplica(Net(), compute=Compute(accumulate=accumulate))
-    return EagerStep(replica, create(name), SETTINGS[settings], group, TREATMENTS[treatment])
+    compute = Compute(accumulate=accumulate)
+    return small.eager(Net(), name, OPTIMIZERS[settings], group, TREATMENTS[treatment], compute=compute)
 
 
 def trained(step, group) -> list[torch.Tensor]:
@@ -95,7 +91,7 @@ class TestSameTraining:
             assert set(one) == set(other)
             assert all(torch.equal(one[tensor], other[tensor]) for tensor in one)
 
-    @pytest.mark.parametrize("settings", SETTINGS)
+    @pytest.mark.parametrize("settings", OPTIMIZERS)
     def test_training_is_the_exact_steps_to_rounding(self, name, world_size, settings):
         exact = run_in_process(world_size, lambda group: trained(eager(group, "all_reduce", settings), group))
         seen = run_in_process(world_size, lambda group: trained(by_tensor(group, name, settings), group))
@@ -145,7 +141,7 @@ def test_its_exchanges_and_updates_pass_the_checks_of_a_run(monkeypatch, name):
     monkeypatch.setattr(step_check, "MAX_SECONDS", float("inf"))
 
     def work(group):
-        check = StepCheck(by_tensor(group, name), create(name), SETTINGS["sgd"], group)
+        check = StepCheck(by_tensor(group, name), create(name), SGD, group)
         check.steps(batches(group), FIRST_STEPS)
         return check.findings.as_dict()
 
@@ -246,7 +242,7 @@ def test_an_error_in_the_backward_pass_leaves_no_exchange_behind():
 def test_on_a_gpu_it_trains_as_the_eager_step(name):
     def work(group, make):
         replica = FlatReplica(Net().cuda(), by_tensor=make is ByTensorStep)
-        step = make(replica, create(name), SETTINGS["sgd"], group)
+        step = make(replica, create(name), SGD, group)
         return [step(*(values.cuda() for values in batch)).item() for batch in batches(group)]
 
     (expected,) = run_in_process(1, lambda group: work(group, EagerStep))

@@ -1,65 +1,62 @@
-"""The captured step is the eager one's training; on a GPU only."""
+"""The captured step is the eager one's training, at a rate that can be set, and is resumed; on a GPU only."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from scaling.aggregators.registry import create
 from scaling.errors import LaunchError
 from scaling.measure.clock import clock_for, graphs_can_be_marked
 from scaling.measure.phases import PhaseRecorder
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
-from scaling.training.optimizers import SgdSettings
-from scaling.training.replica import FlatReplica
+from scaling.training.checkpoint import Checkpoint, Target
+from scaling.training.convergence import TrainingProgress
 from scaling.training.step import EagerStep, TrainingStep
+from tests.training import small
+from tests.training.small import SGD, batch, normalised
 
-SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
 NUM_STEPS = 6
+RATES = [0.05, 0.1, 0.0, 0.02]
 
 marks_graphs = pytest.mark.skipif(
     torch.cuda.is_available() and not graphs_can_be_marked(), reason="needs torch 2.8"
 )
 
 
-def network(*, dropout: bool = False) -> nn.Module:
-    """With statistics of batch normalisation."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(12, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 6)]
-    return nn.Sequential(*layers[:3], nn.Dropout(0.3 if dropout else 0.0), layers[3])
-
-
-def batch(number: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(number)
-    inputs, targets = torch.randn((10, 12), generator=generator), torch.randint(6, (10,), generator=generator)
-    return inputs.to(device), targets.to(device)
-
-
 def test_on_a_cpu_it_is_refused():
     def work(group: InProcessGroup) -> None:
-        eager = EagerStep(FlatReplica(network()), create("none"), SETTINGS, group)
-        CapturedStep(eager, *batch(0, "cpu"), group)
+        CapturedStep(small.eager(normalised(12, 40, 6), "none", SGD, group), *batch(0, 0), group)
 
     with pytest.raises(LaunchError, match="step: captured needs CUDA, the ranks compute on cpu"):
         run_in_process(1, work)
 
 
 def eager(
-    group: InProcessGroup, module: nn.Module, aggregator: str, *, capturable: bool = False
+    group: InProcessGroup, aggregator: str, *, dropout: float = 0.0, capturable: bool = False
 ) -> EagerStep:
-    return EagerStep(FlatReplica(module.cuda()), create(aggregator), SETTINGS, group, capturable=capturable)
+    module = normalised(12, 40, 6, dropout=dropout).cuda()
+    return small.eager(module, aggregator, SGD, group, capturable=capturable)
 
 
-def captured(group: InProcessGroup, module: nn.Module, aggregator: str) -> CapturedStep:
-    step = eager(group, module, aggregator, capturable=True)
-    return CapturedStep(step, *batch(99, "cuda"), group)
+def captured(group: InProcessGroup, aggregator: str, *, dropout: float = 0.0) -> CapturedStep:
+    return CapturedStep(
+        eager(group, aggregator, dropout=dropout, capturable=True), *batch(0, 99, "cuda"), group
+    )
 
 
 def losses(step: TrainingStep, numbers: Sequence[int] = range(NUM_STEPS)) -> list[float]:
-    return [step(*batch(number, "cuda")).item() for number in numbers]
+    return [step(*batch(0, number, "cuda")).item() for number in numbers]
+
+
+def losses_at(step: TrainingStep, rates: Sequence[float]) -> list[float]:
+    """Each step with a rate of its own."""
+    seen = []
+    for number, rate in enumerate(rates):
+        step.set_learning_rate(rate)
+        seen += losses(step, [number])
+    return seen
 
 
 def alone(work: Callable[[InProcessGroup], Any]) -> Any:
@@ -67,22 +64,46 @@ def alone(work: Callable[[InProcessGroup], Any]) -> Any:
     return run_in_process(1, work)[0]
 
 
+@pytest.mark.gpu
 class TestOnAGpu:
-    pytestmark = pytest.mark.gpu
-
     @pytest.mark.parametrize("aggregator", ["none", "all_reduce", "ring"])
     def test_losses_are_the_eager_steps(self, aggregator):
-        expected = alone(lambda group: losses(eager(group, network(), aggregator)))
-        seen = alone(lambda group: losses(captured(group, network(), aggregator)))
+        expected = alone(lambda group: losses(eager(group, aggregator)))
+        seen = alone(lambda group: losses(captured(group, aggregator)))
         assert seen == pytest.approx(expected, rel=1e-5)
         assert len(set(seen)) == NUM_STEPS
 
+    def test_rate_is_set_from_step_to_step(self):
+        expected, seen = (
+            alone(lambda group, make=make: losses_at(make(group, "all_reduce"), RATES * 2))
+            for make in (eager, captured)
+        )
+        assert seen == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("aggregator", ["all_reduce", "ring"])
+    def test_resumed_training_has_the_bits_of_an_uncut_one(self, aggregator):
+        device = torch.device("cuda", torch.cuda.current_device())
+
+        def work(group: InProcessGroup) -> tuple[list[float], list[float]]:
+            step = captured(group, aggregator, dropout=0.3)
+            losses_at(step, RATES)
+            target = Target.of(step.replica.module, "cell", rank=0, world_size=1)
+            content = Checkpoint.of(step, TrainingProgress(1, 1.0), [], device).to_bytes(target)
+            uncut = losses_at(step, RATES)
+            other = captured(group, aggregator, dropout=0.3)
+            Checkpoint.from_bytes(content, target).restore(other, device)
+            return uncut, losses_at(other, RATES)
+
+        uncut, resumed = alone(work)
+        assert resumed == uncut
+
     def test_capturing_leaves_the_model_and_the_random_state_as_they_were(self):
         def work(group: InProcessGroup) -> None:
-            module, expected = network(dropout=True), network(dropout=True).state_dict()  # these seed anew
+            step = eager(group, "all_reduce", dropout=0.3, capturable=True)
+            expected = normalised(12, 40, 6).state_dict()
             torch.cuda.manual_seed(7)
             random_state = torch.cuda.get_rng_state()
-            step = captured(group, module, "all_reduce")
+            step = CapturedStep(step, *batch(0, 99, "cuda"), group)
             for name, value in expected.items():
                 assert torch.equal(step.replica.module.state_dict()[name].cpu(), value), name
             assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -94,7 +115,7 @@ class TestOnAGpu:
 
         def after_one(make) -> torch.Tensor:
             def work(group: InProcessGroup) -> torch.Tensor:
-                step = make(group, network(), "none")
+                step = make(group, "none")
                 losses(step, [0])
                 return step.replica.parameters.cpu().clone()
 
@@ -105,27 +126,25 @@ class TestOnAGpu:
     @marks_graphs
     def test_training_goes_on_the_same_after_it_is_made_ready_for_split_steps(self):
         def work(group: InProcessGroup) -> list[float]:
-            step = captured(group, network(), "all_reduce")
+            step = captured(group, "all_reduce")
             first = losses(step, range(3))
             assert step.prepare_profiled(PhaseRecorder(clock_for(torch.device("cuda"))))
             return first + losses(step, range(3, NUM_STEPS))
 
-        expected = alone(lambda group: losses(eager(group, network(), "all_reduce")))
-        assert alone(work) == pytest.approx(expected, rel=1e-5)
+        assert alone(work) == pytest.approx(alone(lambda group: losses(eager(group, "all_reduce"))), rel=1e-5)
 
     @marks_graphs
     def test_split_steps_know_the_phases_in_the_graph(self):
         def work(group: InProcessGroup) -> None:
             recorder = PhaseRecorder(clock_for(torch.device("cuda")))
-            step = captured(group, network(), "all_reduce")
+            step = captured(group, "all_reduce")
             step.prepare_profiled(recorder)
             assert step.settle_profiled
             for number in range(3):
                 with recorder.step(profiled=True) as marks:
-                    step(*batch(number, "cuda"), marks)
+                    step(*batch(0, number, "cuda"), marks)
                 (sample,) = recorder.take()
-                phases = [phase for phase, *_ in sample.spans]
-                assert phases == ["input", "forward", "backward", "update"]
+                assert [phase for phase, *_ in sample.spans] == ["input", "forward", "backward", "update"]
                 ends = [at_s for _, _, start, stop in sample.spans for at_s in (start, stop)]
                 assert ends == sorted(ends)
                 assert ends[-1] <= sample.step_s + 1e-6

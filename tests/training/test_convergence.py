@@ -6,17 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.aggregators.registry import create
-from scaling.measure.clock import MonotonicClock, clock_for
+from scaling.measure.clock import clock_for
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training import convergence
 from scaling.training.convergence import TrainingPlan, TrainingProgress, evaluate, train
 from scaling.training.learning_rate import LearningRate
 from scaling.training.optimizers import SgdSettings
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from scaling.workloads.base import Split
 from scaling.workloads.digits import Digits
+from tests.training.small import CPU, eager, perceptron, trained_on_digits
 
 NUM_CLASSES = 5
 
@@ -51,8 +49,7 @@ def classes(*shape: int) -> torch.Tensor:
 def test_loss_and_accuracy_are_over_all_targets_whatever_the_chunks(shape, world_size, monkeypatch):
     inputs, targets = classes(*shape), classes(*shape).clone()
     targets[0] = (targets[0] + 1) % NUM_CLASSES  # one image of 11, or one line of 11
-    logits = Table()(inputs).flatten(0, -2)
-    loss = nn.functional.cross_entropy(logits, targets.flatten()).item()
+    loss = nn.functional.cross_entropy(Table()(inputs).flatten(0, -2), targets.flatten()).item()
     for chunk in (convergence.EVALUATION_BATCH, 2):
         monkeypatch.setattr(convergence, "EVALUATION_BATCH", chunk)
         for found in evaluated(Split(inputs, targets), world_size):
@@ -69,17 +66,9 @@ def test_one_wrong_token_is_one_of_all():
 
 @cache
 def trained(world_size: int, augmented: bool, rate: float = 0.05, after: int = 0) -> list[dict]:
-    splits = Digits().load(Digits().shape(None), 0, 0)
     plan = TrainingPlan(100, 3, seed=1, learning_rate=LearningRate(rate), augmented=augmented)
-
-    def work(group: InProcessGroup) -> list[dict]:
-        torch.manual_seed(0)
-        replica = FlatReplica(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)))
-        step = EagerStep(replica, create("all_reduce"), SgdSettings(7.0, 0.9), group)
-        parts = (step, splits.train, splits.test, plan, group, MonotonicClock(), lambda seconds: seconds)
-        return list(train(*parts, after=TrainingProgress(after, 10.0, 5.0), energy_meter=lambda: lambda: 2.0))
-
-    return run_in_process(world_size, work)[0]
+    metered = {"after": TrainingProgress(after, 10.0, 5.0), "energy_meter": lambda: lambda: 2.0}
+    return trained_on_digits(world_size, "all_reduce", SgdSettings(7.0, 0.9), plan, **metered)[0][0]
 
 
 @pytest.mark.gpu
@@ -93,14 +82,13 @@ def test_samples_in_host_memory_are_the_same_training_on_a_gpu(augmented):
         parts = [Split(one.inputs.to(place), one.targets.to(place)) for one in (loaded.train, loaded.test)]
 
         def work(group: InProcessGroup) -> list[dict]:
-            torch.manual_seed(0)
-            replica = FlatReplica(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).to(device))
-            step = EagerStep(replica, create("all_reduce"), SgdSettings(0.05, 0.9), group)
+            module = nn.Sequential(nn.Flatten(), *perceptron(64, 10)).to(device)
+            step = eager(module, "all_reduce", SgdSettings(0.05, 0.9), group)
             return list(train(step, *parts, plan, group, clock_for(device), lambda seconds: seconds))
 
         return run_in_process(1, work)[0]
 
-    for host, own in zip(rows_from(torch.device("cpu")), rows_from(device), strict=True):
+    for host, own in zip(rows_from(CPU), rows_from(device), strict=True):
         assert {**host, "train_s": 0.0} == {**own, "train_s": 0.0}
 
 

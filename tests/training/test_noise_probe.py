@@ -12,15 +12,14 @@ from scaling.training.by_tensor import ByTensorStep
 from scaling.training.compute import FLOAT32, Compute
 from scaling.training.convergence import TrainingPlan, train
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings
-from scaling.training.layered import LayeredStep
 from scaling.training.local_updates import LocalStep
 from scaling.training.noise_probe import NoiseProbe
 from scaling.training.optimizers import SgdSettings
 from scaling.training.outer_updates import outer_update
 from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from scaling.workloads.base import Split, cross_entropy
-from tests.training.small import batch_of, batches
+from tests.training import small
+from tests.training.small import batch_of, batches, normalised
 
 SETTINGS = SgdSettings(0.05, momentum=0.9)
 LOCAL, COUNT = 10, 6
@@ -32,10 +31,8 @@ def each_second(monkeypatch):
     monkeypatch.setattr(noise_probe, "STRIDE", dict.fromkeys(noise_probe.STRIDE, 2))
 
 
-def network(dropout: float = 0.0) -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Linear(12, 20), nn.BatchNorm1d(20), nn.Dropout(dropout), nn.ReLU(), nn.Linear(20, 6)]
-    return nn.Sequential(*layers)
+def network() -> nn.Module:
+    return normalised(12, 20, 6)
 
 
 def gradient(module: nn.Module, inputs, targets) -> torch.Tensor:
@@ -44,12 +41,12 @@ def gradient(module: nn.Module, inputs, targets) -> torch.Tensor:
 
 
 def eager(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
-    return EagerStep(FlatReplica(network(), compute=compute), aggregator, SETTINGS, group, gradients)
+    return small.eager(network(), aggregator, SETTINGS, group, gradients, compute=compute)
 
 
 def layered(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
-    replica = FlatReplica(network(), compute=compute)
-    return LayeredStep(replica, aggregator, SETTINGS, group, gradients, bucket_mb=1e-3)
+    how = {"bucket_mb": 1e-3, "compute": compute}
+    return small.layered(network(), aggregator, SETTINGS, group, gradients, **how)
 
 
 def by_tensor(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
@@ -81,24 +78,22 @@ def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32,
     return run_in_process(world_size, work)
 
 
-def expected(ranks, number):
-    gradients = torch.cat([own[number] for _, own, _ in ranks])
-    return gradients.square().sum(dim=1).mean().item(), gradients.mean(dim=0).square().sum().item()
+def assert_norms(ranks, rel=1e-4):
+    """What is recorded is the mean of the squared norms of all these gradients, and that of their mean."""
+    recorded = ranks[0][0]
+    for number, *norms in zip(*(recorded[key] for key in ("steps", "small", "big")), strict=True):
+        own = torch.cat([gradients[number] for _, gradients, _ in ranks])
+        wanted = own.square().sum(dim=1).mean().item(), own.mean(dim=0).square().sum().item()
+        assert norms == pytest.approx(wanted, rel=rel)
 
 
 @pytest.mark.parametrize(
     ("name", "make", "source"),
     [
-        ("all_reduce", eager, "delivered"),
-        ("ring", eager, "delivered"),
-        ("ring", layered, "delivered"),
-        ("host_parallel", eager, "delivered"),
-        ("torch_cpu", eager, "exchanged"),
-        ("zero1", eager, "exchanged"),
-        ("mxnet_device", by_tensor, "exchanged"),
-        ("one_bit", eager, "exchanged"),
-        ("top_k", layered, "exchanged"),
-        ("one_bit_momentum", eager, "recomputed"),
+        *((name, eager, "delivered") for name in ("all_reduce", "ring", "host_parallel")),
+        *(("ring", layered, "delivered"), ("mxnet_device", by_tensor, "exchanged")),
+        *((name, eager, "exchanged") for name in ("torch_cpu", "zero1", "one_bit")),
+        *(("top_k", layered, "exchanged"), ("one_bit_momentum", eager, "recomputed")),
     ],
 )
 def test_norms_are_those_of_each_ranks_gradient_and_of_the_exact_mean(name, make, source):
@@ -108,8 +103,7 @@ def test_norms_are_those_of_each_ranks_gradient_and_of_the_exact_mean(name, make
         assert recorded == ranks[0][0]
         assert (recorded["small_batch"], recorded["big_batch"]) == (LOCAL, 3 * LOCAL)
         assert recorded["steps"] == [1, 3, 5]
-        for number, small, big in zip(*(recorded[key] for key in ("steps", "small", "big")), strict=True):
-            assert (small, big) == pytest.approx(expected(ranks, number), rel=1e-4)
+    assert_norms(ranks)
 
 
 @pytest.mark.parametrize(
@@ -123,19 +117,16 @@ def test_norms_are_those_of_each_ranks_gradient_and_of_the_exact_mean(name, make
 )
 def test_gradients_are_looked_at_as_they_were_before(name, make, gradients, steps, rel):
     ranks = probed(2, name, make, gradients=gradients)
-    recorded = ranks[0][0]
-    assert recorded["steps"] == steps
-    for number, small, big in zip(steps, recorded["small"], recorded["big"], strict=True):
-        assert (small, big) == pytest.approx(expected(ranks, number), rel=rel)
+    assert ranks[0][0]["steps"] == steps
+    assert_norms(ranks, rel)
 
 
 @pytest.mark.parametrize(("accumulate", "parts"), [(1, 2), (5, 5)])
 def test_one_worker_compares_parts_of_its_batch(accumulate, parts):
-    ranks = probed(1, "none", compute=Compute(accumulate=accumulate), parts=parts)
-    ((recorded, _, source),) = ranks
+    ranks = ((recorded, _, source),) = probed(1, "none", compute=Compute(accumulate=accumulate), parts=parts)
     assert source == "recomputed"
     assert (recorded["small_batch"], recorded["big_batch"]) == (LOCAL // parts, LOCAL)
-    assert (recorded["small"][0], recorded["big"][0]) == pytest.approx(expected(ranks, 1), rel=1e-4)
+    assert_norms(ranks)
 
 
 def test_several_workers_take_their_batch_in_micro_batches():
@@ -143,9 +134,7 @@ def test_several_workers_take_their_batch_in_micro_batches():
     ranks = probed(2, "one_bit_momentum", compute=Compute(accumulate=5), parts=5)
     recorded = ranks[0][0]
     assert (recorded["small_batch"], recorded["big_batch"]) == (LOCAL, 2 * LOCAL)
-    means = [(None, [own.mean(dim=0, keepdim=True) for own in of_rank[1]], None) for of_rank in ranks]
-    for number, small, big in zip(*(recorded[key] for key in ("steps", "small", "big")), strict=True):
-        assert (small, big) == pytest.approx(expected(means, number), rel=1e-4)
+    assert_norms([(got, [own.mean(dim=0, keepdim=True) for own in parts], None) for got, parts, _ in ranks])
 
 
 class Compilable(nn.Module):
@@ -167,7 +156,7 @@ def test_a_compiled_model_is_not_compiled_again_for_parts():
         return graph.forward
 
     def work(group):
-        step = EagerStep(FlatReplica(Compilable()), create("none"), SETTINGS, group)
+        step = small.eager(Compilable(), "none", SETTINGS, group)
         step.replica.module.compile(backend=backend)
         probe = NoiseProbe(step, create("none"), AS_THEY_ARE, group, LOCAL)
         for number, batch in enumerate(batches(0, COUNT)):

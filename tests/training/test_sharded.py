@@ -14,21 +14,12 @@ from scaling.study.parts import TrainingPart
 from scaling.study.training_cells import check_part
 from scaling.training.compute import Compute
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings
-from scaling.training.layered import LayeredStep
-from scaling.training.optimizers import AdamSettings, SgdSettings
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
-from tests.training.small import perceptron, shared_batches
+from tests.made import WORKLOAD
+from tests.training import small
+from tests.training.small import BUCKETS_MB, OPTIMIZERS, perceptron, shared_batches
 
-OPTIMIZERS = {
-    "sgd": SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4),
-    "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True),
-}
 NUM_STEPS = 5
 CLIPPED = GradientSettings(clip_norm=0.05)
-BUCKETS_MB = [1e-6, 1e-3, 100.0]
-"""A bucket a tensor, some, and one."""
-
 
 network = functools.partial(perceptron, 12, 41, 30, 7)
 
@@ -47,23 +38,17 @@ def live_bytes() -> dict[int, int]:
 
 
 def eager(aggregator, optimizer, gradients=AS_THEY_ARE):
-    chosen = (create(aggregator), OPTIMIZERS[optimizer])
-    return lambda group: trained(EagerStep(FlatReplica(network()), *chosen, group, gradients), group)
+    chosen = (aggregator, OPTIMIZERS[optimizer])
+    return lambda group: trained(small.eager(network(), *chosen, group, gradients), group)
 
 
-def plainly_layered(aggregator, optimizer, group, bucket_mb=1e-3):
-    chosen = (create(aggregator), OPTIMIZERS[optimizer], group)
-    return LayeredStep(FlatReplica(network()), *chosen, bucket_mb=bucket_mb)
+def made(aggregator, optimizer, group, bucket_mb=1e-3, gradients=AS_THEY_ARE, accumulate=1):
+    chosen, compute = (aggregator, OPTIMIZERS[optimizer], group, gradients), Compute(accumulate=accumulate)
+    return small.layered(network(), *chosen, bucket_mb=bucket_mb, compute=compute)
 
 
-def layered(aggregator, optimizer, bucket_mb, gradients=AS_THEY_ARE, accumulate=1):
-    def work(group):
-        replica = FlatReplica(network(), compute=Compute(accumulate=accumulate))
-        settings = OPTIMIZERS[optimizer]
-        step = LayeredStep(replica, create(aggregator), settings, group, gradients, bucket_mb=bucket_mb)
-        return trained(step, group)
-
-    return work
+def layered(aggregator, optimizer, *how, **own):
+    return lambda group: trained(made(aggregator, optimizer, group, *how, **own), group)
 
 
 def assert_same_training(seen, expected):
@@ -116,7 +101,7 @@ def test_each_rank_keeps_its_share_of_the_optimizers_state(world_size):
 @pytest.mark.parametrize(("aggregator", "most"), [("zero1", 6), ("zero2", 0)])
 def test_only_gradients_that_were_not_exchanged_yet_take_memory(aggregator, most):
     def work(group):
-        step = plainly_layered(aggregator, "sgd", group, BUCKETS_MB[0])
+        step = made(aggregator, "sgd", group, BUCKETS_MB[0])
         counts = []
         parameters = step.replica.trainable
 
@@ -133,7 +118,7 @@ def test_only_gradients_that_were_not_exchanged_yet_take_memory(aggregator, most
 
 def test_it_goes_on_from_a_saved_state():
     def work(group):
-        first, second = (plainly_layered("zero2", "adamw", group) for _ in range(2))
+        first, second = (made("zero2", "adamw", group) for _ in range(2))
         trained(first, group)
         second.load_state_dict(first.state_dict())
         return trained(first, group)[0], trained(second, group)[0]
@@ -143,8 +128,7 @@ def test_it_goes_on_from_a_saved_state():
 
 
 def part(**keys) -> TrainingPart:
-    workload = {"model": "mlp", "dataset": "digits", "global_batch": 64}
-    fixed = {"workloads": [workload], "world_sizes": [2], "scaling": "strong"}
+    fixed = {"workloads": [WORKLOAD], "world_sizes": [2], "scaling": "strong"}
     return TrainingPart.model_validate({**fixed, "aggregators": ["zero2"], **keys})
 
 
@@ -168,7 +152,7 @@ def test_combinations_that_shards_allow():
 def test_zero2_keeps_no_gradient_from_one_step_to_the_next(optimizer):
     def work(group):
         before = live_bytes()
-        step = plainly_layered("zero2", optimizer, group)
+        step = made("zero2", optimizer, group)
         parameters, state_bytes = trained(step, group)
         found = sum(size for address, size in live_bytes().items() if address not in before)
         return found - 2 * parameters.nbytes - state_bytes  # one is the copy that `trained` gives

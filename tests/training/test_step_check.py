@@ -23,10 +23,7 @@ from scaling.errors import ExchangeError
 from scaling.process_group import run_in_process
 from scaling.training import exchange_check, step_check, update
 from scaling.training.exchange_check import require_equal, shared_tensors
-from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import AdamSettings, SgdSettings
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
 from tests.training import small
 
@@ -46,19 +43,15 @@ def no_limit(monkeypatch):
 
 
 def network() -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Linear(12, 40), nn.BatchNorm1d(40), nn.Dropout(0.2), nn.ReLU(), nn.Linear(40, 6)]
-    return nn.Sequential(*layers)
+    return small.normalised(12, 40, 6, dropout=0.2)
 
 
 batches = functools.partial(small.batches, count=3)
 
 
 def make(aggregator, group, settings=PLAIN, *, layered=False):
-    replica = FlatReplica(network())
-    if layered:
-        return LayeredStep(replica, aggregator, settings, group, bucket_mb=1e-3)
-    return EagerStep(replica, aggregator, settings, group)
+    chosen = (network(), aggregator, settings, group)
+    return small.layered(*chosen, bucket_mb=1e-3) if layered else small.eager(*chosen)
 
 
 def check(aggregator, world_size=2, settings=PLAIN, *, layered=False, steps_before=0):
